@@ -1,0 +1,190 @@
+"""An open archive: records in execution order, their bytes on demand, the same for every container."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from tensorcap_formats.dtypes import Array, decode
+from tensorcap_formats.errors import TensorNotFoundError, UsageError, no_such_tensor
+from tensorcap_formats.keys import Key, matches
+from tensorcap_formats.records import Record
+from tensorcap_formats.statistics import Statistics, StatisticsBuilder
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+BLOCK_BYTES: Final = 512 * 1024  # two of them, reference and target, stay in a core's L2 cache
+
+
+class Archive(ABC):
+    """Base class of all readers; get one from `open_archive`, and close it or use `with`.
+
+    Attributes:
+        path: The file or folder.
+        container: `hdf5`, `zarr`, `safetensors`, `npz`, `npy`, `npy-folder` or `pt-folder`.
+        is_foreign: Whether the file is not one of ours, so that it has names and tensors and no more.
+        records: All records; in execution order if `is_ordered`, else in natural order of names.
+        is_ordered: Whether the execution order is known.
+        is_complete: Whether the run that wrote the archive ended as it should.
+        run: The run's metadata, `{}` for a file from elsewhere. Specified in `specs/archive.md`.
+        values: Arguments and results that are no tensors, by key text, as JSON values.
+        algorithm: Digest algorithm of `Record.digest`, or None where there are no digests.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        container: str,
+        records: Sequence[Record],
+        *,
+        is_foreign: bool = False,
+        is_ordered: bool = True,
+        is_complete: bool = True,
+        run: Mapping[str, Any] | None = None,
+        values: Mapping[str, Any] | None = None,
+        algorithm: str | None = None,
+    ) -> None:
+        self.path = path
+        self.container = container
+        self.records = records
+        self.is_foreign = is_foreign
+        self.is_ordered = is_ordered
+        self.is_complete = is_complete
+        self.run = dict(run or {})
+        self.values = dict(values or {})
+        self.algorithm = algorithm
+        self._by_text: dict[str, Record] = {record.key.text: record for record in records}
+
+    @abstractmethod
+    def _read_flat(self, record: Record, start: int, out: Array) -> None:
+        """Fill one-dimensional `out` with the stored elements from number `start` on, in C order.
+
+        Raises:
+            ReadError: The bytes cannot be had, or there are fewer of them than the record says.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the file; a second call does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __contains__(self, text: object) -> bool:
+        return text in self._by_text
+
+    def get(self, name: str | Key) -> Record:
+        """Find one record by its key, or by a shorter text that fits one record only.
+
+        A name may leave out the step if there is one step that fits, and the slot likewise; aliases of
+        shared modules resolve to the site that they share.
+
+        Raises:
+            TensorNotFoundError: No record fits, or several do.
+        """
+        text = name.text if isinstance(name, Key) else name
+        text = self._resolve_alias(text)
+        found = self._by_text.get(text)
+        if found is not None:
+            return found
+        fitting = [r for r in self.records if _fits(r.key, text)]
+        if len(fitting) == 1:
+            return fitting[0]
+        if fitting:
+            some = ", ".join(r.key.text for r in fitting[:4]) + (", …" if len(fitting) > 4 else "")
+            raise TensorNotFoundError(
+                f"{self.path}: {text!r} fits {len(fitting)} tensors, expected one",
+                hint=f"Name one of: {some}",
+            )
+        raise no_such_tensor(str(self.path), text, self._by_text.keys())
+
+    def select(self, only: Iterable[str] = (), *, exclude: Iterable[str] = ()) -> list[Record]:
+        """The records whose keys match one of `only` (all where it is empty) and none of `exclude`.
+
+        Raises:
+            TensorNotFoundError: One of the patterns in `only` matches nothing.
+        """
+        only, exclude = list(only), list(exclude)
+        chosen = list(self.records)
+        if only:
+            texts = [(r, r.key.text) for r in chosen]
+            hits = {pattern: {r.row for r, t in texts if matches(t, pattern)} for pattern in only}
+            for pattern, rows in hits.items():
+                if not rows:
+                    raise no_such_tensor(str(self.path), pattern, self._by_text.keys())
+            rows = set().union(*hits.values())
+            chosen = [r for r in chosen if r.row in rows]
+        return [r for r in chosen if not any(matches(r.key.text, pattern) for pattern in exclude)]
+
+    def read(self, record: Record) -> Array:
+        """The tensor's stored elements, in its shape; see `dtypes.decode` for values."""
+        self._require_stored(record)
+        out = np.empty(record.size, record.dtype.storage)
+        if out.size:
+            self._read_flat(record, 0, out)
+        return out.reshape(record.shape)
+
+    def load(self, record: Record) -> Array:
+        """The tensor's values, in its shape: float32 for bfloat16 and narrower floats."""
+        return decode(self.read(record), record.dtype)
+
+    def blocks(self, record: Record, block_bytes: int = BLOCK_BYTES) -> Iterator[Array]:
+        """The stored elements in C order, one-dimensional, in blocks of one reused buffer."""
+        self._require_stored(record)
+        size = record.size
+        buffer = np.empty(min(size, max(1, block_bytes // record.dtype.itemsize)), record.dtype.storage)
+        for start in range(0, size, max(1, buffer.size)):
+            out = buffer[: size - start]
+            self._read_flat(record, start, out)
+            yield out
+
+    def statistics(self, record: Record) -> Statistics:
+        """The record's statistics; computed from its bytes where the archive has none."""
+        if record.statistics is not None:
+            return record.statistics
+        builder = StatisticsBuilder(record.dtype)
+        for block in self.blocks(record):
+            builder.add(block)
+        return builder.result()
+
+    def _require_stored(self, record: Record) -> None:
+        if not record.stored:
+            raise UsageError(
+                f"{self.path}: {record.key.text}: only its statistics were kept",
+                hint="Capture again without --stats-only to have its values.",
+            )
+
+    def _resolve_alias(self, text: str) -> str:
+        aliases: Mapping[str, str] = self.run.get("aliases") or {}
+        if not aliases:
+            return text
+        parts = text.split("/")
+        for i, part in enumerate(parts):
+            site, at, call = part.partition("@")
+            if site in aliases:
+                parts[i] = aliases[site] + at + call
+        return "/".join(parts)
+
+
+def _fits(key: Key, text: str) -> bool:
+    if key.is_bare:
+        return False
+    call = f"@{key.call}" if key.call else ""
+    return text in (f"{key.site}{call}/{key.slot}", f"{key.step}/{key.site}{call}", f"{key.site}{call}")

@@ -1,0 +1,189 @@
+"""Logical dtypes: their names, the numpy type that holds their bits, and their values.
+
+A tensor's bits are kept exactly, whatever its dtype. numpy has no bfloat16, float8 or float4, so each
+logical dtype names a *storage* type of the same size, and `decode` gives the values.
+Definitions: IEEE 754; OCP OFP8 (e4m3fn, e5m2); OCP MX 1.0 (e8m0fnu, fp6, fp4); the `fnuz` and `b11`
+variants as in LLVM APFloat and ml_dtypes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensorcap_formats.errors import UsageError
+
+Array = NDArray[Any]
+Kind = Literal["bool", "int", "uint", "float", "complex"]
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """One logical dtype.
+
+    Attributes:
+        name: As torch and ml_dtypes name it, without the module.
+        storage: numpy type code of one stored element, little endian.
+        kind: What the values are.
+        packed: Values in one stored element; 2 for a byte that holds two float4 values.
+    """
+
+    name: str
+    storage: str
+    kind: Kind
+    packed: int = 1
+
+    @property
+    def itemsize(self) -> int:
+        """Size of one stored element, in bytes."""
+        return np.dtype(self.storage).itemsize
+
+    @property
+    def is_native(self) -> bool:
+        """Whether numpy itself has this dtype, so that stored elements are values."""
+        return np.dtype(self.storage).name == self.name
+
+
+@dataclass(frozen=True, slots=True)
+class _SmallFloat:
+    exponent_bits: int
+    mantissa_bits: int
+    bias: int
+    # "ieee": all-ones exponent is inf or NaN; "fn": only all ones is NaN; "finite": every pattern a number;
+    # "fnuz": the pattern of minus zero is the one NaN
+    special: Literal["ieee", "fn", "finite", "fnuz"]
+
+
+_SMALL_FLOATS: Final = {
+    "float8_e3m4": _SmallFloat(3, 4, 3, "ieee"),
+    "float8_e4m3": _SmallFloat(4, 3, 7, "ieee"),
+    "float8_e4m3b11fnuz": _SmallFloat(4, 3, 11, "fnuz"),
+    "float8_e4m3fn": _SmallFloat(4, 3, 7, "fn"),
+    "float8_e4m3fnuz": _SmallFloat(4, 3, 8, "fnuz"),
+    "float8_e5m2": _SmallFloat(5, 2, 15, "ieee"),
+    "float8_e5m2fnuz": _SmallFloat(5, 2, 16, "fnuz"),
+    "float8_e8m0fnu": _SmallFloat(8, 0, 127, "fn"),  # no sign, no zero; decoded apart
+    "float6_e2m3fn": _SmallFloat(2, 3, 1, "finite"),
+    "float6_e3m2fn": _SmallFloat(3, 2, 3, "finite"),
+    "float4_e2m1fn": _SmallFloat(2, 1, 1, "finite"),
+}
+_SUB_BYTE_INTS: Final = {  # one element a byte, as torch and ml_dtypes keep them: width in bits, signed
+    **{f"int{n}": (n, True) for n in range(1, 8)},
+    **{f"uint{n}": (n, False) for n in range(1, 8)},
+}
+
+DTYPES: Final = {
+    d.name: d
+    for d in (
+        DType("bool", "|b1", "bool"),
+        *(DType(f"int{8 * n}", f"<i{n}", "int") for n in (1, 2, 4, 8)),
+        *(DType(f"uint{8 * n}", f"<u{n}", "uint") for n in (1, 2, 4, 8)),
+        DType("float16", "<f2", "float"),
+        DType("bfloat16", "<u2", "float"),
+        DType("float32", "<f4", "float"),
+        DType("float64", "<f8", "float"),
+        DType("complex32", "<u4", "complex"),
+        DType("complex64", "<c8", "complex"),
+        DType("complex128", "<c16", "complex"),
+        *(DType(name, "|u1", "float") for name in _SMALL_FLOATS),
+        DType("float4_e2m1fn_x2", "|u1", "float", packed=2),
+        *(DType(n, "|i1" if s else "|u1", "int" if s else "uint") for n, (_, s) in _SUB_BYTE_INTS.items()),
+    )
+}
+
+
+def dtype(name: str) -> DType:
+    """Look a logical dtype up by name.
+
+    Raises:
+        UsageError: There is no such dtype; the hint lists those that exist.
+    """
+    found = DTYPES.get(name)
+    if found is None:
+        raise UsageError(f"dtype {name!r} is unknown", hint=f"Known are: {', '.join(sorted(DTYPES))}.")
+    return found
+
+
+def dtype_of(array: Array) -> DType:
+    """The logical dtype of a numpy array; those of ml_dtypes are known by their names.
+
+    Raises:
+        UsageError: The array holds text, objects, dates or another thing that is no tensor.
+    """
+    name = array.dtype.name
+    if name not in DTYPES or array.dtype.kind in "OSUMm":
+        raise UsageError(f"dtype {name!r} of a numpy array is no tensor dtype")
+    return DTYPES[name]
+
+
+def bits_of(array: Array) -> Array:
+    """The array's bits in the storage type, C-contiguous, little endian; copied only if it must be."""
+    logical = dtype_of(array)
+    if array.dtype.byteorder == ">" or (array.dtype.byteorder == "=" and not np.little_endian):
+        array = array.astype(array.dtype.newbyteorder("<"))
+    shape = array.shape  # ascontiguousarray turns 0-d into 1-d
+    return np.ascontiguousarray(array).view(logical.storage).reshape(shape)
+
+
+def decode(bits: Array, logical: DType) -> Array:
+    """The values of stored elements, exactly.
+
+    Args:
+        bits: Stored elements, any shape, of type `logical.storage`.
+        logical: Their dtype.
+
+    Returns:
+        The array itself where numpy has the dtype; else float32 (bfloat16, float8, float6, float4),
+        complex64 (complex32) or int8/uint8 (narrower integers). A packed dtype doubles the last axis,
+        low half of each byte first.
+    """
+    if logical.name == "bfloat16":
+        return (bits.astype("<u4") << 16).view("<f4")
+    if logical.name == "complex32":
+        pairs = np.ascontiguousarray(bits).reshape(-1).view("<f2").astype("<f4")
+        return pairs.view("<c8").reshape(bits.shape)
+    if logical.name == "float4_e2m1fn_x2":
+        flat = np.stack([bits & 15, bits >> 4], axis=-1)
+        shape = (*bits.shape[:-1], 2 * bits.shape[-1]) if bits.ndim else (2,)
+        return _table("float4_e2m1fn")[flat].reshape(shape)
+    if logical.name in _SMALL_FLOATS:
+        return _table(logical.name)[bits]
+    if logical.name in _SUB_BYTE_INTS:
+        width, signed = _SUB_BYTE_INTS[logical.name]
+        low = bits.view("u1") & ((1 << width) - 1)
+        if not signed:
+            return low
+        shift = np.uint8(8 - width)
+        return (low << shift).view("i1") >> np.int8(shift)
+    return bits
+
+
+@cache
+def _table(name: str) -> NDArray[np.float32]:
+    """The values of all 256 bytes of a float of at most 8 bits; bits above its width are ignored."""
+    kind = _SMALL_FLOATS[name]
+    byte = np.arange(256)
+    if name == "float8_e8m0fnu":
+        values = np.ldexp(1.0, byte - kind.bias)
+        values[255] = np.nan
+        return values.astype(np.float32)
+    e_bits, m_bits = kind.exponent_bits, kind.mantissa_bits
+    mantissa = byte & ((1 << m_bits) - 1)
+    exponent = (byte >> m_bits) & ((1 << e_bits) - 1)
+    negative = (byte >> (e_bits + m_bits)) & 1
+    normal = np.ldexp(1.0 + mantissa / (1 << m_bits), exponent - kind.bias)
+    subnormal = np.ldexp(mantissa / (1 << m_bits), 1 - kind.bias)
+    values = np.where(exponent == 0, subnormal, normal)
+    top = exponent == (1 << e_bits) - 1
+    if kind.special == "ieee":
+        values = np.where(top, np.where(mantissa == 0, np.inf, np.nan), values)
+    elif kind.special == "fn":
+        values = np.where(top & (mantissa == (1 << m_bits) - 1), np.nan, values)
+    values = np.where(negative == 1, -values, values)
+    if kind.special == "fnuz":
+        values[0x80] = np.nan
+    return values.astype(np.float32)

@@ -1,0 +1,179 @@
+"""Keys: the canonical text form of a record's place, its natural order, and globs over it.
+
+The grammar is normative in `specs/names.md`:
+
+    full key  =  ["rank" RANK "/"] STEP "/" SITE ["@" CALL] "/" SLOT
+    bare key  =  NAME                (a tensor of a file from elsewhere, which has only a name)
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from tensorcap_formats.errors import UsageError, abbreviate
+
+MAX_KEY_BYTES: Final = 4096
+ROOT_SITE: Final = "@root"
+
+_NUMBER: Final = r"(?:0|[1-9][0-9]{0,17})"
+_FULL: Final = re.compile(
+    rf"(?:rank({_NUMBER})/)?({_NUMBER})/(@root|[^/@]+)(?:@({_NUMBER}))?/([^/@]+)", re.ASCII
+)
+# Kept as they are: letters and digits of any script, and ASCII that no shell and no glob treats specially.
+_UNSAFE: Final = re.compile(r"[^\w.,:+=\-]")
+_UNSAFE_BARE: Final = re.compile(r"[^\w.,:+=\-/@]")
+_SAFE: Final = re.compile(r"[\w,:+=\-][\w.,:+=\-]*")
+_ESCAPE: Final = re.compile(r"((?:%[0-9A-F]{2})+)")
+_DIGITS: Final = re.compile(r"([0-9]+)")
+
+
+@dataclass(frozen=True, slots=True, order=False)
+class Key:
+    """Where a tensor was seen: step, site, call of the site within the step, slot, rank.
+
+    `site` and `slot` are in escaped form (see `escape`). A bare key, that of a tensor in a file from
+    elsewhere, has an empty slot and zeros for the numbers.
+
+    Example:
+        >>> Key("model.layers.2.mlp", "output", step=1).text
+        '1/model.layers.2.mlp/output'
+        >>> Key.parse("0/act@2/input.0")
+        Key(site='act', slot='input.0', step=0, call=2, rank=0)
+    """
+
+    site: str
+    slot: str = ""
+    step: int = 0
+    call: int = 0
+    rank: int = 0
+
+    @property
+    def text(self) -> str:
+        """The canonical text form, which `parse` reads back."""
+        if not self.slot:
+            return self.site
+        call = f"@{self.call}" if self.call else ""
+        rank = f"rank{self.rank}/" if self.rank else ""
+        return f"{rank}{self.step}/{self.site}{call}/{self.slot}"
+
+    @property
+    def path(self) -> str:
+        """Where a container that has paths keeps the tensor (ARC-20): no key is a prefix of another."""
+        if self.is_bare:
+            return f"tensors/{self.site.replace('/', '%2F')}"
+        call = f"@{self.call}" if self.call else ""
+        rank = f"ranks/{self.rank}/" if self.rank else ""
+        return f"{rank}steps/{self.step}/{self.site}{call}/{self.slot}"
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether this is only a name, without step, site and slot."""
+        return not self.slot
+
+    @property
+    def where(self) -> str:
+        """Step, site and call without the slot: `0/act@2`. The call that the tensor belongs to."""
+        return self.text.rpartition("/")[0] if self.slot else self.site
+
+    @classmethod
+    def parse(cls, text: str) -> Key:
+        """Read the canonical form; text that is not a full key is a bare one.
+
+        Raises:
+            UsageError: The text is empty, too long, or has characters that a key must escape.
+        """
+        check_length(text)
+        found = _FULL.fullmatch(text)
+        if found is None:
+            if escape_bare(unescape(text)) != text:
+                raise UsageError(
+                    f"key {abbreviate(text)!r}: has characters that a key must escape (NAM-4), "
+                    f"expected {abbreviate(escape_bare(unescape(text)))!r}"
+                )
+            return cls(text)
+        rank, step, site, call, slot = found.groups()
+        for part in (site, slot):
+            if not _SAFE.fullmatch(part) and part != ROOT_SITE and escape(unescape(part)) != part:
+                raise UsageError(f"key {abbreviate(text)!r}: {part!r} is not in escaped form (NAM-4)")
+        key = cls(site, slot, int(step), int(call or 0), int(rank or 0))
+        if key.text != text:
+            raise UsageError(f"key {abbreviate(text)!r}: not canonical, expected {key.text!r} (NAM-3)")
+        return key
+
+
+def check_length(text: str) -> None:
+    """Refuse an empty key and one above the limit (NAM-6)."""
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if not 0 < size <= MAX_KEY_BYTES:
+        raise UsageError(
+            f"key {abbreviate(text)!r}: is {size} bytes long, expected 1 to {MAX_KEY_BYTES} (NAM-6)"
+        )
+
+
+def escape(name: str) -> str:
+    """Write a name of any characters as one component of a key.
+
+    Example:
+        >>> escape("a/b c")
+        'a%2Fb%20c'
+        >>> escape("..")
+        '%2E%2E'
+    """
+    return _escape(name, _UNSAFE)
+
+
+def escape_bare(name: str) -> str:
+    """Write the name of a tensor from elsewhere as a bare key; `/` and `@` stay.
+
+    Example:
+        >>> escape_bare("encoder/layer.0 (copy)")
+        'encoder/layer.0%20%28copy%29'
+        >>> escape_bare("../../evil")
+        '%2E%2E/%2E%2E/evil'
+    """
+    return "/".join(_escape(part, _UNSAFE_BARE) for part in name.split("/"))
+
+
+def unescape(text: str) -> str:
+    """Give back the name that `escape` or `escape_bare` wrote."""
+    return _ESCAPE.sub(lambda m: bytes.fromhex(m[1].replace("%", "")).decode("utf-8", "surrogatepass"), text)
+
+
+def _escape(name: str, unsafe: re.Pattern[str]) -> str:
+    if name in (".", ".."):
+        return "%2E" * len(name)
+    return unsafe.sub(lambda m: "".join(f"%{b:02X}" for b in m[0].encode("utf-8", "surrogatepass")), name)
+
+
+def natural(text: str) -> tuple[tuple[int, int, str], ...]:
+    """Sort key that puts `layers.2` before `layers.10`.
+
+    Example:
+        >>> sorted(["layers.10", "layers.2", "layers"], key=natural)
+        ['layers', 'layers.2', 'layers.10']
+    """
+    parts = _DIGITS.split(text)  # every second one is a number
+    return tuple((0, int(part), part) if i % 2 else (1, 0, part) for i, part in enumerate(parts) if part)
+
+
+def matches(text: str, pattern: str) -> bool:
+    """Whether a key matches a glob: `*` any characters (also `/`), `?` one, `[...]` a set (NAM-8).
+
+    A pattern without `/` is held against the site (and the whole of a bare key), any other against the
+    whole key.
+
+    Example:
+        >>> matches("0/model.layers.2.mlp/output", "*.mlp")
+        True
+        >>> matches("0/model.layers.2.mlp/output", "0/*/input*")
+        False
+    """
+    if fnmatch.fnmatchcase(text, pattern):
+        return True
+    if "/" in pattern:
+        return False
+    found = _FULL.fullmatch(text)
+    return found is not None and fnmatch.fnmatchcase(found[3], pattern)

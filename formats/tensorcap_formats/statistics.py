@@ -1,0 +1,143 @@
+"""Statistics of a tensor, computed block by block while it is written or read.
+
+Definitions are normative in `specs/archive.md`: minimum, maximum, mean and l2 are over the finite
+elements and are None where there is none; NaN, +inf, -inf and zeros are counted over all elements; for
+complex values the first four are of the modulus.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from tensorcap_formats.dtypes import Array, DType, decode
+
+_BLOCK: Final = 8192  # elements: the float64 scratch of one block stays in a core's L2 cache
+_ONES: Final = np.ones(_BLOCK)
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Statistics of one tensor.
+
+    Attributes:
+        minimum: Smallest finite value.
+        maximum: Largest finite value.
+        mean: Mean of the finite values, in float64.
+        l2: Square root of the sum of squares of the finite values, in float64.
+        nan: Count of NaN.
+        posinf: Count of +inf.
+        neginf: Count of -inf.
+        zeros: Count of zeros of either sign.
+    """
+
+    minimum: float | int | None
+    maximum: float | int | None
+    mean: float | None
+    l2: float | None
+    nan: int
+    posinf: int
+    neginf: int
+    zeros: int
+
+
+class StatisticsBuilder:
+    """Add blocks of stored elements, in any sizes; the result does not depend on how they are cut.
+
+    Example:
+        >>> from tensorcap_formats.dtypes import dtype
+        >>> builder = StatisticsBuilder(dtype("float32"))
+        >>> builder.add(np.array([3.0, -4.0, np.inf], np.float32))
+        >>> builder.result()
+        Statistics(minimum=-4.0, maximum=3.0, mean=-0.5, l2=5.0, nan=0, posinf=1, neginf=0, zeros=0)
+    """
+
+    def __init__(self, logical: DType) -> None:
+        self._dtype = logical
+        self._scratch = np.empty(_BLOCK)
+        self._rest: Array = np.empty(0, logical.storage)
+        self._finite = self._nan = self._posinf = self._neginf = self._zeros = 0
+        self._minimum: float | int | None = None
+        self._maximum: float | int | None = None
+        self._sum = 0.0
+        self._squares = 0.0
+        self._scale = 1.0
+
+    def add(self, bits: Array) -> None:
+        """Count one-dimensional stored elements in."""
+        if self._rest.size:
+            missing = _BLOCK - self._rest.size
+            self._rest = np.concatenate([self._rest, bits[:missing]])
+            bits = bits[missing:]
+            if self._rest.size < _BLOCK:
+                return
+            self._add_block(self._rest)
+            self._rest = self._rest[:0]
+        whole = bits.size - bits.size % _BLOCK
+        for start in range(0, whole, _BLOCK):
+            self._add_block(bits[start : start + _BLOCK])
+        if whole < bits.size:
+            self._rest = bits[whole:].copy()
+
+    def result(self) -> Statistics:
+        """The statistics of everything that was added."""
+        if self._rest.size:
+            self._add_block(self._rest)
+            self._rest = self._rest[:0]
+        n = self._finite
+        return Statistics(
+            self._minimum,
+            self._maximum,
+            self._sum / n * self._scale if n else None,
+            math.sqrt(self._squares) * self._scale if n else None,
+            self._nan,
+            self._posinf,
+            self._neginf,
+            self._zeros,
+        )
+
+    def _add_block(self, bits: Array) -> None:
+        values = decode(bits, self._dtype)
+        kind = self._dtype.kind
+        if kind == "complex":
+            self._zeros += int(values.size - np.count_nonzero(values))
+            values = np.abs(values.astype(np.complex128))
+        elif kind == "bool":
+            values = values.view(np.uint8)
+        low, high = values.min(), values.max()
+        if kind in ("float", "complex") and not (np.isfinite(low) and np.isfinite(high)):
+            values = self._set_apart(values, zeros=kind == "float")
+            if not values.size:
+                return
+            low, high = values.min(), values.max()
+        elif kind != "complex" and low <= 0 <= high:
+            self._zeros += int(np.count_nonzero(values == 0))
+        low, high = low.item(), high.item()
+        self._minimum = low if self._minimum is None else min(self._minimum, low)
+        self._maximum = high if self._maximum is None else max(self._maximum, high)
+        self._finite += values.size
+        self._add_sums(values, max(abs(low), abs(high)))
+
+    def _set_apart(self, values: Array, *, zeros: bool) -> Array:
+        """Count NaN and infinities, and the zeros; return the finite values."""
+        if zeros:
+            self._zeros += int(np.count_nonzero(values == 0))
+        self._nan += int(np.count_nonzero(np.isnan(values)))
+        self._posinf += int(np.count_nonzero(values == np.inf))
+        self._neginf += int(np.count_nonzero(values == -np.inf))
+        return values[np.isfinite(values)]
+
+    def _add_sums(self, values: Array, largest: float) -> None:
+        scratch = self._scratch[: values.size]
+        scratch[:] = values
+        if largest > 1e150 > self._scale:  # squares would overflow: from here on, sums are of scaled values
+            self._sum *= 2.0**-600
+            self._squares *= 2.0**-1200
+            self._scale = 2.0**600
+        if self._scale != 1.0:
+            scratch *= 1 / self._scale
+        self._sum += float(scratch.dot(_ONES[: values.size]))
+        self._squares += float(scratch.dot(scratch))
