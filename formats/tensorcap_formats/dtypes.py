@@ -80,8 +80,10 @@ DTYPES: Final = {
     d.name: d
     for d in (
         DType("bool", "|b1", "bool"),
-        *(DType(f"int{8 * n}", f"<i{n}", "int") for n in (1, 2, 4, 8)),
-        *(DType(f"uint{8 * n}", f"<u{n}", "uint") for n in (1, 2, 4, 8)),
+        DType("int8", "|i1", "int"),
+        DType("uint8", "|u1", "uint"),
+        *(DType(f"int{8 * n}", f"<i{n}", "int") for n in (2, 4, 8)),
+        *(DType(f"uint{8 * n}", f"<u{n}", "uint") for n in (2, 4, 8)),
         DType("float16", "<f2", "float"),
         DType("bfloat16", "<u2", "float"),
         DType("float32", "<f4", "float"),

@@ -139,7 +139,14 @@ def escape_bare(name: str) -> str:
 
 def unescape(text: str) -> str:
     """Give back the name that `escape` or `escape_bare` wrote."""
-    return _ESCAPE.sub(lambda m: bytes.fromhex(m[1].replace("%", "")).decode("utf-8", "surrogatepass"), text)
+    return _ESCAPE.sub(lambda m: _unescape(m[1]), text)
+
+
+def _unescape(run: str) -> str:
+    try:
+        return bytes.fromhex(run.replace("%", "")).decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:  # no text was ever escaped so; as it stands, it is not in escaped form
+        return run
 
 
 def _escape(name: str, unsafe: re.Pattern[str]) -> str:

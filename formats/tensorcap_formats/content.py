@@ -1,0 +1,95 @@
+"""The bytes of records on their way from one archive to another: checked, and hashed where they were not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from tensorcap_formats.archive import BLOCK_BYTES, Archive
+from tensorcap_formats.digests import ALGORITHMS, DEFAULT_ALGORITHM
+from tensorcap_formats.dtypes import Array
+from tensorcap_formats.errors import CorruptArchiveError, TensorcapError, WriteError
+from tensorcap_formats.records import Record
+from tensorcap_formats.statistics import StatisticsBuilder
+
+Content = tuple[str, str, tuple[int, ...]]
+
+
+def content_of(record: Record) -> Content:
+    """What two records share that are stored once: digest, dtype and shape (ARC-21)."""
+    return record.digest, record.dtype.name, record.shape
+
+
+def holders(records: Iterable[Record]) -> dict[Content, Record]:
+    """The first stored record of each content: the one whose key names the bytes (ARC-21)."""
+    found: dict[Content, Record] = {}
+    for record in records:
+        if record.stored:
+            found.setdefault(content_of(record), record)
+    return found
+
+
+def checked_blocks(archive: Archive, record: Record, block_bytes: int = BLOCK_BYTES) -> Iterator[Array]:
+    """The stored elements as `Archive.blocks` gives them, held against the record's digest at the end.
+
+    Where there is no digest, or one by an algorithm that is not installed, they are not checked.
+
+    Raises:
+        CorruptArchiveError: The digest of what was read is not the record's.
+    """
+    make = ALGORITHMS.get(archive.algorithm or "")
+    hasher = make() if make and record.digest else None
+    for block in archive.blocks(record, block_bytes):
+        if hasher:
+            hasher.update(block.view("u1").data)
+        yield block
+    if hasher and hasher.hexdigest() != record.digest:
+        raise CorruptArchiveError(
+            f"{archive.path}: {record.key.text}: digest of its bytes is {hasher.hexdigest()}, "
+            f"expected {record.digest}"
+        )
+
+
+def described(
+    archive: Archive, records: Sequence[Record], progress: Callable[[int], None] | None = None
+) -> tuple[list[Record], str]:
+    """Records for an index: numbered anew, with digest and statistics, which are computed where missing.
+
+    Args:
+        archive: That the records are of.
+        records: In the order of the new archive.
+        progress: Told how many bytes were read, each time some were.
+
+    Returns:
+        The records, and the algorithm of their digests.
+
+    Raises:
+        ReadError: A tensor cannot be read.
+    """
+    algorithm = archive.algorithm or DEFAULT_ALGORITHM
+    out = []
+    for row, record in enumerate(records):
+        if not record.digest:
+            hasher = ALGORITHMS[algorithm]()
+            builder = StatisticsBuilder(record.dtype)
+            for block in archive.blocks(record):
+                hasher.update(block.view("u1").data)
+                builder.add(block)
+                if progress:
+                    progress(block.nbytes)
+            record = replace(record, digest=hasher.hexdigest(), statistics=builder.result())
+        out.append(replace(record, row=row))
+    return out, algorithm
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn errors of the system, which come from the output, into `WriteError`; ours pass."""
+    try:
+        yield
+    except TensorcapError:
+        raise
+    except OSError as error:
+        raise WriteError(f"{path}: cannot be written: {error.strerror or error}") from error

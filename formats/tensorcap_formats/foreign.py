@@ -1,0 +1,107 @@
+"""Archives made of files from elsewhere: tensors with names, and nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.dtypes import Array, DType
+from tensorcap_formats.errors import CorruptArchiveError, UsageError, abbreviate
+from tensorcap_formats.index import check_shape
+from tensorcap_formats.keys import Key, check_length, escape_bare, natural
+from tensorcap_formats.records import Record
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignTensor:
+    """One tensor of a file from elsewhere.
+
+    Attributes:
+        name: As the file has it, any characters.
+        dtype: Logical dtype.
+        shape: As the file has it.
+        read: Fills a one-dimensional array with the stored elements from a number on, in C order; raises
+            ReadError where they cannot be had.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    read: Callable[[int, Array], None]
+
+
+class ForeignArchive(Archive):
+    """Tensors by name, in natural order of the names; the execution order is unknown."""
+
+    def __init__(
+        self,
+        path: Path,
+        container: str,
+        tensors: Iterable[ForeignTensor],
+        *,
+        resources: ExitStack,
+        values: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Make records of the tensors.
+
+        Args:
+            path: The file or folder.
+            container: As in `Archive`.
+            tensors: In any order.
+            resources: What to let go of on `close`; emptied, once the archive is made, into its own.
+            values: What is no tensor, by name.
+
+        Raises:
+            CorruptArchiveError: Two tensors have one name, a name is too long, or a shape is absurd.
+        """
+        keyed: dict[str, tuple[Key, ForeignTensor]] = {}
+        for tensor in tensors:
+            key = key_of(tensor.name, str(path))
+            if keyed.setdefault(key.text, (key, tensor))[1] is not tensor:
+                raise CorruptArchiveError(
+                    f"{path}: two tensors are named {abbreviate(tensor.name)!r}, expected each name once"
+                )
+            sizes = [max(n, 1) for n in tensor.shape]  # numpy makes no empty array of absurd sizes either
+            check_shape(sizes, tensor.dtype.itemsize, f"{path}: {abbreviate(tensor.name)!r}")
+        ordered = [keyed[text] for text in sorted(keyed, key=natural)]
+        self._tensors = [tensor for _, tensor in ordered]
+        super().__init__(
+            path,
+            container,
+            [
+                Record(key, tensor.dtype, tensor.shape, row, "", None, stored=True, row=row)
+                for row, (key, tensor) in enumerate(ordered)
+            ],
+            is_foreign=True,
+            is_ordered=False,
+            values={key_of(name, str(path)).text: value for name, value in (values or {}).items()},
+        )
+        self._resources = resources.pop_all()
+
+    def _read_flat(self, record: Record, start: int, out: Array) -> None:
+        self._tensors[record.row].read(start, out)
+
+    def close(self) -> None:
+        """Let go of the files; a second call does nothing."""
+        self._resources.close()
+
+
+def key_of(name: str, source: str) -> Key:
+    """The key of a name from elsewhere: a full one where the name has that form, else a bare one.
+
+    Raises:
+        CorruptArchiveError: The name is empty, or too long for a key (NAM-6).
+    """
+    try:
+        check_length(name)
+        try:
+            key = Key.parse(name)
+        except UsageError:  # a bare name with characters that a key escapes
+            return Key.parse(escape_bare(name))
+        return key if not key.is_bare else Key.parse(escape_bare(name))
+    except UsageError as error:
+        raise CorruptArchiveError(f"{source}: {error}") from None

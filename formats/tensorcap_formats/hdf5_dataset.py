@@ -1,0 +1,162 @@
+"""One HDF5 dataset that h5py found: its bits, unconverted, and nothing followed out of the file."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from tensorcap_formats.dtypes import DTYPES, Array, DType
+from tensorcap_formats.errors import CorruptArchiveError, UnsafeFileError
+from tensorcap_formats.input_file import InputFile
+from tensorcap_formats.slabs import read_flat
+
+if TYPE_CHECKING:
+    import h5py
+
+_BOMB_BYTES: Final = 64 << 20
+_BOMB_RATIO: Final = 1100  # deflate gives at most 1032 to 1
+# size, (sign position, exponent position and bits, mantissa position and bits), bias
+_FLOATS: Final = {
+    (1, (7, 2, 5, 0, 2), 15): "float8_e5m2",
+    (2, (15, 10, 5, 0, 10), 15): "float16",
+    (2, (15, 7, 8, 0, 7), 127): "bfloat16",
+    (4, (31, 23, 8, 0, 23), 127): "float32",
+    (8, (63, 52, 11, 0, 52), 1023): "float64",
+}
+
+
+def child(group: Any, name: str, source: str) -> Any:
+    """The object that a hard link of a group leads to.
+
+    Raises:
+        CorruptArchiveError: There is none of that name.
+        UnsafeFileError: It is a soft or an external link, which may lead out of the file.
+    """
+    import h5py
+
+    link = group.get(name, getlink=True) if isinstance(group, h5py.Group) else None
+    if link is None:
+        raise CorruptArchiveError(f"{source}: the file has no {name!r} where the index expects it (ARC-20)")
+    if not isinstance(link, h5py.HardLink):
+        raise UnsafeFileError(f"{source}: {name!r} is a {type(link).__name__}, expected a hard link (ARC-21)")
+    return group[name]
+
+
+def logical_dtype(dataset: h5py.Dataset) -> tuple[DType, Any] | None:
+    """The logical dtype of a dataset and the HDF5 type to read it as; None where it is no tensor."""
+    from h5py import h5t
+
+    kind = dataset.id.get_type()
+    size = kind.get_size()
+    name = None
+    if isinstance(kind, h5t.TypeFloatID):
+        name = _FLOATS.get((size, kind.get_fields(), kind.get_ebias()))
+        if name in ("bfloat16", "float8_e5m2"):
+            return (DTYPES[name], kind) if size == 1 or kind.get_order() == h5t.ORDER_LE else None
+    elif isinstance(kind, h5t.TypeEnumID):
+        name = "bool" if dataset.dtype == np.bool_ else None
+    elif isinstance(kind, h5t.TypeIntegerID) and kind.get_precision() == 8 * size:
+        name = f"{'int' if kind.get_sign() == h5t.SGN_2 else 'uint'}{8 * size}"
+    elif isinstance(kind, h5t.TypeCompoundID) and dataset.dtype.kind == "c":
+        name = dataset.dtype.name
+    if name not in DTYPES:
+        return None
+    return DTYPES[name], h5t.py_create(np.dtype(DTYPES[name].storage))
+
+
+class DatasetReader:
+    """Reads flat ranges of one dataset."""
+
+    def __init__(
+        self,
+        dataset: h5py.Dataset,
+        file: InputFile,
+        source: str,
+        *,
+        storage: str,
+        memory_type: Any = None,
+    ) -> None:
+        """Look at how the dataset is stored.
+
+        Args:
+            dataset: The dataset, in an open file.
+            file: The same file, to be read at positions.
+            source: The dataset's name, for messages.
+            storage: numpy type code of the stored elements.
+            memory_type: HDF5 type to read as; that of the file, hence no conversion, if None.
+
+        Raises:
+            CorruptArchiveError: Elements are of another size.
+            UnsafeFileError: The bytes lie in other files.
+        """
+        from h5py import h5d
+
+        self._dataset = dataset
+        self._file = file
+        self._source = source
+        self._storage = np.dtype(storage)
+        kind = dataset.id.get_type()
+        if memory_type is None and kind.get_size() != self._storage.itemsize:
+            raise CorruptArchiveError(
+                f"{source}: elements have {kind.get_size()} bytes, expected {self._storage.itemsize} (ARC-22)"
+            )
+        properties = dataset.id.get_create_plist()
+        if properties.get_external_count() or dataset.is_virtual:
+            raise UnsafeFileError(f"{source}: keeps its bytes in other files, which are not read (ARC-21)")
+        self._type = kind if memory_type is None else memory_type
+        self._is_chunked = properties.get_layout() == h5d.CHUNKED
+        is_contiguous = properties.get_layout() == h5d.CONTIGUOUS
+        self._offset = dataset.id.get_offset() if is_contiguous and self._type.equal(kind) else None
+
+    def read(self, start: int, out: Array) -> None:
+        """Fill `out` with the stored elements from number `start` on."""
+        if self._offset is not None:
+            self._file.read_into(self._offset + start * out.itemsize, out)
+            return
+        try:
+            read_flat(self, self._dataset.shape, start, out)
+        except (OSError, RuntimeError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise CorruptArchiveError(f"{self._source}: cannot be read: {reason}") from None
+
+    def read_foreign(self, start: int, out: Array) -> None:
+        """As `read`; refuses a dataset that was not written whole, or that unpacks to far more than it is."""
+        if start == 0:
+            self.require_written()
+            declared = math.prod(self._dataset.shape) * out.itemsize
+            stored = self._dataset.id.get_storage_size()
+            if declared > _BOMB_BYTES and declared > _BOMB_RATIO * stored:
+                raise UnsafeFileError(
+                    f"{self._source}: {stored} bytes unpack to {declared}, over {_BOMB_RATIO} times as many"
+                )
+        self.read(start, out)
+
+    def require_written(self) -> None:
+        """Refuse a dataset with parts that HDF5 would read as zeros because nobody wrote them."""
+        shape, chunk = self._dataset.shape, self._dataset.chunks
+        if not math.prod(shape):
+            return
+        if self._is_chunked:
+            expected = math.prod(-(-n // c) for n, c in zip(shape, chunk, strict=True))
+            found = self._dataset.id.get_num_chunks()
+            if found != expected:
+                raise CorruptArchiveError(f"{self._source}: {found} of {expected} chunks are there (ARC-23)")
+        elif not self._dataset.id.get_storage_size():
+            raise CorruptArchiveError(f"{self._source}: its bytes were never written (ARC-23)")
+
+    def __getitem__(self, selection: tuple[int | slice, ...]) -> Array:
+        """Read one hyperrectangle of stored elements, for `read_flat`."""
+        from h5py import h5s
+
+        begin = tuple(s if isinstance(s, int) else s.start for s in selection)
+        count = tuple(1 if isinstance(s, int) else s.stop - s.start for s in selection)
+        out = np.empty(count, self._storage)
+        space = self._dataset.id.get_space()
+        if selection:
+            space.select_hyperslab(begin, count)
+        self._dataset.id.read(
+            h5s.create_simple(count) if count else h5s.create(h5s.SCALAR), space, out, self._type
+        )
+        return out

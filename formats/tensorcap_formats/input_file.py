@@ -1,0 +1,86 @@
+"""A file that is read at given positions, by several threads if need be."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+
+from tensorcap_formats.dtypes import Array
+from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, ReadError
+
+
+class InputFile:
+    """A regular file open for reading; reads do not move a position, so threads may share it.
+
+    Attributes:
+        path: As it was given.
+        size: In bytes, when it was opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the file.
+
+        Raises:
+            NotAnArchiveError: There is no regular file at `path` (a pipe or a device would block).
+            ReadError: The system refuses to open it.
+        """
+        self.path = path
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            raise NotAnArchiveError(f"{path}: there is no such file") from None
+        except (OSError, ValueError) as error:
+            raise ReadError(f"{path}: cannot be opened: {_reason(error)}") from None
+        status = os.fstat(self._fd)
+        if not stat.S_ISREG(status.st_mode):
+            self.close()
+            raise NotAnArchiveError(f"{path}: is no regular file")
+        self.size = status.st_size
+
+    def read_into(self, offset: int, out: Array) -> None:
+        """Fill a contiguous array with the bytes from `offset` on.
+
+        Raises:
+            CorruptArchiveError: The file ends before the array is full.
+            ReadError: The system cannot read it.
+        """
+        data = out.reshape(-1).view(np.uint8).data
+        done = 0
+        while done < len(data):
+            try:
+                count = os.preadv(self._fd, [data[done:]], offset + done)
+            except OSError as error:
+                raise ReadError(f"{self.path}: cannot be read: {_reason(error)}") from None
+            if not count:
+                raise CorruptArchiveError(
+                    f"{self.path}: ends at byte {offset + done}, expected at least {offset + len(data)}"
+                )
+            done += count
+
+    def read(self, offset: int, count: int) -> bytes:
+        """The `count` bytes from `offset` on; nothing is allocated for bytes that the file has not.
+
+        Raises:
+            CorruptArchiveError: The file ends before them.
+            ReadError: The system cannot read it.
+        """
+        if not 0 <= offset <= offset + count <= self.size:
+            raise CorruptArchiveError(
+                f"{self.path}: has {self.size} bytes, expected at least {offset + count}"
+            )
+        out = np.empty(count, np.uint8)
+        self.read_into(offset, out)
+        return out.tobytes()
+
+    def close(self) -> None:
+        """Let go of the file; a second call does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)

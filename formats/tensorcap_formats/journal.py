@@ -1,0 +1,234 @@
+"""The journal beside an unfinished archive: one line for each thing that is safely in the file.
+
+A line is JSON, a tab, and the CRC-32 of the JSON in hexadecimal (specs/archive.md, section 6). It is
+appended with one write after the bytes it speaks of, so a line is a promise and a torn line is none.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tensorcap_formats.dtypes import DTYPES
+from tensorcap_formats.errors import CorruptArchiveError, NewerVersionError, UsageError, WriteError
+from tensorcap_formats.index import check_shape, to_json
+from tensorcap_formats.keys import Key
+from tensorcap_formats.records import Record
+from tensorcap_formats.statistics import Statistics
+
+JOURNAL_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A record and where its bytes lie in the flat file; None for a record without bytes there."""
+
+    record: Record
+    offset: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class JournalContent:
+    """What a journal confirms.
+
+    Attributes:
+        container: The container that the archive was to become.
+        algorithm: Digest algorithm.
+        run: Run metadata as known at the start.
+        placed: Records in the order in which they were written.
+        values: Leaves that are no tensors, by key text.
+        torn: Count of lines that were cut short or altered, which confirm nothing.
+    """
+
+    container: str
+    algorithm: str
+    run: dict[str, Any]
+    placed: list[Placed]
+    values: dict[str, Any]
+    torn: int
+
+
+def journal_path(path: Path) -> Path:
+    """Where the journal of the archive at `path` lies while it is written."""
+    return path.with_name(path.name + ".journal")
+
+
+def partial_path(path: Path) -> Path:
+    """Where the bytes of the archive at `path` lie while it is written."""
+    return path.with_name(path.name + ".partial")
+
+
+class Journal:
+    """The journal of one archive, held open and locked: whoever has it may write the archive."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or create the journal of the archive at `path`, and lock it.
+
+        Raises:
+            WriteError: Another process holds it, or it cannot be created.
+        """
+        self.path = journal_path(path)
+        while True:
+            try:
+                self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            except OSError as error:
+                raise WriteError(f"{path}: cannot be written: {error.strerror}") from error
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(self._fd)
+                raise WriteError(
+                    f"{path}: another process is writing it", hint="Wait for it, or write to another path."
+                ) from None
+            if self._is_still_there():
+                return
+            os.close(self._fd)  # its owner finished and removed it between our open and our lock
+
+    def _is_still_there(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(self._fd))
+        except FileNotFoundError:
+            return False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was ever written to it."""
+        return os.fstat(self._fd).st_size == 0
+
+    def start(self, container: str, algorithm: str, run: Mapping[str, Any]) -> None:
+        """Write the first line."""
+        self._append(
+            {
+                "tensorcap_journal": JOURNAL_VERSION,
+                "container": container,
+                "algorithm": algorithm,
+                "run": run,
+            }
+        )
+
+    def confirm(self, placed: Placed) -> None:
+        """Say that a record is in the file, statistics and all."""
+        record, s = placed.record, placed.record.statistics
+        statistics = None if s is None else [getattr(s, name) for name in s.__dataclass_fields__]
+        self._append(
+            {
+                "key": record.key.text,
+                "dtype": record.dtype.name,
+                "shape": record.shape,
+                "order": record.order,
+                "stored": record.stored,
+                "digest": record.digest,
+                "offset": placed.offset,
+                "statistics": statistics,
+            }
+        )
+
+    def confirm_value(self, key_text: str, value: object) -> None:
+        """Say what a leaf that is no tensor was."""
+        self._append({"value_of": key_text, "value": value})
+
+    def sync(self) -> None:
+        """Make what was written durable."""
+        os.fsync(self._fd)
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        body = to_json(line)
+        data = b"%s\t%08x\n" % (body, zlib.crc32(body))
+        if os.write(self._fd, data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def close(self, *, remove: bool) -> None:
+        """Unlock the journal, and remove it when the archive is complete or was never begun."""
+        if remove:
+            self.path.unlink(missing_ok=True)
+        os.close(self._fd)
+
+
+def is_locked(path: Path) -> bool | None:
+    """Whether somebody is writing the archive at `path`; None where it has no journal."""
+    try:
+        fd = os.open(journal_path(path), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def read_journal(path: Path) -> JournalContent:
+    """Read the journal of the archive at `path`; lines that do not prove themselves count as torn.
+
+    Raises:
+        CorruptArchiveError: Not even the first line can be read.
+        NewerVersionError: A newer version of the journal.
+    """
+    source = journal_path(path)
+    head: dict[str, Any] | None = None
+    content = JournalContent("", "", {}, [], {}, 0)
+    torn = 0
+    with source.open("rb") as file:
+        for number, row in enumerate(file):
+            line = _parse(row)
+            if number == 0:
+                head = _check_head(line, source)
+            elif line is None:
+                torn += 1
+            elif "value_of" in line:
+                content.values[line["value_of"]] = line["value"]
+            else:
+                content.placed.append(_placed(line, len(content.placed), f"{source}: line {number + 1}"))
+    if head is None:
+        raise CorruptArchiveError(f"{source}: is empty: nothing was captured before the writer died (ARC-50)")
+    return JournalContent(
+        head["container"], head["algorithm"], head["run"], content.placed, content.values, torn
+    )
+
+
+def _parse(row: bytes) -> dict[str, Any] | None:
+    body, tab, crc = row.rpartition(b"\t")
+    if not tab or crc != b"%08x\n" % zlib.crc32(body):
+        return None
+    line: dict[str, Any] = json.loads(body)
+    return line
+
+
+def _check_head(line: dict[str, Any] | None, source: Path) -> dict[str, Any]:
+    if line is None or "tensorcap_journal" not in line:
+        raise CorruptArchiveError(f"{source}: the first line is not that of a journal (ARC-50)")
+    if line["tensorcap_journal"] > JOURNAL_VERSION:
+        raise NewerVersionError(
+            f"{source}: journal version is {line['tensorcap_journal']}, expected {JOURNAL_VERSION}",
+            hint="Recover it with the version of tensorcap that wrote it.",
+        )
+    return line
+
+
+def _placed(line: dict[str, Any], row: int, source: str) -> Placed:
+    try:
+        logical = DTYPES[line["dtype"]]
+        check_shape(line["shape"], logical.itemsize, source)
+        statistics = None if line["statistics"] is None else Statistics(*line["statistics"])
+        record = Record(
+            Key.parse(line["key"]),
+            logical,
+            tuple(line["shape"]),
+            line["order"],
+            line["digest"],
+            statistics,
+            line["stored"],
+            row,
+        )
+        return Placed(record, line["offset"])
+    except (KeyError, TypeError, UsageError) as error:
+        raise CorruptArchiveError(f"{source}: is no record: {error!r} (ARC-51)") from None

@@ -1,0 +1,123 @@
+"""Open whatever lies at a path: the kind is told from its content, hardly ever from its name."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.errors import NotAnArchiveError, ReadError, UnfinishedArchiveError
+from tensorcap_formats.input_file import InputFile
+from tensorcap_formats.journal import is_locked
+
+_MAX_SAFETENSORS_HEADER: Final = 100_000_000
+_KINDS: Final = "HDF5, zarr, safetensors, .npz, .npy, a torch .pt, or a folder of .npy, .pt or .safetensors"
+
+
+def open_archive(path: str | os.PathLike[str]) -> Archive:
+    """Open an archive, or a file of tensors from elsewhere as a read-only archive.
+
+    Args:
+        path: A file or a folder.
+
+    Returns:
+        The open archive; close it, or use it in a `with`.
+
+    Raises:
+        ReadError: One of its subclasses says why it cannot be read.
+    """
+    path = Path(path)
+    locked = is_locked(path)
+    if not path.exists():
+        raise _nothing_there(path, locked)
+    if locked:
+        warnings.warn(f"{path}: another process is writing it anew; this is the archive before", stacklevel=2)
+    return _folder_opener(path)(path) if path.is_dir() else _file_opener(path)(path)
+
+
+def _nothing_there(path: Path, locked: bool | None) -> ReadError:
+    if locked:
+        return UnfinishedArchiveError(
+            f"{path}: another process is writing it", hint="Wait until the capture has ended."
+        )
+    if locked is False:
+        return UnfinishedArchiveError(
+            f"{path}: its writer died before it was complete",
+            hint=f"Save what it holds with `tcap recover {path}`.",
+        )
+    return NotAnArchiveError(f"{path}: there is no such file or folder")
+
+
+def _folder_opener(path: Path) -> Callable[[Path], Archive]:
+    names = {name.lower() for name in os.listdir(path)}
+    suffixes = {os.path.splitext(name)[1] for name in names}
+    if names & {"zarr.json", ".zgroup", ".zarray"}:
+        from tensorcap_formats.zarr_v3 import open_zarr
+
+        return open_zarr
+    if ".safetensors" in suffixes:
+        from tensorcap_formats.safetensors_file import open_safetensors_folder
+
+        return open_safetensors_folder
+    if ".npy" in suffixes:
+        from tensorcap_formats.foreign_numpy import open_npy_folder
+
+        return open_npy_folder
+    if suffixes & {".pt", ".pth", ".bin"}:
+        from tensorcap_formats.foreign_torch import open_torch_folder
+
+        return open_torch_folder
+    raise NotAnArchiveError(f"{path}: holds nothing that is one of: {_KINDS}")
+
+
+def _file_opener(path: Path) -> Callable[[Path], Archive]:
+    file = InputFile(path)
+    try:
+        first = file.read(0, min(16, file.size))
+        from tensorcap_formats.hdf5 import is_hdf5, open_hdf5
+
+        if is_hdf5(file):
+            return open_hdf5
+    finally:
+        file.close()
+    if first.startswith(b"\x93NUMPY"):
+        from tensorcap_formats.foreign_numpy import open_npy
+
+        return open_npy
+    if first.startswith(b"PK"):
+        return _zip_opener(path)
+    length = int.from_bytes(first[:8], "little")
+    if path.suffix == ".safetensors" or (first[8:9] == b"{" and 0 < length <= _MAX_SAFETENSORS_HEADER):
+        from tensorcap_formats.safetensors_file import open_safetensors
+
+        return open_safetensors
+    if first[:1] == b"\x80" or path.suffix in (".pt", ".pth", ".pkl", ".bin"):
+        from tensorcap_formats.foreign_torch import open_torch_file
+
+        return open_torch_file
+    if first and not any(first):
+        raise UnfinishedArchiveError(
+            f"{path}: begins with zeros: an archive whose writer did not end, or a damaged file",
+            hint="Give `tcap recover` the path without .partial.",
+        )
+    raise NotAnArchiveError(f"{path}: begins with {first!r}, expected one of: {_KINDS}")
+
+
+def _zip_opener(path: Path) -> Callable[[Path], Archive]:
+    import zipfile
+
+    try:
+        with zipfile.ZipFile(path) as archive:
+            is_torch = any(name.endswith("/data.pkl") for name in archive.namelist())
+    except (zipfile.BadZipFile, OSError, ValueError) as error:
+        raise NotAnArchiveError(f"{path}: begins as a zip file and is none: {error}") from None
+    if is_torch:
+        from tensorcap_formats.foreign_torch import open_torch_file
+
+        return open_torch_file
+    from tensorcap_formats.foreign_numpy import open_npz
+
+    return open_npz

@@ -1,0 +1,338 @@
+"""Write an archive: tensors as they come, each safe when `add` returns, one rename at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from tensorcap_formats.digests import ALGORITHMS, DEFAULT_ALGORITHM, digest
+from tensorcap_formats.dtypes import Array, DType
+from tensorcap_formats.errors import UsageError, WriteError, missing_package
+from tensorcap_formats.flat_file import HEAD_SIZE, aligned, finish, write_at
+from tensorcap_formats.index import check_shape
+from tensorcap_formats.journal import Journal, Placed, partial_path
+from tensorcap_formats.keys import Key, check_length
+from tensorcap_formats.publishing import container_of, publish, refuse_to_replace_others
+from tensorcap_formats.records import Record
+from tensorcap_formats.statistics import Statistics, StatisticsBuilder
+
+
+class Writer:
+    """Writes one archive; the caller ends it with `close`, or with `abandon` after a failure.
+
+    Until `close` has returned, everything lies in `PATH.partial` and `PATH.journal`, from which
+    `recovery.recover` can save it, and what was at the path is untouched. May be used from several
+    threads. Nothing here imports more than numpy and the standard library.
+
+    Attributes:
+        path: Where the archive will be.
+        container: `hdf5`, `zarr` or `safetensors`.
+        records_count: Count of records so far.
+        tensor_bytes: Sum of the sizes of all records so far.
+        stored_bytes: Bytes of the distinct tensors so far.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        container: str | None = None,
+        run: Mapping[str, Any] | None = None,
+        stats_only: bool = False,
+        fsync: bool = False,
+    ) -> None:
+        """Reserve the path.
+
+        Args:
+            path: A file, or for zarr a folder; the folder it is in must exist.
+            container: What to write; by the path's suffix if None.
+            run: Run metadata as known now, a JSON object; kept for recovery.
+            stats_only: Keep digests and statistics, no bytes.
+            fsync: Make each tensor durable against a power cut; a killed process needs no such thing.
+
+        Raises:
+            UsageError: The suffix names no container.
+            WriteError: Another process writes it, an unfinished capture lies there, something that is no
+                archive of ours does, or the folder cannot be written.
+        """
+        self.path = Path(path)
+        self.container = container_of(self.path, container)
+        if self.container == "zarr":
+            _require_zarr()
+        self.records_count = self.tensor_bytes = self.stored_bytes = 0
+        self._run: Mapping[str, Any] = run or {}
+        self._stats_only = stats_only
+        self._fsync = fsync
+        self._end = HEAD_SIZE
+        self._placed: list[Placed] = []
+        self._texts: set[str] = set()
+        self._values: dict[str, Any] = {}
+        self._known: dict[tuple[str, int], int] = {}  # digest and size: where the bytes lie
+        self._statistics: dict[tuple[str, str], Statistics] = {}  # digest and dtype
+        self._lock = threading.Lock()
+        self._is_open = True
+        refuse_to_replace_others(self.path)
+        self._journal = Journal(self.path)
+        if not self._journal.is_empty:
+            self._journal.close(remove=False)
+            raise WriteError(
+                f"{self.path}: an unfinished capture lies there, in {self._journal.path.name}",
+                hint=f"Save what it holds with `tcap recover {self.path}`, or delete "
+                f"{self._journal.path.name} and {partial_path(self.path).name}.",
+            )
+        try:
+            self._journal.start(self.container, DEFAULT_ALGORITHM, self._run)
+            self._fd = os.open(
+                partial_path(self.path), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666
+            )
+        except BaseException as error:
+            self._journal.close(remove=True)
+            if isinstance(error, OSError):
+                raise WriteError(f"{self.path}: cannot be written: {error.strerror}") from error
+            raise
+
+    def add(
+        self,
+        key: Key,
+        bits: Array,
+        dtype: DType,
+        shape: tuple[int, ...],
+        *,
+        order: int | None = None,
+    ) -> None:
+        """Add one tensor; when this returns, a killed process no longer loses it.
+
+        Args:
+            key: Where it was seen; once an archive.
+            bits: Its stored elements, C-contiguous, of the type `dtype.storage`; free again on return.
+            dtype: Its logical dtype.
+            shape: Its shape, whose product is the number of stored elements.
+            order: Execution order number; the next one if None.
+
+        Raises:
+            UsageError: The key is there already, or bits, dtype and shape contradict each other.
+            WriteError: The disk is full, or another thing went wrong with it; the writer is then of no
+                more use but for `abandon`.
+        """
+        flat = bits.reshape(-1)
+        if flat.dtype.str != dtype.storage:
+            raise UsageError(f"{key.text}: bits are {flat.dtype}, expected {dtype.storage} for {dtype.name}")
+        with self._lock:
+            self._check(key, dtype, shape, flat.size)
+            found = digest(flat.view(np.uint8))
+            statistics = self._statistics.get((found, dtype.name))
+            if statistics is None:
+                builder = StatisticsBuilder(dtype)
+                builder.add(flat)
+                statistics = builder.result()
+            offset = self._known.get((found, flat.nbytes))
+            if offset is None and flat.nbytes and not self._stats_only:
+                offset = self._end
+                self._write(offset, flat.view(np.uint8))
+            self._confirm(key, dtype, shape, order, found, statistics, offset)
+
+    def add_blocks(
+        self,
+        key: Key,
+        blocks: Iterable[Array],
+        dtype: DType,
+        shape: tuple[int, ...],
+        *,
+        order: int | None = None,
+    ) -> None:
+        """Add one tensor of any size in bounded memory; as `add`, with its elements in blocks.
+
+        Args:
+            key: As for `add`.
+            blocks: One-dimensional pieces of the stored elements, in C order; each is used before the
+                next is asked for.
+            dtype: As for `add`.
+            shape: As for `add`.
+            order: As for `add`.
+
+        Raises:
+            UsageError: As `add`; or the blocks hold fewer or more elements than the shape.
+            WriteError: As `add`.
+        """
+        with self._lock:
+            self._check(key, dtype, shape, None)
+            hasher = ALGORITHMS[DEFAULT_ALGORITHM]()
+            builder = StatisticsBuilder(dtype)
+            size = 0
+            for block in blocks:
+                raw = np.ascontiguousarray(block).view(np.uint8)
+                hasher.update(raw)
+                builder.add(block)
+                if not self._stats_only:
+                    self._write(self._end + size, raw)
+                size += raw.nbytes
+            if size != int(np.prod(shape, dtype=object)) * dtype.itemsize:
+                raise UsageError(
+                    f"{key.text}: blocks hold {size} bytes, shape {shape} of {dtype.name} does not"
+                )
+            found = hasher.hexdigest()
+            offset = self._known.get((found, size))
+            if offset is None and size and not self._stats_only:
+                offset = self._end
+            self._confirm(key, dtype, shape, order, found, builder.result(), offset)
+
+    def add_value(self, key_text: str, value: object) -> None:
+        """Add a leaf that is no tensor: None, a bool, a number or a text.
+
+        Raises:
+            UsageError: The value has no JSON form.
+            WriteError: As `add`.
+        """
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"{key_text}: value {value!r} has no JSON form") from error
+        with self._lock:
+            self._require_open()
+            try:
+                self._journal.confirm_value(key_text, value)
+            except OSError as error:
+                self._fail(error)
+            self._values[key_text] = value
+
+    def close(
+        self, *, run: Mapping[str, Any] | None = None, complete: bool = True, ordered: bool = True
+    ) -> Path:
+        """Finish the archive and put it in its place.
+
+        Args:
+            run: Run metadata in place of that given at the start.
+            complete: Whether the run ended as it should.
+            ordered: Whether the order of the records is that of execution.
+
+        Returns:
+            The path of the archive.
+
+        Raises:
+            WriteError: The disk is full; the temporary and the journal stay for `recovery.recover`.
+        """
+        with self._lock:
+            self._require_open()
+            partial = partial_path(self.path)
+            try:
+                placed = sorted(self._placed, key=lambda p: p.record.order)
+                finish(
+                    self._fd,
+                    placed,
+                    self._end,
+                    values=self._values,
+                    run=self._run if run is None else run,
+                    algorithm=DEFAULT_ALGORITHM,
+                    is_complete=complete,
+                    is_ordered=ordered,
+                    fsync=self._fsync,
+                )
+                os.close(self._fd)
+                self._is_open = False
+                publish(partial, self.path, self.container, fsync=self._fsync)
+            except OSError as error:
+                if not self._is_open:
+                    self._journal.close(remove=False)
+                self._fail(error)
+            self._journal.close(remove=True)
+            return self.path
+
+    def abandon(self, *, discard: bool = False) -> None:
+        """End without an archive.
+
+        Args:
+            discard: Remove what was written; else it is left for `recovery.recover`.
+        """
+        with self._lock:
+            if not self._is_open:
+                return
+            self._is_open = False
+            os.close(self._fd)
+            if discard:
+                partial_path(self.path).unlink(missing_ok=True)
+            self._journal.close(remove=discard)
+
+    def _require_open(self) -> None:
+        if not self._is_open:
+            raise UsageError(f"{self.path}: the writer has ended")
+
+    def _check(self, key: Key, dtype: DType, shape: tuple[int, ...], size: int | None) -> None:
+        self._require_open()
+        text = key.text
+        check_length(text)
+        check_shape(shape, dtype.itemsize, text)
+        if text in self._texts:
+            raise UsageError(f"{self.path}: key {text!r} stands there already")
+        if size is not None and size != int(np.prod(shape, dtype=object)):
+            raise UsageError(f"{text}: {size} elements, shape {shape} has another number")
+
+    def _write(self, offset: int, raw: Array) -> None:
+        try:
+            write_at(self._fd, offset, raw)
+            if self._fsync:
+                os.fdatasync(self._fd)
+        except OSError as error:
+            self._fail(error)
+
+    def _confirm(
+        self,
+        key: Key,
+        dtype: DType,
+        shape: tuple[int, ...],
+        order: int | None,
+        found: str,
+        statistics: Statistics,
+        offset: int | None,
+    ) -> None:
+        row = len(self._placed)
+        record = Record(
+            key,
+            dtype,
+            tuple(shape),
+            row if order is None else order,
+            found,
+            statistics,
+            not self._stats_only,
+            row,
+        )
+        placed = Placed(record, offset)
+        try:
+            self._journal.confirm(placed)
+            if self._fsync:
+                self._journal.sync()
+        except OSError as error:
+            self._fail(error)
+        self._placed.append(placed)
+        self._texts.add(key.text)
+        self._statistics[found, dtype.name] = statistics
+        self.records_count += 1
+        self.tensor_bytes += record.nbytes
+        if offset == self._end:
+            self._known[found, record.nbytes] = offset
+            self._end = aligned(offset + record.nbytes)
+            self.stored_bytes += record.nbytes
+
+    def _fail(self, error: OSError) -> NoReturn:
+        """End after an error of the disk; everything confirmed so far can be recovered."""
+        if self._is_open:
+            self._is_open = False
+            os.close(self._fd)
+            self._journal.close(remove=False)
+        raise WriteError(
+            f"{self.path}: {error.strerror or error}; {self.records_count} tensors are safe in "
+            f"{partial_path(self.path).name}",
+            hint=f"Make room, then `tcap recover {self.path}` saves them.",
+        ) from error
+
+
+def _require_zarr() -> None:
+    try:
+        import zarr  # noqa: F401  # found missing now, not after an hour of capture
+    except ImportError:
+        raise missing_package("writing a .zarr archive", "zarr", extra="zarr") from None
