@@ -1,0 +1,83 @@
+"""Adapters: what tensorcap knows of each framework; the only place where frameworks are imported.
+
+An adapter lists a model's sites, taps them, describes the run, and makes inputs of stored bits. It is
+found by the class of the model or of a base class, never by importing the framework; it is imported when
+it is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final, Protocol, cast
+
+from tensorcap.recorder import Recorder
+from tensorcap_formats.errors import UsageError
+
+_ADAPTERS: Final = {  # root package of the model's class, or of a base class; sorted
+    "torch": "tensorcap.adapters._torch:TorchAdapter",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A place in a model that records may come from.
+
+    Attributes:
+        name: Module path as the framework has it; empty for the whole model.
+        aliases: Further paths that lead to the same module.
+        reason: Why it cannot be captured, or is not expected to be called.
+        is_capturable: Whether it may be tapped.
+    """
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    reason: str = ""
+    is_capturable: bool = True
+
+
+class Adapter(Protocol):
+    """What the library asks of a framework."""
+
+    def sites(self, model: Any) -> list[Site]:
+        """All sites, the model itself first, in the order of the module tree."""
+
+    def tap(
+        self, model: Any, names: Collection[str], recorder: Recorder, *, inputs: bool
+    ) -> AbstractContextManager[None]:
+        """Tell the recorder of every call of the named sites; the model is as before afterwards.
+
+        The inputs of the model itself are recorded even without `inputs` and if it is not named.
+        """
+
+    def describe(self, model: Any) -> dict[str, Any]:
+        """The run's metadata that the framework knows (`specs/archive.md`)."""
+
+    def sources(self, model: Any, names: Iterable[str]) -> dict[str, Any]:
+        """The source text of the classes of the named sites, by qualified class name."""
+
+    def run(self, workload: Any, *, seed: int | None) -> None:
+        """Run a workload once, without gradients."""
+
+    def prepare(
+        self, workload: Any, *, dtype: str | None, device: str | None, inputs: Mapping[str, Any] | None
+    ) -> Any:
+        """The workload in another precision, on a device, with inputs read from an archive."""
+
+
+def adapter_for(model: object) -> Adapter:
+    """Find the adapter for a model by its class.
+
+    Raises:
+        UsageError: There is none.
+    """
+    for base in type(model).__mro__:
+        target = _ADAPTERS.get(base.__module__.partition(".")[0])
+        if target is not None:
+            module, _, name = target.partition(":")
+            return cast("Adapter", getattr(import_module(module), name)())
+    raise UsageError(
+        f"no adapter for {type(model).__qualname__}, expected a model of: {', '.join(sorted(_ADAPTERS))}"
+    )

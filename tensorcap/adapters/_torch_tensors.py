@@ -1,0 +1,160 @@
+"""Torch tensors as stored bits, and back; every dtype bit for bit.
+
+numpy knows neither bfloat16 nor the narrower floats, so such a tensor is seen as integers of its size.
+What has no dense values in memory (sparse, nested, quantised, meta, fake, inside a function transform or
+a graph under construction) is refused with the reason; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+
+from tensorcap_formats.dtypes import DTYPES, Array, DType, bits_of, dtype_of
+from tensorcap_formats.errors import UsageError
+
+_SAME_SIZE: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # the types that every release has
+_PLAIN_CLASSES: Final = tuple(
+    c for c in (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", None)) if c is not None
+)
+
+
+class NotCapturableError(Exception):
+    """A tensor has no stored elements; the text says why. Never leaves the adapter."""
+
+
+class Stored(NamedTuple):
+    """A tensor's stored elements, which share the tensor's memory where they can."""
+
+    bits: Array
+    dtype: DType
+    shape: tuple[int, ...]
+
+
+class _Form(NamedTuple):
+    logical: DType
+    view: torch.dtype | None  # what numpy can have it as; None where numpy has the dtype itself
+
+
+def _forms() -> dict[torch.dtype, _Form]:
+    forms = {}
+    for name, logical in DTYPES.items():
+        found = getattr(torch, name, None)
+        if isinstance(found, torch.dtype):
+            forms[found] = _Form(logical, None if logical.is_native else _SAME_SIZE[logical.itemsize])
+    return forms
+
+
+_FORMS: Final = _forms()
+
+
+def stored(tensor: Any) -> Stored:
+    """The stored elements of a torch tensor or a numpy array.
+
+    Raises:
+        NotCapturableError: It has none.
+    """
+    if isinstance(tensor, np.ndarray):
+        try:
+            return Stored(bits_of(tensor), dtype_of(tensor), tensor.shape)
+        except UsageError as error:
+            raise NotCapturableError(str(error)) from None
+    if type(tensor) not in _PLAIN_CLASSES:
+        tensor = _as_plain(tensor)
+    form = _FORMS.get(tensor.dtype)
+    if form is None or tensor.layout is not torch.strided or not _is_dense(tensor):
+        raise NotCapturableError(_reason(tensor))
+    plain = tensor.detach()
+    shape = tuple(plain.shape)
+    if plain.is_conj():
+        plain = plain.resolve_conj()
+    if plain.is_neg():
+        plain = plain.resolve_neg()
+    if plain.device.type != "cpu":
+        _refuse_graph_capture(plain)
+        plain = plain.cpu()
+    plain = plain.contiguous()
+    if form.view is not None:
+        plain = plain.view(form.view)
+    array: Array = plain.numpy()
+    if array.dtype.str != form.logical.storage:
+        array = array.view(form.logical.storage)
+    return Stored(array, form.logical, shape)
+
+
+def from_stored(bits: Array, logical: DType) -> torch.Tensor:
+    """Make a tensor of stored elements; its memory is its own.
+
+    Raises:
+        UsageError: This release of torch has no such dtype.
+    """
+    found = getattr(torch, logical.name, None)
+    if not isinstance(found, torch.dtype):
+        raise UsageError(f"torch {torch.__version__} has no dtype {logical.name!r}")
+    if logical.is_native:
+        return torch.from_numpy(np.array(bits, order="C"))
+    size = logical.itemsize
+    as_integers = np.array(bits, order="C").view(f"<i{size}" if size > 1 else "u1")
+    return torch.from_numpy(as_integers).view(found)
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """The torch dtype of a name on the command line: `bfloat16`, `bf16`, `torch.bfloat16`.
+
+    Raises:
+        UsageError: There is no floating dtype of that name.
+    """
+    short = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "fp64": "float64"}
+    plain = name.removeprefix("torch.")
+    found = getattr(torch, short.get(plain, plain), None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise UsageError(
+            f"dtype {name!r} is no floating dtype of torch",
+            hint="Known are: bfloat16, float16, float32, float64.",
+        )
+    return found
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The dtype's name without the module."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return not (tensor.is_quantized or tensor.is_nested or tensor.is_meta or _is_wrapped(tensor))
+
+
+def _as_plain(tensor: torch.Tensor) -> torch.Tensor:
+    """See a subclass that only adds behaviour as the tensor that it is."""
+    overrides = type(tensor).__torch_dispatch__
+    if overrides is not torch.Tensor.__torch_dispatch__ and overrides is not _NO_DISPATCH:
+        raise NotCapturableError(f"a {type(tensor).__module__}.{type(tensor).__qualname__} holds no plain values")
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(torch.Tensor)
+
+
+def _reason(tensor: torch.Tensor) -> str:
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.layout is not torch.strided:
+        return f"layout {str(tensor.layout).removeprefix('torch.')}"
+    if tensor.is_quantized:
+        return f"a quantised tensor ({dtype_name(tensor.dtype)})"
+    if tensor.is_meta:
+        return "on the meta device, without values"
+    if _is_wrapped(tensor):
+        return "inside a function transform (vmap, grad, …)"
+    return f"dtype {dtype_name(tensor.dtype)}"
+
+
+def _refuse_graph_capture(tensor: torch.Tensor) -> None:
+    """A copy to the host would break the graph that is being captured."""
+    if tensor.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise NotCapturableError("inside a CUDA graph under capture")
+
+
+_NO_DISPATCH: Final = torch._C._disabled_torch_dispatch_impl
+_is_wrapped: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor

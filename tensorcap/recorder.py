@@ -1,0 +1,250 @@
+"""Between an adapter's hooks and the writer: steps, calls, filters, and what became of each point."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tensorcap.selection import Selection
+from tensorcap_formats.dtypes import Array, DType
+from tensorcap_formats.errors import TensorcapError, UsageError, WriteError, abbreviate
+from tensorcap_formats.keys import Key
+
+
+class Sink(Protocol):
+    """Where records go: a `Writer`, or the tally of a dry run."""
+
+    def add(
+        self, key: Key, bits: Array, dtype: DType, shape: tuple[int, ...], *, order: int | None = None
+    ) -> None:
+        """Take one tensor; its memory is free again on return."""
+
+    def add_value(self, key_text: str, value: object) -> None:
+        """Take one leaf that is no tensor."""
+
+
+@dataclass(slots=True)
+class Point:
+    """A site of the model under capture, and what became of it.
+
+    Attributes:
+        site: Escaped name.
+        aliases: Further names of the same module.
+        reason: Why it cannot be captured, or why it is never called; empty for none known beforehand.
+        is_capturable: Whether it may be tapped.
+        wanted: True, False, or None if it depends on the slot.
+        calls: How often it was called.
+        returned: How many of these calls returned.
+        records: How many of its tensors were recorded.
+        values: How many of its leaves that are no tensors were.
+        lost: What could not be captured: by slot, the reason and how often.
+    """
+
+    site: str
+    aliases: tuple[str, ...] = ()
+    reason: str = ""
+    is_capturable: bool = True
+    wanted: bool | None = True
+    calls: int = 0
+    returned: int = 0
+    records: int = 0
+    values: int = 0
+    lost: dict[str, tuple[str, int]] = field(default_factory=dict)
+    step: int = -1  # that `number` counts in
+    number: int = 0
+
+    @property
+    def status(self) -> str:
+        """`captured`, `never-called`, `filtered` or `not-capturable`."""
+        if self.wanted is False:
+            return "filtered"
+        if not self.is_capturable:
+            return "not-capturable"
+        if not self.calls:
+            return "not-capturable" if self.lost else "never-called"
+        if self.records or self.values:
+            return "captured"
+        if self.lost or self.returned < self.calls:
+            return "not-capturable"
+        return "filtered" if self.wanted is None else "captured"
+
+    def describe(self) -> list[dict[str, Any]]:
+        """The entries of this point in the run's metadata: one for the site, one for each reason of a loss."""
+        entry: dict[str, Any] = {"site": self.site, "status": self.status, "calls": self.calls}
+        if self.returned < self.calls:
+            entry["unfinished"] = self.calls - self.returned
+        if entry["status"] == "not-capturable" and not self.reason:
+            causes = {reason for reason, _ in self.lost.values()}
+            entry["reason"] = "; ".join(sorted(causes)) or "none of its calls returned"
+        elif self.reason:
+            entry["reason"] = self.reason
+        entries = [entry]
+        if entry["status"] != "not-capturable":
+            by_reason: dict[str, list[str]] = {}
+            for slot, (reason, _) in self.lost.items():
+                by_reason.setdefault(reason, []).append(slot)
+            for reason, slots in by_reason.items():
+                count = max(self.lost[slot][1] for slot in slots)
+                entries.append(
+                    {
+                        "site": self.site,
+                        "slots": slots,
+                        "status": "not-capturable",
+                        "calls": count,
+                        "reason": reason,
+                    }
+                )
+        return entries
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a site, from its beginning to its end.
+
+    Attributes:
+        point: The site.
+        step: Step it belongs to.
+        number: Its number within the step.
+        token: Tells it from other calls of the same site that are under way.
+        ends_step: Whether a step is over when it returns.
+    """
+
+    point: Point
+    step: int
+    number: int
+    token: int
+    ends_step: bool
+
+
+class Recorder:
+    """Numbers steps and calls, applies the filters, and hands records to the sink.
+
+    Attributes:
+        points: By unescaped name of the site, in the model's order.
+        step: Number of the step under way.
+        last_step: Number of the last step in which a site was called; -1 before.
+        last_point: The call that returned last, as `STEP/SITE@CALL`.
+        failure: The error of ours that ended the capture.
+        is_paused: Whether calls are let pass unrecorded.
+        facts: What an adapter found out about the run while it ran.
+    """
+
+    def __init__(self, sink: Sink, points: dict[str, Point], selection: Selection) -> None:
+        self.points = points
+        self.step = 0
+        self.last_step = -1
+        self.last_point: str | None = None
+        self.failure: TensorcapError | None = None
+        self.is_paused = False
+        self.facts: dict[str, Any] = {}
+        self._sink = sink
+        self._selection = selection
+        self._lock = threading.Lock()
+        self._stacks = threading.local()
+
+    def is_under_way(self, point: Point) -> bool:
+        """Whether a call of the site seems under way in this thread (it may have ended by an error)."""
+        return any(call.point is point for call in self._stack())
+
+    def enter(self, point: Point, token: int, *, ends_step: bool = False) -> Call | None:
+        """A call of the site begins.
+
+        Args:
+            point: The site.
+            token: As long as the call lasts, that of no other call of the site.
+            ends_step: Whether this is the model's outermost call, whose return ends the step.
+
+        Returns:
+            The call, or None while nothing is to be recorded.
+        """
+        if self.is_paused or self.failure is not None:
+            return None
+        stack = self._stack()
+        if ends_step:
+            stack.clear()  # what is left are calls that ended by an error
+        with self._lock:
+            if point.step != self.step:
+                point.step, point.number = self.step, 0
+            call = Call(point, self.step, point.number, token, ends_step)
+            point.number += 1
+            point.calls += 1
+            self.last_step = self.step
+        stack.append(call)
+        return call
+
+    def leave(self, point: Point, token: int) -> Call | None:
+        """The call that began with this token returns; calls inside that did not return are dropped."""
+        stack = self._stack()
+        for i in range(len(stack) - 1, -1, -1):
+            call = stack[i]
+            if call.point is point and call.token == token:
+                del stack[i:]
+                return call
+        return None
+
+    def finish(self, call: Call) -> None:
+        """The call is over and everything of it is recorded."""
+        point = call.point
+        with self._lock:
+            point.returned += 1
+            self.last_point = Key(point.site, "-", call.step, call.number).where
+            if call.ends_step:
+                self.step = call.step + 1
+
+    def tensor(
+        self, call: Call, slot: str, bits: Array, dtype: DType, shape: tuple[int, ...], *, required: bool
+    ) -> None:
+        """Record one tensor of a call; `required` ones pass every filter.
+
+        Raises:
+            WriteError: The sink failed; nothing more is recorded.
+        """
+        key = Key(call.point.site, slot, call.step, call.number)
+        wanted = self._is_wanted(call.point, key)
+        if not wanted and not required:
+            return
+        try:
+            self._sink.add(key, bits, dtype, shape)
+        except WriteError as error:
+            self.failure = error
+            raise
+        except UsageError as error:
+            self.lose(call.point, slot, str(error))
+            return
+        if wanted:
+            call.point.records += 1
+
+    def value(self, call: Call, slot: str, value: object, *, required: bool) -> None:
+        """Record one leaf that is no tensor; as `tensor`."""
+        key = Key(call.point.site, slot, call.step, call.number)
+        wanted = self._is_wanted(call.point, key)
+        if not wanted and not required:
+            return
+        try:
+            self._sink.add_value(key.text, value)
+        except WriteError as error:
+            self.failure = error
+            raise
+        except UsageError as error:
+            self.lose(call.point, slot, str(error))
+            return
+        if wanted:
+            call.point.values += 1
+
+    def lose(self, point: Point, slot: str, reason: str) -> None:
+        """Note that a tensor could not be captured, and why."""
+        slot = abbreviate(slot)
+        point.lost[slot] = (abbreviate(reason, 300), point.lost.get(slot, ("", 0))[1] + 1)
+
+    def _is_wanted(self, point: Point, key: Key) -> bool:
+        if point.wanted is None:
+            return self._selection.allows(key, point.aliases)
+        return point.wanted
+
+    def _stack(self) -> list[Call]:
+        try:
+            return self._stacks.calls  # type: ignore[no-any-return]  # threading.local has no types
+        except AttributeError:
+            self._stacks.calls = calls = []
+            return calls

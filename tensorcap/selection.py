@@ -1,0 +1,102 @@
+"""Which records to keep: globs that include and exclude sites and slots."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Collection, Iterable, Sequence
+
+from tensorcap_formats.errors import UsageError, abbreviate
+from tensorcap_formats.keys import Key
+
+
+class Selection:
+    """Globs of the user; one without `/` is for sites, any other for whole keys (NAM-8).
+
+    Example:
+        >>> selection = Selection(include=["layers.*"], exclude=["*/input*"])
+        >>> selection.of_site("norm"), selection.of_site("layers.0")
+        (False, None)
+        >>> selection.allows(Key("layers.0", "output")), selection.allows(Key("layers.0", "input.x"))
+        (True, False)
+    """
+
+    def __init__(self, include: str | Iterable[str] = (), exclude: str | Iterable[str] = ()) -> None:
+        self.include = _as_tuple(include)
+        self.exclude = _as_tuple(exclude)
+        self._unmatched = set(self.include)
+
+    def of_site(self, site: str, aliases: Sequence[str] = ()) -> bool | None:
+        """Whether records of the site are wanted: all, none, or None where it depends on the key."""
+        if any("/" not in p and _fits_any(p, site, aliases) for p in self.exclude):
+            return False
+        hits = [p for p in self.include if "/" not in p and _fits_any(p, site, aliases)]
+        self._unmatched.difference_update(hits)
+        if not hits and self.include and not any("/" in p for p in self.include):
+            return False
+        by_key = (self.include and not hits) or any("/" in p for p in (*self.include, *self.exclude))
+        return None if by_key else True
+
+    def allows(self, key: Key, aliases: Sequence[str] = ()) -> bool:
+        """Whether one record is wanted, whose site is not ruled out."""
+        texts = [key.text]
+        texts += [Key(alias, key.slot, key.step, key.call, key.rank).text for alias in aliases]
+        hits = [p for p in self.include if _fits_key(p, texts, key.site, aliases)]
+        self._unmatched.difference_update(hits)
+        if self.include and not hits:
+            return False
+        return not any(_fits_key(p, texts, key.site, aliases) for p in self.exclude)
+
+    @property
+    def unmatched(self) -> tuple[str, ...]:
+        """Include globs that no site and no record has matched so far."""
+        return tuple(p for p in self.include if p in self._unmatched)
+
+    def check(self, model: str, sites: Collection[str]) -> None:
+        """Refuse an include glob that cannot match, before anything runs.
+
+        Args:
+            model: The model's class, for the message.
+            sites: Escaped names of all sites, aliases too.
+
+        Raises:
+            UsageError: A glob for sites matches none; or one for keys names a site that is not there.
+        """
+        for pattern in self.include:
+            site = _site_of(pattern)
+            if site is not None and any(fnmatch.fnmatchcase(s, site) for s in sites):
+                continue
+            close = difflib.get_close_matches(site or pattern, list(sites), n=3)
+            hint = f"Did you mean {' or '.join(map(repr, close))}?" if close else None
+            if site is None:
+                hint = f"A glob for keys begins with the step: '*/{pattern}'."
+            raise UsageError(
+                f"{model}: no module matches {abbreviate(pattern)!r} among {len(sites)}", hint=hint
+            )
+
+
+def _as_tuple(patterns: str | Iterable[str]) -> tuple[str, ...]:
+    return (patterns,) if isinstance(patterns, str) else tuple(patterns)
+
+
+def _fits_any(pattern: str, site: str, aliases: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for name in (site, *aliases))
+
+
+def _fits_key(pattern: str, texts: Sequence[str], site: str, aliases: Sequence[str]) -> bool:
+    if "/" in pattern:
+        return any(fnmatch.fnmatchcase(text, pattern) for text in texts)
+    return _fits_any(pattern, site, aliases)
+
+
+def _site_of(pattern: str) -> str | None:
+    """The glob for sites within a glob; `*` where it may match any site, None where it matches no key."""
+    if "/" not in pattern:
+        return pattern
+    parts = pattern.split("/")
+    if len(parts) == 2:  # a `*` stands for two components, or there is no step
+        return "*" if parts[0][:1] in ("*", "?", "[") or parts[0].isdigit() else None
+    if len(parts) == 3 and not parts[0].startswith("rank"):
+        site, at, _ = parts[1].rpartition("@")
+        return site if at and site else parts[1]
+    return "*"

@@ -1,0 +1,222 @@
+"""Walk a structured value: every leaf of an argument or a result, by field name.
+
+Frameworks are known here only by the classes that an adapter names in `Kinds`. Mappings, sequences,
+named tuples, dataclasses and plain objects (by attribute) are entered; nothing is called, consumed or
+changed, and nothing is left out without a word.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    MethodType,
+    ModuleType,
+    TracebackType,
+)
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+MAX_DEPTH: Final = 24
+MAX_NODES: Final = 20_000  # of one argument: a graph of objects that is no argument in earnest
+MAX_PLAIN_ITEMS: Final = 1024  # a longer list of numbers is told by its length
+MAX_TEXT: Final = 4096
+
+_PLAIN: Final = (bool, int, float, str, type(None))
+_NEVER_ENTERED: Final = (
+    type,
+    FunctionType,
+    MethodType,
+    BuiltinFunctionType,
+    GeneratorType,
+    ModuleType,
+    CodeType,
+    FrameType,
+    TracebackType,
+)
+
+
+class Kinds(NamedTuple):
+    """What the classes of a framework are to the walk.
+
+    Attributes:
+        tensors: Leaves that are tensors.
+        opaque: Told by their class, never entered (modules).
+        texts: Told by their text (dtypes, devices).
+    """
+
+    tensors: tuple[type, ...]
+    opaque: tuple[type, ...] = ()
+    texts: tuple[type, ...] = ()
+
+
+class Leaf(NamedTuple):
+    """One leaf.
+
+    Attributes:
+        name: Path to it, `rope.0`; empty for the value itself.
+        value: A tensor, or a JSON value.
+        is_tensor: Which of the two.
+        reason: Why what lies at `name` could not be followed; empty for a leaf that could.
+    """
+
+    name: str
+    value: Any
+    is_tensor: bool = False
+    reason: str = ""
+
+
+def walk(value: object, kinds: Kinds) -> list[Leaf]:
+    """List the leaves of `value` in the order of its fields, with unique names.
+
+    Example:
+        >>> import numpy as np
+        >>> ones = np.ones(2)
+        >>> [leaf.name for leaf in walk({"rope": (ones, ones), "cache": None}, Kinds((np.ndarray,)))]
+        ['rope.0', 'rope.1', 'cache']
+    """
+    walker = _Walker(kinds)
+    walker.visit("", value, 0)
+    return _with_unique_names(walker.leaves)
+
+
+def class_name(thing: object) -> str:
+    """The qualified class name of an object, or of the class or function itself."""
+    named = thing if hasattr(thing, "__qualname__") else type(thing)
+    module = getattr(named, "__module__", None)
+    name = str(getattr(named, "__qualname__", type(thing).__qualname__))
+    return name if module in (None, "builtins") else f"{module}.{name}"
+
+
+class _Walker:
+    def __init__(self, kinds: Kinds) -> None:
+        self.kinds = kinds
+        self.leaves: list[Leaf] = []
+        self._nodes = 0
+        self._above: set[int] = set()  # ids of the containers that we are in
+        self._objects: dict[int, str] = {}  # ids of plain objects: where they were met first
+
+    def visit(self, name: str, value: Any, depth: int) -> bool:
+        """Add the leaves below `value`; return whether there is a tensor among them."""
+        kinds = self.kinds
+        if isinstance(value, kinds.tensors):
+            self.leaves.append(Leaf(name, value, is_tensor=True))
+            return True
+        if isinstance(value, (*_PLAIN, np.generic, enum.Enum, complex, bytes, bytearray, range, slice)):
+            self.leaves.append(Leaf(name, _plain(value)))
+            return False
+        if isinstance(value, kinds.texts):
+            self.leaves.append(Leaf(name, str(value)))
+            return False
+        if isinstance(value, (*kinds.opaque, *_NEVER_ENTERED)):
+            self.leaves.append(Leaf(name, class_name(value)))
+            return False
+        self._nodes += 1
+        if self._nodes > MAX_NODES or depth > MAX_DEPTH:
+            what = f"more than {MAX_NODES} objects" if self._nodes > MAX_NODES else f"deeper than {MAX_DEPTH}"
+            self.leaves.append(Leaf(name, None, reason=f"{class_name(value)} is not followed: {what}"))
+            return True  # there may be tensors, and the loss has to be told
+        if id(value) in self._above:
+            self.leaves.append(Leaf(name, f"{class_name(value)} that contains itself"))
+            return False
+        self._above.add(id(value))
+        try:
+            return self._enter(name, value, depth)
+        finally:
+            self._above.discard(id(value))
+
+    def _enter(self, name: str, value: Any, depth: int) -> bool:
+        if isinstance(value, Mapping):
+            return self._visit_all(name, [(str(_plain_key(k)), v) for k, v in value.items()], depth)
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return self._visit_all(name, list(zip(value._fields, value)), depth)
+        if isinstance(value, (list, tuple, deque)):
+            if len(value) > MAX_PLAIN_ITEMS and all(isinstance(item, _PLAIN) for item in value):
+                self.leaves.append(Leaf(name, f"{type(value).__name__} of {len(value)} plain values"))
+                return False
+            return self._visit_all(name, [(str(i), item) for i, item in enumerate(value)], depth)
+        if is_dataclass(value):
+            present = [(f.name, getattr(value, f.name)) for f in fields(value) if hasattr(value, f.name)]
+            return self._visit_all(name, present, depth)
+        return self._enter_object(name, value, depth)
+
+    def _visit_all(self, name: str, items: list[tuple[str, Any]], depth: int) -> bool:
+        found = False
+        prefix = f"{name}." if name else ""
+        for field, item in items:
+            found |= self.visit(prefix + field, item, depth + 1)
+        return found
+
+    def _enter_object(self, name: str, value: object, depth: int) -> bool:
+        """Follow the attributes of an object of any other class; without a tensor it is only named."""
+        first = self._objects.get(id(value))
+        if first is not None:
+            self.leaves.append(Leaf(name, f"{class_name(value)}, the same as {first or 'the whole'}"))
+            return False
+        self._objects[id(value)] = name
+        start = len(self.leaves)
+        if self._visit_all(name, _attributes(value), depth):
+            return True
+        del self.leaves[start:]
+        self.leaves.append(Leaf(name, class_name(value)))
+        return False
+
+
+def _attributes(value: object) -> list[tuple[str, Any]]:
+    """Attributes that the object itself holds: no property, no method is run."""
+    found = dict(getattr(value, "__dict__", {}))
+    for base in type(value).__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            member = base.__dict__.get(slot)
+            if slot not in found and hasattr(member, "__get__"):
+                try:
+                    found[slot] = member.__get__(value)
+                except AttributeError:  # never set
+                    continue
+    return list(found.items())
+
+
+def _plain(value: Any) -> bool | int | float | str | None:
+    """The JSON value of a leaf that is no tensor."""
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__name__}.{value.name}"
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int):
+        return int(value) if value.bit_length() <= 64 else hex(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, (bytes, bytearray)):
+        return f"{len(value)} bytes"
+    text = str(value)
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text)} characters)"
+
+
+def _plain_key(key: object) -> object:
+    return _plain(key) if isinstance(key, (*_PLAIN, np.generic, enum.Enum)) else class_name(key)
+
+
+def _with_unique_names(leaves: list[Leaf]) -> list[Leaf]:
+    """Give the second leaf of one name another: `{"a.b": x, "a": {"b": y}}` holds two named `a.b`."""
+    taken: set[str] = set()
+    for i, leaf in enumerate(leaves):
+        name, n = leaf.name, 1
+        while name in taken:
+            n += 1
+            name = f"{leaf.name}:{n}"
+        taken.add(name)
+        if n > 1:
+            leaves[i] = leaf._replace(name=name)
+    return leaves
