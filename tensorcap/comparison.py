@@ -17,7 +17,7 @@ from tensorcap.pairing import STATUSES, Pair, Selection, Status, pair_records
 from tensorcap_formats.archive import Archive
 
 Source = Archive | str | os.PathLike[str]
-Progress = Callable[[int], None]  # told how many bytes were dealt with since the last time
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ def compare(
         atol: Allowed absolute error, in the tensors' own unit; if only `rtol` is given, 0.
         only: Globs; compare only keys that fit one of them.
         exclude: Globs; leave out keys that fit one of them.
-        progress: Told, after each pair, the bytes of its reference tensor.
+        progress: Told the bytes of the reference done so far, and all that will be.
 
     Returns:
         Every pair with its status; without a tolerance those that are not identical stay `unjudged`.
@@ -235,7 +235,7 @@ def _comparison(
         target=Side.of(target),
         tolerance=tolerance,
         pairs=judged,
-        divergence=first_divergence(reference, judged),
+        divergence=first_divergence(reference, judged) if selection else None,
         value_differences=tuple(_value_differences(reference, target, selection)) if selection else (),
         warnings=tuple(_warnings(reference, target)),
         is_of_archives=selection is not None,
@@ -249,13 +249,13 @@ def _judged_in_turn(
     tolerance: Tolerance | None,
     progress: Progress | None,
 ) -> Iterator[Pair]:
-    for pair in pairs:
-        if pair.status == "unjudged" and pair.reference:
-            yield judge(reference, target, pair, tolerance)
-            if progress is not None:
-                progress(pair.reference.nbytes)
-        else:
-            yield pair
+    sizes = [p.reference.nbytes if p.status == "unjudged" and p.reference else 0 for p in pairs]
+    done, total = 0, sum(sizes)
+    for pair, size in zip(pairs, sizes, strict=True):
+        yield judge(reference, target, pair, tolerance) if pair.status == "unjudged" else pair
+        done += size
+        if progress is not None and size:
+            progress(done, total)
 
 
 def _value_differences(

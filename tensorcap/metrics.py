@@ -289,9 +289,8 @@ class DifferenceBuilder:
         reference, target, _ = self._squares
         if not reference.value or not target.value:
             return None
-        norms = math.sqrt(reference.value) * math.sqrt(target.value)
-        if reference.value == target.value:  # the square of a square root may be off by one bit
-            norms = reference.value
+        (m, e), (n, f) = math.frexp(reference.value), math.frexp(target.value)
+        norms = math.ldexp(math.sqrt(m * n * (1 + (e + f) % 2)), (e + f) // 2)  # one root: exact for y = x
         shift = self._dot.exponent - (reference.exponent + target.exponent) // 2
         return max(-1.0, min(1.0, float(np.ldexp(self._dot.value / norms, shift))))
 

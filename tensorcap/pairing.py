@@ -150,8 +150,8 @@ class _Absences:
             return "never-called", said or "the target never called this module"
         if point.get("status") == "not-capturable":
             return "not-capturable", said
-        if point.get("status") == "filtered":
-            return "missing-in-target", said or "the target's capture filtered it out"
+        if point.get("status") == "excluded":
+            return "missing-in-target", said or "the target's capture left it out"
         return "missing-in-target", said
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tensorcap.selection import Selection
-from tensorcap_formats.dtypes import Array, DType
+from tensorcap.scope import Scope
+from tensorcap_formats.dtypes import Array, DType, decode
 from tensorcap_formats.errors import TensorcapError, UsageError, WriteError, abbreviate
 from tensorcap_formats.keys import Key
 
@@ -56,9 +57,9 @@ class Point:
 
     @property
     def status(self) -> str:
-        """`captured`, `never-called`, `filtered` or `not-capturable`."""
+        """`captured`, `never-called`, `excluded` or `not-capturable`."""
         if self.wanted is False:
-            return "filtered"
+            return "excluded"
         if not self.is_capturable:
             return "not-capturable"
         if not self.calls:
@@ -67,10 +68,10 @@ class Point:
             return "captured"
         if self.lost or self.returned < self.calls:
             return "not-capturable"
-        return "filtered" if self.wanted is None else "captured"
+        return "excluded" if self.wanted is None else "captured"
 
     def describe(self) -> list[dict[str, Any]]:
-        """The entries of this point in the run's metadata: one for the site, one for each reason of a loss."""
+        """The entries of this point in the run's metadata: one, and one for each reason of a loss."""
         entry: dict[str, Any] = {"site": self.site, "status": self.status, "calls": self.calls}
         if self.returned < self.calls:
             entry["unfinished"] = self.calls - self.returned
@@ -117,6 +118,13 @@ class Call:
     ends_step: bool
 
 
+class _Stacks(threading.local):
+    """The calls under way in each thread, outermost first."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+
+
 class Recorder:
     """Numbers steps and calls, applies the filters, and hands records to the sink.
 
@@ -127,25 +135,28 @@ class Recorder:
         last_point: The call that returned last, as `STEP/SITE@CALL`.
         failure: The error of ours that ended the capture.
         is_paused: Whether calls are let pass unrecorded.
-        facts: What an adapter found out about the run while it ran.
+        inputs: Of each tensor of whole numbers that the model itself was given, by key text: the SHA-256
+            of its values as little-endian int64.
+        facts: Run metadata that an adapter found out while the model ran.
     """
 
-    def __init__(self, sink: Sink, points: dict[str, Point], selection: Selection) -> None:
+    def __init__(self, sink: Sink, points: dict[str, Point], scope: Scope) -> None:
         self.points = points
         self.step = 0
         self.last_step = -1
         self.last_point: str | None = None
         self.failure: TensorcapError | None = None
         self.is_paused = False
+        self.inputs: dict[str, dict[str, Any]] = {}
         self.facts: dict[str, Any] = {}
         self._sink = sink
-        self._selection = selection
+        self._scope = scope
         self._lock = threading.Lock()
-        self._stacks = threading.local()
+        self._stacks = _Stacks()
 
     def is_under_way(self, point: Point) -> bool:
         """Whether a call of the site seems under way in this thread (it may have ended by an error)."""
-        return any(call.point is point for call in self._stack())
+        return any(call.point is point for call in self._stacks.calls)
 
     def enter(self, point: Point, token: int, *, ends_step: bool = False) -> Call | None:
         """A call of the site begins.
@@ -160,7 +171,7 @@ class Recorder:
         """
         if self.is_paused or self.failure is not None:
             return None
-        stack = self._stack()
+        stack = self._stacks.calls
         if ends_step:
             stack.clear()  # what is left are calls that ended by an error
         with self._lock:
@@ -175,7 +186,7 @@ class Recorder:
 
     def leave(self, point: Point, token: int) -> Call | None:
         """The call that began with this token returns; calls inside that did not return are dropped."""
-        stack = self._stack()
+        stack = self._stacks.calls
         for i in range(len(stack) - 1, -1, -1):
             call = stack[i]
             if call.point is point and call.token == token:
@@ -214,6 +225,9 @@ class Recorder:
             return
         if wanted:
             call.point.records += 1
+        if required and dtype.kind in ("int", "uint"):
+            ids = hashlib.sha256(decode(bits, dtype).astype("<i8").tobytes()).hexdigest()
+            self.inputs[key.text] = {"sha256": ids, "shape": list(shape), "dtype": dtype.name}
 
     def value(self, call: Call, slot: str, value: object, *, required: bool) -> None:
         """Record one leaf that is no tensor; as `tensor`."""
@@ -239,12 +253,5 @@ class Recorder:
 
     def _is_wanted(self, point: Point, key: Key) -> bool:
         if point.wanted is None:
-            return self._selection.allows(key, point.aliases)
+            return self._scope.allows(key, point.aliases)
         return point.wanted
-
-    def _stack(self) -> list[Call]:
-        try:
-            return self._stacks.calls  # type: ignore[no-any-return]  # threading.local has no types
-        except AttributeError:
-            self._stacks.calls = calls = []
-            return calls

@@ -18,11 +18,13 @@ from types import (
     FrameType,
     FunctionType,
     GeneratorType,
+    MemberDescriptorType,
     MethodType,
     ModuleType,
     TracebackType,
 )
 from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -32,11 +34,11 @@ MAX_PLAIN_ITEMS: Final = 1024  # a longer list of numbers is told by its length
 MAX_TEXT: Final = 4096
 
 _PLAIN: Final = (bool, int, float, str, type(None))
+_PLAIN_TYPES: Final = frozenset(_PLAIN)
+_SCALARS: Final = (*_PLAIN, np.generic, enum.Enum, complex, bytes, bytearray, range, slice)
+_NAMED: Final = (type, FunctionType, MethodType, BuiltinFunctionType)
 _NEVER_ENTERED: Final = (
-    type,
-    FunctionType,
-    MethodType,
-    BuiltinFunctionType,
+    *_NAMED,
     GeneratorType,
     ModuleType,
     CodeType,
@@ -91,7 +93,7 @@ def walk(value: object, kinds: Kinds) -> list[Leaf]:
 
 def class_name(thing: object) -> str:
     """The qualified class name of an object, or of the class or function itself."""
-    named = thing if hasattr(thing, "__qualname__") else type(thing)
+    named = thing if isinstance(thing, _NAMED) else type(thing)
     module = getattr(named, "__module__", None)
     name = str(getattr(named, "__qualname__", type(thing).__qualname__))
     return name if module in (None, "builtins") else f"{module}.{name}"
@@ -111,13 +113,13 @@ class _Walker:
         if isinstance(value, kinds.tensors):
             self.leaves.append(Leaf(name, value, is_tensor=True))
             return True
-        if isinstance(value, (*_PLAIN, np.generic, enum.Enum, complex, bytes, bytearray, range, slice)):
+        if type(value) in _PLAIN_TYPES or isinstance(value, _SCALARS):
             self.leaves.append(Leaf(name, _plain(value)))
             return False
         if isinstance(value, kinds.texts):
             self.leaves.append(Leaf(name, str(value)))
             return False
-        if isinstance(value, (*kinds.opaque, *_NEVER_ENTERED)):
+        if isinstance(value, (kinds.opaque, _NEVER_ENTERED)):
             self.leaves.append(Leaf(name, class_name(value)))
             return False
         self._nodes += 1
@@ -138,7 +140,7 @@ class _Walker:
         if isinstance(value, Mapping):
             return self._visit_all(name, [(str(_plain_key(k)), v) for k, v in value.items()], depth)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return self._visit_all(name, list(zip(value._fields, value)), depth)
+            return self._visit_all(name, list(zip(value._fields, value, strict=True)), depth)
         if isinstance(value, (list, tuple, deque)):
             if len(value) > MAX_PLAIN_ITEMS and all(isinstance(item, _PLAIN) for item in value):
                 self.leaves.append(Leaf(name, f"{type(value).__name__} of {len(value)} plain values"))
@@ -174,16 +176,29 @@ class _Walker:
 def _attributes(value: object) -> list[tuple[str, Any]]:
     """Attributes that the object itself holds: no property, no method is run."""
     found = dict(getattr(value, "__dict__", {}))
-    for base in type(value).__mro__:
-        slots = base.__dict__.get("__slots__", ())
-        for slot in (slots,) if isinstance(slots, str) else slots:
-            member = base.__dict__.get(slot)
-            if slot not in found and hasattr(member, "__get__"):
-                try:
-                    found[slot] = member.__get__(value)
-                except AttributeError:  # never set
-                    continue
+    for name, member in _slots(type(value)):
+        try:
+            found.setdefault(name, member.__get__(value))
+        except AttributeError:  # never set
+            continue
     return list(found.items())
+
+
+def _slots(cls: type) -> list[tuple[str, MemberDescriptorType]]:
+    known = _SLOTS.get(cls)
+    if known is None:
+        known = [
+            (name, member)
+            for base in cls.__mro__
+            if base.__module__ != "builtins" and "__slots__" in base.__dict__
+            for name, member in base.__dict__.items()
+            if isinstance(member, MemberDescriptorType)
+        ]
+        _SLOTS[cls] = known
+    return known
+
+
+_SLOTS: Final[WeakKeyDictionary[type, list[tuple[str, MemberDescriptorType]]]] = WeakKeyDictionary()
 
 
 def _plain(value: Any) -> bool | int | float | str | None:

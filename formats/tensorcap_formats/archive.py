@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from tensorcap_formats.dtypes import Array, decode
-from tensorcap_formats.errors import TensorNotFoundError, UsageError, no_such_tensor
+from tensorcap_formats.errors import ReadError, TensorNotFoundError, UsageError, no_such_tensor
 from tensorcap_formats.keys import Key, matches
 from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import Statistics, StatisticsBuilder
@@ -35,6 +35,7 @@ class Archive(ABC):
         run: The run's metadata, `{}` for a file from elsewhere. Specified in `specs/archive.md`.
         values: Arguments and results that are no tensors, by key text, as JSON values.
         algorithm: Digest algorithm of `Record.digest`, or None where there are no digests.
+        root: Hash over all records as the index gives it, or None where there is no index.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Archive(ABC):
         run: Mapping[str, Any] | None = None,
         values: Mapping[str, Any] | None = None,
         algorithm: str | None = None,
+        root: str | None = None,
     ) -> None:
         self.path = path
         self.container = container
@@ -59,6 +61,7 @@ class Archive(ABC):
         self.run = dict(run or {})
         self.values = dict(values or {})
         self.algorithm = algorithm
+        self.root = root
         self._by_text: dict[str, Record] = {record.key.text: record for record in records}
 
     @abstractmethod
@@ -136,7 +139,12 @@ class Archive(ABC):
     def read(self, record: Record) -> Array:
         """The tensor's stored elements, in its shape; see `dtypes.decode` for values."""
         self._require_stored(record)
-        out = np.empty(record.size, record.dtype.storage)
+        try:
+            out = np.empty(record.size, record.dtype.storage)
+        except MemoryError:
+            raise ReadError(
+                f"{self.path}: {record.key.text}: its {record.nbytes} bytes do not fit into memory"
+            ) from None
         if out.size:
             self._read_flat(record, 0, out)
         return out.reshape(record.shape)
@@ -154,6 +162,23 @@ class Archive(ABC):
             out = buffer[: size - start]
             self._read_flat(record, start, out)
             yield out
+
+    def read_range(self, record: Record, start: int, stop: int) -> Array:
+        """The stored elements from number `start` up to `stop` in C order, one-dimensional.
+
+        Raises:
+            UsageError: They are not all within the tensor, or the archive has no bytes of it.
+            ReadError: The bytes cannot be had.
+        """
+        self._require_stored(record)
+        if not 0 <= start <= stop <= record.size:
+            raise UsageError(
+                f"{self.path}: {record.key.text}: has no elements {start} to {stop} among {record.size}"
+            )
+        out = np.empty(stop - start, record.dtype.storage)
+        if out.size:
+            self._read_flat(record, start, out)
+        return out
 
     def statistics(self, record: Record) -> Statistics:
         """The record's statistics; computed from its bytes where the archive has none."""

@@ -18,12 +18,12 @@ Content = tuple[str, str, tuple[int, ...]]
 
 
 def content_of(record: Record) -> Content:
-    """What two records share that are stored once: digest, dtype and shape (ARC-21)."""
+    """What two records share that are stored once: digest, dtype and shape (ARC-60)."""
     return record.digest, record.dtype.name, record.shape
 
 
 def holders(records: Iterable[Record]) -> dict[Content, Record]:
-    """The first stored record of each content: the one whose key names the bytes (ARC-21)."""
+    """The first stored record of each content: the one whose key names the bytes (ARC-60)."""
     found: dict[Content, Record] = {}
     for record in records:
         if record.stored:

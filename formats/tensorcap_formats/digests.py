@@ -7,17 +7,22 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 
-class _Hasher(Protocol):
-    def update(self, data: Any, /) -> None: ...
+class Hasher(Protocol):
+    """What both algorithms give: a hash in progress."""
 
-    def hexdigest(self) -> str: ...
+    def update(self, data: Any, /) -> None:
+        """Take more bytes in."""
+
+    def hexdigest(self) -> str:
+        """The hash of all bytes so far, in hexadecimal."""
+        ...
 
 
-def _blake2b() -> _Hasher:
+def _blake2b() -> Hasher:
     return hashlib.blake2b(digest_size=16)
 
 
-def _algorithms() -> dict[str, Callable[[], _Hasher]]:
+def _algorithms() -> dict[str, Callable[[], Hasher]]:
     try:
         import xxhash
     except ImportError:  # a vendor's frozen environment: slower, and read everywhere

@@ -1,4 +1,4 @@
-"""How far compressed data may expand: a file of 100 kB that claims to hold 4 GiB is refused before it is read."""
+"""How far compressed data may expand: 100 kB that claim to hold 4 GiB are refused before they are read."""
 
 from __future__ import annotations
 

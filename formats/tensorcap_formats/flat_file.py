@@ -12,7 +12,7 @@ import hashlib
 import os
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tensorcap_formats.hdf5_metadata import (
@@ -35,6 +35,7 @@ INDEX_NAME: Final = "index"
 RUN_NAME: Final = "run"
 
 _NOTE: Final = struct.Struct("<8sIIQQQQQQQQ16s")
+_GUARD_SIZE: Final = 16
 _NOTE_MAGIC: Final = b"TCAPNOTE"
 _NOTE_VERSION: Final = 1
 
@@ -49,7 +50,7 @@ class Note:
         index_at: Offset of the index; `index_size` bytes.
         run_at: Offset of the run metadata; `run_size` bytes.
         offsets_at: Offset of the table of offsets; `offsets_count` numbers of 8 bytes.
-        tail_hash: blake2b-128 of all bytes from `tail_at` on.
+        guard: blake2b-128 of the bytes of the note before it, and of all bytes from `tail_at` on.
     """
 
     file_size: int
@@ -60,7 +61,7 @@ class Note:
     run_size: int
     offsets_at: int
     offsets_count: int
-    tail_hash: bytes
+    guard: bytes = b""
 
     def pack(self) -> bytes:
         """The bytes of the note, to be written at offset 96."""
@@ -76,7 +77,7 @@ class Note:
             self.run_size,
             self.offsets_at,
             self.offsets_count,
-            self.tail_hash,
+            self.guard,
         )
 
     @classmethod
@@ -86,6 +87,12 @@ class Note:
             return None
         magic, version, _, *fields = _NOTE.unpack_from(head, SUPERBLOCK_SIZE)
         return cls(*fields) if magic == _NOTE_MAGIC and version == _NOTE_VERSION else None
+
+    def guarded(self, tail: bytes | bytearray) -> Note:
+        """The note with the guard that `tail`, all bytes from `tail_at` on, asks for."""
+        hasher = hashlib.blake2b(self.pack()[:-_GUARD_SIZE], digest_size=_GUARD_SIZE)
+        hasher.update(tail)
+        return replace(self, guard=hasher.digest())
 
     def read_tail(self, file: InputFile) -> bytes | None:
         """All bytes behind the tensors, if the file is still as it was written; else None."""
@@ -100,9 +107,7 @@ class Note:
         if not inside or file.size != self.file_size:
             return None
         tail = file.read(self.tail_at, self.file_size - self.tail_at)
-        if hashlib.blake2b(tail, digest_size=16).digest() != self.tail_hash:
-            return None
-        return tail
+        return tail if self.guarded(tail) == self else None
 
 
 def write_at(fd: int, offset: int, data: Any) -> None:
@@ -174,13 +179,10 @@ def finish(
         run_size=len(run_json),
         offsets_at=offsets_at,
         offsets_count=len(placed),
-        tail_hash=hashlib.blake2b(tail, digest_size=16).digest(),
     )
     write_at(fd, tail_at, tail)
-    os.ftruncate(
-        fd, note.file_size
-    )  # an earlier attempt, or a tensor nobody confirmed, may have reached further
-    write_at(fd, SUPERBLOCK_SIZE, note.pack())
+    os.ftruncate(fd, note.file_size)  # an earlier attempt, or a tensor nobody confirmed, reached further
+    write_at(fd, SUPERBLOCK_SIZE, note.guarded(tail).pack())
     if fsync:
         os.fsync(fd)
     write_at(fd, 0, superblock)

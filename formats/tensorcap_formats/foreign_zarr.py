@@ -1,13 +1,14 @@
 """zarr stores from elsewhere, versions 2 and 3, through the zarr library.
 
 What is there is found from the metadata documents alone; the library opens an array when it is first read.
-A chunk without a file is read as the fill value, as the format says, and `tcap check` tells how many there are.
+A chunk without a file is read as the fill value, as the format says; `tcap check` tells how many there are.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.bands import BAND_BYTES, Bands
 from tensorcap_formats.dtypes import DTYPES, Array, DType
 from tensorcap_formats.errors import (
     CorruptArchiveError,
@@ -33,9 +35,8 @@ from tensorcap_formats.index import check_shape
 from tensorcap_formats.slabs import read_flat
 from tensorcap_formats.zarr_array import METADATA_NAME, read_metadata
 
-_BAND_BYTES: Final = 64 * 1024 * 1024  # kept decoded for each thread, since a chunk serves many small reads
 _MAX_DEPTH: Final = 64
-_LIMIT_CHUNKS: Final = 2**31
+_NUMPY_TYPE: Final = re.compile(r"[<>|](?:b1|i[1248]|u[1248]|f[248]|c8|c16)")
 
 
 def open_foreign_zarr(path: Path) -> Archive:
@@ -50,15 +51,19 @@ def open_foreign_zarr(path: Path) -> Archive:
         import zarr  # noqa: F401  # found missing now, not at the first read
     except ImportError:
         raise missing_package(f"reading {path}", "zarr", extra="zarr") from None
-    cache = threading.local()
-    tensors = []
+    bands = Bands()
+    tensors, skipped = [], {}
     for folder, metadata in _arrays(path):
         name = folder.relative_to(path).as_posix() if folder != path else path.stem
-        array = _ForeignArray(folder, metadata, cache)
-        tensors.append(
-            ForeignTensor(name, array.dtype, array.shape, array.read, partial(array.missing_chunks))
-        )
-    return ForeignArchive(path, "zarr", tensors, resources=ExitStack())
+        types = _dtype(metadata)
+        if types is None:
+            skipped[name] = (
+                f"an array of {abbreviate(repr(metadata.get('data_type', metadata.get('dtype'))))}"
+            )
+            continue
+        array = _ForeignArray(folder, metadata, *types, bands)
+        tensors.append(ForeignTensor(name, array.dtype, array.shape, array.read, array.missing_chunks))
+    return ForeignArchive(path, "zarr", tensors, resources=ExitStack(), skipped=skipped)
 
 
 def _arrays(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -74,6 +79,11 @@ def _arrays(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
         for name in (METADATA_NAME, ".zarray"):
             if name in files:
                 metadata = read_metadata(Path(folder, name))
+                if _uses_pickle(metadata):
+                    raise UnsafeFileError(
+                        f"{folder}: its chunks are pickles, and reading a pickle may run code",
+                        hint="Convert it to numbers with the program that wrote it.",
+                    )
                 if metadata.get("node_type", "array") == "array":
                     yield Path(folder), metadata
 
@@ -81,43 +91,34 @@ def _arrays(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 class _ForeignArray:
     """One array: what its metadata say, and its elements through the library."""
 
-    def __init__(self, folder: Path, metadata: dict[str, Any], cache: threading.local) -> None:
+    def __init__(
+        self, folder: Path, metadata: dict[str, Any], dtype: DType, storage: str, bands: Bands
+    ) -> None:
+        self.dtype = dtype
         self._folder = folder
-        self._metadata = metadata
-        self._cache = cache
+        self._bands = bands
         self._lock = threading.Lock()
         self._opened: Any = None
-        where = str(folder)
-        if _uses_pickle(metadata):
-            raise UnsafeFileError(
-                f"{where}: its chunks are pickles, and reading a pickle may run code",
-                hint="Convert it to numbers with the program that wrote it.",
-            )
-        version = metadata.get("zarr_format")
-        written = metadata.get("data_type" if version == 3 else "dtype")
-        self.dtype, self._in_library = _dtype(written, where)
         shape = metadata.get("shape")
-        check_shape(shape, self.dtype.itemsize, where)
+        check_shape(shape, dtype.itemsize, str(folder))
         self.shape: tuple[int, ...] = tuple(shape)  # type: ignore[arg-type]  # check_shape took it
-        if self._in_library != written and metadata.get("fill_value") not in (0, 0.0, None):
-            raise ReadError(f"{where}: {self.dtype.name} with a fill value that is not zero is not supported")
+        self._metadata = metadata
+        self._stored_as = np.dtype(dtype.storage)
+        if not dtype.is_native:  # the library does not know bfloat16 and float8: it reads their bits
+            if metadata.get("fill_value") not in (0, None):
+                raise ReadError(f"{folder}: fill value of {dtype.name} is not zero, which is not supported")
+            self._metadata = {**metadata, _type_field(metadata): storage, "fill_value": 0}
 
     def read(self, start: int, out: Array) -> None:
         """Fill `out` with the elements from number `start` on."""
         try:
             array = self._array()
             rows = self._band_rows(array)
-            if not rows:
+            if rows:
+                load = partial(self._rows, array)
+                self._bands.read(self, self.shape, rows, load, start, out)
+            else:
                 read_flat(array, self.shape, start, out)
-                return
-            band_size = rows * math.prod(self.shape[1:])
-            done = 0
-            while done < out.size:
-                number, within = divmod(start + done, band_size)
-                band = self._band(array, number, rows)
-                part = out[done : done + band.size - within]
-                part[:] = band[within : within + part.size]
-                done += part.size
         except TensorcapError:
             raise
         except Exception as error:  # codecs of many libraries: each has errors of its own
@@ -128,12 +129,12 @@ class _ForeignArray:
     def missing_chunks(self) -> str | None:
         """Say how many chunks have no file, if any."""
         array = self._array()
-        if array.nchunks > _LIMIT_CHUNKS:
-            return f"claims to have {array.nchunks} chunks"
-        missing = array.nchunks - array.nchunks_initialized
+        stored = array.shards or array.chunks  # what has a file of its own
+        total = math.prod(-(-n // s) for n, s in zip(self.shape, stored, strict=True))
+        missing = total - array.nchunks_initialized * math.prod(array.chunks) // math.prod(stored)
         if not missing:
             return None
-        return f"{missing} of {array.nchunks} chunks have no file and read as {array.fill_value!r}"
+        return f"{missing} of {total} chunks have no file and read as the fill value {array.fill_value}"
 
     def _array(self) -> Any:
         with self._lock:
@@ -145,10 +146,7 @@ class _ForeignArray:
         import zarr
         from zarr.storage import LocalStore, StorePath
 
-        kind = "data_type" if self._metadata.get("zarr_format") == 3 else "dtype"
-        metadata: Any = {**self._metadata, kind: self._in_library}
-        if self._in_library != self._metadata.get(kind):
-            metadata["fill_value"] = 0
+        metadata: Any = self._metadata
         place = StorePath(LocalStore(self._folder, read_only=True))
         array = zarr.Array(zarr.AsyncArray(metadata=metadata, store_path=place))
         chunk = math.prod(array.shards or array.chunks) * self.dtype.itemsize
@@ -161,37 +159,27 @@ class _ForeignArray:
         if not self.shape:
             return 0
         rows: int = min((array.shards or array.chunks)[0], self.shape[0])
-        return rows if rows * math.prod(self.shape[1:]) * self.dtype.itemsize <= _BAND_BYTES else 0
+        return rows if rows * math.prod(self.shape[1:]) * self.dtype.itemsize <= BAND_BYTES else 0
 
-    def _band(self, array: Any, number: int, rows: int) -> Array:
-        if getattr(self._cache, "key", None) == (self, number):
-            kept: Array = self._cache.band
-            return kept
-        band = np.asarray(array[number * rows : (number + 1) * rows]).reshape(-1)
-        band = band.astype(self.dtype.storage, copy=False) if self.dtype.is_native else band.view(self.dtype.storage)
-        self._cache.key, self._cache.band = (self, number), band
-        return band
+    def _rows(self, array: Any, first: int, end: int) -> Array:
+        return np.asarray(array[first:end]).reshape(-1).astype(self._stored_as, copy=False)
 
 
-def _dtype(written: object, where: str) -> tuple[DType, object]:
-    """Logical dtype, and the type by which the library reads it: it does not know bfloat16 and float8."""
-    if isinstance(written, str):
-        if written in DTYPES:  # version 3; and version 2 as tensorstore writes what numpy has not
-            logical = DTYPES[written]
-            if logical.is_native:
-                return logical, written
-            storage = np.dtype(logical.storage)
-            return logical, storage.name
-        try:
-            kind = np.dtype(written) if len(written) <= 4 else None
-        except TypeError:
-            kind = None
-        if kind is not None and kind.name in DTYPES and kind.kind in "biufc":
-            return DTYPES[kind.name], written
-    raise ReadError(
-        f"{where}: holds {abbreviate(repr(written))}, expected numbers",
-        hint="Leave the array out, or convert it to numbers.",
-    )
+def _type_field(metadata: dict[str, Any]) -> str:
+    return "data_type" if metadata.get("zarr_format") == 3 else "dtype"
+
+
+def _dtype(metadata: dict[str, Any]) -> tuple[DType, str] | None:
+    """Logical dtype, and the type of its stored elements as the metadata write types; None if no numbers."""
+    written = metadata.get(_type_field(metadata))
+    if not isinstance(written, str):
+        return None
+    if written in DTYPES:  # version 3, and version 2 as tensorstore writes what numpy has not
+        storage = np.dtype(DTYPES[written].storage)
+        return DTYPES[written], storage.name if metadata.get("zarr_format") == 3 else storage.str
+    if not _NUMPY_TYPE.fullmatch(written) or np.dtype(written).name not in DTYPES:
+        return None
+    return DTYPES[np.dtype(written).name], written
 
 
 def _uses_pickle(value: object) -> bool:

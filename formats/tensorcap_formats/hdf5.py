@@ -12,12 +12,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.digests import ALGORITHMS, Hasher
 from tensorcap_formats.dtypes import Array
-from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, ReadError, UnfinishedArchiveError
+from tensorcap_formats.errors import (
+    CorruptArchiveError,
+    NotAnArchiveError,
+    UnfinishedArchiveError,
+    abbreviate,
+)
 from tensorcap_formats.flat_file import HEAD_SIZE, INDEX_NAME, NO_OFFSET, RUN_NAME, Note
-from tensorcap_formats.hdf5_dataset import DatasetReader, child, logical_dtype
+from tensorcap_formats.hdf5_dataset import (
+    DatasetReader,
+    child,
+    library_errors,
+    logical_dtype,
+    require_inside,
+)
 from tensorcap_formats.hdf5_metadata import SIGNATURE
-from tensorcap_formats.index import Index, decode_index, from_json
+from tensorcap_formats.index import Index, decode_index, from_json, root_hash
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.records import Record
 
@@ -51,7 +63,7 @@ def open_hdf5(path: Path) -> Archive:
         if note and tail is not None:
             archive: Archive = _open_by_note(path, file, note, tail, resources)
         else:
-            archive = _open_by_library(path, file, resources)
+            archive = _open_by_library(path, file, resources, is_ours=note is not None)
         resources.pop_all()
     return archive
 
@@ -69,6 +81,7 @@ class _OurArchive(Archive):
             run=run,
             values=index.values,
             algorithm=index.algorithm,
+            root=index.root,
         )
         self._resources = resources
 
@@ -112,7 +125,11 @@ def _open_by_note(path: Path, file: InputFile, note: Note, tail: bytes, resource
 
 
 class _LibraryArchive(_OurArchive):
-    """An archive that another tool touched: h5py finds each tensor when it is read."""
+    """An archive that another tool touched: h5py finds each tensor when it is read.
+
+    Nothing proves that the tool left every dataset as it was, so a tensor that is read from its beginning
+    to its end is held against its digest on the way.
+    """
 
     _file: InputFile
     _root: h5py.Group
@@ -120,12 +137,35 @@ class _LibraryArchive(_OurArchive):
     def __init__(self, path: Path, index: Index, run: dict[str, Any], resources: ExitStack) -> None:
         super().__init__(path, index, run, resources)
         self._readers: dict[int, DatasetReader] = {}
+        self._hashed: dict[int, tuple[int, Hasher]] = {}  # by row: elements so far
+        self._hasher = ALGORITHMS.get(index.algorithm)
 
     def _read_flat(self, record: Record, start: int, out: Array) -> None:
         reader = self._readers.get(record.row)
         if reader is None:
-            reader = self._readers[record.row] = self._find(record)
+            with library_errors(f"{self.path}: {record.key.text}"):
+                reader = self._readers[record.row] = self._find(record)
         reader.read(start, out)
+        self._check(record, start, out)
+
+    def _check(self, record: Record, start: int, out: Array) -> None:
+        """Hash what was read, if it goes on where the last read of the record ended."""
+        if self._hasher is None:
+            return
+        # taken out while in use: of two threads that read one record, one goes unchecked
+        done, hasher = self._hashed.pop(record.row, (0, None))
+        if start == 0:
+            done, hasher = 0, self._hasher()
+        if hasher is None or done != start:
+            return
+        hasher.update(out.view("u1").data)
+        if start + out.size < record.size:
+            self._hashed[record.row] = start + out.size, hasher
+        elif hasher.hexdigest() != record.digest:
+            raise CorruptArchiveError(
+                f"{self.path}: {record.key.text}: digest of its bytes is {hasher.hexdigest()}, "
+                f"expected {record.digest}"
+            )
 
     def _find(self, record: Record) -> DatasetReader:
         source = f"{self.path}: {record.key.text}"
@@ -142,36 +182,39 @@ class _LibraryArchive(_OurArchive):
         return reader
 
 
-def _open_by_library(path: Path, file: InputFile, resources: ExitStack) -> Archive:
+def _open_by_library(path: Path, file: InputFile, resources: ExitStack, *, is_ours: bool) -> Archive:
     if not is_hdf5(file):
         raise NotAnArchiveError(f"{path}: is no HDF5 file: it has no HDF5 signature")
-    try:
-        import h5py
+    import h5py
 
-        root = resources.enter_context(h5py.File(path, "r", locking="best-effort"))
-    except BlockingIOError:
-        raise UnfinishedArchiveError(
-            f"{path}: another program holds the HDF5 lock: it has the file open for writing",
-            hint="Close it there first.",
-        ) from None
-    except (OSError, RuntimeError) as error:
-        raise CorruptArchiveError(f"{path}: the HDF5 library cannot open it: {_one_line(error)}") from None
-    try:
-        texts = [_text(root, name, path) for name in (INDEX_NAME, RUN_NAME)]
-        if texts[0] is not None and texts[0].startswith(b'{"tensorcap"') and texts[1] is not None:
-            archive = _LibraryArchive(
-                path,
-                decode_index(texts[0], str(path)),
-                from_json(texts[1], f"{path}: run"),
-                resources.pop_all(),
+    with library_errors(str(path)):
+        try:
+            root = resources.enter_context(h5py.File(path, "r", locking="best-effort"))
+        except BlockingIOError:
+            raise UnfinishedArchiveError(
+                f"{path}: another program holds the HDF5 lock: it has the file open for writing",
+                hint="Close it there first.",
+            ) from None
+        index_text = _text(root, INDEX_NAME, path)
+        if not is_ours and not (index_text or b"").startswith(b'{"tensorcap"'):
+            return _open_foreign(path, file, root, resources)
+        run_text = _text(root, RUN_NAME, path)
+        if index_text is None or run_text is None:
+            missing = INDEX_NAME if index_text is None else RUN_NAME
+            raise CorruptArchiveError(
+                f"{path}: has no text {missing!r}, expected that of an archive (ARC-20)"
             )
-            archive._file, archive._root = file, root
-            return archive
-        return _open_foreign(path, file, root, resources)
-    except (OSError, RuntimeError, KeyError, ValueError) as error:
-        if isinstance(error, ReadError):
-            raise
-        raise CorruptArchiveError(f"{path}: the HDF5 library cannot read it: {_one_line(error)}") from None
+        index = decode_index(index_text, str(path))
+        found = root_hash(index.records)
+        if found != index.root:
+            raise CorruptArchiveError(
+                f"{path}: index: root hash of its records is {found}, "
+                f"expected {abbreviate(repr(index.root))} (ARC-36)"
+            )
+        run = from_json(run_text, f"{path}: run")
+        archive = _LibraryArchive(path, index, run, resources.pop_all())
+        archive._file, archive._root = file, root
+        return archive
 
 
 def _text(root: h5py.Group, name: str, path: Path) -> bytes | None:
@@ -183,6 +226,7 @@ def _text(root: h5py.Group, name: str, path: Path) -> bytes | None:
     node = root[name]
     if not isinstance(node, h5py.Dataset) or node.shape != () or node.dtype.kind != "S":
         return None
+    require_inside(node, f"{path}: {name}")
     if node.dtype.itemsize > path.stat().st_size:
         raise CorruptArchiveError(
             f"{path}: {name} declares {node.dtype.itemsize} bytes, more than the file has"
@@ -191,7 +235,7 @@ def _text(root: h5py.Group, name: str, path: Path) -> bytes | None:
 
 
 def _open_foreign(path: Path, file: InputFile, root: h5py.Group, resources: ExitStack) -> Archive:
-    """All numeric datasets that hard links lead to; what else is there is named in `values`."""
+    """All numeric datasets that hard links lead to; what else is there is named in `skipped`."""
     import h5py
 
     from tensorcap_formats.foreign import ForeignArchive, ForeignTensor
@@ -217,16 +261,14 @@ def _open_foreign(path: Path, file: InputFile, root: h5py.Group, resources: Exit
             elif isinstance(node, h5py.Dataset):
                 found = logical_dtype(node)
                 if found is None or node.shape is None:
-                    others[full] = f"no tensor: {node.id.get_type().get_class()}"
+                    others[full] = "no tensor: its type is no number, or it has no elements"
                     continue
                 reader = DatasetReader(
                     node, file, f"{path}: {full}", storage=found[0].storage, memory_type=found[1]
                 )
                 tensors.append(ForeignTensor(full, found[0], node.shape, reader.read_foreign))
+            else:
+                others[full] = "no tensor: a named datatype"
     if not tensors:
         raise NotAnArchiveError(f"{path}: none of its {len(others)} HDF5 objects is a numeric dataset")
-    return ForeignArchive(path, "hdf5", tensors, resources=resources.pop_all(), values=others)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    return ForeignArchive(path, "hdf5", tensors, resources=resources.pop_all(), skipped=others)

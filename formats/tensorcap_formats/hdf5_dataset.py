@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from tensorcap_formats.dtypes import DTYPES, Array, DType
-from tensorcap_formats.errors import CorruptArchiveError, UnsafeFileError
+from tensorcap_formats.errors import CorruptArchiveError, TensorcapError, UnsafeFileError
+from tensorcap_formats.expansion import check_expansion
+from tensorcap_formats.hdf5_filters import require_filters
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.slabs import read_flat
 
 if TYPE_CHECKING:
     import h5py
 
-_BOMB_BYTES: Final = 64 << 20
-_BOMB_RATIO: Final = 1100  # deflate gives at most 1032 to 1
 # size, (sign position, exponent position and bits, mantissa position and bits), bias
 _FLOATS: Final = {
     (1, (7, 2, 5, 0, 2), 15): "float8_e5m2",
@@ -25,6 +27,32 @@ _FLOATS: Final = {
     (4, (31, 23, 8, 0, 23), 127): "float32",
     (8, (63, 52, 11, 0, 52), 1023): "float64",
 }
+
+
+@contextmanager
+def library_errors(source: str) -> Iterator[None]:
+    """Turn what h5py raises on a damaged file into `CorruptArchiveError`; ours pass.
+
+    The library raises nearly every class of error there: KeyError for a lost object, TypeError for a type
+    that numpy has not, OverflowError for an absurd size.
+    """
+    try:
+        yield
+    except TensorcapError:
+        raise
+    except (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError, MemoryError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise CorruptArchiveError(f"{source}: the HDF5 library cannot read it: {reason}") from None
+
+
+def require_inside(dataset: h5py.Dataset, source: str) -> None:
+    """Refuse a dataset whose bytes lie in other files (ARC-21).
+
+    Raises:
+        UnsafeFileError: It has external storage, or is a virtual one.
+    """
+    if dataset.id.get_create_plist().get_external_count() or dataset.is_virtual:
+        raise UnsafeFileError(f"{source}: keeps its bytes in other files, which are not read (ARC-21)")
 
 
 def child(group: Any, name: str, source: str) -> Any:
@@ -102,12 +130,14 @@ class DatasetReader:
             raise CorruptArchiveError(
                 f"{source}: elements have {kind.get_size()} bytes, expected {self._storage.itemsize} (ARC-22)"
             )
-        properties = dataset.id.get_create_plist()
-        if properties.get_external_count() or dataset.is_virtual:
-            raise UnsafeFileError(f"{source}: keeps its bytes in other files, which are not read (ARC-21)")
+        require_inside(dataset, source)
         self._type = kind if memory_type is None else memory_type
-        self._is_chunked = properties.get_layout() == h5d.CHUNKED
-        is_contiguous = properties.get_layout() == h5d.CONTIGUOUS
+        layout = dataset.id.get_create_plist().get_layout()
+        self._is_chunked = layout == h5d.CHUNKED
+        if self._is_chunked:
+            require_filters(dataset, source)
+        is_contiguous = layout == h5d.CONTIGUOUS
+        self._is_checked = False
         self._offset = dataset.id.get_offset() if is_contiguous and self._type.equal(kind) else None
 
     def read(self, start: int, out: Array) -> None:
@@ -115,22 +145,17 @@ class DatasetReader:
         if self._offset is not None:
             self._file.read_into(self._offset + start * out.itemsize, out)
             return
-        try:
+        with library_errors(self._source):
             read_flat(self, self._dataset.shape, start, out)
-        except (OSError, RuntimeError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise CorruptArchiveError(f"{self._source}: cannot be read: {reason}") from None
 
     def read_foreign(self, start: int, out: Array) -> None:
         """As `read`; refuses a dataset that was not written whole, or that unpacks to far more than it is."""
-        if start == 0:
-            self.require_written()
-            declared = math.prod(self._dataset.shape) * out.itemsize
-            stored = self._dataset.id.get_storage_size()
-            if declared > _BOMB_BYTES and declared > _BOMB_RATIO * stored:
-                raise UnsafeFileError(
-                    f"{self._source}: {stored} bytes unpack to {declared}, over {_BOMB_RATIO} times as many"
-                )
+        if not self._is_checked:
+            with library_errors(self._source):
+                self.require_written()
+                declared = math.prod(self._dataset.shape) * out.itemsize
+                check_expansion(self._dataset.id.get_storage_size(), declared, self._source)
+            self._is_checked = True
         self.read(start, out)
 
     def require_written(self) -> None:
@@ -143,6 +168,9 @@ class DatasetReader:
             found = self._dataset.id.get_num_chunks()
             if found != expected:
                 raise CorruptArchiveError(f"{self._source}: {found} of {expected} chunks are there (ARC-23)")
+            # the library unpacks a chunk at a time, so its size is what a read takes of memory
+            declared = math.prod(chunk) * self._storage.itemsize
+            check_expansion(self._dataset.id.get_storage_size(), declared, self._source)
         elif not self._dataset.id.get_storage_size():
             raise CorruptArchiveError(f"{self._source}: its bytes were never written (ARC-23)")
 

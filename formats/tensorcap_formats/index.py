@@ -9,10 +9,11 @@ import gc
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from tensorcap_formats.digests import KNOWN_ALGORITHMS
 from tensorcap_formats.dtypes import DTYPES
@@ -24,6 +25,7 @@ from tensorcap_formats.statistics import Statistics
 FORMAT_VERSION: Final = "1.0"
 MAX_RANK: Final = 32  # HDF5 has no more
 MAX_TENSOR_BYTES: Final = 2**62
+_VERSION: Final = re.compile(r"([0-9]{1,9})\.[0-9]{1,9}")
 _STATISTICS: Final = tuple(Statistics.__dataclass_fields__)
 _COUNTS: Final = ("nan", "posinf", "neginf", "zeros")
 
@@ -86,13 +88,14 @@ def decode_index(data: bytes, source: str) -> Index:
     count = index.get("count")
     if type(count) is not int or not 0 <= count <= len(data):
         raise CorruptArchiveError(
-            f"{source}: index: count is {count!r}, expected the number of records (ARC-30)"
+            f"{source}: index: count is {abbreviate(repr(count))}, expected the number of records (ARC-30)"
         )
     column = _columns(index, count, source)
     algorithm = index.get("algorithm")
     if algorithm not in KNOWN_ALGORITHMS:
         raise CorruptArchiveError(
-            f"{source}: index: digest algorithm is {algorithm!r}, known are {', '.join(KNOWN_ALGORITHMS)}"
+            f"{source}: index: digest algorithm is {abbreviate(repr(algorithm))}, "
+            f"known are {', '.join(KNOWN_ALGORITHMS)} (ARC-33)"
         )
     digests = index.get("digest")
     if not isinstance(digests, str) or len(digests) != 32 * count:
@@ -139,10 +142,12 @@ def decode_index(data: bytes, source: str) -> Index:
 def check_version(index: Mapping[str, Any], source: str) -> None:
     """Refuse what a newer major version wrote, and extensions that must be understood (ARC-5, ARC-6)."""
     version = index.get("tensorcap")
-    major, _, minor = version.partition(".") if isinstance(version, str) else ("", "", "")
-    if not (major.isdecimal() and minor.isdecimal()):
-        raise CorruptArchiveError(f"{source}: index: version is {version!r}, expected MAJOR.MINOR (ARC-5)")
-    if int(major) > int(FORMAT_VERSION.partition(".")[0]):
+    found = _VERSION.fullmatch(version) if isinstance(version, str) else None
+    if found is None:
+        raise CorruptArchiveError(
+            f"{source}: index: version is {abbreviate(repr(version))}, expected MAJOR.MINOR (ARC-5)"
+        )
+    if int(found[1]) > int(FORMAT_VERSION.partition(".")[0]):
         raise NewerVersionError(
             f"{source}: archive format is {version}, expected {FORMAT_VERSION} or older (ARC-5)",
             hint="Upgrade tensorcap to read it.",
@@ -150,7 +155,7 @@ def check_version(index: Mapping[str, Any], source: str) -> None:
     needed = index.get("must_understand", [])
     if needed:
         raise NewerVersionError(
-            f"{source}: archive needs the extensions {needed!r}, which are unknown here (ARC-6)",
+            f"{source}: archive needs the extensions {abbreviate(repr(needed))}, unknown here (ARC-6)",
             hint="Upgrade tensorcap to read it.",
         )
 
@@ -161,7 +166,8 @@ def check_shape(shape: object, itemsize: int, source: str) -> None:
         isinstance(shape, list | tuple)
         and len(shape) <= MAX_RANK
         and all(type(n) is int and n >= 0 for n in shape)
-        and math.prod(shape) * itemsize <= MAX_TENSOR_BYTES
+        # numpy makes no empty array of absurd sizes either
+        and math.prod(max(n, 1) for n in shape) * itemsize <= MAX_TENSOR_BYTES
     )
     if not good:
         raise CorruptArchiveError(
@@ -195,7 +201,7 @@ def from_json(data: bytes, source: str) -> dict[str, Any]:
     enabled = gc.isenabled()
     gc.disable()  # many small objects: the collector takes most of the time otherwise
     try:
-        value = json.loads(data)
+        value = json.loads(data, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise CorruptArchiveError(f"{source}: is not JSON: {error}") from None
     finally:
@@ -204,6 +210,10 @@ def from_json(data: bytes, source: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CorruptArchiveError(f"{source}: is a JSON {type(value).__name__}, expected an object")
     return value
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON number")
 
 
 def _columns(index: Mapping[str, Any], count: int, source: str) -> dict[str, list[Any]]:

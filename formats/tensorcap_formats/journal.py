@@ -6,9 +6,9 @@ appended with one write after the bytes it speaks of, so a line is a promise and
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
+import math
 import os
 import zlib
 from collections.abc import Mapping
@@ -16,8 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tensorcap_formats.digests import KNOWN_ALGORITHMS
 from tensorcap_formats.dtypes import DTYPES
-from tensorcap_formats.errors import CorruptArchiveError, NewerVersionError, UsageError, WriteError
+from tensorcap_formats.errors import (
+    CorruptArchiveError,
+    NewerVersionError,
+    UsageError,
+    WriteError,
+    abbreviate,
+)
 from tensorcap_formats.index import check_shape, to_json
 from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
@@ -87,6 +94,9 @@ class Journal:
                 raise WriteError(
                     f"{path}: another process is writing it", hint="Wait for it, or write to another path."
                 ) from None
+            except OSError as error:  # a file system without locks
+                os.close(self._fd)
+                raise WriteError(f"{self.path}: cannot be locked: {error.strerror}") from error
             if self._is_still_there():
                 return
             os.close(self._fd)  # its owner finished and removed it between our open and our lock
@@ -140,9 +150,9 @@ class Journal:
 
     def _append(self, line: Mapping[str, Any]) -> None:
         body = to_json(line)
-        data = b"%s\t%08x\n" % (body, zlib.crc32(body))
-        if os.write(self._fd, data) != len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        data = memoryview(b"%s\t%08x\n" % (body, zlib.crc32(body)))
+        while data:  # once, save on a full disk, where the second write says what is wrong
+            data = data[os.write(self._fd, data) :]
 
     def close(self, *, remove: bool) -> None:
         """Unlock the journal, and remove it when the archive is complete or was never begun."""
@@ -154,8 +164,8 @@ class Journal:
 def is_locked(path: Path) -> bool | None:
     """Whether somebody is writing the archive at `path`; None where it has no journal."""
     try:
-        fd = os.open(journal_path(path), os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+        fd = os.open(journal_path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError):
         return None
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -170,12 +180,13 @@ def read_journal(path: Path) -> JournalContent:
     """Read the journal of the archive at `path`; lines that do not prove themselves count as torn.
 
     Raises:
-        CorruptArchiveError: Not even the first line can be read.
+        CorruptArchiveError: Not even the first line can be read, or a line proves itself and makes no sense.
         NewerVersionError: A newer version of the journal.
     """
     source = journal_path(path)
     head: dict[str, Any] | None = None
     content = JournalContent("", "", {}, [], {}, 0)
+    texts: set[str] = set()
     torn = 0
     with source.open("rb") as file:
         for number, row in enumerate(file):
@@ -185,9 +196,15 @@ def read_journal(path: Path) -> JournalContent:
             elif line is None:
                 torn += 1
             elif "value_of" in line:
-                content.values[line["value_of"]] = line["value"]
+                content.values[str(line["value_of"])] = line.get("value")
             else:
-                content.placed.append(_placed(line, len(content.placed), f"{source}: line {number + 1}"))
+                placed = _placed(line, len(content.placed), f"{source}: line {number + 1}")
+                if placed.record.key.text in texts:
+                    raise CorruptArchiveError(
+                        f"{source}: key {placed.record.key.text!r} stands twice (ARC-32)"
+                    )
+                texts.add(placed.record.key.text)
+                content.placed.append(placed)
     if head is None:
         raise CorruptArchiveError(f"{source}: is empty: nothing was captured before the writer died (ARC-50)")
     return JournalContent(
@@ -199,17 +216,36 @@ def _parse(row: bytes) -> dict[str, Any] | None:
     body, tab, crc = row.rpartition(b"\t")
     if not tab or crc != b"%08x\n" % zlib.crc32(body):
         return None
-    line: dict[str, Any] = json.loads(body)
-    return line
+    try:
+        line = json.loads(body, parse_constant=_finite, parse_float=_finite)
+    except (ValueError, RecursionError):
+        return None
+    return line if isinstance(line, dict) else None
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is no JSON number")
+    return value
 
 
 def _check_head(line: dict[str, Any] | None, source: Path) -> dict[str, Any]:
-    if line is None or "tensorcap_journal" not in line:
+    version = line.get("tensorcap_journal") if line else None
+    if line is None or type(version) is not int:
         raise CorruptArchiveError(f"{source}: the first line is not that of a journal (ARC-50)")
-    if line["tensorcap_journal"] > JOURNAL_VERSION:
+    if version > JOURNAL_VERSION:
         raise NewerVersionError(
-            f"{source}: journal version is {line['tensorcap_journal']}, expected {JOURNAL_VERSION}",
+            f"{source}: journal version is {version}, expected {JOURNAL_VERSION} (ARC-50)",
             hint="Recover it with the version of tensorcap that wrote it.",
+        )
+    fields = [line.get(name) for name in ("container", "algorithm", "run")]
+    if not all(map(isinstance, fields, (str, str, dict))):
+        raise CorruptArchiveError(f"{source}: the first line lacks container, algorithm or run (ARC-50)")
+    if line["algorithm"] not in KNOWN_ALGORITHMS:
+        raise CorruptArchiveError(
+            f"{source}: digest algorithm is {abbreviate(repr(line['algorithm']))}, "
+            f"known are {', '.join(KNOWN_ALGORITHMS)} (ARC-50)"
         )
     return line
 
@@ -218,17 +254,15 @@ def _placed(line: dict[str, Any], row: int, source: str) -> Placed:
     try:
         logical = DTYPES[line["dtype"]]
         check_shape(line["shape"], logical.itemsize, source)
-        statistics = None if line["statistics"] is None else Statistics(*line["statistics"])
-        record = Record(
-            Key.parse(line["key"]),
-            logical,
-            tuple(line["shape"]),
-            line["order"],
-            line["digest"],
-            statistics,
-            line["stored"],
-            row,
-        )
-        return Placed(record, line["offset"])
+        numbers, offset = line["statistics"], line["offset"]
+        key, order, digest, stored = (line[name] for name in ("key", "order", "digest", "stored"))
+        types = ((key, str), (order, int), (digest, str), (stored, bool), (offset, int | None))
+        if not all(isinstance(value, kind) for value, kind in types):
+            raise TypeError("a value of a wrong type")
+        if numbers is not None and not all(isinstance(n, int | float | None) for n in numbers):
+            raise TypeError("statistics of a wrong type")
+        statistics = None if numbers is None else Statistics(*numbers)
+        record = Record(Key.parse(key), logical, tuple(line["shape"]), order, digest, statistics, stored, row)
+        return Placed(record, offset)
     except (KeyError, TypeError, UsageError) as error:
         raise CorruptArchiveError(f"{source}: is no record: {error!r} (ARC-51)") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -31,10 +32,15 @@ def open_archive(path: str | os.PathLike[str]) -> Archive:
     """
     path = Path(path)
     locked = is_locked(path)
-    if not path.exists():
+    if not os.path.exists(path):
         raise _nothing_there(path, locked)
     if locked:
         warnings.warn(f"{path}: another process is writing it anew; this is the archive before", stacklevel=2)
+    return open_present(path)
+
+
+def open_present(path: Path) -> Archive:
+    """Open what lies at `path` now, whoever may be writing it anew; else as `open_archive`."""
     return _folder_opener(path)(path) if path.is_dir() else _file_opener(path)(path)
 
 
@@ -52,7 +58,10 @@ def _nothing_there(path: Path, locked: bool | None) -> ReadError:
 
 
 def _folder_opener(path: Path) -> Callable[[Path], Archive]:
-    names = {name.lower() for name in os.listdir(path)}
+    try:
+        names = {name.lower() for name in os.listdir(path)}
+    except OSError as error:
+        raise ReadError(f"{path}: cannot be opened: {error.strerror}") from None
     suffixes = {os.path.splitext(name)[1] for name in names}
     if names & {"zarr.json", ".zgroup", ".zarray"}:
         from tensorcap_formats.zarr_v3 import open_zarr
@@ -107,13 +116,10 @@ def _file_opener(path: Path) -> Callable[[Path], Archive]:
 
 
 def _zip_opener(path: Path) -> Callable[[Path], Archive]:
-    import zipfile
+    from tensorcap_formats.zip_members import ZipMembers
 
-    try:
-        with zipfile.ZipFile(path) as archive:
-            is_torch = any(name.endswith("/data.pkl") for name in archive.namelist())
-    except (zipfile.BadZipFile, OSError, ValueError) as error:
-        raise NotAnArchiveError(f"{path}: begins as a zip file and is none: {error}") from None
+    with closing(ZipMembers(path)) as members:
+        is_torch = any(name.endswith("/data.pkl") for name in members.sizes)
     if is_torch:
         from tensorcap_formats.foreign_torch import open_torch_file
 

@@ -42,10 +42,10 @@ def refuse_to_replace_others(path: Path) -> None:
         if not path.parent.is_dir():
             raise WriteError(f"{path}: there is no folder {str(path.parent)!r}", hint="Create it first.")
         return
-    from tensorcap_formats.opening import open_archive
+    from tensorcap_formats.opening import open_present
 
     try:
-        with open_archive(path) as there:
+        with open_present(path) as there:
             is_ours = not there.is_foreign
     except NotAnArchiveError:
         is_ours = False

@@ -34,7 +34,7 @@ class Recovered:
         records: Count of records that are whole.
         lost: Count of records that the journal names and whose bytes are not what it says.
         torn: Count of journal lines that were cut short.
-        was_complete: Whether the archive was whole but for its last rename.
+        was_complete: Whether only the last rename was missing: the run had ended as it should.
     """
 
     path: Path
@@ -82,17 +82,9 @@ def recover(
 
 def _recover_locked(path: Path, target: Path, progress: Callable[[int], None] | None) -> Recovered:
     partial = partial_path(path)
-    if not partial.exists():
-        from tensorcap_formats.opening import open_archive
-
-        if not path.exists():
-            raise UnfinishedArchiveError(
-                f"{path}: {partial.name} is gone, nothing to recover",
-                hint=f"Delete {journal_path(path).name}.",
-            )
-        with open_archive(path) as archive:  # killed after the rename, before the journal was removed
-            return Recovered(path, len(archive), 0, 0, was_complete=True)
     content = read_journal(path)
+    if not partial.exists():
+        return _already_there(path, content)
     if not content.placed:
         raise UnfinishedArchiveError(
             f"{path}: the journal confirms no tensor, nothing to recover",
@@ -101,19 +93,21 @@ def _recover_locked(path: Path, target: Path, progress: Callable[[int], None] | 
     container = container_of(target, None if output_differs(path, target) else content.container)
     file = InputFile(partial)
     try:
-        complete = is_finished(file)
-        if not complete and os.path.lexists(target):
+        finished = is_finished(file)  # by its writer, or by a recovery that was killed itself
+        records, was_complete = _counted(partial) if finished else (0, False)
+        if not was_complete and os.path.lexists(target):
             raise WriteError(
                 f"{target}: an archive is there, which an incomplete one does not replace",
                 hint="Give another path with -o.",
             )
         refuse_to_replace_others(target)
-        whole = content.placed if complete else _whole(file, content, progress)
+        whole = [] if finished else _whole(file, content, progress)
     finally:
         file.close()
     try:
-        if not complete:
+        if not finished:
             _finish(partial, content, whole)
+            records = len(whole)
         publish(partial, target, container)
     except OSError as error:
         if isinstance(error, ReadError | WriteError):
@@ -121,9 +115,31 @@ def _recover_locked(path: Path, target: Path, progress: Callable[[int], None] | 
         raise WriteError(
             f"{target}: {error.strerror or error}; nothing is lost", hint="Make room, then repeat."
         ) from error
-    return Recovered(
-        target, len(whole), len(content.placed) - len(whole), content.torn, was_complete=complete
+    return Recovered(target, records, len(content.placed) - records, content.torn, was_complete=was_complete)
+
+
+def _already_there(path: Path, content: JournalContent) -> Recovered:
+    """What lies at `path`, if the writer was killed after the rename, before the journal was removed."""
+    from tensorcap_formats.opening import open_present
+
+    if os.path.lexists(path):
+        with open_present(path) as archive:
+            there = {(r.key.text, r.digest) for r in archive.records}
+            if there and there <= {(p.record.key.text, p.record.digest) for p in content.placed}:
+                lost = len(content.placed) - len(there)
+                return Recovered(path, len(there), lost, content.torn, was_complete=archive.is_complete)
+    raise UnfinishedArchiveError(
+        f"{path}: {partial_path(path).name} is gone, nothing to recover",
+        hint=f"Delete {journal_path(path).name}.",
     )
+
+
+def _counted(finished: Path) -> tuple[int, bool]:
+    """How many records a finished flat file has, and whether its run ended as it should."""
+    from tensorcap_formats.hdf5 import open_hdf5
+
+    with open_hdf5(finished) as archive:
+        return len(archive), archive.is_complete
 
 
 def output_differs(path: Path, target: Path) -> bool:

@@ -91,7 +91,7 @@ def write_safetensors(source: Archive, path: Path, *, records: Sequence[Record] 
     if len(text) > MAX_HEADER_BYTES:
         raise WriteError(
             f"{path}: {len(chosen)} records need a header of {len(text)} bytes, "
-            f"expected at most {MAX_HEADER_BYTES} (ARC-61)",
+            f"expected at most {MAX_HEADER_BYTES} (ARC-80)",
             hint="Write an .h5 or .zarr archive: they have no such limit.",
         )
     with writing(path), path.open("xb") as file:
@@ -150,7 +150,7 @@ def open_safetensors_folder(path: Path) -> Archive:
 
 
 class SafetensorsArchive(Archive):
-    """An archive of ours in a safetensors file: index and run are in the header's metadata (ARC-60)."""
+    """An archive of ours in a safetensors file: index and run are in the header's metadata (ARC-62)."""
 
     def __init__(
         self,
@@ -174,6 +174,7 @@ class SafetensorsArchive(Archive):
             run=run,
             values=index.values,
             algorithm=index.algorithm,
+            root=index.root,
         )
         kept = holders(index.records)
         for record in kept.values():
@@ -187,7 +188,7 @@ class SafetensorsArchive(Archive):
                 )
         if len(kept) != len(entries):
             raise CorruptArchiveError(
-                f"{source}: header names {len(entries)} tensors, expected {len(kept)} as the index (ARC-61)"
+                f"{source}: header names {len(entries)} tensors, expected {len(kept)} as the index (ARC-62)"
             )
         self._file = file
         self._offsets = {content: entries[r.key.text].offset for content, r in kept.items()}

@@ -18,6 +18,7 @@ from tensorcap_formats.input_file import InputFile
 
 MAX_HEADER_BYTES: Final = 100_000_000
 METADATA: Final = "__metadata__"
+_MAX_AXES: Final = MAX_RANK + 1  # one more for dtypes that are stored as bytes
 BITS: Final = {  # of one value, by dtype code
     **dict.fromkeys(("F4",), 4),
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
@@ -55,7 +56,7 @@ def read_header(file: InputFile) -> tuple[dict[str, Entry], dict[str, str]]:
     length = int.from_bytes(file.read(0, 8), "little")
     if not 2 <= length <= MAX_HEADER_BYTES:
         raise CorruptArchiveError(
-            f"{file.path}: header length is {length}, expected 2 to {MAX_HEADER_BYTES} (ARC-61)"
+            f"{file.path}: header length is {length}, expected 2 to {MAX_HEADER_BYTES} (ARC-80)"
         )
     if length > file.size - 8:
         raise CorruptArchiveError(f"{file.path}: header of {length} bytes ends after the file's {file.size}")
@@ -70,11 +71,11 @@ def read_header(file: InputFile) -> tuple[dict[str, Entry], dict[str, str]]:
         if entry.offset != end:
             raise CorruptArchiveError(
                 f"{file.path}: {abbreviate(name)!r} begins at byte {entry.offset}, expected {end}: "
-                "tensors leave no gap and do not overlap (ARC-61)"
+                "tensors leave no gap and do not overlap"
             )
         end += entry.nbytes
     if end != file.size:
-        raise CorruptArchiveError(f"{file.path}: has {file.size} bytes, expected {end} (ARC-61)")
+        raise CorruptArchiveError(f"{file.path}: has {file.size} bytes, expected {end}")
     return entries, metadata
 
 
@@ -83,7 +84,7 @@ def _parse(data: bytes, source: str) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
             (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
-            raise CorruptArchiveError(f"{source}: header has {abbreviate(twice)!r} twice (ARC-61)")
+            raise CorruptArchiveError(f"{source}: header has {abbreviate(twice)!r} twice")
         return found
 
     try:
@@ -104,9 +105,9 @@ def _entry(name: str, value: Any, data_at: int, source: str) -> Entry:
         raise CorruptArchiveError(
             f"{where}: dtype is {abbreviate(repr(code))}, expected one of {', '.join(BITS)}"
         )
-    if not _is_sizes(shape) or len(shape) > MAX_RANK:
+    if not _is_sizes(shape) or len(shape) > _MAX_AXES:
         raise CorruptArchiveError(
-            f"{where}: shape is {abbreviate(repr(shape))}, expected up to {MAX_RANK} sizes"
+            f"{where}: shape is {abbreviate(repr(shape))}, expected up to {_MAX_AXES} sizes"
         )
     if not _is_sizes(offsets) or len(offsets) != 2:
         raise CorruptArchiveError(

@@ -1,9 +1,9 @@
-"""Flat ranges of chunked arrays, read as few hyperrectangles."""
+"""Flat ranges of arrays: read as few hyperrectangles, and written as chunks that are flat ranges."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -64,3 +64,78 @@ def rectangles(shape: tuple[int, ...], start: int, count: int) -> Iterator[tuple
         yield (slice(first, first + whole), *(slice(0, n) for n in shape[1:])), whole * row
     for selection, size in rectangles(shape[1:], 0, rest):
         yield (first + whole, *selection), size
+
+
+class Slabs:
+    """How an array is cut: along one axis, below leading axes of chunk size 1, into flat ranges (ARC-61)."""
+
+    def __init__(self, shape: tuple[int, ...], chunk: tuple[int, ...]) -> None:
+        self.shape = shape
+        self.chunk = chunk
+        axis = next((i for i, n in enumerate(chunk) if n != 1), max(len(chunk) - 1, 0))
+        self._lead = shape[:axis]
+        self._behind = len(shape) - axis - 1
+        self._count = shape[axis] if shape else 1  # along the axis
+        self._step = chunk[axis] if chunk else 1
+        self._row = math.prod(shape[axis + 1 :])
+        self.are_flat = chunk[axis + 1 :] == tuple(max(n, 1) for n in shape[axis + 1 :])
+        self.elements = math.prod(chunk)  # of a whole chunk
+        self.chunks = math.prod(self._lead) * -(-self._count // self._step) if math.prod(shape) else 0
+
+    @classmethod
+    def cut(cls, shape: tuple[int, ...], itemsize: int, limit: int) -> Slabs:
+        """Cut an array so that no chunk is above `limit` bytes and those along the axis are about equal."""
+        chunk = [max(n, 1) for n in shape]
+        row = itemsize * math.prod(chunk)
+        for axis, count in enumerate(chunk):
+            if row <= limit:
+                break
+            row //= count
+            fitting = max(limit // row, 1)
+            chunk[axis] = -(-count // -(-count // fitting))
+            if fitting > 1:
+                break
+        return cls(shape, tuple(chunk))
+
+    def range(self, number: int) -> tuple[int, int]:
+        """First flat element of a chunk, and how many it has; the last along the axis may have fewer."""
+        lead, step = divmod(number, -(-self._count // self._step))
+        first = step * self._step
+        inside = min(self._step, self._count - first)
+        return (lead * self._count + first) * self._row, inside * self._row
+
+    def number(self, element: int) -> int:
+        """The chunk that holds a flat element."""
+        lead, rest = divmod(element, self._count * self._row)
+        return lead * -(-self._count // self._step) + rest // (self._step * self._row)
+
+    def key(self, number: int) -> str:
+        """The chunk's path below the array, in the default encoding of zarr v3."""
+        if not self.shape:
+            return "c"
+        lead, step = divmod(number, -(-self._count // self._step))
+        at = [int(i) for i in np.unravel_index(lead, self._lead)] if self._lead else []
+        return "/".join(map(str, ["c", *at, step, *[0] * self._behind]))
+
+    def position(self, number: int) -> tuple[int, ...]:
+        """Coordinates of the first element of a chunk."""
+        return tuple(int(i) for i in np.unravel_index(self.range(number)[0], self.shape))
+
+    def fill(self, blocks: Iterable[Array], kind: np.dtype[Any]) -> Iterator[Array]:
+        """Whole chunks, in order, in one reused buffer, from one-dimensional blocks of any sizes."""
+        if not self.chunks:
+            return
+        buffer = np.zeros(self.elements, kind)
+        number = filled = 0
+        for block in blocks:
+            done = 0
+            while done < block.size:
+                count = self.range(number)[1]
+                part = block[done : done + count - filled]
+                buffer[filled : filled + part.size] = part
+                filled += part.size
+                done += part.size
+                if filled == count:
+                    buffer[filled:] = 0
+                    yield buffer
+                    number, filled = number + 1, 0

@@ -1,8 +1,8 @@
 """Statistics of a tensor, computed block by block while it is written or read.
 
 Definitions are normative in `specs/archive.md`: minimum, maximum, mean and l2 are over the finite
-elements and are None where there is none; NaN, +inf, -inf and zeros are counted over all elements; for
-complex values the first four are of the modulus.
+elements and are None where there is none (l2 also where it is beyond float64); NaN, +inf, -inf and zeros
+are counted over all elements; for complex values the first four are of the modulus.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from tensorcap_formats.dtypes import Array, DType, decode
 
 _BLOCK: Final = 8192  # elements: the float64 scratch of one block stays in a core's L2 cache
-_ONES: Final = np.ones(_BLOCK)
+_ONES: Final = np.ones(2 * _BLOCK)  # a packed dtype has two values an element
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Statistics:
         minimum: Smallest finite value.
         maximum: Largest finite value.
         mean: Mean of the finite values, in float64.
-        l2: Square root of the sum of squares of the finite values, in float64.
+        l2: Square root of the sum of squares of the finite values, in float64; None if that overflows.
         nan: Count of NaN.
         posinf: Count of +inf.
         neginf: Count of -inf.
@@ -57,7 +57,7 @@ class StatisticsBuilder:
 
     def __init__(self, logical: DType) -> None:
         self._dtype = logical
-        self._scratch = np.empty(_BLOCK)
+        self._scratch = np.empty(_BLOCK * logical.packed)
         self._rest: Array = np.empty(0, logical.storage)
         self._finite = self._nan = self._posinf = self._neginf = self._zeros = 0
         self._minimum: float | int | None = None
@@ -88,11 +88,12 @@ class StatisticsBuilder:
             self._add_block(self._rest)
             self._rest = self._rest[:0]
         n = self._finite
+        l2 = math.sqrt(self._squares) * self._scale
         return Statistics(
             self._minimum,
             self._maximum,
             self._sum / n * self._scale if n else None,
-            math.sqrt(self._squares) * self._scale if n else None,
+            l2 if n and math.isfinite(l2) else None,
             self._nan,
             self._posinf,
             self._neginf,
@@ -100,13 +101,16 @@ class StatisticsBuilder:
         )
 
     def _add_block(self, bits: Array) -> None:
-        values = decode(bits, self._dtype)
         kind = self._dtype.kind
         if kind == "complex":
-            self._zeros += int(values.size - np.count_nonzero(values))
-            values = np.abs(values.astype(np.complex128))
-        elif kind == "bool":
-            values = values.view(np.uint8)
+            with np.errstate(invalid="ignore", over="ignore"):  # signalling NaN; a modulus beyond float64
+                values = decode(bits, self._dtype)
+                self._zeros += int(values.size - np.count_nonzero(values))
+                values = np.abs(values.astype(np.complex128))
+        else:
+            values = decode(bits, self._dtype)
+            if kind == "bool":
+                values = values.view(np.uint8)
         low, high = values.min(), values.max()
         if kind in ("float", "complex") and not (np.isfinite(low) and np.isfinite(high)):
             values = self._set_apart(values, zeros=kind == "float")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import threading
 from collections.abc import Iterable, Mapping
@@ -13,11 +13,11 @@ import numpy as np
 
 from tensorcap_formats.digests import ALGORITHMS, DEFAULT_ALGORITHM, digest
 from tensorcap_formats.dtypes import Array, DType
-from tensorcap_formats.errors import UsageError, WriteError, missing_package
+from tensorcap_formats.errors import CorruptArchiveError, UsageError, WriteError, missing_package
 from tensorcap_formats.flat_file import HEAD_SIZE, aligned, finish, write_at
-from tensorcap_formats.index import check_shape
+from tensorcap_formats.index import check_shape, to_json
 from tensorcap_formats.journal import Journal, Placed, partial_path
-from tensorcap_formats.keys import Key, check_length
+from tensorcap_formats.keys import Key
 from tensorcap_formats.publishing import container_of, publish, refuse_to_replace_others
 from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import Statistics, StatisticsBuilder
@@ -57,7 +57,7 @@ class Writer:
             fsync: Make each tensor durable against a power cut; a killed process needs no such thing.
 
         Raises:
-            UsageError: The suffix names no container.
+            UsageError: The suffix names no container, or the run has no JSON form.
             WriteError: Another process writes it, an unfinished capture lies there, something that is no
                 archive of ours does, or the folder cannot be written.
         """
@@ -67,6 +67,7 @@ class Writer:
             _require_zarr()
         self.records_count = self.tensor_bytes = self.stored_bytes = 0
         self._run: Mapping[str, Any] = run or {}
+        _require_json(self._run, f"{self.path}: run")
         self._stats_only = stats_only
         self._fsync = fsync
         self._end = HEAD_SIZE
@@ -77,7 +78,10 @@ class Writer:
         self._statistics: dict[tuple[str, str], Statistics] = {}  # digest and dtype
         self._lock = threading.Lock()
         self._is_open = True
-        refuse_to_replace_others(self.path)
+        if not self.path.parent.is_dir():
+            raise WriteError(
+                f"{self.path}: there is no folder {str(self.path.parent)!r}", hint="Create it first."
+            )
         self._journal = Journal(self.path)
         if not self._journal.is_empty:
             self._journal.close(remove=False)
@@ -87,13 +91,14 @@ class Writer:
                 f"{self._journal.path.name} and {partial_path(self.path).name}.",
             )
         try:
+            refuse_to_replace_others(self.path)
             self._journal.start(self.container, DEFAULT_ALGORITHM, self._run)
             self._fd = os.open(
                 partial_path(self.path), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666
             )
         except BaseException as error:
             self._journal.close(remove=True)
-            if isinstance(error, OSError):
+            if isinstance(error, OSError) and not isinstance(error, WriteError):
                 raise WriteError(f"{self.path}: cannot be written: {error.strerror}") from error
             raise
 
@@ -121,8 +126,7 @@ class Writer:
                 more use but for `abandon`.
         """
         flat = bits.reshape(-1)
-        if flat.dtype.str != dtype.storage:
-            raise UsageError(f"{key.text}: bits are {flat.dtype}, expected {dtype.storage} for {dtype.name}")
+        _require_storage(key, flat, dtype)
         with self._lock:
             self._check(key, dtype, shape, flat.size)
             found = digest(flat.view(np.uint8))
@@ -157,24 +161,31 @@ class Writer:
             order: As for `add`.
 
         Raises:
-            UsageError: As `add`; or the blocks hold fewer or more elements than the shape.
+            UsageError: As `add`; or the blocks hold fewer or more elements than the shape, or of a type
+                that is not the dtype's.
             WriteError: As `add`.
         """
         with self._lock:
             self._check(key, dtype, shape, None)
             hasher = ALGORITHMS[DEFAULT_ALGORITHM]()
             builder = StatisticsBuilder(dtype)
-            size = 0
+            expected, size = math.prod(shape) * dtype.itemsize, 0
             for block in blocks:
-                raw = np.ascontiguousarray(block).view(np.uint8)
+                flat = np.ascontiguousarray(block).reshape(-1)
+                _require_storage(key, flat, dtype)
+                raw = flat.view(np.uint8)
+                if size + raw.nbytes > expected:
+                    raise UsageError(
+                        f"{key.text}: blocks hold more than {expected} bytes, those of shape {shape}"
+                    )
                 hasher.update(raw)
-                builder.add(block)
+                builder.add(flat)
                 if not self._stats_only:
                     self._write(self._end + size, raw)
                 size += raw.nbytes
-            if size != int(np.prod(shape, dtype=object)) * dtype.itemsize:
+            if size != expected:
                 raise UsageError(
-                    f"{key.text}: blocks hold {size} bytes, shape {shape} of {dtype.name} does not"
+                    f"{key.text}: blocks hold {size} bytes, expected {expected} for shape {shape}"
                 )
             found = hasher.hexdigest()
             offset = self._known.get((found, size))
@@ -189,10 +200,7 @@ class Writer:
             UsageError: The value has no JSON form.
             WriteError: As `add`.
         """
-        try:
-            json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"{key_text}: value {value!r} has no JSON form") from error
+        _require_json(value, f"{key_text}: value")
         with self._lock:
             self._require_open()
             try:
@@ -202,7 +210,12 @@ class Writer:
             self._values[key_text] = value
 
     def close(
-        self, *, run: Mapping[str, Any] | None = None, complete: bool = True, ordered: bool = True
+        self,
+        *,
+        run: Mapping[str, Any] | None = None,
+        complete: bool = True,
+        ordered: bool = True,
+        path: Path | None = None,
     ) -> Path:
         """Finish the archive and put it in its place.
 
@@ -210,16 +223,22 @@ class Writer:
             run: Run metadata in place of that given at the start.
             complete: Whether the run ended as it should.
             ordered: Whether the order of the records is that of execution.
+            path: Another place for it, in the same folder; for an incomplete archive that must not
+                replace the one before.
 
         Returns:
             The path of the archive.
 
         Raises:
+            UsageError: The run has no JSON form; the writer is still open.
             WriteError: The disk is full; the temporary and the journal stay for `recovery.recover`.
         """
         with self._lock:
             self._require_open()
+            if run is not None:
+                _require_json(run, f"{self.path}: run")
             partial = partial_path(self.path)
+            target = path or self.path
             try:
                 placed = sorted(self._placed, key=lambda p: p.record.order)
                 finish(
@@ -234,14 +253,16 @@ class Writer:
                     fsync=self._fsync,
                 )
                 os.close(self._fd)
-                self._is_open = False
-                publish(partial, self.path, self.container, fsync=self._fsync)
-            except OSError as error:
-                if not self._is_open:
-                    self._journal.close(remove=False)
-                self._fail(error)
+                self._fd = -1
+                publish(partial, target, self.container, fsync=self._fsync)
+            except BaseException as error:
+                self._end_unfinished()
+                if isinstance(error, OSError):
+                    self._fail(error)
+                raise
+            self._is_open = False
             self._journal.close(remove=True)
-            return self.path
+            return target
 
     def abandon(self, *, discard: bool = False) -> None:
         """End without an archive.
@@ -250,13 +271,7 @@ class Writer:
             discard: Remove what was written; else it is left for `recovery.recover`.
         """
         with self._lock:
-            if not self._is_open:
-                return
-            self._is_open = False
-            os.close(self._fd)
-            if discard:
-                partial_path(self.path).unlink(missing_ok=True)
-            self._journal.close(remove=discard)
+            self._end_unfinished(discard=discard)
 
     def _require_open(self) -> None:
         if not self._is_open:
@@ -265,11 +280,15 @@ class Writer:
     def _check(self, key: Key, dtype: DType, shape: tuple[int, ...], size: int | None) -> None:
         self._require_open()
         text = key.text
-        check_length(text)
-        check_shape(shape, dtype.itemsize, text)
+        if Key.parse(text) != key:
+            raise UsageError(f"key {text!r}: reads back as another key, expected escaped parts (NAM-3)")
+        try:
+            check_shape(shape, dtype.itemsize, text)
+        except CorruptArchiveError as error:
+            raise UsageError(str(error)) from None
         if text in self._texts:
             raise UsageError(f"{self.path}: key {text!r} stands there already")
-        if size is not None and size != int(np.prod(shape, dtype=object)):
+        if size is not None and size != math.prod(shape):
             raise UsageError(f"{text}: {size} elements, shape {shape} has another number")
 
     def _write(self, offset: int, raw: Array) -> None:
@@ -318,17 +337,37 @@ class Writer:
             self._end = aligned(offset + record.nbytes)
             self.stored_bytes += record.nbytes
 
+    def _end_unfinished(self, *, discard: bool = False) -> None:
+        """Let go of the files; they stay for `recovery.recover`, or go."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        if self._fd >= 0:
+            os.close(self._fd)
+        if discard:
+            partial_path(self.path).unlink(missing_ok=True)
+        self._journal.close(remove=discard)
+
     def _fail(self, error: OSError) -> NoReturn:
         """End after an error of the disk; everything confirmed so far can be recovered."""
-        if self._is_open:
-            self._is_open = False
-            os.close(self._fd)
-            self._journal.close(remove=False)
+        self._end_unfinished()
         raise WriteError(
             f"{self.path}: {error.strerror or error}; {self.records_count} tensors are safe in "
             f"{partial_path(self.path).name}",
             hint=f"Make room, then `tcap recover {self.path}` saves them.",
         ) from error
+
+
+def _require_storage(key: Key, flat: Array, dtype: DType) -> None:
+    if flat.dtype.str != dtype.storage:
+        raise UsageError(f"{key.text}: bits are {flat.dtype}, expected {dtype.storage} for {dtype.name}")
+
+
+def _require_json(value: object, what: str) -> None:
+    try:
+        to_json(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"{what} has no JSON form: {error}") from error
 
 
 def _require_zarr() -> None:

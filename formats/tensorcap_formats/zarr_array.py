@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +25,7 @@ from tensorcap_formats.errors import (
 )
 from tensorcap_formats.index import check_shape, from_json, to_json
 from tensorcap_formats.input_file import InputFile
+from tensorcap_formats.slabs import Slabs
 
 METADATA_NAME: Final = "zarr.json"
 MAX_METADATA_BYTES: Final = 16 * 1024 * 1024
@@ -36,58 +37,6 @@ _BYTES: Final = {"name": "bytes", "configuration": {"endian": "little"}}
 _SINGLE_BYTES: Final = {"name": "bytes"}
 _ZSTD: Final = {"name": "zstd", "configuration": {"level": _LEVEL, "checksum": False}}
 _KEYS: Final = {"name": "default", "configuration": {"separator": "/"}}
-
-
-class Slabs:
-    """How an array is cut: along one axis, below leading axes of chunk size 1, into flat ranges (ARC-52)."""
-
-    def __init__(self, shape: tuple[int, ...], chunk: tuple[int, ...]) -> None:
-        self.shape = shape
-        self.chunk = chunk
-        axis = next((i for i, n in enumerate(chunk) if n != 1), max(len(chunk) - 1, 0))
-        self._lead = shape[:axis]
-        self._behind = len(shape) - axis - 1
-        self._count = shape[axis] if shape else 1  # along the axis
-        self._step = chunk[axis] if chunk else 1
-        self._row = math.prod(shape[axis + 1 :])
-        self.are_flat = chunk[axis + 1 :] == tuple(max(n, 1) for n in shape[axis + 1 :])
-        self.elements = math.prod(chunk)  # of a whole chunk
-        self.chunks = math.prod(self._lead) * -(-self._count // self._step) if math.prod(shape) else 0
-
-    @classmethod
-    def cut(cls, shape: tuple[int, ...], itemsize: int, limit: int) -> Slabs:
-        """Cut an array so that no chunk is above `limit` bytes and those along the axis are about equal."""
-        chunk = [max(n, 1) for n in shape]
-        row = itemsize * math.prod(chunk)
-        for axis, count in enumerate(chunk):
-            if row <= limit:
-                break
-            row //= count
-            fitting = max(limit // row, 1)
-            chunk[axis] = -(-count // -(-count // fitting))
-            if fitting > 1:
-                break
-        return cls(shape, tuple(chunk))
-
-    def range(self, number: int) -> tuple[int, int]:
-        """First flat element of a chunk, and how many it has; a last chunk is filled up behind them."""
-        lead, step = divmod(number, -(-self._count // self._step))
-        first = step * self._step
-        inside = min(self._step, self._count - first)
-        return (lead * self._count + first) * self._row, inside * self._row
-
-    def number(self, element: int) -> int:
-        """The chunk that holds a flat element."""
-        lead, rest = divmod(element, self._count * self._row)
-        return lead * -(-self._count // self._step) + rest // (self._step * self._row)
-
-    def key(self, number: int) -> str:
-        """The chunk's path below the array, in the default encoding of zarr v3."""
-        if not self.shape:
-            return "c"
-        lead, step = divmod(number, -(-self._count // self._step))
-        at = [int(i) for i in np.unravel_index(lead, self._lead)] if self._lead else []
-        return "/".join(map(str, ["c", *at, step, *[0] * self._behind]))
 
 
 def write_array(
@@ -107,31 +56,11 @@ def write_array(
     slabs = Slabs.cut(shape, kind.itemsize, _COMPRESSED_CHUNK_BYTES if compress else MAX_CHUNK_BYTES)
     encode = _zstd("writing a compressed .zarr archive").encode if compress else None
     folder.mkdir()
-    for number, chunk in enumerate(_chunks(slabs, blocks, kind)):
+    for number, chunk in enumerate(slabs.fill(blocks, kind)):
         path = folder / slabs.key(number)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(encode(chunk.view("u1")) if encode else chunk.view("u1").data)
     (folder / METADATA_NAME).write_bytes(to_json(_metadata(slabs, kind, dtype, compress=compress)))
-
-
-def _chunks(slabs: Slabs, blocks: Iterable[Array], kind: np.dtype[Any]) -> Iterator[Array]:
-    """Whole chunks, in order, in one reused buffer, from blocks of any sizes."""
-    if not slabs.chunks:
-        return
-    buffer = np.zeros(slabs.elements, kind)
-    number = filled = 0
-    for block in blocks:
-        done = 0
-        while done < block.size:
-            count = slabs.range(number)[1]
-            part = block[done : done + count - filled]
-            buffer[filled : filled + part.size] = part
-            filled += part.size
-            done += part.size
-            if filled == count:
-                buffer[filled:] = 0
-                yield buffer
-                number, filled = number + 1, 0
 
 
 def _metadata(slabs: Slabs, kind: np.dtype[Any], dtype: str, *, compress: bool) -> dict[str, Any]:
@@ -168,7 +97,7 @@ class ZarrArray:
             decoded: Holds for each thread the chunk that was decoded last; shared by a store's arrays.
 
         Raises:
-            CorruptArchiveError: There is no such array, or it is not as we write it (ARC-52).
+            CorruptArchiveError: There is no such array, or it is not as we write it (ARC-61).
             UnsafeFileError: A link leads out of the store.
         """
         self._folder = root / name
@@ -213,17 +142,18 @@ class ZarrArray:
         with closing(self._open(number)) as file:
             if file.size > 2 * chunk.nbytes + 4096:
                 raise CorruptArchiveError(
-                    f"{file.path}: compressed chunk has {file.size} bytes, expected about {chunk.nbytes} or less"
+                    f"{file.path}: chunk has {file.size} bytes, more than the {chunk.nbytes} that it holds"
                 )
             stored = file.read(0, file.size)
-            try:
-                decoded = _zstd(f"reading {self._folder}").decode(stored, chunk.view("u1"))
-            except (RuntimeError, ValueError) as error:
-                raise CorruptArchiveError(f"{file.path}: is no chunk of {chunk.nbytes} bytes: {error}") from None
-            if len(decoded) != chunk.nbytes:
+            size = _zstd_content_size(stored)  # the library leaves what a smaller one does not fill as it was
+            if size != chunk.nbytes:
                 raise CorruptArchiveError(
-                    f"{file.path}: chunk has {len(decoded)} bytes, expected {chunk.nbytes}"
+                    f"{file.path}: zstd frame holds {size} bytes, expected {chunk.nbytes} (ARC-61)"
                 )
+            try:
+                _zstd(f"reading {self._folder}").decode(stored, chunk.view("u1"))
+            except (RuntimeError, ValueError) as error:
+                raise CorruptArchiveError(f"{file.path}: is no zstd frame: {error}") from None
         self._cache.key, self._cache.chunk = (self, number), chunk
         return chunk
 
@@ -261,7 +191,8 @@ def _layout(metadata: dict[str, Any], kind: np.dtype[Any], source: str) -> tuple
     shape = metadata.get("shape")
     check_shape(shape, kind.itemsize, source)
     grid = metadata.get("chunk_grid")
-    chunk = grid["configuration"].get("chunk_shape") if _has_configuration(grid) else None
+    configuration = grid.get("configuration") if isinstance(grid, dict) else None
+    chunk = configuration.get("chunk_shape") if isinstance(configuration, dict) else None
     good_chunk = (
         isinstance(chunk, list)
         and len(chunk) == len(shape)  # type: ignore[arg-type]  # check_shape took it
@@ -272,7 +203,7 @@ def _layout(metadata: dict[str, Any], kind: np.dtype[Any], source: str) -> tuple
     if slabs is None or not slabs.are_flat:
         raise CorruptArchiveError(
             f"{source}: chunk grid is {abbreviate(repr(grid))}, expected slabs of at most "
-            f"{MAX_CHUNK_BYTES} bytes (ARC-52)"
+            f"{MAX_CHUNK_BYTES} bytes (ARC-61)"
         )
     codecs = metadata.get("codecs")
     compressed = isinstance(codecs, list) and len(codecs) == 2 and _name(codecs[1]) == "zstd"
@@ -281,15 +212,11 @@ def _layout(metadata: dict[str, Any], kind: np.dtype[Any], source: str) -> tuple
     if metadata.get("data_type") != kind.name or (plain != expected and plain != [_BYTES]):
         raise CorruptArchiveError(
             f"{source}: holds {abbreviate(repr(metadata.get('data_type')))} by codecs "
-            f"{abbreviate(repr(codecs))}, expected {kind.name} as bytes or zstd (ARC-52)"
+            f"{abbreviate(repr(codecs))}, expected {kind.name} as bytes or zstd (ARC-61)"
         )
     if metadata.get("chunk_key_encoding") != _KEYS or metadata.get("storage_transformers", []) != []:
-        raise CorruptArchiveError(f"{source}: chunk names are not in the default encoding (ARC-52)")
+        raise CorruptArchiveError(f"{source}: chunk names are not in the default encoding (ARC-61)")
     return slabs, compressed
-
-
-def _has_configuration(value: object) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("configuration"), dict)
 
 
 def _name(codec: object) -> object:
@@ -298,7 +225,19 @@ def _name(codec: object) -> object:
 
 def _zstd(purpose: str) -> Any:
     try:
-        from numcodecs.zstd import Zstd
+        from numcodecs.zstd import Zstd  # type: ignore[import-untyped]  # has no types
     except ImportError:
         raise missing_package(purpose, "numcodecs", extra="zarr") from None
     return Zstd(level=_LEVEL)
+
+
+def _zstd_content_size(frame: bytes) -> int | None:
+    """How many bytes a zstd frame says that it holds (RFC 8878, 3.1.1.1); None where it does not say."""
+    if not frame.startswith(b"\x28\xb5\x2f\xfd") or len(frame) < 9:
+        return None
+    descriptor = frame[4]
+    is_single = descriptor >> 5 & 1
+    width = (is_single, 2, 4, 8)[descriptor >> 6]
+    at = 5 + (1 - is_single) + (0, 1, 2, 4)[descriptor & 3]
+    size = int.from_bytes(frame[at : at + width], "little") + (256 if width == 2 else 0)
+    return size if width else None

@@ -15,7 +15,14 @@ from tensorcap_formats.content import checked_blocks, content_of, described, hol
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError
 from tensorcap_formats.foreign_zarr import open_foreign_zarr
-from tensorcap_formats.index import FORMAT_VERSION, check_version, decode_index, encode_index, from_json, to_json
+from tensorcap_formats.index import (
+    FORMAT_VERSION,
+    check_version,
+    decode_index,
+    encode_index,
+    from_json,
+    to_json,
+)
 from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
 from tensorcap_formats.zarr_array import METADATA_NAME, ZarrArray, read_metadata, write_array
@@ -98,7 +105,7 @@ def open_zarr(path: Path) -> Archive:
 
 
 class ZarrArchive(Archive):
-    """An archive of ours in a zarr store (ARC-50)."""
+    """An archive of ours in a zarr store (ARC-61)."""
 
     def __init__(self, path: Path, attributes: dict[str, Any]) -> None:
         """Read index and run, and see whether each array that the index names is there."""
@@ -115,11 +122,12 @@ class ZarrArchive(Archive):
             run=from_json(self._bytes(path, RUN_NAME), f"{source}: run"),
             values=index.values,
             algorithm=index.algorithm,
+            root=index.root,
         )
         self._holders = holders(index.records)
         for record in self._holders.values():
             if not (path / array_path(record.key) / METADATA_NAME).exists():
-                raise CorruptArchiveError(f"{path}: array {array_path(record.key)!r} is missing (ARC-51)")
+                raise CorruptArchiveError(f"{path}: array {array_path(record.key)!r} is missing (ARC-61)")
         self._arrays: dict[int, ZarrArray] = {}  # by row of the holder
 
     def _read_flat(self, record: Record, start: int, out: Array) -> None:
@@ -132,7 +140,7 @@ class ZarrArchive(Archive):
             array = ZarrArray(self.path, name, holder.dtype.storage, decoded=self._decoded)
             if array.shape != holder.shape:
                 raise CorruptArchiveError(
-                    f"{self.path}: array {name!r} has shape {array.shape}, expected {holder.shape} (ARC-51)"
+                    f"{self.path}: array {name!r} has shape {array.shape}, expected {holder.shape} (ARC-61)"
                 )
             self._arrays[holder.row] = array
         return array
@@ -141,7 +149,7 @@ class ZarrArchive(Archive):
         array = ZarrArray(path, name, "|u1", decoded=self._decoded)
         if len(array.shape) != 1:
             raise CorruptArchiveError(
-                f"{path}: array {name!r} has {len(array.shape)} axes, expected 1 (ARC-50)"
+                f"{path}: array {name!r} has {len(array.shape)} axes, expected 1 (ARC-61)"
             )
         return b"".join(_pieces(array))
 

@@ -11,10 +11,13 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from tensorcap.recorder import Recorder
-from tensorcap_formats.errors import UsageError
+from tensorcap_formats.errors import UsageError, missing_package
+
+if TYPE_CHECKING:
+    from tensorcap.workload import StoredInput, Workload
 
 _ADAPTERS: Final = {  # root package of the model's class, or of a base class; sorted
     "torch": "tensorcap.adapters._torch:TorchAdapter",
@@ -58,13 +61,28 @@ class Adapter(Protocol):
     def sources(self, model: Any, names: Iterable[str]) -> dict[str, Any]:
         """The source text of the classes of the named sites, by qualified class name."""
 
-    def run(self, workload: Any, *, seed: int | None) -> None:
-        """Run a workload once, without gradients."""
+    def seed(self, seed: int) -> None:
+        """Set the framework's random generators."""
+
+    def dtype(self, name: str) -> Any:
+        """The framework's dtype of that name, as a user's function is given it."""
 
     def prepare(
-        self, workload: Any, *, dtype: str | None, device: str | None, inputs: Mapping[str, Any] | None
-    ) -> Any:
-        """The workload in another precision, on a device, with inputs read from an archive."""
+        self,
+        workload: Workload,
+        *,
+        dtype: str | None = None,
+        input_dtype: str | None = None,
+        device: str | None = None,
+        inputs: Mapping[str, StoredInput] | None = None,
+    ) -> Workload:
+        """The workload with archived inputs, in another precision, on a device."""
+
+    def run(self, workload: Workload) -> None:
+        """Run a workload once, without gradients."""
+
+    def keep_inputs(self, inputs: Any, recorder: Recorder) -> None:
+        """Record what a workload's own function is given, as slots `given.NAME` of the whole model."""
 
 
 def adapter_for(model: object) -> Adapter:
@@ -74,10 +92,24 @@ def adapter_for(model: object) -> Adapter:
         UsageError: There is none.
     """
     for base in type(model).__mro__:
-        target = _ADAPTERS.get(base.__module__.partition(".")[0])
-        if target is not None:
-            module, _, name = target.partition(":")
-            return cast("Adapter", getattr(import_module(module), name)())
+        framework = base.__module__.partition(".")[0]
+        if framework in _ADAPTERS:
+            return adapter_named(framework)
     raise UsageError(
         f"no adapter for {type(model).__qualname__}, expected a model of: {', '.join(sorted(_ADAPTERS))}"
     )
+
+
+def adapter_named(framework: str) -> Adapter:
+    """The adapter of a framework.
+
+    Raises:
+        MissingPackageError: The framework is not installed.
+    """
+    module, _, name = _ADAPTERS[framework].partition(":")
+    try:
+        return cast("Adapter", getattr(import_module(module), name)())
+    except ModuleNotFoundError as error:
+        if error.name != framework:
+            raise
+        raise missing_package(f"capturing a {framework} model", framework, extra=framework) from None

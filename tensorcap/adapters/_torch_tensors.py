@@ -129,9 +129,10 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 def _as_plain(tensor: torch.Tensor) -> torch.Tensor:
     """See a subclass that only adds behaviour as the tensor that it is."""
-    overrides = type(tensor).__torch_dispatch__
-    if overrides is not torch.Tensor.__torch_dispatch__ and overrides is not _NO_DISPATCH:
-        raise NotCapturableError(f"a {type(tensor).__module__}.{type(tensor).__qualname__} holds no plain values")
+    if type(tensor).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
+        raise NotCapturableError(
+            f"a {type(tensor).__module__}.{type(tensor).__qualname__} holds no plain values"
+        )
     with torch._C.DisableTorchFunctionSubclass():
         return tensor.as_subclass(torch.Tensor)
 
@@ -156,5 +157,4 @@ def _refuse_graph_capture(tensor: torch.Tensor) -> None:
         raise NotCapturableError("inside a CUDA graph under capture")
 
 
-_NO_DISPATCH: Final = torch._C._disabled_torch_dispatch_impl
 _is_wrapped: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor

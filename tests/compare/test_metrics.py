@@ -35,7 +35,7 @@ def raw_difference(
 
 @pytest.mark.spec("CMP-20")
 def test_float32_is_subtracted_in_float64() -> None:
-    d = difference(np.float32([1.0, 16777216.0]), np.float32([1.0000001, 16777218.0]))
+    d = difference(np.array([1.0, 16777216.0], np.float32), np.array([1.0000001, 16777218.0], np.float32))
     assert d.max_abs == 2.0
     assert d.mean_abs == (2.0 + 2.0**-23) / 2
 
@@ -86,14 +86,24 @@ def test_int64_differences_neither_wrap_nor_round() -> None:
 @pytest.mark.parametrize(
     ("reference", "target", "expected"),
     [
-        pytest.param(np.uint64([2**64 - 1]), np.int64([-(2**63)]), 2**64 + 2**63 - 1, id="u64-i64-extremes"),
-        pytest.param(np.int64([-1]), np.uint64([2**63 - 1]), 2**63, id="i64-u64-below-2^63"),
-        pytest.param(np.uint64([2**64 - 1]), np.int64([2**63 - 1]), 2**63, id="u64-i64-both-positive"),
-        pytest.param(np.uint64([0]), np.uint64([2**64 - 1]), 2**64 - 1, id="u64-below-zero"),
-        pytest.param(np.int8([-128]), np.int8([127]), 255, id="i8"),
-        pytest.param(np.uint8([0]), np.int8([-128]), 128, id="u8-i8"),
+        pytest.param(
+            np.array([2**64 - 1], "u8"),
+            np.array([-(2**63)], "i8"),
+            2**64 + 2**63 - 1,
+            id="u64-i64-extremes",
+        ),
+        pytest.param(np.array([-1], "i8"), np.array([2**63 - 1], "u8"), 2**63, id="i64-u64-below-2^63"),
+        pytest.param(
+            np.array([2**64 - 1], "u8"),
+            np.array([2**63 - 1], "i8"),
+            2**63,
+            id="u64-i64-both-positive",
+        ),
+        pytest.param(np.array([0], "u8"), np.array([2**64 - 1], "u8"), 2**64 - 1, id="u64-below-zero"),
+        pytest.param(np.array([-128], "i1"), np.array([127], "i1"), 255, id="i8"),
+        pytest.param(np.array([0], "u1"), np.array([-128], "i1"), 128, id="u8-i8"),
         pytest.param(np.array([True]), np.array([False]), 1, id="bool"),
-        pytest.param(np.array([True]), np.int32([3]), 2, id="bool-i32"),
+        pytest.param(np.array([True]), np.array([3], "i4"), 2, id="bool-i32"),
     ],
 )
 def test_mixed_integers_are_exact(reference: Array, target: Array, expected: int) -> None:
@@ -107,12 +117,12 @@ def test_mixed_integers_are_exact(reference: Array, target: Array, expected: int
 @pytest.mark.parametrize(
     ("reference", "target", "expected"),
     [
-        pytest.param(np.int64([2**53 + 1]), np.float64([2.0**53]), 1.0, id="i64"),
-        pytest.param(np.int64([-(2**53) - 1]), np.float64([-(2.0**53)]), 1.0, id="negative"),
-        pytest.param(np.int64([2**63 - 1]), np.float64([2.0**63]), 1.0, id="i64-max"),
-        pytest.param(np.uint64([2**64 - 1]), np.float32([2.0**64]), 1.0, id="u64-max"),
-        pytest.param(np.int64([2**53]), np.float32([2.0**53]), 0.0, id="equal"),
-        pytest.param(np.int64([2**60 + 1]), np.complex128([2.0**60]), 1.0, id="complex"),
+        pytest.param(np.array([2**53 + 1], "i8"), np.array([2.0**53], "f8"), 1.0, id="i64"),
+        pytest.param(np.array([-(2**53) - 1], "i8"), np.array([-(2.0**53)], "f8"), 1.0, id="negative"),
+        pytest.param(np.array([2**63 - 1], "i8"), np.array([2.0**63], "f8"), 1.0, id="i64-max"),
+        pytest.param(np.array([2**64 - 1], "u8"), np.array([2.0**64], "f4"), 1.0, id="u64-max"),
+        pytest.param(np.array([2**53], "i8"), np.array([2.0**53], "f4"), 0.0, id="equal"),
+        pytest.param(np.array([2**60 + 1], "i8"), np.array([2.0**60], "c16"), 1.0, id="complex"),
     ],
 )
 def test_an_integer_that_float64_cannot_hold_differs_from_its_neighbour(
@@ -146,7 +156,9 @@ def test_only_elements_finite_on_both_sides_are_measured() -> None:
 
 @pytest.mark.spec("CMP-22")
 def test_complex_error_is_the_modulus_of_the_difference() -> None:
-    d = difference(np.complex64([1 + 1j, 2 + 2j]), np.complex64([1 + 1j, 5 + 6j]), atol=4.9)
+    d = difference(
+        np.array([1 + 1j, 2 + 2j], np.complex64), np.array([1 + 1j, 5 + 6j], np.complex64), atol=4.9
+    )
     assert (d.max_abs, d.max_abs_index, d.mean_abs, d.mismatches) == (5.0, (1,), 2.5, 1)
     assert (d.max_abs_reference, d.max_abs_target) == (2 + 2j, 5 + 6j)
     assert d.relative_frobenius == pytest.approx(5 / math.sqrt(10), rel=1e-12)
@@ -160,8 +172,8 @@ def test_the_finite_part_of_a_complex_element_is_measured_beside_an_infinite_one
 
 @pytest.mark.spec("CMP-23")
 def test_masks_are_compared_class_by_class() -> None:
-    reference = np.float32([[NAN, INF, -INF], [0.0, NAN, INF]])
-    target = np.float32([[NAN, INF, INF], [0.0, 1.0, INF]])
+    reference = np.array([[NAN, INF, -INF], [0.0, NAN, INF]], np.float32)
+    target = np.array([[NAN, INF, INF], [0.0, 1.0, INF]], np.float32)
     d = difference(reference, target)
     assert d.nonfinite_reference == Nonfinite(nan=2, posinf=2, neginf=1)
     assert d.nonfinite_target == Nonfinite(nan=1, posinf=3, neginf=0)
@@ -215,10 +227,10 @@ def test_an_index_into_a_packed_tensor_counts_values() -> None:
 
 def test_narrow_floats_are_measured_by_value() -> None:
     bfloat16 = np.array([0x3F80, 0x4049], np.uint16)  # 1.0 and 3.140625
-    d = raw_difference(bfloat16, np.float32([1.0, 3.0]), ("bfloat16", "float32"), (2,))
+    d = raw_difference(bfloat16, np.array([1.0, 3.0], np.float32), ("bfloat16", "float32"), (2,))
     assert (d.max_abs, d.max_abs_reference, d.unequal) == (0.140625, 3.140625, 1)
     e4m3 = np.array([0x38, 0x7E], np.uint8)  # 1.0 and 448.0
-    d = raw_difference(e4m3, np.float32([1.0, 440.0]), ("float8_e4m3fn", "float32"), (2,))
+    d = raw_difference(e4m3, np.array([1.0, 440.0], np.float32), ("float8_e4m3fn", "float32"), (2,))
     assert (d.max_abs, d.max_abs_reference) == (8.0, 448.0)
 
 
@@ -232,7 +244,7 @@ def test_mean_error_is_over_measured_elements() -> None:
 def test_relative_frobenius_error_of_a_zero_reference() -> None:
     assert difference(np.zeros(3), np.ones(3)).relative_frobenius == INF
     assert difference(np.zeros(3), np.zeros(3)).relative_frobenius == 0.0
-    assert difference(np.float32([3, 4]), np.float32([3, 4.5])).relative_frobenius == 0.1
+    assert difference(np.array([3, 4], np.float32), np.array([3, 4.5], np.float32)).relative_frobenius == 0.1
 
 
 @pytest.mark.spec("CMP-27")
@@ -286,9 +298,9 @@ def test_an_error_of_exactly_the_tolerance_is_within_it() -> None:
 @pytest.mark.spec("CMP-12")
 @pytest.mark.parametrize("value", [-1e-9, NAN, INF])
 def test_a_tolerance_that_is_no_number_to_compare_with_is_refused(value: float) -> None:
-    with pytest.raises(ValueError, match="expected a finite number of at least 0"):
+    with pytest.raises(ValueError, match=r"expected a finite number of at least 0"):
         Tolerance.given(value, None)
-    with pytest.raises(ValueError, match="^atol: is"):
+    with pytest.raises(ValueError, match=r"^atol: is"):
         Tolerance.given(None, value)
 
 
@@ -296,6 +308,7 @@ def test_a_tolerance_that_is_no_number_to_compare_with_is_refused(value: float) 
 def test_a_modulus_beyond_float64_hides_no_error() -> None:
     reference = np.array([complex(1.5e308, 1.5e308)])
     assert difference(reference, reference + 1e300, atol=1.0).mismatches == 1
+    assert difference(reference, reference, atol=1.0).mismatches == 0
 
 
 @pytest.mark.spec("CMP-30")
@@ -330,7 +343,7 @@ def test_random_tensors_agree_with_plain_numpy() -> None:
         target = reference + random.standard_normal(shape) * 10.0 ** random.integers(-12, 2)
         d, error = difference(reference, target, rtol=1e-3, atol=1e-4), np.abs(target - reference)
         assert d.max_abs == error.max()
-        assert d.max_abs_index == np.unravel_index(error.argmax(), shape)
+        assert d.max_abs_index == tuple(int(i) for i in np.argwhere(error == error.max())[0])
         assert d.mean_abs == pytest.approx(error.mean(), rel=1e-12)
         assert d.relative_frobenius == pytest.approx(
             np.linalg.norm(error) / np.linalg.norm(reference), rel=1e-12

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tensorcap_formats.slabs import read_flat, rectangles
 
 SHAPES = st.lists(st.integers(1, 5), max_size=4).map(tuple)

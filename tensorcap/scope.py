@@ -10,28 +10,27 @@ from tensorcap_formats.errors import UsageError, abbreviate
 from tensorcap_formats.keys import Key
 
 
-class Selection:
+class Scope:
     """Globs of the user; one without `/` is for sites, any other for whole keys (NAM-8).
 
     Example:
-        >>> selection = Selection(include=["layers.*"], exclude=["*/input*"])
-        >>> selection.of_site("norm"), selection.of_site("layers.0")
+        >>> scope = Scope(include=["layers.*"], exclude=["*/input*"])
+        >>> scope.of_site("norm"), scope.of_site("layers.0")
         (False, None)
-        >>> selection.allows(Key("layers.0", "output")), selection.allows(Key("layers.0", "input.x"))
+        >>> scope.allows(Key("layers.0", "output")), scope.allows(Key("layers.0", "input.x"))
         (True, False)
     """
 
     def __init__(self, include: str | Iterable[str] = (), exclude: str | Iterable[str] = ()) -> None:
         self.include = _as_tuple(include)
         self.exclude = _as_tuple(exclude)
-        self._unmatched = set(self.include)
+        self._unmatched = {p for p in self.include if "/" in p}
 
     def of_site(self, site: str, aliases: Sequence[str] = ()) -> bool | None:
         """Whether records of the site are wanted: all, none, or None where it depends on the key."""
         if any("/" not in p and _fits_any(p, site, aliases) for p in self.exclude):
             return False
         hits = [p for p in self.include if "/" not in p and _fits_any(p, site, aliases)]
-        self._unmatched.difference_update(hits)
         if not hits and self.include and not any("/" in p for p in self.include):
             return False
         by_key = (self.include and not hits) or any("/" in p for p in (*self.include, *self.exclude))
@@ -47,10 +46,22 @@ class Selection:
             return False
         return not any(_fits_key(p, texts, key.site, aliases) for p in self.exclude)
 
-    @property
-    def unmatched(self) -> tuple[str, ...]:
-        """Include globs that no site and no record has matched so far."""
-        return tuple(p for p in self.include if p in self._unmatched)
+    def describe(self) -> dict[str, list[str]]:
+        """The globs, as the run's metadata keep them."""
+        return {"include": list(self.include), "exclude": list(self.exclude)}
+
+    def unmatched(self, captured: Iterable[tuple[str, Sequence[str]]]) -> tuple[str, ...]:
+        """Include globs of which nothing was captured.
+
+        Args:
+            captured: Site and aliases of each site of which there are records.
+        """
+        sites = list(captured)
+        return tuple(
+            p
+            for p in self.include
+            if (p in self._unmatched if "/" in p else not any(_fits_any(p, *names) for names in sites))
+        )
 
     def check(self, model: str, sites: Collection[str]) -> None:
         """Refuse an include glob that cannot match, before anything runs.

@@ -1,0 +1,54 @@
+"""`tcap convert`: the same tensors in another container, compressed or not."""
+
+from __future__ import annotations
+
+import click
+
+from tensorcap_cli.output import plural, print_json, progress, size_text
+
+
+@click.command("convert", short_help="Write an archive in another container, compressed or not.")
+@click.argument("source", metavar="SRC", type=click.Path())
+@click.argument("destination", metavar="DST", type=click.Path())
+@click.option("--compress", is_flag=True, help="Compress: with zstd, an .npz file with deflate.")
+@click.option("--codec", type=click.Choice(["zstd", "blosc2"]), help="Compress with this one; .h5 has both.")
+@click.option("--only", metavar="GLOB", multiple=True, help="Take only keys that match; may be repeated.")
+@click.option("--exclude", metavar="GLOB", multiple=True, help="Leave out keys that match; may be repeated.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
+def command(
+    source: str,
+    destination: str,
+    *,
+    compress: bool,
+    codec: str | None,
+    only: tuple[str, ...],
+    exclude: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Write the tensors of SRC to DST, whose suffix says the container: .h5, .zarr, .safetensors or .npz.
+
+    SRC may be a file from elsewhere. Bits, statistics, order and the run's metadata are kept, but for .npz,
+    which holds no more than names and values. What is at DST is replaced when all is written.
+
+    \b
+        tcap convert ref.h5 ref.zarr
+        tcap convert ref.h5 small.h5 --compress
+        tcap convert ref.h5 mlp.npz --only '*.mlp'
+
+    Exit status: 0 written, 1 DST could not be written, 2 wrong usage or a glob that matches nothing, 3 SRC
+    cannot be read.
+    """
+    from tensorcap_formats.conversion import convert
+    from tensorcap_formats.opening import open_archive
+
+    if compress and codec is None:
+        codec = "deflate" if destination.lower().endswith(".npz") else "zstd"
+    with open_archive(source) as opened:
+        chosen = opened.select(only, exclude=exclude)
+        with progress("converting") as tell:
+            path = convert(opened, destination, compress=codec, only=only, exclude=exclude, progress=tell)
+    nbytes = sum(record.nbytes for record in chosen)
+    if as_json:
+        print_json({"path": str(path), "records": len(chosen), "bytes": nbytes})
+    else:
+        click.echo(f"{path}: {plural(len(chosen), 'tensor')}, {size_text(nbytes)}")

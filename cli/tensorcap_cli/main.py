@@ -1,0 +1,75 @@
+"""The entry point of `tcap`, and the one place where errors become text and an exit status."""
+
+from __future__ import annotations
+
+import warnings
+from importlib import import_module
+from typing import Any, Final, cast
+
+import click
+
+_COMMANDS: Final = ("capture", "check", "compare", "convert", "ls", "recover", "show")
+_INTERRUPTED: Final = 130  # 128 + SIGINT, as shells say it
+
+
+class _Tcap(click.Group):
+    """Imports a command when it is called, so that `tcap --help` loads nothing of the library."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        return cast("click.Command", import_module(f"tensorcap_cli.{cmd_name}").command)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            try:
+                return super().invoke(ctx)
+            except KeyboardInterrupt:
+                click.echo("Interrupted.", err=True)
+                ctx.exit(_INTERRUPTED)
+            except (click.ClickException, click.exceptions.Exit, click.Abort):
+                raise
+            except Exception as error:
+                from tensorcap_formats.errors import TensorcapError
+
+                if not isinstance(error, TensorcapError):
+                    raise
+                click.echo(f"Error: {error}", err=True)
+                if error.hint:
+                    click.echo(f"Hint: {error.hint}", err=True)
+                ctx.exit(error.exit_status)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: object = None,
+    line: str | None = None,
+) -> None:
+    click.echo(f"Warning: {message}", err=True)
+
+
+@click.group(cls=_Tcap, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(None, "-V", "--version", package_name="tensorcap", prog_name="tcap")
+def main() -> None:
+    """Find where a ported model parts from its reference.
+
+    Capture both runs, then compare them:
+
+    \b
+        tcap capture torch MODEL -o ref.h5
+        tcap capture torch --like ref.h5 --dtype bfloat16 -o tgt.h5
+        tcap compare ref.h5 tgt.h5
+
+    Archives are .h5, .zarr or .safetensors; files from elsewhere (checkpoints, .npz, .npy, folders of .npy
+    or .pt, any HDF5 or zarr) are read as they are.
+
+    Exit status: 0 done, and nothing to complain of; 1 differences found, or something failed; 2 wrong usage;
+    3 an input cannot be read; 130 interrupted.
+    """

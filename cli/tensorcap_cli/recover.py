@@ -1,0 +1,70 @@
+"""`tcap recover`: save what a capture that was killed had written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from tensorcap_cli.output import plural, print_json, progress
+
+
+@click.command("recover", short_help="Save what a killed capture had written.")
+@click.argument("path", type=click.Path())
+@click.option(
+    "-o", "--output", metavar="OUT", type=click.Path(), help="Put the archive here instead of at PATH."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
+def command(path: str, *, output: str | None, as_json: bool) -> None:
+    """Finish the archive at PATH whose capture was killed or ran out of disk.
+
+    PATH is where the archive was to be; PATH.partial and PATH.journal lie beside it. Every tensor that the
+    journal confirms and whose bytes have the right checksum is kept. The result is marked incomplete. It
+    may be interrupted and repeated.
+
+    \b
+        tcap recover ref.h5
+        tcap recover ref.h5 -o saved.h5
+
+    Exit status: 0 all that was confirmed is saved, 1 some of it is lost or the disk is full, 2 wrong usage,
+    3 there is nothing to recover, or a capture is still at work.
+    """
+    from tensorcap_formats.recovery import recover
+
+    with progress("checking") as tell:
+        saved = recover(path, output=output, progress=_adding(tell, _partial_bytes(path)) if tell else None)
+    if as_json:
+        print_json(
+            {
+                "path": str(saved.path),
+                "records": saved.records,
+                "lost": saved.lost,
+                "torn": saved.torn,
+                "was_complete": saved.was_complete,
+            }
+        )
+    else:
+        kind = "whole, only its last rename was missing" if saved.was_complete else "incomplete"
+        click.echo(f"{saved.path}: {plural(saved.records, 'tensor')} saved, {saved.lost} lost; {kind}")
+    click.get_current_context().exit(1 if saved.lost else 0)
+
+
+def _adding(tell: Callable[[int, int], None], total: int) -> Callable[[int], None]:
+    """What to tell the bytes done since the last time."""
+    done = 0
+
+    def add(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        tell(done, total)
+
+    return add
+
+
+def _partial_bytes(path: str) -> int:
+    from tensorcap_formats.journal import partial_path
+
+    partial = partial_path(Path(path))
+    return os.path.getsize(partial) if os.path.isfile(partial) else 0

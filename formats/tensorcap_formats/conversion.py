@@ -1,0 +1,160 @@
+"""Write any archive, or any file that opens as one, as an archive in another container."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.content import holders
+from tensorcap_formats.dtypes import Array
+from tensorcap_formats.errors import UsageError, WriteError
+from tensorcap_formats.journal import is_locked
+from tensorcap_formats.publishing import container_of, refuse_to_replace_others, remove, replace
+from tensorcap_formats.records import Record
+
+_COMPRESSIONS: Final = {
+    "hdf5": ("zstd", "blosc2"),
+    "zarr": ("zstd",),
+    "safetensors": (),
+    "npz": ("deflate",),
+}
+
+Progress = Callable[[int, int], None]
+
+
+def convert(
+    source: Archive,
+    path: str | os.PathLike[str],
+    *,
+    container: str | None = None,
+    compress: str | None = None,
+    only: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+    progress: Progress | None = None,
+) -> Path:
+    """Write records of an archive as a new archive; what was at the path stays until that is complete.
+
+    Order numbers, values, run, completeness, and statistics without bytes are kept; bytes are held against
+    their digests on the way. Tensors of a file from elsewhere keep their bare names, and the execution order
+    stays unknown. An `.npz` file has room for names and tensors only (see `npz_output.write_npz`).
+
+    Args:
+        source: Open archive.
+        path: Of the new one.
+        container: `hdf5`, `zarr`, `safetensors` or `npz`; by the path's suffix if None.
+        compress: `zstd` or `blosc2` for hdf5, `zstd` for zarr, `deflate` for npz; None for plain bytes.
+        only: Globs that keys must match one of; all if empty.
+        exclude: Globs that keys must match none of.
+        progress: Told the bytes read so far, and all that will be.
+
+    Returns:
+        The path of the new archive.
+
+    Raises:
+        UsageError: Container or compression is unknown, nothing is selected, or the path is the source's.
+        ReadError: The source cannot be read, or fails a checksum.
+        WriteError: Something that is no archive of ours is at the path, somebody writes it, or the disk is
+            full.
+    """
+    path = Path(path)
+    if container == "npz" or (container is None and path.suffix.lower() == ".npz"):
+        container = "npz"
+    else:
+        container = container_of(path, container)
+    if compress is not None and compress not in _COMPRESSIONS[container]:
+        known = ", ".join(_COMPRESSIONS[container]) or "none"
+        raise UsageError(f"{path}: {container} is not compressed by {compress!r}, expected one of: {known}")
+    records = source.select(only, exclude=exclude)
+    if source.records and not records:
+        raise UsageError(f"{source.path}: none of {len(source.records)} records is selected")
+    _refuse_overlap(source.path, path)
+    if is_locked(path) is not None:
+        raise WriteError(
+            f"{path}: a capture to this path is under way or did not end",
+            hint=f"Wait for it, or save what it left with `tcap recover {path}`.",
+        )
+    refuse_to_replace_others(path)
+    watched = _Watched(source, progress, _bytes_to_read(records, container)) if progress else source
+    building = path.with_name(f"{path.name}.{os.getpid()}.building")
+    try:
+        _write(watched, building, container, records, compress)
+        if isinstance(watched, _Watched):
+            watched.finish()
+        replace(building, path)
+    finally:
+        remove(building)
+    return path
+
+
+def _write(
+    source: Archive, path: Path, container: str, records: Sequence[Record], compress: str | None
+) -> None:
+    if container == "hdf5":
+        from tensorcap_formats.hdf5_output import write_hdf5
+
+        write_hdf5(source, path, records=records, compress=compress)
+    elif container == "zarr":
+        from tensorcap_formats.zarr_v3 import write_zarr
+
+        write_zarr(source, path, records=records, compress=compress is not None)
+    elif container == "safetensors":
+        from tensorcap_formats.safetensors_file import write_safetensors
+
+        write_safetensors(source, path, records=records)
+    else:
+        from tensorcap_formats.npz_output import write_npz
+
+        write_npz(source, path, records=records, compress=compress is not None)
+
+
+def _refuse_overlap(source: Path, path: Path) -> None:
+    """Refuse to write over or into the source, or to put a file where the source's folder is."""
+    there, here = Path(os.path.realpath(source)), Path(os.path.realpath(path))
+    if there == here or there in here.parents or here in there.parents:
+        raise UsageError(
+            f"{path}: is the source or overlaps with it, expected another path", hint="Choose another path."
+        )
+
+
+def _bytes_to_read(records: Sequence[Record], container: str) -> int:
+    if container == "npz":
+        return sum(r.nbytes for r in records)
+    unknown = [r for r in records if not r.digest]  # read once more, for their digests
+    known = holders(r for r in records if r.digest).values()
+    return sum(r.nbytes for r in known) + 2 * sum(r.nbytes for r in unknown)
+
+
+class _Watched(Archive):
+    """An archive that tells how much of it was read."""
+
+    def __init__(self, source: Archive, progress: Progress, total: int) -> None:
+        super().__init__(
+            source.path,
+            source.container,
+            source.records,
+            is_foreign=source.is_foreign,
+            is_ordered=source.is_ordered,
+            is_complete=source.is_complete,
+            run=source.run,
+            values=source.values,
+            algorithm=source.algorithm,
+        )
+        self._source = source
+        self._progress = progress
+        self._done = 0
+        self._total = total
+
+    def _read_flat(self, record: Record, start: int, out: Array) -> None:
+        self._source._read_flat(record, start, out)
+        self._done = min(self._done + out.nbytes, self._total)
+        self._progress(self._done, self._total)
+
+    def finish(self) -> None:
+        """Tell that all is done: what turned out to be equal was not read again."""
+        self._progress(self._total, self._total)
+
+    def close(self) -> None:
+        """Leave the source open: it is the caller's."""

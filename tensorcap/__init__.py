@@ -1,0 +1,28 @@
+"""The debugger for model ports: capture a model's tensors, keep them in an archive, compare two runs."""
+
+from tensorcap.capturing import Capture, capture
+from tensorcap.comparison import Comparison, compare, compare_records
+from tensorcap.metrics import Difference
+from tensorcap.pairing import Pair
+from tensorcap.summary import Summary
+from tensorcap.workload import Workload
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.keys import Key
+from tensorcap_formats.opening import open_archive
+from tensorcap_formats.records import Record
+
+__all__ = [
+    "Archive",
+    "Capture",
+    "Comparison",
+    "Difference",
+    "Key",
+    "Pair",
+    "Record",
+    "Summary",
+    "Workload",
+    "capture",
+    "compare",
+    "compare_records",
+    "open_archive",
+]

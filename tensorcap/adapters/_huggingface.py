@@ -1,0 +1,300 @@
+"""Workloads from Hugging Face models: a folder or an id, and options, become a model and its inputs.
+
+A model in a lower precision is made as `from_pretrained(dtype=…)` makes it: rotary tables and other
+buffers that are not saved keep their float32 values. Random weights are drawn in float32, so that the
+float32 reference and its twin have the same weights up to rounding.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from tensorcap.adapters._torch_tensors import dtype_named, from_stored
+from tensorcap.workload import StoredInput, Workload, archived_inputs
+from tensorcap_formats.errors import UsageError, abbreviate, missing_package
+
+_KNOWN: Final = (
+    "config",
+    "device",
+    "dtype",
+    "input_ids",
+    "inputs",
+    "max_new_tokens",
+    "num_hidden_layers",
+    "prompt",
+    "random_weights",
+    "trust_remote_code",
+)
+_LAYER_COUNTS: Final = ("num_hidden_layers", "num_decoder_layers", "decoder_layers")
+
+
+def build(path: str, options: dict[str, Any], inputs: Mapping[str, StoredInput] | None = None) -> Workload:
+    """Make a workload.
+
+    Args:
+        path: A folder or an id; a folder with a configuration alone is enough for random weights.
+        options: As `tcap capture torch` has them; see `_KNOWN`.
+        inputs: Archived inputs, in place of those that the options name.
+
+    Raises:
+        UsageError: There is no such model, option, or input.
+        MissingPackageError: transformers is not installed.
+    """
+    unknown = sorted(set(options) - set(_KNOWN))
+    if unknown:
+        raise UsageError(f"{path}: option {unknown[0]!r} is unknown for a Hugging Face model")
+    try:
+        import transformers  # noqa: F401  # found missing now, with a hint
+    except ModuleNotFoundError:
+        raise missing_package(f"a Hugging Face model ({path})", "transformers", extra="hf") from None
+    path = str(Path(path).expanduser()) if path.startswith("~") else path
+    with _quiet():
+        config = load_config(path, options)
+        model = load_model(path, config, options)
+        arguments = _arguments(path, model, options, inputs)
+    model.to(options.get("device") or "cpu")
+    arguments = {name: value.to(model.device) for name, value in arguments.items()}
+    count = options.get("max_new_tokens")
+    if count is None:
+        return Workload(model, _for_one_forward(model, arguments))
+    if not model.can_generate():
+        raise UsageError(
+            f"{path}: {type(model).__name__} cannot generate", hint="Leave --max-new-tokens out."
+        )
+    return Workload(model, arguments, _Generation(count))
+
+
+class _Generation:
+    """Greedy generation: one forward, and so one step, a token."""
+
+    def __init__(self, max_new_tokens: int) -> None:
+        self.max_new_tokens = max_new_tokens
+
+    def __call__(self, model: Any, **inputs: torch.Tensor) -> None:
+        with _quiet():
+            model.generate(**inputs, max_new_tokens=self.max_new_tokens, do_sample=False, num_beams=1)
+
+
+def load_config(path: str, options: Mapping[str, Any]) -> Any:
+    """Read the configuration and change what the options say."""
+    from transformers import AutoConfig
+
+    trust = bool(options.get("trust_remote_code"))
+    if Path(path).is_dir() and not (Path(path) / "config.json").is_file():
+        raise UsageError(f"{path}: a folder without config.json, expected that of a Hugging Face model")
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        hint = "If you trust its code: --trust-remote-code." if "trust_remote_code" in str(error) else None
+        raise UsageError(f"{path}: no Hugging Face model can be read there: {reason}", hint=hint) from error
+    if options.get("num_hidden_layers") is not None:
+        has_weights = options.get("random_weights") is None
+        _set_layers(path, config, options["num_hidden_layers"], may_grow=not has_weights)
+    for key, value in dict(options.get("config") or {}).items():
+        _set_option(path, config, key, value)
+    return config
+
+
+def load_model(path: str, config: Any, options: Mapping[str, Any]) -> Any:
+    """Load the model, or draw its weights."""
+    trust = bool(options.get("trust_remote_code"))
+    cls = _model_class(path, config, trust)
+    dtype = None if options.get("dtype") is None else dtype_named(options["dtype"])
+    if options.get("random_weights") is None:
+        loaded = cls.from_pretrained(path, config=config, **_dtype_option(dtype or "auto"))
+        return loaded.eval()
+    torch.manual_seed(options["random_weights"])
+    # a configuration that names a dtype would have the weights drawn in it
+    drawn = cls._from_config(copy.deepcopy(config), **_dtype_option(torch.float32)).eval()
+    if dtype is None or dtype == torch.float32:
+        return drawn
+    weights = dict(drawn.state_dict())
+    return cls.from_pretrained(None, config=config, state_dict=weights, **_dtype_option(dtype)).eval()
+
+
+def _model_class(path: str, config: Any, trust: bool) -> Any:
+    import transformers
+
+    remote = getattr(config, "auto_map", None) or {}
+    if trust:
+        names = [n for n in remote if n.startswith("AutoModel")]
+        if names:
+            from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+            chosen = next((n for n in names if n != "AutoModel"), names[0])
+            return get_class_from_dynamic_module(remote[chosen], path)
+    for name in config.architectures or []:
+        if hasattr(transformers, name):
+            return getattr(transformers, name)
+    autos = ["AutoModelForCausalLM", "AutoModel"]
+    if getattr(config, "is_encoder_decoder", False):
+        autos = ["AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq", "AutoModel"]
+    for name in autos:
+        mapping = getattr(transformers, name)._model_mapping
+        if type(config) in mapping:
+            found = mapping[type(config)]
+            return found[0] if isinstance(found, tuple) else found
+    wanted = ", ".join(config.architectures or [config.model_type])
+    raise UsageError(
+        f"{path}: transformers has no model class for {wanted}",
+        hint="If you trust its code: --trust-remote-code." if remote else None,
+    )
+
+
+def _dtype_option(dtype: Any) -> dict[str, Any]:
+    import transformers
+
+    major = int(transformers.__version__.partition(".")[0])
+    return {"dtype" if major >= 5 else "torch_dtype": dtype}
+
+
+def _set_layers(path: str, config: Any, count: int, *, may_grow: bool) -> None:
+    """Cut the model to its first layers, and with it every list that has an entry a layer."""
+    parts = {id(c): c for c in (config, config.get_text_config())}.values()
+    names = [(part, name) for part in parts for name in _LAYER_COUNTS if hasattr(part, name)]
+    if not names:
+        raise UsageError(f"{path}: its configuration has no num_hidden_layers")
+    for part, name in names:
+        before = getattr(part, name)
+        if not 0 < count <= before and not (may_grow and count > 0):
+            raise UsageError(f"{path}: --num-hidden-layers is {count}, expected 1 to {before}")
+        for key, value in list(vars(part).items()):
+            if (
+                isinstance(value, list)
+                and len(value) == before
+                and key.lstrip("_").endswith(("types", "layers"))
+            ):
+                setattr(part, key, value[:count])
+        setattr(part, name, count)
+
+
+def _set_option(path: str, config: Any, key: str, value: Any) -> None:
+    if key == "attn_implementation":  # a property under another name
+        config._attn_implementation = value
+        return
+    *parents, last = key.split(".")
+    place = config
+    for name in (*parents, last):
+        known = list(place) if isinstance(place, Mapping) else list(place.to_dict())
+        if name not in known and not (not isinstance(place, Mapping) and hasattr(place, name)):
+            close = difflib.get_close_matches(name, known, n=3)
+            raise UsageError(
+                f"{path}: its configuration has no {abbreviate(key)!r}",
+                hint=f"Did you mean {' or '.join(map(repr, close))}?" if close else None,
+            )
+        if name is not last:
+            place = place[name] if isinstance(place, Mapping) else getattr(place, name)
+            if not isinstance(place, Mapping) and not hasattr(place, "to_dict"):
+                raise UsageError(f"{path}: {name!r} of its configuration holds no further options")
+    if isinstance(place, Mapping):
+        place[last] = value  # type: ignore[index]  # a dict; Mapping is what isinstance narrows to
+    else:
+        setattr(place, last, value)
+
+
+def _arguments(
+    path: str, model: Any, options: Mapping[str, Any], inputs: Mapping[str, StoredInput] | None
+) -> dict[str, torch.Tensor]:
+    """The model's arguments, on the CPU."""
+    given = [name for name in ("prompt", "input_ids", "inputs") if options.get(name) is not None]
+    if len(given) > 1:
+        raise UsageError(f"--{given[0]} and --{given[1]} exclude each other".replace("_", "-"))
+    if inputs is None and not given:
+        raise UsageError(f"{path}: no inputs, expected --prompt, --input-ids or --inputs")
+    if inputs is None and given == ["prompt"]:
+        return _tokenized(path, model, options)
+    if inputs is None and given == ["input_ids"]:
+        return {"input_ids": _parse_ids(options["input_ids"], model)}
+    if inputs is None:
+        from tensorcap_formats.opening import open_archive
+
+        with open_archive(options["inputs"]) as file:
+            inputs = archived_inputs(file)
+    arguments = {}
+    for name, value in inputs.items():
+        tensor = from_stored(*value)
+        if options.get("dtype") is not None and tensor.is_floating_point():
+            tensor = tensor.to(dtype_named(options["dtype"]))
+        arguments[name] = tensor
+    _check_names(path, model, arguments)
+    return arguments
+
+
+def _tokenized(path: str, model: Any, options: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    from transformers import AutoTokenizer
+
+    trust = bool(options.get("trust_remote_code"))
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UsageError(
+            f"{path}: no tokenizer can be read there: {reason}", hint="Give --input-ids instead."
+        ) from error
+    encoded = tokenizer(options["prompt"], return_tensors="pt")
+    parameters = inspect.signature(model.forward).parameters
+    return {name: value for name, value in encoded.items() if name in parameters}
+
+
+def _parse_ids(text: str, model: Any) -> torch.Tensor:
+    rows = [[int(n) for n in re.findall(r"-?\d+", row)] for row in text.split(";")]
+    if re.search(r"[^\d\s,;-]", text) or not rows[0] or len({len(row) for row in rows}) != 1:
+        raise UsageError(f"--input-ids {abbreviate(text)!r}: expected numbers such as 1,2,3 or 1,2;3,4")
+    ids = torch.tensor(rows)
+    size = getattr(model.config.get_text_config(), "vocab_size", None)
+    if isinstance(size, int) and not bool(((ids >= 0) & (ids < size)).all()):
+        raise UsageError(f"--input-ids {abbreviate(text)!r}: expected numbers from 0 to {size - 1}")
+    return ids
+
+
+def _check_names(path: str, model: Any, arguments: Mapping[str, torch.Tensor]) -> None:
+    parameters = inspect.signature(model.forward).parameters
+    for name in arguments:
+        if name not in parameters:
+            close = difflib.get_close_matches(name, list(parameters), n=3)
+            raise UsageError(
+                f"{path}: {type(model).__name__} has no argument {abbreviate(name)!r}",
+                hint=f"Did you mean {' or '.join(map(repr, close))}?" if close else None,
+            )
+
+
+def _for_one_forward(model: Any, arguments: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Add what a plain forward needs: a first token for the decoder, and no cache."""
+    parameters = inspect.signature(model.forward).parameters
+    whole: dict[str, Any] = dict(arguments)
+    decoder = {"decoder_input_ids", "decoder_inputs_embeds"}
+    if getattr(model.config, "is_encoder_decoder", False) and not decoder & whole.keys():
+        start = model.config.decoder_start_token_id
+        if start is not None and "decoder_input_ids" in parameters:
+            first = next(iter(arguments.values()))
+            whole["decoder_input_ids"] = torch.full((first.shape[0], 1), start, device=first.device)
+    if "use_cache" in parameters:
+        whole["use_cache"] = False
+    return whole
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers' progress bars and advice off the terminal."""
+    from transformers.utils import logging
+
+    log: Any = logging  # its functions are not annotated
+    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.set_verbosity(level)
+        if bars:
+            log.enable_progress_bar()

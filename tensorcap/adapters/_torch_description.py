@@ -1,0 +1,177 @@
+"""What an archive keeps of a torch model besides its tensors: tree, configuration, settings, sources."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import linecache
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from tensorcap.adapters._torch_tensors import dtype_name
+from tensorcap.metadata import jsonable, redact
+from tensorcap.structure import class_name
+from tensorcap_formats.keys import ROOT_SITE, escape
+
+
+def site_of(name: str) -> str:
+    """The site of a module path."""
+    return escape(name) if name else ROOT_SITE
+
+
+def tree(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, str]]:
+    """All modules by their first name, and the further names of modules that have several."""
+    modules: dict[str, nn.Module] = {}
+    first: dict[int, str] = {}
+    aliases: dict[str, str] = {}
+    for name, module in _names(model, "", ()):
+        if id(module) in first:
+            aliases[name] = first[id(module)]
+        else:
+            first[id(module)] = name
+            modules[name] = module
+    return modules, aliases
+
+
+def _names(module: nn.Module, name: str, above: tuple[nn.Module, ...]) -> Iterator[tuple[str, nn.Module]]:
+    yield name, module
+    above = (*above, module)
+    for child_name, child in module._modules.items():
+        # a module below itself would have names without end
+        if child is not None and not any(child is parent for parent in above):
+            yield from _names(child, f"{name}.{child_name}" if name else child_name, above)
+
+
+def describe(model: nn.Module) -> dict[str, Any]:
+    """The run's metadata that torch knows."""
+    modules, aliases = tree(model)
+    inner = getattr(model, "_orig_mod", model)
+    dtype = main_dtype(model)
+    return {
+        "framework": {"name": "torch", "version": torch.__version__, "settings": _settings()},
+        "model": {
+            "class": class_name(inner),
+            "file": redact(_file_of(type(inner)) or ""),
+            "config": _config(inner),
+        },
+        "dtype": dtype,
+        "compute_dtype": dtype,
+        "device": _device(model),
+        "seed": torch.initial_seed(),
+        "modules": [_describe_module(name, module) for name, module in modules.items()],
+        "aliases": {site_of(alias): site_of(name) for alias, name in aliases.items()},
+    }
+
+
+def main_dtype(model: nn.Module) -> str | None:
+    """The floating dtype of most of the model's parameters."""
+    sizes: Counter[str] = Counter()
+    for parameter in model.parameters():
+        if parameter.is_floating_point() or parameter.is_complex():
+            sizes[dtype_name(parameter.dtype)] += _size(parameter)
+    return sizes.most_common(1)[0][0] if sizes else None
+
+
+def sources(modules: Iterable[nn.Module]) -> dict[str, Any]:
+    """Where the classes of these modules are written, and their text; those written in C have none."""
+    found: dict[str, Any] = {}
+    parsed: dict[str, dict[str, tuple[int, int]]] = {}
+    for module in modules:
+        cls = type(module)
+        name = class_name(cls)
+        if name in found:
+            continue
+        file = _file_of(cls)
+        lines = linecache.getlines(file) if file else []
+        if not file or not lines:
+            continue
+        if file not in parsed:
+            parsed[file] = _class_lines("".join(lines))
+        span = parsed[file].get(cls.__qualname__.replace("<locals>.", ""))
+        if span is not None:
+            text = "".join(lines[span[0] - 1 : span[1]])
+            found[name] = {"file": redact(file), "line": span[0], "text": redact(text)}
+    return found
+
+
+def _class_lines(text: str) -> dict[str, tuple[int, int]]:
+    """First and last line of each class of a file, by qualified name without `<locals>`."""
+    found: dict[str, tuple[int, int]] = {}
+
+    def visit(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef):
+                first = min([child.lineno, *(d.lineno for d in child.decorator_list)])
+                found[prefix + child.name] = (first, child.end_lineno or child.lineno)
+            if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                visit(child, f"{prefix}{child.name}.")
+            elif not isinstance(child, ast.expr):
+                visit(child, prefix)
+
+    try:
+        visit(ast.parse(text), "")
+    except (SyntaxError, ValueError, RecursionError):  # changed since it was imported
+        return {}
+    return found
+
+
+def _file_of(cls: type) -> str | None:
+    module = sys.modules.get(cls.__module__)
+    try:
+        return inspect.getsourcefile(cls) or getattr(module, "__file__", None)
+    except (TypeError, OSError):
+        return getattr(module, "__file__", None)
+
+
+def _describe_module(name: str, module: nn.Module) -> dict[str, Any]:
+    entry = {
+        "path": name,
+        "class": class_name(type(module)),
+        "parameters": {n: _describe_tensor(p) for n, p in module._parameters.items() if p is not None},
+        "training": module.training,
+    }
+    buffers = {n: _describe_tensor(b) for n, b in module._buffers.items() if b is not None}
+    if buffers:
+        entry["buffers"] = buffers
+    return entry
+
+
+def _describe_tensor(tensor: torch.Tensor) -> dict[str, Any]:
+    shape = None if nn.parameter.is_lazy(tensor) else list(tensor.shape)
+    return {"shape": shape, "dtype": dtype_name(tensor.dtype)}
+
+
+def _size(tensor: torch.Tensor) -> int:
+    return 0 if nn.parameter.is_lazy(tensor) else tensor.numel()
+
+
+def _device(model: nn.Module) -> str:
+    devices = dict.fromkeys(str(p.device) for p in model.parameters())
+    names = [f"cuda ({torch.cuda.get_device_name(d)})" if d.startswith("cuda") else d for d in devices]
+    return ", ".join(dict.fromkeys(names)) or "cpu"
+
+
+def _config(model: nn.Module) -> Any:
+    to_dict = getattr(getattr(model, "config", None), "to_dict", None)
+    try:
+        return jsonable(to_dict()) if callable(to_dict) else None
+    except Exception:  # a configuration of somebody else's, which is only to be noted
+        return None
+
+
+def _settings() -> dict[str, Any]:
+    """What changes the results of the same operators."""
+    return {
+        "threads": torch.get_num_threads(),
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "mkldnn": torch.backends.mkldnn.enabled,
+        "cuda": torch.version.cuda,
+        "grad": torch.is_grad_enabled(),
+    }

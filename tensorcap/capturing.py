@@ -1,0 +1,320 @@
+"""Capture a run of a model into an archive."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from tensorcap.adapters import Adapter, adapter_for
+from tensorcap.metadata import about_process, now, redact
+from tensorcap.recorder import Point, Recorder
+from tensorcap.scope import Scope
+from tensorcap.structure import class_name
+from tensorcap.summary import Summary, Tally, summarise
+from tensorcap_formats.errors import CaptureError, TensorcapError, UsageError
+from tensorcap_formats.keys import ROOT_SITE, escape
+from tensorcap_formats.writer import Writer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from tensorcap.workload import Workload
+
+_UNDER_CAPTURE: Final[set[int]] = set()  # ids of models
+_LOCK: Final = threading.Lock()
+
+
+def capture(
+    model: Any,
+    path: str | os.PathLike[str] | None,
+    *,
+    include: str | Iterable[str] = (),
+    exclude: str | Iterable[str] = (),
+    inputs: bool = True,
+    stats_only: bool = False,
+    run: Mapping[str, Any] | None = None,
+    container: str | None = None,
+    fsync: bool = False,
+) -> Capture:
+    """Capture what happens in a model during a `with` block.
+
+    Every call of every module is recorded: its inputs by argument name, its outputs by field, at the
+    moment of the call. The model computes what it would compute anyway, and has no trace of the capture
+    afterwards. If the block ends by an error, what was captured until then is kept as an incomplete
+    archive: at the path, or beside it (`ref.incomplete.h5`) if an archive was there before.
+
+    Args:
+        model: A torch module, or a model of another framework that has an adapter.
+        path: Where to put the archive: `.h5`, `.zarr` or `.safetensors`; an archive that is there is
+            replaced when the capture is complete. None counts and writes nothing.
+        include: Globs of what to record, all if empty. One without `/` is for sites (`*.mlp`), any other
+            for whole keys (`0/*/output`).
+        exclude: Globs of what not to record; they win over `include`.
+        inputs: Whether to record the inputs of modules. Those of the model itself are always recorded.
+        stats_only: Keep statistics and hashes, no values.
+        run: Further run metadata.
+        container: `hdf5`, `zarr` or `safetensors`; by the path's suffix if None.
+        fsync: Make each tensor durable against a power cut.
+
+    Returns:
+        A context manager; `pause`, `resume` and `paused` say what part of the block is recorded, and
+        `summary` what came of it.
+
+    Raises:
+        UsageError: A glob matches no module; the model is under capture already; there is no adapter.
+        CaptureError: Nothing was captured; no archive is left.
+        WriteError: The disk is full, or something else went wrong with it; see `tcap recover`.
+
+    Example:
+        >>> import torch, tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+        >>> with capture(model, folder.name + "/ref.h5") as cap:
+        ...     _ = model(torch.ones(1, 2))
+        >>> cap.summary.tensors, cap.summary.steps
+        (6, 1)
+        >>> folder.cleanup()
+    """
+    return Capture(
+        model,
+        path,
+        scope=Scope(include, exclude),
+        inputs=inputs,
+        stats_only=stats_only,
+        run=run,
+        container=container,
+        fsync=fsync,
+    )
+
+
+class Capture:
+    """A capture that is under way, or over; made by `capture`, for one `with` block.
+
+    Attributes:
+        path: Where the archive is, or will be; None for a dry run.
+        summary: What came of it, once it is over.
+        tally: The records of a dry run.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        path: str | os.PathLike[str] | None,
+        *,
+        scope: Scope,
+        inputs: bool = True,
+        run: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self.path = None if path is None else Path(path)
+        self.summary: Summary | None = None
+        self.tally = Tally()
+        self._model = model
+        self._adapter: Adapter = adapter_for(model)
+        self._scope = scope
+        self._inputs = inputs
+        self._run = dict(run or {})
+        self._options = options  # of the writer
+        self._writer: Writer | None = None
+
+    @property
+    def run(self) -> Mapping[str, Any]:
+        """The run's metadata, as known when the capture began."""
+        return self._metadata
+
+    @property
+    def progress(self) -> str:
+        """How far it is, as a short text."""
+        sink = self._writer or self.tally
+        return f"{sink.records_count} tensors, last {self._recorder.last_point or 'none'}"
+
+    def pause(self) -> None:
+        """Record nothing until `resume`; forwards in between count as no steps."""
+        self._recorder.is_paused = True
+
+    def resume(self) -> None:
+        """Record again."""
+        self._recorder.is_paused = False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Record nothing within a block."""
+        before = self._recorder.is_paused
+        self.pause()
+        try:
+            yield
+        finally:
+            self._recorder.is_paused = before
+
+    def keep_inputs(self, inputs: Any) -> None:
+        """Record what the run is given, where that is not what the model itself will be given.
+
+        Args:
+            inputs: Arguments by name, or positional ones; kept as slots `given.NAME` of the model.
+        """
+        self._adapter.keep_inputs(inputs, self._recorder)
+
+    def __enter__(self) -> Self:
+        with ExitStack() as hooks:
+            hooks.enter_context(_claimed(self._model))
+            points = self._points()
+            self._metadata = {**self._adapter.describe(self._model), **about_process(), **self._run}
+            self._metadata["scope"] = {**self._scope.describe(), "inputs": self._inputs}
+            self._started_seconds = time.perf_counter()
+            if self.path is not None:
+                self._writer = Writer(self.path, run=self._metadata, **self._options)
+            try:
+                self._recorder = Recorder(self._writer or self.tally, points, self._scope)
+                wanted = [n for n, p in points.items() if p.is_capturable and p.wanted is not False]
+                hooks.enter_context(
+                    self._adapter.tap(self._model, wanted, self._recorder, inputs=self._inputs)
+                )
+            except BaseException:
+                self._abandon(discard=True)
+                raise
+            self._hooks = hooks.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._hooks.close()
+        failure = self._recorder.failure
+        if failure is not None:
+            self._abandon()
+            if error is None:  # somebody caught it
+                raise failure
+        elif error is not None:
+            self._keep_incomplete(error)
+        elif not any(point.records for point in self._recorder.points.values()):
+            self._abandon(discard=True)
+            raise self._nothing_captured()
+        else:
+            self._finish(self.path, is_complete=True)
+
+    def _points(self) -> dict[str, Point]:
+        points = {}
+        for site in self._adapter.sites(self._model):
+            name = escape(site.name) if site.name else ROOT_SITE
+            aliases = tuple(map(escape, site.aliases))
+            wanted = self._scope.of_site(name, aliases)
+            points[site.name] = Point(name, aliases, site.reason, site.is_capturable, wanted)
+        known = [name for point in points.values() for name in (point.site, *point.aliases)]
+        self._scope.check(class_name(self._model), known)
+        return points
+
+    def _finish(self, path: Path | None, *, is_complete: bool) -> None:
+        recorder = self._recorder
+        points = recorder.points
+        called = [name for name, point in points.items() if point.calls]
+        run = {
+            **self._metadata,
+            **recorder.facts,
+            "inputs": recorder.inputs,
+            "steps": recorder.last_step + 1,
+            "points": [entry for point in points.values() for entry in point.describe()],
+            "sources": self._adapter.sources(self._model, called),
+            "finished": now(),
+            "duration_seconds": round(time.perf_counter() - self._started_seconds, 3),
+        }
+        if self._writer is not None:
+            self.path = self._writer.close(run=run, complete=is_complete, path=path)
+        self.summary = summarise(
+            self.path, self._writer or self.tally, recorder, self._scope, is_complete=is_complete
+        )
+
+    def _keep_incomplete(self, error: BaseException) -> None:
+        """Close the archive after an error of the run, which goes on its way whatever happens here."""
+        if self.path is None or self._writer is None or not self._writer.records_count:
+            self._abandon(discard=True)
+            return
+        self._metadata["error"] = {
+            "type": class_name(error),
+            "message": redact(str(error)),
+            "last_point": self._recorder.last_point,
+        }
+        try:
+            self._finish(incomplete_path(self.path), is_complete=False)
+            note = f"tensorcap: what was captured until then is in {self.path}, marked incomplete"
+        except TensorcapError as trouble:
+            note = f"tensorcap: {trouble}"
+        if hasattr(error, "add_note"):  # Python 3.11
+            error.add_note(note)
+
+    def _abandon(self, *, discard: bool = False) -> None:
+        if self._writer is not None:
+            self._writer.abandon(discard=discard)
+
+    def _nothing_captured(self) -> CaptureError:
+        points = self._recorder.points.values()
+        reasons = {
+            point.describe()[0].get("reason", "") for point in points if point.status == "not-capturable"
+        }
+        counts = Counter(point.status for point in points)
+        found = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+        return CaptureError(
+            f"{class_name(self._model)}: nothing was captured, of {len(points)} modules: {found}",
+            hint=f"Not capturable: {'; '.join(sorted(reasons))}."
+            if reasons
+            else "Call the model in the block.",
+        )
+
+
+def capture_workload(
+    workload: Workload,
+    path: str | os.PathLike[str] | None,
+    *,
+    run: Mapping[str, Any] | None = None,
+    watch: Callable[[Capture], AbstractContextManager[Any]] | None = None,
+    **options: Any,
+) -> Capture:
+    """Run a workload once, under capture.
+
+    Args:
+        workload: A model and its inputs.
+        path: As for `capture`.
+        run: Further run metadata.
+        watch: Makes a context manager that lives as long as the run does, to show its progress.
+        options: Further arguments of `capture`.
+
+    Returns:
+        The capture, which is over.
+    """
+    adapter = adapter_for(workload.model)
+    with capture(workload.model, path, run=run, **options) as cap, (watch or nullcontext)(cap):
+        if workload.run is not None:
+            cap.keep_inputs(workload.inputs)
+        adapter.run(workload)
+    return cap
+
+
+def incomplete_path(path: Path) -> Path:
+    """Where to put an incomplete archive: at the path, or beside it if something is there."""
+    name, number = path.name, 1
+    while os.path.lexists(path.with_name(name)):
+        name = f"{path.stem}.incomplete{number if number > 1 else ''}{path.suffix}"
+        number += 1
+    return path.with_name(name)
+
+
+@contextmanager
+def _claimed(model: object) -> Iterator[None]:
+    """Keep a second capture off the model."""
+    with _LOCK:
+        if id(model) in _UNDER_CAPTURE:
+            raise UsageError(f"{class_name(model)}: is under capture already", hint="End that capture first.")
+        _UNDER_CAPTURE.add(id(model))
+    try:
+        yield
+    finally:
+        _UNDER_CAPTURE.discard(id(model))

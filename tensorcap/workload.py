@@ -1,0 +1,209 @@
+"""A model and its inputs; how a run was made, so that it can be made again with one thing changed."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tensorcap.adapters import Adapter, adapter_named
+from tensorcap.metadata import redact
+from tensorcap_formats.dtypes import Array, DType
+from tensorcap_formats.errors import UsageError, abbreviate
+from tensorcap_formats.keys import ROOT_SITE, unescape
+
+if TYPE_CHECKING:
+    from tensorcap_formats.archive import Archive
+
+# Options that say what the model is run on; one of them given anew puts archived inputs aside.
+INPUT_OPTIONS: Final = ("prompt", "input_ids", "inputs")
+_NEVER_INHERITED: Final = ("trust_remote_code",)  # an archive must not decide that code is run
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model and what it is run on.
+
+    Attributes:
+        model: The model, in the mode (evaluation or training) that it is to run in.
+        inputs: Arguments by name, or positional ones.
+        run: What to call in place of the model, for runs of several forwards: `run(model, **inputs)`, or
+            `run(model, *inputs)`.
+
+    Example:
+        >>> Workload(model=abs, inputs=(-1,)).inputs
+        (-1,)
+    """
+
+    model: Any
+    inputs: Mapping[str, Any] | tuple[Any, ...]
+    run: Callable[..., Any] | None = None
+
+
+class StoredInput(NamedTuple):
+    """An input as an archive holds it: stored elements and their dtype."""
+
+    bits: Array
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to make a workload: what the command line said, and what an archive keeps of it.
+
+    Attributes:
+        path: `file.py:function`, or a folder or id of a Hugging Face model.
+        options: Options that were given, by their Python names.
+        framework: Whose model it is.
+    """
+
+    path: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    framework: str = "torch"
+
+    @property
+    def kind(self) -> str:
+        """`function` or `huggingface`."""
+        file, _, function = self.path.rpartition(":")
+        return "function" if file.endswith(".py") and function.isidentifier() else "huggingface"
+
+    @classmethod
+    def of(cls, archive: Archive) -> Recipe:
+        """The recipe of the run that an archive holds.
+
+        Raises:
+            UsageError: The run was not made from a recipe (it was captured through the Python API).
+        """
+        workload = archive.run.get("workload")
+        if not isinstance(workload, Mapping) or not isinstance(workload.get("path"), str):
+            raise UsageError(
+                f"{archive.path}: does not say how its run was made",
+                hint="Name the model; the inputs and filters are then taken from the archive.",
+            )
+        options = dict(workload.get("options") or {})
+        for name in _NEVER_INHERITED:
+            options.pop(name, None)
+        return cls(workload["path"], options)
+
+    def changed(self, **options: Any) -> Recipe:
+        """The same recipe with some options given anew."""
+        kept = dict(self.options)
+        if any(name in options for name in INPUT_OPTIONS):
+            kept = {name: value for name, value in kept.items() if name not in INPUT_OPTIONS}
+        return replace(self, options={**kept, **options})
+
+    def describe(self) -> dict[str, Any]:
+        """The entry `workload` of the run's metadata."""
+        options = {k: redact(v) if isinstance(v, str) else v for k, v in self.options.items()}
+        return {"kind": self.kind, "path": redact(self.path), "options": options}
+
+    def build(self, inputs: Mapping[str, StoredInput] | None = None) -> Workload:
+        """Make the workload.
+
+        Args:
+            inputs: Archived inputs, in place of those that the options name.
+
+        Raises:
+            UsageError: The path or an option makes no sense.
+        """
+        adapter = adapter_named(self.framework)
+        options = dict(self.options)
+        seed = options.pop("seed", 0)
+        adapter.seed(seed)
+        if self.kind == "huggingface":
+            from tensorcap.adapters._huggingface import build
+
+            workload = build(self.path, options, inputs)
+        else:
+            workload = self._call_function(adapter, options, inputs)
+        adapter.seed(seed)  # the run draws the same numbers however the weights were made
+        return workload
+
+    def _call_function(
+        self, adapter: Adapter, options: dict[str, Any], inputs: Mapping[str, StoredInput] | None
+    ) -> Workload:
+        dtype, device = options.pop("dtype", None), options.pop("device", None)
+        for name in options:
+            raise UsageError(
+                f"{self.path}: takes no --{name.replace('_', '-')}, which is for Hugging Face models",
+                hint="Let the function itself make what you need.",
+            )
+        make = _load_function(self.path)
+        takes_dtype = dtype is not None and "dtype" in inspect.signature(make).parameters
+        made = make(dtype=adapter.dtype(dtype)) if takes_dtype else make()
+        if not isinstance(made, Workload):
+            raise UsageError(
+                f"{self.path}: returned a {type(made).__name__}, expected a tensorcap.Workload",
+                hint="Return tensorcap.Workload(model, inputs).",
+            )
+        return adapter.prepare(
+            made, dtype=None if takes_dtype else dtype, input_dtype=dtype, device=device, inputs=inputs
+        )
+
+
+def archived_inputs(archive: Archive) -> dict[str, StoredInput]:
+    """What the first step of an archived run was given, by argument; of another file, every tensor by name.
+
+    Raises:
+        UsageError: The archive has no inputs, or kept only their statistics.
+    """
+    if archive.is_foreign:
+        return {unescape(r.key.text): StoredInput(archive.read(r), r.dtype) for r in archive.records}
+    found: dict[str, dict[str, StoredInput]] = {"given": {}, "input": {}}
+    for record in archive.records:
+        key = record.key
+        if (key.site, key.step, key.call, key.rank) == (ROOT_SITE, 0, 0, 0):
+            kind, _, name = key.slot.partition(".")
+            if kind in found:
+                found[kind][unescape(name)] = StoredInput(archive.read(record), record.dtype)
+    chosen = found["given"] or found["input"]
+    if not chosen:
+        raise UsageError(f"{archive.path}: holds no inputs of the model")
+    return chosen
+
+
+def _load_function(path: str) -> Callable[..., Any]:
+    """Import a file by its path, beside which it finds its own modules, and get its function."""
+    file_text, _, name = path.rpartition(":")
+    file = Path(file_text).expanduser()
+    if not file.is_file():
+        raise UsageError(f"{path}: there is no file {file_text!r}")
+    spec = importlib.util.spec_from_file_location(f"tcap_workload_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path}: {file_text!r} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pickles look their module up there
+    folder = str(file.parent.resolve())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    spec.loader.exec_module(module)
+    found = getattr(module, name, None)
+    if not callable(found):
+        names = [n for n, v in vars(module).items() if inspect.isfunction(v) and not n.startswith("_")]
+        raise UsageError(
+            f"{path}: {file_text!r} has no function {name!r}",
+            hint=f"It has: {', '.join(names)}." if names else None,
+        )
+    function: Callable[..., Any] = found
+    return function
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """Read `key=value`; the value is JSON, or a text if it is none.
+
+    Example:
+        >>> parse_setting("rope_parameters.rope_theta=1e4"), parse_setting("hidden_act=gelu")
+        (('rope_parameters.rope_theta', 10000.0), ('hidden_act', 'gelu'))
+    """
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise UsageError(f"--config {abbreviate(text)!r}: expected key=value")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value

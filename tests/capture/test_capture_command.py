@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import tensorcap
+from tensorcap_cli.main import main
+
+ROOT = Path(__file__).parents[2]
+
+WORKLOADS = """
+import torch
+import tensorcap
+from beside import WIDTH
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, 2)
+        self.register_buffer("saved", torch.full((1,), 1.001))
+        self.register_buffer("table", torch.full((1,), 1.001), persistent=False)
+        self.spare = torch.nn.Linear(1, 1)
+
+    def forward(self, x, mode="plain"):
+        if mode == "fail":
+            raise RuntimeError("planted")
+        if mode == "interrupt":
+            raise KeyboardInterrupt
+        hidden = self.first(x)
+        if mode == "sparse":
+            return self.last(hidden), torch.eye(2).to_sparse()
+        return self.last(hidden)
+
+
+def plain(mode="plain"):
+    return tensorcap.Workload(Model().eval(), {"x": torch.randn(1, WIDTH), "mode": mode})
+
+
+def positional():
+    return tensorcap.Workload(Model().eval(), (torch.randn(1, WIDTH),))
+
+
+def looped():
+    def run(model, xs):
+        for x in xs:
+            model(x)
+
+    return tensorcap.Workload(Model().eval(), {"xs": list(torch.randn(3, 1, WIDTH))}, run)
+
+
+def with_dtype(dtype=torch.float32):
+    return tensorcap.Workload(Model().to(dtype).eval(), {"x": torch.randn(1, WIDTH)})
+
+
+def sparse():
+    return plain("sparse")
+
+
+def failing():
+    return plain("fail")
+
+
+def interrupted():
+    return plain("interrupt")
+
+
+def pair():
+    return Model(), torch.ones(1, WIDTH)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "w.py").write_text(WORKLOADS)
+    (tmp_path / "beside.py").write_text("WIDTH = 4\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "beside", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def tcap(folder: Path) -> Callable[..., Result]:
+    def run(arguments: str, status: int = 0) -> Result:
+        result = CliRunner().invoke(main, arguments.split(), prog_name="tcap", catch_exceptions=False)
+        assert result.exit_code == status, result.output
+        return result
+
+    return run
+
+
+def load(archive: tensorcap.Archive, key: str) -> Any:
+    return archive.load(archive.get(key))
+
+
+def test_a_function_of_a_file_is_captured(tcap: Callable[..., Result]) -> None:
+    result = tcap("capture torch w.py:plain -o ref.h5")
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert lines[0].startswith("model: tcap_workload_w.Model, ")
+    assert lines[0].endswith("w.py")
+    assert lines[1:] == [
+        "runs in float32 on cpu",
+        "ref.h5: 6 tensors, 80 B (40 B of distinct ones stored), 1 step",
+        "modules: 3 captured, 1 never called, 0 not capturable, 0 excluded",
+        "never called: spare",
+    ]
+    with tensorcap.open_archive("ref.h5") as archive:
+        assert archive.is_complete
+        assert archive.run["workload"] == {"kind": "function", "path": "w.py:plain", "options": {"seed": 0}}
+        source = archive.run["sources"]["tcap_workload_w.Model"]
+        assert source["text"].startswith("class Model(torch.nn.Module):")
+
+
+def test_like_repeats_a_run_in_another_precision(tcap: Callable[..., Result]) -> None:
+    tcap("capture torch w.py:plain -o ref.h5 --seed 3 --exclude spare")
+    tcap("capture torch --like ref.h5 --dtype bfloat16 -o tgt.h5")
+    with tensorcap.open_archive("ref.h5") as reference, tensorcap.open_archive("tgt.h5") as target:
+        assert [r.key.text for r in target.records] == [r.key.text for r in reference.records]
+        assert target.run["dtype"] == "bfloat16"
+        assert target.run["seed"] == 3
+        assert target.run["scope"] == {"include": [], "exclude": ["spare"], "inputs": True}
+        x = load(reference, "0/@root/input.x")
+        rounded = load(target, "0/@root/input.x")
+        assert target.get("0/@root/input.x").dtype.name == "bfloat16"
+        assert abs(rounded - x).max() <= abs(x).max() / 256
+        module = next(m for m in target.run["modules"] if m["path"] == "")
+        assert {name: b["dtype"] for name, b in module["buffers"].items()} == {
+            "saved": "bfloat16",
+            "table": "float32",
+        }
+    tcap("capture torch --like tgt.h5 -o again.h5")
+    with tensorcap.open_archive("tgt.h5") as one, tensorcap.open_archive("again.h5") as two:
+        assert [r.digest for r in one.records] == [r.digest for r in two.records]
+
+
+@pytest.mark.parametrize("function", ["positional", "looped"])
+def test_like_gives_the_inputs_of_the_archive_to_another_model(
+    tcap: Callable[..., Result], function: str
+) -> None:
+    tcap(f"capture torch w.py:{function} -o ref.h5 --seed 1")
+    tcap(f"capture torch w.py:{function} --like ref.h5 --seed 2 -o tgt.h5")
+    with tensorcap.open_archive("ref.h5") as reference, tensorcap.open_archive("tgt.h5") as target:
+        assert (load(reference, "0/@root/input.x") == load(target, "0/@root/input.x")).all()
+        assert (load(reference, "0/first/output") != load(target, "0/first/output")).any()
+        assert reference.run["steps"] == target.run["steps"] == (1 if function == "positional" else 3)
+
+
+def test_a_function_that_takes_a_dtype_is_given_it(tcap: Callable[..., Result]) -> None:
+    tcap("capture torch w.py:with_dtype --dtype float16 -o ref.h5")
+    with tensorcap.open_archive("ref.h5") as archive:
+        module = next(m for m in archive.run["modules"] if m["path"] == "")
+        assert module["buffers"]["table"]["dtype"] == "float16"  # as the function made it
+        assert archive.get("0/@root/input.x").dtype.name == "float16"
+
+
+def test_a_dry_run_lists_points_and_bytes_and_writes_nothing(
+    tcap: Callable[..., Result], folder: Path
+) -> None:
+    before = sorted(folder.iterdir())
+    result = tcap("capture torch w.py:plain --dry-run --include first")
+    assert [line.split() for line in result.stdout.splitlines()] == [
+        ["key", "dtype", "shape", "size"],
+        ["0/@root/input.x", "float32", "1x4", "16", "B"],
+        ["0/first/input.input", "float32", "1x4", "16", "B"],
+        ["0/first/output", "float32", "1x4", "16", "B"],
+        ["3", "tensors,", "48", "B"],
+    ]
+    found = json.loads(tcap("capture torch w.py:plain --dry-run --json").stdout)
+    assert found["bytes"] == 80
+    assert found["records"][0] == {"key": "0/@root/input.x", "dtype": "float32", "shape": [1, 4], "bytes": 16}
+    assert sorted(p for p in folder.iterdir() if p.name != "__pycache__") == before
+
+
+def test_json_says_what_was_captured(tcap: Callable[..., Result]) -> None:
+    found = json.loads(tcap("capture torch w.py:plain -o ref.zarr --json --no-inputs").stdout)
+    assert found == {
+        "path": "ref.zarr",
+        "is_complete": True,
+        "tensors": 4,
+        "tensor_bytes": 48,
+        "stored_bytes": 40,
+        "steps": 1,
+        "captured": ["@root", "first", "last"],
+        "never_called": ["spare"],
+        "not_capturable": {},
+        "excluded": [],
+        "unmatched": [],
+    }
+
+
+def test_something_that_could_not_be_captured_is_status_1(tcap: Callable[..., Result]) -> None:
+    result = tcap("capture torch w.py:sparse -o ref.h5", status=1)
+    assert "not capturable, layout sparse_coo: @root/output.1" in result.stderr
+    result = tcap("capture torch w.py:plain -o ref.h5 --include spare --include first", status=1)
+    assert "nothing was captured of 'spare'" in result.stderr
+
+
+def test_statistics_alone_are_kept_on_request(tcap: Callable[..., Result]) -> None:
+    tcap("capture torch w.py:plain -o ref.h5 --stats-only")
+    with tensorcap.open_archive("ref.h5") as archive:
+        assert not any(record.stored for record in archive.records)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param("-o a.h5", "no model, expected MODEL or --like ARCHIVE", id="no-model"),
+        pytest.param("w.py:plain", "no output, expected -o ARCHIVE or --dry-run", id="no-output"),
+        pytest.param("w.py:plain -o a.h5 --dry-run", "--dry-run writes nothing", id="output-of-a-dry-run"),
+        pytest.param("w.py:absent -o a.h5", "has no function 'absent'", id="no-function"),
+        pytest.param("absent.py:f -o a.h5", "there is no file 'absent.py'", id="no-file"),
+        pytest.param("w.py:pair -o a.h5", "returned a tuple, expected a tensorcap.Workload", id="a-pair"),
+        pytest.param("w.py:plain -o a.h5 --prompt x", "takes no --prompt", id="option-for-hugging-face"),
+        pytest.param("w.py:plain -o a.h5 --include absent", "no module matches 'absent'", id="glob"),
+        pytest.param("w.py:plain -o a.txt", "names no container", id="suffix"),
+        pytest.param("w.py:plain -o a.h5 --dtype int8", "is no floating dtype of torch", id="dtype"),
+        pytest.param("w.py:plain -o a.h5 --config x", "expected key=value", id="config"),
+    ],
+)
+def test_wrong_usage_is_status_2_and_leaves_nothing(
+    tcap: Callable[..., Result], folder: Path, arguments: str, message: str
+) -> None:
+    result = tcap(f"capture torch {arguments}", status=2)
+    assert message in result.stderr
+    assert not [p for p in folder.iterdir() if p.name.startswith("a.")]
+
+
+def test_an_unreadable_archive_to_be_like_is_status_3(tcap: Callable[..., Result], folder: Path) -> None:
+    (folder / "bad.h5").write_bytes(b"nonsense")
+    tcap("capture torch --like bad.h5 -o a.h5", status=3)
+
+
+def test_an_error_in_the_model_is_a_traceback_and_an_incomplete_archive(
+    tcap: Callable[..., Result], folder: Path
+) -> None:
+    with pytest.raises(RuntimeError, match="planted"):
+        tcap("capture torch w.py:failing -o ref.h5")
+    with tensorcap.open_archive(folder / "ref.h5") as archive:
+        assert not archive.is_complete
+
+
+def test_an_interrupt_is_status_130_and_keeps_what_was_captured(
+    tcap: Callable[..., Result], folder: Path
+) -> None:
+    tcap("capture torch w.py:interrupted -o ref.h5", status=130)
+    with tensorcap.open_archive(folder / "ref.h5") as archive:
+        assert archive.run["error"]["type"] == "KeyboardInterrupt"
+        assert not archive.is_complete
+
+
+def test_an_archive_does_not_decide_that_code_of_a_model_is_run() -> None:
+    from tensorcap.workload import Recipe
+
+    options = {"trust_remote_code": True, "dtype": "float16"}
+    before: Any = SimpleNamespace(run={"workload": {"path": "x/y", "options": options}})
+    assert Recipe.of(before).options == {"dtype": "float16"}
+
+
+@pytest.mark.parametrize("arguments", [["capture", "-h"], ["capture", "torch", "--help"]], ids=" ".join)
+def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
+    code = (
+        "import sys\n"
+        "from tensorcap_cli.main import main\n"
+        f"main({arguments!r}, standalone_mode=False)\n"
+        "print([m for m in ('numpy', 'torch', 'h5py', 'rich') if m in sys.modules])\n"
+    )
+    search = os.pathsep.join(str(ROOT / part) for part in (".", "formats", "cli"))
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": search},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "[]"
+    assert any("Exit status" in line for line in lines)

@@ -1,0 +1,140 @@
+"""`tcap show`: the run, a tensor, a slice, a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorcap_formats.dtypes import dtype
+from tensorcap_formats.keys import Key
+from tensorcap_formats.writer import Writer
+
+RUN = {
+    "framework": {"name": "torch", "version": "2.13"},
+    "model": {"class": "Llama", "config": {"hidden_size": 64}},
+    "dtype": "float32",
+    "command": ["tcap", "capture", "torch", "x"],
+    "duration_seconds": 1.25,
+    "points": [
+        {"site": "model", "status": "captured", "calls": 1},
+        {"site": "fused", "status": "not-capturable", "calls": 0, "reason": "scripted"},
+    ],
+}
+VALUES = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+
+
+@pytest.fixture
+def archive(write: Callable[..., Path]) -> None:
+    tensors = {"0/model/output": VALUES, "0/model/input.x": VALUES[0], "1/model/output": -VALUES}
+    write("a.h5", tensors, run=RUN, values={"0/model/input.causal": True})
+
+
+@pytest.mark.usefixtures("archive")
+def test_without_a_key_the_run_is_described(tcap: Callable[..., Any]) -> None:
+    lines = tcap("show", "a.h5").stdout.splitlines()
+    assert lines == [
+        "a.h5: hdf5, 3 tensors, 240 B, 2 steps, Llama float32, complete",
+        "  framework     name=torch version=2.13",
+        "  model         class=Llama config",
+        "  dtype         float32",
+        "  command       tcap capture torch x",
+        "  duration      1.25 s",
+        "  points        1 captured, 1 not-capturable",
+        "                fused: not capturable: scripted",
+        "  values        1 arguments and results that are no tensors",
+    ]
+
+
+@pytest.mark.usefixtures("archive")
+def test_json_of_the_run_is_all_of_it(tcap_json: Callable[..., Any]) -> None:
+    assert tcap_json("show", "a.h5") == {
+        "path": "a.h5",
+        "records": 3,
+        "container": "hdf5",
+        "is_foreign": False,
+        "is_complete": True,
+        "is_ordered": True,
+        "run": RUN,
+        "values": {"0/model/input.causal": True},
+    }
+
+
+@pytest.mark.usefixtures("archive")
+@pytest.mark.parametrize(
+    "arguments", [["a.h5", "1/model/output"], ["a.h5::1/model/output"], ["a.h5", "1/model"]]
+)
+def test_a_tensor_is_shown_with_statistics_and_values(tcap: Callable[..., Any], arguments: list[str]) -> None:
+    lines = tcap("show", *arguments).stdout.splitlines()
+    assert lines[:3] == [
+        "1/model/output",
+        "  float32 [2, 3, 4], 96 B, number 2 in execution order",
+        "  minimum -23, maximum -0, mean -11.5, l2 65.75713, nan 0, posinf 0, neginf 0, zeros 1",
+    ]
+    assert lines[3].startswith("  digest ")
+    assert lines[4] == "[[[ -0,  -1,  -2,  -3],"
+    assert lines[-1] == "  [-20, -21, -22, -23]]]"
+
+
+@pytest.mark.usefixtures("archive")
+def test_a_name_that_fits_several_tensors_is_refused(tcap: Callable[..., Any]) -> None:
+    found = tcap("show", "a.h5", "model", status=2).stderr
+    assert "Error: a.h5: 'model' fits 3 tensors, expected one\n" in found
+    assert "Hint: Name one of: 0/model/output, 0/model/input.x, 1/model/output" in found
+
+
+@pytest.mark.usefixtures("archive")
+def test_a_slice_is_shown(tcap: Callable[..., Any], tcap_json: Callable[..., Any]) -> None:
+    arguments = ("show", "a.h5", "0/model/output", "--slice", "[1, :, 2:]")
+    assert tcap(*arguments).stdout.endswith("[1, :, 2:]:\n[[14, 15],\n [18, 19],\n [22, 23]]\n")
+    found = tcap_json(*arguments)
+    assert (found["slice"], found["values"]) == ("[1, :, 2:]", [[14, 15], [18, 19], [22, 23]])
+    assert (found["shape"], found["statistics"]["maximum"]) == ([2, 3, 4], 23.0)
+    assert "is outside axis 0" in tcap("show", "a.h5", "0/model/output", "--slice", "2", status=2).stderr
+    assert "need a KEY" in tcap("show", "a.h5", "--slice", "2", status=2).stderr
+
+
+def test_nonfinite_values_of_a_slice_are_strings_in_json(
+    tcap_json: Callable[..., Any], write: Callable[..., Path]
+) -> None:
+    write("a.h5", {"0/a/output": np.array([np.nan, np.inf, 1.0])})
+    assert tcap_json("show", "a.h5", "a", "--slice", ":")["values"] == ["nan", "inf", 1.0]
+
+
+@pytest.mark.usefixtures("archive")
+def test_npy_is_written_once(tcap: Callable[..., Any], folder: Path) -> None:
+    found = tcap("show", "a.h5", "0/model/output", "--npy", "x.npy")
+    assert (found.stdout, found.stderr) == ("", "x.npy: 0/model/output as float32\n")
+    assert (np.load(folder / "x.npy") == VALUES).all()
+    again = tcap("show", "a.h5", "1/model/output", "--npy", "x.npy", status=1)
+    assert again.stderr == "Error: x.npy: is there already\nHint: Replace it with --force.\n"
+    tcap("show", "a.h5", "1/model/output", "--npy", "x.npy", "--force", "--slice", "0")
+    assert (np.load(folder / "x.npy") == -VALUES[0]).all()
+
+
+def test_bfloat16_is_widened_in_npy_and_says_so(tcap: Callable[..., Any], folder: Path) -> None:
+    writer = Writer(folder / "a.h5")
+    writer.add(Key("a", "output"), np.array([0x4049], np.uint16), dtype("bfloat16"), (1,))
+    writer.close()
+    found = tcap("show", "a.h5", "a", "--npy", "x.npy")
+    assert found.stderr == "x.npy: 0/a/output as float32, widened from bfloat16\n"
+    assert np.load(folder / "x.npy").tolist() == [3.140625]
+
+
+def test_a_record_without_values_shows_its_statistics(
+    tcap: Callable[..., Any], write: Callable[..., Path]
+) -> None:
+    write("a.h5", {"0/a/output": VALUES}, stats_only=True)
+    assert tcap("show", "a.h5", "a").stdout.endswith("  only its statistics were kept\n")
+    found = tcap("show", "a.h5", "a", "--slice", "0", status=2).stderr
+    assert "only its statistics were kept" in found
+
+
+def test_foreign_tensors_have_their_statistics_computed(tcap: Callable[..., Any], folder: Path) -> None:
+    np.save(folder / "a.npy", VALUES)
+    output = tcap("show", "a.npy", "a").stdout
+    assert "execution order unknown" in output
+    assert "minimum 0, maximum 23, mean 11.5" in output

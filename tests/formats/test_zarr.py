@@ -1,0 +1,189 @@
+"""zarr stores of other programs, and the layout of ours."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from zarr.codecs import TransposeCodec
+
+from tensorcap_formats import foreign_zarr, zarr_array
+from tensorcap_formats.check import Problem, check_archive
+from tensorcap_formats.conversion import convert
+from tensorcap_formats.dtypes import dtype
+from tensorcap_formats.keys import Key
+from tensorcap_formats.opening import open_archive
+from tensorcap_formats.slabs import Slabs
+from tensorcap_formats.writer import Writer
+from tensorcap_formats.zarr_v3 import array_path
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(1, 6), max_size=4).map(tuple), st.sampled_from([1, 4]), st.integers(4, 200))
+def test_slabs_cover_each_element_once_in_flat_ranges(
+    shape: tuple[int, ...], itemsize: int, limit: int
+) -> None:
+    slabs = Slabs.cut(shape, itemsize, limit)
+    assert slabs.are_flat
+    assert slabs.elements * itemsize <= max(limit, itemsize)
+    ranges = [slabs.range(number) for number in range(slabs.chunks)]
+    assert [first for first, _ in ranges] == [sum(n for _, n in ranges[:i]) for i in range(len(ranges))]
+    assert sum(n for _, n in ranges) == math.prod(shape)
+    flat = np.arange(math.prod(shape)).reshape(shape)
+    for number, (first, count) in enumerate(ranges):
+        assert {slabs.number(element) for element in range(first, first + count)} == {number}
+        where = tuple(slice(at, at + n) for at, n in zip(slabs.position(number), slabs.chunk, strict=True))
+        assert flat[where].reshape(-1).tolist() == list(range(first, first + count))
+        coordinates = [at // n for at, n in zip(slabs.position(number), slabs.chunk, strict=True)]
+        assert slabs.key(number) == "/".join(map(str, ["c", *coordinates]))
+
+
+@pytest.mark.spec("ARC-61")
+@pytest.mark.parametrize(("compress", "chunks"), [(None, 6), ("zstd", 9)])
+def test_an_array_of_many_chunks_is_read_by_us_and_by_the_zarr_library(
+    tmp_path: Path, compress: str | None, chunks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zarr_array, "MAX_CHUNK_BYTES", 100)
+    monkeypatch.setattr(zarr_array, "_COMPRESSED_CHUNK_BYTES", 60)
+    array = np.arange(3 * 5 * 7, dtype="<i4").reshape(3, 5, 7)
+    writer = Writer(tmp_path / "x.h5")
+    writer.add(Key("m", "output"), array, dtype("int32"), array.shape)
+    writer.close()
+    with open_archive(tmp_path / "x.h5") as archive:
+        convert(archive, tmp_path / "x.zarr", compress=compress)
+    with open_archive(tmp_path / "x.zarr") as archive:
+        blocks = [b.tolist() for b in archive.blocks(archive.records[0], 4 * 11)]
+        assert [x for block in blocks for x in block] == list(range(105))
+    stored: Any = zarr.open_array(tmp_path / "x.zarr", path="steps/0/m/output", mode="r")
+    assert stored.nchunks_initialized == stored.nchunks == chunks
+    assert stored[...].tolist() == array.tolist()
+
+
+@pytest.mark.spec("ARC-61")
+def test_chunks_of_zeros_are_written_too(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "x.zarr")
+    writer.add(Key("m", "output"), np.zeros(3, "<f4"), dtype("float32"), (3,))
+    writer.close()
+    assert (tmp_path / "x.zarr/steps/0/m/output/c/0").read_bytes() == bytes(12)
+    assert json.loads((tmp_path / "x.zarr/steps/0/m/output/zarr.json").read_text()) == {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [3],
+        "data_type": "float32",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [3]}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": 0.0,
+        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+        "attributes": {},
+        "storage_transformers": [],
+    }
+
+
+@pytest.mark.parametrize(
+    ("site", "path"),
+    [
+        ("model.layers.2", "steps/0/model.layers.2/output"),
+        ("zarr.json", "steps/0/%7Aarr.json/output"),
+        ("__init", "steps/0/%5F_init/output"),
+    ],
+)
+def test_names_that_zarr_or_a_file_system_refuses_are_changed(site: str, path: str) -> None:
+    assert array_path(Key(site, "output")) == path
+
+
+def test_long_names_end_in_a_hash_of_the_whole() -> None:
+    found = array_path(Key("x" * 300, "output"))
+    digest = hashlib.blake2b(b"x" * 300, digest_size=16).hexdigest()
+    assert found == f"steps/0/{'x' * 200}~{digest}/output"
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("kind", ["|b1", "|i1", "<u2", ">i4", "<i8", "<f2", ">f4", "<f8", "<c8", "<c16"])
+def test_arrays_of_the_zarr_library_come_back(tmp_path: Path, version: Any, kind: str) -> None:
+    values = np.arange(1, 36).reshape(5, 7)
+    array = (values % 3 > 0 if kind == "|b1" else values).astype(kind)
+    group = zarr.open_group(tmp_path / "x.zarr", mode="w", zarr_format=version)
+    group.create_array("g/x", data=array, chunks=(2, 3))
+    with open_archive(tmp_path / "x.zarr") as archive:
+        (record,) = archive.records
+        assert (record.key.text, record.dtype.name, record.shape) == ("g/x", np.dtype(kind).name, (5, 7))
+        assert archive.read(record).tolist() == array.tolist()
+        blocks = [b.tolist() for b in archive.blocks(record, 11 * record.dtype.itemsize)]
+        assert [x for block in blocks for x in block] == array.reshape(-1).tolist()
+        assert (archive.is_foreign, archive.is_ordered, archive.container) == (True, False, "zarr")
+        assert check_archive(archive) == []
+
+
+def test_shards_transposed_chunks_scalars_and_empty_arrays_are_read(tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "x.zarr", mode="w")
+    values = np.arange(1.0, 101).reshape(10, 10)
+    group.create_array("shards", data=values, chunks=(2, 5), shards=(4, 10))
+    group.create_array("transposed", data=values, chunks=(3, 3), filters=[TransposeCodec(order=(1, 0))])
+    group.create_array("scalar", data=np.array(3.5))
+    group.create_array("empty", shape=(0, 4), dtype="f4")
+    with open_archive(tmp_path / "x.zarr") as archive:
+        assert {r.key.text: archive.load(r).tolist() for r in archive.records} == {
+            "shards": values.tolist(),
+            "transposed": values.tolist(),
+            "scalar": 3.5,
+            "empty": [],
+        }
+        assert check_archive(archive) == []
+
+
+def test_rows_that_are_larger_than_a_band_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreign_zarr, "BAND_BYTES", 16)
+    group = zarr.open_group(tmp_path / "x.zarr", mode="w")
+    group.create_array("x", data=np.arange(40.0).reshape(4, 10), chunks=(2, 5))
+    with open_archive(tmp_path / "x.zarr") as archive:
+        assert archive.load(archive.records[0]).reshape(-1).tolist() == list(range(40))
+
+
+def test_an_array_alone_is_named_as_its_folder(tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "layer.zarr", data=np.arange(3))
+    with open_archive(tmp_path / "layer.zarr") as archive:
+        assert [r.key.text for r in archive.records] == ["layer"]
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn"])
+def test_dtypes_that_the_zarr_library_lacks_are_read_by_their_bits(tmp_path: Path, name: str) -> None:
+    bits = np.array([1, 2, 0x80, 0xFF], dtype(name).storage)
+    zarr.create_array(tmp_path / "x.zarr", data=bits, chunks=(3,))
+    path = tmp_path / "x.zarr" / "zarr.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "data_type": name, "fill_value": 0.0}))
+    with open_archive(tmp_path / "x.zarr") as archive:
+        assert archive.records[0].dtype.name == name
+        assert archive.read(archive.records[0]).tolist() == [1, 2, 0x80, 0xFF]
+
+
+def test_chunks_that_were_left_out_read_as_the_fill_value_and_check_says_so(tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "x.zarr", mode="w")
+    array = group.create_array("x", shape=(10,), chunks=(2,), dtype="f4", fill_value=7)
+    array[:4] = 1
+    sharded = group.create_array("y", shape=(10, 10), chunks=(2, 5), shards=(4, 10), dtype="f4")
+    sharded[:4] = 1
+    with open_archive(tmp_path / "x.zarr") as archive:
+        assert archive.load(archive.get("x")).tolist() == [1.0] * 4 + [7.0] * 6
+        assert check_archive(archive) == [
+            Problem("x", "3 of 5 chunks have no file and read as the fill value 7.0", is_warning=True),
+            Problem("y", "2 of 3 chunks have no file and read as the fill value 0.0", is_warning=True),
+        ]
+
+
+def test_arrays_of_text_are_named_as_skipped(tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "x.zarr", mode="w", zarr_format=2)
+    group.create_array("labels", data=np.array(["a", "bb"]))
+    group.create_array("x", data=np.ones(2))
+    with open_archive(tmp_path / "x.zarr") as archive:
+        assert [r.key.text for r in archive.records] == ["x"]
+        assert check_archive(archive) == [
+            Problem("labels", "is not read: an array of '<U2'", is_warning=True)
+        ]

@@ -1,0 +1,53 @@
+"""Every fence of the README is run, in one folder from top to bottom, and prints what it says."""
+
+import doctest
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FENCES = re.findall(r"```(\w*)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+UNEQUAL = {"compare ref.h5 port.h5": 1, "compare ref.h5::0/@root/output.logits": 0}  # expected exit statuses
+
+
+def steps(fence: str) -> list[tuple[str, str]]:
+    """The commands of a console fence, each with the output that follows it."""
+    parts = re.split(r"(?m)^\$ ", fence)[1:]
+    return [(part.partition("\n")[0], part.partition("\n")[2]) for part in parts]
+
+
+def test_no_fence_is_left_out() -> None:
+    assert [kind for kind, _ in FENCES if kind not in ("console", "python")] == ["sh"]  # `make demo`: CI runs it
+
+
+def test_readme_commands_run_as_printed(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    paths = os.pathsep.join(str(ROOT / part) for part in (".", "formats", "cli"))
+    environment = {**os.environ, "PYTHONPATH": paths, "COLUMNS": "200"}
+    checker = doctest.OutputChecker()
+    for kind, fence in FENCES:
+        if kind == "python":
+            subprocess.run([sys.executable, "-c", fence], cwd=tmp_path, env=environment, check=True)
+        if kind != "console":
+            continue
+        for command, expected in steps(fence):
+            program, *arguments = shlex.split(command)
+            assert program == "tcap"
+            done = subprocess.run(
+                [sys.executable, "-m", "tensorcap_cli", *arguments],
+                cwd=tmp_path,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            status = next((s for start, s in UNEQUAL.items() if " ".join(arguments).startswith(start)), 0)
+            assert done.returncode == status, f"{command}\n{done.stdout}{done.stderr}"
+            flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+            assert checker.check_output(expected, done.stdout, flags), f"{command}\n{done.stdout}"
