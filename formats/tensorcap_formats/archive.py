@@ -36,7 +36,11 @@ class Archive(ABC):
         values: Arguments and results that are no tensors, by key text, as JSON values.
         algorithm: Digest algorithm of `Record.digest`, or None where there are no digests.
         root: Hash over all records as the index gives it, or None where there is no index.
+        is_direct: Whether any part of a tensor costs no more to read than its bytes, and threads may read
+            parts of one tensor; where it is not, tensors are best read from beginning to end.
     """
+
+    is_direct = False
 
     def __init__(
         self,
@@ -176,9 +180,24 @@ class Archive(ABC):
                 f"{self.path}: {record.key.text}: has no elements {start} to {stop} among {record.size}"
             )
         out = np.empty(stop - start, record.dtype.storage)
+        self.read_into(record, start, out)
+        return out
+
+    def read_into(self, record: Record, start: int, out: Array) -> None:
+        """Fill one-dimensional `out` with the stored elements from number `start` on, in C order.
+
+        Raises:
+            UsageError: They are not all within the tensor, or the archive has no bytes of it.
+            ReadError: The bytes cannot be had.
+        """
+        self._require_stored(record)
+        if not 0 <= start <= start + out.size <= record.size:
+            raise UsageError(
+                f"{self.path}: {record.key.text}: has no elements {start} to {start + out.size} "
+                f"among {record.size}"
+            )
         if out.size:
             self._read_flat(record, start, out)
-        return out
 
     def statistics(self, record: Record) -> Statistics:
         """The record's statistics; computed from its bytes where the archive has none."""

@@ -92,6 +92,7 @@ class _OurArchive(Archive):
 class _NotedArchive(_OurArchive):
     """An archive as we wrote it: the note's table says where each tensor lies."""
 
+    is_direct = True
     _file: InputFile
     _offsets: tuple[int, ...]
 

@@ -152,6 +152,8 @@ def open_safetensors_folder(path: Path) -> Archive:
 class SafetensorsArchive(Archive):
     """An archive of ours in a safetensors file: index and run are in the header's metadata (ARC-62)."""
 
+    is_direct = True
+
     def __init__(
         self,
         file: InputFile,

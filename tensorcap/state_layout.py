@@ -1,0 +1,56 @@
+"""Where the compiled comparison keeps what in its one array of words, and how bytes are widened."""
+
+from __future__ import annotations
+
+from typing import Final
+
+BLOCK: Final = 4096  # elements: two blocks of float32 scratch are 32 KiB
+ERROR_BINS: Final = 1024  # of |d| as float32, by exponent and two bits of the mantissa
+ROW_BINS: Final = 8192  # of row errors as float32, by exponent and five bits of the mantissa
+ERROR_SHIFT: Final = 21  # from the bits of a float32 to its bin
+ROW_SHIFT: Final = 18
+
+# How the elements of a buffer are widened; those not named here by a table of 256 values.
+KINDS: Final = {"float32": 0, "bfloat16": 1, "float16": 2}
+BY_TABLE: Final = 3
+
+# Accumulators, offsets in words; they come first, so that one slice sets them back.
+COUNTS: Final = 0  # 24 int64, see below
+SUMS: Final = 24  # 8 float64: |d|, d*d, r, r*r, t, t*t, r*t, |d|/|r|; then 8 for the block at hand
+MAXIMA: Final = 40  # 4 float64, see below
+PLACES: Final = 44  # 4 int64: element numbers of the maxima
+SPANS: Final = 48  # 4 float64: least and largest of the reference, and of the target
+MOMENTS: Final = 52  # 6 float64: count, both means, centred r*r, t*t and r*t; then 2 unused
+ERRORS: Final = 60  # 4 tables of ERROR_BINS uint32
+ROWS: Final = ERRORS + 4 * ERROR_BINS // 2  # ROW_BINS uint32
+ACCUMULATORS: Final = ROWS + ROW_BINS // 2
+
+# Scratch
+X: Final = -(-ACCUMULATORS // 8) * 8  # BLOCK float32, on a cache line
+Y: Final = X + BLOCK // 2
+BINS: Final = Y + BLOCK // 2  # BLOCK uint16
+RMS: Final = BINS + BLOCK // 4  # 64 float64: a row has 64 elements at least, unless it is alone
+FOUND: Final = RMS + 64  # 8 int64
+WORDS: Final = FOUND + 8
+
+# Counts
+ELEMENTS: Final = 0
+APART: Final = 1  # elements that are not measured
+UNEQUAL: Final = 2
+MISMATCHES: Final = 3
+ZEROS: Final = 4  # measured elements whose reference is zero
+ZEROS_HIT: Final = 5  # those of them that have an error
+NONFINITE_X: Final = 6  # NaN, +inf, -inf
+NONFINITE_Y: Final = 9
+MASKS: Final = 12
+MASK_AT: Final = 13
+SENTINELS: Final = 14
+SENTINELS_LOST: Final = 15
+ULPS: Final = 16
+UNLIKE: Final = 17  # whether any bit of the widened values differs
+ZERO_ROWS: Final = 18
+
+# Maxima and their places
+ERROR: Final = 0
+RATIO: Final = 1
+OUTLIER: Final = 2

@@ -1,0 +1,271 @@
+"""Measure comparison against the budgets of the design, as ratios within one run.
+
+Two workloads are compared by `tcap compare` as a whole process, and by plain numpy; a plain warm read of the
+same bytes is the measure. Then the engines, on one core, against a dot product of the same arrays.
+
+Usage: python tests/benchmarks/bench_compare.py [--json] [--folder FOLDER] [--big]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tensorcap.compiled_engine import CompiledEngine
+from tensorcap.numpy_engine import NumpyEngine
+from tensorcap.operands import Operands
+from tensorcap_formats.dtypes import bits_of, dtype, dtype_of
+from tensorcap_formats.keys import Key
+from tensorcap_formats.opening import open_archive
+from tensorcap_formats.writer import Writer
+
+Array = np.ndarray[Any, Any]
+ROOT = Path(__file__).parents[2]
+FLOAT32 = dtype("float32")
+BIG_BYTES = 4 << 30
+BIG_FREE_BYTES = 20 << 30
+RSS_BUDGET_MB = 250
+REPEATS = 3
+LAUNCHER = """
+import json, resource, subprocess, sys, time
+start = time.perf_counter()
+done = subprocess.run(sys.argv[1:], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+wall, used = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+cpu = used.ru_utime + used.ru_stime
+print(json.dumps(dict(status=done.returncode, output=done.stdout, wall=wall, cpu=cpu, peak=used.ru_maxrss)))
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the result; `budget` is None for what is only reported."""
+
+    what: str
+    measured: float
+    unit: str
+    budget: float | None = None
+    rule: str = ""
+
+    @property
+    def holds(self) -> bool | None:
+        return None if self.budget is None else self.measured <= self.budget
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a process took."""
+
+    wall: float
+    cpu: float
+    peak_mb: float
+    output: str
+
+
+def build(folder: Path, name: str, count: int, kib: int) -> tuple[Path, Path]:
+    """Normal numbers and the same with 1e-3 of noise, but for two tensors with 30 %."""
+    elements = kib * 256
+    columns = min(4096, max(64, int(elements**0.5)))
+    shape = 1, elements // columns, columns
+    paths = folder / f"{name}-reference.h5", folder / f"{name}-target.h5"
+    writers = [Writer(path) for path in paths]
+    for i in range(count):
+        random = np.random.default_rng(1000 + i)
+        reference = random.standard_normal(shape, dtype=np.float32)
+        error = np.float32(0.3 if i in (count // 2, count - 1) else 1e-3)
+        target = reference * (1 + error * random.standard_normal(shape, dtype=np.float32))
+        key = Key(f"model.layers.{i // 8}.part{i % 8}", "output")
+        for writer, values in zip(writers, (reference, target), strict=True):
+            writer.add(key, values, FLOAT32, shape)
+    for writer in writers:
+        writer.close()
+    return paths
+
+
+def read_plainly(paths: tuple[Path, ...]) -> float:
+    """Seconds to read every byte once into a buffer of 1 MiB; the second time, from the page cache."""
+    buffer = memoryview(bytearray(1 << 20))
+    for _ in range(2):
+        start = time.perf_counter()
+        for path in paths:
+            with path.open("rb", buffering=0) as file:
+                while file.readinto(buffer):
+                    pass
+        seconds = time.perf_counter() - start
+    return seconds
+
+
+def numpy_floor(paths: tuple[Path, Path]) -> float:
+    """Seconds for the least that a float32 script does: largest and mean error, and a cosine."""
+    start = time.perf_counter()
+    with open_archive(paths[0]) as reference, open_archive(paths[1]) as target:
+        for record in reference.records:
+            x, y = reference.read(record).ravel(), target.read(target.get(record.key)).ravel()
+            d = np.abs(x - y)
+            cosine = float(np.dot(x, y)) / (float(np.dot(x, x)) * float(np.dot(y, y))) ** 0.5
+            _ = d.max(), d.mean(), cosine
+    return time.perf_counter() - start
+
+
+def run(arguments: list[str], **environment: str) -> Usage:
+    """Run `tcap` as a whole process, from a small one: on Linux a child's peak memory counts its parent's."""
+    paths = os.pathsep.join(str(ROOT / part) for part in (".", "formats", "cli"))
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", LAUNCHER, sys.executable, "-m", "tensorcap_cli", *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": paths, **environment},
+    )
+    found = json.loads(done.stdout)
+    if found["status"] not in (0, 1):
+        raise RuntimeError(found["output"])
+    peak = found["peak"] / (1 << 20 if sys.platform == "darwin" else 1 << 10)
+    return Usage(found["wall"], found["cpu"], peak, found["output"])
+
+
+def best(arguments: list[str]) -> Usage:
+    return min((run(arguments) for _ in range(REPEATS)), key=lambda usage: usage.wall)
+
+
+def whole_process(folder: Path) -> list[Row]:
+    rows = []
+    for name, count, kib in (("400 x 4 MiB", 400, 4096), ("3,000 x 16 KiB", 3000, 16)):
+        paths = build(folder, f"{count}", count, kib)
+        read = min(read_plainly(paths) for _ in range(REPEATS))
+        usage = best(["compare", *map(str, paths)])
+        is_large = kib > 1024
+        rows += [
+            Row(f"{name}: plain warm read", read, "s"),
+            Row(f"{name}: numpy floor", numpy_floor(paths), "s"),
+            Row(
+                f"{name}: tcap compare",
+                usage.wall,
+                "s",
+                2 * read + 0.8 if is_large else 1.2,
+                "2 x read + 0.8 s" if is_large else "1.2 s",
+            ),
+            Row(f"{name}: over a plain read", usage.wall / read, "x"),
+            Row(f"{name}: CPU time", usage.cpu, "s"),
+            Row(f"{name}: peak memory", usage.peak_mb, "MB", RSS_BUDGET_MB, f"{RSS_BUDGET_MB} MB"),
+        ]
+        for path in paths:
+            path.unlink()
+    return rows
+
+
+def big_pair(folder: Path) -> list[Row]:
+    """Two tensors of 4 GiB."""
+    paths = folder / "big-reference.h5", folder / "big-target.h5"
+    shape = BIG_BYTES // 4 // 4096, 4096
+    for path, error in zip(paths, (0.0, 1e-3), strict=True):
+        block = np.random.default_rng(0).standard_normal(1 << 20, dtype=np.float32) * np.float32(1 + error)
+        writer = Writer(path)
+        blocks = (block for _ in range(BIG_BYTES // block.nbytes))
+        writer.add_blocks(Key("big", "output"), blocks, FLOAT32, shape)
+        writer.close()
+    read = read_plainly(paths)
+    usage = run(["compare", *map(str, paths)])
+    return [
+        Row("pair of 4 GiB: plain read", read, "s"),
+        Row("pair of 4 GiB: tcap compare", usage.wall, "s"),
+        Row("pair of 4 GiB: peak memory", usage.peak_mb, "MB", RSS_BUDGET_MB, f"{RSS_BUDGET_MB} MB"),
+    ]
+
+
+def first_run(folder: Path) -> list[Row]:
+    """With no kernels compiled yet."""
+    paths = build(folder, "first", 20, 4096)
+    environment = {"XDG_CACHE_HOME": str(folder / "cache"), "TCAP_ENGINE": "numba"}
+    usage = run(["compare", *map(str, paths)], **environment)
+    assert "once per machine" in usage.output
+    return [Row("first run, kernels compiled", usage.wall, "s", 15.0, "15 s")]
+
+
+def seconds(action: Callable[[], object]) -> float:
+    """The least of several runs."""
+    found = []
+    for _ in range(7):
+        start = time.perf_counter()
+        action()
+        found.append(time.perf_counter() - start)
+    return min(found)
+
+
+def kernels() -> list[Row]:
+    """One core, arrays of 64 MiB, in gigabytes of both sides a second."""
+    random = np.random.default_rng(0)
+    one, other = (random.standard_normal(16 << 20, dtype=np.float32) for _ in range(2))
+    took = seconds(lambda: [one[i : i + 8192].dot(other[i : i + 8192]) for i in range(0, one.size, 8192)])
+    rows = [Row("dot product of as many bytes", 2 * one.nbytes / took / 1e9, "GB/s")]
+    kinds = (
+        "float32",
+        "bfloat16",
+        "float16",
+        "float8_e4m3fn",
+        "float8_e5m2",
+        "float64",
+        "int64",
+        "uint8",
+        "bool",
+    )
+    for name in kinds:
+        size = (64 << 20) // dtype(name).itemsize
+        kind = getattr(ml_dtypes, name, None) or np.dtype(name)
+        values = random.standard_normal(min(size, 1 << 22), dtype=np.float32)
+        noise = 1 + np.float32(1e-3) * random.standard_normal(values.size, dtype=np.float32)
+        if name in ("int64", "uint8", "bool"):
+            values, noise = np.abs(values) * 50, np.ones_like(values)
+        reference = np.resize(values.astype(kind), size)
+        target = np.resize((values * noise).astype(kind), size)
+        if name in ("int64", "uint8", "bool"):
+            target[size // 2] = 0
+        operands = Operands(dtype_of(reference), dtype_of(target), (size // 4096, 4096))
+        sides = [bits_of(side) for side in (reference, target)]
+        engine = CompiledEngine if CompiledEngine.can_measure(operands) else NumpyEngine
+        for label, pair in (("", sides), (", identical", [sides[0], sides[0]])):
+            took = seconds(lambda e=engine, o=operands, p=pair: e(o).add(*p))  # type: ignore[misc]  # bound at once
+            rate = 2 * sides[0].nbytes / took / 1e9
+            how = "compiled" if engine is CompiledEngine else "numpy"
+            rows.append(Row(f"{name}{label}, {how}", rate, "GB/s"))
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--big", action="store_true", help="also compare a pair of 4 GiB")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(dir=options.folder))
+    try:
+        rows = [*first_run(folder), *whole_process(folder), *kernels()]
+        if options.big:
+            if shutil.disk_usage(folder).free < BIG_FREE_BYTES:
+                parser.error(f"--big needs {BIG_FREE_BYTES >> 30} GiB of free disk")
+            rows += big_pair(folder)
+    finally:
+        shutil.rmtree(folder)
+    if options.json:
+        print(json.dumps([{**asdict(row), "holds": row.holds} for row in rows], indent=1))
+    else:
+        for row in rows:
+            verdict = {None: "", True: f"within {row.rule}", False: f"ABOVE {row.rule}"}[row.holds]
+            print(f"{row.what:<55} {row.measured:9.2f} {row.unit:<5} {verdict}")
+    return int(any(row.holds is False for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
