@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from tensorcap.pairing import Pair, points_of, spellings
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
 
+_OWN: Final = ("D", "D'", "E", "G", "integers", "routing", "zeros")  # tests of what a module itself does
+
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first pair, in execution order of the reference, that is neither identical nor a match.
+    """The first pair, in execution order of the reference, that weighs most among those that are not green.
 
     Attributes:
         pair: The pair.
@@ -30,7 +33,7 @@ class Divergence:
 
 
 def first_divergence(reference: Archive, pairs: Sequence[Pair]) -> Divergence | None:
-    """Find the first required pair that is not green, and name its module (CMP-40, CMP-41).
+    """Find the first required pair that is not green and weighs most, and name its module (CMP-40, CMP-41).
 
     Args:
         reference: The trusted archive, whose order and modules count.
@@ -39,13 +42,17 @@ def first_divergence(reference: Archive, pairs: Sequence[Pair]) -> Divergence | 
     Returns:
         None if every required pair is green.
     """
-    pair = next((p for p in pairs if p.is_required and not p.is_green), None)
+    red = (p for p in pairs if p.reference is not None and p.is_required and not p.is_green)
+    pair = min(red, key=_weight, default=None)
     if pair is None or pair.reference is None:
         return None
     key = pair.reference.key
     if key.is_bare:
         return Divergence(pair, key.text, "", False, "The archive has no modules, only names.")
-    if key.slot.partition(".")[0] != "input":
+    kind = key.slot.partition(".")[0]
+    if kind == "given" and key.site == ROOT_SITE:
+        return Divergence(pair, ROOT_SITE, _class_of(reference, ROOT_SITE), True, _fed(key))
+    if kind != "input":
         explanation = f"{key.site} made this tensor."
         return Divergence(pair, key.site, _class_of(reference, key.site), False, explanation)
     if key.site == ROOT_SITE:
@@ -53,6 +60,15 @@ def first_divergence(reference: Archive, pairs: Sequence[Pair]) -> Divergence | 
     caller = _caller(key.site, _called_sites(reference))
     explanation = f"The code of {caller} made this argument of {key.site}."
     return Divergence(pair, caller, _class_of(reference, caller), False, explanation)
+
+
+def _weight(pair: Pair) -> int:
+    """Certain ones first, then a module's own error, then an error that may have come from before it."""
+    if pair.status == "unjudged":
+        return 3
+    if pair.status != "suspect":
+        return 0
+    return 1 if any(f.status == "suspect" and f.test in _OWN for f in pair.findings) else 2
 
 
 def _fed(key: Key) -> str:

@@ -113,7 +113,7 @@ class Recipe:
         """
         adapter = adapter_named(self.framework)
         options = dict(self.options)
-        seed = options.pop("seed", 0)
+        seed, perturbation = options.pop("seed", 0), options.pop("perturb", None)
         adapter.seed(seed)
         if self.kind == "huggingface":
             from tensorcap.adapters._huggingface import build
@@ -121,6 +121,8 @@ class Recipe:
             workload = build(self.path, options, inputs)
         else:
             workload = self._call_function(adapter, options, inputs)
+        if perturbation is not None:
+            workload = adapter.perturb(workload, perturbation)
         adapter.seed(seed)  # the run draws the same numbers however the weights were made
         return workload
 

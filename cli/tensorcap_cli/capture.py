@@ -46,6 +46,9 @@ def command() -> None:
 @click.option("--input-ids", metavar="1,2,3", help="Token ids; rows are separated by a semicolon.")
 @click.option("--inputs", type=click.Path(), help="A file of tensors named as the arguments: .npz, .h5, …")
 @click.option("--max-new-tokens", type=click.IntRange(min=1), help="Generate greedily, a step a token.")
+@click.option(
+    "--perturb", metavar="DTYPE", help="Change the inputs, or embedded tokens, by the epsilon of a dtype."
+)
 @click.option("--include", metavar="GLOB", multiple=True, help="Record only these sites or keys.")
 @click.option("--exclude", metavar="GLOB", multiple=True, help="Do not record these sites or keys.")
 @click.option("--no-inputs", is_flag=True, help="Record outputs only, and the inputs of the model itself.")

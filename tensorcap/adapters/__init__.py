@@ -78,6 +78,9 @@ class Adapter(Protocol):
     ) -> Workload:
         """The workload with archived inputs, in another precision, on a device."""
 
+    def perturb(self, workload: Workload, dtype: str) -> Workload:
+        """The workload with what it is run on changed by the machine epsilon of a dtype."""
+
     def run(self, workload: Workload) -> None:
         """Run a workload once, without gradients."""
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from tensorcap.adapters import Site
 from tensorcap.adapters._torch_description import describe, sources, tree
+from tensorcap.adapters._torch_perturbation import perturb
 from tensorcap.adapters._torch_tap import record_inputs, tap
 from tensorcap.adapters._torch_tensors import dtype_named, from_stored
 from tensorcap.recorder import Recorder
@@ -99,6 +100,10 @@ class TorchAdapter:
             model.to(device)
             values = _mapped(values, lambda t: t.to(device))
         return replace(workload, model=model, inputs=values)
+
+    def perturb(self, workload: Workload, dtype: str) -> Workload:
+        """Perturb floating inputs, or the output of the token embedding."""
+        return perturb(workload, dtype_named(dtype), _mapped)
 
     def run(self, workload: Workload) -> None:
         """Call the model, or the workload's own function, once."""

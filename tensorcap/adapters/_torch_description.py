@@ -58,6 +58,7 @@ def describe(model: nn.Module) -> dict[str, Any]:
             "class": class_name(inner),
             "file": redact(_file_of(type(inner)) or ""),
             "config": _config(inner),
+            "attn_implementation": _attention(inner),
         },
         "dtype": dtype,
         "compute_dtype": dtype,
@@ -162,6 +163,12 @@ def _config(model: nn.Module) -> Any:
         return jsonable(to_dict()) if callable(to_dict) else None
     except Exception:  # a configuration of somebody else's, which is only to be noted
         return None
+
+
+def _attention(model: nn.Module) -> str | None:
+    """How a transformers model computes attention, which its configuration does not write down."""
+    found = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    return found if isinstance(found, str) else None
 
 
 def _settings() -> dict[str, Any]:

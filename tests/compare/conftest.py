@@ -54,6 +54,7 @@ class MemoryArchive(Archive):
                 )
             )
         options.setdefault("algorithm", "xxh3_128" if digests else None)
+        options.setdefault("trusts_digests", digests)
         super().__init__(Path(name), "memory", records, **options)
 
     def _read_flat(self, record: Record, start: int, out: Array) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,11 @@ import numpy as np
 import pytest
 
 from tensorcap.comparison import Comparison, compare, compare_records
-from tensorcap.judging import measure
-from tensorcap.pairing import Pair
+from tensorcap.divergence import first_divergence
+from tensorcap.pairing import Finding, Pair
 from tensorcap.reporting import comparison_json
-from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, dtype
 from tensorcap_formats.errors import TensorNotFoundError
-from tensorcap_formats.keys import Key
-from tensorcap_formats.records import Record
 
 MakeArchive = Callable[..., Any]
 KEY = "0/mlp/output"
@@ -103,7 +99,7 @@ def test_equal_bytes_of_unlike_dtypes_are_not_identical(make_archive: MakeArchiv
     bits = np.array([0x3F80, 0x4000], np.uint16)
     reference = make_archive({KEY: (bits, dtype("bfloat16"))})
     target = make_archive({KEY: (bits, dtype("uint16"))})
-    assert statuses(compare(reference, target)) == {KEY: "unjudged"}
+    assert statuses(compare(reference, target)) == {KEY: "diverged"}
 
 
 @pytest.mark.spec("CMP-3")
@@ -143,12 +139,22 @@ def test_a_tolerance_judges_every_element(compare_arrays: Callable[..., Comparis
 
 
 @pytest.mark.spec("CMP-4")
-def test_without_a_tolerance_errors_are_unjudged_and_not_green(
-    compare_arrays: Callable[..., Comparison],
+@pytest.mark.parametrize(
+    ("value", "status", "exit_status"),
+    [
+        pytest.param(1.0000001, "within-rounding", 0, id="rounding"),
+        pytest.param(1.00005, "suspect", 1, id="more"),
+        pytest.param(1.001, "diverged", 1, id="wrong"),
+    ],
+)
+def test_without_a_tolerance_the_policy_judges(
+    compare_arrays: Callable[..., Comparison], value: float, status: str, exit_status: int
 ) -> None:
-    comparison = compare_arrays(np.array([1.0], np.float32), np.array([1.0000001], np.float32))
-    assert statuses(comparison) == {KEY: "unjudged"}
-    assert (comparison.exit_status, comparison.compared) == (1, 1)
+    comparison = compare_arrays(np.array([1.0], np.float32), np.array([value], np.float32))
+    assert statuses(comparison) == {KEY: status}
+    assert (comparison.exit_status, comparison.compared) == (exit_status, 1)
+    (finding,) = [f for f in comparison.pairs[0].findings if f.test == "wide"]
+    assert (finding.status, finding.limit) == (status, 1e-5)
 
 
 @pytest.mark.spec("CMP-6")
@@ -242,7 +248,7 @@ def test_what_the_user_leaves_out_is_listed_with_who_did_it(make_archive: MakeAr
     assert (comparison.exit_status, comparison.compared, comparison.records) == (0, 2, 4)
     assert comparison.divergence is None
     comparison = compare(reference, target, only=["layers.3"])
-    assert comparison.counts == {"unjudged": 1, "excluded": 3}
+    assert comparison.counts == {"diverged": 1, "excluded": 3}
     assert comparison.pairs[0].reason == "not among those asked for by --only"
 
 
@@ -407,6 +413,69 @@ def test_denominator_counts_every_reference_record(make_archive: MakeArchive) ->
     }
 
 
+@pytest.mark.spec("CMP-40")
+def test_what_is_certain_is_named_before_what_is_suspect(make_archive: MakeArchive) -> None:
+    keys = ["0/a/output", "0/b/output", "0/c/output"]
+    values = dict(zip(keys, (1.00005, 1.001, 1.00005), strict=True))
+    reference = make_archive({key: np.ones(4, np.float32) for key in keys})
+    for present, first in ((keys, "0/b/output"), (keys[::2], "0/a/output")):
+        target = make_archive({key: np.full(4, values[key], np.float32) for key in present})
+        found = compare(reference, target, only=present).divergence
+        assert found is not None
+        assert found.pair.key == first
+
+
+@pytest.mark.spec("CMP-40")
+def test_the_first_divergence_is_ranked_by_what_is_known(make_archive: MakeArchive) -> None:
+    archive = make_archive({key: np.ones(1) for key in ("a", "b", "c", "d")})
+
+    def pair(key: str, status: Any, test: str = "") -> Pair:
+        finding = Finding(test, 1.0, 0.5, status, "")
+        return Pair(key, status, archive.get(key), archive.get(key), findings=(finding,) if test else ())
+
+    pairs = [
+        pair("a", "unjudged"),
+        pair("b", "suspect", "F"),
+        pair("c", "suspect", "D"),
+        pair("d", "nonfinite"),
+    ]
+    for count, first in ((1, "a"), (2, "b"), (3, "c"), (4, "d")):
+        found = first_divergence(archive, pairs[:count])
+        assert found is not None
+        assert found.pair.key == first
+
+
+@pytest.mark.spec("CMP-50")
+def test_what_is_required_may_not_be_missing_and_the_rest_may(make_archive: MakeArchive) -> None:
+    reference = make_archive(layers(4))
+    target = make_archive({"layers.2": np.ones(4, np.float32)})
+    assert compare(reference, target).exit_status == 1
+    comparison = compare(reference, target, require=["layers.2"])
+    assert comparison.counts == {"identical": 1, "missing-in-target": 3}
+    assert (comparison.exit_status, comparison.divergence) == (0, None)
+    assert compare(reference, target, require=["layers.[23]"]).exit_status == 1
+    wrong = make_archive({**layers(4, wrong_from=3), "layers.2": np.ones(4, np.float32)})
+    assert compare(reference, wrong, require=["layers.2"]).exit_status == 1
+    with pytest.raises(TensorNotFoundError, match=r"no tensor 'layer\.2' among 4"):
+        compare(reference, target, require=["layer.2"])
+    nothing = compare(
+        reference, make_archive({"other": np.ones(1)}), exclude=["layers.1"], require=["layers.1"]
+    )
+    assert (nothing.compared, nothing.exit_status) == (0, 1)
+
+
+@pytest.mark.spec("CMP-53")
+def test_archives_that_show_nothing_are_warned_of(make_archive: MakeArchive, tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, a=np.ones(2))
+    assert compare(path, path).warnings[0] == "Reference and target are the same file: this shows nothing."
+    empty, some = make_archive({}), make_archive({"a": np.ones(1)}, stored=False)
+    assert compare(empty, empty, exclude=["x"]).warnings[-1] == "The target holds no tensors."
+    assert compare(some, make_archive({"a": np.ones(1)})).warnings == (
+        "The reference holds statistics and no values: only hashes and statistics were compared.",
+    )
+
+
 @pytest.mark.spec("CMP-52")
 @pytest.mark.parametrize("side", ["reference", "target"])
 def test_an_incomplete_archive_is_never_green(make_archive: MakeArchive, side: str) -> None:
@@ -432,25 +501,7 @@ def test_progress_is_told_every_byte_of_the_reference(make_archive: MakeArchive)
     told: list[tuple[int, int]] = []
     target = make_archive(layers(3, wrong_from=1))
     compare(make_archive(layers(4)), target, progress=lambda done, total: told.append((done, total)))
-    assert told == [(16, 48), (32, 48), (48, 48)]
-
-
-def test_memory_does_not_grow_with_the_tensor() -> None:
-    class Huge(Archive):
-        def _read_flat(self, record: Any, start: int, out: Array) -> None:
-            out[:] = 1.0
-
-        def close(self) -> None:
-            """There is nothing to close."""
-
-    record = Record(Key("a", "output"), dtype("float32"), (64, 1 << 20), 0, "", None, True, 0)
-    archive = Huge(Path("huge"), "memory", [record])
-    tracemalloc.start()
-    found = measure(archive, record, archive, record)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert found.same_bits
-    assert peak < 8 << 20  # 256 MiB on each side
+    assert told == [(16, 32), (32, 32)]  # those with equal digests are not read
 
 
 @pytest.mark.spec("CMP-60")
@@ -469,7 +520,7 @@ def test_json_has_the_members_of_the_specification(make_archive: MakeArchive) ->
     found = comparison_json(compare(reference, target, atol=0.5))
     found = json.loads(json.dumps(found, allow_nan=False))
     pairs = found.pop("pairs")
-    assert found == {
+    expected = {
         "format": "tensorcap-comparison",
         "version": 1,
         "reference": {
@@ -511,7 +562,8 @@ def test_json_has_the_members_of_the_specification(make_archive: MakeArchive) ->
         },
         "value_differences": [],
     }
-    assert pairs[0]["difference"] == {
+    assert {name: found[name] for name in expected} == expected
+    expected = {
         "elements": 2,
         "measured": 1,
         "same_bits": False,
@@ -530,6 +582,7 @@ def test_json_has_the_members_of_the_specification(make_archive: MakeArchive) ->
         "mask_mismatches": 1,
         "mask_index": [1],
     }
+    assert {name: pairs[0]["difference"][name] for name in expected} == expected
     assert pairs[1]["difference"]["max_abs_target"] == [1.0, 2.0]
     assert (pairs[2]["status"], pairs[2]["target"], pairs[2]["difference"]) == (
         "missing-in-target",
@@ -556,4 +609,4 @@ def test_infinite_psnr_is_a_string_in_json(make_archive: MakeArchive) -> None:
 
 @pytest.mark.spec("CMP-63")
 def test_a_status_that_is_not_known_is_not_green() -> None:
-    assert not Pair(KEY, "within-rounding", None, None).is_green  # type: ignore[arg-type] # a later version's
+    assert not Pair(KEY, "plausible", None, None).is_green  # type: ignore[arg-type] # a later version's

@@ -1,0 +1,51 @@
+"""`tcap calibrate`, and `tcap compare --calibration`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from click.testing import CliRunner
+
+from tensorcap_cli.main import main
+from tensorcap_formats.dtypes import dtype
+from tensorcap_formats.keys import Key
+from tensorcap_formats.writer import Writer
+
+X = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+
+
+def write(path: Path, error: float) -> str:
+    writer = Writer(path, run={"dtype": "bfloat16" if error else "float32"})
+    for i in range(20):
+        values = X * np.float32(1 + error)
+        writer.add(Key(f"layers.{i}.mlp", "output"), values, dtype("float32"), values.shape)
+    writer.close()
+    return str(path)
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(main, arguments)
+    return result.exit_code, result.output
+
+
+def test_limits_are_written_and_used(tmp_path: Path) -> None:
+    reference, good, worse = (write(tmp_path / f"{e}.h5", e) for e in (0.0, 2e-3, 9e-3))
+    output = str(tmp_path / "c.toml")
+    code, text = run("calibrate", reference, good, reference, good, reference, reference, "-o", output)
+    assert code == 0
+    assert f"left out: {reference} against {reference}: nothing differs" in text
+    assert f"{output}: 4 limits of 1 kind of modules, from 2 runs in bfloat16" in text
+    assert run("compare", reference, worse)[0] == 0
+    assert run("compare", reference, worse, "--calibration", output)[0] == 1
+    code, text = run("calibrate", reference, good, reference, good, "-o", output, "--json")
+    assert (code, json.loads(text)["limits"]) == (0, 4)
+
+
+def test_too_few_runs_are_wrong_usage_and_write_nothing(tmp_path: Path) -> None:
+    reference, good = (write(tmp_path / f"{e}.h5", e) for e in (0.0, 2e-3))
+    output = tmp_path / "c.toml"
+    code, text = run("calibrate", reference, good, "-o", str(output))
+    assert (code, output.exists()) == (2, False)
+    assert "1 passing runs, expected at least 2" in text
