@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("tensorcap", "tensorcap_cli", "tensorcap_formats")
-HEAVY = {"h5py", "numba", "numpy", "rich", "safetensors", "torch", "transformers", "zarr"}
+HEAVY = {"h5py", "llvmlite", "numba", "numpy", "rich", "safetensors", "torch", "transformers", "zarr"}
 
 
 def loaded_by(code: str) -> set[str]:
@@ -40,7 +40,7 @@ def loaded_by(code: str) -> set[str]:
         pytest.param(["--help"], id="help"),
         *(
             pytest.param([name, "--help"], id=name)
-            for name in ("check", "compare", "convert", "ls", "recover", "show")
+            for name in ("check", "compare", "convert", "ls", "preflight", "recover", "show")
         ),
         pytest.param(["capture", "torch", "--help"], id="capture-torch"),
         pytest.param(["compare"], id="wrong-usage"),

@@ -2,284 +2,186 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from tensorcap_cli.output import (
-    DASH,
-    class_text,
-    number_text,
-    one_line,
-    plural,
-    print_json,
-    print_table,
-    progress,
-    split_key,
-    terminal_width,
-)
+from tensorcap_cli.output import print_json_pieces, progress, split_key
 
 if TYPE_CHECKING:
-    from tensorcap.comparison import Comparison, Side
-    from tensorcap.metrics import Difference
-    from tensorcap.pairing import Pair
+    from tensorcap.comparison import Comparison
+    from tensorcap.examination import Examination
 
-_ROWS: Final = 20
-_NARROW: Final = 130  # columns: below, a terminal gets fewer measures
-_COLORS: Final = {"identical": "green", "match": "green", "unjudged": "yellow", "excluded": None}
+_ON_ARCHIVES = ("only", "exclude", "require", "baseline", "thresholds", "calibration", "repeat")
 
 
 @click.command("compare", short_help="Compare two archives and name where they part.")
-@click.argument("reference", metavar="REF[::KEY]", type=click.Path())
-@click.argument("target", metavar="TGT[::KEY]", type=click.Path())
+@click.argument("reference", metavar="REF[::KEY]", type=click.Path(), required=False)
+@click.argument("target", metavar="TGT[::KEY]", type=click.Path(), required=False)
 @click.option(
-    "--rtol", type=float, metavar="R", help="Allowed error relative to |reference|; alone, atol is 0."
+    "--rtol", type=float, metavar="R", help="Error allowed relative to |reference|; alone, atol is 0."
 )
-@click.option("--atol", type=float, metavar="A", help="Allowed absolute error; alone, rtol is 0.")
+@click.option("--atol", type=float, metavar="A", help="Absolute error allowed; alone, rtol is 0.")
+@click.option("--thresholds", metavar="FILE", type=click.Path(), help="Limits of metrics by glob, as TOML.")
+@click.option("--calibration", metavar="FILE", type=click.Path(), help="Limits that `tcap calibrate` found.")
+@click.option(
+    "--baseline",
+    metavar="ARCHIVE",
+    type=click.Path(),
+    help="The reference in the target's precision, for the ratio of errors.",
+)
+@click.option("--repeat", metavar="ARCHIVE", type=click.Path(), help="A second run of the reference.")
+@click.option("--compute-dtype", metavar="DTYPE", help="Precision in which TGT computed, if it does not say.")
 @click.option("--only", metavar="GLOB", multiple=True, help="Compare only keys that match; may be repeated.")
 @click.option("--exclude", metavar="GLOB", multiple=True, help="Leave out keys that match; may be repeated.")
+@click.option(
+    "--require", metavar="GLOB", multiple=True, help="Only these may not be missing; all if none is given."
+)
 @click.option(
     "--sort",
     type=click.Choice(["order", "error"]),
     default="order",
     help="Execution order of the reference, or the largest relative error first.",
 )
+@click.option(
+    "--metric",
+    "metrics",
+    metavar="NAME",
+    multiple=True,
+    help="A column in place of the usual ones; `kl`, `overlap` and others are computed for all that can be.",
+)
+@click.option("--where", is_flag=True, help="Find where the error lies for every pair that is not green.")
+@click.option("--by-module", is_flag=True, help="Errors by class of module: count, min, median, max.")
 @click.option("--all", "show_all", is_flag=True, help="A row for every pair, also for identical ones.")
+@click.option("--save", metavar="FILE", type=click.Path(), help="Keep all results, to be judged again.")
+@click.option(
+    "--from", "saved", metavar="FILE", type=click.Path(), help="Report and judge saved results; no archives."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text, with all pairs.")
+@click.option("--junit", metavar="FILE", type=click.Path(), help="Write a test report, a case for each pair.")
+@click.option("--csv", metavar="FILE", type=click.Path(), help="Write a table of all pairs and metrics.")
 def command(
-    reference: str,
-    target: str,
+    reference: str | None,
+    target: str | None,
     *,
-    rtol: float | None,
-    atol: float | None,
-    only: tuple[str, ...],
-    exclude: tuple[str, ...],
     sort: str,
+    metrics: tuple[str, ...],
+    by_module: bool,
     show_all: bool,
+    save: str | None,
+    saved: str | None,
     as_json: bool,
+    junit: str | None,
+    csv: str | None,
+    **options: Any,
 ) -> None:
     """Compare the tensors of TGT with those of REF, and name the first module where they part.
 
-    Tensors are paired by equal keys. Without --rtol and --atol, pairs that are not identical are measured
-    and stay unjudged. Every tensor of REF is required, but for what --exclude leaves out.
+    Tensors are paired by equal keys. Without --rtol and --atol the policy of specs/policy.md judges. Every
+    tensor of REF is required, but for what --exclude leaves out.
 
     \b
         tcap compare ref.h5 tgt.h5
         tcap compare ref.h5 tgt.h5 --rtol 1e-3 --atol 1e-5 --exclude '*/input*'
         tcap compare ref.h5::0/model.norm/output tgt.npz::norm
+        tcap compare ref.h5 tgt.h5 --save result.json
+        tcap compare --from result.json --rtol 1e-2
 
-    Exit status: 0 all required tensors are identical or within the tolerance; 1 they are not, or one is
-    missing, or nothing was compared, or a run is incomplete; 2 wrong usage; 3 an archive or a tensor cannot
-    be read.
+    Exit status: 0 all required tensors are identical, within what is allowed, or within rounding; 1 they are
+    not, or one is missing, or nothing was compared, or a run is incomplete; 2 wrong usage; 3 an archive or a
+    tensor cannot be read.
     """
+    from tensorcap_cli.rows_text import check_metrics
+
+    check_metrics(metrics)
+    if saved is not None:
+        if reference is not None:
+            raise click.UsageError("--from reads saved results, expected no archives beside it.")
+        comparison, examination = _saved(saved, options)
+    elif reference is None or target is None:
+        raise click.UsageError("Missing argument: expected REF and TGT, or --from FILE.")
+    else:
+        whole = bool(save) or as_json
+        comparison, examination = _compared(reference, target, metrics, whole, options)
+    _write(comparison, examination, save, junit, csv)
+    if as_json:
+        from tensorcap.reporting import json_pieces
+
+        print_json_pieces(json_pieces(comparison, examination))
+    else:
+        from tensorcap_cli.comparison_text import print_report
+
+        print_report(
+            comparison, examination, order=sort, show_all=show_all, by_module=by_module, metrics=metrics
+        )
+    click.get_current_context().exit(comparison.exit_status)
+
+
+def _compared(
+    reference: str, target: str, metrics: tuple[str, ...], whole: bool, options: dict[str, Any]
+) -> tuple[Comparison, Examination]:
     from tensorcap.comparison import compare, compare_records
+    from tensorcap.examination import examine
+    from tensorcap_cli.rows_text import LOGIT_COLUMNS, ROUTING_COLUMNS
     from tensorcap_formats.opening import open_archive
 
     (reference_path, reference_key), (target_path, target_key) = split_key(reference), split_key(target)
     named = reference_key or target_key
-    if named and (only or exclude):
-        raise click.UsageError("--only and --exclude do not go with ::KEY.")
+    unfit = [name for name in _ON_ARCHIVES if options[name]]
+    if named and unfit:
+        raise click.UsageError(f"--{' and --'.join(unfit)} do not go with ::KEY.")
+    where, repeat = options.pop("where"), options.pop("repeat")
     with (
         open_archive(reference_path) as trusted,
         open_archive(target_path) as tested,
-        progress("comparing") as tell,
+        open_archive(repeat) if repeat else nullcontext() as again,
     ):
-        if named:
-            keys = reference_key or named, target_key or named
-            comparison = compare_records(
-                trusted, keys[0], tested, keys[1], rtol=rtol, atol=atol, progress=tell
-            )
-        else:
-            comparison = compare(
-                trusted, tested, rtol=rtol, atol=atol, only=only, exclude=exclude, progress=tell
-            )
-    if as_json:
-        from tensorcap.reporting import comparison_json
-
-        print_json(comparison_json(comparison))
-    else:
-        _print_report(comparison, sort, show_all)
-    click.get_current_context().exit(comparison.exit_status)
-
-
-def _print_report(comparison: Comparison, order: str, show_all: bool) -> None:
-    for warning in comparison.warnings:
-        click.secho(f"WARNING: {one_line(warning)}", fg="red", bold=True)
-    click.echo(f"reference  {_side_text(comparison.reference)}")
-    click.echo(f"target     {_side_text(comparison.target)}")
-    if not comparison.is_of_archives:
-        for pair in comparison.pairs:
-            _print_named(pair)
-    if comparison.tolerance:
-        click.echo(f"tolerance  rtol {comparison.tolerance.rtol:g}, atol {comparison.tolerance.atol:g}")
-    _print_divergence(comparison)
-    _print_pairs(comparison, order, show_all)
-    _print_values(comparison)
-    _print_outcome(comparison)
-
-
-def _side_text(side: Side) -> str:
-    parts = [side.container, plural(side.records, "tensor")]
-    if side.model or side.dtype:
-        parts.append(f"{class_text(side.model)} {one_line(side.dtype)}".strip())
-    if side.compute_dtype and side.compute_dtype != side.dtype:
-        parts.append(f"computed in {one_line(side.compute_dtype)}")
-    return f"{side.path}: {', '.join(parts)}"
-
-
-def _print_named(pair: Pair) -> None:
-    """The two records that were named: their keys may differ."""
-    for name, record in (("reference", pair.reference), ("target", pair.target)):
-        if record is not None:
-            click.echo(f"{name:<9}  {record.key.text}: {record.dtype.name} {list(record.shape)}")
-    if pair.difference is not None:
-        _print_difference(pair.difference)
-
-
-def _print_divergence(comparison: Comparison) -> None:
-    found = comparison.divergence
-    if found is None:
-        return
-    click.echo()
-    click.secho(f"FIRST DIVERGENCE  {found.pair.key}  ({found.pair.status})", fg="red", bold=True)
-    if found.is_run_input:
-        click.secho(f"  {found.explanation}", bold=True)
-    else:
-        class_name = f" ({class_text(found.class_name)})" if found.class_name else ""
-        click.secho(f"  module {found.module}{class_name}", bold=True)
-        if found.pair.reference is not None and found.module != found.pair.reference.key.site:
-            click.echo(f"  {found.explanation}")
-    if found.pair.reason:
-        click.echo(f"  {one_line(found.pair.reason)}")
-    difference = found.pair.difference
-    if difference is not None:
-        _print_difference(difference)
-
-
-def _print_difference(d: Difference) -> None:
-    if d.max_abs_index is not None:
-        click.echo(
-            f"  max abs {number_text(d.max_abs)} at {list(d.max_abs_index)} "
-            f"(reference {number_text(d.max_abs_reference, 7)}, target {number_text(d.max_abs_target, 7)})"
+        with progress("comparing") as tell:
+            if named:
+                keys = reference_key or named, target_key or named
+                given = {name: options[name] for name in ("rtol", "atol", "compute_dtype")}
+                comparison = compare_records(trusted, keys[0], tested, keys[1], progress=tell, **given)
+            else:
+                comparison = compare(trusted, tested, progress=tell, **options)
+        examination = examine(
+            comparison,
+            trusted,
+            tested,
+            repeat=again,
+            where="all" if where or whole else "worst",
+            logits=any(name in LOGIT_COLUMNS for name in metrics),
+            routing=any(name in ROUTING_COLUMNS for name in metrics),
+            compute_dtype=options["compute_dtype"],
         )
-    click.echo(
-        f"  mean abs {number_text(d.mean_abs)}, relative Frobenius {number_text(d.relative_frobenius)}, "
-        f"cosine {_cosine(d)}, PSNR {number_text(d.psnr_db)} dB, "
-        f"{d.unequal} of {d.elements} unequal"
-    )
-    if d.mask_mismatches and d.mask_index is not None:
-        sides = (d.nonfinite_reference, d.nonfinite_target)
-        counts = ", ".join(
-            f"{name} {sum((n.nan, n.posinf, n.neginf))} (NaN {n.nan}, +inf {n.posinf}, -inf {n.neginf})"
-            for name, n in zip(("reference", "target"), sides, strict=True)
-        )
-        click.echo(f"  not finite alike in {d.mask_mismatches}, first at {list(d.mask_index)}: {counts}")
+    return comparison, examination
 
 
-def _print_pairs(comparison: Comparison, order: str, show_all: bool) -> None:
-    shown = [pair for pair in comparison.pairs if show_all or _is_worth_a_row(pair)]
-    if order == "error":
-        shown.sort(key=_weight, reverse=True)
-    rows = shown if show_all else _most_telling(shown, _ROWS)
-    if not rows:
-        return
-    width = terminal_width()
-    is_narrow = width is not None and width < _NARROW
-    headers = ["status", "max abs", "rel frob", "cosine"]
-    headers += [] if is_narrow else ["mean abs", "PSNR"]
-    headers += ["outside"] if comparison.tolerance else []
-    headers += ["key"] if is_narrow else ["key", "where"]
-    cells = [_cells(pair, headers) for pair in rows]
-    key = headers.index("key")
-    click.echo()
-    print_table(
-        headers,
-        cells,
-        left=(0, key, key + 1),
-        flexible=key,
-        colors=[_COLORS.get(pair.status, "red") for pair in rows],
-    )
-    if len(rows) < len(shown):
-        click.echo(f"… {len(shown) - len(rows)} more that are not identical; all with --all")
+def _saved(path: str, options: dict[str, Any]) -> tuple[Comparison, Examination]:
+    from tensorcap.results import judge_again, load_result
+    from tensorcap.thresholds import Thresholds
+
+    for name, value in options.items():
+        if value and name not in ("rtol", "atol", "thresholds"):
+            raise click.UsageError(f"--{name.replace('_', '-')} needs the tensors, expected no --from.")
+    result = load_result(path)
+    given = {name: options[name] for name in ("rtol", "atol")}
+    thresholds = Thresholds.given(**given, path=options["thresholds"])
+    return judge_again(result, thresholds), result.examination
 
 
-def _is_worth_a_row(pair: Pair) -> bool:
-    return pair.status not in ("identical", "excluded")
+def _write(
+    comparison: Comparison, examination: Examination, save: str | None, junit: str | None, csv: str | None
+) -> None:
+    if save is not None:
+        from tensorcap.results import save_result
 
+        save_result(save, comparison, examination)
+    if junit is not None:
+        from tensorcap.exports import write_junit
 
-def _most_telling(pairs: Sequence[Pair], limit: int) -> list[Pair]:
-    """At most `limit` pairs in their order: those that are not green first, then what fits."""
-    if len(pairs) <= limit:
-        return list(pairs)
-    ranked = sorted(range(len(pairs)), key=lambda i: (pairs[i].is_green, not pairs[i].is_required, i))
-    return [pairs[i] for i in sorted(ranked[:limit])]
+        write_junit(junit, comparison, examination)
+    if csv is not None:
+        from tensorcap.exports import write_csv
 
-
-def _weight(pair: Pair) -> tuple[bool, float]:
-    """What is required and cannot be measured first, then by relative error."""
-    difference = pair.difference
-    if difference is None or difference.mask_mismatches:
-        return pair.is_required and not pair.is_green, math.inf
-    return False, difference.relative_frobenius or 0.0
-
-
-def _cells(pair: Pair, headers: Sequence[str]) -> list[str]:
-    d = pair.difference
-    is_same = pair.status == "identical"  # by digests: every error is zero, and nothing was measured
-    measures = {
-        "max abs": number_text(d.max_abs, 3) if d else "0" if is_same else DASH,
-        "mean abs": number_text(d.mean_abs, 3) if d else "0" if is_same else DASH,
-        "rel frob": number_text(d.relative_frobenius, 3) if d else "0" if is_same else DASH,
-        "cosine": _cosine(d) if d else DASH,
-        "PSNR": number_text(d.psnr_db, 3) if d else "inf" if is_same else DASH,
-        "outside": number_text(d.mismatches) if d else DASH,
-        "status": pair.status,
-        "key": pair.key,
-        "where": _where(pair),
-    }
-    return [measures[header] for header in headers]
-
-
-def _cosine(difference: Difference) -> str:
-    """Six places; 1 only where no more than the rounding of the sums is missing."""
-    cosine = difference.cosine
-    if cosine is None:
-        return DASH
-    return "1" if cosine > 1 - 1e-12 else f"{min(cosine, 0.999999):.6g}"
-
-
-def _where(pair: Pair) -> str:
-    d = pair.difference
-    if pair.reason or d is None:
-        return one_line(pair.reason)
-    if d.mask_mismatches and d.mask_index is not None:
-        return f"not finite alike at {list(d.mask_index)}"
-    return f"at {list(d.max_abs_index)}" if d.max_abs_index is not None else ""
-
-
-def _print_values(comparison: Comparison) -> None:
-    differences = comparison.value_differences
-    if not differences:
-        return
-    click.echo()
-    click.echo(f"note: {len(differences)} arguments or results that are no tensors differ:")
-    for value in differences[:5]:
-        click.echo(f"  {value.key}: {value.reference!r} in the reference, {value.target!r} in the target")
-    if len(differences) > 5:
-        click.echo(f"  … {len(differences) - 5} more")
-
-
-def _print_outcome(comparison: Comparison) -> None:
-    counts = ", ".join(f"{count} {status}" for status, count in comparison.counts.items())
-    click.echo()
-    click.echo(
-        f"{comparison.compared} of {comparison.records} reference tensors compared: {counts or 'none'}"
-    )
-    if comparison.exit_status == 0:
-        click.secho("No divergence.", fg="green", bold=True)
-    elif not comparison.compared:
-        click.secho("Nothing was compared.", fg="red", bold=True)
-    elif comparison.tolerance is None and comparison.counts.get("unjudged"):
-        click.secho("Unjudged: give --rtol or --atol to say what error is allowed.", fg="yellow", bold=True)
+        write_csv(csv, comparison, examination)

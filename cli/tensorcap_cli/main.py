@@ -8,7 +8,17 @@ from typing import Any, Final, cast
 
 import click
 
-_COMMANDS: Final = ("capture", "check", "compare", "convert", "ls", "recover", "show")
+_COMMANDS: Final = (
+    "calibrate",
+    "capture",
+    "check",
+    "compare",
+    "convert",
+    "ls",
+    "preflight",
+    "recover",
+    "show",
+)
 _INTERRUPTED: Final = 130  # 128 + SIGINT, as shells say it
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -21,6 +22,12 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
 
 
+def print_json_pieces(pieces: Iterable[str]) -> None:
+    """Print one JSON object that comes in pieces, without ever holding all of it."""
+    for piece in pieces:
+        click.echo(piece, nl=False)
+
+
 def terminal_width() -> int | None:
     """Columns of the terminal that stdout is, None where it is a file or a pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
@@ -32,7 +39,7 @@ def print_table(
     *,
     left: Collection[int] = (0,),
     flexible: int = 0,
-    colors: Sequence[str | None] | None = None,
+    colors: Sequence[Sequence[str | None]] | None = None,
 ) -> None:
     """Print aligned columns.
 
@@ -41,7 +48,7 @@ def print_table(
         rows: Texts, as many in each row as there are headers.
         left: Columns that begin at the left; the others end at the right, as numbers do.
         flexible: The column that gives way, in the middle of its texts, on a terminal that is too narrow.
-        colors: The color of each row, used on a terminal only.
+        colors: The color of each cell of each row, used on a terminal only.
     """
     widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
     available = terminal_width()
@@ -54,12 +61,14 @@ def print_table(
             (shorten(cell, width) if n == flexible else cell).ljust(width) if n in left else cell.rjust(width)
             for n, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        line = "  ".join(cells).rstrip()
         if i == 0:
-            line = click.style(line, bold=True)
-        elif colors is not None and colors[i - 1]:
-            line = click.style(line, fg=colors[i - 1])
-        lines.append(line)
+            lines.append(click.style("  ".join(cells).rstrip(), bold=True))
+            continue
+        cells[-1] = cells[-1].rstrip()
+        if colors is not None and available is not None:
+            pairs = zip(cells, colors[i - 1], strict=True)
+            cells = [click.style(cell, fg=color) if color else cell for cell, color in pairs]
+        lines.append("  ".join(cells).rstrip())
     click.echo("\n".join(lines))
 
 
@@ -127,6 +136,46 @@ def number_text(value: complex | None, digits: int = 4) -> str:
     return f"{value:.{digits}g}"
 
 
+def cosine_text(cosine: float | None) -> str:
+    """A cosine in six places; 1 only where no more than the rounding of the sums is missing."""
+    if cosine is None:
+        return DASH
+    return "1" if cosine > 1 - 1e-12 else f"{min(cosine, 0.999999):.6g}"
+
+
+def upper_text(value: float | None, digits: int = 4) -> str:
+    """A number rounded up, so that what is printed is enough."""
+    if value is None or not value or math.isinf(value):
+        return number_text(value)
+    step = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+    text = number_text(float(value), digits)
+    return text if float(text) >= value else number_text(float(value) + step, digits)
+
+
+def percent_text(share: float | None) -> str:
+    """A share in percent; whole only where it is all or nothing.
+
+    Example:
+        >>> percent_text(0.98437), percent_text(0.99999), percent_text(1.0), percent_text(None)
+        ('98.4 %', '>99.9 %', '100 %', '-')
+    """
+    if share is None:
+        return DASH
+    if 0 < share < 0.001 or 0.999 < share < 1:
+        return "<0.1 %" if share < 0.5 else ">99.9 %"
+    return f"{100 * share:.3g} %"
+
+
+def cut(text: str, limit: int) -> str:
+    """Cut the end off a text that is too long.
+
+    Example:
+        >>> cut("another", 5)
+        'anot…'
+    """
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
 def split_key(text: str) -> tuple[str, str | None]:
     """Part `ARCHIVE::KEY`; a path that exists is never parted.
 
@@ -137,6 +186,8 @@ def split_key(text: str) -> tuple[str, str | None]:
     path, separator, key = text.partition("::")
     if not separator or os.path.exists(text):
         return text, None
+    if not key:
+        raise click.UsageError(f"{text!r} names no key behind `::`.")
     return path, key
 
 

@@ -56,23 +56,37 @@ def test_the_first_diverging_module_is_named(tcap: Callable[..., Any], pair: Cal
     output = tcap("compare", "ref.h5", "tgt.h5", "--rtol", "0.01", status=1).stdout
     lines = output.splitlines()
     at = lines.index("FIRST DIVERGENCE  0/layers.2.mlp/output  (diverged)")
-    assert lines[at + 1 : at + 4] == [
+    assert lines[at + 1 : at + 7] == [
         "  module layers.2.mlp (MLP)",
+        "  8 of 8 elements are outside rtol 0.01, atol 0",
         "  max abs 1 at [0, 0] (reference 4, target 5)",
         "  mean abs 1, relative Frobenius 0.25, cosine 1, PSNR 12.04 dB, 8 of 8 unequal",
+        "  would pass with rtol 0.2501 alone, or with atol 1 alone",
+        "  where the squared error lies: axis 0 of 2: even; axis 1 of 4: even",
     ]
     assert lines[0] == "reference  ref.h5: hdf5, 25 tensors, Stack float32"
-    assert lines[-1] == "25 of 25 reference tensors compared: 11 identical, 14 diverged"
+    assert lines[-2:] == [
+        "25 of 25 reference tensors compared: 11 identical, 14 diverged",
+        "Not the same, first in layers.2.mlp.",
+    ]
     rows = [" ".join(line.split()) for line in lines if line.startswith("diverged")]
     assert len(rows) == 14
-    assert rows[0] == "diverged 1 0.25 1 1 12 8 0/layers.2.mlp/output at [0, 0]"
+    assert rows[0] == "diverged 1 0.25 0.251 1 1 12 8 0/layers.2.mlp/output at [0, 0]"
 
 
-def test_without_a_tolerance_pairs_are_unjudged(tcap: Callable[..., Any], pair: Callable[..., None]) -> None:
+def test_without_a_tolerance_the_policy_judges(tcap: Callable[..., Any], pair: Callable[..., None]) -> None:
     pair(model(), model(wrong_from=5))
     output = tcap("compare", "ref.h5", "tgt.h5", status=1).stdout
-    assert "23 identical, 2 unjudged" in output
-    assert output.endswith("Unjudged: give --rtol or --atol to say what error is allowed.\n")
+    assert "\npolicy     of specs/policy.md, errors in float32\n" in output
+    assert "25 of 25 reference tensors compared: 23 identical, 2 diverged\n" in output
+
+
+def test_what_no_policy_judges_is_unjudged(tcap: Callable[..., Any], write: Callable[..., Path]) -> None:
+    write("ref.h5", {"0/a/output": np.array([1.0, 2.0])}, stats_only=True)
+    write("tgt.h5", {"0/a/output": np.array([2.0, 1.0])}, stats_only=True)
+    output = tcap("compare", "ref.h5", "tgt.h5", status=1).stdout
+    assert "0 of 1 reference tensors compared: 1 unjudged" in output
+    assert "only statistics were kept: no values to judge by" in output
 
 
 def test_different_inputs_are_said_before_any_module(
@@ -135,7 +149,7 @@ def test_excluded_tensors_stay_in_the_denominator(
     output = tcap("compare", "ref.h5", "tgt.h5", "--exclude", "layers.5*").stdout
     assert "21 of 25 reference tensors compared: 21 identical, 4 excluded" in output
     output = tcap("compare", "ref.h5", "tgt.h5", "--only", "layers.5.mlp", status=1).stdout
-    assert "2 of 25 reference tensors compared: 1 identical, 1 unjudged, 23 excluded" in output
+    assert "2 of 25 reference tensors compared: 1 identical, 1 diverged, 23 excluded" in output
 
 
 def test_sorting_by_error_puts_the_worst_first(tcap: Callable[..., Any], pair: Callable[..., None]) -> None:
@@ -143,7 +157,7 @@ def test_sorting_by_error_puts_the_worst_first(tcap: Callable[..., Any], pair: C
     target = {f"0/l.{i}/output": np.ones(2) + error for i, error in enumerate((0.1, 0.4, math.nan, 0.2))}
     pair(reference, target)
     output = tcap("compare", "ref.h5", "tgt.h5", "--sort", "error", status=1).stdout
-    keys = [line.split()[6] for line in output.splitlines() if line.startswith(("unjudged", "nonfinite"))]
+    keys = [line.split()[7] for line in output.splitlines() if line.startswith(("diverged", "nonfinite"))]
     assert keys == ["0/l.2/output", "0/l.1/output", "0/l.3/output", "0/l.0/output"]
 
 
@@ -169,7 +183,8 @@ def test_values_that_differ_are_noted(tcap: Callable[..., Any], write: Callable[
 def test_one_record_against_another(tcap: Callable[..., Any], pair: Callable[..., None]) -> None:
     pair({"0/a/output": np.ones(2), "0/b/output": np.zeros(2)}, {"0/c/output": np.array([1.0, 1.5])})
     output = tcap("compare", "ref.h5::a", "tgt.h5::0/c/output", "--atol", "0.5").stdout
-    assert "target     0/c/output: float64 [2]\n  max abs 0.5 at [1] (reference 1, target 1.5)\n" in output
+    assert "target     0/c/output: float64 [2]\n  0 of 2 elements are outside" in output
+    assert "\n  max abs 0.5 at [1] (reference 1, target 1.5)\n" in output
     assert tcap("compare", "ref.h5::a", "ref.h5").stdout.endswith("1 identical\nNo divergence.\n")
     assert "do not go with" in tcap("compare", "ref.h5::a", "tgt.h5", "--only", "x", status=2).stderr
     assert "no tensor 'zz'" in tcap("compare", "ref.h5::zz", "tgt.h5", status=2).stderr
@@ -193,7 +208,7 @@ def test_foreign_files_are_compared_in_natural_order(tcap: Callable[..., Any], f
     np.savez(folder / "tgt.npz", **target)
     output = tcap("compare", "ref.npz", "tgt.npz", status=1).stdout
     assert output.startswith("WARNING: The reference has no execution order: natural order")
-    assert "FIRST DIVERGENCE  layers.2  (unjudged)" in output
+    assert "FIRST DIVERGENCE  layers.2  (diverged)" in output
 
 
 def test_an_unreadable_tensor_is_status_3(
@@ -215,7 +230,8 @@ def test_a_pipe_gets_whole_keys_and_no_colors(
     key = "0/" + ".".join(["model"] * 60) + "/output"
     pair({key: np.ones(1)}, {key: np.zeros(1)})
     found = shell("COLUMNS=80 tcap compare ref.h5 tgt.h5 | cat")
-    assert key in found.stdout.splitlines()[-4]
+    (row,) = [line for line in found.stdout.splitlines() if line.startswith("diverged")]
+    assert key in row
     assert "\x1b" not in found.stdout
     assert found.stderr == ""
     assert found.returncode == 1

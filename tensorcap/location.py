@@ -1,0 +1,302 @@
+"""Where in a tensor the error lies: its share by index of each axis, and a small map; a second, bounded pass.
+
+Definitions are normative in `specs/location.md`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.dtypes import Array, decode
+from tensorcap_formats.errors import UsageError
+from tensorcap_formats.records import Record
+
+_BLOCK: Final = 65_536  # values of either side at a time
+_LONGEST_AXIS: Final = 1 << 20  # sums kept for one axis; a longer one is summed by ranges of indices
+_MAP: Final = 256
+_LEVELS_A_DECIBEL: Final = 2
+_SENTINELS: Final = (
+    -65504.0,
+    -1e9,
+    float(np.finfo(np.float32).min),
+    float(np.finfo(np.float64).min),
+    float.fromhex("-0x1.fep127"),  # the least finite bfloat16
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AxisShare:
+    """The part of the whole error that one index of an axis, or one range of indices, holds.
+
+    Attributes:
+        index: The first index.
+        share: Of the sum over the tensor, 0 to 1.
+    """
+
+    index: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """How the error spreads over one axis.
+
+    Attributes:
+        axis: Number of the axis.
+        size: Its count of indices.
+        step: Indices in one range: 1, but for an axis of more than 2**20.
+        top: Those with the largest shares, the largest first; none without error.
+    """
+
+    axis: int
+    size: int
+    step: int
+    top: tuple[AxisShare, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorMap:
+    """A picture of the error, the leading axes merged into rows.
+
+    Attributes:
+        rows: At most 256, each for an equal part of the rows of the tensor.
+        columns: At most 256, each for an equal part of the last axis.
+        levels: One byte a cell, row by row: 0 without error, else `255 - 2 * dB`, dB being how far the
+            cell's sum lies below the largest one, at least 1.
+    """
+
+    rows: int
+    columns: int
+    levels: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where a target tensor departs from its reference.
+
+    Attributes:
+        of: What is summed: squared errors, or where the masks differ, elements whose class differs.
+        axes: One for each axis.
+        map: The picture.
+    """
+
+    of: Literal["squared error", "mask mismatches"]
+    axes: tuple[Axis, ...]
+    map: ErrorMap
+
+
+def locate(
+    reference: Archive,
+    reference_record: Record,
+    target: Archive,
+    target_record: Record,
+    *,
+    masks: bool = False,
+    largest: float | None = None,
+    top: int = 5,
+) -> Location:
+    """Find where a stored tensor departs from another of the same shape, in bounded memory.
+
+    Args:
+        reference: Holds the trusted tensor.
+        reference_record: The trusted tensor.
+        target: Holds the tensor under test.
+        target_record: The tensor under test.
+        masks: Count elements that are NaN, infinite or finite on one side only, in place of errors.
+        largest: The largest absolute error where it is known; extreme ones are scaled by it, so that no
+            square overflows or vanishes.
+        top: How many indices of each axis to name.
+
+    Returns:
+        The shares by axis and the map.
+
+    Raises:
+        UsageError: The shapes differ.
+        ReadError: One side cannot be read.
+    """
+    shape = values_shape(reference_record)
+    if shape != values_shape(target_record):
+        raise UsageError(
+            f"{reference_record.key.text}: shapes {list(shape)} and {list(values_shape(target_record))} "
+            "differ, expected equal ones"
+        )
+    sums = _Sums(shape)
+    weigh = _mask_mismatches if masks else _Squares(largest)
+    for start, ours, theirs in value_blocks(
+        (reference, reference_record), (target, target_record), sums.columns
+    ):
+        with np.errstate(all="ignore"):  # an error may well exceed float64
+            sums.add(start, weigh(ours, theirs))
+    return Location("mask mismatches" if masks else "squared error", sums.axes(top), sums.map())
+
+
+def values_shape(record: Record) -> tuple[int, ...]:
+    """The shape of the values: a packed dtype holds several in each stored element."""
+    if record.dtype.packed == 1:
+        return record.shape
+    return (*record.shape[:-1], (record.shape or (1,))[-1] * record.dtype.packed)
+
+
+def value_blocks(
+    reference: tuple[Archive, Record],
+    target: tuple[Archive, Record],
+    columns: int,
+    limit: int = _BLOCK,
+) -> Iterator[tuple[int, Array, Array]]:
+    """Parts of both sides: as many whole rows as fit, or, of a row that is too long, a piece.
+
+    Args:
+        reference: An archive and its record.
+        target: The same, with as many values.
+        columns: Values in a row.
+        limit: Values in a part, an even number.
+
+    Yields:
+        Number of the first value, and the values of both sides, one-dimensional.
+    """
+    packed = reference[1].dtype.packed
+    total = reference[1].size * packed
+    length = columns * max(1, limit // columns) if 0 < columns <= limit else limit
+    for row_start in range(0, total, max(columns, length)):
+        row_stop = min(total, row_start + max(columns, length))
+        for start in range(row_start, row_stop, length):
+            stop = min(start + length, row_stop)
+            yield start, _values(*reference, start, stop), _values(*target, start, stop)
+
+
+def _values(archive: Archive, record: Record, start: int, stop: int) -> Array:
+    packed = record.dtype.packed  # divides the last axis, and so all places
+    return decode(archive.read_range(record, start // packed, stop // packed), record.dtype)
+
+
+def wide(values: Array, kind: Any = np.float64) -> tuple[Array, Array | float]:
+    """Values as a sum of two floats, which holds 64-bit integers exactly; the second is mostly 0."""
+    if values.dtype.kind in "iu" and values.dtype.itemsize == 8:
+        low = values & values.dtype.type(0xFFFFFFFF)
+        return (values - low).astype(kind), low.astype(np.float64)
+    return values.astype(kind), 0.0
+
+
+class _Squares:
+    """Squared errors of measured values, scaled by a power of two."""
+
+    def __init__(self, largest: float | None) -> None:
+        self._halvings = 1 if largest is not None and math.isinf(largest) else 0
+        known = largest is not None and 0 < largest < math.inf
+        exponent = math.frexp(float(largest))[1] if known and largest is not None else 0
+        self._shift = exponent if abs(exponent) > 400 else 1023 if self._halvings else 0
+
+    def __call__(self, ours: Array, theirs: Array) -> Array:
+        kind = np.complex128 if "c" in (ours.dtype.kind, theirs.dtype.kind) else np.float64
+        (x, x_low), (y, y_low) = wide(ours, kind), wide(theirs, kind)
+        if self._halvings:
+            x, y = x * 0.5, y * 0.5
+        d = (y - x) + (np.asarray(y_low) - x_low)
+        parts = d.view(np.float64).reshape(d.size, -1)
+        sides = [side.view(np.float64).reshape(d.size, -1) for side in (x, y)]
+        if not all(np.isfinite(side).all() for side in sides):
+            parts[~(np.isfinite(sides[0]) & np.isfinite(sides[1]))] = 0
+        if kind is np.float64 and x.size and np.fmin(np.fmin.reduce(x), np.fmin.reduce(y)) <= -65504.0:
+            d[np.isin(ours, _SENTINELS) & np.isin(theirs, _SENTINELS)] = 0
+        if self._shift:
+            parts = np.ldexp(parts, -self._shift)
+        squares: Array = np.einsum("ij,ij->i", parts, parts)
+        return squares
+
+
+def _mask_mismatches(ours: Array, theirs: Array) -> Array:
+    if "c" in (ours.dtype.kind, theirs.dtype.kind):
+        ours, theirs = ours.astype(np.complex128), theirs.astype(np.complex128)
+    mismatches: Array = (_classes(ours) != _classes(theirs)).any(axis=1).astype(np.float64)
+    return mismatches
+
+
+def _classes(values: Array) -> Array:
+    """0 for finite, 1 for NaN, 2 for +inf, 3 for -inf; of each part of a complex value."""
+    if values.dtype.kind not in "fc":
+        return np.zeros((values.size, 1), np.uint8)
+    parts = np.ascontiguousarray(values).view(values.real.dtype).reshape(values.size, -1)
+    classes: Array = np.isnan(parts).astype(np.uint8)
+    classes[parts == np.inf] = 2
+    classes[parts == -np.inf] = 3
+    return classes
+
+
+class _Sums:
+    """Sums of weights by index of each axis, and by cell of the map."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._shape = shape or (1,)
+        self._ndim = len(shape)
+        self.columns = self._shape[-1]
+        self._rows = math.prod(self._shape[:-1])
+        self._steps = [max(1, -(-n // _LONGEST_AXIS)) for n in self._shape]
+        self._axes = [np.zeros(-(-n // step)) for n, step in zip(self._shape, self._steps, strict=True)]
+        self._cells = np.zeros((min(_MAP, self._rows), min(_MAP, self.columns)))
+
+    def add(self, start: int, weights: Array) -> None:
+        """Count the weights of values from number `start` on: whole rows, or a piece of one."""
+        row, column = divmod(start, self.columns)
+        block = weights.reshape(-1, min(self.columns, weights.size))
+        along = block.sum(axis=0)
+        bins, starts = _runs(column, block.shape[1], self._steps[-1])
+        self._axes[-1][bins] += np.add.reduceat(along, starts) if self._steps[-1] > 1 else along
+        if self._ndim > 1:
+            rest = np.arange(row, row + block.shape[0])
+            totals = block.sum(axis=1)
+            for axis in range(self._ndim - 2, -1, -1):
+                size = self._shape[axis]
+                sums = self._axes[axis]
+                sums += np.bincount((rest % size) // self._steps[axis], totals, len(sums))
+                rest //= size
+        height, width = self._cells.shape
+        places = np.arange(column, column + block.shape[1]) * width // self.columns
+        firsts = np.flatnonzero(np.diff(places, prepend=-1))
+        folded = np.add.reduceat(block, firsts, axis=1)
+        lines = np.arange(row, row + block.shape[0]) * height // self._rows
+        tops = np.flatnonzero(np.diff(lines, prepend=-1))
+        self._cells[np.ix_(lines[tops], places[firsts])] += np.add.reduceat(folded, tops, axis=0)
+
+    def axes(self, top: int) -> tuple[Axis, ...]:
+        """The largest shares of each axis."""
+        out = []
+        for axis in range(self._ndim):
+            sums, step = self._axes[axis], self._steps[axis]
+            total = float(sums.sum())
+            shares = [AxisShare(i * step, float(sums[i]) / total) for i in _largest(sums, top) if sums[i] > 0]
+            out.append(Axis(axis, self._shape[axis], step, tuple(shares)))
+        return tuple(out)
+
+    def map(self) -> ErrorMap:
+        """The map, in levels."""
+        cells = self._cells
+        peak = float(cells.max(initial=0))
+        levels = np.zeros(cells.shape, np.uint8)
+        hit = cells > 0
+        below = 10 * np.log10(peak / cells[hit]) if peak else cells[hit]
+        levels[hit] = np.clip(np.rint(255 - _LEVELS_A_DECIBEL * below), 1, 255)
+        return ErrorMap(*cells.shape, levels.tobytes())
+
+
+def _largest(sums: Array, count: int) -> list[int]:
+    """Where the largest are, the largest first, of equal ones the first."""
+    count = min(count, sums.size)
+    if not count:
+        return []
+    places = np.flatnonzero(sums >= np.partition(sums, sums.size - count)[sums.size - count])
+    found: list[int] = places[np.argsort(-sums[places], kind="stable")][:count].tolist()
+    return found
+
+
+def _runs(column: int, count: int, step: int) -> tuple[Any, Array]:
+    """Ranges of `step` indices that a piece of a row touches, and where in the piece each begins."""
+    if step == 1:
+        return slice(column, column + count), np.arange(0)
+    bins = np.arange(column // step, (column + count - 1) // step + 1)
+    return bins, np.maximum(bins * step - column, 0)

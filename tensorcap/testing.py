@@ -1,0 +1,182 @@
+"""For test suites: an archived run of a reference is a regression test in one line.
+
+    def test_port_still_matches():
+        tensorcap.testing.assert_matches("ref.h5", make_port(), rtol=1e-3)
+
+Nothing here needs pytest, and no framework is loaded before a model is given.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import shutil
+import tempfile
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tensorcap.comparison import Comparison, compare
+from tensorcap.metrics import Difference
+from tensorcap.pairing import Pair
+from tensorcap.ranking import worst
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.opening import open_archive
+
+if TYPE_CHECKING:
+    from tensorcap.workload import Workload
+
+_WORST: Final = 3
+
+
+def assert_matches(
+    reference: str | os.PathLike[str],
+    target: Any,
+    inputs: Mapping[str, Any] | tuple[Any, ...] | None = None,
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+    only: Collection[str] = (),
+    exclude: Collection[str] = (),
+    keep: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> Comparison:
+    """Assert that a target computes what an archived reference run computed.
+
+    Args:
+        reference: Archive of the trusted run.
+        target: Archive of the run under test; or a `Workload`, a model, or a function without arguments that
+            returns one of these, which is run and captured.
+        inputs: What a model is run on; those that the reference holds if None.
+        rtol: As for `tensorcap.compare`.
+        atol: As for `tensorcap.compare`.
+        only: Globs; compare only keys that fit one of them.
+        exclude: Globs; leave out keys that fit one of them.
+        keep: Where to put the archive of a target that was run; if None it is kept, in a temporary folder,
+            only when the assertion fails.
+        **options: Further ones of `tensorcap.compare`, such as `thresholds` or `baseline`.
+
+    Returns:
+        The comparison, if it is green.
+
+    Raises:
+        AssertionError: It is not; the text names the first divergence, the counts and how to look further.
+        TensorcapError: The archives cannot be read or the target cannot be run.
+    """
+    judged = {"rtol": rtol, "atol": atol, "only": only, "exclude": exclude, **options}
+    if isinstance(target, str | os.PathLike):
+        return _checked(compare(reference, target, **judged), judged)
+    folder = Path(tempfile.mkdtemp(prefix="tensorcap-"))
+    path = Path(keep) if keep is not None else folder / "target.h5"
+    is_kept = keep is not None
+    try:
+        with open_archive(reference) as trusted:
+            _capture(trusted, target, inputs, path)
+            comparison = compare(trusted, path, **judged)
+        is_kept = is_kept or comparison.exit_status != 0
+        return _checked(comparison, judged)
+    finally:
+        if not is_kept or keep is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _capture(reference: Archive, target: Any, inputs: Any, path: Path) -> None:
+    """Run a target under capture, with the points of the reference."""
+    from tensorcap.capturing import capture_workload
+
+    scope = reference.run.get("scope")
+    scope = scope if isinstance(scope, Mapping) else {}
+    capture_workload(
+        _workload(reference, target, inputs),
+        path,
+        include=tuple(scope.get("include", ())),
+        exclude=tuple(scope.get("exclude", ())),
+        inputs=bool(scope.get("inputs", True)),
+    )
+
+
+def _workload(reference: Archive, target: Any, inputs: Any) -> Workload:
+    from tensorcap.adapters import adapter_for
+    from tensorcap.workload import Workload, archived_inputs
+    from tensorcap_formats.errors import UsageError
+
+    if not isinstance(target, Workload):
+        try:
+            adapter_for(target)
+        except UsageError:
+            if not callable(target):
+                raise
+            return _workload(reference, target(), inputs)
+        target = Workload(target, {} if inputs is None else inputs)
+        stored = archived_inputs(reference) if inputs is None else None
+        prepared: Workload = adapter_for(target.model).prepare(target, inputs=stored)
+        return prepared
+    return target if inputs is None else replace(target, inputs=inputs)
+
+
+def _checked(comparison: Comparison, judged: Mapping[str, Any]) -> Comparison:
+    if comparison.exit_status != 0:
+        raise AssertionError(failure_text(comparison, judged))
+    return comparison
+
+
+def failure_text(comparison: Comparison, judged: Mapping[str, Any]) -> str:
+    """Say why a comparison is not green, in few lines.
+
+    Args:
+        comparison: One that is not.
+        judged: The options that it was made with, for the command to look further.
+    """
+    lines = [f"{comparison.target.path} does not match {comparison.reference.path}", *comparison.warnings]
+    found = comparison.divergence
+    if found is not None:
+        lines.append(f"first divergence: {found.pair.key} ({found.pair.status})")
+        if found.is_run_input:
+            lines.append(f"  {found.explanation}")
+        else:
+            lines.append(f"  module {found.module}" + (f" ({found.class_name})" if found.class_name else ""))
+        lines += [f"  {line}" for line in _details(found.pair)]
+    for pair in worst(comparison.pairs, _WORST):
+        if found is None or pair.key != found.pair.key:
+            lines.append(f"worst: {pair.key} ({pair.status})")
+            lines += [f"  {line}" for line in _details(pair)[:2]]
+    counts = ", ".join(f"{count} {status}" for status, count in comparison.counts.items())
+    lines.append(
+        f"{comparison.compared} of {comparison.records} reference tensors compared: {counts or 'none'}"
+    )
+    if not comparison.compared:
+        lines.append("nothing was compared")
+    lines.append(f"look further: {_command(comparison, judged)}")
+    return "\n".join(lines)
+
+
+def _details(pair: Pair) -> list[str]:
+    lines = [pair.reason] if pair.reason else []
+    lines += [finding.text for finding in pair.findings]
+    d = pair.difference
+    return lines + ([_difference(d)] if d is not None else [])
+
+
+def _difference(d: Difference) -> str:
+    if d.mask_mismatches and d.mask_index is not None:
+        return f"not finite alike in {d.mask_mismatches} elements, first at {list(d.mask_index)}"
+    if d.max_abs is None or d.max_abs_index is None:
+        return "no error was measured"
+    relative = math.nan if d.relative_frobenius is None else d.relative_frobenius
+    return (
+        f"max abs {d.max_abs:.4g} at {list(d.max_abs_index)} (reference {d.max_abs_reference:.7g}, target "
+        f"{d.max_abs_target:.7g}), relative Frobenius {relative:.3g}, {d.unequal} of {d.elements} unequal"
+    )
+
+
+def _command(comparison: Comparison, judged: Mapping[str, Any]) -> str:
+    words = ["tcap", "compare", str(comparison.reference.path), str(comparison.target.path)]
+    for name, value in judged.items():
+        option = f"--{name.replace('_', '-')}"
+        if isinstance(value, Collection) and not isinstance(value, str):
+            words += [word for item in value for word in (option, str(item))]
+        elif value is not None and not isinstance(value, Archive):
+            words += [option, str(value)]
+    return shlex.join(words)

@@ -1,0 +1,363 @@
+"""What `tcap compare` writes for later and for others: saved results, JSON, JUnit, CSV; and its extras."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import subprocess
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from tensorcap_formats.dtypes import Array
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = json.loads((ROOT / "specs/result.schema.json").read_text())
+RUN = {
+    "model": {"class": "zoo.Model", "config": {"vocab_size": 6, "rms_norm_eps": 1e-6}},
+    "modules": [{"path": "", "class": "zoo.Model"}, {"path": "mlp", "class": "zoo.MLP"}],
+    "dtype": "float32",
+    "compute_dtype": "float32",
+}
+
+
+def tensors(scale: float = 1.0) -> dict[str, Array]:
+    values = np.linspace(-2, 2, 24, dtype=np.float32).reshape(4, 6)
+    return {
+        "0/@root/input.ids": np.arange(4),
+        "0/mlp/input.x": values,
+        "0/mlp/output": values * np.float32(scale),
+        "0/gate/output": np.array([[0, 1], [2, 3]]),
+        "0/masked/output": np.array([1, 2, 3], np.float32),
+        "0/phase/output": np.array([1 + 2j, 3], np.complex64),
+        "0/gone/output": np.ones(2),
+        "0/turned/output": np.ones((2, 3)),
+        "0/@root/output.logits": values * np.float32(2 * scale),
+    }
+
+
+@pytest.fixture
+def pair(write: Callable[..., Path]) -> None:
+    """ref.h5 and a tgt.h5 that differs in every way."""
+    write("ref.h5", tensors(), run=RUN, values={"0/mlp/input.causal": True})
+    target = tensors(1.01)
+    del target["0/gone/output"]
+    target["0/gate/output"] = np.array([[1, 0], [2, 5]])
+    target["0/masked/output"] = np.array([1, math.nan, 3], np.float32)
+    target["0/phase/output"] = np.array([1 + 2j, 3.5 - 1j], np.complex64)
+    target["0/turned/output"] = np.ones((3, 2))
+    target["0/extra/output"] = np.ones(1)
+    config = {"vocab_size": 6, "rms_norm_eps": 1e-5}
+    write("tgt.h5", target, run={**RUN, "model": {"class": "zoo.Model", "config": config}})
+
+
+def validate(found: Mapping[str, Any]) -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    jsonschema.Draft202012Validator(SCHEMA).validate(found)
+
+
+@pytest.mark.spec("RES-1")
+@pytest.mark.spec("RES-2")
+@pytest.mark.usefixtures("pair")
+def test_json_is_as_the_schema_says(tcap_json: Callable[..., Any]) -> None:
+    found = tcap_json("compare", "ref.h5", "tgt.h5", status=1)
+    validate(found)
+    assert list(found)[-1] == "pairs"
+    by_key = {entry["key"]: entry for entry in found["pairs"]}
+    assert {key: entry["status"] for key, entry in by_key.items()} == {
+        "0/@root/input.ids": "identical",
+        "0/mlp/input.x": "identical",
+        "0/mlp/output": "diverged",
+        "0/gate/output": "suspect",
+        "0/masked/output": "nonfinite",
+        "0/phase/output": "diverged",
+        "0/gone/output": "missing-in-target",
+        "0/turned/output": "shape-mismatch",
+        "0/@root/output.logits": "diverged",
+        "0/extra/output": "missing-in-reference",
+    }
+    assert by_key["0/mlp/output"]["class"] == "zoo.MLP"
+    assert by_key["0/mlp/output"]["location"]["axes"][0]["size"] == 4
+    assert by_key["0/masked/output"]["location"]["of"] == "mask mismatches"
+    assert by_key["0/gate/output"]["routing"]["share"] == 0.5
+    assert by_key["0/@root/output.logits"]["logits"]["vocabulary"] == 6
+    assert [item["name"] for item in found["preflight"]["items"]] == ["rms_norm_eps"]
+    assert found["preflight"]["items"][0]["explains"] is True
+
+
+@pytest.mark.spec("RES-1")
+@pytest.mark.parametrize("keep", [["pairs"], ["version"], ["pairs", 2, "difference", "needed_rtol"]])
+def test_the_schema_sees_what_is_missing(tcap_json: Callable[..., Any], pair: None, keep: list[Any]) -> None:
+    found = tcap_json("compare", "ref.h5", "tgt.h5", status=1)
+    part = found
+    for step in keep[:-1]:
+        part = part[step]
+    del part[keep[-1]]
+    with pytest.raises(jsonschema.ValidationError):
+        validate(found)
+
+
+@pytest.mark.spec("RES-3")
+@pytest.mark.spec("RES-10")
+@pytest.mark.usefixtures("pair")
+def test_a_saved_result_reads_back_as_it_was(
+    tcap: Callable[..., Any], tcap_json: Callable[..., Any], folder: Path
+) -> None:
+    direct = tcap(
+        "compare", "ref.h5", "tgt.h5", "--where", "--by-module", "--save", "r.json", status=1
+    ).stdout
+    for archive in ("ref.h5", "tgt.h5"):
+        (folder / archive).unlink()
+    assert tcap("compare", "--from", "r.json", "--by-module", status=1).stdout == direct
+    again = tcap_json("compare", "--from", "r.json", status=1)
+    assert again == json.loads((folder / "r.json").read_text())
+    validate(again)
+
+
+@pytest.mark.spec("RES-11")
+@pytest.mark.spec("RES-12")
+def test_a_saved_result_is_judged_by_other_tolerances(
+    tcap: Callable[..., Any], write: Callable[..., Path]
+) -> None:
+    write("ref.h5", {"0/a/output": np.array([1.0, 2.0, 4.0])})
+    write("tgt.h5", {"0/a/output": np.array([1.5, 2.0, 4.25])})
+    tcap("compare", "ref.h5", "tgt.h5", "--save", "r.json", status=1)
+    assert "1 match\nNo divergence." in tcap("compare", "--from", "r.json", "--atol", "0.5").stdout
+    assert "1 match\nNo divergence." in tcap("compare", "--from", "r.json", "--rtol", "0.51").stdout
+    output = tcap("compare", "--from", "r.json", "--atol", "0.3", status=1).stdout
+    assert "FIRST DIVERGENCE  0/a/output  (diverged)" in output
+    assert "  1 to 2 of 3 elements are outside rtol 0, atol 0.3\n" in output
+    output = tcap("compare", "--from", "r.json", "--rtol", "0.2", "--atol", "0.45", status=1).stdout
+    assert "FIRST DIVERGENCE  0/a/output  (unjudged)\n" in output
+    assert "whether rtol 0.2, atol 0.45 passes cannot be told without the tensors" in output
+
+
+@pytest.mark.spec("RES-11")
+@pytest.mark.spec("RES-14")
+def test_a_saved_result_is_judged_by_a_file_of_thresholds(
+    tcap: Callable[..., Any], pair: None, folder: Path
+) -> None:
+    tcap("compare", "ref.h5", "tgt.h5", "--save", "r.json", status=1)
+    (folder / "t.toml").write_text(
+        '[[threshold]]\nmatch = "mlp"\nmetric = "relative_frobenius"\nlimit = 0.02\n'
+    )
+    output = tcap("compare", "--from", "r.json", "--thresholds", "t.toml", status=1).stdout
+    rows = {line.split()[-3]: line.split()[0] for line in output.splitlines() if line.startswith("match")}
+    assert list(rows.values()) == ["match"]
+    (folder / "t.toml").write_text('[[threshold]]\nmatch = "mpl"\natol = 1\n')
+    assert (
+        "matches no key of 10"
+        in tcap("compare", "--from", "r.json", "--thresholds", "t.toml", status=2).stderr
+    )
+
+
+@pytest.mark.spec("RES-14")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param(["ref.h5", "--from", "r.json"], "expected no archives beside it", id="archives"),
+        pytest.param(["--from", "r.json", "--only", "x"], "--only needs the tensors", id="only"),
+        pytest.param(["--from", "r.json", "--where"], "--where needs the tensors", id="where"),
+        pytest.param(["ref.h5"], "expected REF and TGT, or --from FILE", id="one"),
+        pytest.param(["a", "b", "--metric", "cosin"], "Did you mean cosine?", id="metric"),
+    ],
+)
+def test_wrong_usage_is_said(
+    tcap: Callable[..., Any], folder: Path, arguments: list[str], message: str
+) -> None:
+    assert message in tcap("compare", *arguments, status=2).stderr
+
+
+@pytest.mark.spec("RES-4")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param(None, "r.json: cannot be read: No such file", id="absent"),
+        pytest.param("{", "r.json: is no JSON, expected a saved comparison (RES-1)", id="no-json"),
+        pytest.param("[" * 100_000, "r.json: is no JSON", id="deep"),
+        pytest.param("[]", "r.json: is no saved comparison (RES-1)", id="list"),
+        pytest.param(
+            '{"format":"tensorcap-comparison","version":2}', "has version 2, expected at most 1", id="newer"
+        ),
+        pytest.param(
+            '{"format":"tensorcap-comparison","version":1}', "contradicts the schema of a saved", id="empty"
+        ),
+    ],
+)
+def test_what_is_no_result_is_refused(
+    tcap: Callable[..., Any], folder: Path, text: str | None, message: str
+) -> None:
+    if text is not None:
+        (folder / "r.json").write_text(text)
+    assert message in tcap("compare", "--from", "r.json", status=3).stderr
+
+
+@pytest.mark.spec("RES-4")
+@pytest.mark.usefixtures("pair")
+def test_members_that_are_not_known_are_ignored(tcap: Callable[..., Any], folder: Path) -> None:
+    tcap("compare", "ref.h5", "tgt.h5", "--save", "r.json", status=1)
+    found = json.loads((folder / "r.json").read_text())
+    found["later"] = found["pairs"][2]["later"] = found["pairs"][2]["difference"]["later"] = 1
+    (folder / "r.json").write_text(json.dumps(found))
+    tcap("compare", "--from", "r.json", status=1)
+    found["pairs"][2]["difference"]["max_abs"] = "much"
+    (folder / "r.json").write_text(json.dumps(found))
+    tcap("compare", "--from", "r.json", status=3)
+
+
+@pytest.mark.spec("RES-5")
+@pytest.mark.usefixtures("pair")
+@pytest.mark.parametrize("option", ["--save", "--junit", "--csv"])
+def test_a_file_that_cannot_be_written_is_status_1(
+    tcap: Callable[..., Any], folder: Path, option: str
+) -> None:
+    assert (
+        "no/r: cannot be written: No such file"
+        in tcap("compare", "ref.h5", "tgt.h5", option, "no/r", status=1).stderr
+    )
+    (folder / "r").mkdir()
+    assert "r: cannot be written" in tcap("compare", "ref.h5", "tgt.h5", option, "r", status=1).stderr
+    assert not list(folder.glob("*.partial"))
+
+
+@pytest.mark.spec("RES-20")
+@pytest.mark.usefixtures("pair")
+def test_junit_has_a_case_for_each_pair(tcap: Callable[..., Any], folder: Path) -> None:
+    tcap("compare", "ref.h5", "tgt.h5", "--exclude", "phase", "--junit", "r.xml", status=1)
+    suite = ElementTree.parse(folder / "r.xml").getroot()[0]
+    assert [suite.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["10", "6", "0", "2"]
+    outcomes = {case.get("name"): [child.tag for child in case] for case in suite}
+    assert outcomes["0/mlp/input.x"] == []
+    assert outcomes["0/mlp/output"] == ["failure"]
+    assert outcomes["0/extra/output"] == outcomes["0/phase/output"] == ["skipped"]
+    (case,) = [case for case in suite if case.get("name") == "0/mlp/output"]
+    assert (case.get("classname"), case[0].get("message")) == ("zoo.MLP", "diverged")
+    assert "would pass with rtol" in (case[0].text or "")
+
+
+@pytest.mark.spec("RES-20")
+def test_junit_fails_where_nothing_was_compared(
+    tcap: Callable[..., Any], write: Callable[..., Path], folder: Path
+) -> None:
+    write("ref.h5", {"0/a/output": np.ones(1)})
+    write("tgt.h5", {"0/b/output": np.ones(1)})
+    tcap("compare", "ref.h5", "tgt.h5", "--junit", "r.xml", status=1)
+    cases = list(ElementTree.parse(folder / "r.xml").getroot()[0])
+    assert [case[0].get("message") for case in cases if case[0].tag == "failure"] == [
+        "missing-in-target",
+        "nothing was compared",
+    ]
+
+
+@pytest.mark.spec("RES-21")
+@pytest.mark.usefixtures("pair")
+def test_csv_has_a_line_for_each_pair(tcap: Callable[..., Any], folder: Path) -> None:
+    tcap("compare", "ref.h5", "tgt.h5", "--csv", "r.csv", status=1)
+    with open(folder / "r.csv", newline="") as file:
+        rows = {row["key"]: row for row in csv.DictReader(file)}
+    assert len(rows) == 10
+    row = rows["0/mlp/output"]
+    assert (row["class"], row["status"], row["is_required"], row["shape"]) == (
+        "zoo.MLP",
+        "diverged",
+        "1",
+        "4x6",
+    )
+    assert float(row["max_abs"]) == pytest.approx(0.02, rel=1e-3)
+    assert rows["0/phase/output"]["max_abs_reference"] == "3.0 0.0"
+    assert rows["0/gone/output"]["max_abs"] == rows["0/mlp/input.x"]["max_abs"] == ""
+    assert rows["0/masked/output"]["nonfinite_target"] == "nan=1 posinf=0 neginf=0"
+
+
+@pytest.mark.spec("RES-30")
+@pytest.mark.usefixtures("pair")
+def test_text_tells_what_explains_before_what_differs(tcap: Callable[..., Any]) -> None:
+    output = tcap("compare", "ref.h5", "tgt.h5", status=1).stdout
+    headings = [
+        "reference  ref.h5",
+        "BEFORE ANY TENSOR",
+        "  config rms_norm_eps: 1e-06 in the reference, 1e-05 in the target. Norms divide by another number.",
+        "FIRST DIVERGENCE  0/mlp/output  (diverged)",
+        "WORST",
+        "status ",
+        "LOGITS  0/@root/output.logits",
+        "ROUTING  0/gate/output",
+        "note: 1 arguments or results that are no tensors differ:",
+        "What this run cannot see:",
+        "7 of 9 reference tensors compared: ",
+    ]
+    places = [output.index(heading) for heading in headings]
+    assert places == sorted(places)
+
+
+@pytest.mark.spec("RES-31")
+@pytest.mark.usefixtures("pair")
+def test_the_smallest_tolerances_that_are_shown_do_pass(tcap: Callable[..., Any]) -> None:
+    output = tcap("compare", "ref.h5", "tgt.h5", "--only", "0/mlp/*", status=1).stdout
+    (line,) = [line for line in output.splitlines() if line.startswith("  would pass with")]
+    words = line.replace(",", "").split()
+    rtol, atol = words[words.index("rtol") + 1], words[words.index("atol") + 1]
+    tcap("compare", "ref.h5", "tgt.h5", "--only", "0/mlp/*", "--rtol", rtol)
+    tcap("compare", "ref.h5", "tgt.h5", "--only", "0/mlp/*", "--atol", atol)
+    tcap("compare", "ref.h5", "tgt.h5", "--only", "0/mlp/*", "--atol", str(float(atol) * 0.99), status=1)
+    tcap("compare", "ref.h5", "tgt.h5", "--only", "0/mlp/*", "--rtol", str(float(rtol) * 0.99), status=1)
+
+
+@pytest.mark.usefixtures("pair")
+def test_errors_are_summed_up_by_class_of_module(tcap: Callable[..., Any]) -> None:
+    output = tcap("compare", "ref.h5", "tgt.h5", "--by-module", status=1).stdout
+    rows = [" ".join(line.split()) for line in output.splitlines()]
+    assert "module pairs min median max statuses worst" in rows
+    assert "MLP 2 0 0.005 0.01 1 identical, 1 diverged 0/mlp/output" in rows
+
+
+@pytest.mark.usefixtures("pair")
+def test_metrics_that_are_asked_for_are_columns(tcap: Callable[..., Any]) -> None:
+    output = tcap("compare", "ref.h5", "tgt.h5", "--metric", "kl", "--metric", "max_ulp", status=1).stdout
+    rows = [line.split() for line in output.splitlines()]
+    assert ["status", "kl", "max_ulp", "key", "where"] in rows
+    (row,) = [row for row in rows if row[:1] == ["diverged"] and "0/mlp/output" in row]
+    assert 0 < float(row[1]) < 0.01
+
+
+@pytest.mark.spec("RES-32")
+@pytest.mark.usefixtures("pair")
+def test_preflight_is_a_command_of_its_own(
+    tcap: Callable[..., Any],
+    tcap_json: Callable[..., Any],
+    shell: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    output = tcap("preflight", "ref.h5", "tgt.h5", "--repeat", "ref.h5", status=1).stdout
+    assert "BEFORE ANY TENSOR" in output
+    assert "\nequal        inputs, repeat, " in output
+    assert "\nnot checked  attention: not both runs say how attention is computed\n" in output
+    found = tcap_json("preflight", "ref.h5", "tgt.h5", status=1)
+    assert (found["format"], found["exit_status"], len(found["items"])) == ("tensorcap-preflight", 1, 1)
+    assert "Nothing explains a divergence." in tcap("preflight", "ref.h5", "ref.h5").stdout
+    piped = shell("tcap preflight ref.h5 tgt.h5 | cat").stdout
+    assert "\x1b" not in piped
+
+
+@pytest.mark.spec("PRE-9")
+@pytest.mark.usefixtures("folder")
+def test_preflight_does_not_change_the_outcome(tcap: Callable[..., Any], write: Callable[..., Path]) -> None:
+    for name, eps in (("ref.h5", 1e-6), ("tgt.h5", 1e-5)):
+        write(name, {"0/a/output": np.ones(2)}, run={"model": {"config": {"rms_norm_eps": eps}}})
+    assert "BEFORE ANY TENSOR" in tcap("compare", "ref.h5", "tgt.h5").stdout
+    tcap("preflight", "ref.h5", "tgt.h5", status=1)
+
+
+def test_a_target_of_other_names_is_no_pass(tcap: Callable[..., Any], write: Callable[..., Path]) -> None:
+    one = np.ones(2)  # case 66
+    write("ref.h5", {f"0/{site}/output": one for site in "abc"})
+    write("none.h5", {f"0/{site}/output": one for site in ("model.a", "x", "y")})
+    write("some.h5", {f"0/{site}/output": one for site in ("a", "x", "y")})
+    assert "0 of 3 reference tensors compared" in tcap("compare", "ref.h5", "none.h5", status=1).stdout
+    output = tcap("compare", "ref.h5", "some.h5", status=1).stdout
+    assert "1 of 3 reference tensors compared: 1 identical, 2 missing-in-target" in output
