@@ -2,9 +2,9 @@
 
 from tensorcap.capturing import Capture, capture
 from tensorcap.comparison import Comparison, compare, compare_records
-from tensorcap.metrics import Difference
-from tensorcap.pairing import Pair
+from tensorcap.metrics.difference import Difference
 from tensorcap.summary import Summary
+from tensorcap.verdicts.pairing import Pair
 from tensorcap.workload import Workload
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import Key

@@ -10,17 +10,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tensorcap.account import Account
-from tensorcap.baseline import RELATIVE_EPSILON, with_ratios
-from tensorcap.calibration import Calibration
-from tensorcap.caveats import caveats, caveats_of_pairs, error_of
-from tensorcap.divergence import Divergence, first_divergence
-from tensorcap.judging import PolicyJudge, judge, settle
-from tensorcap.measuring import measure_pairs
-from tensorcap.metrics import Difference, Tolerance
-from tensorcap.pairing import STATUSES, Pair, Selection, Status, pair_records
-from tensorcap.policy import POLICY, Policy, Precision
-from tensorcap.thresholds import Given, Thresholds
+from tensorcap.metrics.difference import Difference, Tolerance
+from tensorcap.metrics.measuring import measure_pairs
+from tensorcap.verdicts.account import Account
+from tensorcap.verdicts.baseline import RELATIVE_EPSILON, with_ratios
+from tensorcap.verdicts.calibration import Calibration
+from tensorcap.verdicts.caveats import caveats, caveats_of_pairs, error_of
+from tensorcap.verdicts.divergence import Divergence, first_divergence
+from tensorcap.verdicts.judging import PolicyJudge, judge, settle
+from tensorcap.verdicts.pairing import STATUSES, Pair, Selection, Status, pair_records
+from tensorcap.verdicts.policy import POLICY, Policy, Precision
+from tensorcap.verdicts.thresholds import Given, Thresholds
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import Key

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tensorcap.comparison import Comparison, compare
-from tensorcap.metrics import Difference
-from tensorcap.pairing import Pair
-from tensorcap.ranking import worst
+from tensorcap.metrics.difference import Difference
+from tensorcap.reports.ranking import worst
+from tensorcap.verdicts.pairing import Pair
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.opening import open_archive
 

@@ -38,7 +38,10 @@ def test_clauses_and_tests_name_each_other() -> None:
 
 def test_clauses_that_messages_name_exist() -> None:
     written = ids(r"(?m)^- \*\*([A-Z]+-\d+)\*\* ", "specs/*.md")
-    assert ids(r"\b((?:ARC|NAM|CMP|MET)-\d+)\b", "formats/**/*.py", "tensorcap/**/*.py", "cli/**/*.py") <= written
+    assert (
+        ids(r"\b((?:ARC|NAM|CMP|MET)-\d+)\b", "formats/**/*.py", "tensorcap/**/*.py", "cli/**/*.py")
+        <= written
+    )
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from tensorcap_cli.output import print_json_pieces, progress, split_key
 
 if TYPE_CHECKING:
     from tensorcap.comparison import Comparison
-    from tensorcap.examination import Examination
+    from tensorcap.reports.examination import Examination
 
 _ON_ARCHIVES = ("only", "exclude", "require", "baseline", "thresholds", "calibration", "repeat")
 
@@ -106,7 +106,7 @@ def command(
         comparison, examination = _compared(reference, target, metrics, whole, options)
     _write(comparison, examination, save, junit, csv)
     if as_json:
-        from tensorcap.reporting import json_pieces
+        from tensorcap.reports.reporting import json_pieces
 
         print_json_pieces(json_pieces(comparison, examination))
     else:
@@ -122,7 +122,7 @@ def _compared(
     reference: str, target: str, metrics: tuple[str, ...], whole: bool, options: dict[str, Any]
 ) -> tuple[Comparison, Examination]:
     from tensorcap.comparison import compare, compare_records
-    from tensorcap.examination import examine
+    from tensorcap.reports.examination import examine
     from tensorcap_cli.rows_text import LOGIT_COLUMNS, ROUTING_COLUMNS
     from tensorcap_formats.opening import open_archive
 
@@ -158,8 +158,8 @@ def _compared(
 
 
 def _saved(path: str, options: dict[str, Any]) -> tuple[Comparison, Examination]:
-    from tensorcap.results import judge_again, load_result
-    from tensorcap.thresholds import Thresholds
+    from tensorcap.reports.results import judge_again, load_result
+    from tensorcap.verdicts.thresholds import Thresholds
 
     for name, value in options.items():
         if value and name not in ("rtol", "atol", "thresholds"):
@@ -174,14 +174,14 @@ def _write(
     comparison: Comparison, examination: Examination, save: str | None, junit: str | None, csv: str | None
 ) -> None:
     if save is not None:
-        from tensorcap.results import save_result
+        from tensorcap.reports.results import save_result
 
         save_result(save, comparison, examination)
     if junit is not None:
-        from tensorcap.exports import write_junit
+        from tensorcap.reports.exports import write_junit
 
         write_junit(junit, comparison, examination)
     if csv is not None:
-        from tensorcap.exports import write_csv
+        from tensorcap.reports.exports import write_csv
 
         write_csv(csv, comparison, examination)

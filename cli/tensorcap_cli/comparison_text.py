@@ -14,8 +14,8 @@ from tensorcap_cli.rows_text import print_modules, print_pairs
 
 if TYPE_CHECKING:
     from tensorcap.comparison import Comparison, Side
-    from tensorcap.examination import Examination
-    from tensorcap.pairing import Pair
+    from tensorcap.reports.examination import Examination
+    from tensorcap.verdicts.pairing import Pair
 
 _WORST: Final = 3
 
@@ -111,7 +111,7 @@ def _print_divergence(comparison: Comparison, examination: Examination) -> None:
 
 
 def _print_worst(comparison: Comparison, examination: Examination) -> None:
-    from tensorcap.ranking import worst
+    from tensorcap.reports.ranking import worst
 
     if not comparison.is_of_archives:
         return

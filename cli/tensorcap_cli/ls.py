@@ -144,7 +144,7 @@ def _cells(record: Record, statistics: Statistics | None) -> tuple[str, ...]:
 
 
 def _as_json(archive: Archive, rows: list[tuple[Record, Statistics | None]]) -> dict[str, Any]:
-    from tensorcap.reporting import json_value
+    from tensorcap.reports.reporting import json_value
 
     return {
         "path": str(archive.path),

@@ -12,12 +12,12 @@ from tensorcap_cli.output import cosine_text, number_text, one_line, percent_tex
 
 if TYPE_CHECKING:
     from tensorcap.comparison import Comparison
-    from tensorcap.examination import Examination
-    from tensorcap.location import Location
-    from tensorcap.logits import LogitDifference
-    from tensorcap.metrics import Difference
-    from tensorcap.pairing import Pair
-    from tensorcap.routing import RoutingDifference
+    from tensorcap.metrics.difference import Difference
+    from tensorcap.metrics.location import Location
+    from tensorcap.metrics.logits import LogitDifference
+    from tensorcap.metrics.routing import RoutingDifference
+    from tensorcap.reports.examination import Examination
+    from tensorcap.verdicts.pairing import Pair
 
 _FEW: Final = 5
 _EVEN: Final = 2.0  # times what an index would hold if all held the same: below, none stands out
@@ -81,7 +81,7 @@ def print_location(location: Location, indent: str = "  ") -> None:
 
 def print_extras(comparison: Comparison, examination: Examination) -> None:
     """Print the pairs that are logits or choices of experts."""
-    from tensorcap.logits import are_logits
+    from tensorcap.metrics.logits import are_logits
 
     is_named = not comparison.is_of_archives
     keys = {p.key for p in comparison.pairs if p.reference and (is_named or are_logits(p.reference.key))}

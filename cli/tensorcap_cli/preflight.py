@@ -33,7 +33,7 @@ def command(reference: str, target: str, *, repeat: str | None, as_json: bool) -
     Exit status: 0 nothing that explains a divergence; 1 there is something; 2 wrong usage; 3 an archive
     cannot be read.
     """
-    from tensorcap.preflight import preflight
+    from tensorcap.preflight.checklist import preflight
     from tensorcap_formats.opening import open_archive
 
     with (
@@ -43,7 +43,7 @@ def command(reference: str, target: str, *, repeat: str | None, as_json: bool) -
     ):
         found = preflight(trusted, tested, repeat=again)
     if as_json:
-        from tensorcap.reporting import json_value
+        from tensorcap.reports.reporting import json_value
 
         print_json(
             {

@@ -9,8 +9,8 @@ import click
 from tensorcap_cli.output import class_text, cut, one_line
 
 if TYPE_CHECKING:
-    from tensorcap.preflight import Preflight
-    from tensorcap.preflight_item import Item
+    from tensorcap.preflight.checklist import Preflight
+    from tensorcap.preflight.item import Item
 
 _ITEMS: Final = 10
 _MINOR: Final = 4

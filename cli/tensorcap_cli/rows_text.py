@@ -23,9 +23,9 @@ from tensorcap_cli.output import (
 
 if TYPE_CHECKING:
     from tensorcap.comparison import Comparison
-    from tensorcap.examination import Examination
-    from tensorcap.logits import LogitDifference
-    from tensorcap.pairing import Pair
+    from tensorcap.metrics.logits import LogitDifference
+    from tensorcap.reports.examination import Examination
+    from tensorcap.verdicts.pairing import Pair
 
 _ROWS: Final = 20
 _NARROW: Final = 130  # columns: below, a terminal gets fewer measures
@@ -65,7 +65,7 @@ def print_pairs(
         show_all: Rows for all pairs.
         metrics: Columns in place of the usual ones.
     """
-    from tensorcap.ranking import by_error
+    from tensorcap.reports.ranking import by_error
 
     shown = [pair for pair in comparison.pairs if show_all or _is_worth_a_row(pair)]
     if order == "error":
@@ -100,7 +100,7 @@ def _colors(
     pair: Pair, examination: Examination, columns: Sequence[str], comparison: Comparison, count: int
 ) -> list[str | None]:
     """Status and key by the status; each metric by itself, which is no verdict."""
-    from tensorcap.shades import shade
+    from tensorcap.reports.shades import shade
 
     of_status = _COLORS.get(pair.status, "red")
     precision = comparison.account.precision if comparison.account else ""
@@ -175,7 +175,7 @@ def _where(pair: Pair) -> str:
 
 def print_modules(comparison: Comparison, examination: Examination) -> None:
     """Print the spread of the error by class of module."""
-    from tensorcap.ranking import by_module
+    from tensorcap.reports.ranking import by_module
 
     groups = by_module(comparison.pairs, examination.classes)
     rows = [
@@ -214,7 +214,7 @@ def check_metrics(names: Sequence[str]) -> None:
 
 def metric_names() -> list[str]:
     """What `--metric` takes."""
-    from tensorcap.metrics import Difference
+    from tensorcap.metrics.difference import Difference
 
     known = [name for name, kind in Difference.__annotations__.items() if _is_number(str(kind))]
     return [*known, "r", *LOGIT_COLUMNS, *ROUTING_COLUMNS]

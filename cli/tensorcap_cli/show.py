@@ -152,7 +152,7 @@ def _write(archive: Archive, record: Record, path: str, window: Any, force: bool
 
 
 def _as_json(archive: Archive, record: Record, index: str | None, values: Any) -> dict[str, Any]:
-    from tensorcap.reporting import json_value
+    from tensorcap.reports.reporting import json_value
 
     found = {
         "path": str(archive.path),

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.baseline import Ratio, label_of
 from tensorcap.comparison import compare
+from tensorcap.verdicts.baseline import Ratio, label_of
 
 MakeArchive = Callable[..., Any]
 X = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.calibrating import calibrate, write_calibration
-from tensorcap.calibration import Calibration
 from tensorcap.comparison import compare
+from tensorcap.verdicts.calibrating import calibrate, write_calibration
+from tensorcap.verdicts.calibration import Calibration
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.errors import UsageError

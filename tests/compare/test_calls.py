@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.calls import Calls
 from tensorcap.comparison import compare
+from tensorcap.verdicts.calls import Calls
 from tensorcap_formats.dtypes import Array
 
 MakeArchive = Callable[..., Any]

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from tensorcap.comparison import Comparison, compare, compare_records
-from tensorcap.divergence import first_divergence
-from tensorcap.pairing import Finding, Pair
-from tensorcap.reporting import comparison_json
+from tensorcap.reports.reporting import comparison_json
+from tensorcap.verdicts.divergence import first_divergence
+from tensorcap.verdicts.pairing import Finding, Pair
 from tensorcap_formats.dtypes import Array, dtype
 from tensorcap_formats.errors import TensorNotFoundError
 

@@ -13,7 +13,7 @@ from tensorcap_cli.main import main
 from tensorcap_formats.errors import TensorNotFoundError
 from tensorcap_formats.records import Record
 
-ONE = {"0/a/output": np.float32([1, 2])}
+ONE = {"0/a/output": np.array([1, 2], np.float32)}
 
 
 def run_with(*points: dict[str, Any]) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def test_what_the_reference_could_not_capture_is_not_green(make_archive: Any) ->
 @pytest.mark.spec("CMP-2")
 def test_digests_of_an_edited_archive_prove_nothing(make_archive: Any) -> None:
     edited = make_archive(ONE, trusts_digests=False)
-    edited.bits[0] = np.float32([1, 99])
+    edited.bits[0] = np.array([1, 99], np.float32)
     found = compare(make_archive(ONE), edited, atol=0.5)
     assert (edited.reads > 0, found.pairs[0].status, found.exit_status) == (True, "diverged", 1)
 
@@ -56,9 +56,7 @@ def test_digests_of_an_edited_archive_prove_nothing(make_archive: Any) -> None:
 def test_a_number_that_a_module_returns_counts(
     make_archive: Any, key: str, target: object, atol: float | None, status: int
 ) -> None:
-    found = compare(
-        make_archive(ONE, values={key: 4.0}), make_archive(ONE, values={key: target}), atol=atol
-    )
+    found = compare(make_archive(ONE, values={key: 4.0}), make_archive(ONE, values={key: target}), atol=atol)
     assert found.exit_status == status
     assert len(found.value_differences) == (0 if target == 4.001 else 1)
 
@@ -74,7 +72,10 @@ def test_a_fill_value_is_not_taken_for_a_value(make_archive: Any) -> None:
 
 @pytest.mark.spec("CMP-18")
 def test_values_that_are_no_numbers_are_said(make_archive: Any) -> None:
-    holed = {"0/a/output": np.float32([np.nan, 1]), "0/b/output": np.float32([-np.inf, 1])}
+    holed = {
+        "0/a/output": np.array([np.nan, 1], np.float32),
+        "0/b/output": np.array([-np.inf, 1], np.float32),
+    }
     found = compare(make_archive(holed), make_archive(holed))
     assert list(found.warnings) == [
         "1 reference tensors that were compared hold NaN, the first 0/a/output.",
@@ -87,7 +88,9 @@ def test_values_that_are_no_numbers_are_said(make_archive: Any) -> None:
 
 @pytest.mark.spec("CMP-18")
 def test_what_is_no_tensor_and_what_did_not_return_is_said(make_archive: Any) -> None:
-    reference = make_archive(ONE, run=run_with({"site": "c", "status": "captured", "calls": 2, "unfinished": 1}))
+    reference = make_archive(
+        ONE, run=run_with({"site": "c", "status": "captured", "calls": 2, "unfinished": 1})
+    )
     target = make_archive(ONE, skipped={"names": "text"})
     assert list(compare(reference, target).warnings) == [
         "In the reference, calls of 1 modules did not return: c.",
@@ -97,13 +100,13 @@ def test_what_is_no_tensor_and_what_did_not_return_is_said(make_archive: Any) ->
 
 @pytest.mark.spec("CMP-10")
 def test_a_pattern_that_only_the_target_has_is_refused(make_archive: Any) -> None:
-    target = make_archive({**ONE, "1/a/output": np.float32([1])})
+    target = make_archive({**ONE, "1/a/output": np.array([1], np.float32)})
     with pytest.raises(TensorNotFoundError, match=r"no tensor '1/\*' among 1"):
         compare(make_archive(ONE), target, only=["a", "1/*"])
 
 
 def test_one_pattern_may_be_given_as_a_text(make_archive: Any) -> None:
-    two = {**ONE, "0/b/output": np.float32([1])}
+    two = {**ONE, "0/b/output": np.array([1], np.float32)}
     assert compare(make_archive(two), make_archive(two), only="b").compared == 1
 
 

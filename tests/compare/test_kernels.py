@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tensorcap.compiled_engine import CompiledEngine
-from tensorcap.metrics import Tolerance
-from tensorcap.numpy_engine import NumpyEngine
-from tensorcap.operands import Operands
-from tensorcap.totals import Totals
+from tensorcap.metrics.compiled_engine import CompiledEngine
+from tensorcap.metrics.difference import Tolerance
+from tensorcap.metrics.numpy_engine import NumpyEngine
+from tensorcap.metrics.operands import Operands
+from tensorcap.metrics.totals import Totals
 from tensorcap_formats.dtypes import Array, bits_of, dtype_of
 
 ENGINES: Final = (NumpyEngine, CompiledEngine)

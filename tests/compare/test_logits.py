@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from tensorcap.comparison import compare
-from tensorcap.examination import examine
-from tensorcap.logits import LogitDifference, agreement, are_logits, logit_metrics
-from tensorcap.routing import RoutingDifference, is_routing, routing_metrics
+from tensorcap.metrics.logits import LogitDifference, agreement, are_logits, logit_metrics
+from tensorcap.metrics.routing import RoutingDifference, is_routing, routing_metrics
+from tensorcap.reports.examination import examine
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import Key

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap import machine_code, measuring
-from tensorcap.measuring import measure, measure_pairs
-from tensorcap.metrics import Difference, Tolerance
+from tensorcap.metrics import machine_code, measuring
+from tensorcap.metrics.difference import Difference, Tolerance
+from tensorcap.metrics.measuring import measure, measure_pairs
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, dtype
 from tensorcap_formats.errors import UsageError
@@ -188,7 +188,7 @@ def test_a_little_work_does_not_load_compiled_code(tmp_path: Path) -> None:
     written(tmp_path / "a.h5", tensors(1, 1000)[0]).close()
     code = (
         "import sys\n"
-        "from tensorcap.measuring import measure\n"
+        "from tensorcap.metrics.measuring import measure\n"
         "from tensorcap_formats.opening import open_archive\n"
         f"a = open_archive({str(tmp_path / 'a.h5')!r})\n"
         "assert measure(a, a.records[0], a, a.records[0]).same_bits\n"

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.compiled_engine import CompiledEngine
-from tensorcap.error_bins import quantiles
-from tensorcap.metrics import Difference, Nonfinite, Tolerance
-from tensorcap.numpy_engine import UNIT as BLOCK
-from tensorcap.numpy_engine import NumpyEngine, exact_difference
-from tensorcap.operands import Operands
-from tensorcap.representable import FORMATS
+from tensorcap.metrics.compiled_engine import CompiledEngine
+from tensorcap.metrics.difference import Difference, Nonfinite, Tolerance
+from tensorcap.metrics.error_bins import quantiles
+from tensorcap.metrics.numpy_engine import UNIT as BLOCK
+from tensorcap.metrics.numpy_engine import NumpyEngine, exact_difference
+from tensorcap.metrics.operands import Operands
+from tensorcap.metrics.representable import FORMATS
 from tensorcap_formats.dtypes import DTYPES, Array, bits_of, decode, dtype, dtype_of
 
 NAN, INF = math.nan, math.inf

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.account import Account
 from tensorcap.comparison import Comparison, compare
-from tensorcap.pairing import Finding
-from tensorcap.policy import POLICY, UNITS
+from tensorcap.verdicts.account import Account
+from tensorcap.verdicts.pairing import Finding
+from tensorcap.verdicts.policy import POLICY, UNITS
 from tensorcap_formats.dtypes import DTYPES, Array, dtype
 from tensorcap_formats.errors import UsageError
 

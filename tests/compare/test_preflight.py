@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.preflight import Preflight, preflight
-from tensorcap.preflight_config import config_differences
-from tensorcap.preflight_item import Item
+from tensorcap.preflight.checklist import Preflight, preflight
+from tensorcap.preflight.configuration import config_differences
+from tensorcap.preflight.item import Item
 from tensorcap_formats.dtypes import Array
 
 MakeArchive = Callable[..., Any]

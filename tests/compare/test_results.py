@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from tensorcap.comparison import Comparison, compare, compare_records
-from tensorcap.decoding import decode_as
-from tensorcap.examination import examine
-from tensorcap.ranking import by_module, worst
-from tensorcap.results import Result, judge_again, load_result, save_result
-from tensorcap.shades import shade
-from tensorcap.thresholds import Thresholds
+from tensorcap.reports.decoding import decode_as
+from tensorcap.reports.examination import examine
+from tensorcap.reports.ranking import by_module, worst
+from tensorcap.reports.results import Result, judge_again, load_result, save_result
+from tensorcap.reports.shades import shade
+from tensorcap.verdicts.thresholds import Thresholds
 from tensorcap_formats.dtypes import Array
 
 MakeArchive = Callable[..., Any]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tensorcap.comparison import Comparison, compare
-from tensorcap.thresholds import METRICS, Thresholds, metric_named
+from tensorcap.verdicts.thresholds import METRICS, Thresholds, metric_named
 from tensorcap_formats.errors import ReadError, UsageError
 
 MakeArchive = Callable[..., Any]

@@ -1,0 +1,262 @@
+"""How far one set of logits lies from another, as distributions over the vocabulary; row by row.
+
+Definitions are normative in `specs/logits.md`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from tensorcap.metrics.location import value_blocks, values_shape
+from tensorcap.verdicts.policy import UNITS
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.dtypes import Array
+from tensorcap_formats.errors import UsageError
+from tensorcap_formats.keys import Key
+from tensorcap_formats.records import Record
+
+KS: Final = (1, 5, 10)
+_TIE: Final = 4.0
+_BLOCK: Final = 1 << 18  # values of either side at a time; a row of logits is seldom longer
+
+
+@dataclass(frozen=True, slots=True)
+class LogitDifference:
+    """Two tensors of logits compared, a row being one distribution. None stands for undefined.
+
+    Attributes:
+        rows: Distributions on each side.
+        undefined_rows: Those with a NaN or +inf on a side, or nothing but -inf; they count nowhere else.
+        vocabulary: Logits of a row that were looked at.
+        kl_mean: Mean over rows of KL(reference || target), in nats.
+        kl_max: The largest.
+        kl_max_row: Where it is, one number for each leading axis.
+        js_mean: Mean Jensen-Shannon divergence, in nats, at most ln 2.
+        js_max: The largest.
+        top1: Mean agreement of the first choice, 0 to 1.
+        top5: The same of the first five.
+        top10: The same of the first ten.
+        flips: Rows whose first choices differ.
+        ties: Those of them in which both sides hold both choices equal to within rounding.
+        first_flip_row: The first row whose flip is no tie.
+        flip_margin: The largest margin, in logits, by which the reference preferred its own choice in a flip.
+        rank_mean: Mean place of the reference's first choice in the target, 1 being the first.
+        rank_max: The worst.
+    """
+
+    rows: int
+    undefined_rows: int
+    vocabulary: int
+    kl_mean: float | None
+    kl_max: float | None
+    kl_max_row: tuple[int, ...] | None
+    js_mean: float | None
+    js_max: float | None
+    top1: float | None
+    top5: float | None
+    top10: float | None
+    flips: int
+    ties: int
+    first_flip_row: tuple[int, ...] | None
+    flip_margin: float | None
+    rank_mean: float | None
+    rank_max: int | None
+
+
+def are_logits(key: Key) -> bool:
+    """Whether a key says that its tensor holds logits.
+
+    Example:
+        >>> are_logits(Key("@root", "output.logits")), are_logits(Key("model.norm", "output"))
+        (True, False)
+    """
+    slot = key.slot or key.site
+    if slot.partition(".")[0] == "input":
+        return False
+    return "logits" in slot.split(".") or key.site.rpartition(".")[2] == "lm_head"
+
+
+def logit_metrics(
+    reference: Archive,
+    reference_record: Record,
+    target: Archive,
+    target_record: Record,
+    *,
+    vocabulary: int | None = None,
+    compute_dtype: str | None = None,
+) -> LogitDifference:
+    """Compare stored logits, the last axis being the vocabulary, in bounded memory.
+
+    Args:
+        reference: Holds the trusted logits.
+        reference_record: The trusted logits, at least one axis.
+        target: Holds the logits under test.
+        target_record: The logits under test, the same shape.
+        vocabulary: Logits of a row that count; the padding behind them is left out. All if None.
+        compute_dtype: Precision of the target's run, which says what a tie is; the record's if None.
+
+    Raises:
+        UsageError: The shapes differ, there is no axis, or the values are complex.
+        ReadError: One side cannot be read.
+    """
+    shape = values_shape(reference_record)
+    key = reference_record.key.text
+    if not shape or shape != values_shape(target_record):
+        raise UsageError(
+            f"{key}: shapes {list(shape)} and {list(values_shape(target_record))}, expected equal ones of "
+            "at least one axis"
+        )
+    if "complex" in (reference_record.dtype.kind, target_record.dtype.kind):
+        raise UsageError(f"{key}: is complex, expected real logits")
+    columns = shape[-1]
+    used = min(columns, vocabulary or columns)
+    precision = compute_dtype if compute_dtype and compute_dtype in UNITS else target_record.dtype.name
+    totals = _Totals(used, UNITS.get(precision, 0.0))
+    # A piece of a row is of no use here: one that is longer than a block is read whole
+    sides = value_blocks(
+        (reference, reference_record), (target, target_record), columns, max(_BLOCK, columns)
+    )
+    for _, ours, theirs in sides:
+        rows = zip(ours.reshape(-1, columns), theirs.reshape(-1, columns), strict=True)
+        for one, other in rows:
+            totals.add(one[:used].astype(np.float64), other[:used].astype(np.float64))
+    return totals.result(shape[:-1])
+
+
+@dataclass
+class _Totals:
+    vocabulary: int
+    rounding: float
+    rows: int = 0
+    undefined: int = 0
+    kl_sum: float = 0.0
+    kl_max: float = -1.0
+    kl_at: int = 0
+    js_sum: float = 0.0
+    js_max: float = 0.0
+    flips: int = 0
+    ties: int = 0
+    first_flip: int | None = None
+    margin: float = 0.0
+    rank_sum: int = 0
+    rank_max: int = 0
+    agreement: dict[int, float] = field(default_factory=lambda: dict.fromkeys(KS, 0.0))
+
+    def add(self, ours: Array, theirs: Array) -> None:
+        """Count one row in; the arrays may be written to."""
+        row = self.rows
+        self.rows += 1
+        tops = [float(side.max(initial=-math.inf)) for side in (ours, theirs)]
+        if not all(math.isfinite(top) for top in tops):  # a NaN is the maximum of its row
+            self.undefined += 1
+            return
+        self._add_choices(row, ours, theirs)
+        kl, js = _divergences(ours - tops[0], theirs - tops[1])
+        self.kl_sum += kl
+        self.js_sum += js
+        self.js_max = max(self.js_max, js)
+        if kl > self.kl_max:
+            self.kl_max, self.kl_at = kl, row
+
+    def _add_choices(self, row: int, ours: Array, theirs: Array) -> None:
+        for k in KS:
+            self.agreement[k] += agreement(ours, theirs, k)
+        i, j = int(ours.argmax()), int(theirs.argmax())
+        rank = 1 + int(np.count_nonzero(theirs > theirs[i]))
+        self.rank_sum += rank
+        self.rank_max = max(self.rank_max, rank)
+        if agreement(ours, theirs, 1):
+            return
+        self.flips += 1
+        gaps = float(ours[i] - ours[j]), float(theirs[j] - theirs[i])
+        self.margin = max(self.margin, gaps[0])
+        noise = self.rounding * max(abs(float(ours[i])), abs(float(theirs[j])))
+        if max(gaps) <= _TIE * noise:
+            self.ties += 1
+        elif self.first_flip is None:
+            self.first_flip = row
+
+    def result(self, leading: tuple[int, ...]) -> LogitDifference:
+        n = self.rows - self.undefined
+        return LogitDifference(
+            rows=self.rows,
+            undefined_rows=self.undefined,
+            vocabulary=self.vocabulary,
+            kl_mean=self.kl_sum / n if n else None,
+            kl_max=self.kl_max if n else None,
+            kl_max_row=_unravel(self.kl_at, leading) if n else None,
+            js_mean=self.js_sum / n if n else None,
+            js_max=self.js_max if n else None,
+            top1=self.agreement[1] / n if n else None,
+            top5=self.agreement[5] / n if n else None,
+            top10=self.agreement[10] / n if n else None,
+            flips=self.flips,
+            ties=self.ties,
+            first_flip_row=None if self.first_flip is None else _unravel(self.first_flip, leading),
+            flip_margin=self.margin if self.flips else None,
+            rank_mean=self.rank_sum / n if n else None,
+            rank_max=self.rank_max if n else None,
+        )
+
+
+def _divergences(ours: Array, theirs: Array) -> tuple[float, float]:
+    """KL(ours || theirs) and Jensen-Shannon of two rows whose maximum is 0, in nats (LOG-3, LOG-4)."""
+    p, q = np.exp(ours), np.exp(theirs)
+    p_sum, q_sum = float(p.sum()), float(q.sum())
+    p /= p_sum
+    q /= q_sum
+    ours -= math.log(p_sum)  # now log-probabilities
+    theirs -= math.log(q_sum)
+    held = p > 0
+    if (theirs[held] == -np.inf).any():
+        kl = math.inf
+    else:
+        kl = max(0.0, float(np.sum(p[held] * (ours[held] - theirs[held]))))
+    middle = p + q
+    middle *= 0.5
+    held = middle > 0
+    with np.errstate(divide="ignore"):
+        half = np.log(middle[held])
+    # log p is exact from the logits even where p itself is subnormal; 0 log 0 is 0
+    js = 0.5 * sum(_weighted(side[held], log[held], half) for side, log in ((p, ours), (q, theirs)))
+    return kl, min(max(0.0, js), math.log(2))
+
+
+def _weighted(p: Array, log_p: Array, log_m: Array) -> float:
+    held = p > 0
+    return float(np.sum(p[held] * (log_p[held] - log_m[held])))
+
+
+def agreement(ours: Array, theirs: Array, k: int) -> float:
+    """The part of the first `k` that both sides share; equal values at the boundary count in favour (LOG-6).
+
+    Example:
+        >>> agreement(np.array([3.0, 2.0, 1.0]), np.array([3.0, 1.0, 2.0]), 2)
+        0.5
+        >>> agreement(np.array([2.0, 2.0, 1.0]), np.array([1.0, 2.0, 0.0]), 1)
+        1.0
+    """
+    k = min(k, ours.size)
+    above, at, theirs_above, theirs_at = (*_first(ours, k), *_first(theirs, k))
+    both = np.count_nonzero
+    free = k - int(both(above)), k - int(both(theirs_above))
+    from_ties = (
+        min(free[0], int(both(at & theirs_above))),
+        min(free[1], int(both(above & theirs_at))),
+    )
+    shared = min(int(both(at & theirs_at)), free[0] - from_ties[0], free[1] - from_ties[1])
+    return (int(both(above & theirs_above)) + sum(from_ties) + shared) / k
+
+
+def _first(values: Array, k: int) -> tuple[Array, Array]:
+    """Which values are above the k-th largest, and which equal it."""
+    least = np.partition(values, values.size - k)[values.size - k] if k > 1 else values.max()
+    return values > least, values == least
+
+
+def _unravel(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.unravel_index(flat, shape)) if shape else ()

@@ -1,0 +1,175 @@
+"""The machine code of the comparison kernels: compiled once per machine, then loaded without numba.
+
+Importing numba and its typing registries takes half a second, more than comparing a gigabyte; the code that
+it makes does not need it. So the code is emitted as an object file, kept in a cache of the user's, and loaded
+by llvmlite alone in some hundredths of a second. It is code that will be run, so it counts only if it and its
+folder belong to the user and nobody else may write them; in every other case it is compiled in memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import stat
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from tensorcap.metrics import state_layout
+
+Feed = Callable[..., None]
+_ARGUMENTS: Final[tuple[Any, ...]] = (
+    *[ctypes.c_int64] * 9,
+    *[ctypes.c_double] * 3,
+    *[ctypes.c_int64] * 3,
+)
+# Named by code that never runs, since the kernels neither allocate nor raise.
+_UNUSED_SYMBOLS: Final = (
+    "NRT_Allocate",
+    "NRT_Free",
+    "NRT_MemInfo_call_dtor",
+    "numba_do_raise",
+    "numba_gil_ensure",
+    "numba_gil_release",
+    "numba_runtime_build_excinfo_struct",
+    "numba_unpickle",
+)
+
+
+def is_available() -> bool:
+    """Whether numba is installed, so that kernels can be compiled."""
+    return find_spec("numba") is not None and find_spec("llvmlite") is not None
+
+
+def is_kept() -> bool:
+    """Whether the compiled code is in the cache, so that it can be loaded at once."""
+    return _read(_cache_path()) is not None
+
+
+@cache
+def load() -> Feed:
+    """The compiled `kernels.feed`, which takes addresses and numbers and lets go of the GIL.
+
+    The arguments are those of `kernels.feed`, arrays given as addresses. Compiling is announced on stderr.
+    """
+    path = _cache_path()
+    content = _read(path)
+    if content is None:
+        print("compiling comparison kernels, once per machine…", file=sys.stderr, flush=True)  # noqa: T201 # some seconds of silence need a word
+        content = _compiled()
+        _write(path, content)
+    return _linked(content)
+
+
+def _cache_path() -> Path:
+    """Where the code for this source, these versions and this processor lies."""
+    import llvmlite
+    import llvmlite.binding as llvm
+
+    key = hashlib.blake2b(digest_size=16)
+    numba = find_spec("numba")
+    for path in (
+        Path(state_layout.__file__).with_name("kernels.py"),
+        Path(state_layout.__file__).with_name("kernel_loops.py"),
+        Path(state_layout.__file__),
+        Path(__file__),
+        Path(numba.origin or "").with_name("_version.py") if numba else None,
+    ):
+        key.update(path.read_bytes() if path and path.exists() else b"")
+    for text in (llvmlite.__version__, llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()):
+        key.update(text.encode() + b"\0")
+    return _cache_folder() / f"kernels-{key.hexdigest()}.o"
+
+
+def _cache_folder() -> Path:
+    if sys.platform == "darwin":
+        default = Path("~/Library/Caches")
+    elif sys.platform == "win32":
+        default = Path(os.environ.get("LOCALAPPDATA") or "~/AppData/Local")
+    else:
+        default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    with suppress(RuntimeError):  # no home
+        default = default.expanduser()
+    return default / "tensorcap"
+
+
+def _read(path: Path) -> bytes | None:
+    """What `_compiled` gave, if it is there and nobody else can have written it."""
+    try:
+        with path.open("rb") as file:
+            if not (_is_ours(os.fstat(file.fileno())) and _is_ours(path.parent.stat())):
+                return None
+            checksum, _, content = file.read().partition(b"\n")
+    except OSError:
+        return None
+    return content if checksum == _checksum(content) else None
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Keep the code, if there is a folder of the user's for it; without one it is compiled each time."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    with suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _is_ours(path.parent.stat()):
+            return
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(_checksum(content) + b"\n" + content)
+        temporary.replace(path)
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    return sys.platform == "win32" or (
+        status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    )
+
+
+def _checksum(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=16).hexdigest().encode()
+
+
+def _compiled() -> bytes:
+    """The name of the function, a line feed, and the object code that holds it."""
+    import llvmlite.binding as llvm
+
+    from tensorcap.metrics.kernels import compile_feed
+
+    name, module = compile_feed()
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(),
+        features=llvm.get_host_cpu_features().flatten(),
+        opt=3,
+        reloc="pic",
+        codemodel="jitdefault",
+        jit=True,
+    )
+    return name.encode() + b"\n" + bytes(machine.emit_object(llvm.parse_assembly(module)))
+
+
+def _linked(content: bytes) -> Feed:
+    import llvmlite.binding as llvm
+
+    name, _, code = content.partition(b"\n")
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    engine = llvm.create_mcjit_compiler(
+        llvm.parse_assembly(""), llvm.Target.from_default_triple().create_target_machine()
+    )
+    for symbol in _UNUSED_SYMBOLS:
+        llvm.add_symbol(symbol, 1)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    address = engine.get_function_address(name.decode())
+    function = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *_ARGUMENTS)(address)
+    room = (ctypes.c_int64 * 8)()  # for a result and an exception that never come
+    result, exception = ctypes.addressof(room), ctypes.addressof(room) + 32
+
+    def feed(*arguments: float) -> None:
+        if engine is None or room is None or function(result, exception, *arguments):
+            raise RuntimeError("compiled kernels: an exception was raised, expected none")
+
+    return feed

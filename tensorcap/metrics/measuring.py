@@ -1,0 +1,311 @@
+"""Measure pairs of records: read both block by block, by one thread or several, with the quickest engine."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+
+from tensorcap.metrics.difference import Difference, Tolerance
+from tensorcap.metrics.numpy_engine import NumpyEngine
+from tensorcap.metrics.operands import Operands
+from tensorcap.metrics.totals import Totals
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.dtypes import Array
+from tensorcap_formats.errors import UsageError
+from tensorcap_formats.records import Record
+
+Progress = Callable[[int, int], None]
+Tolerances = Tolerance | None | Sequence[Tolerance | None]
+
+_ENGINE_VARIABLE: Final = "TCAP_ENGINE"
+_BUFFER_BYTES: Final = 512 * 1024  # of either side: both stay in a core's L2 cache
+_PART_BYTES: Final = 64 * 1024 * 1024  # of the reference; larger tensors are measured in parts of about that
+_WORTH_LOADING_BYTES: Final = 64 * 1024 * 1024  # of both sides: below, numpy is done before code is loaded
+_WORTH_COMPILING_BYTES: Final = 512 * 1024 * 1024  # of both sides, where there is no code yet
+_SMALL_BYTES: Final = 64 * 1024  # tensors below it are read faster by one thread than by two
+
+
+class Engine(Protocol):
+    """Adds up what a part of two tensors comes to, given in whole blocks; see `NumpyEngine`."""
+
+    def add(self, reference: Array, target: Array) -> None:
+        """Count stored elements in: one-dimensional, as many on both sides."""
+
+    def totals(self) -> Totals:
+        """Everything that was added."""
+
+
+class EngineClass(Protocol):
+    """Makes an engine for two tensors, of which the value of number `start` comes first."""
+
+    @property
+    def unit(self) -> int:
+        """Values in a block at most."""
+
+    def __call__(self, operands: Operands, start: int) -> Engine:
+        """Begin."""
+
+
+EngineChoice = Callable[[Operands], EngineClass]
+
+
+def measure(
+    reference: Archive,
+    reference_record: Record,
+    target: Archive,
+    target_record: Record,
+    *,
+    tolerance: Tolerance | None = None,
+    threads: int = 2,
+) -> Difference:
+    """Measure how far one stored tensor lies from another of the same shape, in bounded memory.
+
+    Args:
+        reference: The trusted archive.
+        reference_record: One of its records.
+        target: The archive under test.
+        target_record: Of the same shape, packing as many values into an element.
+        tolerance: What is allowed, or None.
+        threads: That may read and measure at the same time; the numbers do not depend on it.
+
+    Raises:
+        ReadError: One side cannot be read.
+    """
+    (found,) = measure_pairs(
+        reference, target, [(reference_record, target_record)], tolerance=tolerance, threads=threads
+    )
+    if isinstance(found, OSError):
+        raise found
+    return found
+
+
+def measure_pairs(
+    reference: Archive,
+    target: Archive,
+    pairs: Sequence[tuple[Record, Record]],
+    *,
+    tolerance: Tolerances = None,
+    threads: int = 2,
+    progress: Progress | None = None,
+) -> Iterator[Difference | OSError]:
+    """Measure pairs of records, each as `measure` does.
+
+    Args:
+        reference: The trusted archive.
+        target: The archive under test.
+        pairs: Records of both archives; the two of a pair have one shape.
+        tolerance: What is allowed for all of them, or for each.
+        threads: That may read and measure at the same time; the numbers do not depend on it.
+        progress: Told the bytes of the reference done so far, and all that will be.
+
+    Yields:
+        In the order of the pairs the difference, or the error why a side cannot be read.
+
+    Raises:
+        UsageError: The environment asks for an engine that there is not.
+    """
+    tolerances = list(tolerance) if isinstance(tolerance, Sequence) else [tolerance] * len(pairs)
+    operands = [
+        Operands(trusted.dtype, tested.dtype, trusted.shape, allowed)
+        for (trusted, tested), allowed in zip(pairs, tolerances, strict=True)
+    ]
+    total = sum(trusted.nbytes for trusted, _ in pairs)
+    both = total + sum(tested.nbytes for _, tested in pairs)
+    batch = _Batch(reference, target, pairs, operands, _engine_choice(operands, both))
+    if both < 2 * _SMALL_BYTES * len(pairs):
+        threads = 1
+    done = 0
+    for (trusted, _), found in zip(pairs, batch.results(threads), strict=True):
+        yield found
+        done += trusted.nbytes
+        if progress is not None and trusted.nbytes:
+            progress(done, total)
+
+
+def _engine_choice(operands: Sequence[Operands], both_bytes: int) -> EngineChoice:
+    """The quickest engine for all of these, or the one that the environment asks for."""
+    asked = os.environ.get(_ENGINE_VARIABLE, "")
+    if asked not in ("", "numba", "numpy"):
+        raise UsageError(f"{_ENGINE_VARIABLE}: is {asked!r}, expected 'numba' or 'numpy'")
+    if asked == "numpy" or (not asked and both_bytes < _WORTH_LOADING_BYTES):
+        return lambda _: NumpyEngine
+    from tensorcap.metrics import machine_code
+
+    if not machine_code.is_available():
+        if asked:
+            raise UsageError(f"{_ENGINE_VARIABLE}: is 'numba', which is not installed, expected 'numpy'")
+        return lambda _: NumpyEngine
+    if not asked and both_bytes < _WORTH_COMPILING_BYTES and not machine_code.is_kept():
+        return lambda _: NumpyEngine
+    from tensorcap.metrics.compiled_engine import CompiledEngine
+
+    if not any(CompiledEngine.can_measure(pair) for pair in operands):
+        return lambda _: NumpyEngine
+    try:
+        machine_code.load()  # before there are threads
+    except Exception as error:  # whatever a numba that does not fit may raise: numpy has the same results
+        if asked:
+            raise
+        warnings.warn(f"compiled kernels cannot be had, numpy is slower: {error}", stacklevel=2)
+        return lambda _: NumpyEngine
+
+    return lambda pair: CompiledEngine if CompiledEngine.can_measure(pair) else NumpyEngine
+
+
+@dataclass(slots=True)
+class _Work:
+    """A pair that is being measured.
+
+    Attributes:
+        number: Of the pair.
+        parts: Totals of its parts as far as they are known.
+        left: How many are not.
+        error: Why a side cannot be read.
+    """
+
+    number: int
+    parts: list[Totals | None]
+    left: int
+    error: OSError | None = None
+
+
+class _Buffers:
+    """Memory for a block of either side, used again and again by one thread."""
+
+    def __init__(self) -> None:
+        self._sides = np.empty((2, _BUFFER_BYTES), np.uint8)
+
+    def of(self, sides: Sequence[Record], size: int) -> list[Array]:
+        """Room for so many stored elements of both sides."""
+        return [
+            side[: size * record.dtype.itemsize].view(record.dtype.storage)
+            for side, record in zip(self._sides, sides, strict=True)
+        ]
+
+
+class _Batch:
+    """Pairs that are measured by one thread or several; results come in the order of the pairs."""
+
+    def __init__(
+        self,
+        reference: Archive,
+        target: Archive,
+        pairs: Sequence[tuple[Record, Record]],
+        operands: Sequence[Operands],
+        choice: EngineChoice,
+    ) -> None:
+        self._archives = reference, target
+        self._pairs = pairs
+        self._operands = operands
+        self._choice = choice
+        self._changed = threading.Condition()
+        self._tasks = self._all_tasks()
+        self._finished: dict[int, Difference | OSError] = {}
+        self._failure: BaseException | None = None
+
+    def results(self, threads: int) -> Iterator[Difference | OSError]:
+        """Measure all pairs."""
+        if threads == 1:
+            buffers = _Buffers()
+            for work, numbers in self._tasks:
+                self._do(work, numbers, buffers)
+                if work.number in self._finished:
+                    yield self._finished.pop(work.number)
+            return
+        workers = [threading.Thread(target=self._run, daemon=True) for _ in range(threads)]
+        for worker in workers:
+            worker.start()
+        try:
+            for number in range(len(self._pairs)):
+                with self._changed:
+                    self._changed.wait_for(lambda n=number: n in self._finished or self._failure)  # type: ignore[misc]  # mypy cannot infer it
+                    if self._failure:
+                        raise self._failure
+                    found = self._finished.pop(number)
+                yield found
+        finally:  # also where nobody wants the rest: the archives may be closed next
+            with self._changed:
+                self._tasks = iter(())
+            for worker in workers:
+                worker.join()
+
+    def _all_tasks(self) -> Iterator[tuple[_Work, Sequence[int]]]:
+        """What a thread does at a time: a part of a pair where parts may be read apart, else all of it."""
+        are_direct = all(archive.is_direct for archive in self._archives)
+        for number, operands in enumerate(self._operands):
+            count = len(self._cuts(operands)) - 1
+            work = _Work(number, [None] * count, count)
+            if are_direct:
+                yield from ((work, [part]) for part in range(count))
+            else:
+                yield work, range(count)
+
+    def _cuts(self, operands: Operands) -> list[int]:
+        """Where the parts of a tensor begin, and the last one ends: the same places whoever measures it."""
+        size, dtype = operands.size, operands.reference
+        cuts = [0]
+        while cuts[-1] < size and size * dtype.itemsize > _PART_BYTES * dtype.packed:
+            limit = _PART_BYTES // dtype.itemsize * dtype.packed
+            cuts.append(operands.cut(cuts[-1], limit, self._choice(operands).unit))
+        return cuts if len(cuts) > 1 else [0, size]
+
+    def _run(self) -> None:
+        buffers = _Buffers()
+        try:
+            while True:
+                with self._changed:
+                    task = next(self._tasks, None)
+                if task is None:
+                    return
+                self._do(*task, buffers)
+        except BaseException as failure:
+            with self._changed:
+                self._failure = failure
+                self._changed.notify_all()
+
+    def _do(self, work: _Work, numbers: Sequence[int], buffers: _Buffers) -> None:
+        """Measure some parts of a pair; whoever measures the last one adds them up."""
+        cuts = self._cuts(self._operands[work.number])
+        for number in numbers:
+            totals, error = None, work.error
+            if error is None:
+                try:
+                    totals = self._part(work.number, cuts[number], cuts[number + 1], buffers)
+                except OSError as found:  # one of ours, or what the system said
+                    error = found
+            with self._changed:
+                work.parts[number], work.error = totals, work.error or error
+                work.left -= 1
+                is_last = not work.left
+        if is_last:
+            result = work.error or self._sum(work)
+            with self._changed:
+                self._finished[work.number] = result
+                self._changed.notify_all()
+
+    def _sum(self, work: _Work) -> Difference:
+        first, *others = (totals for totals in work.parts if totals)
+        for totals in others:
+            first.add(totals)
+        return first.difference(self._operands[work.number])
+
+    def _part(self, number: int, start: int, stop: int, buffers: _Buffers) -> Totals:
+        operands, records = self._operands[number], self._pairs[number]
+        packed = operands.reference.packed
+        limit = _BUFFER_BYTES // max(record.dtype.itemsize for record in records) * packed
+        kind = self._choice(operands)
+        engine = kind(operands, start)
+        while start < stop:
+            end = min(operands.cut(start, limit, kind.unit), stop)
+            sides = buffers.of(records, (end - start) // packed)
+            for archive, record, out in zip(self._archives, records, sides, strict=True):
+                archive.read_into(record, start // packed, out)
+            engine.add(*sides)
+            start = end
+        return engine.totals()

@@ -1,0 +1,93 @@
+"""What is measured against what: dtypes, shape, tolerance, and how the elements fall into rows and blocks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from tensorcap.metrics.difference import Tolerance
+from tensorcap.metrics.representable import FORMATS, Format
+from tensorcap.metrics.state_layout import BLOCK
+from tensorcap_formats.dtypes import DType
+
+_LEAST_ROW: Final = 64  # elements
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """Two tensors of one shape.
+
+    Attributes:
+        reference: Dtype of the trusted side.
+        target: Dtype of the side under test; packs as many values into a stored element.
+        stored_shape: Of both, in stored elements.
+        tolerance: What is allowed, or None.
+    """
+
+    reference: DType
+    target: DType
+    stored_shape: tuple[int, ...]
+    tolerance: Tolerance | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether both sides are integers or bools, so that errors are integers."""
+        return not {self.reference.kind, self.target.kind} & {"float", "complex"}
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether one of the sides is complex."""
+        return "complex" in (self.reference.kind, self.target.kind)
+
+    @property
+    def format(self) -> Format | None:
+        """The format in which distances are counted: the target's; None where they are undefined (MET-27)."""
+        is_real = self.reference.kind != "complex" and self.reference.packed == 1
+        return FORMATS.get(self.target.name) if is_real else None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape in values."""
+        shape, packed = self.stored_shape, self.reference.packed
+        return (*shape[:-1], (shape or (1,))[-1] * packed) if packed > 1 else shape
+
+    @property
+    def size(self) -> int:
+        """Number of values on each side."""
+        return math.prod(self.shape)
+
+    @property
+    def row(self) -> int:
+        """Values in a row (MET-10), before it is cut into blocks; at least 1.
+
+        Example:
+            >>> from tensorcap_formats.dtypes import dtype
+            >>> float32 = dtype("float32")
+            >>> [Operands(float32, float32, shape).row for shape in ((5, 4096), (5, 6, 7, 8), (3, 3), ())]
+            [4096, 336, 9, 1]
+        """
+        row = 1
+        for size in reversed(self.shape):
+            row *= size
+            if row >= _LEAST_ROW:
+                break
+        return max(row, 1)
+
+    def cut(self, start: int, limit: int, unit: int = BLOCK) -> int:
+        """Where to stop reading: the last end of a block that is at most `limit` values from `start`.
+
+        Blocks are whole rows as far as they fit into `unit`, or, of longer rows, pieces of `unit`; sums are
+        bit-equal however a tensor is read, as long as it is read in whole blocks.
+
+        Args:
+            start: Number of a value that begins a block.
+            limit: At least `unit`.
+            unit: Values in a block at most.
+        """
+        row, end = self.row, start + limit
+        if end >= self.size:
+            return self.size
+        if row <= unit:
+            return start + limit // (unit // row * row) * (unit // row * row)
+        return end - end % row % unit

@@ -1,0 +1,1 @@
+"""What is worth knowing of two runs before their tensors are compared."""

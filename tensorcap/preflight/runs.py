@@ -1,0 +1,144 @@
+"""What the metadata of two runs differ in: mode, configuration, modules, settings, versions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from tensorcap.preflight.configuration import CAUSES, config_differences
+from tensorcap.preflight.item import Item, UnknownError, common_modules, item, mapping, modules, short
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.keys import ROOT_SITE
+
+_PRECISIONS: Final = ("dtype", "compute_dtype", "device")
+# Settings of a framework that change the numbers that the same operators give
+_SETTINGS: Final = ("float32_matmul_precision", "deterministic_algorithms")
+
+
+def mode(reference: Archive, target: Archive) -> Iterator[Item]:
+    """Random modules, and runs of which one was in training mode."""
+    sides = [modules(archive) for archive in (reference, target)]
+    if not any(sides):
+        raise UnknownError("no archive lists its modules")
+    for name, side in zip(("reference", "target"), sides, strict=True):
+        training = [path for path, about in side.items() if about.get("training")]
+        random = [path for path in training if "dropout" in str(side[path].get("class")).lower()]
+        if random:
+            text = (
+                f"The {name} ran in training mode: dropout is random in {len(random)} modules, "
+                f"first {random[0]}."
+            )
+            flags = [bool(mapping(side.get(random[0])).get("training")) for side in sides]
+            yield item("mode", random[0], flags[0], flags[1], text, explains=True)
+    # only of the whole model: a child that somebody put in is in training mode, and mostly does not care
+    roots: list[Any] = [mapping(side.get(ROOT_SITE)).get("training") for side in sides]
+    if None not in roots and roots[0] != roots[1]:
+        text = "One run was in training mode, the other in evaluation mode."
+        yield item("mode", ROOT_SITE, roots[0], roots[1], text, explains=True, rank=1)
+
+
+def config(reference: Archive, target: Archive) -> Iterator[Item]:
+    """Entries of the model's configuration."""
+    ours, theirs = (
+        mapping(mapping(archive.run.get("model")).get("config")) for archive in (reference, target)
+    )
+    for name, found in (("reference", ours), ("target", theirs)):
+        if not found:
+            raise UnknownError(f"the {name} has no configuration")
+    for d in config_differences(ours, theirs):
+        text = f"{d.why[:1].upper()}{d.why[1:]}." if d.why else "Its influence is not known."
+        # what only matters in training, at the end of a table or for a special token alone explains nothing
+        explains = d.rank < len(CAUSES) - 3
+        yield item("config", d.name, d.reference, d.target, text, explains=explains, rank=d.rank)
+
+
+def classes(reference: Archive, target: Archive) -> Iterator[Item]:
+    """Modules that are of another class, apart: some of a class, which were replaced, and all of one."""
+    common = common_modules(reference, target)
+    found = {path: (str(one.get("class")), str(other.get("class"))) for path, (one, other) in common.items()}
+    counts = Counter(found.values())
+    mostly: dict[str, str] = {}
+    for ours, theirs in sorted(counts, key=lambda names: (names[0] != names[1], -counts[names])):
+        mostly.setdefault(ours, theirs)
+    for path, (ours, theirs) in found.items():
+        if theirs != mostly[ours]:
+            stayed = "stayed what they are" if mostly[ours] == ours else f"became {short(mostly[ours])}"
+            text = f"Other modules of this class {stayed}."
+            yield item("modules", path, ours, theirs, text, explains=True)
+    for ours, theirs in mostly.items():
+        if ours != theirs:
+            text = f"All {counts[ours, theirs]} modules of this class are of another implementation."
+            yield item("modules", short(ours), ours, theirs, text, explains=False, rank=1)
+
+
+def attention(reference: Archive, target: Archive) -> Iterator[Item]:
+    """How attention is computed."""
+    ours, theirs = _attention_of(reference.run), _attention_of(target.run)
+    if not (ours and theirs):
+        raise UnknownError("not both runs say how attention is computed")
+    if ours != theirs:
+        text = "Attention is computed by another implementation: other rounding, and perhaps another mask."
+        yield item("attention", "attn_implementation", ours, theirs, text, explains=False)
+
+
+def _attention_of(run: Mapping[str, Any]) -> Any:
+    model, options = mapping(run.get("model")), mapping(mapping(run.get("workload")).get("options"))
+    config = mapping(model.get("config"))
+    names = "_attn_implementation", "attn_implementation", "_attn_implementation_internal"
+    found = [options.get("attn_implementation"), model.get("attn_implementation"), *map(config.get, names)]
+    return next((value for value in found if value), None)
+
+
+def buffers(reference: Archive, target: Archive) -> Iterator[Item]:
+    """Tables that modules hold besides their parameters: their dtypes."""
+    common = common_modules(reference, target)
+    unlike = []
+    for path, sides in common.items():
+        ours, theirs = (mapping(side.get("buffers")) for side in sides)
+        for name in ours:
+            one, other = mapping(ours[name]).get("dtype"), mapping(theirs.get(name)).get("dtype")
+            if one and other and one != other:
+                unlike.append((f"{path}.{name}", one, other))
+    if unlike:
+        name, one, other = unlike[0]
+        text = (
+            f"{len(unlike)} of the buffers have another dtype, as after model.to(…), which rounds tables "
+            "such as rotary frequencies; from_pretrained(dtype=…) keeps them."
+        )
+        yield item("buffers", name, one, other, text, explains=True)
+
+
+def settings(reference: Archive, target: Archive) -> Iterator[Item]:
+    """Settings of the framework that change what its operators give."""
+    sides = [mapping(mapping(a.run.get("framework")).get("settings")) for a in (reference, target)]
+    if not all(sides):
+        raise UnknownError("not both runs say how their framework was set")
+    for name in _SETTINGS:
+        one, other = sides[0].get(name), sides[1].get(name)
+        if name in sides[0] and name in sides[1] and one != other:
+            text = "The same operators give other numbers."
+            yield item("settings", name, one, other, text, explains=name == _SETTINGS[0])
+
+
+def precision(reference: Archive, target: Archive) -> Iterator[Item]:
+    """Dtypes and devices of the runs."""
+    known = [name for name in _PRECISIONS if reference.run.get(name) and target.run.get(name)]
+    if not known:
+        raise UnknownError("not both runs say what they computed in")
+    for name in known:
+        one, other = reference.run[name], target.run[name]
+        if one != other:
+            text = "Rounding differs; that alone is no mistake."
+            yield item("precision", name, one, other, text, explains=False)
+
+
+def versions(reference: Archive, target: Archive) -> Iterator[Item]:
+    """Versions of packages."""
+    sides = [mapping(a.run.get("packages")) for a in (reference, target)]
+    if not all(sides):
+        raise UnknownError("not both runs list their packages")
+    for name in sides[0]:
+        one, other = sides[0][name], sides[1].get(name)
+        if other and one != other:
+            yield item("versions", name, one, other, "Another version of the code.", explains=False)

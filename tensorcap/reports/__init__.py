@@ -1,0 +1,1 @@
+"""A comparison for others: JSON, saved results, exports, rankings."""

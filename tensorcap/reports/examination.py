@@ -1,0 +1,179 @@
+"""What is looked at beyond the metrics of each pair: preflight, where errors lie, logits, routing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NamedTuple, TypeVar
+
+from tensorcap.comparison import Comparison
+from tensorcap.metrics.difference import Difference
+from tensorcap.metrics.location import Location, locate
+from tensorcap.metrics.logits import LogitDifference, are_logits, logit_metrics
+from tensorcap.metrics.routing import WIDEST, RoutingDifference, is_routing, routing_metrics
+from tensorcap.preflight.checklist import Preflight, preflight
+from tensorcap.reports.ranking import contents, worst
+from tensorcap.verdicts.pairing import Pair
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.keys import ROOT_SITE, escape
+from tensorcap_formats.records import Record
+
+Where = Literal["worst", "all", "none"]
+_WORST: Final = 3  # besides the first divergence
+_LARGE: Final = 1 << 27  # values: larger logits are compared as such only when asked for
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What was found beside the metrics of the pairs; by key text of the pair.
+
+    Attributes:
+        preflight: What differs apart from the tensors; None for two records that were named.
+        classes: Class of the module of each site of the reference.
+        locations: Where the error lies.
+        logits: Distributions over the vocabulary compared.
+        routing: Choices of experts compared.
+        notes: What was not looked at, and why, a sentence each.
+    """
+
+    preflight: Preflight | None = None
+    classes: Mapping[str, str] = field(default_factory=dict)
+    locations: Mapping[str, Location] = field(default_factory=dict)
+    logits: Mapping[str, LogitDifference] = field(default_factory=dict)
+    routing: Mapping[str, RoutingDifference] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+class _Measured(NamedTuple):
+    """A pair whose values were read, and differ."""
+
+    pair: Pair
+    ours: Record
+    theirs: Record
+    difference: Difference
+
+
+def examine(
+    comparison: Comparison,
+    reference: Archive,
+    target: Archive,
+    *,
+    repeat: Archive | None = None,
+    where: Where = "worst",
+    logits: bool = False,
+    routing: bool = False,
+    compute_dtype: str | None = None,
+) -> Examination:
+    """Look further at two archives that were compared.
+
+    Args:
+        comparison: What the comparison came to.
+        reference: The trusted archive.
+        target: The archive under test.
+        repeat: A second run of the reference.
+        where: Find where errors lie in the first divergence and the three worst pairs, in all pairs that are
+            not green, or in none.
+        logits: Compare every pair of floats as logits; else those whose names say so.
+        routing: Compare all integers as choices of experts; else those whose names say so.
+        compute_dtype: Precision of the target's run, in place of what its archive says.
+
+    Raises:
+        ReadError: Inputs or parameters cannot be read.
+    """
+    notes: list[str] = []
+    measured = list(_measured(comparison.pairs))
+    precision = compute_dtype or comparison.target.compute_dtype or None
+    vocabulary = _vocabulary(reference, target)
+
+    def find(m: _Measured) -> Location:
+        masks = m.difference.mask_mismatches > 0
+        return locate(reference, m.ours, target, m.theirs, masks=masks, largest=m.difference.max_abs)
+
+    def weigh(m: _Measured) -> LogitDifference:
+        return logit_metrics(
+            reference, m.ours, target, m.theirs, vocabulary=vocabulary, compute_dtype=precision
+        )
+
+    def count(m: _Measured) -> RoutingDifference:
+        return routing_metrics(reference, m.ours, target, m.theirs)
+
+    return Examination(
+        preflight=preflight(reference, target, repeat=repeat) if comparison.is_of_archives else None,
+        classes=site_classes(reference),
+        locations=_each(_to_locate(comparison, measured, where), find, notes),
+        logits=_each(_logits(measured, logits, notes), weigh, notes),
+        routing=_each([m for m in measured if _is_routing(m, routing)], count, notes),
+        notes=tuple(notes),
+    )
+
+
+def site_classes(archive: Archive) -> dict[str, str]:
+    """The class of each module that a run lists, by site."""
+    modules = archive.run.get("modules")
+    found = {}
+    for module in modules if isinstance(modules, list) else ():
+        if isinstance(module, Mapping) and module.get("class"):
+            found[escape(str(module.get("path") or "")) or ROOT_SITE] = str(module["class"])
+    return found
+
+
+def _measured(pairs: Iterable[Pair]) -> Iterator[_Measured]:
+    for pair in pairs:
+        if pair.reference and pair.target and pair.difference and not pair.difference.same_bits:
+            yield _Measured(pair, pair.reference, pair.target, pair.difference)
+
+
+def _to_locate(comparison: Comparison, measured: list[_Measured], where: Where) -> list[_Measured]:
+    bad = [m for m in measured if m.pair.is_required and not m.pair.is_green]
+    if where != "worst":
+        return bad if where == "all" else []
+    keys = {pair.key for pair in worst((m.pair for m in bad), _WORST + 1)}
+    if comparison.divergence is not None:
+        keys.add(comparison.divergence.pair.key)
+    return [m for m in bad if m.pair.key in keys]
+
+
+def _logits(measured: list[_Measured], every: bool, notes: list[str]) -> Iterator[_Measured]:
+    for m in measured:
+        if "complex" in (m.ours.dtype.kind, m.theirs.dtype.kind) or not m.ours.shape:
+            continue
+        if every and "float" in (m.ours.dtype.kind, m.theirs.dtype.kind):
+            yield m
+        elif are_logits(m.ours.key):
+            if m.ours.size <= _LARGE:
+                yield m
+            else:
+                notes.append(
+                    f"{m.pair.key} was not compared as logits: it is large, --metric kl does it all the same."
+                )
+
+
+def _is_routing(m: _Measured, every: bool) -> bool:
+    kinds = {m.ours.dtype.kind, m.theirs.dtype.kind}
+    fits = kinds <= {"int", "uint"} and len(m.ours.shape) > 0 and m.ours.shape[-1] <= WIDEST
+    return fits and (every or is_routing(m.ours))
+
+
+def _vocabulary(reference: Archive, target: Archive) -> int | None:
+    """The smaller of the vocabularies that the configurations name: what is behind it is padding (LOG-8)."""
+    sizes = []
+    for archive in (reference, target):
+        model = archive.run.get("model")
+        config: Any = model.get("config") if isinstance(model, Mapping) else None
+        size = config.get("vocab_size") if isinstance(config, Mapping) else None
+        if isinstance(size, int) and size > 0:
+            sizes.append(size)
+    return min(sizes, default=None)
+
+
+def _each(chosen: Iterable[_Measured], look: Callable[[_Measured], _T], notes: list[str]) -> dict[str, _T]:
+    found: dict[str, _T] = {}
+    known: dict[object, _T] = {}  # by contents: an output that is handed on is the input of others
+    for m in chosen:
+        same = contents(m.pair) or m.pair.key
+        try:
+            found[m.pair.key] = known[same] = known[same] if same in known else look(m)
+        except OSError as error:  # it was readable a moment ago: the rest of the report stands
+            notes.append(f"{m.pair.key} could not be read again: {error}.")
+    return found

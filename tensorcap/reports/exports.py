@@ -1,0 +1,150 @@
+"""A comparison for other tools: a JUnit test report, and a table of all pairs as CSV (RES-20, RES-21)."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import IO, Any, Final
+from xml.sax.saxutils import escape, quoteattr
+
+from tensorcap.comparison import Comparison
+from tensorcap.metrics.difference import Difference
+from tensorcap.reports.examination import Examination
+from tensorcap.reports.reporting import json_value
+from tensorcap.verdicts.pairing import Pair
+from tensorcap_formats.errors import WriteError
+
+_NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_FIRST_COLUMNS: Final = (
+    "key",
+    "class",
+    "status",
+    "is_required",
+    "reference_dtype",
+    "target_dtype",
+    "shape",
+    "order",
+)
+
+
+def write_junit(
+    path: str | os.PathLike[str], comparison: Comparison, examination: Examination | None = None
+) -> None:
+    """Write a JUnit report: a case for each pair, and one that fails if nothing was compared.
+
+    Raises:
+        WriteError: It cannot be written.
+    """
+    classes = examination.classes if examination else {}
+    cases = list(_cases(comparison))
+    tallies = " ".join(
+        f'{name}="{sum(found == kind for _, found, _ in cases)}"'
+        for name, kind in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped"))
+    )
+    suite = _attribute(f"{comparison.reference.path} {comparison.target.path}")
+    with _replaced(path) as file:
+        file.write('<?xml version="1.0" encoding="UTF-8"?>\n')
+        file.write(f'<testsuites><testsuite name={suite} tests="{len(cases)}" {tallies}>\n')
+        for pair, kind, message in cases:
+            site = pair.reference.key.site if pair and pair.reference else ""
+            group = _attribute(classes.get(site) or site or "tensorcap")
+            name = _attribute(pair.key if pair else "comparison")
+            details = escape(_plain(_details(pair))) if pair else ""
+            body = f"<{kind} message={_attribute(message)}>{details}</{kind}>" if kind else ""
+            file.write(f"<testcase classname={group} name={name}>{body}</testcase>\n")
+        file.write("</testsuite></testsuites>\n")
+
+
+def write_csv(
+    path: str | os.PathLike[str], comparison: Comparison, examination: Examination | None = None
+) -> None:
+    """Write one line for each pair, with every metric that is a number.
+
+    Raises:
+        WriteError: It cannot be written.
+    """
+    classes = examination.classes if examination else {}
+    metrics = [field.name for field in fields(Difference) if field.name != "errors"]
+    with _replaced(path) as file:
+        out = csv.writer(file, lineterminator="\n")
+        out.writerow([*_FIRST_COLUMNS, *metrics, "r", "reason", "findings"])
+        for pair in comparison.pairs:
+            record = pair.reference or pair.target
+            d = pair.difference
+            out.writerow(
+                [
+                    pair.key,
+                    classes.get(record.key.site, "") if record else "",
+                    pair.status,
+                    int(pair.is_required),
+                    pair.reference.dtype.name if pair.reference else "",
+                    pair.target.dtype.name if pair.target else "",
+                    "x".join(map(str, record.shape)) if record else "",
+                    record.order if record else "",
+                    *(_cell(getattr(d, name)) if d else "" for name in metrics),
+                    _cell(pair.baseline.r if pair.baseline else None),
+                    pair.reason,
+                    "; ".join(finding.text for finding in pair.findings),
+                ]
+            )
+
+
+def _cases(comparison: Comparison) -> Iterator[tuple[Pair | None, str | None, str]]:
+    """Each pair with the element that tells its outcome, None for a pass, and a message."""
+    for pair in comparison.pairs:
+        message = f"{pair.status}: {pair.reason}" if pair.reason else pair.status
+        if pair.status == "unreadable":
+            yield pair, "error", message
+        elif not pair.is_required:
+            yield pair, "skipped", message
+        else:
+            yield pair, None if pair.is_green else "failure", message
+    if not comparison.compared:
+        yield None, "failure", "nothing was compared"
+    elif comparison.exit_status == 1 and all(p.is_green for p in comparison.pairs if p.is_required):
+        yield None, "failure", "; ".join(comparison.warnings) or "the comparison is not green"
+
+
+def _details(pair: Pair) -> str:
+    lines = [finding.text for finding in pair.findings]
+    d = pair.difference
+    if d is not None:
+        lines.append(f"max abs {d.max_abs} at {d.max_abs_index}, relative Frobenius {d.relative_frobenius}")
+        lines.append(f"would pass with rtol {d.needed_rtol} alone, or with atol {d.needed_atol} alone")
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> Any:
+    value = json_value(value)
+    if isinstance(value, dict):
+        return " ".join(f"{name}={count}" for name, count in value.items())
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return int(value) if isinstance(value, bool) else "" if value is None else value
+
+
+def _attribute(text: str) -> str:
+    return quoteattr(_plain(text))
+
+
+def _plain(text: str) -> str:
+    return _NOT_XML.sub("?", text)
+
+
+@contextmanager
+def _replaced(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
+    """Write beside a file, and put it in its place once it is whole."""
+    path = Path(path)
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with open(partial, "w", encoding="utf-8", newline="") as file:
+            yield file
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise WriteError(f"{path}: cannot be written: {error.strerror or error}") from error

@@ -1,0 +1,143 @@
+"""Which pairs of a comparison to tell first, and how the error spreads over kinds of modules."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from tensorcap.verdicts.pairing import Pair, Status
+
+# From worst to best; a status that is not here stands with the unjudged
+_SEVERITY: Final[Mapping[str, int]] = {
+    status: -rank
+    for rank, status in enumerate(
+        (
+            "unreadable",
+            "nonfinite",
+            "diverged",
+            "shape-mismatch",
+            "suspect",
+            "missing-in-target",
+            "never-called",
+            "not-capturable",
+            "unmapped",
+            "unjudged",
+            "within-rounding",
+            "match",
+            "identical",
+            "missing-in-reference",
+            "excluded",
+        )
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The errors of all pairs whose modules are of one class.
+
+    Attributes:
+        class_name: The class, "" where it is not known.
+        count: Pairs that were compared.
+        statuses: How many pairs have each status.
+        minimum: Smallest relative Frobenius error; None if no pair has one.
+        median: The median.
+        maximum: The largest.
+        worst: Key of the pair that has it, "" if there is none.
+    """
+
+    class_name: str
+    count: int
+    statuses: Mapping[Status, int]
+    minimum: float | None
+    median: float | None
+    maximum: float | None
+    worst: str
+
+
+def error_of(pair: Pair) -> float | None:
+    """Relative Frobenius error of a pair; 0 for equal digests, None where nothing was measured."""
+    if pair.difference is not None:
+        return pair.difference.relative_frobenius
+    return 0.0 if pair.status == "identical" else None
+
+
+def severity(pair: Pair) -> tuple[bool, int, float, float]:
+    """Sort key: the larger, the worse. Status first, then by how much a test failed, then by error."""
+    excess = max((_excess(f.value, f.limit) for f in pair.findings if f.status == pair.status), default=0.0)
+    error = error_of(pair)
+    return pair.is_required, _SEVERITY.get(pair.status, _SEVERITY["unjudged"]), excess, error or 0.0
+
+
+def _excess(value: float, limit: float) -> float:
+    """How far a value is beyond its limit, whichever of both is to be the larger."""
+    if not (math.isfinite(value) and math.isfinite(limit)):
+        return math.inf
+    if limit == 0 or value == 0:
+        return abs(value - limit)
+    return max(value / limit, limit / value)
+
+
+def worst(pairs: Iterable[Pair], count: int) -> list[Pair]:
+    """Required pairs that are not green, the worst first; of those with the same contents only one."""
+    found = sorted((p for p in pairs if p.is_required and not p.is_green), key=severity, reverse=True)
+    seen = set()
+    out: list[Pair] = []
+    for pair in found:
+        if len(out) == count:
+            break
+        digests = contents(pair)
+        if digests is None or digests not in seen:
+            out.append(pair)
+        seen.add(digests)
+    return out
+
+
+def contents(pair: Pair) -> tuple[str, str] | None:
+    """Digests of both sides: other pairs have them too where a tensor was handed on. None without."""
+    ours, theirs = pair.reference, pair.target
+    return (ours.digest, theirs.digest) if ours and theirs and ours.digest and theirs.digest else None
+
+
+def by_error(pair: Pair) -> tuple[bool, float]:
+    """Sort key: what is required and cannot be measured, then by relative error."""
+    difference = pair.difference
+    if difference is None or difference.mask_mismatches:
+        return pair.is_required and not pair.is_green, math.inf
+    return False, difference.relative_frobenius or 0.0
+
+
+def by_module(pairs: Iterable[Pair], classes: Mapping[str, str]) -> list[Group]:
+    """Statistics of the error by class of module, the largest error first.
+
+    Args:
+        pairs: Those of a comparison.
+        classes: Class of each site.
+    """
+    members: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        record = pair.reference
+        if record is not None and pair.status != "excluded":
+            members.setdefault(classes.get(record.key.site, ""), []).append(pair)
+    groups = [_group(name, found) for name, found in members.items()]
+    return sorted(groups, key=lambda g: -1.0 if g.maximum is None else g.maximum, reverse=True)
+
+
+def _group(class_name: str, pairs: list[Pair]) -> Group:
+    statuses: dict[Status, int] = {}
+    for pair in pairs:
+        statuses[pair.status] = statuses.get(pair.status, 0) + 1
+    errors = [(error, pair.key) for pair in pairs if (error := error_of(pair)) is not None]
+    maximum, key = max(errors, default=(None, ""), key=lambda entry: entry[0])
+    return Group(
+        class_name,
+        sum(pair.is_compared for pair in pairs),
+        statuses,
+        min((error for error, _ in errors), default=None),
+        statistics.median(error for error, _ in errors) if errors else None,
+        maximum,
+        key,
+    )

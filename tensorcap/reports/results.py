@@ -1,0 +1,331 @@
+"""Comparisons kept in files, read again, and judged by another tolerance without the tensors.
+
+What a file holds, and what can be decided from it, is normative in `specs/result.md`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from tensorcap.comparison import Comparison, Side, ValueDifference
+from tensorcap.metrics.difference import Difference, Tolerance
+from tensorcap.metrics.location import Location
+from tensorcap.metrics.logits import LogitDifference
+from tensorcap.metrics.routing import RoutingDifference
+from tensorcap.preflight.checklist import Preflight
+from tensorcap.reports.decoding import decode_as
+from tensorcap.reports.examination import Examination
+from tensorcap.reports.reporting import json_pieces
+from tensorcap.verdicts.account import Account
+from tensorcap.verdicts.calibration import Calibration
+from tensorcap.verdicts.divergence import Divergence, first_divergence
+from tensorcap.verdicts.flips import Flips
+from tensorcap.verdicts.gains import Gain
+from tensorcap.verdicts.pairing import Finding, Pair, Status
+from tensorcap.verdicts.thresholds import Given, Thresholds, judge_metric
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.dtypes import Array, dtype
+from tensorcap_formats.errors import (
+    CorruptArchiveError,
+    NewerVersionError,
+    ReadError,
+    TensorcapError,
+    WriteError,
+)
+from tensorcap_formats.keys import Key
+from tensorcap_formats.records import Record
+from tensorcap_formats.statistics import Statistics
+
+VERSION: Final = 1
+_FURTHER: Final[Mapping[str, Any]] = {
+    "is_of_archives": bool,
+    "thresholds": Path | None,
+    "calibration": Calibration | None,
+    "baseline": Side | None,
+}
+_WITH_PAIRS: Final = ("worst_gain", "flips")  # of an account
+_WORST_FIRST: Final[tuple[Status, ...]] = ("diverged", "unjudged", "match")
+_UNDECIDED: Final = "the saved metrics do not tell"
+_PARTS: Final = ("findings", "baseline", "difference")  # of a pair, as JSON holds them
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A comparison that was kept.
+
+    Attributes:
+        comparison: What it came to.
+        examination: What was looked at besides.
+    """
+
+    comparison: Comparison
+    examination: Examination
+
+
+def save_result(
+    path: str | os.PathLike[str], comparison: Comparison, examination: Examination | None = None
+) -> None:
+    """Write a comparison to a file; one that was there is replaced once the new one is whole.
+
+    Raises:
+        WriteError: It cannot be written.
+    """
+    path = Path(path)
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with open(partial, "w", encoding="utf-8") as file:
+            file.writelines(json_pieces(comparison, examination))
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise WriteError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def load_result(path: str | os.PathLike[str]) -> Result:
+    """Read a comparison that was saved, or printed by `tcap compare --json`.
+
+    Raises:
+        ReadError: There is no such file, or it is no saved comparison.
+    """
+    path = Path(path)
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    except OSError as error:
+        raise ReadError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError):
+        raise CorruptArchiveError(f"{path}: is no JSON, expected a saved comparison (RES-1)") from None
+    if not isinstance(found, dict) or found.get("format") != "tensorcap-comparison":
+        raise CorruptArchiveError(f"{path}: is no saved comparison (RES-1)")
+    if not isinstance(found.get("version"), int) or found["version"] > VERSION:
+        raise NewerVersionError(f"{path}: has version {found.get('version')!r}, expected at most {VERSION}")
+    try:
+        return _result(found)
+    except (KeyError, TypeError, ValueError, AttributeError, TensorcapError) as error:
+        raise CorruptArchiveError(
+            f"{path}: contradicts the schema of a saved comparison: {error} (RES-2)"
+        ) from None
+
+
+def judge_again(result: Result, thresholds: Thresholds) -> Comparison:
+    """Judge a saved comparison by other thresholds (RES-10 to RES-14).
+
+    Args:
+        result: What was saved.
+        thresholds: What is allowed now; a pair for which nothing is given keeps its status.
+
+    Returns:
+        The comparison; pairs of which the saved metrics do not tell are `unjudged`, with a reason.
+
+    Raises:
+        UsageError: A threshold matches no key.
+    """
+    comparison = result.comparison
+    thresholds.require_hits(pair.key for pair in comparison.pairs)
+    pairs = tuple(_judged(pair, thresholds.of(pair.key)) for pair in comparison.pairs)
+    divergence = None
+    if comparison.is_of_archives:
+        divergence = first_divergence(_Remembered(comparison, result.examination), pairs)
+    return replace(comparison, tolerance=thresholds.default, pairs=pairs, divergence=divergence)
+
+
+def _judged(pair: Pair, given: Given) -> Pair:
+    d = pair.difference
+    if not given or d is None or d.same_bits or d.mask_mismatches or pair.status == "excluded":
+        return pair
+    if not d.unequal:
+        return replace(pair, status="match", reason="", findings=())
+    findings = [judge_metric(d, name, limit) for name, limit in given.limits.items()]
+    if given.tolerance is not None:
+        findings.insert(0, _by_tolerance(d, given.tolerance))
+    status = next(s for s in _WORST_FIRST if any(f.status == s for f in findings))
+    return replace(
+        pair,
+        status=status,
+        reason=_UNDECIDED if status == "unjudged" else "",
+        difference=replace(d, mismatches=_outside(findings)),
+        findings=tuple(findings),
+    )
+
+
+def _outside(findings: Sequence[Finding]) -> int | None:
+    """How many elements are outside the tolerance, where that is known."""
+    for finding in findings:
+        if finding.test == "tolerance" and finding.value == finding.value:
+            return int(finding.value)
+    return None
+
+
+def _by_tolerance(d: Difference, tolerance: Tolerance) -> Finding:
+    """Hold the saved metrics against a tolerance: the worst errors bound all others."""
+    rtol, atol = tolerance.rtol, tolerance.atol
+    allowed = f"rtol {rtol:g}, atol {atol:g}"
+    if (d.needed_atol is not None and d.needed_atol <= atol) or (
+        d.needed_rtol is not None and d.needed_rtol <= rtol
+    ):
+        return Finding("tolerance", 0, 0, "match", f"0 of {d.measured} elements are outside {allowed}")
+    at_worst = atol + (rtol * abs(d.max_abs_reference or 0) if rtol else 0.0)
+    if not rtol or not atol or (d.max_abs is not None and d.max_abs > at_worst):
+        least, most = _bounds(d, tolerance)
+        count = str(least) if least == most else f"{least} to {most}"
+        text = f"{count} of {d.measured} elements are outside {allowed}"
+        return Finding("tolerance", least if least == most else math.nan, 0, "diverged", text)
+    text = (
+        f"whether {allowed} passes cannot be told without the tensors: rtol {_text(d.needed_rtol)} alone, or "
+        f"atol {_text(d.needed_atol)} alone, would"
+    )
+    return Finding("tolerance", math.nan, 0, "unjudged", text)
+
+
+def _bounds(d: Difference, tolerance: Tolerance) -> tuple[int, int]:
+    """The least and the most elements outside, as the histogram of errors tells (MET-28)."""
+    if tolerance.rtol:  # an element may be larger than any bound that is known
+        above = _above(d, tolerance.atol, at_least=False)
+        return 1, max(1, min(d.unequal, above))
+    return max(1, _above(d, tolerance.atol, at_least=True)), _above(d, tolerance.atol, at_least=False)
+
+
+def _above(d: Difference, atol: float, *, at_least: bool) -> int:
+    """Errors in bins that begin above an error, or in those that end above it."""
+    return sum(count for number, count in d.errors if number and _edge(number + (not at_least)) > atol)
+
+
+def _edge(number: int) -> float:
+    """Where a bin of the histogram begins: its number is the bits of a float64 shifted right by 50."""
+    return float(np.int64(number << 50).view(np.float64))
+
+
+def _text(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+class _Remembered(Archive):
+    """What a saved comparison knows of its reference: keys in order and classes of modules, no values."""
+
+    def __init__(self, comparison: Comparison, examination: Examination) -> None:
+        side = comparison.reference
+        super().__init__(
+            side.path,
+            side.container,
+            [pair.reference for pair in comparison.pairs if pair.reference is not None],
+            is_ordered=side.is_ordered,
+            is_complete=side.is_complete,
+            run={"modules": [{"path": p, "class": c} for p, c in examination.classes.items()]},
+        )
+
+    def _read_flat(self, record: Record, start: int, out: Array) -> None:
+        raise ReadError(f"{self.path}: {record.key.text}: a saved comparison has no values")
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+def _result(found: Mapping[str, Any]) -> Result:
+    entries: Sequence[Mapping[str, Any]] = found["pairs"]
+    pairs = tuple(_pairs(entries))
+    by_key = {pair.key: pair for pair in pairs}
+    tolerance = None if found["rtol"] is None else Tolerance(found["rtol"], found["atol"])
+    divergence = found["first_divergence"]
+    known = {
+        "reference": decode_as(Side, found["reference"]),
+        "target": decode_as(Side, found["target"]),
+        "tolerance": tolerance,
+        "pairs": pairs,
+        "divergence": None
+        if divergence is None
+        else Divergence(
+            by_key[divergence["key"]],
+            divergence["module"],
+            divergence["class"],
+            divergence["is_run_input"],
+            divergence["explanation"],
+        ),
+        "value_differences": decode_as(tuple[ValueDifference, ...], found["value_differences"]),
+        "warnings": decode_as(tuple[str, ...], found["warnings"]),
+    }
+    further = {name: decode_as(_FURTHER[name], found[name]) for name in _FURTHER}
+    comparison = Comparison(**known, **further, account=_account(found["account"], by_key))
+    classes = {
+        pair.reference.key.site: entry["class"]
+        for pair, entry in zip(pairs, entries, strict=True)
+        if pair.reference and entry["class"]
+    }
+    return Result(
+        comparison,
+        Examination(
+            preflight=decode_as(Preflight | None, found["preflight"]),
+            classes=classes,
+            locations=dict(_parts(entries, "location", Location)),
+            logits=dict(_parts(entries, "logits", LogitDifference)),
+            routing=dict(_parts(entries, "routing", RoutingDifference)),
+            notes=decode_as(tuple[str, ...], found["notes"]),
+        ),
+    )
+
+
+def _account(found: Mapping[str, Any] | None, pairs: Mapping[str, Pair]) -> Account | None:
+    if found is None:
+        return None
+    hints = typing.get_type_hints(Account)
+    known = {name: decode_as(kind, found[name]) for name, kind in hints.items() if name not in _WITH_PAIRS}
+    gain = found["worst_gain"]
+    return Account(
+        **known,
+        worst_gain=None if gain is None else _with_pair(Gain, gain, pairs),
+        flips=tuple(_with_pair(Flips, entry, pairs) for entry in found["flips"]),
+    )
+
+
+def _with_pair(kind: Any, found: Mapping[str, Any], pairs: Mapping[str, Pair]) -> Any:
+    """A dataclass with a pair, which JSON holds as its key."""
+    hints = typing.get_type_hints(kind)
+    return kind(
+        **{
+            name: pairs[found[name]] if hint is Pair else decode_as(hint, found[name])
+            for name, hint in hints.items()
+        }
+    )
+
+
+def _pairs(entries: Sequence[Mapping[str, Any]]) -> Iterator[Pair]:
+    hints = typing.get_type_hints(Pair)
+    for row, entry in enumerate(entries):
+        yield Pair(
+            entry["key"],
+            decode_as(hints["status"], entry["status"]),
+            _record(entry["reference"], row),
+            _record(entry["target"], row),
+            reason=entry["reason"],
+            is_optional=entry["is_optional"],
+            **{name: decode_as(hints[name], entry[name]) for name in _PARTS},
+        )
+
+
+def _record(entry: Mapping[str, Any] | None, row: int) -> Record | None:
+    if entry is None:
+        return None
+    return Record(
+        Key.parse(entry["key"]),
+        dtype(entry["dtype"]),
+        decode_as(tuple[int, ...], entry["shape"]),
+        entry["order"],
+        entry["digest"],
+        decode_as(Statistics | None, entry["statistics"]),
+        entry["stored"],
+        row,
+    )
+
+
+def _parts(entries: Sequence[Mapping[str, Any]], name: str, kind: Any) -> Iterator[tuple[str, Any]]:
+    for entry in entries:
+        if entry[name] is not None:
+            yield entry["key"], decode_as(kind, entry[name])

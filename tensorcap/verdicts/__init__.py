@@ -1,0 +1,1 @@
+"""What errors mean: pairs, statuses, the policy and everything it looks at."""

@@ -1,0 +1,221 @@
+"""What the policy's tests say of two runs as a whole, and what these runs cannot show (POL-40 to POL-44)."""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tensorcap.verdicts.calls import Calls
+from tensorcap.verdicts.flips import Flips
+from tensorcap.verdicts.gains import Gain, row_error
+from tensorcap.verdicts.pairing import Pair
+from tensorcap.verdicts.policy import Policy, Precision
+from tensorcap.verdicts.unexercised import unexercised
+from tensorcap_formats.archive import Archive
+
+_GELU_ERROR: Final = 2e-4  # of the tanh form against the erf form, relative, at the activation
+
+
+@dataclass(frozen=True, slots=True)
+class DepthError:
+    """The error at one depth.
+
+    Attributes:
+        depth: Number of the block, from 1; 0 before the first.
+        error: Row error where the block ends.
+        limit: What the policy expects at most.
+        visible: The smallest own error of a leaf in that block that the tests would show.
+    """
+
+    depth: int
+    error: float
+    limit: float
+    visible: float
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What can be said of two runs beside the status of each pair.
+
+    Attributes:
+        policy: The limits.
+        precision: Name of the precision that errors were held against, "" where no pair needed one.
+        growth: The error at each depth.
+        worst_gain: The largest gain of a leaf or an attention core in proportion to its limit; None where
+            none was found.
+        gains: Count of gains that were found.
+        untested: Sites of leaves whose inputs were not captured, or not compared.
+        flips: Routers that chose other experts, and how often.
+        blind: What this run cannot see, a sentence each.
+        commands: Commands that would prove more.
+    """
+
+    policy: Policy
+    precision: str = ""
+    growth: tuple[DepthError, ...] = ()
+    worst_gain: Gain | None = None
+    gains: int = 0
+    untested: tuple[str, ...] = ()
+    flips: tuple[Flips, ...] = ()
+    blind: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The account in words, a sentence each, without the blind spots and the commands."""
+        found = []
+        if self.growth:
+            first, last = self.growth[0], self.growth[-1]
+            found.append(
+                f"Error {first.error:.2g} at depth {first.depth}, {last.error:.2g} at depth {last.depth} "
+                f"(at most {last.limit:.2g} expected in {self.precision})."
+            )
+        if self.worst_gain is not None:
+            worst = self.worst_gain
+            found.append(f"Worst of {self.gains} gains: {worst.site}: {worst.finding.text}.")
+        flipped = [flip for flip in self.flips if flip.flipped]
+        if flipped:
+            rows = sum(flip.flipped for flip in flipped)
+            found.append(
+                f"Experts flipped in {rows} rows of {len(flipped)} routers, "
+                f"{sum(flip.unexplained for flip in flipped)} of them not by a near tie."
+            )
+        return tuple(found)
+
+
+def account_of(
+    reference: Archive,
+    target: Archive,
+    *,
+    calls: Calls,
+    pairs: Sequence[Pair],
+    gains: Sequence[Gain],
+    untested: tuple[str, ...],
+    has_inputs: bool,
+    flips: Sequence[Flips],
+    policy: Policy,
+    precision: Callable[[Pair], Precision],
+) -> Account:
+    """Sum up what the tests found; the arguments are what they worked on."""
+    measured = [
+        pair
+        for pair in pairs
+        if pair.reference and pair.difference is not None and row_error(pair) is not None
+    ]
+    coarsest = max((precision(p) for p in measured if _is_float(p)), key=lambda p: p.unit, default=None)
+    growth = _growth(measured, calls, policy, precision, has_inputs=has_inputs)
+    worst = max(gains, key=lambda gain: gain.finding.value / gain.finding.limit, default=None)
+    blind = _blind(reference, untested, growth, flips, coarsest, has_inputs=has_inputs)
+    blind += unexercised(reference)
+    return Account(
+        policy=policy,
+        precision=coarsest.name if coarsest else "",
+        growth=growth,
+        worst_gain=worst,
+        gains=len(gains),
+        untested=untested,
+        flips=tuple(flips),
+        blind=tuple(blind) if measured else (),
+        commands=_commands(reference, target, coarsest) if measured else (),
+    )
+
+
+def _growth(
+    measured: Sequence[Pair],
+    calls: Calls,
+    policy: Policy,
+    precision: Callable[[Pair], Precision],
+    *,
+    has_inputs: bool,
+) -> tuple[DepthError, ...]:
+    by_depth: dict[int, list[Pair]] = {}
+    for pair in measured:
+        if pair.reference is not None and _is_float(pair):
+            by_depth.setdefault(calls.depth(pair.reference), []).append(pair)
+    found: list[DepthError] = []
+    entering = 0.0
+    for depth in sorted(by_depth):
+        errors = [error for error in map(row_error, by_depth[depth]) if error is not None]
+        block = [pair for pair in by_depth[depth] if _ends_block(pair)]
+        error = row_error(block[-1]) if block else statistics.median(errors)
+        assert error is not None
+        used = precision(by_depth[depth][-1])
+        limit = (
+            policy.in_proportion(policy.wide_total, used).green
+            if used.is_wide
+            else policy.envelope_at(depth, used)
+        )
+        hidden = (limit**2 - error**2) ** 0.5 if error < limit else limit
+        visible = policy.visible(entering, used) if has_inputs else hidden
+        found.append(DepthError(depth, error, limit, visible))
+        entering = error
+    return tuple(found)
+
+
+def _ends_block(pair: Pair) -> bool:
+    assert pair.reference is not None
+    key = pair.reference.key
+    return key.slot.startswith("output") and key.site.rpartition(".")[2].isdigit()
+
+
+def _is_float(pair: Pair) -> bool:
+    return pair.reference is not None and pair.reference.dtype.kind in ("float", "complex")
+
+
+def _blind(
+    reference: Archive,
+    untested: tuple[str, ...],
+    growth: Sequence[DepthError],
+    flips: Sequence[Flips],
+    precision: Precision | None,
+    *,
+    has_inputs: bool,
+) -> list[str]:
+    found = []
+    if not has_inputs:
+        found.append(
+            "Inputs of modules were not captured, or there are no modules: only outliers and the growth of "
+            "the error were tested (E and F)."
+        )
+    elif untested:
+        found.append(f"The gain of {len(untested)} leaves is unknown: their inputs were not compared.")
+    if growth and precision is not None:
+        first, last = growth[0], growth[-1]
+        deeper = f", below {last.visible:.2g} at depth {last.depth}" if len(growth) > 1 else ""
+        found.append(f"An own error below {first.visible:.2g} at depth {first.depth}{deeper} cannot be seen.")
+        if _has_gelu(reference) and max(depth.visible for depth in growth) > _GELU_ERROR:
+            found.append(
+                f"GELU by tanh in the place of erf, or the other way round, errs by {_GELU_ERROR:g}: "
+                "it cannot be excluded."
+            )
+    if any(flip.flipped for flip in flips):
+        found.append("Outliers were not looked for behind routers that chose other experts.")
+    return found
+
+
+def _has_gelu(reference: Archive) -> bool:
+    modules = reference.run.get("modules")
+    classes = [m.get("class") for m in modules if isinstance(m, Mapping)] if isinstance(modules, list) else []
+    config = _config(reference)
+    names = [*classes, *(config.get(n) for n in ("hidden_act", "hidden_activation", "activation_function"))]
+    return any("gelu" in str(name).lower() for name in names)
+
+
+def _config(reference: Archive) -> Mapping[str, Any]:
+    model = reference.run.get("model")
+    config = model.get("config") if isinstance(model, Mapping) else None
+    return config if isinstance(config, Mapping) else {}
+
+
+def _commands(reference: Archive, target: Archive, precision: Precision | None) -> tuple[str, ...]:
+    """How to set the target's error against that of a twin in its precision."""
+    if reference.is_foreign or precision is None or precision.is_wide:
+        return ()
+    ours, theirs = shlex.quote(str(reference.path)), shlex.quote(str(target.path))
+    return (
+        f"tcap capture torch --like {ours} --dtype {precision.name} -o twin.h5",
+        f"tcap compare {ours} {theirs} --baseline twin.h5",
+    )

@@ -1,0 +1,192 @@
+"""Limits from archives of known-good ports: quantiles with a margin, per metric and kind of module."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from tensorcap.verdicts.calls import Calls
+from tensorcap.verdicts.pairing import Finding, Pair, Status
+from tensorcap.verdicts.thresholds import METRICS, metric_named, read_toml
+from tensorcap_formats.errors import UsageError
+from tensorcap_formats.keys import Key
+
+FORMAT: Final = "tensorcap-calibration"
+VERSION: Final = 1
+CALIBRATED: Final = ("row_error_median", "row_error_p95", "relative_frobenius", "outlier")
+FEWEST_RUNS: Final = 2
+FEWEST_SAMPLES: Final = 20  # of one metric and kind: a quantile of fewer is no more than their maximum
+
+Kind = tuple[str, str]  # class of the module, and `input` or `output`
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What known-good ports were like.
+
+    Attributes:
+        precision: The precision that they were judged in.
+        quantile: Which quantile the limits are, 0 to 1.
+        margin: What the quantile was multiplied by, no unit.
+        runs: Count of pairs of archives.
+        limits: Limit and count of samples by kind of module, then by metric.
+        path: Where it was read from, or None.
+    """
+
+    precision: str
+    quantile: float
+    margin: float
+    runs: int
+    limits: Mapping[Kind, Mapping[str, tuple[float, int]]]
+    path: Path | None = None
+
+    def judge(self, pair: Pair, calls: Calls) -> list[Finding]:
+        """Hold a measured pair against the limits of its kind; nothing where there are none."""
+        if pair.difference is None or pair.reference is None:
+            return []
+        found = []
+        for metric, (limit, count) in self.limits.get(kind_of(pair.reference.key, calls), {}).items():
+            value = getattr(pair.difference, metric)
+            if value is None:
+                continue
+            status: Status = "within-rounding" if value <= limit else "suspect"
+            text = f"{metric} is {value:.3g}, expected at most {limit:.3g} by {count} of known-good ports"
+            found.append(Finding(metric, float(value), limit, status, text))
+        return found
+
+    def to_toml(self) -> str:
+        """The file as text."""
+        lines = [
+            f"format = {json.dumps(FORMAT)}",
+            f"version = {VERSION}",
+            f"precision = {json.dumps(self.precision)}",
+            f"quantile = {self.quantile!r}",
+            f"margin = {self.margin!r}",
+            f"runs = {self.runs}",
+        ]
+        for (class_name, slot), metrics in sorted(self.limits.items()):
+            for metric, (limit, count) in metrics.items():
+                lines += [
+                    "",
+                    "[[limit]]",
+                    f"module = {json.dumps(class_name)}",
+                    f"slot = {json.dumps(slot)}",
+                    f"metric = {json.dumps(metric)}",
+                    f"limit = {limit!r}",
+                    f"count = {count}",
+                ]
+        return "\n".join(lines) + "\n"
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Calibration:
+        """Read what `to_toml` wrote.
+
+        Raises:
+            ReadError: The file cannot be read.
+            UsageError: It is no calibration.
+        """
+        file = Path(path)
+        document = read_toml(file)
+        if document.get("format") != FORMAT or document.get("version") != VERSION:
+            raise UsageError(f"{file}: is no calibration of version {VERSION}, as tcap calibrate writes it")
+        limits: dict[Kind, dict[str, tuple[float, int]]] = {}
+        try:
+            for entry in document["limit"]:
+                metric = metric_named(entry["metric"], str(file))
+                kind = str(entry["module"]), str(entry["slot"])
+                limits.setdefault(kind, {})[metric] = float(entry["limit"]), int(entry["count"])
+            return cls(
+                str(document["precision"]),
+                float(document["quantile"]),
+                float(document["margin"]),
+                int(document["runs"]),
+                limits,
+                file,
+            )
+        except (KeyError, TypeError) as error:
+            raise UsageError(f"{file}: is no whole calibration: {error} is missing or no value") from error
+
+
+def kind_of(key: Key, calls: Calls) -> Kind:
+    """The kind of module that a record belongs to: its class, or the last part of its name."""
+    name = calls.class_of(key.site) or key.site.rpartition(".")[2]
+    return name, key.slot.partition(".")[0]
+
+
+def check_settings(quantile: float, margin: float, metrics: Sequence[str]) -> None:
+    """Refuse settings that no limits can be made with.
+
+    Raises:
+        UsageError: The quantile is not between 0 and 1, the margin is below 1, or more of a metric is better.
+    """
+    if not 0.5 <= quantile <= 1:
+        raise UsageError(f"quantile: is {quantile!r}, expected 0.5 to 1")
+    if not (math.isfinite(margin) and margin >= 1):
+        raise UsageError(f"margin: is {margin!r}, expected at least 1")
+    for name in metrics:
+        if METRICS[metric_named(name)] == "higher":
+            raise UsageError(f"metric {name!r}: more of it is better, expected a metric of errors")
+
+
+class CalibrationBuilder:
+    """Add the pairs of comparisons of known-good ports.
+
+    Args:
+        metrics: Metrics to limit.
+    """
+
+    def __init__(self, metrics: Sequence[str] = CALIBRATED) -> None:
+        self._metrics = metrics
+        self._samples: dict[Kind, dict[str, list[float]]] = {}
+        self._precisions: dict[str, None] = {}
+        self._runs = 0
+
+    def add(self, pairs: Sequence[Pair], calls: Calls, precision: str) -> None:
+        """Add one run's pairs."""
+        self._runs += 1
+        self._precisions[precision] = None
+        for pair in pairs:
+            if pair.reference is None or pair.reference.dtype.kind not in ("float", "complex"):
+                continue
+            kind = self._samples.setdefault(kind_of(pair.reference.key, calls), {})
+            for metric, value in self._values(pair):
+                kind.setdefault(metric, []).append(value)
+
+    def result(self, *, quantile: float, margin: float) -> Calibration:
+        """Make the limits.
+
+        Raises:
+            UsageError: There are too few runs or samples, or the runs differ in precision.
+        """
+        if self._runs < FEWEST_RUNS:
+            raise UsageError(f"{self._runs} passing runs, expected at least {FEWEST_RUNS} to calibrate by")
+        if len(self._precisions) != 1:
+            raise UsageError(f"runs of several precisions: {', '.join(self._precisions)}, expected one")
+        limits = {
+            kind: {
+                metric: (margin * float(np.quantile(values, quantile, method="higher")), len(values))
+                for metric, values in metrics.items()
+                if len(values) >= FEWEST_SAMPLES
+            }
+            for kind, metrics in self._samples.items()
+        }
+        limits = {kind: metrics for kind, metrics in limits.items() if metrics}
+        if not limits:
+            raise UsageError(
+                f"no kind of module has the {FEWEST_SAMPLES} samples that a quantile needs",
+                hint="Calibrate by more runs, or by runs of more layers.",
+            )
+        return Calibration(next(iter(self._precisions)), quantile, margin, self._runs, limits)
+
+    def _values(self, pair: Pair) -> Iterator[tuple[str, float]]:
+        for metric in self._metrics:
+            value: Any = 0.0 if pair.status == "identical" else getattr(pair.difference, metric, None)
+            if value is not None and math.isfinite(value):
+                yield metric, float(value)

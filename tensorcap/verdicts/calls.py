@@ -1,0 +1,222 @@
+"""Calls of modules in a run, from its records: inputs, outputs, leaves, attention cores, depth."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final
+
+from tensorcap.verdicts.pairing import spellings
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.keys import ROOT_SITE
+from tensorcap_formats.records import Record
+
+# Kinds of leaves that are elementwise, linear or norms, so that they add little to an error; by class name,
+# or by the last part of the site where the class is not known.
+_SIMPLE: Final = re.compile(
+    r"linear|conv|dense|proj|embedding|norm|gelu|silu|relu|swish|mish|tanh|sigmoid|activation|identity|dropout"
+    r"|^(?:q|k|v|o|w[123]|fc\d?|c_fc|c_attn|act|act_fn|ln_\w+|wte|wpe|lm_head)$",
+    re.IGNORECASE,
+)
+_SENSITIVE: Final = re.compile(r"softmax|router|gate$|experts|attention|attn|moe", re.IGNORECASE)
+_LINEAR: Final = re.compile(r"linear|conv1d|dense|proj|^(?:query|key|value|o)$", re.IGNORECASE)
+_CENTRED: Final = re.compile(r"(?:layer|group|batch|instance)_?norm", re.IGNORECASE)
+_ATTENTION: Final = re.compile(r"attention|attn", re.IGNORECASE)
+_BLOCK: Final = re.compile(r"(?:^|(?<=\.))\d+(?=\.|$)")
+_NUMBER: Final = re.compile(r"(?:^|[./_-])(\d+)(?=[./_-]|$)")
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of one module.
+
+    Attributes:
+        place: Rank, step, site, and number of the call.
+        inputs: Records of its arguments, in order.
+        outputs: Records of its results, in order.
+    """
+
+    place: tuple[int, int, str, int]
+    inputs: list[Record] = field(default_factory=list)
+    outputs: list[Record] = field(default_factory=list)
+
+    @property
+    def site(self) -> str:
+        """The module's site."""
+        return self.place[2]
+
+    @property
+    def start(self) -> int:
+        """Order of its first record."""
+        return (self.inputs or self.outputs)[0].order
+
+    @property
+    def end(self) -> int:
+        """Order of its last record."""
+        return (self.outputs or self.inputs)[-1].order
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """What an attention computes between its projections.
+
+    Attributes:
+        attention: The module.
+        sources: Records of what goes in: what queries, keys and values are made of.
+        results: Records of what comes out: mostly the input of the output projection.
+    """
+
+    attention: str
+    sources: Sequence[Record]
+    results: Sequence[Record]
+
+
+class Calls:
+    """All calls of an archive's run.
+
+    Attributes:
+        calls: In execution order of their first records.
+    """
+
+    def __init__(self, archive: Archive) -> None:
+        found: dict[tuple[int, int, str, int], Call] = {}
+        for record in archive.records:
+            key = record.key
+            kind = key.slot.partition(".")[0]
+            if kind in ("input", "output"):
+                place = (key.rank, key.step, key.site, key.call)
+                call = found.setdefault(place, Call(place))
+                (call.inputs if kind == "input" else call.outputs).append(record)
+        self.calls: Sequence[Call] = tuple(found.values())
+        self._is_ordered = archive.is_ordered
+        self._modules = _modules(archive.run)
+        self._parents = {site for call in self.calls for site in _above(call.site)}
+        self._ends = _ends_of_blocks(archive.records)
+
+    def class_of(self, site: str) -> str:
+        """Class of a module without its package, "" where the run does not say."""
+        return str(self._modules.get(site, {}).get("class") or "").rpartition(".")[2]
+
+    def has_parameters(self, site: str) -> bool:
+        """Whether a module is known to have parameters of its own."""
+        return bool(self._modules.get(site, {}).get("parameters"))
+
+    def is_leaf(self, site: str) -> bool:
+        """Whether no module below the site was called."""
+        return site not in self._parents and site != ROOT_SITE
+
+    def is_simple(self, site: str) -> bool:
+        """Whether a leaf is known to be elementwise, linear or a norm."""
+        name = self._kind(site)
+        return _SIMPLE.search(name) is not None and _SENSITIVE.search(name) is None
+
+    def is_centred(self, site: str) -> bool:
+        """Whether a leaf takes the mean away first."""
+        return _CENTRED.search(self._kind(site)) is not None
+
+    def depth(self, record: Record) -> int:
+        """Number of the block that a record belongs to, counted from 1 in the order of execution (POL-13)."""
+        key = record.key
+        if key.is_bare:
+            number = _NUMBER.search(key.site)
+            return int(number[1]) + 1 if number else 0
+        block = _block_of(key.site)
+        if not self._is_ordered:
+            number = _BLOCK.search(key.site)
+            return int(number[0]) + 1 if number else 0
+        return bisect_left(self._ends.get((key.rank, key.step), ()), record.order) + (block is not None)
+
+    @cached_property
+    def leaves(self) -> Sequence[Call]:
+        """Calls of leaves."""
+        return tuple(call for call in self.calls if self.is_leaf(call.site))
+
+    def cores(self) -> Iterator[Core]:
+        """Attention cores, by the order of calls and by which records are equal."""
+        if not self._is_ordered:
+            return
+        attentions = [call for call in self.calls if self._is_attention(call.site)]
+        inner = {site for call in attentions for site in _above(call.site)}
+        for call in attentions:
+            if call.site not in inner and not self.is_leaf(call.site):
+                yield from self._core(call)
+
+    def within(self, call: Call) -> Iterator[Call]:
+        """Calls of modules below that of a call, in the course of it."""
+        prefix = f"{call.site}."
+        for other in self._by_step.get(call.place[:2], ()):
+            if other.site.startswith(prefix) and call.start <= other.start and other.end <= call.end:
+                yield other
+
+    @cached_property
+    def _by_step(self) -> Mapping[tuple[int, int], Sequence[Call]]:
+        found: dict[tuple[int, int], list[Call]] = {}
+        for call in self.calls:
+            found.setdefault((call.place[0], call.place[1]), []).append(call)
+        return found
+
+    def _is_attention(self, site: str) -> bool:
+        return _ATTENTION.search(self.class_of(site) or site.rpartition(".")[2]) is not None
+
+    def _core(self, attention: Call) -> Iterator[Core]:
+        within = [call for call in self.within(attention) if self.is_leaf(call.site)]
+        given = {record.digest for record in attention.inputs if _is_float(record)}
+        linear = [leaf for leaf in within if _LINEAR.search(self._kind(leaf.site))]
+        projections = [
+            leaf for leaf in linear[1:] if not any(r.digest in given for r in leaf.inputs if _is_float(r))
+        ]
+        results = projections[-1].inputs if projections else attention.outputs
+        before = [leaf for leaf in within if leaf.outputs and leaf.end < (results[0].order if results else 0)]
+        used = {record.digest for leaf in before for record in leaf.inputs if record.digest}
+        sources = [
+            record
+            for leaf in before
+            for record in leaf.outputs
+            if _is_float(record) and record.digest not in used
+        ]
+        first = [record for record in results if _is_float(record)][:1]
+        if len(linear) > 1 and sources and first:
+            yield Core(attention.site, sources, first)
+
+    def _kind(self, site: str) -> str:
+        return self.class_of(site) or site.rpartition(".")[2]
+
+
+def _is_float(record: Record) -> bool:
+    return record.dtype.kind in ("float", "complex")
+
+
+def _modules(run: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    modules = run.get("modules")
+    return {
+        site: module
+        for module in (modules if isinstance(modules, list) else ())
+        if isinstance(module, dict)
+        for site in spellings(str(module.get("path") or ROOT_SITE))
+    }
+
+
+def _above(site: str) -> Iterator[str]:
+    while "." in site:
+        site = site.rpartition(".")[0]
+        yield site
+
+
+def _block_of(site: str) -> str | None:
+    """The block of a stack that a site belongs to: its path up to the first part that is a number."""
+    number = _BLOCK.search(site)
+    return site[: number.end()] if number else None
+
+
+def _ends_of_blocks(records: Sequence[Record]) -> dict[tuple[int, int], list[int]]:
+    """For each rank and step, when each block ends."""
+    last: dict[tuple[int, int], dict[str, int]] = {}
+    for record in records:
+        block = None if record.key.is_bare else _block_of(record.key.site)
+        if block is not None:
+            ends = last.setdefault((record.key.rank, record.key.step), {})
+            ends[block] = max(ends.get(block, 0), record.order)
+    return {place: sorted(ends.values()) for place, ends in last.items()}

@@ -1,0 +1,87 @@
+"""What a reader of a comparison has to know first: runs cut short, unlike inputs, empty archives."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tensorcap.verdicts.pairing import Pair, points_of
+from tensorcap_formats.archive import Archive
+
+
+def error_of(run: Mapping[str, Any]) -> str:
+    """What a run ended by, "" for nothing known."""
+    error = run.get("error")
+    if isinstance(error, Mapping):
+        return ": ".join(str(error[part]) for part in ("type", "message") if error.get(part))
+    return str(error or "")
+
+
+def caveats(reference: Archive, target: Archive) -> Iterator[str]:
+    """What has to be known of two archives before their tensors are looked at, a sentence each."""
+    if reference is target or _is_same_file(reference.path, target.path):
+        yield "Reference and target are the same file: this shows nothing."
+    for name, archive in (("reference", reference), ("target", target)):
+        if not len(archive):
+            yield f"The {name} holds no tensors."
+        elif not any(record.stored for record in archive.records):
+            yield f"The {name} holds statistics and no values: only hashes and statistics were compared."
+        if archive.skipped:
+            some = ", ".join(f"{key} ({what})" for key, what in list(archive.skipped.items())[:3])
+            more = f", … {len(archive.skipped)} in all" if len(archive.skipped) > 3 else ""
+            yield f"The {name} holds what is no tensor and was not compared: {some}{more}."
+        unfinished = [point["site"] for point in points_of(archive.run) if point.get("unfinished")]
+        if unfinished:
+            sites = ", ".join(unfinished[:3]) + (", …" if len(unfinished) > 3 else "")
+            yield f"In the {name}, calls of {len(unfinished)} modules did not return: {sites}."
+        if not archive.is_complete:
+            error = error_of(archive.run)
+            yield f"The {name} is incomplete: its run ended early{f' ({error})' if error else ''}."
+    if not reference.is_ordered:
+        yield "The reference has no execution order: natural order of names is used instead."
+    unlike = _unlike_inputs(reference.run.get("inputs"), target.run.get("inputs"))
+    if unlike:
+        yield f"The two runs were fed different inputs: {', '.join(unlike)}."
+
+
+def caveats_of_pairs(pairs: Sequence[Pair]) -> Iterator[str]:
+    """What has to be known of pairs that are green or not: values that are no numbers (CMP-18)."""
+    held = [(pair, *_nonfinite(pair)) for pair in pairs if pair.is_compared]
+    for index, name in ((1, "NaN"), (2, "infinities")):
+        found = [row[0] for row in held if row[index]]
+        if found:
+            yield f"{len(found)} reference tensors that were compared hold {name}, the first {found[0].key}."
+
+
+def _nonfinite(pair: Pair) -> tuple[int, int]:
+    """Counts of NaN and of infinities in the reference of a pair."""
+    if pair.difference is not None:
+        found = pair.difference.nonfinite_reference
+        return found.nan, found.posinf + found.neginf
+    statistics = pair.reference.statistics if pair.reference else None
+    return (statistics.nan, statistics.posinf + statistics.neginf) if statistics else (0, 0)
+
+
+def _is_same_file(one: Path, other: Path) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False
+
+
+def _unlike_inputs(ours: object, theirs: object) -> list[str]:
+    """Inputs of both runs whose hashes differ."""
+    if not isinstance(ours, Mapping) or not isinstance(theirs, Mapping):
+        return []
+    unlike = []
+    for key, found in ours.items():
+        one, other = _sha256(found), _sha256(theirs.get(key))
+        if one and other and one != other:
+            unlike.append(str(key))
+    return unlike
+
+
+def _sha256(described: object) -> object:
+    return described.get("sha256") if isinstance(described, Mapping) else None

@@ -1,0 +1,298 @@
+"""The status of pairs: from digests where they settle it, then from what was given, then from the policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Final
+
+from tensorcap.metrics.routing import is_routing
+from tensorcap.verdicts.account import Account, account_of
+from tensorcap.verdicts.alignment import aligned_leaves, calls_that_align, shuffled_calls
+from tensorcap.verdicts.calibration import Calibration
+from tensorcap.verdicts.calls import Calls
+from tensorcap.verdicts.explained import explained_leaves
+from tensorcap.verdicts.flips import copies_of, find_flips
+from tensorcap.verdicts.gains import Gains, SecondLook, row_error
+from tensorcap.verdicts.pairing import Finding, Pair, Status
+from tensorcap.verdicts.policy import Policy, Precision
+from tensorcap.verdicts.thresholds import Given, Thresholds
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.records import Record
+
+_SEVERITY: Final[tuple[Status, ...]] = ("match", "within-rounding", "unjudged", "suspect", "diverged")
+
+
+def settle(reference: Archive, target: Archive, pair: Pair) -> Pair:
+    """Find the status of a pair that has both sides, if no values are needed for it.
+
+    Args:
+        reference: The trusted archive.
+        target: The archive under test.
+        pair: One of their pairs.
+
+    Returns:
+        The pair with its status, or as it was, `unjudged`, if its values have to be measured.
+    """
+    trusted, tested = pair.reference, pair.target
+    if pair.status != "unjudged" or trusted is None or tested is None:
+        return pair
+    if trusted.shape != tested.shape or trusted.dtype.packed != tested.dtype.packed:
+        return replace(pair, status="shape-mismatch", reason=_shapes(trusted, tested))
+    if _has_equal_digest(reference, target, trusted, tested):
+        return replace(pair, status="identical")
+    if not (trusted.stored and tested.stored):
+        return _settle_by_counts(pair, trusted, tested)
+    return pair
+
+
+def judge(pair: Pair, given: Given, remark: str = "") -> Pair:
+    """Find the status of a pair that was measured, if it needs no policy.
+
+    Args:
+        pair: The pair with its difference.
+        given: What somebody gave for its key; the difference was measured with its tolerance.
+        remark: Why the values may not be those that were meant (CMP-17); such a pair is never green.
+    """
+    found = pair.difference
+    if found is None:
+        return pair
+    if remark:
+        finding = Finding("remark", 1, 0, "suspect", remark)
+        return replace(pair, status="suspect", reason=remark, findings=(finding,))
+    if found.same_bits:
+        return replace(pair, status="identical")
+    if found.mask_mismatches:
+        return replace(pair, status="nonfinite")
+    if not found.unequal:  # other bits, same values: within every tolerance there is
+        nothing = found.elements and not found.measured
+        return replace(pair, status="match", reason="no element is finite on both sides" if nothing else "")
+    return with_findings(pair, given.judge(found)) if given else pair
+
+
+def with_findings(pair: Pair, findings: Sequence[Finding]) -> Pair:
+    """The pair with findings, the worst of which is its status."""
+    status = max((finding.status for finding in findings), key=_SEVERITY.index)
+    return replace(pair, status=status, findings=tuple(findings))
+
+
+class PolicyJudge:
+    """Judges the pairs that nothing was given for, by tests that look at the whole of both runs.
+
+    Args:
+        reference: The trusted archive.
+        target: The archive under test.
+        policy: The limits.
+        precision: What the runs can agree in, or None where neither says what it computed in.
+        given: What a user gave; pairs that it is about are left as they are.
+        calibration: Limits that known-good runs gave, in the place of the policy's of the same quantity.
+    """
+
+    def __init__(
+        self,
+        reference: Archive,
+        target: Archive,
+        *,
+        policy: Policy,
+        precision: Precision | None,
+        given: Thresholds,
+        calibration: Calibration | None = None,
+    ) -> None:
+        self._archives = reference, target
+        self._policy = policy
+        self._runs_precision = precision
+        self._given = given
+        self._calibration = calibration
+        self._precisions: dict[tuple[str, str], Precision] = {}
+
+    def judge(self, pairs: Sequence[Pair]) -> tuple[list[Pair], Account]:
+        """Judge the pairs that are `unjudged`.
+
+        Returns:
+            All pairs in their order, and what the tests say of the runs as a whole.
+        """
+        self._open = {pair.key for pair in pairs if self._is_open(pair)}
+        if not self._open and all(pair.difference is None for pair in pairs):
+            return list(pairs), Account(self._policy)
+        by_key = {pair.key: pair for pair in pairs}
+        findings: dict[str, list[Finding]] = {pair.key: [] for pair in pairs}
+        flips = find_flips(
+            *self._archives,
+            self._calls,
+            by_key,
+            policy=self._policy,
+            noise=lambda pair: self._policy.noise(self._precision(pair)),
+        )
+        copies = copies_of(pairs, [flip.pair for flip in flips])
+        by_router = {flip.pair.key: flip for flip in flips}
+        routed = {key: by_router[pair.key].finding(self._policy) for key, pair in copies.items()}
+        shuffled = shuffled_calls(self._calls, flips, copies)
+        aligned = calls_that_align(
+            list(aligned_leaves(*self._archives, self._calls, by_key, shuffled)) if shuffled else []
+        )
+        errors = {pair.key: row_error(pair) for pair in pairs if pair.is_compared}
+        errors.update({key: aligned.get(key) for key in shuffled})
+        gains = Gains(
+            self._calls,
+            by_key,
+            errors=errors,
+            aligned=aligned,
+            policy=self._policy,
+            precision=self._precision,
+            confirm=SecondLook(*self._archives),
+        )
+        found_gains = list(gains.all())
+        first_flip = _first_flips([flip.pair for flip in flips if flip.flipped])
+        for pair in pairs:
+            if pair.key in self._open:
+                error = errors.get(pair.key)
+                is_behind = pair.key in shuffled or (
+                    pair.reference is not None and first_flip(pair.reference)
+                )
+                findings[pair.key] += self._of_pair(pair, error, routed.get(pair.key), is_behind=is_behind)
+        for gain in found_gains:
+            findings[gain.pair.key].append(gain.finding)
+        for pair, finding in explained_leaves(*self._archives, self._calls, by_key, self._policy):
+            findings[pair.key].append(finding)
+        judged = [self._judged(pair, findings[pair.key]) for pair in pairs]
+        account = account_of(
+            *self._archives,
+            calls=self._calls,
+            pairs=judged,
+            gains=found_gains,
+            untested=tuple(gains.untested),
+            has_inputs=gains.has_inputs,
+            flips=flips,
+            policy=self._policy,
+            precision=self._precision,
+        )
+        return judged, account
+
+    def _judged(self, pair: Pair, findings: Sequence[Finding]) -> Pair:
+        if pair.key not in self._open or not findings:
+            return pair
+        if self._calibration is not None and pair.difference is not None:
+            calibrated = self._calibration.judge(pair, self._calls)
+            findings = [f for f in findings if f.test not in _replaced_by(calibrated)] + calibrated
+        return with_findings(pair, findings)
+
+    def _is_open(self, pair: Pair) -> bool:
+        """Whether nothing was given for the pair that would judge it, or that it is `unjudged` by."""
+        return pair.status == "unjudged" and not pair.findings and not self._given.of(pair.key)
+
+    @cached_property
+    def _calls(self) -> Calls:
+        return Calls(self._archives[0])
+
+    def _of_pair(
+        self, pair: Pair, error: float | None, routing: Finding | None, *, is_behind: bool
+    ) -> list[Finding]:
+        """What one pair says by itself."""
+        assert pair.reference is not None
+        assert pair.target is not None
+        if _is_whole(pair.reference) or _is_whole(pair.target):
+            return [routing or _integers(pair)] if pair.difference is not None else []
+        precision, depth = self._precision(pair), self._calls.depth(pair.reference)
+        if pair.difference is None:
+            return self._by_statistics(pair, depth, precision)
+        found: list[Finding] = []
+        if pair.difference.zero_rows:
+            text = f"{pair.difference.zero_rows} rows are all zeros in the reference and not in the target"
+            found.append(Finding("zeros", pair.difference.zero_rows, 0, "suspect", text))
+        if error is not None:
+            found.append(self._policy.judge_total(error, depth, precision))
+            outlier = pair.difference.outlier
+            if outlier is not None and not is_behind:
+                worst = pair.difference.row_error_p95 or error
+                found.append(self._policy.judge_outlier(outlier, error, worst, precision))
+        return found
+
+    def _by_statistics(self, pair: Pair, depth: int, precision: Precision) -> list[Finding]:
+        """By the error that the statistics prove, where no values were kept."""
+        if pair.reference is None or pair.target is None:
+            return []
+        least = _least_error(pair.reference, pair.target)
+        if least is None:
+            return []
+        finding = self._policy.judge_total(least, depth, precision)
+        text = f"norms or means prove {finding.text}"
+        return [] if finding.status == "within-rounding" else [replace(finding, test="statistics", text=text)]
+
+    def _precision(self, pair: Pair) -> Precision:
+        assert pair.reference is not None
+        assert pair.target is not None
+        names = pair.reference.dtype.name, pair.target.dtype.name
+        found = self._precisions.get(names)
+        if found is None:
+            found = self._policy.precision_of_pair(self._runs_precision, *names)
+            self._precisions[names] = found
+        return found
+
+
+def _replaced_by(calibrated: Sequence[Finding]) -> set[str]:
+    """The policy's tests that limits of known-good ports take the place of: those of the same quantity."""
+    replaced = {"F", "wide"} if any(f.test != "outlier" for f in calibrated) else set()
+    return replaced | {"E"} if any(f.test == "outlier" for f in calibrated) else replaced
+
+
+def _first_flips(flipped: Sequence[Pair]) -> Callable[[Record], bool]:
+    """Whether a record was made after experts flipped, in the same step."""
+    first: dict[tuple[int, int], int] = {}
+    for pair in flipped:
+        if pair.reference is not None:
+            place = pair.reference.key.rank, pair.reference.key.step
+            first[place] = min(first.get(place, pair.reference.order), pair.reference.order)
+    return lambda record: record.order >= first.get((record.key.rank, record.key.step), 1 << 62)
+
+
+def _integers(pair: Pair) -> Finding:
+    found = pair.difference
+    assert found is not None
+    assert pair.reference is not None
+    text = f"{found.unequal} of {found.elements} whole numbers differ"
+    if is_routing(pair.reference):
+        text = f"{text}, and the scores that they were chosen by were not captured"
+        return Finding("integers", found.unequal, 0, "suspect", text)
+    return Finding("integers", found.unequal, 0, "diverged", text)
+
+
+def _is_whole(record: Record) -> bool:
+    return record.dtype.kind in ("bool", "int", "uint")
+
+
+def _least_error(trusted: Record, tested: Record) -> float | None:
+    """The relative Frobenius error that norms and means prove, by the triangle inequality."""
+    ours, theirs = trusted.statistics, tested.statistics
+    if ours is None or theirs is None or not ours.l2 or theirs.l2 is None:
+        return None
+    least = abs(theirs.l2 - ours.l2)
+    if ours.mean is not None and theirs.mean is not None:
+        least = max(least, abs(theirs.mean - ours.mean) * math.sqrt(trusted.size))
+    return least / ours.l2
+
+
+def _settle_by_counts(pair: Pair, trusted: Record, tested: Record) -> Pair:
+    ours, theirs = trusted.statistics, tested.statistics
+    if ours and theirs and (ours.nan, ours.posinf, ours.neginf) != (theirs.nan, theirs.posinf, theirs.neginf):
+        reason = "counts of NaN or infinities differ; no values were kept"
+        return replace(pair, status="nonfinite", reason=reason)
+    return replace(pair, reason="only statistics were kept: no values to judge by")
+
+
+def _has_equal_digest(reference: Archive, target: Archive, trusted: Record, tested: Record) -> bool:
+    """Whether digests settle it: those of an archive that another tool edited prove nothing (CMP-2)."""
+    return (
+        trusted.digest != ""
+        and trusted.digest == tested.digest
+        and reference.algorithm == target.algorithm
+        and trusted.dtype.name == tested.dtype.name
+        and all(a.trusts_digests or not r.stored for a, r in ((reference, trusted), (target, tested)))
+    )
+
+
+def _shapes(trusted: Record, tested: Record) -> str:
+    if trusted.shape != tested.shape:
+        return f"{list(trusted.shape)} in the reference, {list(tested.shape)} in the target"
+    return f"{trusted.dtype.name} and {tested.dtype.name} hold unlike many values in {list(trusted.shape)}"

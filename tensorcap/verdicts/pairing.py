@@ -1,0 +1,230 @@
+"""Which reference record belongs to which target record, and why some have no partner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from tensorcap.metrics.difference import Difference
+from tensorcap.verdicts.baseline import Ratio
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.errors import no_such_tensor
+from tensorcap_formats.keys import Key, escape, matches
+from tensorcap_formats.records import Record
+
+Status = Literal[
+    "identical",
+    "match",
+    "within-rounding",
+    "unjudged",
+    "suspect",
+    "diverged",
+    "nonfinite",
+    "shape-mismatch",
+    "missing-in-target",
+    "never-called",
+    "not-capturable",
+    "unreadable",
+    "excluded",
+    "missing-in-reference",
+]
+STATUSES: Final[tuple[Status, ...]] = Status.__args__  # type: ignore[attr-defined] # no public name for it
+GREEN: Final[frozenset[Status]] = frozenset({"identical", "match", "within-rounding"})
+ABSENT: Final[frozenset[Status]] = frozenset({"missing-in-target", "never-called", "not-capturable"})
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one test said of one pair.
+
+    Attributes:
+        test: Name of the test: `tolerance`, a metric, or one of `specs/policy.md`.
+        value: What was found.
+        limit: What is green at most, or at least for a metric of which more is better.
+        status: What the test alone would make of the pair.
+        text: The finding as a sentence.
+    """
+
+    test: str
+    value: float
+    limit: float
+    status: Status
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One comparison and what became of it.
+
+    Attributes:
+        key: Key text of the reference record, or of the target's where there is no other.
+        status: See `specs/comparison.md`.
+        reference: The trusted record; None where only the target has one.
+        target: The record under test; None where it is missing.
+        difference: The errors; None where no values were read, so also for two equal digests.
+        reason: Why the status is what it is, where that is not plain from it; else "".
+        findings: What the tests said that led to the status.
+        baseline: How far the target lies from the reference in units of a baseline's distance, or None.
+        is_optional: Whether `--require` names others, so that it may be missing.
+    """
+
+    key: str
+    status: Status
+    reference: Record | None
+    target: Record | None
+    difference: Difference | None = None
+    reason: str = ""
+    findings: tuple[Finding, ...] = ()
+    baseline: Ratio | None = None
+    is_optional: bool = False
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether values, or digests of values, were held against each other."""
+        return self.status == "identical" or self.difference is not None
+
+    @property
+    def is_required(self) -> bool:
+        """Whether a reference record stands behind it that nobody excluded, and that may not be missing."""
+        may_lack = self.is_optional and self.status in ABSENT
+        return self.status not in ("excluded", "missing-in-reference") and not may_lack
+
+    @property
+    def is_green(self) -> bool:
+        """Whether it is identical, a match, or within rounding."""
+        return self.status in GREEN
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What a user narrowed a comparison to, as globs over key texts.
+
+    Attributes:
+        only: Compare what fits one of these; everything where it is empty.
+        exclude: Leave out what fits one of these.
+        require: What fits none of these may be missing; nothing may where it is empty.
+    """
+
+    only: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    require: tuple[str, ...] = ()
+
+    def is_optional(self, text: str) -> bool:
+        """Whether a key may be missing."""
+        return bool(self.require) and not any(matches(text, pattern) for pattern in self.require)
+
+    def why_not(self, text: str) -> str:
+        """Why a key is left out, or "" if it is not."""
+        if self.only and not any(matches(text, pattern) for pattern in self.only):
+            return "not among those asked for by --only"
+        for pattern in self.exclude:
+            if matches(text, pattern):
+                return f"by --exclude {pattern}"
+        return ""
+
+    def require_hits(self, reference: Archive) -> None:
+        """Refuse a pattern in `only` or `require` that fits no key of the reference.
+
+        Raises:
+            TensorNotFoundError: There is one: it is a slip, or the reference lacks what was asked for.
+        """
+        if not self.only and not self.require:
+            return
+        texts = {record.key.text for record in reference.records}
+        for pattern in (*self.only, *self.require):
+            if not any(matches(text, pattern) for text in texts):
+                raise no_such_tensor(str(reference.path), pattern, texts)
+
+
+def pair_records(reference: Archive, target: Archive, selection: Selection) -> list[Pair]:
+    """Pair the records of two archives by equal key text (CMP-1).
+
+    Returns:
+        One pair for each reference record, in the reference's order; then what the reference was to hold
+        and could not capture (CMP-16), without records; then those of the target that have no partner.
+        Pairs with two sides are `unjudged` as yet.
+
+    Raises:
+        TensorNotFoundError: A pattern in `selection.only` or `selection.require` fits no key of the
+            reference.
+    """
+    selection.require_hits(reference)
+    targets = {record.key.text: record for record in target.records}
+    explain = _Absences(target.run)
+    pairs = []
+    for record in reference.records:
+        text = record.key.text
+        partner = targets.pop(text, None)
+        reason = selection.why_not(text)
+        status: Status
+        if reason:
+            status = "excluded"
+        elif partner is not None:
+            status = "unjudged"
+        else:
+            status, reason = explain(record)
+        is_optional = selection.is_optional(text)
+        pairs.append(Pair(text, status, record, partner, reason=reason, is_optional=is_optional))
+    pairs += _losses(reference.run, selection)
+    pairs += [
+        Pair(text, "missing-in-reference", None, record)
+        for text, record in targets.items()
+        if not selection.why_not(text)
+    ]
+    return pairs
+
+
+def _losses(run: Mapping[str, Any], selection: Selection) -> Iterator[Pair]:
+    """What a run was to capture and could not: no record stands for it, and it must not be forgotten."""
+    for point in points_of(run):
+        if point.get("status") != "not-capturable":
+            continue
+        for slot in point.get("slots") or ("output",):
+            text = Key(point["site"], slot).text
+            if not selection.why_not(text):
+                reason = f"in the reference: {point.get('reason') or 'no reason is known'}"
+                yield Pair(
+                    text, "not-capturable", None, None, reason=reason, is_optional=selection.is_optional(text)
+                )
+
+
+class _Absences:
+    """What the target says of a record that it does not have (CMP-6)."""
+
+    def __init__(self, run: Mapping[str, Any]) -> None:
+        self._points: dict[str, Mapping[str, Any]] = {}
+        self._slots: dict[tuple[str, str], Mapping[str, Any]] = {}
+        for point in points_of(run):
+            for site in spellings(point["site"]):
+                if "slots" in point:  # of a site that otherwise was captured
+                    self._slots.update(((site, slot), point) for slot in point["slots"])
+                else:
+                    self._points[site] = point
+
+    def __call__(self, record: Record) -> tuple[Status, str]:
+        key = record.key
+        point = self._slots.get((key.site, key.slot)) or self._points.get(key.site)
+        if point is None:
+            return "missing-in-target", ""
+        said = str(point.get("reason") or "")
+        if point.get("status") == "never-called":
+            return "never-called", said or "the target never called this module"
+        if point.get("status") == "not-capturable":
+            return "not-capturable", said
+        if point.get("status") == "excluded":
+            return "missing-in-target", said or "the target's capture left it out"
+        return "missing-in-target", said
+
+
+def points_of(run: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The capture points that a run lists, those of a damaged list left out."""
+    points = run.get("points")
+    for point in points if isinstance(points, list) else ():
+        if isinstance(point, Mapping) and isinstance(point.get("site"), str):
+            yield point
+
+
+def spellings(site: str) -> tuple[str, ...]:
+    """A site as it is, and as a key spells it."""
+    return (site, escape(site))

@@ -1,0 +1,242 @@
+"""The policy of verdicts: what is green where nobody gave a tolerance; clauses POL-n of `specs/policy.md`.
+
+A table of thresholds by dtype accuses correct ports and passes wrong ones: the error of a correct run
+depends on its depth, its weights and its precision. So the policy looks at what a module adds to the error
+that it was given, at outliers, at the growth along the depth, and at structure in the error. All numbers
+are here, as data, and reports print them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tensorcap.verdicts.pairing import Finding, Status
+from tensorcap_formats.errors import UsageError
+
+UNITS: Final[Mapping[str, float]] = {  # half the distance from 1 to the next value
+    "float64": 2.0**-53,
+    "complex128": 2.0**-53,
+    "float32": 2.0**-24,
+    "complex64": 2.0**-24,
+    "tf32": 2.0**-11,
+    "float16": 2.0**-11,
+    "complex32": 2.0**-11,
+    "bfloat16": 2.0**-8,
+    "float8_e3m4": 2.0**-5,
+    "float8_e4m3": 2.0**-4,
+    "float8_e4m3fn": 2.0**-4,
+    "float8_e4m3fnuz": 2.0**-4,
+    "float8_e4m3b11fnuz": 2.0**-4,
+    "float8_e5m2": 2.0**-3,
+    "float8_e5m2fnuz": 2.0**-3,
+    "float8_e8m0fnu": 2.0**-1,
+    "float6_e2m3fn": 2.0**-4,
+    "float6_e3m2fn": 2.0**-3,
+    "float4_e2m1fn": 2.0**-2,
+    "float4_e2m1fn_x2": 2.0**-2,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Green up to the first number, suspect up to the second, diverged above."""
+
+    green: float
+    suspect: float
+
+    def status(self, value: float) -> Status:
+        """What a value is."""
+        if value <= self.green:
+            return "within-rounding"
+        return "suspect" if value <= self.suspect else "diverged"
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """The arithmetic that errors are measured against.
+
+    Attributes:
+        name: Its dtype.
+        unit: `u`, half the distance from 1 to the next value, no unit.
+        rounding: `rho`, the relative error of one rounding of many values, no unit.
+    """
+
+    name: str
+    unit: float
+    rounding: float
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the order of accumulation, not rounding, makes the error (float32 and wider)."""
+        return self.unit <= UNITS["float32"]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """All numbers of the policy, no units but where it says so.
+
+    Attributes:
+        rounding: Relative error of one rounding, in units of `u`.
+        leaf_gain: Limits of test D.
+        core_gain: Limits of test D'.
+        outlier: Test E: how many times the row error an outlier may be.
+        outlier_spread: Test E: how far the worst rows may be from the median and still count as usual.
+        outlier_agreement: Test E: the largest row error at which an outlier still tells something.
+        envelope: Test F: `e0 * rho * sqrt(e1 + e2 * n)` at block n.
+        explained: Test G: the largest share of the squared error that the input's value may explain.
+        explained_bins: Test G: count of bins of the input's value.
+        wide_total: float32 against float32: limits of the whole error; of float64 in proportion to u.
+        wide_own: The same, of a module's own error.
+        wide_noise: The same: what the order of accumulation alone may do to a row.
+        routing_margin: Flips of experts are explained up to this many times the error of their scores.
+        routing_unexplained: Share of rows whose flips may be unexplained before the router is guilty.
+        routing_flipped: Share of rows that may flip where scores alone do not decide.
+    """
+
+    rounding: float = 0.425
+    leaf_gain: Limits = Limits(1.5, 2.5)
+    core_gain: Limits = Limits(4.0, 5.0)
+    outlier: float = 25.0
+    outlier_spread: float = 5.0
+    outlier_agreement: float = 0.1
+    envelope: tuple[float, float, float] = (2.0, 4.0, 30.0)
+    explained: float = 0.05
+    explained_bins: int = 64
+    wide_total: Limits = Limits(1e-5, 1e-4)
+    wide_own: Limits = Limits(1e-5, 1e-4)
+    wide_noise: float = 4e-6
+    routing_margin: float = 4.0
+    routing_unexplained: float = 0.01
+    routing_flipped: float = 0.1
+    units: Mapping[str, float] = field(default_factory=lambda: UNITS, repr=False)
+
+    def precision(self, name: str) -> Precision:
+        """The precision of a dtype.
+
+        Raises:
+            UsageError: It is no floating dtype.
+        """
+        unit = self.units.get(name)
+        if unit is None:
+            known = ", ".join(self.units)
+            raise UsageError(f"compute dtype {name!r} is unknown", hint=f"Known are: {known}.")
+        return Precision(name, unit, self.rounding * unit)
+
+    def precision_of_runs(
+        self, reference: Mapping[str, Any], target: Mapping[str, Any], compute_dtype: str | None = None
+    ) -> Precision | None:
+        """The precision that two runs can agree in: the coarser of theirs (POL-3).
+
+        Args:
+            reference: Run metadata of the reference.
+            target: Run metadata of the target.
+            compute_dtype: What the user says that the target computed in.
+
+        Returns:
+            None where neither run says what it computed in.
+
+        Raises:
+            UsageError: `compute_dtype` is no floating dtype.
+        """
+        found = [self.precision(compute_dtype)] if compute_dtype else self._said(target)
+        found += self._said(reference)
+        return max(found, key=lambda p: p.unit, default=None)
+
+    def precision_of_pair(self, runs: Precision | None, reference: str, target: str) -> Precision:
+        """The precision of two dtypes: that of the runs, or the coarser dtype where that is coarser."""
+        known = [self.precision(name) for name in (reference, target) if name in self.units]
+        coarsest = max(known, key=lambda p: p.unit)
+        return coarsest if runs is None or coarsest.unit > runs.unit else runs
+
+    def envelope_at(self, depth: int, precision: Precision) -> float:
+        """The largest row error that is green at a depth (POL-13)."""
+        factor, start, growth = self.envelope
+        return factor * precision.rounding * math.sqrt(start + growth * depth)
+
+    def in_proportion(self, limits: Limits, precision: Precision) -> Limits:
+        """Limits for float32 as they are for a wider precision."""
+        factor = precision.unit / self.units["float32"]
+        return Limits(limits.green * factor, limits.suspect * factor)
+
+    def noise(self, precision: Precision) -> float:
+        """What rounding or the order of accumulation alone does to a row."""
+        if not precision.is_wide:
+            return precision.rounding
+        return self.wide_noise * precision.unit / self.units["float32"]
+
+    def judge_total(self, error: float, depth: int, precision: Precision) -> Finding:
+        """Judge the whole error of a record: test F, or the rule for float32 against float32."""
+        if precision.is_wide:
+            limits = self.in_proportion(self.wide_total, precision)
+            status = limits.status(error)
+            text = f"row error {error:.2g}, {precision.name} runs agree within {limits.green:.2g}"
+            return Finding("wide", error, limits.green, status, text)
+        limit = self.envelope_at(depth, precision)
+        status = "within-rounding" if error <= limit else "suspect"
+        text = f"row error {error:.2g}, at most {limit:.2g} expected at depth {depth} in {precision.name}"
+        return Finding("F", error, limit, status, text)
+
+    def judge_outlier(self, outlier: float, error: float, worst_rows: float, precision: Precision) -> Finding:
+        """Judge the largest error of an element against the error of rows: test E.
+
+        Args:
+            outlier: `kappa`, the largest error of an element relative to it and to its row.
+            error: Row error, the median.
+            worst_rows: Its 95th percentile; it counts up to `outlier_spread` times the median, since in a
+                tensor of few rows it is the outlier's own.
+            precision: Of the pair.
+        """
+        usual = max(error, min(worst_rows, self.outlier_spread * error), self.noise(precision))
+        limit = self.outlier * usual
+        is_usual = outlier <= limit or usual > self.outlier_agreement
+        status: Status = "within-rounding" if is_usual else "diverged"
+        text = f"one element is off by {outlier:.2g} of its row, where rows are off by {usual:.2g}"
+        return Finding("E", outlier, limit, status, text)
+
+    def judge_gain(self, output: float, inputs: float, precision: Precision, *, is_core: bool) -> Finding:
+        """Judge what a leaf, or the core of an attention, adds to the error of its inputs: D and D'.
+
+        Args:
+            output: Row error of the output.
+            inputs: Row error of the inputs, together.
+            precision: Of the pair.
+            is_core: Whether it is the core of an attention, or a leaf of unknown kind.
+        """
+        test = "D'" if is_core else "D"
+        gains = self.core_gain if is_core else self.leaf_gain
+        if not precision.is_wide:
+            gain = output / math.hypot(inputs, 2 * precision.rounding)
+            text = f"error {inputs:.2g} in, {output:.2g} out: gain {gain:.3g}, at most {gains.green:g}"
+            return Finding(test, gain, gains.green, gains.status(gain), text)
+        limits = self.in_proportion(self.wide_own, precision)
+        own = math.sqrt(max(0.0, output**2 - (gains.green * inputs) ** 2))
+        text = f"error {inputs:.2g} in, {output:.2g} out: {own:.2g} of its own, at most {limits.green:.2g}"
+        return Finding(test, own, limits.green, limits.status(own), text)
+
+    def visible(self, inputs: float, precision: Precision) -> float:
+        """The smallest own error of a leaf that its gain shows, where its inputs are that far off."""
+        if precision.is_wide:
+            limit = self.in_proportion(self.wide_own, precision).green
+            return math.hypot(limit, self.leaf_gain.green * inputs)
+        allowed = self.leaf_gain.green * math.hypot(inputs, 2 * precision.rounding)
+        return math.sqrt(allowed**2 - inputs**2)
+
+    def _said(self, run: Mapping[str, Any]) -> list[Precision]:
+        for name in (run.get("compute_dtype"), run.get("dtype")):
+            if isinstance(name, str) and name in self.units:
+                return [self.precision(name)]
+        return []
+
+
+SEVERITY: Final[tuple[Status, ...]] = ("within-rounding", "suspect", "diverged")
+
+
+def worst(findings: tuple[Finding, ...]) -> Status:
+    """The worst status among findings."""
+    return max((finding.status for finding in findings), key=SEVERITY.index)
+
+
+POLICY: Final = Policy()
