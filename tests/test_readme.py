@@ -22,7 +22,9 @@ def steps(fence: str) -> list[tuple[str, str]]:
 
 
 def test_no_fence_is_left_out() -> None:
-    assert [kind for kind, _ in FENCES if kind not in ("console", "python")] == ["sh"]  # `make demo`: CI runs it
+    assert [kind for kind, _ in FENCES if kind not in ("console", "python")] == [
+        "sh"
+    ]  # `make demo`: CI runs it
 
 
 def test_readme_commands_run_as_printed(tmp_path: Path) -> None:

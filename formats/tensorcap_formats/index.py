@@ -25,6 +25,7 @@ from tensorcap_formats.statistics import Statistics
 FORMAT_VERSION: Final = "1.0"
 MAX_RANK: Final = 32  # HDF5 has no more
 MAX_TENSOR_BYTES: Final = 2**62
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _VERSION: Final = re.compile(r"([0-9]{1,9})\.[0-9]{1,9}")
 _STATISTICS: Final = tuple(Statistics.__dataclass_fields__)
 _COUNTS: Final = ("nan", "posinf", "neginf", "zeros")
@@ -187,9 +188,7 @@ def root_hash(records: Iterable[Record]) -> str:
 
 def to_json(value: object) -> bytes:
     """Compact UTF-8 JSON; refuses NaN and infinity, which JSON has not."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode(
-        "utf-8", "backslashreplace"
-    )
+    return _ENCODER.encode(value).encode("utf-8", "backslashreplace")
 
 
 def from_json(data: bytes, source: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import weakref
@@ -132,6 +133,22 @@ def test_an_exception_that_the_model_catches_leaves_steps_and_calls_right(path: 
         "1/@root/output",
     ]
     assert points(path)["inner"] == ("captured", 4, None)
+
+
+def test_a_failed_call_of_a_module_is_not_taken_for_the_call_around_it(path: Path) -> None:
+    class Recursive(nn.Module):
+        def forward(self, x: torch.Tensor, depth: int = 0) -> Any:
+            if depth == 1:
+                raise ValueError
+            with contextlib.suppress(ValueError):
+                self(x * 10, depth + 1)
+            return x + 1
+
+    model = Recursive()
+    with tensorcap.capture(model, path):
+        model(torch.zeros(1))
+    assert keys(path) == ["0/@root/input.x", "0/@root@1/input.x", "0/@root/output"]
+    assert points(path) == {"@root": ("captured", 2, None)}
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt], ids=["exception", "interrupt"])

@@ -128,7 +128,7 @@ def test_the_run_says_what_was_run_on_what(path: Path, small: Any) -> None:
         "cpu",
         0,
     )
-    assert run["packages"]["torch"] == torch.__version__
+    assert run["packages"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert (run["steps"], run["ticket"]) == (1, 7)
     assert run["finished"] >= run["started"]
     assert [(m["path"], m["class"].rpartition(".")[2], m["training"]) for m in run["modules"]] == [

@@ -141,7 +141,7 @@ def test_a_capture_killed_at_any_moment_loses_nothing_that_was_confirmed(seed: i
     draw = random.Random(seed)
     in_close = seed % 3 == 2
     child = start(CAPTURE, path, seed, 20 if in_close else 10_000)
-    said = kill_after(child, "closing" if in_close else "2", draw.uniform(0, 0.15 if in_close else 0.4))
+    said = kill_after(child, "closing" if in_close else "2", draw.uniform(0, 0.3 if in_close else 0.4))
     confirmed = max((int(text) for text in said if text.isdecimal()), default=0)
 
     if journal_path(path).exists():
