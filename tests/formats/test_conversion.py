@@ -221,6 +221,20 @@ def test_statistics_without_bytes_stay_so(tmp_path: Path, suffix: str) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["x.h5", f"y.{suffix}"]
 
 
+@pytest.mark.parametrize(("suffix", "compress"), TARGETS)
+def test_equal_tensors_of_a_file_from_elsewhere_are_stored_once(
+    tmp_path: Path, suffix: str, compress: str | None
+) -> None:
+    noise = np.random.default_rng(0).integers(0, 2**32, 100_000, np.uint32)
+    for name in "abcde":
+        np.save(tmp_path / f"{name}.npy", noise)
+    with open_archive(tmp_path) as archive:
+        convert(archive, tmp_path.parent / f"{tmp_path.name}.{suffix}", compress=compress)
+    written = tmp_path.parent / f"{tmp_path.name}.{suffix}"
+    files = [written] if written.is_file() else [p for p in written.rglob("*") if p.is_file()]
+    assert 400_000 <= sum(p.stat().st_size for p in files) < 440_000
+
+
 def test_records_are_selected_by_glob(source: Path, tmp_path: Path) -> None:
     with open_archive(source) as archive:
         convert(archive, tmp_path / "x.h5", only=["*int8*", "again"], exclude=["*uint8"])
