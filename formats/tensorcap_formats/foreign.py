@@ -73,8 +73,7 @@ class ForeignArchive(Archive):
                 raise CorruptArchiveError(
                     f"{path}: two tensors are named {abbreviate(tensor.name)!r}, expected each name once"
                 )
-            sizes = [max(n, 1) for n in tensor.shape]  # numpy makes no empty array of absurd sizes either
-            check_shape(sizes, tensor.dtype.itemsize, f"{path}: {abbreviate(tensor.name)!r}")
+            check_shape(tensor.shape, tensor.dtype.itemsize, f"{path}: {abbreviate(tensor.name)!r}")
         ordered = [keyed[text] for text in sorted(keyed, key=natural)]
         self._tensors = [tensor for _, tensor in ordered]
         super().__init__(

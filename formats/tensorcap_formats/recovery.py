@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from tensorcap_formats.digests import ALGORITHMS
-from tensorcap_formats.errors import ReadError, UnfinishedArchiveError, WriteError, missing_package
+from tensorcap_formats.errors import MissingPackageError, ReadError, UnfinishedArchiveError, WriteError
 from tensorcap_formats.flat_file import HEAD_SIZE, finish, is_finished
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.journal import (
@@ -150,7 +150,10 @@ def output_differs(path: Path, target: Path) -> bool:
 def _whole(file: InputFile, content: JournalContent, progress: Callable[[int], None] | None) -> list[Placed]:
     """The records whose bytes are in the file and have the digest that the journal says."""
     if content.algorithm not in ALGORITHMS:
-        raise missing_package(f"checking {content.algorithm} digests", "xxhash", extra="torch")
+        raise MissingPackageError(
+            f"checking {content.algorithm} digests needs the package 'xxhash', which is not installed",
+            hint="Install it with: pip install xxhash",
+        )
     found: dict[tuple[int, int], str] = {}
     whole = []
     for placed in content.placed:

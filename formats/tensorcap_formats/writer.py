@@ -13,7 +13,7 @@ import numpy as np
 
 from tensorcap_formats.digests import ALGORITHMS, DEFAULT_ALGORITHM, digest
 from tensorcap_formats.dtypes import Array, DType
-from tensorcap_formats.errors import CorruptArchiveError, UsageError, WriteError, missing_package
+from tensorcap_formats.errors import CorruptArchiveError, UsageError, WriteError
 from tensorcap_formats.flat_file import HEAD_SIZE, aligned, finish, write_at
 from tensorcap_formats.index import check_shape, to_json
 from tensorcap_formats.journal import Journal, Placed, partial_path
@@ -63,8 +63,6 @@ class Writer:
         """
         self.path = Path(path)
         self.container = container_of(self.path, container)
-        if self.container == "zarr":
-            _require_zarr()
         self.records_count = self.tensor_bytes = self.stored_bytes = 0
         self._run: Mapping[str, Any] = run or {}
         _require_json(self._run, f"{self.path}: run")
@@ -368,10 +366,3 @@ def _require_json(value: object, what: str) -> None:
         to_json(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"{what} has no JSON form: {error}") from error
-
-
-def _require_zarr() -> None:
-    try:
-        import zarr  # noqa: F401  # found missing now, not after an hour of capture
-    except ImportError:
-        raise missing_package("writing a .zarr archive", "zarr", extra="zarr") from None

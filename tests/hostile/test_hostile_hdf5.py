@@ -171,6 +171,7 @@ def test_an_archive_cut_anywhere_is_one_error(path: Path) -> None:
         tail + 1,
         len(whole) - 1,
     }
+    before = os.listdir("/proc/self/fd")
     for length in sorted(interesting | set(range(0, len(whole), 131))):
         path.write_bytes(whole[:length])
         with pytest.raises(ReadError) as caught:
@@ -178,6 +179,7 @@ def test_an_archive_cut_anywhere_is_one_error(path: Path) -> None:
         kinds = (CorruptArchiveError,) if length >= 96 else (CorruptArchiveError, NotAnArchiveError)
         assert type(caught.value) in kinds, (length, caught.value)
         assert "\n" not in str(caught.value)
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_an_archive_with_more_behind_it_is_still_read(path: Path) -> None:
@@ -350,10 +352,12 @@ def test_an_index_that_lies_is_one_error(
     changes: dict[str, Any], error: type[ReadError], clause: str, path: Path
 ) -> None:
     forge(path, good, **changes)
+    before = os.listdir("/proc/self/fd")
     with pytest.raises(error, match=rf"\({clause}\)") as caught:
         open_archive(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert len(str(caught.value)) < 600
+    assert os.listdir("/proc/self/fd") == before
 
 
 @pytest.mark.spec("ARC-32")
