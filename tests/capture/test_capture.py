@@ -180,6 +180,7 @@ def test_a_forward_that_failed_and_is_tried_again_belongs_to_the_same_step(
     ]
 
 
+@pytest.mark.spec("ARC-71")
 def test_each_point_ends_in_one_of_four_ways(path: Path) -> None:
     model = Loop()
     with torch.no_grad(), tensorcap.capture(model, path, exclude="items.0") as cap:
@@ -472,6 +473,7 @@ def test_a_dry_run_counts_and_writes_nothing(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.spec("NAM-2")
 def test_names_of_modules_and_fields_are_escaped(path: Path) -> None:
     class Named(nn.Module):
         def __init__(self) -> None:

@@ -479,6 +479,23 @@ def test_a_full_disk_loses_nothing_that_was_confirmed(failure: Any, small_disk: 
     assert open_files() == before
 
 
+@pytest.mark.spec("ARC-53")
+def test_what_nobody_confirmed_makes_room_for_a_recovery_on_a_full_disk(small_disk: Path) -> None:
+    def interrupted() -> Iterator[np.ndarray[Any, Any]]:
+        yield np.ones(1 << 18, "<f4")
+        raise KeyboardInterrupt
+
+    path = small_disk / "run.h5"
+    writer = Writer(path)
+    for i in range(300):
+        add(writer, f"m.{i}", i, i + 0.5)
+    with pytest.raises(KeyboardInterrupt):
+        writer.add_blocks(Key("large", "output"), interrupted(), FLOAT32, (1 << 19,))
+    writer.abandon()
+    fill(small_disk)
+    assert recover(path).records == 300
+
+
 @contextmanager
 def file_size_limit(nbytes: int) -> Iterator[None]:
     """As a full disk, but without root: the system refuses to let any file grow beyond."""
