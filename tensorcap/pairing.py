@@ -139,10 +139,18 @@ class _Absences:
     """What the target says of a record that it does not have (CMP-6)."""
 
     def __init__(self, run: Mapping[str, Any]) -> None:
-        self._points = {site: point for point in points_of(run) for site in spellings(point["site"])}
+        self._points: dict[str, Mapping[str, Any]] = {}
+        self._slots: dict[tuple[str, str], Mapping[str, Any]] = {}
+        for point in points_of(run):
+            for site in spellings(point["site"]):
+                if "slots" in point:  # of a site that otherwise was captured
+                    self._slots.update(((site, slot), point) for slot in point["slots"])
+                else:
+                    self._points[site] = point
 
     def __call__(self, record: Record) -> tuple[Status, str]:
-        point = self._points.get(record.key.site)
+        key = record.key
+        point = self._slots.get((key.site, key.slot)) or self._points.get(key.site)
         if point is None:
             return "missing-in-target", ""
         said = str(point.get("reason") or "")

@@ -156,6 +156,20 @@ def test_any_cutting_into_blocks_gives_equal_bits(name: str) -> None:
         assert repr(statistics_of(bits, name, cuts)) == repr(whole)
 
 
+@pytest.mark.spec("ARC-11")
+@pytest.mark.parametrize("name", ["float32", "float64", "bfloat16", "complex64", "int64", "float4_e2m1fn_x2"])
+def test_any_cutting_of_a_large_tensor_gives_equal_bits(name: str) -> None:
+    r = np.random.default_rng(4)
+    bits = r.standard_normal(150_000 * dtype(name).itemsize // 2, np.float32).view(dtype(name).storage)
+    if name == "float64":
+        bits = r.standard_normal(300_000)
+        bits[[70_000, 250_000]] = 1e300, np.nan
+    whole = statistics_of(bits, name)
+    for count in (1, 2, 9, 40):
+        cuts = sorted(r.integers(0, bits.size, count).tolist())
+        assert repr(statistics_of(bits, name, cuts)) == repr(whole)
+
+
 @pytest.mark.parametrize("name", sorted(DTYPES))
 def test_every_bit_pattern_is_counted_without_a_warning(name: str) -> None:
     logical = dtype(name)
