@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from bench_archive import cpu_in_fresh_memory  # type: ignore[import-not-found]  # beside this script
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import tensorcap
@@ -23,7 +24,7 @@ import tensorcap
 SECONDS_A_TENSOR = 1e-4
 
 
-def model(layers: int) -> LlamaForCausalLM:
+def model(layers: int) -> torch.nn.Module:
     config = LlamaConfig(
         vocab_size=1024,
         hidden_size=1024,
@@ -33,13 +34,8 @@ def model(layers: int) -> LlamaForCausalLM:
         num_key_value_heads=4,
     )
     torch.manual_seed(0)
-    return LlamaForCausalLM(config).eval()
-
-
-def cpu_seconds(action: Callable[[], object]) -> float:
-    start = time.process_time()
-    action()
-    return time.process_time() - start
+    llama: torch.nn.Module = LlamaForCausalLM(config)
+    return llama.train(False)
 
 
 class Given(torch.nn.Module):
@@ -65,10 +61,11 @@ class Replayed(torch.nn.Module):
         with torch.no_grad():
             llama(input_ids=torch.arange(tokens).reshape(1, tokens) % 1024, use_cache=False)
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
-        self.steps = torch.nn.ModuleList(Given(value) for value in tensors)
+        self.given = [Given(value) for value in tensors]
+        self.steps = torch.nn.ModuleList(self.given)
 
     def forward(self) -> None:
-        for step in self.steps:
+        for step in self.given:
             step()
 
 
@@ -78,36 +75,33 @@ def measure(folder: Path, layers: int, tokens: int) -> dict[str, float | int]:
 
     def cloned() -> None:
         kept: list[torch.Tensor] = []
-        hooks = [s.register_forward_hook(lambda m, i, o: kept.append(o.clone())) for s in replayed.steps]
+        hooks = [s.register_forward_hook(lambda m, i, o: kept.append(o.clone())) for s in replayed.given]
         replayed()
         for hook in hooks:
             hook.remove()
 
-    number = 0
-
-    def captured(**options: bool) -> Callable[[], None]:
+    def captured(*, stats_only: bool) -> Callable[[], None]:
         def run() -> None:
-            nonlocal number
-            number += 1
-            with tensorcap.capture(replayed, folder / f"{number}.h5", **options):
+            with tensorcap.capture(replayed, folder / "a.h5", stats_only=stats_only):
                 replayed()
 
         return run
 
     found: dict[str, float | int] = {
-        "tensors": len(replayed.steps),
-        "mebibytes": sum(s.value.nbytes for s in replayed.steps) >> 20,
+        "tensors": len(replayed.given),
+        "mebibytes": sum(s.value.nbytes for s in replayed.given) >> 20,
     }
     for name, action in (
         ("forward", replayed),
         ("cloned", cloned),
-        ("outputs", captured()),
+        ("outputs", captured(stats_only=False)),
         ("statistics", captured(stats_only=True)),
     ):
-        action()
-        found[name] = min(cpu_seconds(action) for _ in range(7))
-        for path in folder.iterdir():
-            path.unlink()
+        rounds = []
+        for _ in range(5):
+            rounds.append(cpu_in_fresh_memory(action))
+            (folder / "a.h5").unlink(missing_ok=True)
+        found[name] = statistics.median(rounds)
     return found
 
 

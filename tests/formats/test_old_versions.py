@@ -1,4 +1,4 @@
-"""Archives of every version of the format are kept in `tests/data` as they were written, and read for ever."""
+"""Archives of every version of the format are kept in `tests/data` as written, and read for ever."""
 
 from __future__ import annotations
 
