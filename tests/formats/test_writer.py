@@ -242,7 +242,16 @@ def test_an_exception_in_the_middle_of_the_blocks_leaves_the_writer_usable(path:
         assert [archive.read(r).tolist() for r in archive.records] == [[4.0]]
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, b"x", {"a": [object()]}], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(float("nan"), id="nan"),
+        pytest.param(float("inf"), id="inf"),
+        pytest.param({1, 2}, id="set"),
+        pytest.param(b"x", id="bytes"),
+        pytest.param({"a": [object()]}, id="object-inside"),
+    ],
+)
 def test_a_value_or_a_run_without_a_json_form_is_refused(value: Any, path: Path) -> None:
     with pytest.raises(UsageError, match="has no JSON form"):
         Writer(path, run={"x": value})
