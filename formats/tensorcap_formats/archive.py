@@ -36,6 +36,11 @@ class Archive(ABC):
         values: Arguments and results that are no tensors, by key text, as JSON values.
         algorithm: Digest algorithm of `Record.digest`, or None where there are no digests.
         root: Hash over all records as the index gives it, or None where there is no index.
+        trusts_digests: Whether the digests are known to be those of the bytes, as far as that can be known
+            without reading them: the archive is as we wrote it. False where another program may have altered
+            tensors under an index that stayed as it was, and where there are no digests.
+        skipped: What else a file from elsewhere holds and was not read, such as arrays of text: name and
+            reason.
     """
 
     def __init__(
@@ -51,6 +56,8 @@ class Archive(ABC):
         values: Mapping[str, Any] | None = None,
         algorithm: str | None = None,
         root: str | None = None,
+        trusts_digests: bool = False,
+        skipped: Mapping[str, str] | None = None,
     ) -> None:
         self.path = path
         self.container = container
@@ -62,6 +69,8 @@ class Archive(ABC):
         self.values = dict(values or {})
         self.algorithm = algorithm
         self.root = root
+        self.trusts_digests = trusts_digests
+        self.skipped: Mapping[str, str] = dict(skipped or {})
         self._by_text: dict[str, Record] = {record.key.text: record for record in records}
 
     @abstractmethod
@@ -188,6 +197,13 @@ class Archive(ABC):
         for block in self.blocks(record):
             builder.add(block)
         return builder.result()
+
+    def remark(self, record: Record) -> str:
+        """What a reader should know of a tensor's bytes before trusting them; "" where there is nothing.
+
+        For zarr stores from elsewhere: that chunks are missing, or why the tensor cannot be read at all.
+        """
+        return ""
 
     def _require_stored(self, record: Record) -> None:
         if not record.stored:

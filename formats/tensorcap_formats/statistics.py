@@ -18,6 +18,9 @@ from tensorcap_formats.dtypes import Array, DType, decode
 
 _ROW: Final = 8192  # elements: what is summed in one go, so that sums do not depend on how blocks are cut
 _ROWS: Final = 16  # at a time: their float64 scratch, 1 MiB, stays in a core's L2 cache
+_TINY_SQUARES: Final = 2.0**-900  # a row's sum of squares below that is taken anew, of values scaled up
+_TINY_SCALE: Final = 2.0**600
+_WIDE: Final = ("float64", "complex128")  # no other dtype has values of such size
 _ONES: Final = np.ones((2 * _ROW, 1))  # a packed dtype has two values an element
 
 
@@ -81,6 +84,8 @@ class StatisticsBuilder:
         self._sum = 0.0
         self._squares = 0.0
         self._scale = 1.0
+        self._tiny_squares = 0.0  # of values times _TINY_SCALE
+        self._may_be_tiny = logical.name in _WIDE
 
     def add(self, bits: Array) -> None:
         """Count one-dimensional stored elements in."""
@@ -105,7 +110,7 @@ class StatisticsBuilder:
             self._add_rows(self._rest, 1)
             self._rest = self._rest[:0]
         n = self._finite
-        l2 = math.sqrt(self._squares) * self._scale
+        l2 = self._l2()
         return Statistics(
             self._minimum,
             self._maximum,
@@ -116,6 +121,12 @@ class StatisticsBuilder:
             self._neginf,
             self._zeros,
         )
+
+    def _l2(self) -> float:
+        if self._tiny_squares and self._scale == 1.0 and self._squares < 2.0**-200:
+            squares = self._squares * _TINY_SCALE * _TINY_SCALE + self._tiny_squares
+            return math.sqrt(squares) / _TINY_SCALE
+        return math.sqrt(self._squares) * self._scale  # beside which tiny ones are nothing
 
     def _add_rows(self, bits: Array, rows: int) -> None:
         """Count in `rows` rows of `_ROW` elements, or one shorter one."""
@@ -160,5 +171,10 @@ class StatisticsBuilder:
         each = scratch.reshape(rows, 1, -1)
         for total in np.matmul(each, _ONES[: each.shape[2]]).ravel().tolist():
             self._sum += total
-        for total in np.matmul(each, each.transpose(0, 2, 1)).ravel().tolist():
-            self._squares += total
+        may_be_tiny = self._may_be_tiny and largest > 0 and self._scale == 1.0
+        for row, total in enumerate(np.matmul(each, each.transpose(0, 2, 1)).ravel().tolist()):
+            if total < _TINY_SQUARES and may_be_tiny:
+                values = each[row, 0] * _TINY_SCALE
+                self._tiny_squares += float(values @ values)
+            else:
+                self._squares += total
