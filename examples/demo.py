@@ -1,4 +1,4 @@
-"""Capture a reference, a low-precision run and a faulty port of a small Llama; say where each parts from it."""
+"""Capture a small Llama, its low-precision run and a faulty port of it; say where they part."""
 
 import shlex
 import subprocess

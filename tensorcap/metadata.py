@@ -12,8 +12,9 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
+from functools import cache
 from itertools import pairwise
 from typing import Any, Final
 
@@ -146,17 +147,13 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: redact(variables[name]) for name in _ENVIRONMENT if name in variables}
 
 
-def about_process(packages: Iterable[str] = ()) -> dict[str, Any]:
-    """The run's metadata that need no framework: code, machine, command, time.
-
-    Args:
-        packages: Further packages whose versions matter.
-    """
+def about_process() -> dict[str, Any]:
+    """The run's metadata that need no framework: code, machine, command, time."""
     command = sys.argv or [""]
     return {
         "command": redact_command([os.path.basename(command[0]), *command[1:]]),
         "environment": environment(os.environ),
-        "packages": _versions({*PACKAGES, *packages}),
+        "packages": dict(_versions(PACKAGES)),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "started": now(),
@@ -201,9 +198,10 @@ def _is_secret_key(name: str) -> bool:
     return plain and _is_secret_name(name)
 
 
-def _versions(packages: Iterable[str]) -> dict[str, str]:
+@cache
+def _versions(packages: tuple[str, ...]) -> dict[str, str]:
     found = {}
-    for name in sorted(packages):
+    for name in packages:
         try:
             found[name] = importlib.metadata.version(name)
         except (importlib.metadata.PackageNotFoundError, ValueError):

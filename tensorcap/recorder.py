@@ -132,7 +132,6 @@ class Recorder:
         points: By unescaped name of the site, in the model's order.
         step: Number of the step under way.
         last_step: Number of the last step in which a site was called; -1 before.
-        last_point: The call that returned last, as `STEP/SITE@CALL`.
         failure: The error of ours that ended the capture.
         is_paused: Whether calls are let pass unrecorded.
         inputs: Of each tensor of whole numbers that the model itself was given, by key text: the SHA-256
@@ -144,7 +143,7 @@ class Recorder:
         self.points = points
         self.step = 0
         self.last_step = -1
-        self.last_point: str | None = None
+        self._last_call: Call | None = None
         self.failure: TensorcapError | None = None
         self.is_paused = False
         self.inputs: dict[str, dict[str, Any]] = {}
@@ -153,6 +152,12 @@ class Recorder:
         self._scope = scope
         self._lock = threading.Lock()
         self._stacks = _Stacks()
+
+    @property
+    def last_point(self) -> str | None:
+        """The call that returned last, as `STEP/SITE@CALL`."""
+        call = self._last_call
+        return None if call is None else Key(call.point.site, "output", call.step, call.number).where
 
     def is_under_way(self, point: Point) -> bool:
         """Whether a call of the site seems under way in this thread (it may have ended by an error)."""
@@ -199,7 +204,7 @@ class Recorder:
         point = call.point
         with self._lock:
             point.returned += 1
-            self.last_point = Key(point.site, "-", call.step, call.number).where
+            self._last_call = call
             if call.ends_step:
                 self.step = call.step + 1
 

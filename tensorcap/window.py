@@ -16,6 +16,8 @@ import numpy as np
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, decode
 from tensorcap_formats.errors import UsageError, WriteError, abbreviate
+from tensorcap_formats.output_path import refuse_overlap, resolved, unique_beside
+from tensorcap_formats.publishing import refuse_to_replace_archive
 from tensorcap_formats.records import Record
 
 _INDEX: Final = re.compile(r"[+-]?\d{1,18}")
@@ -204,17 +206,20 @@ def write_npy(
         The dtype in the file: that of the tensor, or a wider one where numpy has none such.
 
     Raises:
-        UsageError: The archive has only statistics of the tensor.
+        UsageError: The archive has only statistics of the tensor, or the path is the archive's.
         ReadError: The bytes cannot be had.
-        WriteError: A file is there, or it cannot be written.
+        WriteError: A file is there, or an archive, which is never replaced; or it cannot be written.
     """
     path = Path(path)
+    refuse_overlap(archive.path, path)
     if not replace and os.path.lexists(path):
         raise WriteError(f"{path}: is there already", hint="Replace it with --force.")
+    refuse_to_replace_archive(path)
     sample = decode(np.zeros(1, record.dtype.storage), record.dtype)
-    partial = path.with_name(path.name + ".partial")
+    target = resolved(path)
+    building = unique_beside(target, "building")
     try:
-        with open(partial, "wb") as file:
+        with open(building, "xb") as file:
             if window is not None:
                 np.lib.format.write_array(file, read_window(archive, record, window), allow_pickle=False)
             else:
@@ -227,9 +232,9 @@ def write_npy(
                 np.lib.format.write_array_header_1_0(file, header)
                 for block in archive.blocks(record):
                     file.write(decode(block, record.dtype).data)
-        os.replace(partial, path)
+        os.replace(building, target)
     except BaseException as error:
-        partial.unlink(missing_ok=True)
+        building.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno is not None:
             raise WriteError(f"{path}: cannot be written: {error.strerror}") from error
         raise

@@ -1,4 +1,4 @@
-"""The specifications and the code hold each other: clauses have tests, tables and vectors are what is done."""
+"""The specifications and the code hold each other: every clause has a test, tables say what is done."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def ids(pattern: str, *globs: str) -> set[str]:
 
 
 def block(kind: str) -> str:
-    return re.findall(rf"```{kind}\n(.*?)```", ARCHIVE_SPEC, re.DOTALL)[0]
+    return str(re.findall(rf"```{kind}\n(.*?)```", ARCHIVE_SPEC, re.DOTALL)[0])
 
 
 def test_clauses_and_tests_name_each_other() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from tensorcap_cli.output import plural, print_json, progress, size_text
+from tensorcap_cli.ls import skipped_line
+from tensorcap_cli.output import one_line, plural, print_json, progress, size_text
 
 
 @click.command("convert", short_help="Write an archive in another container, compressed or not.")
@@ -47,6 +48,11 @@ def command(
         chosen = opened.select(only, exclude=exclude)
         with progress("converting") as tell:
             path = convert(opened, destination, compress=codec, only=only, exclude=exclude, progress=tell)
+        for name, remark in [(record.key.text, opened.remark(record)) for record in chosen]:
+            if remark:
+                click.echo(f"warning: {name}: {one_line(remark)}", err=True)
+        if opened.skipped:
+            click.echo(f"warning: {skipped_line(opened)}", err=True)
     nbytes = sum(record.nbytes for record in chosen)
     if as_json:
         print_json({"path": str(path), "records": len(chosen), "bytes": nbytes})

@@ -68,6 +68,11 @@ def command(archive: str, globs: tuple[str, ...], *, sort: str, stats: bool, as_
             size = size_text(sum(record.nbytes for record in records))
             click.echo(f"{len(records)} of them match, {size}")
         print_table(_HEADERS, [_cells(*row) for row in rows], left=(0, 1, 2))
+        for record in records:
+            if remark := opened.remark(record):
+                click.echo(f"{record.key.text}: {one_line(remark)}")
+        if opened.skipped:
+            click.echo(skipped_line(opened))
 
 
 def headline(archive: Archive) -> str:
@@ -93,6 +98,14 @@ def headline(archive: Archive) -> str:
     if not archive.is_ordered:
         parts.append("execution order unknown, in natural order of names")
     return f"{archive.path}: {', '.join(parts)}"
+
+
+def skipped_line(archive: Archive, limit: int = 5) -> str:
+    """One line that names what a file holds beside tensors."""
+    names = [one_line(name) for name in archive.skipped]
+    some = ", ".join(names[:limit]) + (", …" if len(names) > limit else "")
+    count = "1 thing in it is" if len(names) == 1 else f"{len(names)} things in it are"
+    return f"{count} no {'tensor' if len(names) == 1 else 'tensors'}: {some}"
 
 
 def _computed(
@@ -152,6 +165,7 @@ def _as_json(archive: Archive, rows: list[tuple[Record, Statistics | None]]) -> 
         "is_foreign": archive.is_foreign,
         "is_ordered": archive.is_ordered,
         "is_complete": archive.is_complete,
+        "skipped": archive.skipped,
         "records": [
             {
                 "key": record.key.text,
@@ -161,6 +175,7 @@ def _as_json(archive: Archive, rows: list[tuple[Record, Statistics | None]]) -> 
                 "order": record.order,
                 "digest": record.digest,
                 "stored": record.stored,
+                "remark": archive.remark(record),
                 "statistics": json_value(statistics),
             }
             for record, statistics in rows

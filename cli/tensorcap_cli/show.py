@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from tensorcap_cli.ls import headline
+from tensorcap_cli.ls import headline, skipped_line
 from tensorcap_cli.output import DASH, number_text, one_line, print_json, size_text, split_key
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def command(
 
 def _show_run(archive: Archive, as_json: bool) -> None:
     if as_json:
-        names = ("container", "is_foreign", "is_complete", "is_ordered", "run", "values")
+        names = ("container", "is_foreign", "is_complete", "is_ordered", "skipped", "run", "values")
         found = {name: getattr(archive, name) for name in names}
         print_json({"path": str(archive.path), "records": len(archive), **found})
         return
@@ -91,6 +91,8 @@ def _show_run(archive: Archive, as_json: bool) -> None:
         _show_points([point for point in points if isinstance(point, Mapping)])
     if archive.values:
         click.echo(f"  {'values':<14}{len(archive.values)} arguments and results that are no tensors")
+    if archive.skipped:
+        click.echo(f"  {'skipped':<14}{skipped_line(archive)}")
 
 
 def _described(run: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -163,6 +165,7 @@ def _as_json(archive: Archive, record: Record, index: str | None, values: Any) -
         "order": record.order,
         "digest": record.digest,
         "stored": record.stored,
+        "remark": archive.remark(record),
         "statistics": json_value(archive.statistics(record)),
     }
     return found if index is None else {**found, "slice": index, "values": json_value(values)}
@@ -179,6 +182,8 @@ def _print_tensor(archive: Archive, record: Record, index: str | None, window: A
     names = ("minimum", "maximum", "mean", "l2", "nan", "posinf", "neginf", "zeros")
     click.echo("  " + ", ".join(f"{name} {number_text(getattr(statistics, name), 7)}" for name in names))
     click.echo(f"  digest {record.digest or DASH}")
+    if remark := archive.remark(record):
+        click.echo(f"  {one_line(remark)}")
     if part is not None:
         click.echo(f"{index}:\n{part}")
     elif record.stored:

@@ -27,7 +27,7 @@ class Archive(ABC):
 
     Attributes:
         path: The file or folder.
-        container: `hdf5`, `zarr`, `safetensors`, `npz`, `npy`, `npy-folder` or `pt-folder`.
+        container: `hdf5`, `zarr`, `safetensors`, `npz`, `npy`, `npy-folder`, `pt` or `pt-folder`.
         is_foreign: Whether the file is not one of ours, so that it has names and tensors and no more.
         records: All records; in execution order if `is_ordered`, else in natural order of names.
         is_ordered: Whether the execution order is known.
@@ -38,6 +38,11 @@ class Archive(ABC):
         root: Hash over all records as the index gives it, or None where there is no index.
         is_direct: Whether any part of a tensor costs no more to read than its bytes, and threads may read
             parts of one tensor; where it is not, tensors are best read from beginning to end.
+        trusts_digests: Whether the digests are known to be those of the bytes, as far as that can be known
+            without reading them: the archive is as we wrote it. False where another program may have altered
+            tensors under an index that stayed as it was, and where there are no digests.
+        skipped: What else a file from elsewhere holds and was not read, such as arrays of text: name and
+            reason.
     """
 
     is_direct = False
@@ -55,6 +60,8 @@ class Archive(ABC):
         values: Mapping[str, Any] | None = None,
         algorithm: str | None = None,
         root: str | None = None,
+        trusts_digests: bool = False,
+        skipped: Mapping[str, str] | None = None,
     ) -> None:
         self.path = path
         self.container = container
@@ -66,6 +73,8 @@ class Archive(ABC):
         self.values = dict(values or {})
         self.algorithm = algorithm
         self.root = root
+        self.trusts_digests = trusts_digests
+        self.skipped: Mapping[str, str] = dict(skipped or {})
         self._by_text: dict[str, Record] = {record.key.text: record for record in records}
 
     @abstractmethod
@@ -207,6 +216,13 @@ class Archive(ABC):
         for block in self.blocks(record):
             builder.add(block)
         return builder.result()
+
+    def remark(self, record: Record) -> str:
+        """What a reader should know of a tensor's bytes before trusting them; "" where there is nothing.
+
+        For zarr stores from elsewhere: that chunks are missing, or why the tensor cannot be read at all.
+        """
+        return ""
 
     def _require_stored(self, record: Record) -> None:
         if not record.stored:

@@ -11,7 +11,6 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.content import checked_blocks, holders
 from tensorcap_formats.digests import ALGORITHMS
 from tensorcap_formats.errors import ReadError
-from tensorcap_formats.foreign import ForeignArchive
 from tensorcap_formats.index import root_hash
 from tensorcap_formats.records import Record
 
@@ -60,7 +59,7 @@ def check_archive(archive: Archive, *, progress: Callable[[int, int], None] | No
                         progress(done, total)
             elif record.size:  # the bytes were checked under another name; this one must lead somewhere
                 archive._read_flat(record, 0, np.empty(1, record.dtype.storage))
-            if isinstance(archive, ForeignArchive) and (remark := archive.remark(record)):
+            if remark := archive.remark(record):
                 problems.append(Problem(record.key.text, remark, is_warning=True))
         except ReadError as error:
             problems.append(Problem(record.key.text, str(error)))
@@ -68,9 +67,9 @@ def check_archive(archive: Archive, *, progress: Callable[[int, int], None] | No
 
 
 def _whole(archive: Archive) -> Iterator[Problem]:
-    if isinstance(archive, ForeignArchive):
-        for name, what in archive.skipped.items():
-            yield Problem(name, f"is not read: {what}", is_warning=True)
+    for name, what in archive.skipped.items():
+        yield Problem(name, f"is not read: {what}", is_warning=True)
+    if archive.is_foreign:
         return
     if archive.root is not None and archive.root != root_hash(archive.records):
         yield Problem("", f"root hash of the index is {root_hash(archive.records)}, expected {archive.root}")

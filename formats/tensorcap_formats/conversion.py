@@ -8,11 +8,18 @@ from pathlib import Path
 from typing import Final
 
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.content import holders
+from tensorcap_formats.content import holders, writing
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError, WriteError
-from tensorcap_formats.journal import is_locked
-from tensorcap_formats.publishing import container_of, refuse_to_replace_others, remove, replace
+from tensorcap_formats.journal import is_locked, recovery_command
+from tensorcap_formats.output_path import refuse_overlap, resolved
+from tensorcap_formats.publishing import (
+    SUFFIXES,
+    built_beside,
+    container_of,
+    refuse_to_replace_others,
+    replace,
+)
 from tensorcap_formats.records import Record
 
 _COMPRESSIONS: Final = {
@@ -60,32 +67,27 @@ def convert(
             full.
     """
     path = Path(path)
-    if container == "npz" or (container is None and path.suffix.lower() == ".npz"):
-        container = "npz"
-    else:
-        container = container_of(path, container)
+    container = container_of(path, container, {**SUFFIXES, ".npz": "npz"})
     if compress is not None and compress not in _COMPRESSIONS[container]:
         known = ", ".join(_COMPRESSIONS[container]) or "none"
         raise UsageError(f"{path}: {container} is not compressed by {compress!r}, expected one of: {known}")
     records = source.select(only, exclude=exclude)
     if source.records and not records:
         raise UsageError(f"{source.path}: none of {len(source.records)} records is selected")
-    _refuse_overlap(source.path, path)
+    refuse_overlap(source.path, path)
     if is_locked(path) is not None:
         raise WriteError(
             f"{path}: a capture to this path is under way or did not end",
-            hint=f"Wait for it, or save what it left with `tcap recover {path}`.",
+            hint=f"Wait for it, or save what it left with {recovery_command(path)}.",
         )
     refuse_to_replace_others(path)
     watched = _Watched(source, progress, _bytes_to_read(records, container)) if progress else source
-    building = path.with_name(f"{path.name}.{os.getpid()}.building")
-    try:
+    target = resolved(path)
+    with built_beside(target) as building, writing(path):
         _write(watched, building, container, records, compress)
         if isinstance(watched, _Watched):
             watched.finish()
-        replace(building, path)
-    finally:
-        remove(building)
+        replace(building, target)
     return path
 
 
@@ -110,15 +112,6 @@ def _write(
         write_npz(source, path, records=records, compress=compress is not None)
 
 
-def _refuse_overlap(source: Path, path: Path) -> None:
-    """Refuse to write over or into the source, or to put a file where the source's folder is."""
-    there, here = Path(os.path.realpath(source)), Path(os.path.realpath(path))
-    if there == here or there in here.parents or here in there.parents:
-        raise UsageError(
-            f"{path}: is the source or overlaps with it, expected another path", hint="Choose another path."
-        )
-
-
 def _bytes_to_read(records: Sequence[Record], container: str) -> int:
     if container == "npz":
         return sum(r.nbytes for r in records)
@@ -141,6 +134,7 @@ class _Watched(Archive):
             run=source.run,
             values=source.values,
             algorithm=source.algorithm,
+            trusts_digests=source.trusts_digests,
         )
         self._source = source
         self._progress = progress

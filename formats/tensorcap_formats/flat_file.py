@@ -30,6 +30,7 @@ from tensorcap_formats.journal import Placed
 
 HEAD_SIZE: Final = 2048
 ALIGNMENT: Final = 64
+END_MARK: Final = b"TCAP-END"  # behind what HDF5 knows of: its library cuts it off a file that it may alter
 NO_OFFSET: Final = 0xFFFF_FFFF_FFFF_FFFF
 INDEX_NAME: Final = "index"
 RUN_NAME: Final = "run"
@@ -148,14 +149,15 @@ def finish(
         is_ordered: Whether the records' order is that of execution.
         fsync: Whether to survive a power cut, and not only a kill.
     """
+    run_json = to_json(run)
     index = encode_index(
         [p.record for p in placed],
         values,
         algorithm=algorithm,
         is_complete=is_complete,
         is_ordered=is_ordered,
+        run=run_json,
     )
-    run_json = to_json(run)
     tail_at = index_at = aligned(end)
     run_at = aligned(index_at + len(index))
     metadata_at = aligned(run_at + len(run_json))
@@ -169,7 +171,7 @@ def finish(
     tail = bytearray()
     for at, part in ((index_at, index), (run_at, run_json), (offsets_at, offsets)):
         tail += bytes(at - tail_at - len(tail)) + part
-    tail += bytes(aligned(offsets_at + len(offsets)) - tail_at - len(tail)) + metadata
+    tail += bytes(aligned(offsets_at + len(offsets)) - tail_at - len(tail)) + metadata + END_MARK
     note = Note(
         file_size=tail_at + len(tail),
         tail_at=tail_at,

@@ -1,9 +1,9 @@
-"""Files below a folder, none of them elsewhere."""
+"""Files below a folder, none of them elsewhere, and what else is there."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tensorcap_formats.errors import UnsafeFileError
@@ -29,3 +29,24 @@ def files_below(folder: Path, suffixes: tuple[str, ...]) -> Iterator[tuple[str, 
                     f"{path}: is a link to a file outside of {folder}", hint="Put a copy in its place."
                 )
             yield path.relative_to(folder).with_suffix("").as_posix(), path
+
+
+def others_below(folder: Path, read: Iterable[Path], reason: str) -> dict[str, str]:
+    """What is in the folder beside the files that were read: paths in it, and why each was not.
+
+    A folder without any file that was read is one entry, ends in `/`, and is not looked into.
+    """
+    files = {os.path.relpath(path, folder) for path in read}
+    entered = {os.path.dirname(name) for name in files}
+    entered |= {str(parent) for name in entered for parent in Path(name).parents}
+    others = {}
+    for where, folders, names in os.walk(folder):
+        below = os.path.relpath(where, folder)
+        for name in sorted(folders + names):
+            path = name if below == "." else f"{below}/{name}"
+            if name in folders and path not in entered:
+                others[f"{path}/"] = f"a folder with nothing that is read: {reason}"
+            elif name not in folders and path not in files:
+                others[path] = reason
+        folders[:] = sorted(name for name in folders if os.path.normpath(f"{below}/{name}") in entered)
+    return others

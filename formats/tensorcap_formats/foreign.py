@@ -26,22 +26,18 @@ class ForeignTensor:
         shape: As the file has it.
         read: Fills a one-dimensional array with the stored elements from a number on, in C order; raises
             ReadError where they cannot be had.
-        remark: Says what a reader should know of the tensor's bytes; None where there is nothing.
+        remark: Says what a reader should know of the tensor's bytes; "" where there is nothing.
     """
 
     name: str
     dtype: DType
     shape: tuple[int, ...]
     read: Callable[[int, Array], None]
-    remark: Callable[[], str | None] = lambda: None
+    remark: Callable[[], str] = lambda: ""
 
 
 class ForeignArchive(Archive):
-    """Tensors by name, in natural order of the names; the execution order is unknown.
-
-    Attributes:
-        skipped: What the file has beside tensors and `values`, such as arrays of text: name and reason.
-    """
+    """Tensors by name, in natural order of the names; the execution order is unknown."""
 
     def __init__(
         self,
@@ -61,7 +57,7 @@ class ForeignArchive(Archive):
             tensors: In any order.
             resources: What to let go of on `close`; emptied, once the archive is made, into its own.
             values: What is no tensor, by name.
-            skipped: As the attribute.
+            skipped: What the file has beside tensors and values, by name: why it is not read.
 
         Raises:
             CorruptArchiveError: Two tensors have one name, a name is too long, or a shape is absurd.
@@ -73,8 +69,7 @@ class ForeignArchive(Archive):
                 raise CorruptArchiveError(
                     f"{path}: two tensors are named {abbreviate(tensor.name)!r}, expected each name once"
                 )
-            sizes = [max(n, 1) for n in tensor.shape]  # numpy makes no empty array of absurd sizes either
-            check_shape(sizes, tensor.dtype.itemsize, f"{path}: {abbreviate(tensor.name)!r}")
+            check_shape(tensor.shape, tensor.dtype.itemsize, f"{path}: {abbreviate(tensor.name)!r}")
         ordered = [keyed[text] for text in sorted(keyed, key=natural)]
         self._tensors = [tensor for _, tensor in ordered]
         super().__init__(
@@ -87,19 +82,15 @@ class ForeignArchive(Archive):
             is_foreign=True,
             is_ordered=False,
             values={key_of(name, str(path)).text: value for name, value in (values or {}).items()},
+            skipped=skipped,
         )
-        self.skipped = dict(skipped or {})
         self._resources = resources.pop_all()
 
     def _read_flat(self, record: Record, start: int, out: Array) -> None:
         self._tensors[record.row].read(start, out)
 
-    def remark(self, record: Record) -> str | None:
-        """What a reader should know of a tensor's bytes, such as that some of them were never written.
-
-        Raises:
-            ReadError: The file cannot be read.
-        """
+    def remark(self, record: Record) -> str:
+        """As `Archive.remark`."""
         return self._tensors[record.row].remark()
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.bands import Bands
 from tensorcap_formats.dtypes import DTYPES, Array, DType
 from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, ReadError, UsageError, abbreviate
-from tensorcap_formats.folder import files_below
+from tensorcap_formats.folder import files_below, others_below
 from tensorcap_formats.foreign import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import from_json
 from tensorcap_formats.input_file import InputFile
@@ -50,8 +50,10 @@ def open_npy_folder(path: Path) -> Archive:
         UnsafeFileError: One holds Python objects, or is a link out of the folder.
         CorruptArchiveError: The header of one lies.
     """
-    tensors, skipped, bands = [], {}, Bands()
-    for name, file in files_below(path, (_SUFFIX,)):
+    tensors, bands = [], Bands()
+    files = list(files_below(path, (_SUFFIX,)))
+    skipped = others_below(path, [file for _, file in files], f"no {_SUFFIX} file")
+    for name, file in files:
         header, read = _npy_file(file)
         if header.dtype is None:
             skipped[name] = f"an array of {header.written!r}"

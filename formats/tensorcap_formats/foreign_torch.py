@@ -14,7 +14,7 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.bands import Bands
 from tensorcap_formats.dtypes import DTYPES, Array
 from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, UnsafeFileError, abbreviate
-from tensorcap_formats.folder import files_below
+from tensorcap_formats.folder import files_below, others_below
 from tensorcap_formats.foreign import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import check_shape
 from tensorcap_formats.input_file import InputFile
@@ -55,8 +55,12 @@ def open_torch_folder(path: Path) -> Archive:
     """
     files = list(files_below(path, SUFFIXES))
     shards = [(name, file) for name, file in files if _SHARD.fullmatch(name)]
-    everything, bands = _Contents([], {}, {}), Bands()
-    for name, file in shards or files:  # beside a checkpoint lie pickles that are none of it
+    chosen = shards or files  # beside a checkpoint lie pickles that are none of it
+    others = others_below(
+        path, [file for _, file in chosen], "no part of the checkpoint" if shards else "no .pt file"
+    )
+    everything, bands = _Contents([], {}, others), Bands()
+    for name, file in chosen:
         contents = _read(file, name, is_prefix=not shards, bands=bands)
         everything.tensors.extend(contents.tensors)
         everything.values.update(contents.values)

@@ -1,7 +1,8 @@
 """zarr stores from elsewhere, versions 2 and 3, through the zarr library.
 
 What is there is found from the metadata documents alone; the library opens an array when it is first read.
-A chunk without a file is read as the fill value, as the format says; `tcap check` tells how many there are.
+A chunk without a file is read as the fill value, as the format says, and `Archive.remark` tells how many
+there are; an array that has lost all its chunks is no tensor of fill values but cannot be read.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from tensorcap_formats.errors import (
 from tensorcap_formats.expansion import check_expansion
 from tensorcap_formats.foreign import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import check_shape
+from tensorcap_formats.open_folder import OpenFolder
 from tensorcap_formats.slabs import read_flat
 from tensorcap_formats.zarr_array import METADATA_NAME, read_metadata
 
@@ -51,6 +53,15 @@ def open_foreign_zarr(path: Path) -> Archive:
         import zarr  # noqa: F401  # found missing now, not at the first read
     except ImportError:
         raise missing_package(f"reading {path}", "zarr", extra="zarr") from None
+    with ExitStack() as resources:
+        store = OpenFolder(path)
+        resources.callback(store.close)
+        tensors, skipped = _tensors(path, store)
+        return ForeignArchive(path, "zarr", tensors, resources=resources, skipped=skipped)
+
+
+def _tensors(path: Path, store: OpenFolder) -> tuple[list[ForeignTensor], dict[str, str]]:
+    """The arrays of numbers, and why the others are skipped."""
     bands = Bands()
     tensors, skipped = [], {}
     for folder, metadata in _arrays(path):
@@ -61,9 +72,9 @@ def open_foreign_zarr(path: Path) -> Archive:
                 f"an array of {abbreviate(repr(metadata.get('data_type', metadata.get('dtype'))))}"
             )
             continue
-        array = _ForeignArray(folder, metadata, *types, bands)
-        tensors.append(ForeignTensor(name, array.dtype, array.shape, array.read, array.missing_chunks))
-    return ForeignArchive(path, "zarr", tensors, resources=ExitStack(), skipped=skipped)
+        array = _ForeignArray(folder, metadata, *types, bands, store)
+        tensors.append(ForeignTensor(name, array.dtype, array.shape, array.read, array.remark))
+    return tensors, skipped
 
 
 def _arrays(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -92,11 +103,18 @@ class _ForeignArray:
     """One array: what its metadata say, and its elements through the library."""
 
     def __init__(
-        self, folder: Path, metadata: dict[str, Any], dtype: DType, storage: str, bands: Bands
+        self,
+        folder: Path,
+        metadata: dict[str, Any],
+        dtype: DType,
+        storage: str,
+        bands: Bands,
+        store: OpenFolder,
     ) -> None:
         self.dtype = dtype
         self._folder = folder
         self._bands = bands
+        self._store = store
         self._lock = threading.Lock()
         self._opened: Any = None
         shape = metadata.get("shape")
@@ -119,28 +137,41 @@ class _ForeignArray:
                 self._bands.read(self, self.shape, rows, load, start, out)
             else:
                 read_flat(array, self.shape, start, out)
+            self._store.require_unreplaced()
         except TensorcapError:
             raise
         except Exception as error:  # codecs of many libraries: each has errors of its own
-            raise CorruptArchiveError(
-                f"{self._folder}: cannot be decoded: {abbreviate(str(error)) or type(error).__name__}"
-            ) from error
+            raise self._undecodable(error) from error
 
-    def missing_chunks(self) -> str | None:
-        """Say how many chunks have no file, if any."""
-        array = self._array()
+    def remark(self) -> str:
+        """Say how many chunks have no file, if any, or why the array cannot be read."""
+        try:
+            missing, total = self._missing_chunks(self._array())
+        except ReadError as error:
+            return str(error)
+        return f"{missing} of {total} chunks are missing; the fill value was read" if missing else ""
+
+    def _missing_chunks(self, array: Any) -> tuple[int, int]:
+        """How many chunks have no file, and how many there are."""
         stored = array.shards or array.chunks  # what has a file of its own
         total = math.prod(-(-n // s) for n, s in zip(self.shape, stored, strict=True))
-        missing = total - array.nchunks_initialized * math.prod(array.chunks) // math.prod(stored)
-        if not missing:
-            return None
-        return f"{missing} of {total} chunks have no file and read as the fill value {array.fill_value}"
+        return total - array.nchunks_initialized * math.prod(array.chunks) // math.prod(stored), total
 
     def _array(self) -> Any:
         with self._lock:
             if self._opened is None:
-                self._opened = self._open()
+                try:
+                    self._opened = self._open()
+                except TensorcapError:
+                    raise
+                except Exception as error:  # metadata that the library refuses
+                    raise self._undecodable(error) from error
             return self._opened
+
+    def _undecodable(self, error: Exception) -> CorruptArchiveError:
+        return CorruptArchiveError(
+            f"{self._folder}: cannot be decoded: {abbreviate(str(error)) or type(error).__name__}"
+        )
 
     def _open(self) -> Any:
         import zarr
@@ -149,6 +180,12 @@ class _ForeignArray:
         metadata: Any = self._metadata
         place = StorePath(LocalStore(self._folder, read_only=True))
         array = zarr.Array(zarr.AsyncArray(metadata=metadata, store_path=place))
+        missing, total = self._missing_chunks(array)
+        if total and missing == total:
+            raise CorruptArchiveError(
+                f"{self._folder}: all of its {total} chunks are missing",
+                hint="If all of it was fill value, write it with write_empty_chunks=True.",
+            )
         chunk = math.prod(array.shards or array.chunks) * self.dtype.itemsize
         stored = sum(p.stat().st_size for p in self._folder.rglob("*") if p.is_file())
         check_expansion(stored, chunk, str(self._folder))

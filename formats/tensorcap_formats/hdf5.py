@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.digests import ALGORITHMS, Hasher
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import (
     CorruptArchiveError,
     NotAnArchiveError,
     UnfinishedArchiveError,
-    abbreviate,
 )
 from tensorcap_formats.flat_file import HEAD_SIZE, INDEX_NAME, NO_OFFSET, RUN_NAME, Note
 from tensorcap_formats.hdf5_dataset import (
@@ -29,9 +27,10 @@ from tensorcap_formats.hdf5_dataset import (
     require_inside,
 )
 from tensorcap_formats.hdf5_metadata import SIGNATURE
-from tensorcap_formats.index import Index, decode_index, from_json, root_hash
+from tensorcap_formats.index import Index, decode_index, decode_sealed, from_json
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.records import Record
+from tensorcap_formats.running_digests import RunningDigests
 
 if TYPE_CHECKING:
     import h5py
@@ -71,7 +70,15 @@ def open_hdf5(path: Path) -> Archive:
 class _OurArchive(Archive):
     """What the two ways of reading an archive of ours share."""
 
-    def __init__(self, path: Path, index: Index, run: dict[str, Any], resources: ExitStack) -> None:
+    def __init__(
+        self,
+        path: Path,
+        index: Index,
+        run: dict[str, Any],
+        resources: ExitStack,
+        *,
+        trusts_digests: bool,
+    ) -> None:
         super().__init__(
             path,
             "hdf5",
@@ -82,6 +89,7 @@ class _OurArchive(Archive):
             values=index.values,
             algorithm=index.algorithm,
             root=index.root,
+            trusts_digests=trusts_digests,
         )
         self._resources = resources
 
@@ -119,7 +127,7 @@ def _open_by_note(path: Path, file: InputFile, note: Note, tail: bytes, resource
                 f"{path}: {record.key.text}: {record.nbytes} bytes lie {where}, expected between "
                 f"{HEAD_SIZE} and {note.tail_at} (ARC-42)"
             )
-    archive = _NotedArchive(path, index, run, resources.pop_all())
+    archive = _NotedArchive(path, index, run, resources.pop_all(), trusts_digests=True)
     archive._file = file
     archive._offsets = offsets
     return archive
@@ -136,10 +144,9 @@ class _LibraryArchive(_OurArchive):
     _root: h5py.Group
 
     def __init__(self, path: Path, index: Index, run: dict[str, Any], resources: ExitStack) -> None:
-        super().__init__(path, index, run, resources)
+        super().__init__(path, index, run, resources, trusts_digests=False)
         self._readers: dict[int, DatasetReader] = {}
-        self._hashed: dict[int, tuple[int, Hasher]] = {}  # by row: elements so far
-        self._hasher = ALGORITHMS.get(index.algorithm)
+        self._digests = RunningDigests(path, index.algorithm)
 
     def _read_flat(self, record: Record, start: int, out: Array) -> None:
         reader = self._readers.get(record.row)
@@ -147,26 +154,7 @@ class _LibraryArchive(_OurArchive):
             with library_errors(f"{self.path}: {record.key.text}"):
                 reader = self._readers[record.row] = self._find(record)
         reader.read(start, out)
-        self._check(record, start, out)
-
-    def _check(self, record: Record, start: int, out: Array) -> None:
-        """Hash what was read, if it goes on where the last read of the record ended."""
-        if self._hasher is None:
-            return
-        # taken out while in use: of two threads that read one record, one goes unchecked
-        done, hasher = self._hashed.pop(record.row, (0, None))
-        if start == 0:
-            done, hasher = 0, self._hasher()
-        if hasher is None or done != start:
-            return
-        hasher.update(out.view("u1").data)
-        if start + out.size < record.size:
-            self._hashed[record.row] = start + out.size, hasher
-        elif hasher.hexdigest() != record.digest:
-            raise CorruptArchiveError(
-                f"{self.path}: {record.key.text}: digest of its bytes is {hasher.hexdigest()}, "
-                f"expected {record.digest}"
-            )
+        self._digests.add(record, start, out)
 
     def _find(self, record: Record) -> DatasetReader:
         source = f"{self.path}: {record.key.text}"
@@ -205,13 +193,7 @@ def _open_by_library(path: Path, file: InputFile, resources: ExitStack, *, is_ou
             raise CorruptArchiveError(
                 f"{path}: has no text {missing!r}, expected that of an archive (ARC-20)"
             )
-        index = decode_index(index_text, str(path))
-        found = root_hash(index.records)
-        if found != index.root:
-            raise CorruptArchiveError(
-                f"{path}: index: root hash of its records is {found}, "
-                f"expected {abbreviate(repr(index.root))} (ARC-36)"
-            )
+        index = decode_sealed(index_text, run_text, str(path))
         run = from_json(run_text, f"{path}: run")
         archive = _LibraryArchive(path, index, run, resources.pop_all())
         archive._file, archive._root = file, root

@@ -56,12 +56,14 @@ def write_compressed(
         raise missing_package(f"compressing {path}", error.name or "hdf5plugin", extra="compress") from None
     filters: dict[str, Any] = {"zstd": hdf5plugin.Zstd, "blosc2": hdf5plugin.Blosc2}
     pipeline = filters[compress]()
+    run = to_json(source.run)
     index = encode_index(
         chosen,
         source.values,
         algorithm=algorithm,
         is_complete=source.is_complete,
         is_ordered=source.is_ordered,
+        run=run,
     )
     datasets: dict[object, Any] = {}
     with writing(path), h5py.File(path, "x", libver=("earliest", "v108")) as file:
@@ -80,7 +82,7 @@ def write_compressed(
             for number, chunk in enumerate(slabs.fill(checked_blocks(source, original), kind)):
                 dataset.write(slabs, number, chunk)
             datasets[content_of(record)] = group[name]
-        for name, text in ((INDEX_NAME, index), (RUN_NAME, to_json(source.run))):
+        for name, text in ((INDEX_NAME, index), (RUN_NAME, run)):
             scalar = _Dataset(file, name, string_type(len(text)), ())
             scalar.write(scalar.create(None, len(text)), 0, np.array([text]))
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from tensorcap_formats.digests import KNOWN_ALGORITHMS
 from tensorcap_formats.dtypes import DTYPES
@@ -25,9 +25,12 @@ from tensorcap_formats.statistics import Statistics
 FORMAT_VERSION: Final = "1.0"
 MAX_RANK: Final = 32  # HDF5 has no more
 MAX_TENSOR_BYTES: Final = 2**62
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _VERSION: Final = re.compile(r"([0-9]{1,9})\.[0-9]{1,9}")
 _STATISTICS: Final = tuple(Statistics.__dataclass_fields__)
 _COUNTS: Final = ("nan", "posinf", "neginf", "zeros")
+_SEAL: Final = re.compile(rb',"seal":"([0-9a-f]{32})"}')
+_SEAL_BYTES: Final = len(',"seal":""}') + 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,9 @@ def encode_index(
     algorithm: str,
     is_complete: bool,
     is_ordered: bool,
+    run: bytes,
 ) -> bytes:
-    """Write the index as UTF-8 JSON; `decode_index` reads it back."""
+    """Write the index as UTF-8 JSON, sealed together with the run metadata; `decode_index` reads it back."""
     nothing = Statistics(None, None, None, None, 0, 0, 0, 0)
     statistics = [r.statistics or nothing for r in records]
     index = {
@@ -69,7 +73,35 @@ def encode_index(
         **{name: [getattr(s, name) for s in statistics] for name in _STATISTICS},
         "values": values,
     }
-    return to_json(index)
+    body = to_json(index)[:-1]
+    return body + b',"seal":"%s"}' % _seal(body, run).encode()
+
+
+def decode_sealed(data: bytes, run: bytes, source: str) -> Index:
+    """Read an index that other programs may have altered: as `decode_index`, and held against its seal.
+
+    Args:
+        data: UTF-8 JSON.
+        run: The run metadata, as bytes.
+        source: The archive's name, for messages.
+
+    Raises:
+        NewerVersionError: As `decode_index`.
+        CorruptArchiveError: As `decode_index`; or the seal or the root hash is not that of what was read.
+    """
+    index = decode_index(data, source)
+    seal = _SEAL.fullmatch(data, max(0, len(data) - _SEAL_BYTES))
+    if seal is None or seal[1].decode() != _seal(data[: seal.start()], run):
+        raise CorruptArchiveError(
+            f"{source}: index or run was altered: they do not have the hash that the index ends with (ARC-37)"
+        )
+    found = root_hash(index.records)
+    if found != index.root:
+        raise CorruptArchiveError(
+            f"{source}: index: root hash of its records is {found}, "
+            f"expected {abbreviate(repr(index.root))} (ARC-36)"
+        )
+    return index
 
 
 def decode_index(data: bytes, source: str) -> Index:
@@ -185,23 +217,29 @@ def root_hash(records: Iterable[Record]) -> str:
     return hasher.hexdigest()
 
 
+def _seal(body: bytes, run: bytes) -> str:
+    """blake2b-128 over all of the index before the seal, and the run metadata (ARC-37)."""
+    hasher = hashlib.blake2b(body, digest_size=16)
+    hasher.update(run)
+    return hasher.hexdigest()
+
+
 def to_json(value: object) -> bytes:
     """Compact UTF-8 JSON; refuses NaN and infinity, which JSON has not."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode(
-        "utf-8", "backslashreplace"
-    )
+    return _ENCODER.encode(value).encode("utf-8", "backslashreplace")
 
 
 def from_json(data: bytes, source: str) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:
-        CorruptArchiveError: The bytes are not UTF-8, not JSON, or not an object.
+        CorruptArchiveError: The bytes are not UTF-8, not JSON, not an object, or have a number that is
+            beyond float64.
     """
     enabled = gc.isenabled()
     gc.disable()  # many small objects: the collector takes most of the time otherwise
     try:
-        value = json.loads(data, parse_constant=_refuse)
+        value = json.loads(data, parse_constant=finite_number, parse_float=finite_number)
     except (ValueError, RecursionError) as error:
         raise CorruptArchiveError(f"{source}: is not JSON: {error}") from None
     finally:
@@ -212,8 +250,12 @@ def from_json(data: bytes, source: str) -> dict[str, Any]:
     return value
 
 
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON number")
+def finite_number(text: str) -> float:
+    """The float64 that a JSON number stands for; ValueError for NaN, infinity, and what rounds to it."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{abbreviate(text)} is no number of float64")
+    return value
 
 
 def _columns(index: Mapping[str, Any], count: int, source: str) -> dict[str, list[Any]]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
+import stat
+import time
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,12 +26,19 @@ from tensorcap_formats.errors import (
     WriteError,
     abbreviate,
 )
-from tensorcap_formats.index import check_shape, to_json
+from tensorcap_formats.index import check_shape, finite_number, to_json
 from tensorcap_formats.keys import Key
+from tensorcap_formats.output_path import resolved
 from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import Statistics
 
 JOURNAL_VERSION: Final = 1
+_OPEN_JOURNAL: Final = (  # a pipe that lies there does not block, and nothing is written through a link
+    os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+)
+_READ_JOURNAL: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+_LOCK_TRIES: Final = 10
+_LOCK_PAUSE_SECONDS: Final = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +72,20 @@ class JournalContent:
 
 def journal_path(path: Path) -> Path:
     """Where the journal of the archive at `path` lies while it is written."""
+    path = resolved(path)
     return path.with_name(path.name + ".journal")
 
 
 def partial_path(path: Path) -> Path:
     """Where the bytes of the archive at `path` lie while it is written."""
+    path = resolved(path)
     return path.with_name(path.name + ".partial")
+
+
+def recovery_command(path: Path) -> str:
+    """The command that saves what a writer left that did not end, to another path where an archive is."""
+    other = f" -o OTHER{path.suffix}" if os.path.lexists(resolved(path)) else ""
+    return f"`tcap recover {path}{other}`"
 
 
 class Journal:
@@ -79,16 +95,21 @@ class Journal:
         """Open or create the journal of the archive at `path`, and lock it.
 
         Raises:
-            WriteError: Another process holds it, or it cannot be created.
+            WriteError: Another process holds it, it cannot be created, or what is there is no regular file.
         """
         self.path = journal_path(path)
         while True:
             try:
-                self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+                self._fd = os.open(self.path, _OPEN_JOURNAL, 0o666)
             except OSError as error:
-                raise WriteError(f"{path}: cannot be written: {error.strerror}") from error
+                raise WriteError(f"{self.path}: cannot be written: {error.strerror}") from error
+            if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+                os.close(self._fd)
+                raise WriteError(
+                    f"{self.path}: is no regular file, expected a journal or nothing", hint="Move it away."
+                )
             try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._lock()
             except BlockingIOError:
                 os.close(self._fd)
                 raise WriteError(
@@ -100,6 +121,16 @@ class Journal:
             if self._is_still_there():
                 return
             os.close(self._fd)  # its owner finished and removed it between our open and our lock
+
+    def _lock(self) -> None:
+        for _ in range(_LOCK_TRIES):
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:  # perhaps by `is_locked`, for microseconds
+                time.sleep(_LOCK_PAUSE_SECONDS)
+            else:
+                return
+        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _is_still_there(self) -> bool:
         try:
@@ -164,10 +195,12 @@ class Journal:
 def is_locked(path: Path) -> bool | None:
     """Whether somebody is writing the archive at `path`; None where it has no journal."""
     try:
-        fd = os.open(journal_path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = os.open(journal_path(path), _READ_JOURNAL)
     except (OSError, ValueError):
         return None
     try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return None
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -188,7 +221,9 @@ def read_journal(path: Path) -> JournalContent:
     content = JournalContent("", "", {}, [], {}, 0)
     texts: set[str] = set()
     torn = 0
-    with source.open("rb") as file:
+    with open(source, "rb", opener=_open_to_read) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise CorruptArchiveError(f"{source}: is no regular file (ARC-50)")
         for number, row in enumerate(file):
             line = _parse(row)
             if number == 0:
@@ -212,22 +247,19 @@ def read_journal(path: Path) -> JournalContent:
     )
 
 
+def _open_to_read(path: str, _: int) -> int:
+    return os.open(path, _READ_JOURNAL)
+
+
 def _parse(row: bytes) -> dict[str, Any] | None:
     body, tab, crc = row.rpartition(b"\t")
     if not tab or crc != b"%08x\n" % zlib.crc32(body):
         return None
     try:
-        line = json.loads(body, parse_constant=_finite, parse_float=_finite)
+        line = json.loads(body, parse_constant=finite_number, parse_float=finite_number)
     except (ValueError, RecursionError):
         return None
     return line if isinstance(line, dict) else None
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text} is no JSON number")
-    return value
 
 
 def _check_head(line: dict[str, Any] | None, source: Path) -> dict[str, Any]:

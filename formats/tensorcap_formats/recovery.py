@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from tensorcap_formats.digests import ALGORITHMS
-from tensorcap_formats.errors import ReadError, UnfinishedArchiveError, WriteError, missing_package
+from tensorcap_formats.errors import MissingPackageError, ReadError, UnfinishedArchiveError, WriteError
 from tensorcap_formats.flat_file import HEAD_SIZE, finish, is_finished
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.journal import (
@@ -20,6 +20,7 @@ from tensorcap_formats.journal import (
     partial_path,
     read_journal,
 )
+from tensorcap_formats.output_path import resolved
 from tensorcap_formats.publishing import container_of, publish, refuse_to_replace_others
 
 _BLOCK_BYTES: Final = 4 << 20
@@ -68,7 +69,7 @@ def recover(
     """
     path = Path(path)
     target = Path(output) if output is not None else path
-    if not journal_path(path).exists():
+    if not os.path.lexists(journal_path(path)):
         raise UnfinishedArchiveError(f"{path}: there is no {journal_path(path).name}, nothing to recover")
     journal = Journal(path)
     try:
@@ -95,7 +96,7 @@ def _recover_locked(path: Path, target: Path, progress: Callable[[int], None] | 
     try:
         finished = is_finished(file)  # by its writer, or by a recovery that was killed itself
         records, was_complete = _counted(partial) if finished else (0, False)
-        if not was_complete and os.path.lexists(target):
+        if not was_complete and os.path.lexists(resolved(target)):
             raise WriteError(
                 f"{target}: an archive is there, which an incomplete one does not replace",
                 hint="Give another path with -o.",
@@ -144,13 +145,16 @@ def _counted(finished: Path) -> tuple[int, bool]:
 
 def output_differs(path: Path, target: Path) -> bool:
     """Whether the archive is to be put elsewhere, so that the suffix there names the container."""
-    return path.absolute() != target.absolute()
+    return resolved(path).absolute() != resolved(target).absolute()
 
 
 def _whole(file: InputFile, content: JournalContent, progress: Callable[[int], None] | None) -> list[Placed]:
     """The records whose bytes are in the file and have the digest that the journal says."""
     if content.algorithm not in ALGORITHMS:
-        raise missing_package(f"checking {content.algorithm} digests", "xxhash", extra="torch")
+        raise MissingPackageError(
+            f"checking {content.algorithm} digests needs the package 'xxhash', which is not installed",
+            hint="Install it with: pip install xxhash",
+        )
     found: dict[tuple[int, int], str] = {}
     whole = []
     for placed in content.placed:
@@ -188,7 +192,7 @@ def _finish(partial: Path, content: JournalContent, whole: list[Placed]) -> None
         },
     }
     end = max((p.offset + p.record.nbytes for p in whole if p.offset is not None), default=HEAD_SIZE)
-    fd = os.open(partial, os.O_RDWR | os.O_CLOEXEC)
+    fd = os.open(partial, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         os.ftruncate(fd, end)  # frees what nobody confirmed: on a full disk, the room for the metadata
         finish(

@@ -20,11 +20,12 @@ from tensorcap_formats.errors import (
     WriteError,
     abbreviate,
 )
+from tensorcap_formats.folder import others_below
 from tensorcap_formats.foreign import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import (
     FORMAT_VERSION,
     check_version,
-    decode_index,
+    decode_sealed,
     encode_index,
     from_json,
     to_json,
@@ -50,6 +51,7 @@ _CODES: Final = {  # of the format, for our dtypes; all others are stored as byt
     "float4_e2m1fn_x2": "F4",
 }
 _DTYPES: Final = {code: DTYPES[name] for name, code in _CODES.items()}
+OUR_PADDING: Final = b" " * 8  # ends the header; a library that rewrites the file pads with less (ARC-62)
 _SIX_BITS: Final = {"F6_E2M3": DTYPES["float6_e2m3fn"], "F6_E3M2": DTYPES["float6_e3m2fn"]}
 
 
@@ -69,15 +71,17 @@ def write_safetensors(source: Archive, path: Path, *, records: Sequence[Record] 
     chosen, algorithm = described(source, originals)
     # Large elements first: each tensor then lies at a multiple of its element size, which torch insists on.
     kept = sorted(holders(chosen).values(), key=lambda r: -r.dtype.itemsize)
+    run = to_json(source.run)
     index = encode_index(
         chosen,
         source.values,
         algorithm=algorithm,
         is_complete=source.is_complete,
         is_ordered=source.is_ordered,
+        run=run,
     )
-    run = to_json(source.run).decode()
-    header: dict[str, Any] = {METADATA: {"tensorcap": FORMAT_VERSION, "index": index.decode(), "run": run}}
+    texts = {"tensorcap": FORMAT_VERSION, "index": index.decode(), "run": run.decode()}
+    header: dict[str, Any] = {METADATA: texts}
     end = 0
     for record in kept:
         name = record.key.text
@@ -87,7 +91,7 @@ def write_safetensors(source: Archive, path: Path, *, records: Sequence[Record] 
         header[name] = {"dtype": code, "shape": shape, "data_offsets": [end, end + record.nbytes]}
         end += record.nbytes
     text = to_json(header)
-    text += b" " * (-len(text) % 8)
+    text += OUR_PADDING + b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER_BYTES:
         raise WriteError(
             f"{path}: {len(chosen)} records need a header of {len(text)} bytes, "
@@ -130,6 +134,7 @@ def open_safetensors_folder(path: Path) -> Archive:
     shards = sorted(set(placed.values())) or sorted(p.name for p in path.glob("*.safetensors"))
     with ExitStack() as resources:
         tensors: list[ForeignTensor] = []
+        read = indexes[:1]
         where: dict[str, str] = {}
         for shard in shards:
             file = resources.enter_context(closing(InputFile(_inside(path, shard))))
@@ -140,13 +145,17 @@ def open_safetensors_folder(path: Path) -> Archive:
                     hint="Open the file by itself.",
                 )
             tensors += _tensors(file, entries)
+            read.append(file.path)
             where.update(dict.fromkeys(entries, shard))
         for name, shard in placed.items():
             if where.get(name) != shard:
                 raise CorruptArchiveError(
                     f"{indexes[0]}: tensor {abbreviate(name)!r} is not in {shard}, expected it there"
                 )
-        return ForeignArchive(path, "safetensors", tensors, resources=resources)
+        others = others_below(
+            path, read, f"not named in {indexes[0].name}" if indexes else "no .safetensors file"
+        )
+        return ForeignArchive(path, "safetensors", tensors, resources=resources, skipped=others)
 
 
 class SafetensorsArchive(Archive):
@@ -165,18 +174,20 @@ class SafetensorsArchive(Archive):
         """Check the index against the header; takes `resources` over once that has succeeded."""
         source = str(file.path)
         check_version(metadata, source)
-        index = decode_index(metadata.get("index", "").encode("utf-8", "surrogatepass"), source)
-        run = from_json(metadata.get("run", "").encode("utf-8", "surrogatepass"), f"{source}: run")
+        run = metadata.get("run", "").encode("utf-8", "surrogatepass")
+        index = decode_sealed(metadata.get("index", "").encode("utf-8", "surrogatepass"), run, source)
+        header_end = min((entry.offset for entry in entries.values()), default=file.size)
         super().__init__(
             file.path,
             "safetensors",
             index.records,
             is_ordered=index.is_ordered,
             is_complete=index.is_complete,
-            run=run,
+            run=from_json(run, f"{source}: run"),
             values=index.values,
             algorithm=index.algorithm,
             root=index.root,
+            trusts_digests=file.read(header_end - len(OUR_PADDING), len(OUR_PADDING)) == OUR_PADDING,
         )
         kept = holders(index.records)
         for record in kept.values():

@@ -8,6 +8,7 @@ are counted over all elements; for complex values the first four are of the modu
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,8 +16,27 @@ import numpy as np
 
 from tensorcap_formats.dtypes import Array, DType, decode
 
-_BLOCK: Final = 8192  # elements: the float64 scratch of one block stays in a core's L2 cache
-_ONES: Final = np.ones(2 * _BLOCK)  # a packed dtype has two values an element
+_ROW: Final = 8192  # elements: what is summed in one go, so that sums do not depend on how blocks are cut
+_ROWS: Final = 16  # at a time: their float64 scratch, 1 MiB, stays in a core's L2 cache
+_TINY_SQUARES: Final = 2.0**-900  # a row's sum of squares below that is taken anew, of values scaled up
+_TINY_SCALE: Final = 2.0**600
+_WIDE: Final = ("float64", "complex128")  # no other dtype has values of such size
+_ONES: Final = np.ones((2 * _ROW, 1))  # a packed dtype has two values an element
+
+
+class _Scratch(threading.local):
+    """Memory that each thread keeps: new pages for each tensor would cost more than its statistics."""
+
+    def __init__(self) -> None:
+        self._array = np.empty(_ROW)
+
+    def of(self, size: int) -> Array:
+        if self._array.size < size:
+            self._array = np.empty(size)
+        return self._array[:size]
+
+
+_SCRATCH: Final = _Scratch()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +77,6 @@ class StatisticsBuilder:
 
     def __init__(self, logical: DType) -> None:
         self._dtype = logical
-        self._scratch = np.empty(_BLOCK * logical.packed)
         self._rest: Array = np.empty(0, logical.storage)
         self._finite = self._nan = self._posinf = self._neginf = self._zeros = 0
         self._minimum: float | int | None = None
@@ -65,30 +84,33 @@ class StatisticsBuilder:
         self._sum = 0.0
         self._squares = 0.0
         self._scale = 1.0
+        self._tiny_squares = 0.0  # of values times _TINY_SCALE
+        self._may_be_tiny = logical.name in _WIDE
 
     def add(self, bits: Array) -> None:
         """Count one-dimensional stored elements in."""
         if self._rest.size:
-            missing = _BLOCK - self._rest.size
+            missing = _ROW - self._rest.size
             self._rest = np.concatenate([self._rest, bits[:missing]])
             bits = bits[missing:]
-            if self._rest.size < _BLOCK:
+            if self._rest.size < _ROW:
                 return
-            self._add_block(self._rest)
+            self._add_rows(self._rest, 1)
             self._rest = self._rest[:0]
-        whole = bits.size - bits.size % _BLOCK
-        for start in range(0, whole, _BLOCK):
-            self._add_block(bits[start : start + _BLOCK])
-        if whole < bits.size:
-            self._rest = bits[whole:].copy()
+        rows = bits.size // _ROW
+        for row in range(0, rows, _ROWS):
+            count = min(_ROWS, rows - row)
+            self._add_rows(bits[row * _ROW : (row + count) * _ROW], count)
+        if rows * _ROW < bits.size:
+            self._rest = bits[rows * _ROW :].copy()
 
     def result(self) -> Statistics:
         """The statistics of everything that was added."""
         if self._rest.size:
-            self._add_block(self._rest)
+            self._add_rows(self._rest, 1)
             self._rest = self._rest[:0]
         n = self._finite
-        l2 = math.sqrt(self._squares) * self._scale
+        l2 = self._l2()
         return Statistics(
             self._minimum,
             self._maximum,
@@ -100,7 +122,14 @@ class StatisticsBuilder:
             self._zeros,
         )
 
-    def _add_block(self, bits: Array) -> None:
+    def _l2(self) -> float:
+        if self._tiny_squares and self._scale == 1.0 and self._squares < 2.0**-200:
+            squares = self._squares * _TINY_SCALE * _TINY_SCALE + self._tiny_squares
+            return math.sqrt(squares) / _TINY_SCALE
+        return math.sqrt(self._squares) * self._scale  # beside which tiny ones are nothing
+
+    def _add_rows(self, bits: Array, rows: int) -> None:
+        """Count in `rows` rows of `_ROW` elements, or one shorter one."""
         kind = self._dtype.kind
         if kind == "complex":
             with np.errstate(invalid="ignore", over="ignore"):  # signalling NaN; a modulus beyond float64
@@ -111,31 +140,27 @@ class StatisticsBuilder:
             values = decode(bits, self._dtype)
             if kind == "bool":
                 values = values.view(np.uint8)
-        low, high = values.min(), values.max()
-        if kind in ("float", "complex") and not (np.isfinite(low) and np.isfinite(high)):
-            values = self._set_apart(values, zeros=kind == "float")
-            if not values.size:
-                return
-            low, high = values.min(), values.max()
-        elif kind != "complex" and low <= 0 <= high:
+        low, high = values.min().item(), values.max().item()
+        if kind != "complex" and not low > 0 and not high < 0:  # true of NaN too
             self._zeros += int(np.count_nonzero(values == 0))
-        low, high = low.item(), high.item()
+        if kind in ("float", "complex") and not (math.isfinite(low) and math.isfinite(high)):
+            finite = np.isfinite(values)
+            self._finite -= values.size - int(np.count_nonzero(finite))
+            self._nan += int(np.count_nonzero(np.isnan(values)))
+            self._posinf += int(np.count_nonzero(values == np.inf))
+            self._neginf += int(np.count_nonzero(values == -np.inf))
+            left = values[finite]
+            values = np.where(finite, values, 0)
+            low, high = (left.min().item(), left.max().item()) if left.size else (None, None)
+        self._finite += values.size
+        if low is None:
+            return
         self._minimum = low if self._minimum is None else min(self._minimum, low)
         self._maximum = high if self._maximum is None else max(self._maximum, high)
-        self._finite += values.size
-        self._add_sums(values, max(abs(low), abs(high)))
+        self._add_sums(values, rows, max(abs(low), abs(high)))
 
-    def _set_apart(self, values: Array, *, zeros: bool) -> Array:
-        """Count NaN and infinities, and the zeros; return the finite values."""
-        if zeros:
-            self._zeros += int(np.count_nonzero(values == 0))
-        self._nan += int(np.count_nonzero(np.isnan(values)))
-        self._posinf += int(np.count_nonzero(values == np.inf))
-        self._neginf += int(np.count_nonzero(values == -np.inf))
-        return values[np.isfinite(values)]
-
-    def _add_sums(self, values: Array, largest: float) -> None:
-        scratch = self._scratch[: values.size]
+    def _add_sums(self, values: Array, rows: int, largest: float) -> None:
+        scratch = _SCRATCH.of(values.size)
         scratch[:] = values
         if largest > 1e150 > self._scale:  # squares would overflow: from here on, sums are of scaled values
             self._sum *= 2.0**-600
@@ -143,5 +168,13 @@ class StatisticsBuilder:
             self._scale = 2.0**600
         if self._scale != 1.0:
             scratch *= 1 / self._scale
-        self._sum += float(scratch.dot(_ONES[: values.size]))
-        self._squares += float(scratch.dot(scratch))
+        each = scratch.reshape(rows, 1, -1)
+        for total in np.matmul(each, _ONES[: each.shape[2]]).ravel().tolist():
+            self._sum += total
+        may_be_tiny = self._may_be_tiny and largest > 0 and self._scale == 1.0
+        for row, total in enumerate(np.matmul(each, each.transpose(0, 2, 1)).ravel().tolist()):
+            if total < _TINY_SQUARES and may_be_tiny:
+                values = each[row, 0] * _TINY_SCALE
+                self._tiny_squares += float(values @ values)
+            else:
+                self._squares += total

@@ -13,11 +13,12 @@ import numpy as np
 
 from tensorcap_formats.digests import ALGORITHMS, DEFAULT_ALGORITHM, digest
 from tensorcap_formats.dtypes import Array, DType
-from tensorcap_formats.errors import CorruptArchiveError, UsageError, WriteError, missing_package
+from tensorcap_formats.errors import CorruptArchiveError, UsageError, WriteError
 from tensorcap_formats.flat_file import HEAD_SIZE, aligned, finish, write_at
 from tensorcap_formats.index import check_shape, to_json
-from tensorcap_formats.journal import Journal, Placed, partial_path
+from tensorcap_formats.journal import Journal, Placed, partial_path, recovery_command
 from tensorcap_formats.keys import Key
+from tensorcap_formats.output_path import resolved
 from tensorcap_formats.publishing import container_of, publish, refuse_to_replace_others
 from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import Statistics, StatisticsBuilder
@@ -63,8 +64,6 @@ class Writer:
         """
         self.path = Path(path)
         self.container = container_of(self.path, container)
-        if self.container == "zarr":
-            _require_zarr()
         self.records_count = self.tensor_bytes = self.stored_bytes = 0
         self._run: Mapping[str, Any] = run or {}
         _require_json(self._run, f"{self.path}: run")
@@ -78,24 +77,22 @@ class Writer:
         self._statistics: dict[tuple[str, str], Statistics] = {}  # digest and dtype
         self._lock = threading.Lock()
         self._is_open = True
-        if not self.path.parent.is_dir():
-            raise WriteError(
-                f"{self.path}: there is no folder {str(self.path.parent)!r}", hint="Create it first."
-            )
+        folder = resolved(self.path).parent
+        if not folder.is_dir():
+            raise WriteError(f"{self.path}: there is no folder {str(folder)!r}", hint="Create it first.")
+        self._partial = partial_path(self.path)
         self._journal = Journal(self.path)
         if not self._journal.is_empty:
             self._journal.close(remove=False)
             raise WriteError(
                 f"{self.path}: an unfinished capture lies there, in {self._journal.path.name}",
-                hint=f"Save what it holds with `tcap recover {self.path}`, or delete "
-                f"{self._journal.path.name} and {partial_path(self.path).name}.",
+                hint=f"Save what it holds with {recovery_command(self.path)}, or delete "
+                f"{self._journal.path.name} and {self._partial.name}.",
             )
         try:
             refuse_to_replace_others(self.path)
             self._journal.start(self.container, DEFAULT_ALGORITHM, self._run)
-            self._fd = os.open(
-                partial_path(self.path), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666
-            )
+            self._fd = self._create_partial()
         except BaseException as error:
             self._journal.close(remove=True)
             if isinstance(error, OSError) and not isinstance(error, WriteError):
@@ -237,7 +234,6 @@ class Writer:
             self._require_open()
             if run is not None:
                 _require_json(run, f"{self.path}: run")
-            partial = partial_path(self.path)
             target = path or self.path
             try:
                 placed = sorted(self._placed, key=lambda p: p.record.order)
@@ -254,7 +250,7 @@ class Writer:
                 )
                 os.close(self._fd)
                 self._fd = -1
-                publish(partial, target, self.container, fsync=self._fsync)
+                publish(self._partial, target, self.container, fsync=self._fsync)
             except BaseException as error:
                 self._end_unfinished()
                 if isinstance(error, OSError):
@@ -272,6 +268,17 @@ class Writer:
         """
         with self._lock:
             self._end_unfinished(discard=discard)
+
+    def _create_partial(self) -> int:
+        """The temporary, new: what has that name and no journal is somebody else's."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            return os.open(self._partial, flags, 0o666)
+        except FileExistsError:
+            raise WriteError(
+                f"{self._partial}: is there without a journal, and is not overwritten",
+                hint="Move it away or delete it.",
+            ) from None
 
     def _require_open(self) -> None:
         if not self._is_open:
@@ -345,7 +352,7 @@ class Writer:
         if self._fd >= 0:
             os.close(self._fd)
         if discard:
-            partial_path(self.path).unlink(missing_ok=True)
+            self._partial.unlink(missing_ok=True)
         self._journal.close(remove=discard)
 
     def _fail(self, error: OSError) -> NoReturn:
@@ -353,8 +360,8 @@ class Writer:
         self._end_unfinished()
         raise WriteError(
             f"{self.path}: {error.strerror or error}; {self.records_count} tensors are safe in "
-            f"{partial_path(self.path).name}",
-            hint=f"Make room, then `tcap recover {self.path}` saves them.",
+            f"{self._partial.name}",
+            hint=f"Make room, then {recovery_command(self.path)} saves them.",
         ) from error
 
 
@@ -368,10 +375,3 @@ def _require_json(value: object, what: str) -> None:
         to_json(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"{what} has no JSON form: {error}") from error
-
-
-def _require_zarr() -> None:
-    try:
-        import zarr  # noqa: F401  # found missing now, not after an hour of capture
-    except ImportError:
-        raise missing_package("writing a .zarr archive", "zarr", extra="zarr") from None

@@ -6,10 +6,9 @@ Reading does not go through the zarr library, which takes a lost chunk for one o
 from __future__ import annotations
 
 import math
-import os
 import threading
 from collections.abc import Iterable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,12 +18,12 @@ from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import (
     CorruptArchiveError,
     NotAnArchiveError,
-    UnsafeFileError,
     abbreviate,
     missing_package,
 )
 from tensorcap_formats.index import check_shape, from_json, to_json
 from tensorcap_formats.input_file import InputFile
+from tensorcap_formats.open_folder import OpenFolder
 from tensorcap_formats.slabs import Slabs
 
 METADATA_NAME: Final = "zarr.json"
@@ -87,7 +86,7 @@ class ZarrArray:
         size: Number of its elements.
     """
 
-    def __init__(self, root: Path, name: str, storage: str, *, decoded: threading.local) -> None:
+    def __init__(self, root: OpenFolder, name: str, storage: str, *, decoded: threading.local) -> None:
         """Read the array's metadata.
 
         Args:
@@ -100,10 +99,11 @@ class ZarrArray:
             CorruptArchiveError: There is no such array, or it is not as we write it (ARC-61).
             UnsafeFileError: A link leads out of the store.
         """
-        self._folder = root / name
-        self._root = os.path.realpath(root)
+        self._folder = root.path / name
+        self._root = root
         self._kind = np.dtype(storage)
-        metadata = read_metadata(self._inside(METADATA_NAME))
+        metadata = read_metadata(root.inside(self._folder / METADATA_NAME))
+        root.require_unreplaced()
         self._slabs, self._is_compressed = _layout(metadata, self._kind, str(self._folder))
         self.shape = self._slabs.shape
         self.size = math.prod(self.shape)
@@ -113,7 +113,8 @@ class ZarrArray:
         """Fill `out` with the elements from number `start` on.
 
         Raises:
-            CorruptArchiveError: A chunk is missing, or has not the size that it should have.
+            CorruptArchiveError: A chunk is missing, or has not the size that it should have; or the store was
+                replaced.
         """
         done = 0
         while done < out.size:
@@ -158,13 +159,12 @@ class ZarrArray:
         return chunk
 
     def _open(self, number: int) -> InputFile:
-        return _open(self._inside(self._slabs.key(number)), "a chunk of the array is missing")
-
-    def _inside(self, name: str) -> Path:
-        path = self._folder / name
-        if not os.path.realpath(path).startswith(self._root + os.sep):
-            raise UnsafeFileError(f"{path}: is a link to a file outside of {self._root}")
-        return path
+        path = self._root.inside(self._folder / self._slabs.key(number))
+        with ExitStack() as opened:
+            file = opened.enter_context(closing(_open(path, "a chunk of the array is missing")))
+            self._root.require_unreplaced()
+            opened.pop_all()
+        return file
 
 
 def read_metadata(path: Path) -> dict[str, Any]:

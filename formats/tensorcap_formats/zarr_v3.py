@@ -17,14 +17,17 @@ from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError
 from tensorcap_formats.foreign_zarr import open_foreign_zarr
 from tensorcap_formats.index import (
     FORMAT_VERSION,
+    Index,
     check_version,
-    decode_index,
+    decode_sealed,
     encode_index,
     from_json,
     to_json,
 )
 from tensorcap_formats.keys import Key
+from tensorcap_formats.open_folder import OpenFolder
 from tensorcap_formats.records import Record
+from tensorcap_formats.running_digests import RunningDigests
 from tensorcap_formats.zarr_array import METADATA_NAME, ZarrArray, read_metadata, write_array
 
 INDEX_NAME: Final = "index"
@@ -52,12 +55,14 @@ def write_zarr(
     """
     originals = source.records if records is None else records
     chosen, algorithm = described(source, originals)
+    run = to_json(source.run)
     index = encode_index(
         chosen,
         source.values,
         algorithm=algorithm,
         is_complete=source.is_complete,
         is_ordered=source.is_ordered,
+        run=run,
     )
     group = to_json({"zarr_format": 3, "node_type": "group", "attributes": {}})
     groups = {""}
@@ -79,7 +84,7 @@ def write_zarr(
                 record.dtype.name,
                 compress=compress,
             )
-        for name, text in ((INDEX_NAME, index), (RUN_NAME, to_json(source.run))):
+        for name, text in ((INDEX_NAME, index), (RUN_NAME, run)):
             data = np.frombuffer(text, np.uint8)
             write_array(path / name, [data], data.shape, "|u1", "uint8", compress=compress)
         root = {"zarr_format": 3, "node_type": "group", "attributes": {"tensorcap": FORMAT_VERSION}}
@@ -105,21 +110,35 @@ def open_zarr(path: Path) -> Archive:
 
 
 class ZarrArchive(Archive):
-    """An archive of ours in a zarr store (ARC-61)."""
+    """An archive of ours in a zarr store (ARC-61).
+
+    Any program may alter one chunk of it and nothing else, so a tensor that is read from its beginning to
+    its end is held against its digest on the way; and a folder that is put in the place of the one that was
+    opened is not read under the old one's index.
+    """
 
     def __init__(self, path: Path, attributes: dict[str, Any]) -> None:
         """Read index and run, and see whether each array that the index names is there."""
         source = str(path)
         check_version(attributes, source)
         self._decoded = threading.local()
-        index = decode_index(self._bytes(path, INDEX_NAME), source)
+        self._folder = OpenFolder(path)
+        try:
+            run = self._bytes(RUN_NAME)
+            index = decode_sealed(self._bytes(INDEX_NAME), run, source)
+            self._describe(path, index, from_json(run, f"{source}: run"))
+        except BaseException:
+            self._folder.close()
+            raise
+
+    def _describe(self, path: Path, index: Index, run: dict[str, Any]) -> None:
         super().__init__(
             path,
             "zarr",
             index.records,
             is_ordered=index.is_ordered,
             is_complete=index.is_complete,
-            run=from_json(self._bytes(path, RUN_NAME), f"{source}: run"),
+            run=run,
             values=index.values,
             algorithm=index.algorithm,
             root=index.root,
@@ -129,15 +148,17 @@ class ZarrArchive(Archive):
             if not (path / array_path(record.key) / METADATA_NAME).exists():
                 raise CorruptArchiveError(f"{path}: array {array_path(record.key)!r} is missing (ARC-61)")
         self._arrays: dict[int, ZarrArray] = {}  # by row of the holder
+        self._digests = RunningDigests(path, index.algorithm)
 
     def _read_flat(self, record: Record, start: int, out: Array) -> None:
         self._array(self._holders[content_of(record)]).read(start, out)
+        self._digests.add(record, start, out)
 
     def _array(self, holder: Record) -> ZarrArray:
         array = self._arrays.get(holder.row)
         if array is None:
             name = array_path(holder.key)
-            array = ZarrArray(self.path, name, holder.dtype.storage, decoded=self._decoded)
+            array = ZarrArray(self._folder, name, holder.dtype.storage, decoded=self._decoded)
             if array.shape != holder.shape:
                 raise CorruptArchiveError(
                     f"{self.path}: array {name!r} has shape {array.shape}, expected {holder.shape} (ARC-61)"
@@ -145,16 +166,17 @@ class ZarrArchive(Archive):
             self._arrays[holder.row] = array
         return array
 
-    def _bytes(self, path: Path, name: str) -> bytes:
-        array = ZarrArray(path, name, "|u1", decoded=self._decoded)
+    def _bytes(self, name: str) -> bytes:
+        array = ZarrArray(self._folder, name, "|u1", decoded=self._decoded)
         if len(array.shape) != 1:
             raise CorruptArchiveError(
-                f"{path}: array {name!r} has {len(array.shape)} axes, expected 1 (ARC-61)"
+                f"{self._folder.path}: array {name!r} has {len(array.shape)} axes, expected 1 (ARC-61)"
             )
         return b"".join(_pieces(array))
 
     def close(self) -> None:
-        """Let go of decoded chunks; files are open only while they are read."""
+        """Let go of the folder and of decoded chunks; files are open only while they are read."""
+        self._folder.close()
         self._arrays.clear()
         self._decoded = threading.local()
 

@@ -8,6 +8,7 @@ import linecache
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -81,7 +82,6 @@ def main_dtype(model: nn.Module) -> str | None:
 def sources(modules: Iterable[nn.Module]) -> dict[str, Any]:
     """Where the classes of these modules are written, and their text; those written in C have none."""
     found: dict[str, Any] = {}
-    parsed: dict[str, dict[str, tuple[int, int]]] = {}
     for module in modules:
         cls = type(module)
         name = class_name(cls)
@@ -91,15 +91,14 @@ def sources(modules: Iterable[nn.Module]) -> dict[str, Any]:
         lines = linecache.getlines(file) if file else []
         if not file or not lines:
             continue
-        if file not in parsed:
-            parsed[file] = _class_lines("".join(lines))
-        span = parsed[file].get(cls.__qualname__.replace("<locals>.", ""))
+        span = _class_lines("".join(lines)).get(cls.__qualname__.replace("<locals>.", ""))
         if span is not None:
             text = "".join(lines[span[0] - 1 : span[1]])
             found[name] = {"file": redact(file), "line": span[0], "text": redact(text)}
     return found
 
 
+@lru_cache(maxsize=64)
 def _class_lines(text: str) -> dict[str, tuple[int, int]]:
     """First and last line of each class of a file, by qualified name without `<locals>`."""
     found: dict[str, tuple[int, int]] = {}

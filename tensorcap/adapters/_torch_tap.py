@@ -42,12 +42,16 @@ def tap(
     inputs: bool,
 ) -> Iterator[None]:
     """Hook the named modules, and the root, until the block ends, however it ends."""
+    signatures: dict[Any, list[str]] = {}
     with ExitStack() as hooks:
         for name, module in modules.items():
             is_root = module is root
             if name not in names and not (is_root and recorder.points[name].is_capturable):
                 continue
-            hook = _Hook(module, recorder.points[name], recorder, inputs=inputs or is_root, is_root=is_root)
+            arguments = _argument_names(module, signatures)
+            hook = _Hook(
+                arguments, recorder.points[name], recorder, inputs=inputs or is_root, is_root=is_root
+            )
             hooks.callback(module.register_forward_pre_hook(hook.before, with_kwargs=True).remove)
             hooks.callback(module.register_forward_hook(hook.after, with_kwargs=True).remove)
         yield
@@ -57,13 +61,13 @@ class _Hook:
     """The two hooks of one module; holds no module and, between calls, no tensor."""
 
     def __init__(
-        self, module: nn.Module, point: Point, recorder: Recorder, *, inputs: bool, is_root: bool
+        self, arguments: list[str], point: Point, recorder: Recorder, *, inputs: bool, is_root: bool
     ) -> None:
         self._point = point
         self._recorder = recorder
         self._inputs = inputs
         self._is_root = is_root
-        self._slots = tuple(f"input.{escape(name)}" for name in _argument_names(module))
+        self._slots = tuple(f"input.{escape(name)}" for name in arguments)
         self._keyword_slots: dict[str, str] = {}
         self._note_compiled = _noting(recorder, point)
 
@@ -158,15 +162,24 @@ def record_inputs(inputs: Any, recorder: Recorder) -> None:
                 recorder.tensor(call, slot, found.bits, found.dtype, found.shape, required=True)
 
 
-def _argument_names(module: nn.Module) -> list[str]:
-    """Names of the positional parameters of `forward`; none where it is not written in Python."""
+def _argument_names(module: nn.Module, known: dict[Any, list[str]]) -> list[str]:
+    """Names of the positional parameters of `forward`; none where it is not written in Python.
+
+    Args:
+        module: The module.
+        known: Names by function, of the modules seen before: a model has few classes and many modules.
+    """
     forward = getattr(module, "_orig_mod", module).forward
-    try:
-        parameters = inspect.signature(forward).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [p.name for p in parameters if p.kind in named]
+    function = getattr(forward, "__func__", forward)
+    names = known.get(function)
+    if names is None:
+        try:
+            parameters = inspect.signature(forward).parameters.values()
+        except (TypeError, ValueError):
+            parameters = {}.values()
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        names = known[function] = [p.name for p in parameters if p.kind in positional]
+    return names
 
 
 def _is_nested(module: nn.Module) -> bool:

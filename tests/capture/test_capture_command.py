@@ -74,6 +74,20 @@ def interrupted():
     return plain("interrupt")
 
 
+class Drawing(torch.nn.Module):
+    def forward(self, x):
+        return x + torch.rand(1)
+
+
+def drawing():
+    return tensorcap.Workload(Drawing(), (torch.zeros(1),))
+
+
+def drawing_after_others():
+    torch.rand(7)
+    return tensorcap.Workload(Drawing(), (torch.zeros(1),))
+
+
 def pair():
     return Model(), torch.ones(1, WIDTH)
 """
@@ -154,6 +168,25 @@ def test_like_gives_the_inputs_of_the_archive_to_another_model(
         assert (load(reference, "0/@root/input.x") == load(target, "0/@root/input.x")).all()
         assert (load(reference, "0/first/output") != load(target, "0/first/output")).any()
         assert reference.run["steps"] == target.run["steps"] == (1 if function == "positional" else 3)
+
+
+def test_random_numbers_of_the_run_do_not_depend_on_how_the_model_was_made(
+    tcap: Callable[..., Result],
+) -> None:
+    tcap("capture torch w.py:drawing -o a.h5")
+    tcap("capture torch w.py:drawing_after_others -o b.h5")
+    with tensorcap.open_archive("a.h5") as one, tensorcap.open_archive("b.h5") as two:
+        assert load(one, "0/@root/output") == load(two, "0/@root/output")
+
+
+def test_a_secret_in_the_source_of_a_module_is_hidden(tcap: Callable[..., Result], folder: Path) -> None:
+    secret = "hf_" + "a1B2" * 8
+    text = (folder / "w.py").read_text().replace('mode="plain"):', f'mode="plain"):  # {secret}')
+    (folder / "w.py").write_text(text)
+    tcap("capture torch w.py:plain -o ref.h5")
+    with tensorcap.open_archive("ref.h5") as archive:
+        assert "# [hidden]" in archive.run["sources"]["tcap_workload_w.Model"]["text"]
+    assert secret.encode() not in (folder / "ref.h5").read_bytes()
 
 
 def test_a_function_that_takes_a_dtype_is_given_it(tcap: Callable[..., Result]) -> None:

@@ -92,6 +92,7 @@ class Failing(torch.nn.Module):
         raise ValueError(f"went wrong with {HF}")
 
 
+@pytest.mark.spec("ARC-72")
 def test_no_secret_reaches_the_archive(path: Path, small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     secrets = [HF, OPENAI, GITHUB, AWS, "plain-words"]
     monkeypatch.setenv("HF_TOKEN", HF)
@@ -113,6 +114,7 @@ def test_no_secret_reaches_the_archive(path: Path, small: Any, monkeypatch: pyte
         assert f'"{word}"' not in text
 
 
+@pytest.mark.spec("ARC-70")
 def test_the_run_says_what_was_run_on_what(path: Path, small: Any) -> None:
     with tensorcap.capture(small, path, run={"ticket": 7}), torch.no_grad():
         small(torch.ones(1, 4))
@@ -128,7 +130,7 @@ def test_the_run_says_what_was_run_on_what(path: Path, small: Any) -> None:
         "cpu",
         0,
     )
-    assert run["packages"]["torch"] == torch.__version__
+    assert run["packages"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert (run["steps"], run["ticket"]) == (1, 7)
     assert run["finished"] >= run["started"]
     assert [(m["path"], m["class"].rpartition(".")[2], m["training"]) for m in run["modules"]] == [

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 
 TENSORS = {
     "0/layers.10.mlp/output": np.array([[1.0, -8.0], [0.0, 2.0]], np.float32),
@@ -77,6 +78,7 @@ def test_json_has_everything_a_record_has(tcap_json: Callable[..., Any]) -> None
         "is_foreign": False,
         "is_ordered": True,
         "is_complete": True,
+        "skipped": {},
     }
     assert len(record.pop("digest")) == 32
     assert record == {
@@ -86,6 +88,7 @@ def test_json_has_everything_a_record_has(tcap_json: Callable[..., Any]) -> None
         "bytes": 8,
         "order": 1,
         "stored": True,
+        "remark": "",
         "statistics": {
             "minimum": 3.0,
             "maximum": 3.0,
@@ -133,3 +136,27 @@ def test_ten_thousand_tensors_are_listed_quickly(
     output = tcap("ls", "a.h5").stdout
     assert time.perf_counter() - start < 2  # the budget is in the benchmark: 0.2 s
     assert len(output.splitlines()) == 10_002
+
+
+def test_what_is_no_tensor_and_what_is_not_all_there_is_said(
+    tcap: Callable[..., Any], tcap_json: Callable[..., Any], folder: Path
+) -> None:
+    group = zarr.open_group(folder / "x.zarr", mode="w", zarr_format=2)
+    group.create_array("labels", data=np.array(["a", "bb"]))
+    group.create_array("gone", shape=(4,), chunks=(4,), dtype="f4")
+    group.create_array("half", shape=(4,), chunks=(2,), dtype="f4")[:2] = 1
+    lines = tcap("ls", "x.zarr").stdout.splitlines()
+    assert lines[-3:] == [
+        "gone: x.zarr/gone: all of its 1 chunks are missing",
+        "half: 1 of 2 chunks are missing; the fill value was read",
+        "1 thing in it is no tensor: labels",
+    ]
+    found = tcap_json("ls", "x.zarr")
+    assert found["skipped"] == {"labels": "an array of '<U2'"}
+    assert [bool(record["remark"]) for record in found["records"]] == [True, True]
+    assert tcap("check", "x.zarr", status=3).stdout.splitlines()[-1].endswith("1 problem found")
+    lines = tcap("convert", "x.zarr", "y.h5", "--only", "half").stderr.splitlines()
+    assert lines == [
+        "warning: half: 1 of 2 chunks are missing; the fill value was read",
+        "warning: 1 thing in it is no tensor: labels",
+    ]

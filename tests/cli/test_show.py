@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 
 from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.keys import Key
@@ -58,6 +59,7 @@ def test_json_of_the_run_is_all_of_it(tcap_json: Callable[..., Any]) -> None:
         "is_foreign": False,
         "is_complete": True,
         "is_ordered": True,
+        "skipped": {},
         "run": RUN,
         "values": {"0/model/input.causal": True},
     }
@@ -138,3 +140,38 @@ def test_foreign_tensors_have_their_statistics_computed(tcap: Callable[..., Any]
     output = tcap("show", "a.npy", "a").stdout
     assert "execution order unknown" in output
     assert "minimum 0, maximum 23, mean 11.5" in output
+
+
+@pytest.mark.usefixtures("archive")
+def test_npy_never_replaces_an_archive(
+    tcap: Callable[..., Any], write: Callable[..., Path], folder: Path
+) -> None:
+    write("b.h5", {"0/a/output": VALUES})
+    write("c.zarr", {"0/a/output": VALUES})
+    (folder / "link.npy").symlink_to("a.h5")
+    before = {name: (folder / name).read_bytes() for name in ("a.h5", "b.h5")}
+    for name in ("a.h5", "link.npy"):
+        found = tcap("show", "a.h5", "0/model/output", "--npy", name, "--force", status=2)
+        assert "is the source or overlaps with it" in found.stderr
+    found = tcap("show", "a.h5", "0/model/output", "--npy", "b.h5", "--force", status=1)
+    assert "an archive is there and is not overwritten" in found.stderr
+    found = tcap("show", "c.zarr", "a", "--npy", "c.zarr/x.npy", status=2)
+    assert "overlaps" in found.stderr
+    assert {name: (folder / name).read_bytes() for name in before} == before
+
+
+@pytest.mark.usefixtures("archive")
+def test_npy_touches_nothing_beside_it_and_follows_a_link(tcap: Callable[..., Any], folder: Path) -> None:
+    (folder / "x.npy.partial").write_bytes(b"precious")
+    (folder / "x.npy").symlink_to("real.npy")
+    tcap("show", "a.h5", "0/model/output", "--npy", "x.npy", "--force")
+    assert (folder / "x.npy").is_symlink()
+    assert (np.load(folder / "real.npy") == VALUES).all()
+    assert (folder / "x.npy.partial").read_bytes() == b"precious"
+    assert len(list(folder.iterdir())) == 4
+
+
+def test_a_remark_is_shown_with_the_tensor(tcap: Callable[..., Any], folder: Path) -> None:
+    array = zarr.create_array(folder / "x.zarr", shape=(4,), chunks=(2,), dtype="f4")
+    array[:2] = 1
+    assert "  1 of 2 chunks are missing; the fill value was read\n" in tcap("show", "x.zarr", "x").stdout

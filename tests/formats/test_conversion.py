@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -23,6 +24,7 @@ from tensorcap_formats.dtypes import DTYPES, dtype
 from tensorcap_formats.errors import CorruptArchiveError, TensorNotFoundError, UsageError, WriteError
 from tensorcap_formats.keys import Key
 from tensorcap_formats.opening import open_archive
+from tensorcap_formats.output_path import unique_beside
 from tensorcap_formats.writer import Writer
 
 TARGETS = [
@@ -221,6 +223,20 @@ def test_statistics_without_bytes_stay_so(tmp_path: Path, suffix: str) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["x.h5", f"y.{suffix}"]
 
 
+@pytest.mark.parametrize(("suffix", "compress"), TARGETS)
+def test_equal_tensors_of_a_file_from_elsewhere_are_stored_once(
+    tmp_path: Path, suffix: str, compress: str | None
+) -> None:
+    noise = np.random.default_rng(0).integers(0, 2**32, 100_000, np.uint32)
+    for name in "abcde":
+        np.save(tmp_path / f"{name}.npy", noise)
+    with open_archive(tmp_path) as archive:
+        convert(archive, tmp_path.parent / f"{tmp_path.name}.{suffix}", compress=compress)
+    written = tmp_path.parent / f"{tmp_path.name}.{suffix}"
+    files = [written] if written.is_file() else [p for p in written.rglob("*") if p.is_file()]
+    assert 400_000 <= sum(p.stat().st_size for p in files) < 440_000
+
+
 def test_records_are_selected_by_glob(source: Path, tmp_path: Path) -> None:
     with open_archive(source) as archive:
         convert(archive, tmp_path / "x.h5", only=["*int8*", "again"], exclude=["*uint8"])
@@ -295,3 +311,43 @@ def test_progress_ends_at_the_total(source: Path, tmp_path: Path) -> None:
             convert(archive, tmp_path / "y.h5", progress=lambda *both, seen=seen: seen.append(both))
         assert seen[-1][0] == seen[-1][1]
         assert total is None or seen[-1][1] == total
+
+
+def test_what_a_killed_conversion_left_is_removed_and_nothing_else(source: Path, tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    ours, theirs = [], []
+    for path in (tmp_path / "y.h5", tmp_path / "z.h5"):
+        name = unique_beside(path, "building").name
+        ours.append(path.with_name(name.replace(f"-{os.getpid()}-", f"-{ended.pid}-")))
+        theirs += [
+            path.with_name(name),
+            path.with_name(f"{path.name}.{ended.pid}.building"),
+            path.with_name(ours[-1].name.replace("building", "replaced")),
+        ]
+    for left in (*ours, *theirs):
+        left.write_bytes(b"left")
+    with open_archive(source) as archive:
+        convert(archive, tmp_path / "y.h5", only=["scalar"])
+    assert [left.exists() for left in ours] == [False, True]
+    assert all(left.exists() for left in theirs)
+
+
+def test_an_output_that_is_a_link_is_written_where_it_points(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    link = tmp_path / "latest"
+    link.symlink_to("runs/1.zarr")
+    with open_archive(source) as archive:
+        for _ in range(2):
+            assert convert(archive, link, only=["scalar"]) == link
+            assert os.listdir(tmp_path / "runs") == ["1.zarr"]
+    with open_archive(link) as archive:
+        assert (archive.container, len(archive)) == ("zarr", 1)
+
+
+def test_an_unknown_suffix_is_refused_with_all_that_are_known(source: Path, tmp_path: Path) -> None:
+    with open_archive(source) as archive:
+        for name, container in (("x.txt", None), ("x.h5", "tar")):
+            with pytest.raises(UsageError) as caught:
+                convert(archive, tmp_path / name, container=container)
+            assert "npz" in f"{caught.value} {caught.value.hint}"

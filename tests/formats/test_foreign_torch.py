@@ -85,7 +85,7 @@ def test_nested_values_are_named_by_their_path(path: Path) -> None:
             "set.0": 5,
             "3": True,
         }
-        assert archive.skipped == {"raw": "a bytes that is no tensor"}  # type: ignore[attr-defined]
+        assert archive.skipped == {"raw": "a bytes that is no tensor"}
 
 
 def test_a_state_dict_with_its_metadata_opens(path: Path) -> None:
@@ -149,9 +149,11 @@ def test_a_row_that_is_larger_than_a_band_is_gathered(path: Path, monkeypatch: p
 def test_a_folder_has_names_that_begin_with_the_files(tmp_path: Path) -> None:
     torch.save(torch.ones(1), tmp_path / "layers.10.pt")
     torch.save({"hidden": torch.ones(2), "scale": 2}, tmp_path / "layers.2.pth")
+    (tmp_path / "log.txt").write_text("done")
     with open_archive(tmp_path) as archive:
         assert [r.key.text for r in archive.records] == ["layers.2/hidden", "layers.10"]
         assert archive.values == {"layers.2/scale": 2}
+        assert archive.skipped == {"log.txt": "no .pt file"}
         assert archive.container == "pt-folder"
 
 
@@ -161,6 +163,7 @@ def test_parts_of_a_checkpoint_share_one_space_of_names(tmp_path: Path) -> None:
     (tmp_path / "training_args.bin").write_bytes(b"\x80\x02cos\nsystem\n.")
     with open_torch_folder(tmp_path) as archive:
         assert [r.key.text for r in archive.records] == ["a.weight", "b.weight"]
+        assert archive.skipped == {"training_args.bin": "no part of the checkpoint"}
 
 
 def test_torch_is_not_needed(path: Path) -> None:

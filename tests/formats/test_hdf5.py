@@ -15,6 +15,7 @@ import pytest
 
 import tensorcap_formats
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.check import check_archive
 from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.errors import CorruptArchiveError, UnfinishedArchiveError
 from tensorcap_formats.keys import Key
@@ -179,15 +180,33 @@ def test_a_tensor_that_somebody_exchanged_is_seen_when_it_is_read(path: Path) ->
         assert_holds_all_but(archive, "0/a/output")
 
 
-def test_values_overwritten_in_place_are_seen_by_the_check_alone(path: Path) -> None:
-    check = pytest.importorskip("tensorcap_formats.check")
-    with h5py.File(path, "r+") as file:
+@pytest.mark.spec("ARC-44")
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+def test_values_overwritten_in_place_are_never_read_as_those_that_were_written(
+    libver: str, path: Path
+) -> None:
+    with open_archive(path) as archive:
+        assert archive.trusts_digests
+    assert path.read_bytes().endswith(b"TCAP-END")
+    with h5py.File(path, "r+", libver=libver) as file:
         file["steps/0/a/output"][3, 4] = 99.0
     with open_archive(path) as archive:
+        assert not archive.trusts_digests
         assert_holds_all_but(archive, "0/a/output")
-        assert archive.read(archive.get("0/a/output"))[3, 4] == 99.0
-        (problem,) = check.check_archive(archive)
+        with pytest.raises(CorruptArchiveError, match="0/a/output: digest of its bytes is"):
+            archive.read(archive.get("0/a/output"))
+        (problem,) = check_archive(archive)
         assert "0/a/output" in str(problem)
+
+
+@pytest.mark.spec("ARC-44")
+def test_reading_by_another_program_changes_nothing(path: Path) -> None:
+    before = path.read_bytes()
+    with h5py.File(path) as file:
+        file["steps/0/a/output"][...]
+    assert path.read_bytes() == before
+    with open_archive(path) as archive:
+        assert archive.trusts_digests
 
 
 def rewrite_text(path: Path, name: str, old: bytes, new: bytes) -> None:
@@ -197,15 +216,29 @@ def rewrite_text(path: Path, name: str, old: bytes, new: bytes) -> None:
         file[name][()] = text.replace(old, new, 1)
 
 
-@pytest.mark.spec("ARC-36")
+@pytest.mark.spec("ARC-37")
 @pytest.mark.parametrize(
     ("old", "new"),
-    [(b'"bool"', b'"int8"'), (b"[40,50]", b"[50,40]"), (b'"root":"', b'"rOOt":"'), (b"0/a/o", b"0/d/o")],
+    [
+        *((b'"bool"', b'"int8"'), (b"[40,50]", b"[50,40]"), (b'"root":"', b'"rOOt":"'), (b"0/a/o", b"0/d/o")),
+        *((b'"order":[0,1', b'"order":[1,0'), (b'"stored":[1', b'"stored":[0'), (b'"nan":[0', b'"nan":[1')),
+        *(
+            (b'"complete":true', b'"complete":null'),
+            (b'"seal":"', b'"sEal":"'),
+        ),
+    ],
     ids=str,
 )
 def test_an_edited_index_is_refused(old: bytes, new: bytes, path: Path) -> None:
     rewrite_text(path, "index", old, new)
-    with pytest.raises(CorruptArchiveError, match=r"index: root hash of its records is .*\(ARC-36\)"):
+    with pytest.raises(CorruptArchiveError, match=r"index or run was altered: .*\(ARC-37\)"):
+        open_archive(path)
+
+
+@pytest.mark.spec("ARC-37")
+def test_edited_run_metadata_are_refused(path: Path) -> None:
+    rewrite_text(path, "run", b'"', b"'")
+    with pytest.raises(CorruptArchiveError, match=r"index or run was altered: .*\(ARC-37\)"):
         open_archive(path)
 
 
@@ -289,7 +322,7 @@ def test_what_is_no_tensor_is_named_and_no_link_is_followed(tmp_path: Path) -> N
     path = tmp_path / "theirs.h5"
     write_foreign(path)
     with open_archive(path) as archive:
-        skipped = archive.skipped  # type: ignore[attr-defined]  # of archives from elsewhere
+        skipped = archive.skipped
     assert sorted(skipped) == ["nothing", "outside", "soft", "struct", "text", "type"]
     assert skipped["soft"] == "not followed: SoftLink"
     assert skipped["outside"] == "not followed: ExternalLink"

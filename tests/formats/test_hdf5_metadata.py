@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import struct
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -263,3 +264,27 @@ def test_a_tensor_of_each_rank_up_to_32_is_read_back(tmp_path: Path) -> None:
         for rank in range(33):
             found = file[f"steps/0/rank{rank}/output"]
             assert (found.shape, found[...].item()) == ((1,) * rank, rank)
+
+
+def test_the_nodes_of_a_large_group_know_their_neighbours() -> None:
+    tree: Tree = {f"{i:04}": Dataset(datatype_of(dtype("uint8")), (0,), None, 0) for i in range(1000)}
+    metadata, superblock = emit(tree, 2048)
+    image = bytes(2048) + metadata
+    undefined = 2**64 - 1
+    (at,) = struct.unpack_from("<Q", superblock, 80)  # cached in the root's symbol table entry
+    seen = []
+    while True:
+        signature, kind, level, used, left, right, _, first = struct.unpack_from("<4sBBHQQQQ", image, at)
+        assert (signature, kind, left) == (b"TREE", 0, undefined)
+        count, before = 1, at
+        while right != undefined:
+            used, left, here = *struct.unpack_from("<HQ", image, right + 6), right
+            (right,) = struct.unpack_from("<Q", image, here + 16)
+            assert left == before
+            count, before = count + 1, here
+        assert used <= 8
+        seen.append((level, count))
+        if level == 0:
+            break
+        at = first
+    assert seen == [(2, 1), (1, 4), (0, 32)]  # 250 symbol nodes of 4 entries, 8 children a node

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import random
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.errors import CorruptArchiveError, NewerVersionError, TensorcapError
-from tensorcap_formats.index import decode_index, encode_index, from_json, to_json
+from tensorcap_formats.index import decode_index, decode_sealed, encode_index, from_json, to_json
 from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import Statistics
@@ -84,10 +85,41 @@ def test_an_index_says_all_of_its_records() -> None:
 @pytest.mark.spec("ARC-31")
 @pytest.mark.spec("ARC-36")
 def test_records_are_written_as_columns() -> None:
-    written = encode_index(RECORDS, INDEX["values"], algorithm="xxh3_128", is_complete=True, is_ordered=False)
+    written = encode_index(
+        RECORDS, INDEX["values"], algorithm="xxh3_128", is_complete=True, is_ordered=False, run=b"{}"
+    )
     assert written.startswith(b'{"tensorcap":"1.0",')
     found = json.loads(written)
+    del found["seal"]
     assert found == INDEX
+
+
+def sealed(body: bytes, run: bytes) -> bytes:
+    seal = hashlib.blake2b(body + run, digest_size=16).hexdigest()
+    return body + f',"seal":"{seal}"}}'.encode()
+
+
+@pytest.mark.spec("ARC-37")
+def test_the_seal_is_over_the_index_before_it_and_the_run() -> None:
+    run = b'{"seed":1}'
+    written = encode_index(
+        RECORDS, INDEX["values"], algorithm="xxh3_128", is_complete=True, is_ordered=False, run=run
+    )
+    assert written == sealed(written[:-43], run)
+    assert list(decode_sealed(written, run, "run.h5").records) == RECORDS
+    for data, other in ((written, b'{"seed":2}'), (written[:-43] + b"}", run), (written + b" ", run)):
+        with pytest.raises(CorruptArchiveError, match=r"^run\.h5: index or run was altered: .*\(ARC-37\)$"):
+            decode_sealed(data, other, "run.h5")
+
+
+@pytest.mark.spec("ARC-37")
+def test_no_altered_byte_of_a_sealed_index_goes_unseen() -> None:
+    whole = sealed(json.dumps(INDEX).encode()[:-1], b"{}")
+    for at in range(len(whole)):
+        altered = bytearray(whole)
+        altered[at] ^= 1
+        with pytest.raises(TensorcapError):
+            decode_sealed(bytes(altered), b"{}", "run.h5")
 
 
 @pytest.mark.spec("ARC-5")
@@ -240,6 +272,7 @@ def test_values_that_are_no_object_are_refused(values: Any) -> None:
     [
         *(b"", b"{", b"\xff\xfe\x00", b"null", b"[]", b'"x"', b"{}x", b"\x00" * 1000, b"1" * 5000),
         *(b"[" * 100_000, b'{"a":' * 50_000, b'{"a":NaN}', b'{"a":-Infinity}'),
+        *(b'{"a":1e999}', b'{"a":[-1e400]}', b'{"a":' + b"9" * 400 + b".0}"),
     ],
     ids=shortly,
 )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import threading
 import zlib
 from pathlib import Path
 
@@ -124,8 +127,6 @@ def test_whoever_holds_the_journal_locks_it(path: Path) -> None:
 def test_a_journal_that_its_owner_removes_in_the_meantime_is_made_anew(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import fcntl
-
     first = Journal(path)
     real = fcntl.flock
     calls: list[int] = []
@@ -151,3 +152,13 @@ def test_a_file_system_without_locks_is_named(path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("fcntl.flock", lock)
     with pytest.raises(WriteError, match=r"run\.h5\.journal: cannot be locked: No locks available"):
         Journal(path)
+
+
+def test_a_reader_that_looks_at_the_journal_does_not_keep_a_writer_out(path: Path) -> None:
+    journal_path(path).touch()
+    fd = os.open(journal_path(path), os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    closing = threading.Timer(0.02, os.close, [fd])
+    closing.start()
+    Journal(path).close(remove=True)
+    closing.join()

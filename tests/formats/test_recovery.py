@@ -6,7 +6,9 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +143,7 @@ def test_a_capture_killed_at_any_moment_loses_nothing_that_was_confirmed(seed: i
     draw = random.Random(seed)
     in_close = seed % 3 == 2
     child = start(CAPTURE, path, seed, 20 if in_close else 10_000)
-    said = kill_after(child, "closing" if in_close else "2", draw.uniform(0, 0.15 if in_close else 0.4))
+    said = kill_after(child, "closing" if in_close else "2", draw.uniform(0, 0.3 if in_close else 0.4))
     confirmed = max((int(text) for text in said if text.isdecimal()), default=0)
 
     if journal_path(path).exists():
@@ -305,3 +307,40 @@ def test_a_capture_of_statistics_alone_is_recovered(path: Path) -> None:
     with open_archive(path) as archive:
         assert archive.records[0].statistics is not None
         assert archive.records[0].statistics.l2 == 2.0
+
+
+@pytest.fixture
+def other_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on another file system."""
+    place = Path("/dev/shm")
+    if not os.access(place, os.W_OK) or place.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is no other file system to write to")
+    with tempfile.TemporaryDirectory(dir=place) as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("name", ["saved.h5", "saved.zarr"])
+def test_a_recovered_archive_may_be_put_on_another_file_system(
+    name: str, path: Path, other_disk: Path
+) -> None:
+    capture(path)
+    assert recover(path, output=other_disk / name).records == 3
+    assert os.listdir(path.parent) == []
+    assert os.listdir(other_disk) == [name]
+    with open_archive(other_disk / name) as archive:
+        assert archive.read(archive.records[2]).tolist() == [2.0] * 100
+
+
+def test_nothing_is_lost_when_the_other_file_system_is_full(
+    path: Path, other_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    capture(path)
+    with monkeypatch.context() as patched:
+        patched.setattr("shutil.copyfileobj", full)
+        with pytest.raises(WriteError, match="No space left on device; nothing is lost"):
+            recover(path, output=other_disk / "saved.h5")
+    assert os.listdir(other_disk) == []
+    assert recover(path, output=other_disk / "saved.h5").records == 3

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from tensorcap_formats.archive import Archive
@@ -186,3 +187,41 @@ def test_a_header_above_the_limit_of_the_format_is_not_written(
     ):
         write_safetensors(source, tmp_path / "y.safetensors")
     assert not (tmp_path / "y.safetensors").exists()
+
+
+@pytest.mark.spec("ARC-62")
+def test_digests_are_not_trusted_once_another_library_rewrote_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    writer = Writer(path)
+    writer.add(Key("m", "output"), np.ones(4, "<f4"), dtype("float32"), (4,))
+    writer.close()
+    length = int.from_bytes(path.read_bytes()[:8], "little")
+    assert path.read_bytes()[: 8 + length].endswith(b" " * 8)
+    with open_archive(path) as archive:
+        assert archive.trusts_digests
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    save_file({"0/m/output": torch.full((4,), 2.0)}, path, metadata)
+    with open_archive(path) as archive:
+        assert not archive.is_foreign
+        assert not archive.trusts_digests
+
+
+def test_what_lies_beside_the_parts_of_a_checkpoint_is_skipped_and_named(tmp_path: Path) -> None:
+    save_file({"w": torch.ones(2)}, tmp_path / "model-00001-of-00001.safetensors")
+    save_file({"v": torch.ones(2)}, tmp_path / "other.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "original/deep").mkdir(parents=True)
+    (tmp_path / "original/deep/consolidated.00.pth").write_bytes(b"x")
+    with open_archive(tmp_path) as archive:
+        assert [r.key.text for r in archive.records] == ["v", "w"]
+        assert archive.skipped == {
+            "config.json": "no .safetensors file",
+            "original/": "a folder with nothing that is read: no .safetensors file",
+        }
+    index = {"weight_map": {"w": "model-00001-of-00001.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with open_archive(tmp_path) as archive:
+        assert [r.key.text for r in archive.records] == ["w"]
+        assert archive.skipped["other.safetensors"] == "not named in model.safetensors.index.json"
+        assert len(archive.skipped) == 3

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorcap_formats.slabs import read_flat, rectangles
+from tensorcap_formats.slabs import Slabs, read_flat, rectangles
 
 SHAPES = st.lists(st.integers(1, 5), max_size=4).map(tuple)
 
@@ -53,3 +53,10 @@ def test_a_single_element_is_read_at_any_rank(shape: tuple[int, ...]) -> None:
 
 def test_a_range_has_at_most_two_selections_for_each_axis() -> None:
     assert len(list(rectangles((9, 9, 9, 9), 1, 9**4 - 2))) == 7
+
+
+def test_chunks_are_filled_from_blocks_of_any_size_and_end_in_zeros() -> None:
+    slabs = Slabs((5,), (3,))
+    blocks = [np.array(block) for block in ([1], [2, 3, 4], [5])]
+    chunks = [chunk.tolist() for chunk in slabs.fill(blocks, np.dtype(np.int64))]
+    assert chunks == [[1, 2, 3], [4, 5, 0]]

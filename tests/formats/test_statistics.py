@@ -107,7 +107,21 @@ def test_complex_statistics_are_of_the_modulus(name: str) -> None:
         ),
         pytest.param("float64", [MAX_64], (MAX_64,) * 4, (0,) * 4, id="float64-max"),
         pytest.param("float64", [MAX_64] * 2, (*(MAX_64,) * 3, None), (0,) * 4, id="l2-beyond-float64"),
-        pytest.param("float64", [5e-324], (5e-324, 5e-324, 5e-324, 0.0), (0,) * 4, id="subnormal"),
+        pytest.param("float64", [5e-324], (5e-324,) * 4, (0,) * 4, id="subnormal"),
+        pytest.param(
+            "float64",
+            [1e-200, 2e-200],
+            (1e-200, 2e-200, 1.5e-200, 2.2360679774997897e-200),
+            (0,) * 4,
+            id="squares-below-float64",
+        ),
+        pytest.param(
+            "float64", [3e-160, 4e-160, 0], (0.0, 4e-160, 7e-160 / 3, 5e-160), (0, 0, 0, 1), id="tiny"
+        ),
+        pytest.param(
+            "float64", [1e-200, 3.0, 1e200], (1e-200, 1e200, 1e200 / 3, 1e200), (0,) * 4, id="tiny-and-large"
+        ),
+        pytest.param("complex128", [3e-200 + 4e-200j], (5e-200,) * 4, (0,) * 4, id="tiny-modulus"),
         pytest.param("float32", [], (None,) * 4, (0, 0, 0, 0), id="empty"),
         pytest.param("float32", [math.nan], (None,) * 4, (1, 0, 0, 0), id="only-nan"),
         pytest.param("float32", [math.inf, -math.inf, math.inf], (None,) * 4, (0, 2, 1, 0), id="infinities"),
@@ -156,6 +170,20 @@ def test_any_cutting_into_blocks_gives_equal_bits(name: str) -> None:
         assert repr(statistics_of(bits, name, cuts)) == repr(whole)
 
 
+@pytest.mark.spec("ARC-11")
+@pytest.mark.parametrize("name", ["float32", "float64", "bfloat16", "complex64", "int64", "float4_e2m1fn_x2"])
+def test_any_cutting_of_a_large_tensor_gives_equal_bits(name: str) -> None:
+    r = np.random.default_rng(4)
+    bits = r.standard_normal(150_000 * dtype(name).itemsize // 2, np.float32).view(dtype(name).storage)
+    if name == "float64":
+        bits = r.standard_normal(300_000)
+        bits[[70_000, 250_000]] = 1e300, np.nan
+    whole = statistics_of(bits, name)
+    for count in (1, 2, 9, 40):
+        cuts = sorted(r.integers(0, bits.size, count).tolist())
+        assert repr(statistics_of(bits, name, cuts)) == repr(whole)
+
+
 @pytest.mark.parametrize("name", sorted(DTYPES))
 def test_every_bit_pattern_is_counted_without_a_warning(name: str) -> None:
     logical = dtype(name)
@@ -188,3 +216,13 @@ def test_blocks_may_be_views_that_change_after_they_were_added() -> None:
         buffer[:] = value
         builder.add(buffer)
     assert builder.result() == Statistics(1, 3, 2.0, math.sqrt(140), 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("at", [0, 8191, 8192, 20_000, 150_000])
+def test_tiny_values_count_wherever_they_stand(at: int) -> None:
+    values = np.zeros(200_000)
+    values[at], values[-1] = 3e-170, 4e-170
+    assert statistics_of(values, "float64").l2 == pytest.approx(5e-170, rel=1e-15)
+    assert statistics_of(values, "float64", [1, 9000, 150_001]) == statistics_of(values, "float64")
+    values[-1] = 2.0
+    assert statistics_of(values, "float64").l2 == 2.0

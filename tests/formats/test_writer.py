@@ -19,7 +19,7 @@ import pytest
 
 import tensorcap_formats
 from tensorcap_formats.dtypes import dtype
-from tensorcap_formats.errors import UnfinishedArchiveError, UsageError, WriteError
+from tensorcap_formats.errors import NotAnArchiveError, UnfinishedArchiveError, UsageError, WriteError
 from tensorcap_formats.journal import journal_path, partial_path
 from tensorcap_formats.keys import Key
 from tensorcap_formats.opening import open_archive
@@ -242,7 +242,16 @@ def test_an_exception_in_the_middle_of_the_blocks_leaves_the_writer_usable(path:
         assert [archive.read(r).tolist() for r in archive.records] == [[4.0]]
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, b"x", {"a": [object()]}], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(float("nan"), id="nan"),
+        pytest.param(float("inf"), id="inf"),
+        pytest.param({1, 2}, id="set"),
+        pytest.param(b"x", id="bytes"),
+        pytest.param({"a": [object()]}, id="object-inside"),
+    ],
+)
 def test_a_value_or_a_run_without_a_json_form_is_refused(value: Any, path: Path) -> None:
     with pytest.raises(UsageError, match="has no JSON form"):
         Writer(path, run={"x": value})
@@ -400,6 +409,131 @@ def test_the_hint_for_a_dead_writer_names_recover(path: Path) -> None:
     assert recover(path).records == 1
 
 
+def lay_traps(folder: Path, name: str) -> dict[str, bytes]:
+    """Put things of the user beside an output, named as temporary files could be; return their contents."""
+    for purpose in ("building", "replaced", "tmp", "tcap-1-1-aaaaaaaa.building", f"{os.getpid()}.building"):
+        (folder / f"{name}.{purpose}").mkdir()
+        (folder / f"{name}.{purpose}" / "precious").write_bytes(purpose.encode())
+    return {str(p): p.read_bytes() for p in folder.rglob("precious")}
+
+
+@pytest.mark.parametrize("name", ["run.h5", "run.zarr", "run.safetensors"])
+def test_nothing_of_the_user_beside_the_output_is_touched(name: str, tmp_path: Path) -> None:
+    traps = lay_traps(tmp_path, name)
+    for value in (1.0, 2.0):
+        writer = Writer(tmp_path / name)
+        add(writer, "m", value)
+        writer.close()
+    assert {str(p): p.read_bytes() for p in tmp_path.rglob("precious")} == traps
+    assert len(os.listdir(tmp_path)) == 1 + len(traps)
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".zarr", ".safetensors"])
+def test_a_name_may_be_as_long_as_leaves_room_for_the_journal(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"{'ü' * 117}{suffix}"
+    writer = Writer(path)
+    add(writer, "m", 1.0)
+    assert writer.close() == path
+    assert os.listdir(tmp_path) == [path.name]
+
+
+@pytest.mark.spec("ARC-50")
+@pytest.mark.parametrize("kind", ["file", "link", "dangling"])
+def test_a_partial_file_without_a_journal_is_somebody_elses(kind: str, path: Path) -> None:
+    elsewhere = path.with_name("precious")
+    if kind != "dangling":
+        elsewhere.write_bytes(b"precious")
+    if kind == "file":
+        elsewhere.rename(partial_path(path))
+    else:
+        partial_path(path).symlink_to(elsewhere)
+    before = sorted(os.listdir(path.parent))
+    with pytest.raises(WriteError) as caught:
+        Writer(path)
+    assert str(caught.value) == f"{path}.partial: is there without a journal, and is not overwritten"
+    assert caught.value.hint == "Move it away or delete it."
+    assert sorted(os.listdir(path.parent)) == before
+    assert kind == "dangling" or partial_path(path).read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_a_journal_that_is_no_regular_file_is_refused_at_once(kind: str, path: Path) -> None:
+    if kind == "pipe":
+        os.mkfifo(journal_path(path))
+    else:
+        path.with_name("precious").touch()
+        journal_path(path).symlink_to(path.with_name("precious"))
+    before = open_files()
+    with pytest.raises(WriteError, match=r"run\.h5\.journal: (is no regular file|cannot be written)"):
+        Writer(path)
+    with pytest.raises(WriteError, match=r"run\.h5\.journal: (is no regular file|cannot be written)"):
+        recover(path)
+    with pytest.raises(NotAnArchiveError, match="there is no such file"):
+        open_archive(path)
+    assert open_files() == before
+    assert kind == "pipe" or path.with_name("precious").read_bytes() == b""
+
+
+@pytest.mark.parametrize("exists", [True, False], ids=["there", "dangling"])
+@pytest.mark.parametrize("suffix", ["h5", "zarr"])
+def test_an_output_that_is_a_link_is_written_where_it_points(
+    exists: bool, suffix: str, tmp_path: Path
+) -> None:
+    real, link = tmp_path / "runs" / f"7.{suffix}", tmp_path / "latest"
+    real.parent.mkdir()
+    link.symlink_to(real)
+    if exists:
+        writer = Writer(real)
+        add(writer, "previous", 1.0)
+        writer.close()
+    writer = Writer(link)
+    add(writer, "new", 2.0)
+    assert {f"7.{suffix}.journal", f"7.{suffix}.partial"} <= set(os.listdir(real.parent))
+    with pytest.raises(WriteError, match="another process is writing it"):
+        Writer(real)
+    assert writer.close() == link
+    assert link.readlink() == real
+    assert os.listdir(real.parent) == [real.name]
+    assert sorted(os.listdir(tmp_path)) == ["latest", "runs"]
+    with open_archive(link) as archive:
+        assert [r.key.site for r in archive.records] == ["new"]
+
+
+def test_a_capture_to_a_link_is_recovered_by_the_link(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "latest.h5").symlink_to("runs/7.h5")
+    writer = Writer(tmp_path / "latest.h5")
+    add(writer, "m", 1.0)
+    writer.abandon()
+    with pytest.raises(UnfinishedArchiveError, match="its writer died"):
+        open_archive(tmp_path / "latest.h5")
+    assert recover(tmp_path / "latest.h5").records == 1
+    assert os.listdir(tmp_path / "runs") == ["7.h5"]
+
+
+def test_a_folder_before_comes_back_when_the_new_one_cannot_take_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.zarr"
+    writer = Writer(path)
+    add(writer, "previous", 1.0)
+    writer.close()
+    writer = Writer(path)
+    add(writer, "new", 2.0)
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", refuse)
+        with pytest.raises(WriteError, match="No space left"):
+            writer.close()
+    with open_archive(path) as archive:
+        assert [r.key.site for r in archive.records] == ["previous"]
+    assert sorted(os.listdir(tmp_path)) == ["run.zarr", "run.zarr.journal", "run.zarr.partial"]
+    assert recover(path).was_complete
+
+
 # ---- full disks
 
 
@@ -462,6 +596,9 @@ def test_a_full_disk_loses_nothing_that_was_confirmed(failure: Any, small_disk: 
     with pytest.raises(UsageError, match="the writer has ended"):
         add(writer, "more", 1.0)
     assert path.read_bytes() == previous
+    with pytest.raises(WriteError) as caught:
+        Writer(path)
+    assert f"`tcap recover {path} -o OTHER.h5`" in str(caught.value.hint)
 
     fill(small_disk)
     with pytest.raises(WriteError, match=r"No space left on device; nothing is lost"):
@@ -477,6 +614,23 @@ def test_a_full_disk_loses_nothing_that_was_confirmed(failure: Any, small_disk: 
         for i in range(300):
             assert archive.read(archive.get(f"0/m.{i}/output")).tolist() == [i, i + 0.5]
     assert open_files() == before
+
+
+@pytest.mark.spec("ARC-53")
+def test_what_nobody_confirmed_makes_room_for_a_recovery_on_a_full_disk(small_disk: Path) -> None:
+    def interrupted() -> Iterator[np.ndarray[Any, Any]]:
+        yield np.ones(1 << 18, "<f4")
+        raise KeyboardInterrupt
+
+    path = small_disk / "run.h5"
+    writer = Writer(path)
+    for i in range(300):
+        add(writer, f"m.{i}", i, i + 0.5)
+    with pytest.raises(KeyboardInterrupt):
+        writer.add_blocks(Key("large", "output"), interrupted(), FLOAT32, (1 << 19,))
+    writer.abandon()
+    fill(small_disk)
+    assert recover(path).records == 300
 
 
 @contextmanager
@@ -498,8 +652,11 @@ def test_a_file_that_may_not_grow_loses_nothing_that_was_confirmed(failure: Any,
         add(writer, f"m.{i}", i, i + 0.5)
     limit = max(partial_path(path).stat().st_size, journal_path(path).stat().st_size) + 100
     with file_size_limit(limit):
-        with pytest.raises(WriteError, match=r"File too large; \d+ tensors are safe in run.h5.partial"):
+        with pytest.raises(
+            WriteError, match=r"File too large; \d+ tensors are safe in run.h5.partial"
+        ) as caught:
             failure(writer)
+        assert caught.value.hint == f"Make room, then `tcap recover {path} -o OTHER.h5` saves them."
         with pytest.raises(WriteError, match="File too large; nothing is lost"):
             recover(path, output=path.with_name("saved.h5"))
     assert path.read_bytes() == previous

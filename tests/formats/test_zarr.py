@@ -19,6 +19,7 @@ from tensorcap_formats import foreign_zarr, zarr_array
 from tensorcap_formats.check import Problem, check_archive
 from tensorcap_formats.conversion import convert
 from tensorcap_formats.dtypes import dtype
+from tensorcap_formats.errors import CorruptArchiveError
 from tensorcap_formats.keys import Key
 from tensorcap_formats.opening import open_archive
 from tensorcap_formats.slabs import Slabs
@@ -164,7 +165,7 @@ def test_dtypes_that_the_zarr_library_lacks_are_read_by_their_bits(tmp_path: Pat
         assert archive.read(archive.records[0]).tolist() == [1, 2, 0x80, 0xFF]
 
 
-def test_chunks_that_were_left_out_read_as_the_fill_value_and_check_says_so(tmp_path: Path) -> None:
+def test_chunks_that_are_missing_read_as_the_fill_value_and_a_remark_says_so(tmp_path: Path) -> None:
     group = zarr.open_group(tmp_path / "x.zarr", mode="w")
     array = group.create_array("x", shape=(10,), chunks=(2,), dtype="f4", fill_value=7)
     array[:4] = 1
@@ -172,10 +173,63 @@ def test_chunks_that_were_left_out_read_as_the_fill_value_and_check_says_so(tmp_
     sharded[:4] = 1
     with open_archive(tmp_path / "x.zarr") as archive:
         assert archive.load(archive.get("x")).tolist() == [1.0] * 4 + [7.0] * 6
+        remarks = {
+            "x": "3 of 5 chunks are missing; the fill value was read",
+            "y": "2 of 3 chunks are missing; the fill value was read",
+        }
+        assert {r.key.text: archive.remark(r) for r in archive.records} == remarks
         assert check_archive(archive) == [
-            Problem("x", "3 of 5 chunks have no file and read as the fill value 7.0", is_warning=True),
-            Problem("y", "2 of 3 chunks have no file and read as the fill value 0.0", is_warning=True),
+            Problem(key, what, is_warning=True) for key, what in remarks.items()
         ]
+
+
+def test_an_array_that_lost_all_its_chunks_cannot_be_read(tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "x.zarr", mode="w")
+    group.create_array("x", shape=(1000, 1000), chunks=(500, 1000), dtype="f4")
+    group.create_array("scalar", shape=(), dtype="f4")
+    group.create_array("empty", shape=(0, 4), dtype="f4")
+    group.create_array("y", data=np.ones(3))
+    with open_archive(tmp_path / "x.zarr") as archive:
+        for name, count in (("x", 2), ("scalar", 1)):
+            record = archive.get(name)
+            reason = f"{tmp_path}/x.zarr/{name}: all of its {count} chunks are missing"
+            with pytest.raises(CorruptArchiveError) as caught:
+                archive.load(record)
+            assert str(caught.value) == archive.remark(record) == reason
+            assert "write_empty_chunks=True" in str(caught.value.hint)
+        assert archive.load(archive.get("empty")).size == 0
+        assert [p.is_warning for p in check_archive(archive)] == [False, False]
+        assert archive.remark(archive.get("y")) == archive.remark(archive.get("empty")) == ""
+
+
+@pytest.mark.spec("ARC-61")
+def test_an_altered_chunk_of_ours_is_not_read_as_what_was_written(tmp_path: Path) -> None:
+    path = write_one(tmp_path / "x.zarr", 1.0)
+    array: Any = zarr.open_array(path, path="steps/0/m/output", mode="r+")
+    array[5] = 9.0
+    with open_archive(path) as archive:
+        assert not archive.trusts_digests
+        with pytest.raises(CorruptArchiveError, match="0/m/output: digest of its bytes is"):
+            archive.read(archive.records[0])
+
+
+def test_a_store_that_is_replaced_while_it_is_open_is_not_read_as_the_old_one(tmp_path: Path) -> None:
+    path = write_one(tmp_path / "x.zarr", 1.0)
+    with open_archive(path) as archive:
+        record = archive.records[0]
+        assert archive.read_range(record, 0, 3).tolist() == [1.0] * 3
+        write_one(path, 2.0)
+        for _ in range(2):
+            with pytest.raises(CorruptArchiveError, match="was replaced or removed since it was opened"):
+                archive.read_range(record, 0, 3)
+    with open_archive(path) as archive:
+        assert archive.read_range(archive.records[0], 0, 3).tolist() == [2.0] * 3
+
+
+def write_one(path: Path, value: float) -> Path:
+    writer = Writer(path)
+    writer.add(Key("m", "output"), np.full(100, value, "<f4"), dtype("float32"), (100,))
+    return writer.close()
 
 
 def test_arrays_of_text_are_named_as_skipped(tmp_path: Path) -> None:
@@ -187,3 +241,13 @@ def test_arrays_of_text_are_named_as_skipped(tmp_path: Path) -> None:
         assert check_archive(archive) == [
             Problem("labels", "is not read: an array of '<U2'", is_warning=True)
         ]
+
+
+def test_a_store_from_elsewhere_that_is_replaced_is_not_read_under_the_old_names(tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "x.zarr", data=np.ones(3))
+    zarr.create_array(tmp_path / "y.zarr", data=np.full(3, 2.0))
+    with open_archive(tmp_path / "x.zarr") as archive:
+        (tmp_path / "x.zarr").rename(tmp_path / "z.zarr")
+        (tmp_path / "y.zarr").rename(tmp_path / "x.zarr")
+        with pytest.raises(CorruptArchiveError, match="was replaced or removed since it was opened"):
+            archive.read(archive.records[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 import tracemalloc
@@ -117,7 +118,10 @@ def archive_with(path: Path, change: Callable[[dict[str, Any], dict[str, Any]], 
     index = json.loads(header["__metadata__"]["index"])
     change(header, index)
     if "index" in header["__metadata__"]:
-        header["__metadata__"]["index"] = json.dumps(index)
+        del index["seal"]
+        body = json.dumps(index)[:-1]
+        seal = hashlib.blake2b((body + header["__metadata__"].get("run", "")).encode(), digest_size=16)
+        header["__metadata__"]["index"] = f'{body},"seal":"{seal.hexdigest()}"}}'
     path.write_bytes(lie(json.dumps(header).encode(), data=data[8 + length :]))
 
 

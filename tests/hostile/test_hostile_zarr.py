@@ -197,7 +197,7 @@ def test_an_array_of_objects_is_skipped(foreign: Path) -> None:
     edit(foreign / "x/.zarray", dtype="|O")
     with open_archive(foreign) as archive:
         assert len(archive) == 0
-        assert archive.skipped == {"x": "an array of '|O'"}  # type: ignore[attr-defined]
+        assert archive.skipped == {"x": "an array of '|O'"}
 
 
 def test_a_link_out_of_a_foreign_store_is_not_followed(foreign: Path, tmp_path: Path) -> None:
