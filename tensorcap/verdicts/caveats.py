@@ -49,10 +49,10 @@ def caveats(reference: Archive, target: Archive) -> Iterator[str]:
 def caveats_of_pairs(pairs: Sequence[Pair]) -> Iterator[str]:
     """What has to be known of pairs that are green or not: values that are no numbers (CMP-18)."""
     held = [(pair, *_nonfinite(pair)) for pair in pairs if pair.is_compared]
-    for index, name in ((1, "NaN"), (2, "infinities")):
+    for index, name in ((1, "NaN"), (2, "Infinities")):
         found = [row[0] for row in held if row[index]]
         if found:
-            yield f"{len(found)} reference tensors that were compared hold {name}, the first {found[0].key}."
+            yield f"{name} in {len(found)} of the reference tensors that were compared, first in {found[0].key}."
 
 
 def _nonfinite(pair: Pair) -> tuple[int, int]:

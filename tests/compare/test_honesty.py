@@ -78,8 +78,8 @@ def test_values_that_are_no_numbers_are_said(make_archive: Any) -> None:
     }
     found = compare(make_archive(holed), make_archive(holed))
     assert list(found.warnings) == [
-        "1 reference tensors that were compared hold NaN, the first 0/a/output.",
-        "1 reference tensors that were compared hold infinities, the first 0/b/output.",
+        "NaN in 1 of the reference tensors that were compared, first in 0/a/output.",
+        "Infinities in 1 of the reference tensors that were compared, first in 0/b/output.",
     ]
     quiet, loud = (np.array([bits], "<u4").view("<f4") for bits in (0x7FC00000, 0x7FC00001))
     (pair,) = compare(make_archive({"0/a/output": quiet}), make_archive({"0/a/output": loud})).pairs
