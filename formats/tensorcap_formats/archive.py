@@ -116,7 +116,7 @@ class Archive(ABC):
             TensorNotFoundError: No record fits, or several do.
         """
         text = name.text if isinstance(name, Key) else name
-        text = self._resolve_alias(text)
+        text = self.canonical(text)
         found = self._by_text.get(text)
         if found is not None:
             return found
@@ -231,7 +231,8 @@ class Archive(ABC):
                 hint="Capture again without --stats-only to have its values.",
             )
 
-    def _resolve_alias(self, text: str) -> str:
+    def canonical(self, text: str) -> str:
+        """The key text with other names of shared modules replaced by the site that has the records."""
         aliases: Mapping[str, str] = self.run.get("aliases") or {}
         if not aliases:
             return text

@@ -155,7 +155,7 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
     pairs = []
     for record in reference.records:
         text = record.key.text
-        partner = targets.pop(text, None)
+        partner = targets.pop(text, None) or targets.pop(target.canonical(text), None)
         reason = selection.why_not(text)
         status: Status
         if reason:

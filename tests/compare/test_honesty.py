@@ -110,6 +110,13 @@ def test_one_pattern_may_be_given_as_a_text(make_archive: Any) -> None:
     assert compare(make_archive(two), make_archive(two), only="b").compared == 1
 
 
+@pytest.mark.spec("CMP-1")
+def test_a_shared_module_pairs_by_any_of_its_names(make_archive: Any) -> None:
+    reference = make_archive({"0/head/output": np.array([1], np.float32)})
+    target = make_archive({"0/embed/output": np.array([1], np.float32)}, run={"aliases": {"head": "embed"}})
+    assert [(p.key, p.status) for p in compare(reference, target).pairs] == [("0/head/output", "identical")]
+
+
 @pytest.mark.spec("CMP-42")
 def test_what_a_run_was_given_is_an_input_of_the_run(make_archive: Any) -> None:
     one, other = ({"0/@root/given.ids": np.array([n])} for n in (1, 2))
