@@ -52,7 +52,8 @@ def caveats_of_pairs(pairs: Sequence[Pair]) -> Iterator[str]:
     for index, name in ((1, "NaN"), (2, "Infinities")):
         found = [row[0] for row in held if row[index]]
         if found:
-            yield f"{name} in {len(found)} of the reference tensors that were compared, first in {found[0].key}."
+            count, first = len(found), found[0].key
+            yield f"{name} in {count} of the reference tensors that were compared, first in {first}."
 
 
 def _nonfinite(pair: Pair) -> tuple[int, int]:
