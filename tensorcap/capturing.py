@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakSet
 
 from tensorcap.adapters import Adapter, adapter_for
 from tensorcap.metadata import about_process, now, redact
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 _UNDER_CAPTURE: Final[set[int]] = set()  # ids of models
 _LOCK: Final = threading.Lock()
+_FORKS_ARE_WATCHED: Final = threading.Event()
+_RECORDERS: Final[WeakSet[Recorder]] = WeakSet()  # that a forked process has to switch off
 
 
 def capture(
@@ -46,16 +50,17 @@ def capture(
     """Capture what happens in a model during a `with` block.
 
     Every call of every module is recorded: its inputs by argument name, its outputs by field, at the
-    moment of the call. The model computes what it would compute anyway, and has no trace of the capture
-    afterwards. If the block ends by an error, what was captured until then is kept as an incomplete
-    archive: at the path, or beside it (`ref.incomplete.h5`) if an archive was there before.
+    moment of the call. Each call of the model itself is a step. The model computes what it would compute
+    anyway, and has no trace of the capture afterwards. If the block ends by an error, what was captured
+    until then is kept as an incomplete archive: at the path, or beside it (`ref.incomplete.h5`) if an
+    archive was there before. A process that is forked in the block records nothing.
 
     Args:
         model: A torch module, or a model of another framework that has an adapter.
         path: Where to put the archive: `.h5`, `.zarr` or `.safetensors`; an archive that is there is
             replaced when the capture is complete. None counts and writes nothing.
         include: Globs of what to record, all if empty. One without `/` is for sites (`*.mlp`), any other
-            for whole keys (`0/*/output`).
+            for whole keys (`0/*/output`). One of which nothing is captured is warned of.
         exclude: Globs of what not to record; they win over `include`.
         inputs: Whether to record the inputs of modules. Those of the model itself are always recorded.
         stats_only: Keep statistics and hashes, no values.
@@ -123,6 +128,8 @@ class Capture:
         self._run = dict(run or {})
         self._options = options  # of the writer
         self._writer: Writer | None = None
+        self._process = os.getpid()
+        self._warns = True
 
     @property
     def run(self) -> Mapping[str, Any]:
@@ -172,6 +179,7 @@ class Capture:
                 self._writer = Writer(self.path, run=self._metadata, **self._options)
             try:
                 self._recorder = Recorder(self._writer or self.tally, points, self._scope)
+                _watch_forks(self._recorder)
                 wanted = [n for n, p in points.items() if p.is_capturable and p.wanted is not False]
                 hooks.enter_context(
                     self._adapter.tap(self._model, wanted, self._recorder, inputs=self._inputs)
@@ -189,6 +197,8 @@ class Capture:
         trace: TracebackType | None,
     ) -> None:
         self._hooks.close()
+        if self._process != os.getpid():
+            return  # forked in the block: the archive is the other process's
         failure = self._recorder.failure
         if failure is not None:
             self._abandon()
@@ -201,6 +211,9 @@ class Capture:
             raise self._nothing_captured()
         else:
             self._finish(self.path, is_complete=True)
+            if self._warns and self.summary is not None and self.summary.unmatched:
+                globs = ", ".join(map(repr, self.summary.unmatched))
+                warnings.warn(f"nothing was captured of {globs}", stacklevel=2)
 
     def _points(self) -> dict[str, Point]:
         points = {}
@@ -217,6 +230,8 @@ class Capture:
         recorder = self._recorder
         points = recorder.points
         called = [name for name, point in points.items() if point.calls]
+        if called and not points[""].calls:
+            points[""].note = "not seen to be called itself, so that all calls are of one step"
         run = {
             **self._metadata,
             **recorder.facts,
@@ -248,8 +263,7 @@ class Capture:
             note = f"tensorcap: what was captured until then is in {self.path}, marked incomplete"
         except TensorcapError as trouble:
             note = f"tensorcap: {trouble}"
-        if hasattr(error, "add_note"):  # Python 3.11
-            error.add_note(note)
+        error.__notes__ = [*getattr(error, "__notes__", ()), note]  # as add_note does, since Python 3.11
 
     def _abandon(self, *, discard: bool = False) -> None:
         if self._writer is not None:
@@ -262,11 +276,17 @@ class Capture:
         }
         counts = Counter(point.status for point in points)
         found = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+        if reasons:
+            hint = f"Not capturable: {'; '.join(sorted(reasons))}."
+        elif any(point.calls for point in points):
+            steps = self._recorder.last_step + 1
+            hint = f"The model was called; no record of its {steps} steps fits the globs."
+            if steps == 1:
+                hint = "The model was called; no record of its only step, 0, fits the globs."
+        else:
+            hint = "Call the model in the block; what torch.compile made before the block is not seen."
         return CaptureError(
-            f"{class_name(self._model)}: nothing was captured, of {len(points)} modules: {found}",
-            hint=f"Not capturable: {'; '.join(sorted(reasons))}."
-            if reasons
-            else "Call the model in the block.",
+            f"{class_name(self._model)}: nothing was captured, of {len(points)} modules: {found}", hint=hint
         )
 
 
@@ -291,7 +311,9 @@ def capture_workload(
         The capture, which is over.
     """
     adapter = adapter_for(workload.model)
-    with capture(workload.model, path, run=run, **options) as cap, (watch or nullcontext)(cap):
+    cap = capture(workload.model, path, run=run, **options)
+    cap._warns = False  # the caller has the summary
+    with cap, (watch or nullcontext)(cap):
         if workload.run is not None:
             cap.keep_inputs(workload.inputs)
         adapter.run(workload)
@@ -305,6 +327,24 @@ def incomplete_path(path: Path) -> Path:
         name = f"{path.stem}.incomplete{number if number > 1 else ''}{path.suffix}"
         number += 1
     return path.with_name(name)
+
+
+def _watch_forks(recorder: Recorder) -> None:
+    """Have the recorder switched off in every process that is forked off this one."""
+    with _LOCK:
+        if not _FORKS_ARE_WATCHED.is_set() and hasattr(os, "register_at_fork"):
+            os.register_at_fork(
+                before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_switch_off
+            )
+            _FORKS_ARE_WATCHED.set()
+        _RECORDERS.add(recorder)
+
+
+def _switch_off() -> None:
+    for recorder in _RECORDERS:
+        recorder.is_off = True
+    _UNDER_CAPTURE.clear()
+    _LOCK.release()
 
 
 @contextmanager

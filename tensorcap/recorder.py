@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tensorcap.scope import Scope
 from tensorcap_formats.dtypes import Array, DType, decode
@@ -37,9 +37,11 @@ class Point:
         wanted: True, False, or None if it depends on the slot.
         calls: How often it was called.
         returned: How many of these calls returned.
+        recomputed: How many further calls a backward pass made to compute values anew; not recorded.
         records: How many of its tensors were recorded.
         values: How many of its leaves that are no tensors were.
         lost: What could not be captured: by slot, the reason and how often.
+        note: What else a reader has to know.
     """
 
     site: str
@@ -49,11 +51,11 @@ class Point:
     wanted: bool | None = True
     calls: int = 0
     returned: int = 0
+    recomputed: int = 0
     records: int = 0
     values: int = 0
     lost: dict[str, tuple[str, int]] = field(default_factory=dict)
-    step: int = -1  # that `number` counts in
-    number: int = 0
+    note: str = ""
 
     @property
     def status(self) -> str:
@@ -70,18 +72,28 @@ class Point:
             return "not-capturable"
         return "excluded" if self.wanted is None else "captured"
 
+    @property
+    def unfinished(self) -> int:
+        """How many calls were not seen to return: they ended by an error, or their hook was gone."""
+        return self.calls - self.returned
+
     def describe(self) -> list[dict[str, Any]]:
         """The entries of this point in the run's metadata: one, and one for each reason of a loss."""
-        entry: dict[str, Any] = {"site": self.site, "status": self.status, "calls": self.calls}
-        if self.returned < self.calls:
-            entry["unfinished"] = self.calls - self.returned
-        if entry["status"] == "not-capturable" and not self.reason:
+        status = self.status
+        entry: dict[str, Any] = {"site": self.site, "status": status, "calls": self.calls}
+        if self.unfinished:
+            entry["unfinished"] = self.unfinished
+        reasons = [self.reason]
+        if status == "not-capturable" and not self.reason:
             causes = {reason for reason, _ in self.lost.values()}
-            entry["reason"] = "; ".join(sorted(causes)) or "none of its calls returned"
-        elif self.reason:
-            entry["reason"] = self.reason
+            reasons = sorted(causes) or ["none of its calls returned"]
+        if self.recomputed:
+            reasons.append(f"not recorded: calls of a backward pass to compute anew, {self.recomputed}")
+        said = "; ".join(reason for reason in (*reasons, self.note) if reason)
+        if said:
+            entry["reason"] = said
         entries = [entry]
-        if entry["status"] != "not-capturable":
+        if status != "not-capturable":
             by_reason: dict[str, list[str]] = {}
             for slot, (reason, _) in self.lost.items():
                 by_reason.setdefault(reason, []).append(slot)
@@ -99,23 +111,30 @@ class Point:
         return entries
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class _Step:
+    """One step: its number, and how often each site was called in it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.counts: dict[str, int] = {}
+
+
+class Call(NamedTuple):
     """One call of a site, from its beginning to its end.
 
     Attributes:
         point: The site.
-        step: Step it belongs to.
+        step: Number of the step it belongs to.
         number: Its number within the step.
-        token: Tells it from other calls of the same site that are under way.
-        ends_step: Whether a step is over when it returns.
+        token: Tells it from other calls that are under way.
+        within: The step itself.
     """
 
     point: Point
     step: int
     number: int
-    token: int
-    ends_step: bool
+    token: int = 0
+    within: _Step | None = None
 
 
 class _Stacks(threading.local):
@@ -128,12 +147,16 @@ class _Stacks(threading.local):
 class Recorder:
     """Numbers steps and calls, applies the filters, and hands records to the sink.
 
+    A step begins with an outermost call of the model, save the first, to which belongs what is called
+    before. It lasts until the next one begins, however the call ends; so calls outside of any belong to
+    the step before. Threads that call the model at the same time have a step each.
+
     Attributes:
         points: By unescaped name of the site, in the model's order.
-        step: Number of the step under way.
         last_step: Number of the last step in which a site was called; -1 before.
         failure: The error of ours that ended the capture.
         is_paused: Whether calls are let pass unrecorded.
+        is_off: Whether nothing is recorded any more, in a process that another has to write for.
         inputs: Of each tensor of whole numbers that the model itself was given, by key text: the SHA-256
             of its values as little-endian int64.
         facts: Run metadata that an adapter found out while the model ran.
@@ -141,11 +164,13 @@ class Recorder:
 
     def __init__(self, sink: Sink, points: dict[str, Point], scope: Scope) -> None:
         self.points = points
-        self.step = 0
         self.last_step = -1
+        self._step = _Step(0)
+        self._is_step_begun = False
         self._last_call: Call | None = None
         self.failure: TensorcapError | None = None
         self.is_paused = False
+        self.is_off = False
         self.inputs: dict[str, dict[str, Any]] = {}
         self.facts: dict[str, Any] = {}
         self._sink = sink
@@ -159,54 +184,78 @@ class Recorder:
         call = self._last_call
         return None if call is None else Key(call.point.site, "output", call.step, call.number).where
 
+    @property
+    def is_recording(self) -> bool:
+        """Whether a call that begins now is recorded."""
+        return not (self.is_paused or self.is_off or self.failure is not None)
+
     def is_under_way(self, point: Point) -> bool:
         """Whether a call of the site seems under way in this thread (it may have ended by an error)."""
         return any(call.point is point for call in self._stacks.calls)
 
-    def enter(self, point: Point, token: int, *, ends_step: bool = False) -> Call | None:
+    def enter(self, point: Point, token: int, *, is_outermost: bool = False) -> Call | None:
         """A call of the site begins.
 
         Args:
             point: The site.
-            token: As long as the call lasts, that of no other call of the site.
-            ends_step: Whether this is the model's outermost call, whose return ends the step.
+            token: As long as the call lasts, that of no other call in this thread.
+            is_outermost: Whether this is an outermost call of the model, which begins a step.
 
         Returns:
             The call, or None while nothing is to be recorded.
         """
-        if self.is_paused or self.failure is not None:
+        if self.is_paused or self.is_off or self.failure is not None:
+            self._drop(token)
             return None
         stack = self._stacks.calls
-        if ends_step:
-            stack.clear()  # what is left are calls that ended by an error
+        if is_outermost:
+            stack.clear()
         with self._lock:
-            if point.step != self.step:
-                point.step, point.number = self.step, 0
-            call = Call(point, self.step, point.number, token, ends_step)
-            point.number += 1
+            if is_outermost:
+                if self._is_step_begun:
+                    self._step = _Step(self._step.number + 1)
+                self._is_step_begun = True
+            step = (stack[-1].within if stack else None) or self._step
+            number = step.counts.get(point.site, 0)
+            step.counts[point.site] = number + 1
+            call = Call(point, step.number, number, token, step)
             point.calls += 1
-            self.last_step = self.step
+            if step.number > self.last_step:
+                self.last_step = step.number
         stack.append(call)
         return call
 
     def leave(self, point: Point, token: int) -> Call | None:
         """The call that began with this token returns; calls inside that did not return are dropped."""
+        if self.is_off:
+            return None
         stack = self._stacks.calls
         for i in range(len(stack) - 1, -1, -1):
             call = stack[i]
-            if call.point is point and call.token == token:
+            if call.token == token and call.point is point:
                 del stack[i:]
                 return call
         return None
 
     def finish(self, call: Call) -> None:
         """The call is over and everything of it is recorded."""
-        point = call.point
         with self._lock:
-            point.returned += 1
+            call.point.returned += 1
             self._last_call = call
-            if call.ends_step:
-                self.step = call.step + 1
+
+    def recompute(self, point: Point, token: int) -> None:
+        """The site is called by a backward pass, which computes anew what a forward has computed."""
+        self._drop(token)
+        if self.is_recording:
+            point.recomputed += 1
+
+    def _drop(self, token: int) -> None:
+        """Forget a call of this token and those inside: they ended by an error, or it would be in use."""
+        stack = self._stacks.calls
+        for i, call in enumerate(stack):
+            if call.token == token:
+                del stack[i:]
+                break
 
     def tensor(
         self, call: Call, slot: str, bits: Array, dtype: DType, shape: tuple[int, ...], *, required: bool
@@ -226,7 +275,7 @@ class Recorder:
             self.failure = error
             raise
         except UsageError as error:
-            self.lose(call.point, slot, str(error))
+            self.lose(call.point, slot, str(error), required=True)
             return
         if wanted:
             call.point.records += 1
@@ -246,13 +295,32 @@ class Recorder:
             self.failure = error
             raise
         except UsageError as error:
-            self.lose(call.point, slot, str(error))
+            self.lose(call.point, slot, str(error), required=True)
             return
         if wanted:
             call.point.values += 1
 
-    def lose(self, point: Point, slot: str, reason: str) -> None:
-        """Note that a tensor could not be captured, and why."""
+    def add_point(self, name: str, site: str, reason: str) -> None:
+        """Add a site that is found when all is over, and was not captured for this reason."""
+        self.points[name] = Point(site, reason=reason, is_capturable=False, wanted=self._scope.of_site(site))
+
+    def lose(
+        self, point: Point, slot: str, reason: str, *, call: Call | None = None, required: bool = False
+    ) -> None:
+        """Note that something could not be captured, and why, unless it was not asked for.
+
+        Args:
+            point: The site.
+            slot: What was lost.
+            reason: Why.
+            call: The call, if `slot` names one tensor: it is then held against globs for keys.
+            required: Whether every filter is to be passed.
+        """
+        if not required:
+            if point.wanted is False:
+                return
+            if call and not self._is_wanted(point, Key(point.site, slot, call.step, call.number)):
+                return
         slot = abbreviate(slot)
         point.lost[slot] = (abbreviate(reason, 300), point.lost.get(slot, ("", 0))[1] + 1)
 

@@ -1,8 +1,8 @@
 """Walk a structured value: every leaf of an argument or a result, by field name.
 
-Frameworks are known here only by the classes that an adapter names in `Kinds`. Mappings, sequences,
-named tuples, dataclasses and plain objects (by attribute) are entered; nothing is called, consumed or
-changed, and nothing is left out without a word.
+Frameworks are known here only by the classes that an adapter names in `Kinds`. Mappings and their views,
+sequences, sets (in the order of their iteration), named tuples, dataclasses, `functools.partial` and plain
+objects (by attribute) are entered; nothing is consumed or changed, and nothing is left out without a word.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import enum
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Set, ValuesView
 from dataclasses import fields, is_dataclass
+from functools import partial
 from types import (
     BuiltinFunctionType,
     CodeType,
     FrameType,
     FunctionType,
-    GeneratorType,
     MemberDescriptorType,
     MethodType,
     ModuleType,
@@ -37,9 +37,10 @@ _PLAIN: Final = (bool, int, float, str, type(None))
 _PLAIN_TYPES: Final = frozenset(_PLAIN)
 _SCALARS: Final = (*_PLAIN, np.generic, enum.Enum, complex, bytes, bytearray, range, slice)
 _NAMED: Final = (type, FunctionType, MethodType, BuiltinFunctionType)
+_BARE: Final = frozenset({dict, list, tuple, set, frozenset})  # have no attributes of their own
+_USED_UP: Final = (Iterator, AsyncIterator, Coroutine)
 _NEVER_ENTERED: Final = (
     *_NAMED,
-    GeneratorType,
     ModuleType,
     CodeType,
     FrameType,
@@ -137,19 +138,38 @@ class _Walker:
             self._above.discard(id(value))
 
     def _enter(self, name: str, value: Any, depth: int) -> bool:
-        if isinstance(value, Mapping):
-            return self._visit_all(name, [(str(_plain_key(k)), v) for k, v in value.items()], depth)
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return self._visit_all(name, list(zip(value._fields, value, strict=True)), depth)
-        if isinstance(value, (list, tuple, deque)):
-            if len(value) > MAX_PLAIN_ITEMS and all(isinstance(item, _PLAIN) for item in value):
-                self.leaves.append(Leaf(name, f"{type(value).__name__} of {len(value)} plain values"))
-                return False
-            return self._visit_all(name, [(str(i), item) for i, item in enumerate(value)], depth)
-        if is_dataclass(value):
-            present = [(f.name, getattr(value, f.name)) for f in fields(value) if hasattr(value, f.name)]
-            return self._visit_all(name, present, depth)
-        return self._enter_object(name, value, depth)
+        is_long = isinstance(value, (list, tuple, deque, Set)) and len(value) > MAX_PLAIN_ITEMS
+        if is_long and all(isinstance(item, _PLAIN) for item in value):
+            self.leaves.append(Leaf(name, f"{type(value).__name__} of {len(value)} plain values"))
+            return False
+        items = _items(value)
+        if items is None:
+            if isinstance(value, _USED_UP):
+                reason = f"{class_name(value)} is not followed: that would use it up"
+                self.leaves.append(Leaf(name, None, reason=reason))
+                return True
+            return self._enter_object(name, value, depth)
+        start = len(self.leaves)
+        found = self._visit_all(name, items, depth)
+        if type(value) not in _BARE:
+            found |= self._visit_further(name, value, items, start, depth)
+        return found
+
+    def _visit_further(
+        self, name: str, value: object, items: list[tuple[str, Any]], start: int, depth: int
+    ) -> bool:
+        """Add the tensors that a container holds as attributes, beside its items and not among them."""
+        further = [item for item in _attributes(value) if not _is_among(item, items)]
+        if not further:
+            return False
+        end = len(self.leaves)
+        known = {id(leaf.value) for leaf in self.leaves[start:] if leaf.is_tensor}
+        self._visit_all(name, further, depth)
+        added = self.leaves[end:]
+        self.leaves[end:] = [
+            leaf for leaf in added if leaf.reason or (leaf.is_tensor and id(leaf.value) not in known)
+        ]
+        return len(self.leaves) > end
 
     def _visit_all(self, name: str, items: list[tuple[str, Any]], depth: int) -> bool:
         found = False
@@ -171,6 +191,25 @@ class _Walker:
         del self.leaves[start:]
         self.leaves.append(Leaf(name, class_name(value)))
         return False
+
+
+def _items(value: Any) -> list[tuple[str, Any]] | None:
+    """What a container holds, by name; None for what is no container."""
+    if isinstance(value, Mapping):
+        return [(str(_plain_key(k)), v) for k, v in value.items()]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return list(zip(value._fields, value, strict=True))
+    if isinstance(value, (list, tuple, deque, Set, ValuesView)):
+        return [(str(i), item) for i, item in enumerate(value)]
+    if is_dataclass(value):
+        return [(f.name, getattr(value, f.name)) for f in fields(value) if hasattr(value, f.name)]
+    if isinstance(value, partial):
+        return [("func", value.func), ("args", value.args), ("keywords", value.keywords)]
+    return None
+
+
+def _is_among(item: tuple[str, Any], items: list[tuple[str, Any]]) -> bool:
+    return any(name == item[0] and value is item[1] for name, value in items)
 
 
 def _attributes(value: object) -> list[tuple[str, Any]]:

@@ -27,6 +27,7 @@ class Summary:
         captured: Sites of which there are records.
         never_called: Sites that were asked for and never called, save containers that cannot be.
         not_capturable: Sites, or `SITE/SLOT`, that could not be captured: the reason of each.
+        unfinished: Sites with calls that did not return, or were not seen to: how many.
         excluded: Sites that were not asked for.
         unmatched: Include globs of which nothing was captured.
     """
@@ -40,6 +41,7 @@ class Summary:
     captured: tuple[str, ...]
     never_called: tuple[str, ...]
     not_capturable: Mapping[str, str]
+    unfinished: Mapping[str, int]
     excluded: tuple[str, ...]
     unmatched: tuple[str, ...]
 
@@ -118,6 +120,7 @@ def summarise(
         tuple(by_status.get("captured", ())),
         tuple(by_status.get("never-called", ())),
         not_capturable,
+        {point.site: point.unfinished for point in recorder.points.values() if point.unfinished},
         tuple(by_status.get("excluded", ())),
         scope.unmatched((p.site, p.aliases) for p in recorder.points.values() if p.records),
     )

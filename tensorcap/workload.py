@@ -31,7 +31,7 @@ class Workload:
 
     Attributes:
         model: The model, in the mode (evaluation or training) that it is to run in.
-        inputs: Arguments by name, or positional ones.
+        inputs: Arguments by name in a mapping, or positional ones in a tuple or list.
         run: What to call in place of the model, for runs of several forwards: `run(model, **inputs)`, or
             `run(model, *inputs)`.
 
@@ -41,8 +41,20 @@ class Workload:
     """
 
     model: Any
-    inputs: Mapping[str, Any] | tuple[Any, ...]
+    inputs: Mapping[str, Any] | tuple[Any, ...] | list[Any]
     run: Callable[..., Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse inputs that are one argument.
+
+        Raises:
+            UsageError: The inputs are no mapping, tuple or list.
+        """
+        if not isinstance(self.inputs, (Mapping, tuple, list)):
+            raise UsageError(
+                f"inputs of a workload: found a {type(self.inputs).__name__}, expected a mapping or a tuple",
+                hint="A model of one argument takes (x,), or {'name': x}.",
+            )
 
 
 class StoredInput(NamedTuple):

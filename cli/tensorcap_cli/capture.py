@@ -88,8 +88,8 @@ def torch_command(
     error or Ctrl-C keeps what was recorded until then as an incomplete archive, and never in the place of
     a complete one.
 
-    Exit status: 0 captured; 1 the run failed, or something that was asked for could not be captured;
-    2 wrong usage; 3 an input file cannot be read; 130 interrupted.
+    Exit status: 0 captured; 1 the run failed, or something that was asked for could not be captured, or a
+    call did not return; 2 wrong usage; 3 an input file cannot be read; 130 interrupted.
     """
     from tensorcap.capturing import capture_workload
     from tensorcap.workload import archived_inputs, parse_setting
@@ -132,7 +132,7 @@ def torch_command(
     elif as_json:
         print_json(_as_json(done.summary))
     _print_summary(done.summary)
-    if done.summary.not_capturable or done.summary.unmatched:
+    if done.summary.not_capturable or done.summary.unmatched or done.summary.unfinished:
         click.get_current_context().exit(1)
 
 
@@ -208,6 +208,10 @@ def _print_summary(summary: Summary) -> None:
     for reason, places in reasons.items():
         more = f" and {len(places) - _FEW} more" if len(places) > _FEW else ""
         lines.append(f"not capturable, {reason}: {', '.join(places[:_FEW])}{more}")
+    if summary.unfinished:
+        counts = [f"{site} ({count})" for site, count in summary.unfinished.items()]
+        more = f" and {len(counts) - _FEW} more" if len(counts) > _FEW else ""
+        lines.append(f"calls that were not seen to return: {', '.join(counts[:_FEW])}{more}")
     lines += [f"nothing was captured of {glob!r}" for glob in summary.unmatched]
     click.echo("\n".join(lines), err=True)
 
@@ -239,6 +243,7 @@ def _as_json(summary: Summary) -> dict[str, Any]:
         "captured": list(summary.captured),
         "never_called": list(summary.never_called),
         "not_capturable": dict(summary.not_capturable),
+        "unfinished": dict(summary.unfinished),
         "excluded": list(summary.excluded),
         "unmatched": list(summary.unmatched),
     }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
 from importlib import import_module
-from typing import Any, Final, cast
+from typing import Any, Final, TextIO, cast
 
 import click
 
@@ -34,12 +36,14 @@ class _Tcap(click.Group):
         return cast("click.Command", import_module(f"tensorcap_cli.{cmd_name}").command)
 
     def invoke(self, ctx: click.Context) -> Any:
+        _open_missing_streams()
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             try:
                 return super().invoke(ctx)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as error:
                 click.echo("Interrupted.", err=True)
+                _print_notes(error)
                 ctx.exit(_INTERRUPTED)
             except (click.ClickException, click.exceptions.Exit, click.Abort):
                 raise
@@ -47,11 +51,40 @@ class _Tcap(click.Group):
                 from tensorcap_formats.errors import TensorcapError
 
                 if not isinstance(error, TensorcapError):
-                    raise
+                    if not _is_of_stdout(error):
+                        raise
+                    sys.stdout = _devnull()  # what is left in the buffer would fail again at exit
+                    click.echo(f"Error: standard output: {error}", err=True)
+                    ctx.exit(1)
                 click.echo(f"Error: {error}", err=True)
+                _print_notes(error)
                 if error.hint:
                     click.echo(f"Hint: {error.hint}", err=True)
                 ctx.exit(error.exit_status)
+
+
+def _print_notes(error: BaseException) -> None:
+    for note in getattr(error, "__notes__", ()):
+        click.echo(note, err=True)
+
+
+def _is_of_stdout(error: BaseException) -> bool:
+    """Whether printing failed, other than by a pipe that nobody reads, which click ends quietly."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    is_printing = trace is not None and trace.tb_frame.f_globals.get("__name__") == "click.utils"
+    return is_printing and isinstance(error, OSError) and not isinstance(error, BrokenPipeError)
+
+
+def _devnull() -> TextIO:
+    return open(os.devnull, "w", encoding="utf-8")
+
+
+def _open_missing_streams() -> None:
+    """Replace a stream that the caller has closed: the next file opened would get its number."""
+    sys.stdout = sys.stdout or _devnull()
+    sys.stderr = sys.stderr or _devnull()
 
 
 def _show_warning(

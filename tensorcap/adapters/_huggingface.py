@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import difflib
 import inspect
+import pickle
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,9 +19,9 @@ from typing import Any, Final
 
 import torch
 
-from tensorcap.adapters._torch_tensors import dtype_named, from_stored
+from tensorcap.adapters._torch_tensors import device_named, dtype_named, from_stored
 from tensorcap.workload import StoredInput, Workload, archived_inputs
-from tensorcap_formats.errors import UsageError, abbreviate, missing_package
+from tensorcap_formats.errors import ReadError, TensorcapError, UsageError, abbreviate, missing_package
 
 _KNOWN: Final = (
     "config",
@@ -34,6 +35,8 @@ _KNOWN: Final = (
     "random_weights",
     "trust_remote_code",
 )
+_FEW: Final = 4  # as many names are told, more are counted
+_IDS: Final = re.compile(r"\s*-?\d+(?:(?:\s*,\s*|\s+)-?\d+)*\s*")  # one row
 _LAYER_COUNTS: Final = ("num_hidden_layers", "num_decoder_layers", "decoder_layers")
 
 
@@ -46,7 +49,8 @@ def build(path: str, options: dict[str, Any], inputs: Mapping[str, StoredInput] 
         inputs: Archived inputs, in place of those that the options name.
 
     Raises:
-        UsageError: There is no such model, option, or input.
+        UsageError: There is no such model, option, or input; the checkpoint lacks weights of the model.
+        ReadError: A file of weights is damaged.
         MissingPackageError: transformers is not installed.
     """
     unknown = sorted(set(options) - set(_KNOWN))
@@ -57,11 +61,12 @@ def build(path: str, options: dict[str, Any], inputs: Mapping[str, StoredInput] 
     except ModuleNotFoundError:
         raise missing_package(f"a Hugging Face model ({path})", "transformers", extra="hf") from None
     path = str(Path(path).expanduser()) if path.startswith("~") else path
+    device = device_named(options.get("device") or "cpu")
     with _quiet():
         config = load_config(path, options)
         model = load_model(path, config, options)
         arguments = _arguments(path, model, options, inputs)
-    model.to(options.get("device") or "cpu")
+    model.to(device)
     arguments = {name: value.to(model.device) for name, value in arguments.items()}
     count = options.get("max_new_tokens")
     if count is None:
@@ -97,29 +102,83 @@ def load_config(path: str, options: Mapping[str, Any]) -> Any:
         reason = str(error).strip().partition("\n")[0]
         hint = "If you trust its code: --trust-remote-code." if "trust_remote_code" in str(error) else None
         raise UsageError(f"{path}: no Hugging Face model can be read there: {reason}", hint=hint) from error
+    may_grow = options.get("random_weights") is not None
     if options.get("num_hidden_layers") is not None:
-        has_weights = options.get("random_weights") is None
-        _set_layers(path, config, options["num_hidden_layers"], may_grow=not has_weights)
+        _set_layers(path, config, options["num_hidden_layers"], may_grow=may_grow)
     for key, value in dict(options.get("config") or {}).items():
-        _set_option(path, config, key, value)
+        _set_option(path, config, key, value, may_grow=may_grow)
     return config
 
 
 def load_model(path: str, config: Any, options: Mapping[str, Any]) -> Any:
-    """Load the model, or draw its weights."""
+    """Load the model, or draw its weights.
+
+    Raises:
+        UsageError: The checkpoint has no weights, or not all; the configuration makes no model.
+        ReadError: A file of weights is damaged.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        return _load_model(path, config, options)
+    except TensorcapError:
+        raise
+    except (SafetensorError, pickle.UnpicklingError, EOFError) as error:
+        raise ReadError(f"{path}: a file of weights is damaged: {_first_line(error)}") from error
+    except (OSError, ImportError) as error:
+        hint = "Draw weights with --random-weights 0." if "no file named" in str(error) else None
+        raise UsageError(f"{path}: no weights can be loaded: {_first_line(error)}", hint=hint) from error
+    except Exception as error:
+        if not options.get("config"):
+            raise
+        changed = ", ".join(f"{key}={value}" for key, value in options["config"].items())
+        raise UsageError(
+            f"{path}: no model can be made with {changed}: {type(error).__name__}: {_first_line(error)}"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".")
+
+
+def _load_model(path: str, config: Any, options: Mapping[str, Any]) -> Any:
     trust = bool(options.get("trust_remote_code"))
     cls = _model_class(path, config, trust)
     dtype = None if options.get("dtype") is None else dtype_named(options["dtype"])
     if options.get("random_weights") is None:
-        loaded = cls.from_pretrained(path, config=config, **_dtype_option(dtype or "auto"))
-        return loaded.eval()
+        return _loaded(path, cls, config, dtype or "auto")
     torch.manual_seed(options["random_weights"])
     # a configuration that names a dtype would have the weights drawn in it
     drawn = cls._from_config(copy.deepcopy(config), **_dtype_option(torch.float32)).eval()
     if dtype is None or dtype == torch.float32:
         return drawn
     weights = dict(drawn.state_dict())
-    return cls.from_pretrained(None, config=config, state_dict=weights, **_dtype_option(dtype)).eval()
+    return _loaded(path, cls, config, dtype, state_dict=weights)
+
+
+def _loaded(path: str, cls: Any, config: Any, dtype: Any, **weights: Any) -> Any:
+    """Load all weights; transformers would draw those that are missing, or have another shape.
+
+    Those that it makes of others (tied ones), or that a model does not save, are none of them.
+    """
+    model, found = cls.from_pretrained(
+        None if weights else path,
+        config=config,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are told here, by name
+        **weights,
+        **_dtype_option(dtype),
+    )
+    unlike = [key if isinstance(key, str) else key[0] for key in found["mismatched_keys"]]
+    for what, keys in (("lacks", found["missing_keys"]), ("has, in another shape,", unlike)):
+        if keys:
+            names = sorted(keys)
+            more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
+            raise UsageError(
+                f"{path}: the checkpoint {what} weights of {cls.__name__}: {', '.join(names[:_FEW])}{more}",
+                hint="Does the configuration fit the checkpoint?",
+            )
+    return model.eval()
 
 
 def _model_class(path: str, config: Any, trust: bool) -> Any:
@@ -165,20 +224,26 @@ def _set_layers(path: str, config: Any, count: int, *, may_grow: bool) -> None:
     if not names:
         raise UsageError(f"{path}: its configuration has no num_hidden_layers")
     for part, name in names:
-        before = getattr(part, name)
-        if not 0 < count <= before and not (may_grow and count > 0):
-            raise UsageError(f"{path}: --num-hidden-layers is {count}, expected 1 to {before}")
-        for key, value in list(vars(part).items()):
-            if (
-                isinstance(value, list)
-                and len(value) == before
-                and key.lstrip("_").endswith(("types", "layers"))
-            ):
-                setattr(part, key, value[:count])
-        setattr(part, name, count)
+        _cut(f"{path}: --num-hidden-layers", part, name, count, may_grow=may_grow)
 
 
-def _set_option(path: str, config: Any, key: str, value: Any) -> None:
+def _cut(where: str, part: Any, name: str, count: Any, *, may_grow: bool) -> None:
+    before = getattr(part, name)
+    if type(count) is not int or count < 1 or (count > before and not may_grow):
+        raise UsageError(f"{where} is {count!r}, expected 1 to {before}")
+    for key, value in list(vars(part).items()):
+        if isinstance(value, list) and len(value) == before and key.lstrip("_").endswith(("types", "layers")):
+            setattr(part, key, value[:count])
+    setattr(part, name, count)
+
+
+def _counts_layers(part: Any, name: str) -> bool:
+    """Whether the option is a count of layers, under its common name or the model's own."""
+    own = getattr(part, "attribute_map", None) or {}
+    return name in _LAYER_COUNTS or name in [own.get(common) for common in _LAYER_COUNTS]
+
+
+def _set_option(path: str, config: Any, key: str, value: Any, *, may_grow: bool) -> None:
     if key == "attn_implementation":  # a property under another name
         config._attn_implementation = value
         return
@@ -198,8 +263,14 @@ def _set_option(path: str, config: Any, key: str, value: Any) -> None:
                 raise UsageError(f"{path}: {name!r} of its configuration holds no further options")
     if isinstance(place, Mapping):
         place[last] = value  # type: ignore[index]  # a dict; Mapping is what isinstance narrows to
+    elif _counts_layers(place, last):
+        _cut(f"{path}: --config {key}", place, last, value, may_grow=may_grow)
     else:
-        setattr(place, last, value)
+        try:
+            setattr(place, last, value)
+        except Exception as error:  # huggingface_hub checks types by errors of its own
+            reason = " ".join(str(error).split())
+            raise UsageError(f"{path}: --config {key}={value}: {abbreviate(reason, 200)}") from error
 
 
 def _arguments(
@@ -247,14 +318,16 @@ def _tokenized(path: str, model: Any, options: Mapping[str, Any]) -> dict[str, t
 
 
 def _parse_ids(text: str, model: Any) -> torch.Tensor:
-    rows = [[int(n) for n in re.findall(r"-?\d+", row)] for row in text.split(";")]
-    if re.search(r"[^\d\s,;-]", text) or not rows[0] or len({len(row) for row in rows}) != 1:
+    parts = text.split(";")
+    is_list = all(_IDS.fullmatch(part) for part in parts)
+    rows = [[int(n) for n in re.findall(r"-?\d+", part)] for part in parts]
+    if not is_list or len({len(row) for row in rows}) != 1:
         raise UsageError(f"--input-ids {abbreviate(text)!r}: expected numbers such as 1,2,3 or 1,2;3,4")
-    ids = torch.tensor(rows)
     size = getattr(model.config.get_text_config(), "vocab_size", None)
-    if isinstance(size, int) and not bool(((ids >= 0) & (ids < size)).all()):
-        raise UsageError(f"--input-ids {abbreviate(text)!r}: expected numbers from 0 to {size - 1}")
-    return ids
+    most = size - 1 if isinstance(size, int) else torch.iinfo(torch.int64).max
+    if not all(0 <= n <= most for row in rows for n in row):
+        raise UsageError(f"--input-ids {abbreviate(text)!r}: expected numbers from 0 to {most}")
+    return torch.tensor(rows)
 
 
 def _check_names(path: str, model: Any, arguments: Mapping[str, torch.Tensor]) -> None:

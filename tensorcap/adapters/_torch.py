@@ -14,8 +14,8 @@ from torch import nn
 from tensorcap.adapters import Site
 from tensorcap.adapters._torch_description import describe, sources, tree
 from tensorcap.adapters._torch_perturbation import perturb
-from tensorcap.adapters._torch_tap import record_inputs, tap
-from tensorcap.adapters._torch_tensors import dtype_named, from_stored
+from tensorcap.adapters._torch_tap import is_compiled, record_inputs, tap
+from tensorcap.adapters._torch_tensors import device_named, dtype_named, from_stored
 from tensorcap.recorder import Recorder
 from tensorcap.workload import StoredInput, Workload
 from tensorcap_formats.errors import UsageError
@@ -43,7 +43,7 @@ class TorchAdapter:
                 obstacle = below = obstacle or _SCRIPTED
             elif getattr(module, "_compiled_call_impl", None) is not None:
                 obstacle = below = obstacle or _COMPILED
-            elif _is_compiled_wrapper(module):
+            elif _is_compiled_wrapper(module) or is_compiled(module.forward):
                 below = obstacle or _COMPILED
             obstacles[name] = below
             note = obstacle or (_NO_FORWARD if _is_bare(module) else "")
@@ -86,7 +86,8 @@ class TorchAdapter:
         """Put archived inputs in, cast, move; buffers that are not saved with a model keep their precision.
 
         Raises:
-            UsageError: An input of the archive is none of the model's arguments; a dtype is unknown.
+            UsageError: An input of the archive is none of the model's arguments; a dtype or a device is
+                unknown.
         """
         model = workload.model
         values = _with_inputs(workload, inputs) if inputs else workload.inputs
@@ -97,8 +98,9 @@ class TorchAdapter:
             wanted = dtype_named(input_dtype)
             values = _mapped(values, lambda t: t.to(wanted) if t.is_floating_point() else t)
         if device is not None:
-            model.to(device)
-            values = _mapped(values, lambda t: t.to(device))
+            place = device_named(device)
+            model.to(place)
+            values = _mapped(values, lambda t: t.to(place))
         return replace(workload, model=model, inputs=values)
 
     def perturb(self, workload: Workload, dtype: str) -> Workload:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from types import FunctionType, MethodType
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import nn
 
+from tensorcap.adapters._torch_description import site_of, tree
 from tensorcap.adapters._torch_tensors import NotCapturableError, stored
 from tensorcap.recorder import Call, Point, Recorder
 from tensorcap.structure import Kinds, walk
@@ -27,9 +30,17 @@ KINDS: Final = Kinds(
     opaque=(nn.Module,),
     texts=(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
+_FUNCTIONS: Final = (FunctionType, MethodType)
 _SIMPLE: Final = (type(None), bool, int, str)
 _COMPILED: Final = "inside a compiled graph (torch.compile)"
 _TRACED: Final = "under torch.jit.trace"
+_REMOVED: Final = "its hook was removed before the block ended"
+_OVERTAKEN: Final = "a hook that was added in the block came after ours and may have changed it"
+_ADDED: Final = "added in the block, so without a hook"
+_REPLACED: Final = "another module took its place in the block, without a hook"
+_MAYBE_COMPILED: Final = "not seen to be called, or inside code that torch.compile made before"
+_PAUSED: Final = "the capture was paused when it returned"
+_BEGUN_BEFORE: Final = "its call began before recording did"
 
 
 @contextmanager
@@ -41,75 +52,192 @@ def tap(
     *,
     inputs: bool,
 ) -> Iterator[None]:
-    """Hook the named modules, and the root, until the block ends, however it ends."""
+    """Hook the named modules, and the root, until the block ends, however it ends.
+
+    What came into the model, or took our hooks away, during the block is told when it ends.
+    """
     signatures: dict[Any, list[str]] = {}
+    hooked: list[tuple[nn.Module, _Tapped]] = []
     with ExitStack() as hooks:
         for name, module in modules.items():
             is_root = module is root
             if name not in names and not (is_root and recorder.points[name].is_capturable):
                 continue
-            arguments = _argument_names(module, signatures)
-            hook = _Hook(
-                arguments, recorder.points[name], recorder, inputs=inputs or is_root, is_root=is_root
-            )
-            hooks.callback(module.register_forward_pre_hook(hook.before, with_kwargs=True).remove)
-            hooks.callback(module.register_forward_hook(hook.after, with_kwargs=True).remove)
-        yield
+            slots = tuple(f"input.{escape(n)}" for n in _argument_names(module, signatures))
+            tapped = _Tapped(recorder.points[name], recorder, slots, inputs or is_root, is_root)
+            before = module.register_forward_pre_hook(_Before(tapped), with_kwargs=True)
+            after = module.register_forward_hook(_After(tapped), with_kwargs=True)
+            tapped.before_id, tapped.after_id = before.id, after.id
+            hooks.callback(before.remove)
+            hooks.callback(after.remove)
+            hooked.append((module, tapped))
+        try:
+            yield
+        finally:
+            _tell_removed(hooked)
+            _tell_unseen(modules, root, recorder)
+
+
+def _tell_removed(hooked: Iterable[tuple[nn.Module, _Tapped]]) -> None:
+    for module, tapped in hooked:
+        if not (tapped.before_id in module._forward_pre_hooks and tapped.after_id in module._forward_hooks):
+            tapped.recorder.lose(tapped.point, "output", _REMOVED)
+
+
+def _tell_unseen(modules: Mapping[str, nn.Module], root: nn.Module, recorder: Recorder) -> None:
+    """Tell of the modules that no hook of ours was on, or maybe in vain."""
+    known = set(map(id, modules.values()))
+    for name, module in tree(root)[0].items():
+        if name not in modules:
+            if id(module) not in known:
+                recorder.add_point(name, site_of(name), _ADDED)
+        elif module is not modules[name]:
+            recorder.lose(recorder.points[name], "output", _REPLACED)
+    answers: dict[type, bool] = {}
+    for name, module in modules.items():
+        if _holds_compiled(module, answers):
+            prefix = f"{name}." if name else ""
+            for inner, point in recorder.points.items():
+                is_silent = not (point.calls or point.lost or point.reason)
+                if inner and inner.startswith(prefix) and is_silent:
+                    recorder.lose(point, "output", _MAYBE_COMPILED)
+
+
+def is_compiled(function: object) -> bool:
+    """Whether torch.compile made this function, or method."""
+    return (
+        isinstance(function, _FUNCTIONS)
+        and hasattr(function, "_torchdynamo_orig_callable")
+        and not getattr(function, "_torchdynamo_disable", False)
+    )
+
+
+def _holds_compiled(module: nn.Module, known: dict[type, bool]) -> bool:
+    """Whether the module has a compiled method; compiled before, it calls no hooks that came later.
+
+    Args:
+        module: The module.
+        known: The answer for each class that was asked for before, without what a module itself has.
+    """
+    cls = type(module)
+    if cls not in known:
+        bases = [c for c in cls.__mro__ if issubclass(c, nn.Module) and c is not nn.Module]
+        known[cls] = any(is_compiled(value) for c in bases for value in vars(c).values())
+    return known[cls] or any(type(v) in _FUNCTIONS and is_compiled(v) for v in vars(module).values())
+
+
+@dataclass(slots=True)
+class _Tapped:
+    """What the two hooks of one module have in common; holds no module and, between calls, no tensor.
+
+    Attributes:
+        point: Where it is recorded.
+        recorder: By what.
+        slots: Of its positional arguments.
+        inputs: Whether they are recorded.
+        is_root: Whether it is the model itself.
+        before_id: The key of our hook among those before a call.
+        after_id: The key of our hook among those after a call.
+    """
+
+    point: Point
+    recorder: Recorder
+    slots: tuple[str, ...]
+    inputs: bool
+    is_root: bool
+    before_id: int = -1
+    after_id: int = -1
+
+    def record(self, call: Call, slot: str, value: object, *, required: bool) -> None:
+        """Record all leaves of a value; trouble with it must not become trouble of the model."""
+        try:
+            if type(value) is torch.Tensor:
+                self._record_tensor(call, slot, value, required=required)
+            elif type(value) in _SIMPLE:
+                self.recorder.value(call, slot, value, required=required)
+            else:
+                for leaf in walk(value, KINDS):
+                    name = f"{slot}.{escape(leaf.name)}" if leaf.name else slot
+                    if leaf.is_tensor:
+                        self._record_tensor(call, name, leaf.value, required=required)
+                    elif leaf.reason:
+                        self.recorder.lose(call.point, name, leaf.reason, required=required)
+                    else:
+                        self.recorder.value(call, name, leaf.value, required=required)
+        except WriteError:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            self.recorder.lose(call.point, slot, reason, required=required)
+
+    def _record_tensor(self, call: Call, slot: str, tensor: Any, *, required: bool) -> None:
+        try:
+            found = stored(tensor)
+        except (NotCapturableError, RuntimeError, NotImplementedError, TypeError) as error:
+            reason = str(error).partition("\n")[0]
+            if not isinstance(error, NotCapturableError):
+                reason = f"{type(error).__name__}: {reason}"
+            self.recorder.lose(call.point, slot, reason, call=call, required=required)
+            return
+        self.recorder.tensor(call, slot, found.bits, found.dtype, found.shape, required=required)
 
 
 class _Hook:
-    """The two hooks of one module; holds no module and, between calls, no tensor."""
+    """A hook of ours. A copy of the model, and a pickle, get one in its place that does nothing."""
 
-    def __init__(
-        self, arguments: list[str], point: Point, recorder: Recorder, *, inputs: bool, is_root: bool
-    ) -> None:
-        self._point = point
-        self._recorder = recorder
-        self._inputs = inputs
-        self._is_root = is_root
-        self._slots = tuple(f"input.{escape(name)}" for name in arguments)
+    def __init__(self, tapped: _Tapped) -> None:
+        self._tapped = tapped
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # takes any arguments and returns None; a pickle that names nothing of ours can be read anywhere
+        return getattr, (nullcontext(), "__exit__")
+
+
+class _Before(_Hook):
+    def __init__(self, tapped: _Tapped) -> None:
+        super().__init__(tapped)
         self._keyword_slots: dict[str, str] = {}
-        self._note_compiled = _noting(recorder, point)
+        self._note_compiled = _noting(tapped.recorder, tapped.point)
 
-    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling():
             self._note_compiled()
             return
+        tapped = self._tapped
+        recorder, point = tapped.recorder, tapped.point
         if torch._C._get_tracing_state() is not None:
-            self._recorder.lose(self._point, "output", _TRACED)
+            recorder.lose(point, "output", _TRACED)
             return
-        recorder, point = self._recorder, self._point
-        is_outermost = self._is_root and not (recorder.is_under_way(point) and _is_nested(module))
-        call = recorder.enter(point, id(kwargs), ends_step=is_outermost)
+        if torch._C._current_graph_task_id() != -1:
+            recorder.recompute(point, id(sys._getframe(1)))
+            return
+        is_outermost = tapped.is_root and not (recorder.is_under_way(point) and _is_nested(module))
+        call = recorder.enter(point, id(sys._getframe(1)), is_outermost=is_outermost)
         if call is None:
             return
+        hooks: Any = module._forward_hooks
+        if next(reversed(hooks), None) != tapped.after_id and not _is_last(hooks, tapped.after_id):
+            hooks[tapped.after_id] = hooks.pop(tapped.after_id)  # in time for this call
         if is_outermost:
             autocast = _autocast_dtype()
             if autocast is not None:
                 recorder.facts["compute_dtype"] = autocast
-        if self._inputs:
+        if tapped.inputs:
+            hooks = module._forward_pre_hooks
+            if next(reversed(hooks), None) != tapped.before_id and not _is_last(hooks, tapped.before_id):
+                hooks[tapped.before_id] = hooks.pop(tapped.before_id)  # in time for the next call
+                recorder.lose(point, "input", _OVERTAKEN, required=tapped.is_root)
             with _unseen():
                 self._record_inputs(call, args, kwargs)
 
-    def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
-        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-            return
-        call = self._recorder.leave(self._point, id(kwargs))
-        if call is None:
-            return
-        if not self._recorder.is_paused and self._recorder.failure is None:
-            with _unseen():
-                self._record(call, "output", output, required=False)
-        self._recorder.finish(call)
-
     def _record_inputs(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        required = self._is_root
-        for slot, value in zip(self._slots, args, strict=False):
-            self._record(call, slot, value, required=required)
-        for i, value in enumerate(args[len(self._slots) :]):
-            self._record(call, f"input.args.{i}", value, required=required)
+        record, slots, required = self._tapped.record, self._tapped.slots, self._tapped.is_root
+        for slot, value in zip(slots, args, strict=False):
+            record(call, slot, value, required=required)
+        for i, value in enumerate(args[len(slots) :]):
+            record(call, f"input.args.{i}", value, required=required)
         for name, value in kwargs.items():
-            self._record(call, self._keyword_slot(name), value, required=required)
+            record(call, self._keyword_slot(name), value, required=required)
 
     def _keyword_slot(self, name: str) -> str:
         slot = self._keyword_slots.get(name)
@@ -117,43 +245,46 @@ class _Hook:
             slot = self._keyword_slots[name] = f"input.{escape(name)}"
         return slot
 
-    def _record(self, call: Call, slot: str, value: object, *, required: bool) -> None:
-        """Record all leaves of a value; trouble with it must not become trouble of the model."""
-        try:
-            if type(value) is torch.Tensor:
-                self._record_tensor(call, slot, value, required=required)
-            elif type(value) in _SIMPLE:
-                self._recorder.value(call, slot, value, required=required)
-            else:
-                for leaf in walk(value, KINDS):
-                    name = f"{slot}.{escape(leaf.name)}" if leaf.name else slot
-                    if leaf.is_tensor:
-                        self._record_tensor(call, name, leaf.value, required=required)
-                    elif leaf.reason:
-                        self._recorder.lose(call.point, name, leaf.reason)
-                    else:
-                        self._recorder.value(call, name, leaf.value, required=required)
-        except WriteError:
-            raise
-        except Exception as error:
-            self._recorder.lose(call.point, slot, f"{type(error).__name__}: {error}")
 
-    def _record_tensor(self, call: Call, slot: str, tensor: Any, *, required: bool) -> None:
-        try:
-            found = stored(tensor)
-        except NotCapturableError as error:
-            self._recorder.lose(call.point, slot, str(error))
+class _After(_Hook):
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object
+    ) -> None:
+        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
             return
-        except (RuntimeError, NotImplementedError, TypeError) as error:
-            reason = str(error).partition("\n")[0]
-            self._recorder.lose(call.point, slot, f"{type(error).__name__}: {reason}")
+        tapped = self._tapped
+        recorder, point = tapped.recorder, tapped.point
+        call = recorder.leave(point, id(sys._getframe(1)))
+        if call is None:
+            if recorder.is_recording and torch._C._current_graph_task_id() == -1:
+                recorder.lose(point, "output", _BEGUN_BEFORE)
             return
-        self._recorder.tensor(call, slot, found.bits, found.dtype, found.shape, required=required)
+        if not recorder.is_paused and recorder.failure is None:
+            hooks: Any = module._forward_hooks
+            if next(reversed(hooks), None) != tapped.after_id and not _is_last(hooks, tapped.after_id):
+                recorder.lose(point, "output", _OVERTAKEN)
+            with _unseen():
+                tapped.record(call, "output", output, required=False)
+        elif recorder.is_paused:
+            recorder.lose(point, "output", _PAUSED)
+        recorder.finish(call)
+
+
+def _is_last(hooks: Any, own: int) -> bool:
+    """Whether no hook of somebody else comes after ours, or ours is not there."""
+    if own not in hooks:
+        return True
+    for key in reversed(hooks):
+        if key == own:
+            return True
+        if not isinstance(hooks[key], _Hook):
+            return False
+    return True
 
 
 def record_inputs(inputs: Any, recorder: Recorder) -> None:
     """Record the tensors that a run is given as `given.NAME` of the root, before its first call."""
-    call = Call(recorder.points[""], 0, 0, 0, ends_step=False)
+    call = Call(recorder.points[""], 0, 0)
     with torch.no_grad(), _unseen():
         for leaf in walk(inputs, KINDS):
             if leaf.is_tensor:

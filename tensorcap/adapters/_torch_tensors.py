@@ -58,6 +58,8 @@ def stored(tensor: Any) -> Stored:
         NotCapturableError: It has none.
     """
     if isinstance(tensor, np.ndarray):
+        if isinstance(tensor, np.ma.MaskedArray):
+            raise NotCapturableError("a masked array, whose mask would be lost")
         try:
             return Stored(bits_of(tensor), dtype_of(tensor), tensor.shape)
         except UsageError as error:
@@ -116,6 +118,21 @@ def dtype_named(name: str) -> torch.dtype:
             hint="Known are: bfloat16, float16, float32, float64.",
         )
     return found
+
+
+def device_named(name: str) -> torch.device:
+    """The torch device of a name on the command line, which is there and can be used.
+
+    Raises:
+        UsageError: It is not.
+    """
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise UsageError(f"device {name!r} cannot be used: {reason}") from error
+    return device
 
 
 def dtype_name(dtype: torch.dtype) -> str:

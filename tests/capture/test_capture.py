@@ -71,17 +71,17 @@ def test_a_step_is_a_forward_and_a_call_counts_within_it(path: Path) -> None:
         model(x, times=2)
         model(x)
         model(x)
-        model.step(x)
+        model.step(x)  # outside the model again, so of the step before
     assert [k for k in keys(path) if "step" in k] == [
         "0/step/output",
         "0/step@1/output",
         "0/step@2/output",
         "1/step/output",
         "2/step/output",
-        "3/step/output",
+        "2/step@1/output",
     ]
     assert cap.summary is not None
-    assert cap.summary.steps == 4
+    assert cap.summary.steps == 3
 
 
 def test_a_model_that_calls_itself_is_one_step(path: Path) -> None:
@@ -151,9 +151,7 @@ def test_a_failed_call_of_a_module_is_not_taken_for_the_call_around_it(path: Pat
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt], ids=["exception", "interrupt"])
-def test_a_forward_that_failed_and_is_tried_again_belongs_to_the_same_step(
-    path: Path, error: type[BaseException]
-) -> None:
+def test_a_forward_that_failed_is_a_step_of_its_own(path: Path, error: type[BaseException]) -> None:
     class Fails(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -173,10 +171,10 @@ def test_a_forward_that_failed_and_is_tried_again_belongs_to_the_same_step(
         model(torch.zeros(1), False)
     assert [k for k in keys(path) if k.endswith("output")] == [
         "0/first/output",
-        "0/first@1/output",
-        "0/@root@1/output",
         "1/first/output",
         "1/@root/output",
+        "2/first/output",
+        "2/@root/output",
     ]
 
 
@@ -250,8 +248,13 @@ def test_a_glob_that_matches_no_module_is_refused_before_anything_is_hooked(
 
 def test_an_include_glob_of_which_nothing_was_captured_is_told(path: Path) -> None:
     model = Loop()
-    with torch.no_grad(), tensorcap.capture(model, path, include=["step", "spare", "7/*"]) as cap:
+    with (
+        pytest.warns(UserWarning, match=r"^nothing was captured of 'spare', '7/\*'$") as told,
+        torch.no_grad(),
+        tensorcap.capture(model, path, include=["step", "spare", "7/*"]) as cap,
+    ):
         model(torch.ones(1, 2))
+    assert told[0].filename == __file__
     assert cap.summary is not None
     assert cap.summary.unmatched == ("spare", "7/*")
 
@@ -261,6 +264,36 @@ def test_nothing_captured_is_an_error_and_leaves_no_archive(path: Path, small: A
         with tensorcap.capture(small, path):
             pass
     assert not list(path.parent.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("calls", "include", "hint"),
+    [
+        pytest.param(
+            0,
+            [],
+            "Call the model in the block; what torch.compile made before the block is not seen.",
+            id="not-called",
+        ),
+        pytest.param(
+            1, "5/*", "The model was called; no record of its only step, 0, fits the globs.", id="one-step"
+        ),
+        pytest.param(
+            2, "5/*", "The model was called; no record of its 2 steps fits the globs.", id="two-steps"
+        ),
+    ],
+)
+def test_the_hint_says_why_nothing_was_captured(
+    path: Path, small: Any, calls: int, include: Any, hint: str
+) -> None:
+    def run() -> None:
+        with torch.no_grad(), tensorcap.capture(small, path, include=include):
+            for _ in range(calls):
+                small(torch.ones(1, 4))
+
+    with pytest.raises(CaptureError) as caught:
+        run()
+    assert caught.value.hint == hint
 
 
 def test_inputs_of_the_model_alone_are_nothing_captured(path: Path) -> None:
@@ -426,6 +459,35 @@ def test_threads_do_not_mix_up_each_others_calls(path: Path) -> None:
         "0/child/output": [2],
         "0/child@1/output": [4],
     }
+
+
+def test_threads_that_run_the_model_at_once_have_a_step_each(path: Path) -> None:
+    class Meeting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.child = nn.Identity()
+
+        def forward(self, x: torch.Tensor) -> Any:
+            for _ in range(3):
+                both_are_in.wait(20)
+                x = self.child(x)
+            return x
+
+    model, both_are_in = Meeting(), threading.Barrier(2)
+    with tensorcap.capture(model, path) as cap:
+        threads = [threading.Thread(target=model, args=(torch.full((1,), value),)) for value in (1.0, 2.0)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert cap.summary is not None
+    assert (cap.summary.tensors, cap.summary.steps, cap.summary.not_capturable) == (16, 2, {})
+    with tensorcap.open_archive(path) as archive:
+        found = {r.key.text: archive.load(r).item() for r in archive.records}
+    for step in (0, 1):
+        values = {value for key, value in found.items() if key.startswith(f"{step}/")}
+        assert len(values) == 1
+        assert {f"{step}/child/output", f"{step}/child@1/output", f"{step}/child@2/output"} <= found.keys()
 
 
 def test_token_ids_are_hashed(path: Path) -> None:

@@ -66,6 +66,21 @@ def sparse():
     return plain("sparse")
 
 
+def caught():
+    def run(model, x):
+        model(x)
+        try:
+            model(x, mode="fail")
+        except RuntimeError:
+            pass
+
+    return tensorcap.Workload(Model().eval(), (torch.randn(1, WIDTH),), run)
+
+
+def one_argument():
+    return tensorcap.Workload(Model().eval(), torch.randn(2, WIDTH))
+
+
 def failing():
     return plain("fail")
 
@@ -227,6 +242,7 @@ def test_json_says_what_was_captured(tcap: Callable[..., Result]) -> None:
         "captured": ["@root", "first", "last"],
         "never_called": ["spare"],
         "not_capturable": {},
+        "unfinished": {},
         "excluded": [],
         "unmatched": [],
     }
@@ -237,6 +253,14 @@ def test_something_that_could_not_be_captured_is_status_1(tcap: Callable[..., Re
     assert "not capturable, layout sparse_coo: @root/output.1" in result.stderr
     result = tcap("capture torch w.py:plain -o ref.h5 --include spare --include first", status=1)
     assert "nothing was captured of 'spare'" in result.stderr
+
+
+def test_a_call_that_failed_and_was_caught_is_status_1(tcap: Callable[..., Result]) -> None:
+    result = tcap("capture torch w.py:caught -o ref.h5", status=1)
+    assert "calls that were not seen to return: @root (1)" in result.stderr
+    found = json.loads(tcap("capture torch w.py:caught -o ref.h5 --json", status=1).stdout)
+    assert found["unfinished"] == {"@root": 1}
+    assert found["steps"] == 2
 
 
 def test_statistics_alone_are_kept_on_request(tcap: Callable[..., Result]) -> None:
@@ -254,6 +278,10 @@ def test_statistics_alone_are_kept_on_request(tcap: Callable[..., Result]) -> No
         pytest.param("w.py:absent -o a.h5", "has no function 'absent'", id="no-function"),
         pytest.param("absent.py:f -o a.h5", "there is no file 'absent.py'", id="no-file"),
         pytest.param("w.py:pair -o a.h5", "returned a tuple, expected a tensorcap.Workload", id="a-pair"),
+        pytest.param(
+            "w.py:one_argument -o a.h5", "found a Tensor, expected a mapping or a tuple", id="one-argument"
+        ),
+        pytest.param("w.py:plain -o a.h5 --device nosuch", "device 'nosuch' cannot be used", id="device"),
         pytest.param("w.py:plain -o a.h5 --prompt x", "takes no --prompt", id="option-for-hugging-face"),
         pytest.param("w.py:plain -o a.h5 --include absent", "no module matches 'absent'", id="glob"),
         pytest.param("w.py:plain -o a.txt", "names no container", id="suffix"),
@@ -286,10 +314,34 @@ def test_an_error_in_the_model_is_a_traceback_and_an_incomplete_archive(
 def test_an_interrupt_is_status_130_and_keeps_what_was_captured(
     tcap: Callable[..., Result], folder: Path
 ) -> None:
-    tcap("capture torch w.py:interrupted -o ref.h5", status=130)
+    result = tcap("capture torch w.py:interrupted -o ref.h5", status=130)
+    assert result.stderr.splitlines()[-2:] == [
+        "Interrupted.",
+        "tensorcap: what was captured until then is in ref.h5, marked incomplete",
+    ]
     with tensorcap.open_archive(folder / "ref.h5") as archive:
         assert archive.run["error"]["type"] == "KeyboardInterrupt"
         assert not archive.is_complete
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
+def test_a_full_or_closed_standard_output_is_no_traceback(folder: Path) -> None:
+    search = os.pathsep.join(str(ROOT / part) for part in (".", "formats", "cli"))
+    for redirection, status, error in (
+        (">/dev/full", 1, "Error: standard output: [Errno 28] No space left on device\n"),
+        (">&-", 0, ""),
+    ):
+        line = f'"$0" -m tensorcap_cli capture torch w.py:plain --dry-run --json {redirection}'
+        done = subprocess.run(
+            ["sh", "-c", line, sys.executable],
+            env={**os.environ, "PYTHONPATH": search},
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=folder,
+        )
+        assert "Traceback" not in done.stderr
+        assert (done.returncode, error in done.stderr) == (status, True)
 
 
 def test_an_archive_does_not_decide_that_code_of_a_model_is_run() -> None:

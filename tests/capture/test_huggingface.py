@@ -13,7 +13,7 @@ import torch
 import tensorcap
 from tensorcap.capturing import capture_workload
 from tensorcap.workload import Recipe, archived_inputs, parse_setting
-from tensorcap_formats.errors import UsageError
+from tensorcap_formats.errors import ReadError, UsageError
 
 transformers = pytest.importorskip("transformers")
 
@@ -92,6 +92,68 @@ def test_weights_of_a_folder_are_loaded_in_the_dtype_asked_for(folder: Path, tmp
     assert build(saved, dtype="float32").model.dtype == torch.float32
 
 
+@pytest.mark.parametrize("tied", [False, True], ids=["own-head", "tied-head"])
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        pytest.param({}, {}, None, id="as-saved"),
+        pytest.param({}, {"num_hidden_layers": 1}, None, id="fewer-layers"),
+        pytest.param({}, {"config": {"num_hidden_layers": 1}}, None, id="fewer-layers-by-the-configuration"),
+        pytest.param(
+            {},
+            {"config": {"num_hidden_layers": 4}},
+            "--config num_hidden_layers is 4, expected 1 to 3",
+            id="more-layers",
+        ),
+        pytest.param(
+            {"num_hidden_layers": 4},
+            {},
+            r"lacks weights of LlamaForCausalLM: model\.layers\.3\.input_layernorm\.weight, .* and 5 more",
+            id="missing",
+        ),
+        pytest.param(
+            {"intermediate_size": 40},
+            {"num_hidden_layers": 1},
+            r"has, in another shape, weights of LlamaForCausalLM: model\.layers\.0\.mlp\.down_proj\.weight, ",
+            id="another-shape",
+        ),
+    ],
+)
+def test_weights_that_a_checkpoint_lacks_are_never_drawn(
+    folder: Path, tmp_path: Path, tied: bool, change: Any, options: Any, message: str | None
+) -> None:
+    saved = tmp_path / "saved"
+    build(folder, random_weights=0, config={"tie_word_embeddings": tied}).model.save_pretrained(saved)
+    config = json.loads((saved / "config.json").read_text())
+    (saved / "config.json").write_text(json.dumps({**config, **change}))
+    if message is None:
+        build(saved, **options)
+        return
+    with pytest.raises(UsageError, match=message):
+        build(saved, **options)
+
+
+def test_layer_counts_of_the_configuration_cut_the_lists_of_layers_too(tmp_path: Path) -> None:
+    config = {**LLAMA, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = build(tmp_path, random_weights=0, config={"num_hidden_layers": 2}).model
+    assert model.config.layer_types == ["full_attention"] * 2
+
+
+def test_a_folder_without_weights_is_refused(folder: Path) -> None:
+    with pytest.raises(UsageError, match=r"no weights can be loaded: .*no file named") as caught:
+        build(folder)
+    assert caught.value.hint == "Draw weights with --random-weights 0."
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_a_damaged_file_of_weights_cannot_be_read(folder: Path, name: str) -> None:
+    (folder / name).write_bytes(b"nonsense")
+    with pytest.raises(ReadError, match="a file of weights is damaged") as caught:
+        build(folder)
+    assert caught.value.exit_status == 3
+
+
 @pytest.mark.parametrize(
     ("options", "check"),
     [
@@ -137,9 +199,29 @@ def test_a_shorter_model_has_shorter_lists_of_layer_types(tmp_path: Path) -> Non
         pytest.param({"config": {"hidden_size.x": 1}}, "holds no further options", None, id="not-a-group"),
         pytest.param({"input_ids": "1,2;3"}, "expected numbers such as", None, id="ragged-ids"),
         pytest.param({"input_ids": "1,x"}, "expected numbers such as", None, id="ids-that-are-none"),
+        pytest.param({"input_ids": "1,,2"}, "expected numbers such as", None, id="ids-with-a-gap"),
+        pytest.param({"input_ids": "1,2,"}, "expected numbers such as", None, id="ids-with-an-end"),
+        pytest.param({"input_ids": "1-2"}, "expected numbers such as", None, id="a-range"),
+        pytest.param({"input_ids": "1" * 30}, "expected numbers from 0 to 63", None, id="a-huge-id"),
         pytest.param({"input_ids": "64"}, "expected numbers from 0 to 63", None, id="ids-out-of-range"),
         pytest.param({"input_ids": None}, "expected --prompt, --input-ids or --inputs", None, id="no-inputs"),
         pytest.param({"prompt": "a"}, "--prompt and --input-ids exclude each other", None, id="two-inputs"),
+        pytest.param({"device": "nosuch"}, "device 'nosuch' cannot be used: ", None, id="no-such-device"),
+        pytest.param(
+            {"config": {"hidden_act": "nosuch"}},
+            "no model can be made with hidden_act=nosuch: KeyError: 'nosuch'",
+            None,
+            id="no-such-activation",
+        ),
+        pytest.param(
+            {"config": {"hidden_size": "abc"}},
+            "--config hidden_size=abc: Validation error for field 'hidden_size'",
+            None,
+            id="wrong-type",
+        ),
+        pytest.param(
+            {"config": {"num_hidden_layers": "abc"}}, "is 'abc', expected 1 to 3", None, id="layers-as-text"
+        ),
         pytest.param({"dtype": "int8"}, "is no floating dtype", None, id="dtype"),
         pytest.param(
             {"random_weights": None, "num_hidden_layers": 4}, "expected 1 to 3", None, id="too-many-layers"

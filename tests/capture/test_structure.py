@@ -3,6 +3,7 @@ from __future__ import annotations
 import enum
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,11 @@ class Layer:
     @property
     def trap(self) -> None:
         raise AssertionError("a property was run")
+
+
+class Held:
+    def __init__(self, x: Any) -> None:
+        self.x = x
 
 
 class Slotted:
@@ -98,8 +104,73 @@ def test_a_cache_is_followed_by_its_attributes_and_no_property_is_run() -> None:
 
 def test_an_iterator_is_not_consumed() -> None:
     numbers = (n for n in range(3))
-    assert leaves(numbers) == {"": "generator"}
+    walk(numbers, KINDS)
     assert list(numbers) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        pytest.param(iter([ONE]), "list_iterator", id="iter"),
+        pytest.param(zip([ONE], [ONE], strict=True), "zip", id="zip"),
+        pytest.param(map(str, [ONE]), "map", id="map"),
+        pytest.param((n for n in [ONE]), "generator", id="generator"),
+    ],
+)
+def test_what_would_be_used_up_is_told_as_a_loss(value: object, name: str) -> None:
+    (leaf,) = walk({"x": value}, KINDS)
+    assert leaf == Leaf("x", None, reason=f"{name} is not followed: that would use it up")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        pytest.param({1.5}, {"0": 1.5}, id="set"),
+        pytest.param(frozenset({Held(ONE)}), {"0.x": "T"}, id="frozenset"),
+        pytest.param({"a": ONE}.values(), {"0": "T"}, id="values"),
+        pytest.param({"a": ONE}.items(), {"0.0": "a", "0.1": "T"}, id="items"),
+        pytest.param({"a": ONE}.keys(), {"0": "a"}, id="keys"),
+        pytest.param(OrderedDict(a=ONE).values(), {"0": "T"}, id="values-of-a-subclass"),
+        pytest.param(
+            partial(max, ONE, key=ONE), {"func": "max", "args.0": "T", "keywords.key": "T"}, id="partial"
+        ),
+    ],
+)
+def test_further_containers_are_entered(value: object, expected: dict[str, Any]) -> None:
+    assert leaves(value) == expected
+
+
+class ListWith(list[Any]):
+    more: Any
+
+
+class DictWith(dict[str, Any]):
+    more: Any
+
+
+class TupleWith(Pair):
+    more: Any
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        pytest.param(ListWith([1]), {"0": 1, "more.x": "T"}, id="list"),
+        pytest.param(DictWith(a=1), {"a": 1, "more.x": "T"}, id="dict"),
+        pytest.param(TupleWith(1, 2), {"first": 1, "second": 2, "more.x": "T"}, id="namedtuple"),
+        pytest.param(Output(1), {"logits": 1, "loss": None, "more.x": "T"}, id="dataclass"),
+    ],
+)
+def test_tensors_that_a_container_has_as_attributes_are_leaves(value: Any, expected: dict[str, Any]) -> None:
+    value.more = Held(ONE)
+    value.plain = 3
+    assert leaves(value) == expected
+
+
+def test_an_attribute_that_is_an_item_too_is_one_leaf() -> None:
+    value: Any = DictWith(logits=ONE, loss=None)
+    value.logits, value.loss, value.renamed = value["logits"], None, value["logits"]
+    assert leaves(value) == {"logits": "T", "loss": None}
 
 
 def test_a_value_that_contains_itself_ends() -> None:

@@ -139,6 +139,9 @@ def nested() -> torch.Tensor:
             id="dtype-without-values",
         ),
         pytest.param(
+            lambda: np.ma.masked_array([1.0], [True]), "a masked array, whose mask would be lost", id="masked"
+        ),
+        pytest.param(
             lambda: np.array(["a"]), "dtype 'str32' of a numpy array is no tensor dtype", id="numpy-text"
         ),
     ],
