@@ -1,7 +1,8 @@
 """The debugger for model ports: capture a model's tensors, keep them in an archive, compare two runs."""
 
 from tensorcap.capturing import Capture, capture
-from tensorcap.comparison import Comparison, compare, compare_records
+from tensorcap.comparing import compare, compare_records
+from tensorcap.comparison import Comparison
 from tensorcap.metrics.difference import Difference
 from tensorcap.summary import Summary
 from tensorcap.verdicts.pairing import Pair

@@ -18,7 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tensorcap.comparison import Comparison, compare
+from tensorcap.comparing import compare
+from tensorcap.comparison import Comparison
 from tensorcap.metrics.difference import Difference
 from tensorcap.reports.ranking import worst
 from tensorcap.verdicts.pairing import Pair

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from tensorcap.comparison import compare
+from tensorcap.comparing import compare
 from tensorcap_cli.main import main
 from tensorcap_formats.dtypes import Array, bits_of, dtype, dtype_of
 from tensorcap_formats.keys import Key

@@ -121,7 +121,7 @@ def command(
 def _compared(
     reference: str, target: str, metrics: tuple[str, ...], whole: bool, options: dict[str, Any]
 ) -> tuple[Comparison, Examination]:
-    from tensorcap.comparison import compare, compare_records
+    from tensorcap.comparing import compare, compare_records
     from tensorcap.reports.examination import examine
     from tensorcap_cli.rows_text import LOGIT_COLUMNS, ROUTING_COLUMNS
     from tensorcap_formats.opening import open_archive

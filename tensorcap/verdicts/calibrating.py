@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tensorcap.comparison import Comparison, compare
+from tensorcap.comparing import compare
+from tensorcap.comparison import Comparison
 from tensorcap.verdicts.calibration import CALIBRATED, Calibration, CalibrationBuilder, check_settings
 from tensorcap.verdicts.calls import Calls
 from tensorcap_formats.errors import UsageError, WriteError

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.comparison import compare
+from tensorcap.comparing import compare
 from tensorcap.verdicts.baseline import Ratio, label_of
 
 MakeArchive = Callable[..., Any]

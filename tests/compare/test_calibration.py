@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.comparison import compare
+from tensorcap.comparing import compare
 from tensorcap.verdicts.calibrating import calibrate, write_calibration
 from tensorcap.verdicts.calibration import Calibration
 from tensorcap_formats.archive import Archive

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.comparison import compare
+from tensorcap.comparing import compare
 from tensorcap.verdicts.calls import Calls
 from tensorcap_formats.dtypes import Array
 

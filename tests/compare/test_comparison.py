@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.comparison import Comparison, compare, compare_records
+from tensorcap.comparing import compare, compare_records
+from tensorcap.comparison import Comparison
 from tensorcap.reports.reporting import comparison_json
 from tensorcap.verdicts.divergence import first_divergence
 from tensorcap.verdicts.pairing import Finding, Pair

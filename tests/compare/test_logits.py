@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.comparison import compare
+from tensorcap.comparing import compare
 from tensorcap.metrics.logits import LogitDifference, agreement, are_logits, logit_metrics
 from tensorcap.metrics.routing import RoutingDifference, is_routing, routing_metrics
 from tensorcap.reports.examination import examine

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.comparison import Comparison, compare
+from tensorcap.comparing import compare
+from tensorcap.comparison import Comparison
 from tensorcap.verdicts.account import Account
 from tensorcap.verdicts.pairing import Finding
 from tensorcap.verdicts.policy import POLICY, UNITS

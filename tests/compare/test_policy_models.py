@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tensorcap.comparison import Comparison, compare
+from tensorcap.comparing import compare
+from tensorcap.comparison import Comparison
 
 pytest.importorskip("transformers")
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.comparison import Comparison, compare, compare_records
+from tensorcap.comparing import compare, compare_records
+from tensorcap.comparison import Comparison
 from tensorcap.reports.decoding import decode_as
 from tensorcap.reports.examination import examine
 from tensorcap.reports.ranking import by_module, worst

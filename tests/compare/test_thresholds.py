@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.comparison import Comparison, compare
+from tensorcap.comparing import compare
+from tensorcap.comparison import Comparison
 from tensorcap.verdicts.thresholds import METRICS, Thresholds, metric_named
 from tensorcap_formats.errors import ReadError, UsageError
 

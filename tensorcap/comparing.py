@@ -1,0 +1,279 @@
+"""Compare two archives pair by pair: pair, measure, judge."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+from tensorcap.comparison import Comparison, Side, ValueDifference
+from tensorcap.metrics.difference import Difference, Tolerance
+from tensorcap.metrics.measuring import measure_pairs
+from tensorcap.verdicts.account import Account
+from tensorcap.verdicts.baseline import RELATIVE_EPSILON, with_ratios
+from tensorcap.verdicts.calibration import Calibration
+from tensorcap.verdicts.caveats import caveats, caveats_of_pairs
+from tensorcap.verdicts.divergence import first_divergence
+from tensorcap.verdicts.judging import PolicyJudge, judge, settle
+from tensorcap.verdicts.pairing import Pair, Selection, pair_records
+from tensorcap.verdicts.policy import POLICY, Precision
+from tensorcap.verdicts.thresholds import Given, Thresholds
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.errors import UsageError
+from tensorcap_formats.keys import Key
+
+Source = Archive | str | os.PathLike[str]
+Progress = Callable[[int, int], None]
+
+
+def compare(
+    reference: Source,
+    target: Source,
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+    thresholds: str | os.PathLike[str] | None = None,
+    baseline: Source | None = None,
+    calibration: str | os.PathLike[str] | None = None,
+    compute_dtype: str | None = None,
+    require: str | Iterable[str] = (),
+    only: str | Iterable[str] = (),
+    exclude: str | Iterable[str] = (),
+    progress: Progress | None = None,
+) -> Comparison:
+    """Compare two archives, each record with the one of the same key.
+
+    Args:
+        reference: The trusted archive, open or a path.
+        target: The archive under test, open or a path.
+        rtol: Allowed error relative to `|reference|`, no unit; if only `atol` is given, 0.
+        atol: Allowed absolute error, in the tensors' own unit; if only `rtol` is given, 0.
+        thresholds: A TOML file of tolerances and limits by glob; an entry goes before `rtol` and `atol`.
+        baseline: An archive of a run of the reference in the target's precision, or of a perturbed input,
+            open or a path: each pair then says how far the target lies in units of its distance.
+        calibration: A file of limits from known-good ports, as `tcap calibrate` writes it.
+        compute_dtype: What the target computed in, where its run does not say so or says it wrongly.
+        require: Globs; a record of the reference that fits none may be missing. Everything is required
+            where there is none.
+        only: Globs; compare only keys that fit one of them.
+        exclude: Globs; leave out keys that fit one of them.
+        progress: Told the bytes of the reference done so far, and all that will be.
+
+    Returns:
+        Every pair with its status: by what was given, else by the calibration, else by the policy.
+
+    Raises:
+        UsageError: A tolerance is negative or not finite, a dtype is unknown, a file is no file of
+            thresholds, a threshold matches nothing, or a calibration is of another precision.
+        TensorNotFoundError: A pattern in `only` or `require` fits nothing.
+        ReadError: One of the archives, or a file, cannot be read.
+    """
+    given = Thresholds.given(rtol, atol, thresholds)
+    selection = Selection(*map(_globs, (only, exclude, require)))
+    calibrated = None if calibration is None else Calibration.read(calibration)
+    with ExitStack() as stack:
+        trusted, tested = (stack.enter_context(_opened(source)) for source in (reference, target))
+        twin = None if baseline is None else stack.enter_context(_opened(baseline))
+        pairs = pair_records(trusted, tested, selection)
+        given.require_hits(pair.key for pair in pairs)
+        run = _Run(trusted, tested, given, calibrated, compute_dtype, progress)
+        return run.compare(pairs, selection, twin)
+
+
+def compare_records(
+    reference: Source,
+    reference_key: str,
+    target: Source,
+    target_key: str,
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+    compute_dtype: str | None = None,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Compare one record with another, whatever their keys.
+
+    Args:
+        reference: The trusted archive, open or a path.
+        reference_key: Key of the trusted record, or a shorter text as `Archive.get` takes it.
+        target: The archive under test, open or a path; may be the same one.
+        target_key: Key of the record under test.
+        rtol: As for `compare`.
+        atol: As for `compare`.
+        compute_dtype: As for `compare`.
+        progress: As for `compare`.
+
+    Returns:
+        A comparison of one pair, under the reference's key.
+
+    Raises:
+        UsageError: A tolerance is negative or not finite, or a dtype is unknown.
+        TensorNotFoundError: A key fits no record, or several.
+        ReadError: One of the archives cannot be opened.
+    """
+    given = Thresholds.given(rtol, atol)
+    with _opened(reference) as trusted, _opened(target) as tested:
+        record, partner = trusted.get(reference_key), tested.get(target_key)
+        pairs = [Pair(record.key.text, "unjudged", record, partner)]
+        return _Run(trusted, tested, given, None, compute_dtype, progress).compare(pairs, None, None)
+
+
+def _globs(given: str | Iterable[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+@contextmanager
+def _opened(source: Source) -> Iterator[Archive]:
+    if isinstance(source, Archive):
+        yield source
+        return
+    from tensorcap_formats.opening import open_archive
+
+    with open_archive(source) as archive:
+        yield archive
+
+
+class _Run:
+    """One comparison under way."""
+
+    def __init__(
+        self,
+        reference: Archive,
+        target: Archive,
+        given: Thresholds,
+        calibration: Calibration | None,
+        compute_dtype: str | None,
+        progress: Progress | None,
+    ) -> None:
+        self._reference = reference
+        self._target = target
+        self._given = given
+        self._calibration = calibration
+        self._progress = progress
+        self._precision = POLICY.precision_of_runs(reference.run, target.run, compute_dtype)
+        if calibration is not None:
+            _require_precision(calibration, self._precision)
+
+    def compare(
+        self, pairs: Sequence[Pair], selection: Selection | None, baseline: Archive | None
+    ) -> Comparison:
+        """Measure and judge the pairs."""
+        reference, target = self._reference, self._target
+        settled = [settle(reference, target, pair) for pair in pairs]
+        measured = self._measured(settled)
+        judge_rest = PolicyJudge(
+            reference,
+            target,
+            policy=POLICY,
+            precision=self._precision,
+            given=self._given,
+            calibration=self._calibration,
+        )
+        judged, account = judge_rest.judge(measured)
+        if baseline is not None:
+            judged = with_ratios(judged, self._against(baseline, judged), _exact_below(account))
+        return Comparison(
+            reference=Side.of(reference),
+            target=Side.of(target),
+            tolerance=self._given.default,
+            pairs=tuple(judged),
+            divergence=first_divergence(reference, judged) if selection else None,
+            value_differences=tuple(self._value_differences(selection)) if selection else (),
+            warnings=(*caveats(reference, target), *caveats_of_pairs(judged)),
+            is_of_archives=selection is not None,
+            account=account,
+            thresholds=self._given.path,
+            calibration=self._calibration,
+            baseline=None if baseline is None else Side.of(baseline),
+        )
+
+    def _value_differences(self, selection: Selection) -> Iterator[ValueDifference]:
+        reference, target = self._reference.values, self._target.values
+        for key in {**reference, **target}:
+            ours, theirs = reference.get(key), target.get(key)
+            if (ours == theirs and type(ours) is type(theirs)) or selection.why_not(key):
+                continue
+            is_result = _is_number(ours) and key in target and Key.parse(key).slot.startswith("output")
+            if is_result and _is_within(ours, theirs, self._given.of(key).tolerance):
+                continue
+            yield ValueDifference(key, ours, theirs, is_result)
+
+    def _measured(self, pairs: Sequence[Pair]) -> list[Pair]:
+        """The pairs with their differences, those that need no policy with their statuses."""
+        given = [self._given.of(pair.key) for pair in pairs if _needs_values(pair)]
+        tolerances = [limits.tolerance for limits in given]
+        found = list(self._differences(self._target, pairs, tolerances, self._progress))
+        results = zip(given, found, strict=True)
+        return [self._with_result(p, *next(results)) if _needs_values(p) else p for p in pairs]
+
+    def _with_result(self, pair: Pair, given: Given, found: Difference | OSError) -> Pair:
+        if isinstance(found, OSError):  # one of ours, or what the system said
+            return replace(pair, status="unreadable", reason=str(found))
+        return judge(replace(pair, difference=found), given, self._remark(pair))
+
+    def _remark(self, pair: Pair) -> str:
+        """What has to be known of how a pair's values came about."""
+        sides = (self._reference, pair.reference), (self._target, pair.target)
+        return "; ".join(r for archive, record in sides if record and (r := archive.remark(record)))
+
+    def _against(self, baseline: Archive, pairs: Sequence[Pair]) -> dict[str, Difference | None]:
+        """Baseline against reference, for the pairs that were compared; None for identical records."""
+        others = [
+            settle(self._reference, baseline, Pair(p.key, "unjudged", p.reference, baseline.get(p.key)))
+            for p in pairs
+            if p.reference is not None and p.is_compared and p.key in baseline
+        ]
+        found: dict[str, Difference | None] = {p.key: None for p in others if p.status == "identical"}
+        open_pairs = [p for p in others if _needs_values(p)]
+        differences = self._differences(baseline, open_pairs, [None] * len(open_pairs), None)
+        for pair, difference in zip(open_pairs, differences, strict=True):
+            if not isinstance(difference, OSError):  # the pair is undefined then
+                found[pair.key] = difference
+        return found
+
+    def _differences(
+        self,
+        target: Archive,
+        pairs: Sequence[Pair],
+        tolerances: Sequence[Tolerance | None],
+        progress: Progress | None,
+    ) -> Iterator[Difference | OSError]:
+        records = [(p.reference, p.target) for p in pairs if _needs_values(p) and p.reference and p.target]
+        return measure_pairs(self._reference, target, records, tolerance=tolerances, progress=progress)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_within(ours: Any, theirs: Any, tolerance: Tolerance | None) -> bool:
+    if tolerance is None or not _is_number(theirs):
+        return False
+    return bool(abs(theirs - ours) <= tolerance.atol + tolerance.rtol * abs(ours))
+
+
+def _exact_below(account: Account) -> float:
+    """The relative error up to which a run is exact."""
+    if not account.precision:
+        return RELATIVE_EPSILON
+    return min(RELATIVE_EPSILON, POLICY.precision(account.precision).unit / 4)
+
+
+def _needs_values(pair: Pair) -> bool:
+    return (
+        pair.status == "unjudged"
+        and pair.reference is not None
+        and pair.target is not None
+        and pair.reference.stored
+        and pair.target.stored
+    )
+
+
+def _require_precision(calibration: Calibration, precision: Precision | None) -> None:
+    if precision is not None and precision.name != calibration.precision:
+        raise UsageError(
+            f"{calibration.path}: is of {calibration.precision} runs, these are {precision.name}",
+            hint="Calibrate by runs of the same precision, or say --compute-dtype.",
+        )
