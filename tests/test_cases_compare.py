@@ -36,6 +36,75 @@ def write(path: str, tensors: dict[str, Array], **options: Any) -> None:
     writer.close()
 
 
+def pair_of(folder: Path, reference: Array, target: Array, **options: Any) -> tensorcap.Pair:
+    """One tensor of each archive, compared; options of the target's writer."""
+    write(str(folder / "ref.h5"), {"0/a/output": reference})
+    write(str(folder / "tgt.h5"), {"0/a/output": target}, **options)
+    (pair,) = tensorcap.compare(folder / "ref.h5", folder / "tgt.h5").pairs
+    return pair
+
+
+def test_case_19_half_precision_metrics_neither_overflow_nor_pass(tmp_path: Path) -> None:
+    pair = pair_of(tmp_path, np.full((64, 256), 300, np.float16), np.full((64, 256), -100, np.float16))
+    found = pair.difference
+    assert found is not None
+    assert (found.mse, found.mean_abs, found.cosine) == (160000.0, 400.0, -1.0)
+    assert pair.status == "suspect"  # one tensor without its inputs: never more, and never green
+
+
+def test_case_21_large_integers_neither_round_nor_wrap(tmp_path: Path) -> None:
+    pair = pair_of(tmp_path, np.array([2**53, 2**62, 7]), np.array([2**53 + 1, -(2**62), 7]))
+    found = pair.difference
+    assert found is not None
+    assert (found.unequal, found.max_abs, found.max_abs_index) == (2, 2**63, (1,))
+    assert pair.status == "diverged"
+
+
+@pytest.mark.parametrize(
+    ("reference", "target", "status", "cosine", "relative_frobenius"),
+    [
+        pytest.param(np.zeros(8), np.zeros(8), "identical", None, None, id="zeros"),
+        pytest.param(np.zeros(8), np.ones(8), "suspect", None, np.inf, id="zeros-and-ones"),
+        pytest.param(np.arange(1.0, 9), 2 * np.arange(1.0, 9), "diverged", 1.0, 1.0, id="scaled"),
+        pytest.param(np.full(8, 3.0), np.full(8, 3.0), "identical", None, None, id="constant"),
+        pytest.param(np.arange(1, 9) * 1e-30, np.arange(1, 9) * 1e-30, "identical", None, None, id="tiny"),
+    ],
+)
+def test_case_23_zeros_constants_and_scaled_tensors(
+    tmp_path: Path,
+    reference: Array,
+    target: Array,
+    status: str,
+    cosine: float | None,
+    relative_frobenius: float | None,
+) -> None:
+    pair = pair_of(tmp_path, reference.astype(np.float32), target.astype(np.float32))
+    assert pair.status == status
+    if status != "identical":  # by digest: nothing is measured
+        assert pair.difference is not None
+        assert pair.difference.cosine == (None if cosine is None else pytest.approx(cosine, abs=1e-12))
+        assert pair.difference.relative_frobenius == relative_frobenius
+
+
+def test_case_61_rounding_around_zero_passes_and_a_doubled_small_tensor_does_not(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    x, w = random.standard_normal((64, 256)), random.standard_normal((256, 128)) / 16
+
+    def rounded(values: Array) -> Array:  # to bfloat16, to nearest; the values are finite
+        bits = values.astype(np.float32).view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
+
+    reference = (x @ w).astype(np.float32)
+    target = rounded(rounded(x) @ rounded(w))
+    benign = pair_of(tmp_path, reference, target, run={"compute_dtype": "bfloat16"})
+    assert benign.difference is not None
+    assert (benign.difference.max_rel or 0) > 1
+    assert benign.status == "within-rounding"
+    small = (random.standard_normal(1000) * 1e-6).astype(np.float32)
+    wrong = pair_of(tmp_path, small, 2 * small, run={"compute_dtype": "bfloat16"})
+    assert wrong.status == "suspect"
+
+
 def test_case_63_a_flip_at_the_resolution_of_bfloat16_is_a_tie(tcap: Callable[..., str]) -> None:
     key = "0/@root/output.logits"
     reference = np.array([[4.0039, 4.0, 1.0], [3.0, 2.0, 0.0], [1.0, 0.0, 0.0]], np.float32)
