@@ -6,9 +6,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any
 
-from tensorcap.comparison import Comparison, Side, ValueDifference
+from tensorcap.comparison import Comparison, Side, ValueDifference, is_number
 from tensorcap.metrics.difference import Difference, Tolerance
 from tensorcap.metrics.measuring import measure_pairs
 from tensorcap.verdicts.account import Account
@@ -16,6 +15,7 @@ from tensorcap.verdicts.baseline import RELATIVE_EPSILON, with_ratios
 from tensorcap.verdicts.calibration import Calibration
 from tensorcap.verdicts.caveats import caveats, caveats_of_pairs
 from tensorcap.verdicts.divergence import first_divergence
+from tensorcap.verdicts.echoes import with_echoes
 from tensorcap.verdicts.judging import PolicyJudge, judge, settle
 from tensorcap.verdicts.pairing import Pair, Selection, pair_records
 from tensorcap.verdicts.policy import POLICY, Precision
@@ -172,6 +172,7 @@ class _Run:
             calibration=self._calibration,
         )
         judged, account = judge_rest.judge(measured)
+        judged = with_echoes(reference, target, judged, self._given)
         if baseline is not None:
             judged = with_ratios(judged, self._against(baseline, judged), _exact_below(account))
         return Comparison(
@@ -190,15 +191,19 @@ class _Run:
         )
 
     def _value_differences(self, selection: Selection) -> Iterator[ValueDifference]:
-        reference, target = self._reference.values, self._target.values
-        for key in {**reference, **target}:
-            ours, theirs = reference.get(key), target.get(key)
-            if (ours == theirs and type(ours) is type(theirs)) or selection.why_not(key):
+        reference, rest = self._reference.values, dict(self._target.values)
+        for key, ours in reference.items():
+            name = key if key in rest else self._target.canonical(key)
+            is_there, theirs = name in rest, rest.pop(name, None)
+            if _is_equal(ours, theirs) or selection.why_not(key):
                 continue
-            is_result = _is_number(ours) and key in target and Key.parse(key).slot.startswith("output")
-            if is_result and _is_within(ours, theirs, self._given.of(key).tolerance):
-                continue
-            yield ValueDifference(key, ours, theirs, is_result)
+            may_lack = not is_there and selection.is_optional(key)
+            is_result = is_number(ours) and Key.parse(key).slot.startswith("output") and not may_lack
+            found = ValueDifference(key, ours, theirs, is_result)
+            yield found.judged(self._given.of(key).tolerance)
+        for key, theirs in rest.items():
+            if theirs is not None and not selection.why_not(key):
+                yield ValueDifference(key, None, theirs)
 
     def _measured(self, pairs: Sequence[Pair]) -> list[Pair]:
         """The pairs with their differences, those that need no policy with their statuses."""
@@ -244,14 +249,11 @@ class _Run:
         return measure_pairs(self._reference, target, records, tolerance=tolerances, progress=progress)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_within(ours: Any, theirs: Any, tolerance: Tolerance | None) -> bool:
-    if tolerance is None or not _is_number(theirs):
-        return False
-    return bool(abs(theirs - ours) <= tolerance.atol + tolerance.rtol * abs(ours))
+def _is_equal(ours: object, theirs: object) -> bool:
+    """Whether two arguments are equal: numbers by value, whatever their type, and NaN to NaN (CMP-15)."""
+    if is_number(ours) and is_number(theirs):
+        return ours == theirs or (ours != ours and theirs != theirs)
+    return ours == theirs and type(ours) is type(theirs)
 
 
 def _exact_below(account: Account) -> float:

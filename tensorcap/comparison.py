@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,21 @@ from tensorcap.verdicts.divergence import Divergence
 from tensorcap.verdicts.pairing import STATUSES, Pair, Status
 from tensorcap.verdicts.policy import Policy
 from tensorcap_formats.archive import Archive
+
+
+def is_number(value: object) -> bool:
+    """Whether a value that is no tensor is a number, and no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_within(ours: Any, theirs: Any, tolerance: Tolerance) -> bool:
+    """Exactly, since whole numbers may be beyond float64; a number that is not finite never is."""
+    if not (is_number(ours) and is_number(theirs)):
+        return False
+    if any(isinstance(value, float) and not math.isfinite(value) for value in (ours, theirs)):
+        return False
+    trusted, rtol, atol = Fraction(ours), Fraction(tolerance.rtol), Fraction(tolerance.atol)
+    return abs(Fraction(theirs) - trusted) <= atol + rtol * abs(trusted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +87,26 @@ class ValueDifference:
         key: Its key text.
         reference: JSON value of the reference, None also where it has none.
         target: JSON value of the target, None also where it has none.
-        is_result: Whether it is a number that a module returned, so that the comparison is not green.
+        is_result: Whether it is a number that a module returned.
+        is_within: Whether a tolerance that was given allows it.
     """
 
     key: str
     reference: Any
     target: Any
     is_result: bool = False
+    is_within: bool = False
+
+    @property
+    def is_red(self) -> bool:
+        """Whether the comparison is not green for it."""
+        return self.is_result and not self.is_within
+
+    def judged(self, tolerance: Tolerance | None) -> ValueDifference:
+        """The same by a tolerance; as it was where there is none."""
+        if tolerance is None or not self.is_result:
+            return self
+        return replace(self, is_within=_is_within(self.reference, self.target, tolerance))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +173,7 @@ class Comparison:
         return (
             self.compared > 0
             and (not self.is_of_archives or (self.reference.is_complete and self.target.is_complete))
-            and not any(difference.is_result for difference in self.value_differences)
+            and not any(difference.is_red for difference in self.value_differences)
             and all(pair.is_green for pair in self.pairs if pair.is_required)
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -95,6 +96,7 @@ def command(
     from tensorcap_cli.rows_text import check_metrics
 
     check_metrics(metrics)
+    _check_folders(save=save, junit=junit, csv=csv)
     if saved is not None:
         if reference is not None:
             raise click.UsageError("--from reads saved results, expected no archives beside it.")
@@ -116,6 +118,13 @@ def command(
             comparison, examination, order=sort, show_all=show_all, by_module=by_module, metrics=metrics
         )
     click.get_current_context().exit(comparison.exit_status)
+
+
+def _check_folders(**outputs: str | None) -> None:
+    """Refuse files in folders that there are not, before anything is compared."""
+    for option, path in outputs.items():
+        if path is not None and not Path(path).parent.is_dir():
+            raise click.UsageError(f"--{option} {path}: there is no folder {Path(path).parent}.")
 
 
 def _compared(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from tensorcap_cli.output import class_text, number_text, one_line, plural
+from tensorcap_cli.output import class_text, cut, number_text, one_line, plural
 from tensorcap_cli.pair_text import print_details, print_extras, print_location
 from tensorcap_cli.preflight_text import print_preflight
 from tensorcap_cli.rows_text import print_modules, print_pairs
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from tensorcap.verdicts.pairing import Pair
 
 _WORST: Final = 3
+_LONGEST: Final = 60  # characters of a value
+_UNJUDGED: Final = "Unjudged: give --rtol or --atol to say what error is allowed."
 
 
 def print_report(
@@ -100,7 +102,7 @@ def _print_divergence(comparison: Comparison, examination: Examination) -> None:
         return
     click.echo()
     click.secho(f"FIRST DIVERGENCE  {found.pair.key}  ({found.pair.status})", fg="red", bold=True)
-    if found.is_run_input:
+    if found.is_run_input or found.is_growth:
         click.secho(f"  {found.explanation}", bold=True)
     else:
         class_name = f" ({class_text(found.class_name)})" if found.class_name else ""
@@ -142,7 +144,9 @@ def _print_values(comparison: Comparison) -> None:
     click.echo()
     click.echo(f"note: {len(differences)} arguments or results that are no tensors differ:")
     for value in differences[:5]:
-        click.echo(f"  {value.key}: {value.reference!r} in the reference, {value.target!r} in the target")
+        within = ", within the tolerance" if value.is_within else ""
+        texts = (one_line(cut(repr(side), _LONGEST)) for side in (value.reference, value.target))
+        click.echo(f"  {value.key}: {' in the reference, '.join(texts)} in the target{within}")
     if len(differences) > 5:
         click.echo(f"  … {len(differences) - 5} more")
 
@@ -172,6 +176,8 @@ def _print_outcome(comparison: Comparison, examination: Examination) -> None:
 
 def _verdict(comparison: Comparison) -> tuple[str, str]:
     """The whole in one sentence, and its color."""
+    from tensorcap.verdicts.pairing import ABSENT
+
     counts, divergence = comparison.counts, comparison.divergence
     if comparison.exit_status == 0:
         proven = "No divergence." if not counts.get("within-rounding") else "Within rounding (not proven)."
@@ -181,9 +187,18 @@ def _verdict(comparison: Comparison) -> tuple[str, str]:
     if comparison.exit_status == 3:
         return f"Not all could be read: {plural(counts['unreadable'], 'tensor')} could not.", "red"
     if divergence is not None and divergence.pair.status == "unjudged":
-        return "Unjudged: give --rtol or --atol to say what error is allowed.", "yellow"
+        return _UNJUDGED, "yellow"
     if divergence is not None:
         is_suspect = divergence.pair.status == "suspect"
         where = "with other inputs" if divergence.is_run_input else f"first in {divergence.module}"
         return f"{'Suspect' if is_suspect else 'Not the same'}, {where}.", "yellow" if is_suspect else "red"
-    return "Not green: a run is incomplete, or a pair is not.", "red"
+    bad = next((pair for pair in comparison.pairs if pair.is_required and not pair.is_green), None)
+    if bad is not None and bad.status == "unjudged":
+        return _UNJUDGED, "yellow"
+    if bad is not None and bad.status == "suspect":
+        return f"Suspect: {bad.key}.", "yellow"
+    if bad is not None:
+        return f"{'Not green' if bad.status in ABSENT else 'Not the same'}: {bad.key} is {bad.status}.", "red"
+    if any(value.is_red for value in comparison.value_differences):
+        return "Not the same: a number that a module returned differs.", "red"
+    return "Not green: a run is incomplete.", "red"

@@ -135,12 +135,23 @@ def judge_again(result: Result, thresholds: Thresholds) -> Comparison:
     divergence = None
     if comparison.is_of_archives:
         divergence = first_divergence(_Remembered(comparison, result.examination), pairs)
-    return replace(comparison, tolerance=thresholds.default, pairs=pairs, divergence=divergence)
+    values = tuple(v.judged(thresholds.of(v.key).tolerance) for v in comparison.value_differences)
+    is_new = thresholds.default is not None or thresholds.path is not None
+    return replace(
+        comparison,
+        tolerance=comparison.tolerance if thresholds.default is None else thresholds.default,
+        thresholds=thresholds.path if is_new else comparison.thresholds,
+        pairs=pairs,
+        divergence=divergence,
+        value_differences=values,
+    )
 
 
 def _judged(pair: Pair, given: Given) -> Pair:
     d = pair.difference
     if not given or d is None or d.same_bits or d.mask_mismatches or pair.status == "excluded":
+        return pair
+    if any(finding.test == "remark" for finding in pair.findings):  # whatever the tolerance (CMP-17)
         return pair
     if not d.unequal:
         return replace(pair, status="match", reason="", findings=())

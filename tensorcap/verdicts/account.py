@@ -185,7 +185,8 @@ def _blind(
     if growth and precision is not None:
         first, last = growth[0], growth[-1]
         deeper = f", below {last.visible:.2g} at depth {last.depth}" if len(growth) > 1 else ""
-        found.append(f"An own error below {first.visible:.2g} at depth {first.depth}{deeper} cannot be seen.")
+        below = f"below {first.visible:.2g} at depth {first.depth}{deeper}"
+        found.append(f"An own error of a leaf {below} cannot be seen.")
         if _has_gelu(reference) and max(depth.visible for depth in growth) > _GELU_ERROR:
             found.append(
                 f"GELU by tanh in the place of erf, or the other way round, errs by {_GELU_ERROR:g}: "

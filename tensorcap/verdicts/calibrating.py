@@ -54,15 +54,18 @@ def calibrate(
         The limits, and the runs that were left out because they did not pass.
 
     Raises:
-        UsageError: A setting makes no sense; there are too few passing runs, or too few samples.
+        UsageError: A setting makes no sense; a pair was given twice; there are too few passing runs, or
+            too few samples.
         ReadError: An archive cannot be opened.
     """
     check_settings(quantile, margin, metrics)
     if len(archives) % 2:
         raise UsageError(f"{len(archives)} archives, expected pairs: REF TGT REF TGT …")
+    given = list(zip(archives[::2], archives[1::2], strict=True))
+    _require_different(given)
     builder = CalibrationBuilder(metrics)
     failing = []
-    for reference, target in zip(archives[::2], archives[1::2], strict=True):
+    for reference, target in given:
         with open_archive(reference) as trusted:
             comparison = compare(trusted, target, compute_dtype=compute_dtype)
             trouble = _trouble(comparison)
@@ -83,6 +86,16 @@ def write_calibration(calibration: Calibration, path: str | os.PathLike[str]) ->
         Path(path).write_text(calibration.to_toml(), encoding="utf-8")
     except OSError as error:
         raise WriteError(f"{path}: {error.strerror}") from error
+
+
+def _require_different(pairs: Sequence[tuple[str | os.PathLike[str], str | os.PathLike[str]]]) -> None:
+    """Refuse a pair that was given twice: it is one known-good port, not two."""
+    seen = set()
+    for reference, target in pairs:
+        paths = Path(reference).resolve(), Path(target).resolve()
+        if paths in seen:
+            raise UsageError(f"{reference} {target}: the pair was given twice, expected each run once")
+        seen.add(paths)
 
 
 def _trouble(comparison: Comparison) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from tensorcap.verdicts.calls import Calls
 from tensorcap.verdicts.pairing import Finding, Pair, Status
 from tensorcap.verdicts.thresholds import METRICS, metric_named, read_toml
-from tensorcap_formats.errors import UsageError
+from tensorcap_formats.errors import UsageError, abbreviate
 from tensorcap_formats.keys import Key
 
 FORMAT: Final = "tensorcap-calibration"
@@ -90,28 +90,56 @@ class Calibration:
 
         Raises:
             ReadError: The file cannot be read.
-            UsageError: It is no calibration.
+            UsageError: It is no calibration, or limits what it cannot.
         """
         file = Path(path)
         document = read_toml(file)
         if document.get("format") != FORMAT or document.get("version") != VERSION:
             raise UsageError(f"{file}: is no calibration of version {VERSION}, as tcap calibrate writes it")
         limits: dict[Kind, dict[str, tuple[float, int]]] = {}
-        try:
-            for entry in document["limit"]:
-                metric = metric_named(entry["metric"], str(file))
-                kind = str(entry["module"]), str(entry["slot"])
-                limits.setdefault(kind, {})[metric] = float(entry["limit"]), int(entry["count"])
-            return cls(
-                str(document["precision"]),
-                float(document["quantile"]),
-                float(document["margin"]),
-                int(document["runs"]),
-                limits,
-                file,
-            )
-        except (KeyError, TypeError) as error:
-            raise UsageError(f"{file}: is no whole calibration: {error} is missing or no value") from error
+        entries = document.get("limit")
+        if not isinstance(entries, list) or not entries:
+            raise UsageError(f"{file}: is no whole calibration: has no tables [[limit]]")
+        for i, entry in enumerate(entries, 1):
+            where = f"{file}: limit {i}"
+            if not isinstance(entry, dict):
+                raise UsageError(f"{where}: is no table")
+            metric = metric_named(_text(entry, "metric", where), where)
+            _require_error(metric, where)
+            kind = _text(entry, "module", where), _text(entry, "slot", where)
+            numbers = _number(entry, "limit", where), int(_number(entry, "count", where))
+            limits.setdefault(kind, {})[metric] = numbers
+        return cls(
+            _text(document, "precision", str(file)),
+            _number(document, "quantile", str(file)),
+            _number(document, "margin", str(file)),
+            int(_number(document, "runs", str(file))),
+            limits,
+            file,
+        )
+
+
+def _text(table: Mapping[str, Any], name: str, where: str) -> str:
+    value = table.get(name)
+    if not isinstance(value, str):
+        raise UsageError(f"{where}: {name} is {_found(value)}, expected a text")
+    return value
+
+
+def _number(table: Mapping[str, Any], name: str, where: str) -> float:
+    value = table.get(name)
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf:
+        return float(value)
+    raise UsageError(f"{where}: {name} is {_found(value)}, expected a finite number of at least 0")
+
+
+def _found(value: object) -> str:
+    return "missing" if value is None else abbreviate(repr(value))
+
+
+def _require_error(metric: str, where: str) -> None:
+    if METRICS[metric] == "higher":
+        raise UsageError(f"{where}: metric {metric!r}: more of it is better, expected a metric of errors")
 
 
 def kind_of(key: Key, calls: Calls) -> Kind:
@@ -131,8 +159,7 @@ def check_settings(quantile: float, margin: float, metrics: Sequence[str]) -> No
     if not (math.isfinite(margin) and margin >= 1):
         raise UsageError(f"margin: is {margin!r}, expected at least 1")
     for name in metrics:
-        if METRICS[metric_named(name)] == "higher":
-            raise UsageError(f"metric {name!r}: more of it is better, expected a metric of errors")
+        _require_error(metric_named(name), "calibration")
 
 
 class CalibrationBuilder:

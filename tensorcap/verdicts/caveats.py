@@ -41,6 +41,9 @@ def caveats(reference: Archive, target: Archive) -> Iterator[str]:
             yield f"The {name} is incomplete: its run ended early{f' ({error})' if error else ''}."
     if not reference.is_ordered:
         yield "The reference has no execution order: natural order of names is used instead."
+    steps, others = _steps(reference), _steps(target)
+    if steps and others and steps != others:
+        yield f"The runs have unlike numbers of steps: {steps} in the reference, {others} in the target."
     unlike = _unlike_inputs(reference.run.get("inputs"), target.run.get("inputs"))
     if unlike:
         yield f"The two runs were fed different inputs: {', '.join(unlike)}."
@@ -70,6 +73,11 @@ def _is_same_file(one: Path, other: Path) -> bool:
         return os.path.samefile(one, other)
     except OSError:
         return False
+
+
+def _steps(archive: Archive) -> int:
+    """How many steps have records; 0 for names without steps."""
+    return len({record.key.step for record in archive.records if not record.key.is_bare})
 
 
 def _unlike_inputs(ours: object, theirs: object) -> list[str]:

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tensorcap.verdicts.pairing import Pair, points_of, spellings
+from tensorcap.verdicts.policy import POLICY
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
 
-_OWN: Final = ("D", "D'", "E", "G", "integers", "routing", "zeros")  # tests of what a module itself does
+_OWN: Final = (
+    "D",
+    "D'",
+    "T",
+    "T'",
+    "E",
+    "G",
+    "integers",
+    "mask",
+    "routing",
+    "zeros",
+    "dtype",
+)  # tests of what a module itself does
+
+_GROWN: Final = "The error grew past what is expected here; no module stands out."
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +38,8 @@ class Divergence:
         class_name: Class of that module, "" where the reference does not say.
         is_run_input: Whether it is an input of the whole run, so that no module is to blame.
         explanation: How the module was found, as a sentence.
+        is_growth: Whether errors only grew past what is expected, so that `module` is a place and not to
+            blame.
     """
 
     pair: Pair
@@ -30,6 +47,7 @@ class Divergence:
     class_name: str
     is_run_input: bool
     explanation: str
+    is_growth: bool = False
 
 
 def first_divergence(reference: Archive, pairs: Sequence[Pair]) -> Divergence | None:
@@ -43,10 +61,15 @@ def first_divergence(reference: Archive, pairs: Sequence[Pair]) -> Divergence | 
         None if every required pair is green.
     """
     red = (p for p in pairs if p.reference is not None and p.is_required and not p.is_green)
-    pair = min(red, key=_weight, default=None)
+    inputs = _inputs_by_call(pairs)
+    pair = min(red, key=lambda p: _weight(p, inputs.get(_call_of(p), ())), default=None)
     if pair is None or pair.reference is None:
         return None
-    key = pair.reference.key
+    found = _explained(reference, pair, pair.reference.key)
+    return replace(found, explanation=_GROWN, is_growth=True) if _has_only_grown(pair) else found
+
+
+def _explained(reference: Archive, pair: Pair, key: Key) -> Divergence:
     if key.is_bare:
         return Divergence(pair, key.text, "", False, "The archive has no modules, only names.")
     kind = key.slot.partition(".")[0]
@@ -62,13 +85,52 @@ def first_divergence(reference: Archive, pairs: Sequence[Pair]) -> Divergence | 
     return Divergence(pair, caller, _class_of(reference, caller), False, explanation)
 
 
-def _weight(pair: Pair) -> int:
+def _weight(pair: Pair, inputs: Sequence[Pair]) -> int:
     """Certain ones first, then a module's own error, then an error that may have come from before it."""
     if pair.status == "unjudged":
         return 3
+    tests = {f.test for f in pair.findings if f.status in ("suspect", "diverged")}
+    certain = {f.test for f in pair.findings if f.status == "diverged"}
+    if pair.status == "diverged" and certain == {"E"} and _inherits_rows(pair, inputs):
+        return 1 if tests & (set(_OWN) - {"E"}) else 2
     if pair.status != "suspect":
         return 0
-    return 1 if any(f.status == "suspect" and f.test in _OWN for f in pair.findings) else 2
+    return 1 if tests & set(_OWN) else 2
+
+
+def _inherits_rows(pair: Pair, inputs: Sequence[Pair]) -> bool:
+    """Whether the same call was given rows that are as wrong, so that an outlier is not its own."""
+    if any(f.test == "E" and f.status == "diverged" for given in inputs for f in given.findings):
+        return True
+    is_no_worse = any(f.test in ("T", "T'") and f.status == "within-rounding" for f in pair.findings)
+    return is_no_worse and any(_has_worse_rows(given) for given in inputs)
+
+
+def _has_worse_rows(pair: Pair) -> bool:
+    found = pair.difference
+    if found is None or found.row_error_median is None or found.row_error_p95 is None:
+        return False
+    return found.row_error_p95 > POLICY.outlier_spread * found.row_error_median
+
+
+def _has_only_grown(pair: Pair) -> bool:
+    return pair.status == "suspect" and {f.test for f in pair.findings if f.status == "suspect"} == {"F"}
+
+
+def _call_of(pair: Pair) -> tuple[int, int, str, int] | None:
+    if pair.reference is None or not pair.reference.key.slot.startswith("output"):
+        return None
+    key = pair.reference.key
+    return key.rank, key.step, key.site, key.call
+
+
+def _inputs_by_call(pairs: Sequence[Pair]) -> dict[tuple[int, int, str, int] | None, list[Pair]]:
+    found: dict[tuple[int, int, str, int] | None, list[Pair]] = {}
+    for pair in pairs:
+        key = pair.reference.key if pair.reference is not None else None
+        if key is not None and key.slot.partition(".")[0] == "input":
+            found.setdefault((key.rank, key.step, key.site, key.call), []).append(pair)
+    return found
 
 
 def _fed(key: Key) -> str:

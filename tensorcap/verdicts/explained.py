@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from tensorcap.verdicts.calls import Call, Calls
-from tensorcap.verdicts.gains import sample
+from tensorcap.verdicts.looks import sample
 from tensorcap.verdicts.pairing import Finding, Pair, Status
 from tensorcap.verdicts.policy import Policy
 from tensorcap_formats.archive import Archive

@@ -103,6 +103,16 @@ def find_flips(
     return found
 
 
+def scores_by_choices(calls: Calls, pairs: Mapping[str, Pair]) -> dict[str, Pair]:
+    """The pair of the scores by the key text of the choices, of each router that has both."""
+    routers = [_router(call) for call in calls.calls]
+    return {
+        chosen: pairs[scores]
+        for scores, chosen in routers
+        if scores is not None and chosen is not None and scores in pairs
+    }
+
+
 def _router(call: Call) -> tuple[str | None, str | None]:
     """Keys of the scores of all experts and of the chosen ones, among the outputs of one call."""
     for chosen in call.outputs:
@@ -145,7 +155,9 @@ def _flips(
     worst = np.where(won, r, np.inf).min(axis=1)
     error = scores.difference.row_error_p95 if scores.difference is not None else 0.0
     reach = max(error or 0.0, noise) * np.sqrt((r**2).mean(axis=1))
-    if is_behind:  # a token that flipped before has an error of its own
+    if scores.difference is None or not scores.difference.unequal:
+        reach = np.zeros(rows)  # nothing but an exact tie explains other choices by equal scores
+    elif is_behind:  # a token that flipped before has an error of its own
         d = _values(target, scores, 1).astype(np.float64) - r
         reach = np.maximum(reach, np.sqrt((d**2).mean(axis=1)))
     with np.errstate(invalid="ignore"):

@@ -1,32 +1,20 @@
-"""What leaves and attention cores add to the error that they were given: tests D and D'."""
+"""What leaves and attention cores add to the error that they were given: tests D, D', T and T'."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
-
-import numpy as np
 
 from tensorcap.metrics.routing import is_routing
 from tensorcap.verdicts.calls import Call, Calls
+from tensorcap.verdicts.looks import Look
 from tensorcap.verdicts.pairing import Finding, Pair
 from tensorcap.verdicts.policy import Policy, Precision
-from tensorcap_formats.archive import Archive
-from tensorcap_formats.dtypes import Array, decode
 from tensorcap_formats.records import Record
 
-_SAMPLE: Final = 1 << 20  # elements of a tensor that a second look reads
-Confirm = Callable[[Sequence[Pair], Pair, bool], "Sequence[Look]"]
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """Errors of the inputs of a module and of its output, by one measure."""
-
-    inputs: tuple[float, ...]
-    output: float
+Confirm = Callable[[Sequence[Pair], Pair, bool], Sequence[Look]]
+OfRows = Callable[[Sequence[Pair], Sequence[Pair], Pair], Look | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +27,7 @@ class Gain:
         inputs: Row error of what went in, together.
         output: Row error of what came out.
         finding: The verdict.
+        tail: The verdict on the worst rows, where they were tested.
     """
 
     site: str
@@ -46,6 +35,12 @@ class Gain:
     inputs: float
     output: float
     finding: Finding
+    tail: Finding | None = None
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """All verdicts."""
+        return (self.finding,) if self.tail is None else (self.finding, self.tail)
 
 
 class Gains:
@@ -59,6 +54,7 @@ class Gains:
         policy: The limits.
         precision: The precision of a pair.
         confirm: A second look at a gain that is not green.
+        of_rows: A look at the rows whose choices of experts are the same.
 
     Attributes:
         untested: Sites of leaves whose inputs were not captured, or not compared.
@@ -75,6 +71,7 @@ class Gains:
         policy: Policy,
         precision: Callable[[Pair], Precision],
         confirm: Confirm,
+        of_rows: OfRows,
     ) -> None:
         self._calls = calls
         self._pairs = pairs
@@ -83,11 +80,16 @@ class Gains:
         self._policy = policy
         self._precision = precision
         self._confirm = confirm
+        self._of_rows = of_rows
         self.untested: dict[str, None] = {}
         self.has_inputs = False
+        self._done: set[str] = set()
 
     def all(self) -> Iterator[Gain]:
-        """Every gain, leaves first."""
+        """Every gain: of experts, of leaves, of attention cores."""
+        of_experts = [gain for call in self._calls.calls for gain in self._of_experts(call)]
+        self._done = {gain.pair.key for gain in of_experts}
+        yield from of_experts
         for leaf in self._calls.leaves:
             yield from self._of_leaf(leaf)
         for core in self._calls.cores():
@@ -95,6 +97,32 @@ class Gains:
             if sources is not None:
                 for result in core.results:
                     yield from self._of(core.attention, sources, result, is_core=True, is_centred=False)
+
+    def _of_experts(self, call: Call) -> Iterator[Gain]:
+        """The gain of experts over the rows that got the same choices: the others compute something else."""
+        inputs = self._known(call.inputs) or []
+        chosen = [pair for pair in inputs if pair.reference is not None and is_routing(pair.reference)]
+        if not chosen:
+            return
+        rows = _rows(chosen[0])
+        sources = [pair for pair in inputs if _is_float(pair) and _rows(pair) == rows]
+        for record in call.outputs if sources else ():
+            result = self._pairs.get(record.key.text)
+            is_by_token = result is not None and _is_float(record) and _rows(result) == rows
+            if result is None or result.difference is None or not is_by_token:
+                continue
+            look = self._of_rows(chosen, sources, result)
+            if look is None:
+                continue
+            precision = self._precision(result)
+            together = [self._together(errors, is_core=True) for errors in (look.inputs, look.tails)]
+            finding = self._policy.judge_gain(look.output, together[0], precision, is_core=True)
+            tail = self._policy.judge_tail(look.tail, together[1], precision, is_core=True)
+            if not precision.is_wide and tail.status == "within-rounding" and look.rows is not None:
+                tail = self._policy.judge_row(*look.rows, precision)
+            yield Gain(
+                call.site, result, together[0], look.output, finding, None if precision.is_wide else tail
+            )
 
     def _of_leaf(self, leaf: Call) -> Iterator[Gain]:
         inputs = self._known(leaf.inputs)
@@ -127,6 +155,8 @@ class Gains:
         result = self._pairs.get(record.key.text)
         if result is None or result.difference is None or not _is_float(record):
             return
+        if result.key in self._done:
+            return
         output = self._errors.get(result.key)
         errors = [self._errors.get(pair.key) for pair in sources]
         known = [error for error in errors if error is not None]
@@ -135,15 +165,62 @@ class Gains:
         inputs = self._together(known, is_core=is_core)
         precision = self._precision(result)
         finding = self._policy.judge_gain(output, inputs, precision, is_core=is_core)
-        if finding.status != "within-rounding" and result.key not in self._aligned:
+        tail = None if result.key in self._aligned else self._tail(sources, result, is_core=is_core)
+        is_green = finding.status == "within-rounding" and (tail is None or tail.status == "within-rounding")
+        if not is_green and result.key not in self._aligned:
             looks = self._confirm(sources, result, is_centred)
-            inputs, output = min(
-                ((self._together(look.inputs, is_core=is_core), look.output) for look in looks),
-                key=lambda errors: errors[1] / errors[0] if errors[0] else math.inf,
+            finding, inputs, output = self._second(
+                finding, looks, (inputs, output), precision, is_core=is_core, is_tail=False
             )
-            second = self._policy.judge_gain(output, inputs, precision, is_core=is_core)
-            finding = min(finding, second, key=lambda found: found.value)
-        yield Gain(site, result, inputs, output, finding)
+            if tail is not None:
+                before = self._tail_errors(sources, result, is_core=is_core)
+                assert before is not None
+                tail, _, _ = self._second(tail, looks, before, precision, is_core=is_core, is_tail=True)
+        yield Gain(site, result, inputs, output, finding, tail)
+
+    def _second(
+        self,
+        first: Finding,
+        looks: Sequence[Look],
+        measured: tuple[float, float],
+        precision: Precision,
+        *,
+        is_core: bool,
+        is_tail: bool,
+    ) -> tuple[Finding, float, float]:
+        """The least of a gain that was measured and of those of second looks, with its errors."""
+        inputs, output = measured
+        if first.status == "within-rounding":
+            return first, inputs, output
+        errors = [look.of(is_tail=is_tail) for look in looks]
+        together = [(self._together(given, is_core=is_core), made) for given, made in errors]
+        plain_inputs, plain_output = together[0]
+        reach = self._policy.second_look
+        is_less = plain_output * reach < output or plain_inputs > reach * max(inputs, 2 * precision.rounding)
+        if is_less and looks[0].has_measured_rows:
+            return first, inputs, output  # the elements that were read are not like the others
+        inputs, output = min(together, key=lambda errors: errors[1] / errors[0] if errors[0] else math.inf)
+        judge = self._policy.judge_tail if is_tail else self._policy.judge_gain
+        second = judge(output, inputs, precision, is_core=is_core)
+        return min(first, second, key=lambda found: found.value), inputs, output
+
+    def _tail(self, sources: Sequence[Pair], result: Pair, *, is_core: bool) -> Finding | None:
+        errors = self._tail_errors(sources, result, is_core=is_core)
+        if errors is None:
+            return None
+        return self._policy.judge_tail(errors[1], errors[0], self._precision(result), is_core=is_core)
+
+    def _tail_errors(
+        self, sources: Sequence[Pair], result: Pair, *, is_core: bool
+    ) -> tuple[float, float] | None:
+        """Errors of the worst rows of inputs and output; None where they are not tested."""
+        if self._precision(result).is_wide or any(pair.key in self._aligned for pair in sources):
+            return None
+        inputs, output = [tail_error(pair) for pair in sources], tail_error(result)
+        known = [error for error in inputs if error is not None]
+        if output is None or len(known) < len(inputs):
+            return None
+        return self._together(known, is_core=is_core), output
 
     @staticmethod
     def _together(errors: Sequence[float], *, is_core: bool) -> float:
@@ -164,66 +241,14 @@ def row_error(pair: Pair) -> float | None:
     return 0.0 if pair.difference is None else pair.difference.row_error_median
 
 
-class SecondLook:
-    """Measures errors again in ways that one huge element, or a large mean, does not hide.
-
-    A massive activation makes the relative error of a tensor small in the norm, so that the module after
-    it, which may well ignore that element, seems to make a large error: the largest elements of a row are
-    left out of the input. A norm that takes the mean away takes away what made the input large.
-    """
-
-    def __init__(self, reference: Archive, target: Archive) -> None:
-        self._archives = reference, target
-
-    def __call__(self, sources: Sequence[Pair], result: Pair, is_centred: bool) -> list[Look]:
-        """Errors of the inputs and of the output, by each measure."""
-        output, _, _ = self._errors(result, is_centred=False)
-        inputs = [self._errors(pair, is_centred=is_centred) for pair in sources]
-        return [Look(tuple(errors[i] for errors in inputs), output) for i in range(3)]
-
-    def _errors(self, pair: Pair, *, is_centred: bool) -> tuple[float, float, float]:
-        """Relative error of a pair: in the norm, without the largest of each row, and around its mean."""
-        if pair.difference is None or pair.reference is None or pair.target is None:
-            return 0.0, 0.0, 0.0
-        records = pair.reference, pair.target
-        x, y = (sample(a, r) for a, r in zip(self._archives, records, strict=True))
-        columns = min(pair.reference.shape[-1] if pair.reference.shape else 1, x.size)
-        rows = x[: x.size - x.size % columns].reshape(-1, columns)
-        d = y[: rows.size].reshape(rows.shape) - rows
-        ok = np.isfinite(d)
-        d, rows = np.where(ok, d, 0), np.where(ok, rows, 0)
-        smaller = np.argpartition(np.abs(rows), columns - _largest(columns) - 1, axis=1)
-        smaller = smaller[:, : columns - _largest(columns)]
-        errors, squares = (np.take_along_axis(side, smaller, axis=1) ** 2 for side in (d, rows))
-        found = [
-            np.sqrt(_ratio((d**2).sum(axis=1), (rows**2).sum(axis=1))),
-            np.sqrt(_ratio(errors.sum(axis=1), squares.sum(axis=1))),
-        ]
-        if is_centred:
-            spread = ((rows - rows.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
-            found.append(np.sqrt(_ratio((d**2).sum(axis=1), spread)))
-        else:
-            found.append(found[0])
-        norm, smaller_norm, centred = (float(np.median(errors)) for errors in found)
-        return norm, smaller_norm, centred
+def tail_error(pair: Pair) -> float | None:
+    """The 95th percentile over rows of the relative error; 0 for identical pairs."""
+    return 0.0 if pair.difference is None else pair.difference.row_error_p95
 
 
-def sample(archive: Archive, record: Record, limit: int = _SAMPLE) -> Array:
-    """The first values of a tensor, at most `limit`, as float64 in one dimension."""
-    bits = archive.read_range(record, 0, min(record.size, limit))
-    values = decode(bits, record.dtype)
-    return np.abs(values).astype(np.float64) if values.dtype.kind == "c" else values.astype(np.float64)
-
-
-def _largest(columns: int) -> int:
-    """How many elements of a row are left out: 1 %, at least one where there are several."""
-    return max(1, columns // 100) if columns > 1 else 0
-
-
-def _ratio(errors: Array, sizes: Array) -> Array:
-    out: Array = np.zeros(errors.shape)
-    np.divide(errors, sizes, out=out, where=sizes > 0)
-    return out
+def _rows(pair: Pair) -> int:
+    shape = pair.reference.shape if pair.reference is not None else ()
+    return math.prod(shape[:-1])
 
 
 def _is_float(thing: Record | Pair) -> bool:

@@ -14,8 +14,10 @@ from tensorcap.verdicts.alignment import aligned_leaves, calls_that_align, shuff
 from tensorcap.verdicts.calibration import Calibration
 from tensorcap.verdicts.calls import Calls
 from tensorcap.verdicts.explained import explained_leaves
-from tensorcap.verdicts.flips import copies_of, find_flips
-from tensorcap.verdicts.gains import Gains, SecondLook, row_error
+from tensorcap.verdicts.flips import Flips, copies_of, find_flips, scores_by_choices
+from tensorcap.verdicts.gains import Gains, row_error
+from tensorcap.verdicts.looks import SecondLook
+from tensorcap.verdicts.masks import judged_as_masks
 from tensorcap.verdicts.pairing import Finding, Pair, Status
 from tensorcap.verdicts.policy import Policy, Precision
 from tensorcap.verdicts.thresholds import Given, Thresholds
@@ -23,6 +25,8 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.records import Record
 
 _SEVERITY: Final[tuple[Status, ...]] = ("match", "within-rounding", "unjudged", "suspect", "diverged")
+
+_WHOLE_ERRORS: Final = {"row_error_median", "row_error_p95", "relative_frobenius"}  # what F and `wide` limit
 
 
 def settle(reference: Archive, target: Archive, pair: Pair) -> Pair:
@@ -113,6 +117,7 @@ class PolicyJudge:
         Returns:
             All pairs in their order, and what the tests say of the runs as a whole.
         """
+        pairs = [self._as_masks(pair) for pair in pairs]
         self._open = {pair.key for pair in pairs if self._is_open(pair)}
         if not self._open and all(pair.difference is None for pair in pairs):
             return list(pairs), Account(self._policy)
@@ -127,13 +132,16 @@ class PolicyJudge:
         )
         copies = copies_of(pairs, [flip.pair for flip in flips])
         by_router = {flip.pair.key: flip for flip in flips}
-        routed = {key: by_router[pair.key].finding(self._policy) for key, pair in copies.items()}
+        scores = scores_by_choices(self._calls, by_key)
+        verdicts = {key: self._of_router(flip, scores[key]) for key, flip in by_router.items()}
+        routed = {key: verdicts[pair.key] for key, pair in copies.items()}
         shuffled = shuffled_calls(self._calls, flips, copies)
         aligned = calls_that_align(
             list(aligned_leaves(*self._archives, self._calls, by_key, shuffled)) if shuffled else []
         )
         errors = {pair.key: row_error(pair) for pair in pairs if pair.is_compared}
         errors.update({key: aligned.get(key) for key in shuffled})
+        second_look = SecondLook(*self._archives)
         gains = Gains(
             self._calls,
             by_key,
@@ -141,7 +149,8 @@ class PolicyJudge:
             aligned=aligned,
             policy=self._policy,
             precision=self._precision,
-            confirm=SecondLook(*self._archives),
+            confirm=second_look,
+            of_rows=second_look.of_rows,
         )
         found_gains = list(gains.all())
         first_flip = _first_flips([flip.pair for flip in flips if flip.flipped])
@@ -153,7 +162,7 @@ class PolicyJudge:
                 )
                 findings[pair.key] += self._of_pair(pair, error, routed.get(pair.key), is_behind=is_behind)
         for gain in found_gains:
-            findings[gain.pair.key].append(gain.finding)
+            findings[gain.pair.key] += gain.findings
         for pair, finding in explained_leaves(*self._archives, self._calls, by_key, self._policy):
             findings[pair.key].append(finding)
         judged = [self._judged(pair, findings[pair.key]) for pair in pairs]
@@ -169,6 +178,25 @@ class PolicyJudge:
             precision=self._precision,
         )
         return judged, account
+
+    def _as_masks(self, pair: Pair) -> Pair:
+        is_settled = pair.status not in ("unjudged", "nonfinite") or bool(pair.findings)
+        if is_settled or self._given.of(pair.key):
+            return pair
+        return judged_as_masks(*self._archives, pair)
+
+    def _of_router(self, flips: Flips, scores: Pair) -> Finding:
+        """The verdict on choices, no better than that of the scores that they were made by (POL-18)."""
+        finding = flips.finding(self._policy)
+        if scores.difference is None or not scores.difference.unequal:
+            is_wrong = flips.unexplained if flips.is_by_scores else flips.flipped
+            return replace(finding, status="diverged") if is_wrong else finding
+        precision, error = self._precision(scores), row_error(scores)
+        if not (flips.flipped and precision.is_wide and scores.reference and error is not None):
+            return finding
+        total = self._policy.judge_total(error, self._calls.depth(scores.reference), precision)
+        is_doubtful = total.status != "within-rounding" and finding.status == "within-rounding"
+        return replace(finding, status="suspect") if is_doubtful else finding
 
     def _judged(self, pair: Pair, findings: Sequence[Finding]) -> Pair:
         if pair.key not in self._open or not findings:
@@ -197,7 +225,7 @@ class PolicyJudge:
         precision, depth = self._precision(pair), self._calls.depth(pair.reference)
         if pair.difference is None:
             return self._by_statistics(pair, depth, precision)
-        found: list[Finding] = []
+        found = self._of_dtypes(pair)
         if pair.difference.zero_rows:
             text = f"{pair.difference.zero_rows} rows are all zeros in the reference and not in the target"
             found.append(Finding("zeros", pair.difference.zero_rows, 0, "suspect", text))
@@ -208,6 +236,20 @@ class PolicyJudge:
                 worst = pair.difference.row_error_p95 or error
                 found.append(self._policy.judge_outlier(outlier, error, worst, precision))
         return found
+
+    def _of_dtypes(self, pair: Pair) -> list[Finding]:
+        """A record that is coarser than the other, and than what both runs say that they computed in."""
+        assert pair.reference is not None
+        assert pair.target is not None
+        stated = [self._policy.stated(archive.run) for archive in self._archives]
+        units = [self._policy.units[r.dtype.name] for r in (pair.reference, pair.target)]
+        known = [precision for precision in stated if precision is not None]
+        if len(known) < len(stated) or units[0] == units[1] or max(units) <= max(p.unit for p in known):
+            return []
+        coarse = max((pair.reference, pair.target), key=lambda r: self._policy.units[r.dtype.name])
+        name = max(known, key=lambda p: p.unit).name
+        text = f"a record is {coarse.dtype.name}, and both runs say that they computed in {name} or finer"
+        return [Finding("dtype", max(units), min(units), "suspect", text)]
 
     def _by_statistics(self, pair: Pair, depth: int, precision: Precision) -> list[Finding]:
         """By the error that the statistics prove, where no values were kept."""
@@ -233,8 +275,9 @@ class PolicyJudge:
 
 def _replaced_by(calibrated: Sequence[Finding]) -> set[str]:
     """The policy's tests that limits of known-good ports take the place of: those of the same quantity."""
-    replaced = {"F", "wide"} if any(f.test != "outlier" for f in calibrated) else set()
-    return replaced | {"E"} if any(f.test == "outlier" for f in calibrated) else replaced
+    metrics = {finding.test for finding in calibrated}
+    replaced = {"F", "wide"} if metrics & _WHOLE_ERRORS else set()
+    return replaced | {"E"} if "outlier" in metrics else replaced
 
 
 def _first_flips(flipped: Sequence[Pair]) -> Callable[[Record], bool]:

@@ -13,7 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
+
 from tensorcap.verdicts.pairing import Finding, Status
+from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError
 
 UNITS: Final[Mapping[str, float]] = {  # half the distance from 1 to the next value
@@ -82,9 +85,12 @@ class Policy:
         rounding: Relative error of one rounding, in units of `u`.
         leaf_gain: Limits of test D.
         core_gain: Limits of test D'.
+        leaf_tail: Limits of test T.
+        core_tail: Limits of test T'.
+        expert_row: Limits of test T' of the worst row of experts.
+        second_look: How many times what was measured may be what a second look's rows show, or less.
         outlier: Test E: how many times the row error an outlier may be.
         outlier_spread: Test E: how far the worst rows may be from the median and still count as usual.
-        outlier_agreement: Test E: the largest row error at which an outlier still tells something.
         envelope: Test F: `e0 * rho * sqrt(e1 + e2 * n)` at block n.
         explained: Test G: the largest share of the squared error that the input's value may explain.
         explained_bins: Test G: count of bins of the input's value.
@@ -99,9 +105,12 @@ class Policy:
     rounding: float = 0.425
     leaf_gain: Limits = Limits(1.5, 2.5)
     core_gain: Limits = Limits(4.0, 5.0)
+    leaf_tail: Limits = Limits(1.8, 2.5)
+    core_tail: Limits = Limits(4.0, 5.0)
+    expert_row: Limits = Limits(10.0, 25.0)
+    second_look: float = 2.0
     outlier: float = 25.0
     outlier_spread: float = 5.0
-    outlier_agreement: float = 0.1
     envelope: tuple[float, float, float] = (2.0, 4.0, 30.0)
     explained: float = 0.05
     explained_bins: int = 64
@@ -191,8 +200,7 @@ class Policy:
         """
         usual = max(error, min(worst_rows, self.outlier_spread * error), self.noise(precision))
         limit = self.outlier * usual
-        is_usual = outlier <= limit or usual > self.outlier_agreement
-        status: Status = "within-rounding" if is_usual else "diverged"
+        status: Status = "within-rounding" if outlier <= limit else "diverged"
         text = f"one element is off by {outlier:.2g} of its row, where rows are off by {usual:.2g}"
         return Finding("E", outlier, limit, status, text)
 
@@ -216,6 +224,41 @@ class Policy:
         text = f"error {inputs:.2g} in, {output:.2g} out: {own:.2g} of its own, at most {limits.green:.2g}"
         return Finding(test, own, limits.green, limits.status(own), text)
 
+    def judge_tail(self, output: float, inputs: float, precision: Precision, *, is_core: bool) -> Finding:
+        """Judge what a leaf or core adds to the error of the worst rows: T and T', not of float32 runs.
+
+        Args:
+            output: The 95th percentile of row errors of the output.
+            inputs: The same of the inputs, together.
+            precision: Of the pair.
+            is_core: As for `judge_gain`.
+        """
+        limits = self.core_tail if is_core else self.leaf_tail
+        gain = output / math.hypot(inputs, 2 * precision.rounding)
+        text = (
+            f"the worst rows are off by {inputs:.2g} in, {output:.2g} out: gain {gain:.3g}, "
+            f"at most {limits.green:g}"
+        )
+        return Finding("T'" if is_core else "T", gain, limits.green, limits.status(gain), text)
+
+    def judge_row(self, inputs: Array, outputs: Array, precision: Precision) -> Finding:
+        """Judge what experts add to the error of any single row: test T' of the worst one.
+
+        Args:
+            inputs: Row errors of the inputs, together.
+            outputs: Row errors of the output, of the same rows.
+            precision: Of the pair.
+        """
+        gains = outputs / np.hypot(inputs, 2 * precision.rounding)
+        worst = int(gains.argmax())
+        gain = float(gains[worst])
+        limit = self.expert_row.green
+        text = (
+            f"one row is off by {inputs[worst]:.2g} in, {outputs[worst]:.2g} out: gain {gain:.3g}, "
+            f"at most {limit:g}"
+        )
+        return Finding("T'", gain, limit, self.expert_row.status(gain), text)
+
     def visible(self, inputs: float, precision: Precision) -> float:
         """The smallest own error of a leaf that its gain shows, where its inputs are that far off."""
         if precision.is_wide:
@@ -223,6 +266,12 @@ class Policy:
             return math.hypot(limit, self.leaf_gain.green * inputs)
         allowed = self.leaf_gain.green * math.hypot(inputs, 2 * precision.rounding)
         return math.sqrt(allowed**2 - inputs**2)
+
+    def stated(self, run: Mapping[str, Any]) -> Precision | None:
+        """The coarsest precision that a run names, of its weights or of its arithmetic; None where none."""
+        names = [run.get("compute_dtype"), run.get("dtype")]
+        found = [self.precision(name) for name in names if isinstance(name, str) and name in self.units]
+        return max(found, key=lambda p: p.unit, default=None)
 
     def _said(self, run: Mapping[str, Any]) -> list[Precision]:
         for name in (run.get("compute_dtype"), run.get("dtype")):

@@ -240,6 +240,9 @@ def _number(table: Mapping[str, Any], name: str, where: str) -> float | None:
     value = table.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
         raise UsageError(f"{where}: {name} is {value!r}, expected a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise UsageError(f"{where}: {name} is beyond float64, expected a smaller number") from None

@@ -32,15 +32,21 @@ def run(*arguments: str) -> tuple[int, str]:
 
 def test_limits_are_written_and_used(tmp_path: Path) -> None:
     reference, good, worse = (write(tmp_path / f"{e}.h5", e) for e in (0.0, 2e-3, 9e-3))
+    again = write(tmp_path / "again.h5", 2e-3)
     output = str(tmp_path / "c.toml")
-    code, text = run("calibrate", reference, good, reference, good, reference, reference, "-o", output)
+    code, text = run("calibrate", reference, good, reference, again, reference, reference, "-o", output)
     assert code == 0
     assert f"left out: {reference} against {reference}: nothing differs" in text
     assert f"{output}: 4 limits of 1 kind of modules, from 2 runs in bfloat16" in text
     assert run("compare", reference, worse)[0] == 0
     assert run("compare", reference, worse, "--calibration", output)[0] == 1
-    code, text = run("calibrate", reference, good, reference, good, "-o", output, "--json")
+    code, text = run("calibrate", reference, good, reference, again, "-o", output, "--json")
     assert (code, json.loads(text)["limits"]) == (0, 4)
+    code, text = run("calibrate", reference, good, reference, good, "-o", output)
+    assert (code, "the pair was given twice" in text) == (2, True)
+    Path(output).write_text(Path(output).read_text().replace("\nlimit = ", '\nlimit = "x" # ', 1))
+    code, text = run("compare", reference, worse, "--calibration", output)
+    assert (code, f"{output}: limit 1: limit is 'x', expected a finite number" in text) == (2, True)
 
 
 def test_too_few_runs_are_wrong_usage_and_write_nothing(tmp_path: Path) -> None:

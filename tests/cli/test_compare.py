@@ -190,6 +190,40 @@ def test_one_record_against_another(tcap: Callable[..., Any], pair: Callable[...
     assert "no tensor 'zz'" in tcap("compare", "ref.h5::zz", "tgt.h5", status=2).stderr
 
 
+@pytest.mark.parametrize(
+    ("target", "options", "verdict"),
+    [
+        pytest.param(np.full(2, 1.5), ["--rtol", "0"], "Not the same: a is diverged.", id="diverged"),
+        pytest.param(np.array([1, math.nan]), [], "Not the same: a is nonfinite.", id="nonfinite"),
+    ],
+)
+def test_the_verdict_on_two_named_records_fits(
+    tcap: Callable[..., Any], folder: Path, target: Array, options: list[str], verdict: str
+) -> None:
+    np.savez(folder / "r.npz", a=np.ones(2))
+    np.savez(folder / "t.npz", b=target)
+    assert verdict in tcap("compare", "r.npz::a", "t.npz::b", *options, status=1).stdout
+
+
+def test_what_could_not_be_captured_is_the_verdict(
+    tcap: Callable[..., Any], write: Callable[..., Path]
+) -> None:
+    lost = {"site": "b", "status": "not-capturable", "calls": 1, "reason": "sparse"}
+    write("ref.h5", {"0/a/output": np.ones(2)}, run={"points": [lost]})
+    write("tgt.h5", {"0/a/output": np.ones(2)})
+    found = tcap("compare", "ref.h5", "tgt.h5", status=1).stdout
+    assert "Not green: 0/b/output is not-capturable." in found
+
+
+def test_a_number_that_differs_is_the_verdict(tcap: Callable[..., Any], write: Callable[..., Path]) -> None:
+    for name, number in (("ref.h5", 4.0), ("tgt.h5", 4.01)):
+        write(name, {"0/a/output": np.ones(2)}, values={"0/a/output.n": number})
+    found = tcap("compare", "ref.h5", "tgt.h5", status=1).stdout
+    assert "Not the same: a number that a module returned differs." in found
+    found = tcap("compare", "ref.h5", "tgt.h5", "--atol", "0.1").stdout
+    assert "  0/a/output.n: 4.0 in the reference, 4.01 in the target, within the tolerance" in found
+
+
 def test_json_has_all_pairs_and_the_exit_status(
     tcap_json: Callable[..., Any], pair: Callable[..., None]
 ) -> None:

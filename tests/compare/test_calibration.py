@@ -29,7 +29,7 @@ def write(path: Path, error: float, *, count: int = 30, low: str = "bfloat16") -
     dtype_name = "float32" if is_reference else low
     writer = Writer(path, run={"modules": MODULES, "dtype": dtype_name})
     for i in range(count):
-        values = X * (1 + np.float32(error / (1 + i % 2)) * NOISE)
+        values = (i + 1) * X * (1 + np.float32(error / (1 + i % 2)) * NOISE)
         writer.add(Key(f"layers.{i}", "output"), values, dtype("float32"), values.shape)
     writer.close()
     return path
@@ -83,6 +83,7 @@ def test_a_run_that_does_not_pass_takes_no_part(good: list[Path], tmp_path: Path
     [
         pytest.param(lambda good: good[:2], {}, "1 passing runs, expected at least 2", id="one-run"),
         pytest.param(lambda good: good[:3], {}, "3 archives, expected pairs", id="odd"),
+        pytest.param(lambda good: good + good[:2], {}, r"t1.h5: the pair was given twice", id="twice"),
         pytest.param(lambda good: good, {"quantile": 99}, "quantile: is 99", id="percent"),
         pytest.param(lambda good: good, {"margin": 0.5}, "margin: is 0.5", id="margin"),
         pytest.param(lambda good: good, {"metrics": ["cosine"]}, "more of it is better", id="higher"),
@@ -123,6 +124,24 @@ def test_limits_take_the_place_of_the_envelope(good: list[Path], tmp_path: Path)
         compare(good[0], good[1], calibration=path, compute_dtype="float16")
 
 
+@pytest.mark.spec("POL-62")
+def test_limits_of_another_quantity_leave_the_envelope_where_it_is(good: list[Path], tmp_path: Path) -> None:
+    path = tmp_path / "calibration.toml"
+    write_calibration(calibrate(good, metrics=["max_abs"], margin=1e3).calibration, path)
+    target = write(tmp_path / "grown.h5", 0.1)
+    found = compare(good[0], target, calibration=path)
+    assert found.pairs[0].status == "suspect"
+    assert {finding.test for finding in found.pairs[0].findings} == {"F", "E", "max_abs"}
+
+
+HEAD = (
+    'format = "tensorcap-calibration"\nversion = 1\nprecision = "bfloat16"\n'
+    "quantile = 1\nmargin = 1\nruns = 2\n"
+)
+LIMIT = '[[limit]]\nmodule = "m"\nslot = "output"\ncount = 20\n'
+
+
+@pytest.mark.spec("POL-61")
 @pytest.mark.spec("POL-60")
 @pytest.mark.parametrize(
     ("text", "message"),
@@ -136,6 +155,16 @@ def test_limits_take_the_place_of_the_envelope(good: list[Path], tmp_path: Path)
             "metric 'x'",
             id="metric",
         ),
+        pytest.param(
+            HEAD + LIMIT + 'metric = "cosine"\nlimit = 1\n', "limit 1: metric 'cosine': more", id="higher"
+        ),
+        pytest.param(
+            HEAD + LIMIT + 'metric = "outlier"\nlimit = "a"\n', "limit 1: limit is 'a', expected", id="text"
+        ),
+        pytest.param(
+            HEAD + LIMIT + 'metric = "outlier"\nlimit = nan\n', "limit 1: limit is nan, expected", id="nan"
+        ),
+        pytest.param(HEAD + "limit = 3\n", r"no tables \[\[limit\]\]", id="no-tables"),
     ],
 )
 def test_a_file_that_is_no_calibration_is_refused(

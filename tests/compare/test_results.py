@@ -109,6 +109,49 @@ def test_nothing_given_leaves_all_as_it_was(saved: Callable[..., Result]) -> Non
     assert result.comparison.tolerance.rtol == 1e-3
 
 
+@pytest.mark.spec("RES-10")
+def test_what_judged_before_is_said_until_it_is_replaced(
+    saved: Callable[..., Result], tmp_path: Path
+) -> None:
+    old, new = tmp_path / "old.toml", tmp_path / "new.toml"
+    for path in (old, new):
+        path.write_text('[[threshold]]\nmatch = "*"\nmetric = "max_abs"\nlimit = 1\n')
+    result = saved(np.array([1.0, 2.0]), np.array([1.0, 2.5]), rtol=1e-3, thresholds=old)
+
+    def limits(thresholds: Thresholds) -> tuple[float | None, Path | None]:
+        found = judge_again(result, thresholds)
+        return found.tolerance.rtol if found.tolerance else None, found.thresholds
+
+    assert limits(Thresholds()) == (1e-3, old)
+    assert limits(Thresholds.given(None, None, new)) == (1e-3, new)
+    assert limits(Thresholds.given(0.5, None)) == (0.5, None)
+    assert limits(Thresholds.given(0.5, None, new)) == (0.5, new)
+
+
+@pytest.mark.spec("RES-11")
+@pytest.mark.spec("CMP-17")
+def test_values_in_doubt_stay_in_doubt(make_archive: MakeArchive, tmp_path: Path) -> None:
+    target = make_archive({KEY: np.array([1.0, 0.0])})
+    target.remark = lambda record: "1 of 2 chunks are missing"
+    save_result(tmp_path / "r.json", compare(make_archive({KEY: np.ones(2)}), target))
+    found = judge_again(load_result(tmp_path / "r.json"), Thresholds.given(None, 9.0))
+    assert (found.pairs[0].status, found.exit_status) == ("suspect", 1)
+
+
+@pytest.mark.spec("RES-11")
+@pytest.mark.parametrize(
+    ("saved_atol", "atol", "status"), [(None, 0.1, 0), (0.1, 0.001, 1), (0.1, None, 0), (None, None, 1)]
+)
+def test_numbers_that_were_returned_are_judged_again(
+    make_archive: MakeArchive, tmp_path: Path, saved_atol: float | None, atol: float | None, status: int
+) -> None:
+    archives = [make_archive({KEY: np.ones(2)}, values={"0/mlp/output.n": n}) for n in (4.0, 4.01)]
+    save_result(tmp_path / "r.json", compare(*archives, atol=saved_atol))
+    found = judge_again(load_result(tmp_path / "r.json"), Thresholds.given(None, atol))
+    assert [value.is_within for value in found.value_differences] == [status == 0]
+    assert found.exit_status == status
+
+
 @pytest.mark.spec("RES-3")
 def test_everything_reads_back_equal(make_archive: MakeArchive, tmp_path: Path) -> None:
     run = {"modules": [{"path": "fc", "class": "Linear"}], "compute_dtype": "bfloat16", "dtype": "bfloat16"}

@@ -108,6 +108,13 @@ def test_a_file_that_is_no_file_of_thresholds_is_refused(tmp_path: Path, text: s
         Thresholds.given(None, None, path)
 
 
+def test_a_number_beyond_float64_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.toml"
+    path.write_text(f'[[threshold]]\nmatch = "*"\nrtol = 1{"0" * 400}\n')
+    with pytest.raises(UsageError, match=r"threshold 1: rtol is beyond float64"):
+        Thresholds.given(None, None, path)
+
+
 def test_a_file_that_is_not_there_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ReadError, match=r"none\.toml: No such file"):
         Thresholds.given(None, None, tmp_path / "none.toml")
