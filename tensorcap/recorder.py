@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -266,39 +267,35 @@ class Recorder:
             WriteError: The sink failed; nothing more is recorded.
         """
         key = Key(call.point.site, slot, call.step, call.number)
-        wanted = self._is_wanted(call.point, key)
-        if not wanted and not required:
-            return
-        try:
-            self._sink.add(key, bits, dtype, shape)
-        except WriteError as error:
-            self.failure = error
-            raise
-        except UsageError as error:
-            self.lose(call.point, slot, str(error), required=True)
-            return
-        if wanted:
+        taken = self._hand_over(call.point, key, required, self._sink.add, key, bits, dtype, shape)
+        if taken and self._is_wanted(call.point, key):
             call.point.records += 1
-        if required and dtype.kind in ("int", "uint"):
+        if taken and required and dtype.kind in ("int", "uint"):
             ids = hashlib.sha256(decode(bits, dtype).astype("<i8").tobytes()).hexdigest()
             self.inputs[key.text] = {"sha256": ids, "shape": list(shape), "dtype": dtype.name}
 
     def value(self, call: Call, slot: str, value: object, *, required: bool) -> None:
         """Record one leaf that is no tensor; as `tensor`."""
         key = Key(call.point.site, slot, call.step, call.number)
-        wanted = self._is_wanted(call.point, key)
-        if not wanted and not required:
-            return
+        taken = self._hand_over(call.point, key, required, self._sink.add_value, key.text, value)
+        if taken and self._is_wanted(call.point, key):
+            call.point.values += 1
+
+    def _hand_over(
+        self, point: Point, key: Key, required: bool, add: Callable[..., None], *arguments: Any
+    ) -> bool:
+        """Give the sink what passes the filters; return whether it took it."""
+        if not required and not self._is_wanted(point, key):
+            return False
         try:
-            self._sink.add_value(key.text, value)
+            add(*arguments)
         except WriteError as error:
             self.failure = error
             raise
         except UsageError as error:
-            self.lose(call.point, slot, str(error), required=True)
-            return
-        if wanted:
-            call.point.values += 1
+            self.lose(point, key.slot, str(error), required=True)
+            return False
+        return True
 
     def add_point(self, name: str, site: str, reason: str) -> None:
         """Add a site that is found when all is over, and was not captured for this reason."""

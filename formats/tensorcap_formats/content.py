@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +11,7 @@ from tensorcap_formats.archive import BLOCK_BYTES, Archive
 from tensorcap_formats.digests import ALGORITHMS, DEFAULT_ALGORITHM
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import CorruptArchiveError, TensorcapError, WriteError
+from tensorcap_formats.index import encode_index, to_json
 from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import StatisticsBuilder
 
@@ -52,15 +53,12 @@ def checked_blocks(archive: Archive, record: Record, block_bytes: int = BLOCK_BY
         )
 
 
-def described(
-    archive: Archive, records: Sequence[Record], progress: Callable[[int], None] | None = None
-) -> tuple[list[Record], str]:
+def described(archive: Archive, records: Sequence[Record]) -> tuple[list[Record], str]:
     """Records for an index: numbered anew, with digest and statistics, which are computed where missing.
 
     Args:
         archive: That the records are of.
         records: In the order of the new archive.
-        progress: Told how many bytes were read, each time some were.
 
     Returns:
         The records, and the algorithm of their digests.
@@ -77,11 +75,29 @@ def described(
             for block in archive.blocks(record):
                 hasher.update(block.view("u1").data)
                 builder.add(block)
-                if progress:
-                    progress(block.nbytes)
             record = replace(record, digest=hasher.hexdigest(), statistics=builder.result())
         out.append(replace(record, row=row))
     return out, algorithm
+
+
+def index_and_run(source: Archive, chosen: Sequence[Record], algorithm: str) -> tuple[bytes, bytes]:
+    """The index and the run metadata, as JSON, of an archive that holds `chosen` of what `source` does.
+
+    Args:
+        source: Where the values, the run and what is known of both come from.
+        chosen: Records as `described` gives them.
+        algorithm: Of their digests.
+    """
+    run = to_json(source.run)
+    index = encode_index(
+        chosen,
+        source.values,
+        algorithm=algorithm,
+        is_complete=source.is_complete,
+        is_ordered=source.is_ordered,
+        run=run,
+    )
+    return index, run
 
 
 @contextmanager

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from tensorcap_formats.archive import BLOCK_BYTES, Archive
-from tensorcap_formats.content import checked_blocks, content_of, writing
+from tensorcap_formats.content import checked_blocks, content_of, index_and_run, writing
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import missing_package
 from tensorcap_formats.flat_file import INDEX_NAME, RUN_NAME
 from tensorcap_formats.hdf5_metadata import datatype_of, string_type
-from tensorcap_formats.index import encode_index, to_json
 from tensorcap_formats.records import Record
 from tensorcap_formats.slabs import Slabs
 
@@ -56,15 +55,7 @@ def write_compressed(
         raise missing_package(f"compressing {path}", error.name or "hdf5plugin", extra="compress") from None
     filters: dict[str, Any] = {"zstd": hdf5plugin.Zstd, "blosc2": hdf5plugin.Blosc2}
     pipeline = filters[compress]()
-    run = to_json(source.run)
-    index = encode_index(
-        chosen,
-        source.values,
-        algorithm=algorithm,
-        is_complete=source.is_complete,
-        is_ordered=source.is_ordered,
-        run=run,
-    )
+    index, run = index_and_run(source, chosen, algorithm)
     datasets: dict[object, Any] = {}
     with writing(path), h5py.File(path, "x", libver=("earliest", "v108")) as file:
         for original, record in zip(originals, chosen, strict=True):

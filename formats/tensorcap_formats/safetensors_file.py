@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.content import checked_blocks, content_of, described, holders, writing
+from tensorcap_formats.content import checked_blocks, content_of, described, holders, index_and_run, writing
 from tensorcap_formats.dtypes import DTYPES, Array
 from tensorcap_formats.errors import (
     CorruptArchiveError,
@@ -26,7 +26,6 @@ from tensorcap_formats.index import (
     FORMAT_VERSION,
     check_version,
     decode_sealed,
-    encode_index,
     from_json,
     to_json,
 )
@@ -71,15 +70,7 @@ def write_safetensors(source: Archive, path: Path, *, records: Sequence[Record] 
     chosen, algorithm = described(source, originals)
     # Large elements first: each tensor then lies at a multiple of its element size, which torch insists on.
     kept = sorted(holders(chosen).values(), key=lambda r: -r.dtype.itemsize)
-    run = to_json(source.run)
-    index = encode_index(
-        chosen,
-        source.values,
-        algorithm=algorithm,
-        is_complete=source.is_complete,
-        is_ordered=source.is_ordered,
-        run=run,
-    )
+    index, run = index_and_run(source, chosen, algorithm)
     texts = {"tensorcap": FORMAT_VERSION, "index": index.decode(), "run": run.decode()}
     header: dict[str, Any] = {METADATA: texts}
     end = 0

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from tensorcap_formats.archive import BLOCK_BYTES, Archive
-from tensorcap_formats.content import checked_blocks, content_of, described, holders, writing
+from tensorcap_formats.content import checked_blocks, content_of, described, holders, index_and_run, writing
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError
 from tensorcap_formats.foreign_zarr import open_foreign_zarr
@@ -20,7 +20,6 @@ from tensorcap_formats.index import (
     Index,
     check_version,
     decode_sealed,
-    encode_index,
     from_json,
     to_json,
 )
@@ -55,15 +54,7 @@ def write_zarr(
     """
     originals = source.records if records is None else records
     chosen, algorithm = described(source, originals)
-    run = to_json(source.run)
-    index = encode_index(
-        chosen,
-        source.values,
-        algorithm=algorithm,
-        is_complete=source.is_complete,
-        is_ordered=source.is_ordered,
-        run=run,
-    )
+    index, run = index_and_run(source, chosen, algorithm)
     group = to_json({"zarr_format": 3, "node_type": "group", "attributes": {}})
     groups = {""}
     with writing(path):

@@ -37,7 +37,7 @@ class CompiledEngine:
         self._feed = load()
         self._operands = operands
         self._dtypes = operands.reference, operands.target
-        self._at = self._start = start
+        self._at = start
         self._has_same_bits = operands.reference.name == operands.target.name
         self._values: tuple[Number, Number] | None = None
         words = np.zeros(layout.WORDS + _LINE_BYTES // 8, np.int64)
