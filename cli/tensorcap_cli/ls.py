@@ -156,9 +156,24 @@ def _cells(record: Record, statistics: Statistics | None) -> tuple[str, ...]:
     return (*head, *map(number_text, numbers))
 
 
-def _as_json(archive: Archive, rows: list[tuple[Record, Statistics | None]]) -> dict[str, Any]:
+def record_json(archive: Archive, record: Record, statistics: Statistics | None) -> dict[str, Any]:
+    """What `ls` and `show` say of a record as JSON."""
     from tensorcap.reports.reporting import json_value
 
+    return {
+        "key": record.key.text,
+        "dtype": record.dtype.name,
+        "shape": list(record.shape),
+        "bytes": record.nbytes,
+        "order": record.order,
+        "digest": record.digest,
+        "stored": record.stored,
+        "remark": archive.remark(record),
+        "statistics": json_value(statistics),
+    }
+
+
+def _as_json(archive: Archive, rows: list[tuple[Record, Statistics | None]]) -> dict[str, Any]:
     return {
         "path": str(archive.path),
         "container": archive.container,
@@ -166,18 +181,5 @@ def _as_json(archive: Archive, rows: list[tuple[Record, Statistics | None]]) -> 
         "is_ordered": archive.is_ordered,
         "is_complete": archive.is_complete,
         "skipped": archive.skipped,
-        "records": [
-            {
-                "key": record.key.text,
-                "dtype": record.dtype.name,
-                "shape": list(record.shape),
-                "bytes": record.nbytes,
-                "order": record.order,
-                "digest": record.digest,
-                "stored": record.stored,
-                "remark": archive.remark(record),
-                "statistics": json_value(statistics),
-            }
-            for record, statistics in rows
-        ],
+        "records": [record_json(archive, record, statistics) for record, statistics in rows],
     }

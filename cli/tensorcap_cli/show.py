@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from tensorcap_cli.ls import headline, skipped_line
+from tensorcap_cli.ls import headline, record_json, skipped_line
 from tensorcap_cli.output import DASH, number_text, one_line, print_json, size_text, split_key
 
 if TYPE_CHECKING:
@@ -158,15 +158,7 @@ def _as_json(archive: Archive, record: Record, index: str | None, values: Any) -
 
     found = {
         "path": str(archive.path),
-        "key": record.key.text,
-        "dtype": record.dtype.name,
-        "shape": list(record.shape),
-        "bytes": record.nbytes,
-        "order": record.order,
-        "digest": record.digest,
-        "stored": record.stored,
-        "remark": archive.remark(record),
-        "statistics": json_value(archive.statistics(record)),
+        **record_json(archive, record, archive.statistics(record)),
     }
     return found if index is None else {**found, "slice": index, "values": json_value(values)}
 
