@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
 from tensorcap.adapters import Adapter, adapter_for
+from tensorcap.limits import Limits
 from tensorcap.metadata import about_process, now, redact
-from tensorcap.recorder import Point, Recorder
-from tensorcap.scope import Scope
+from tensorcap.plan import Level, Plan
+from tensorcap.point import Point
+from tensorcap.recorder import Recorder
+from tensorcap.scope import Scope, as_tuple
 from tensorcap.structure import class_name
 from tensorcap.summary import Summary, Tally, summarise
 from tensorcap_formats.errors import CaptureError, TensorcapError, UsageError
-from tensorcap_formats.keys import ROOT_SITE, escape
+from tensorcap_formats.keys import module_site
 from tensorcap_formats.writer import Writer
 
 if TYPE_CHECKING:
@@ -42,6 +45,14 @@ def capture(
     include: str | Iterable[str] = (),
     exclude: str | Iterable[str] = (),
     inputs: bool = True,
+    level: Level = "module",
+    ops_in: str | Iterable[str] = (),
+    watch: str | Iterable[str] = (),
+    grads: bool = False,
+    params: bool = False,
+    steps: Iterable[range] = (),
+    sample: int | None = None,
+    max_bytes: int | None = None,
     stats_only: bool = False,
     run: Mapping[str, Any] | None = None,
     container: str | None = None,
@@ -63,6 +74,15 @@ def capture(
             for whole keys (`0/*/output`). One of which nothing is captured is warned of.
         exclude: Globs of what not to record; they win over `include`.
         inputs: Whether to record the inputs of modules. Those of the model itself are always recorded.
+        level: `module`, or `op` to record the result of every op within them too.
+        ops_in: Globs of modules; only their ops are recorded, and those of the modules below them.
+        watch: Local variables to record, as `package.module:Class.method:variable,variable`; `*` for all
+            that hold tensors. What the function returns is recorded too.
+        grads: Whether to record the gradients of activations and of parameters, if there is a backward.
+        params: Whether to record parameters and buffers, once.
+        steps: The steps to record, as ranges; all if empty.
+        sample: Record at most the first so many calls of each site, over all steps.
+        max_bytes: Stop recording before the archive holds more bytes of tensors than this.
         stats_only: Keep statistics and hashes, no values.
         run: Further run metadata.
         container: `hdf5`, `zarr` or `safetensors`; by the path's suffix if None.
@@ -90,8 +110,8 @@ def capture(
     return Capture(
         model,
         path,
-        scope=Scope(include, exclude),
-        inputs=inputs,
+        scope=Scope(include, exclude, Limits(tuple(steps), sample, max_bytes)),
+        plan=Plan(inputs, level, as_tuple(ops_in), as_tuple(watch), grads, params),
         stats_only=stats_only,
         run=run,
         container=container,
@@ -114,7 +134,7 @@ class Capture:
         path: str | os.PathLike[str] | None,
         *,
         scope: Scope,
-        inputs: bool = True,
+        plan: Plan,
         run: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
@@ -124,7 +144,7 @@ class Capture:
         self._model = model
         self._adapter: Adapter = adapter_for(model)
         self._scope = scope
-        self._inputs = inputs
+        self._plan = plan
         self._run = dict(run or {})
         self._options = options  # of the writer
         self._writer: Writer | None = None
@@ -173,7 +193,7 @@ class Capture:
             hooks.enter_context(_claimed(self._model))
             points = self._points()
             self._metadata = {**self._adapter.describe(self._model), **about_process(), **self._run}
-            self._metadata["scope"] = {**self._scope.describe(), "inputs": self._inputs}
+            self._metadata["scope"] = {**self._scope.describe(), **self._plan.describe()}
             self._started_seconds = time.perf_counter()
             if self.path is not None:
                 self._writer = Writer(self.path, run=self._metadata, **self._options)
@@ -181,9 +201,7 @@ class Capture:
                 self._recorder = Recorder(self._writer or self.tally, points, self._scope)
                 _watch_forks(self._recorder)
                 wanted = [n for n, p in points.items() if p.is_capturable and p.wanted is not False]
-                hooks.enter_context(
-                    self._adapter.tap(self._model, wanted, self._recorder, inputs=self._inputs)
-                )
+                hooks.enter_context(self._adapter.tap(self._model, wanted, self._recorder, self._plan))
             except BaseException:
                 self._abandon(discard=True)
                 raise
@@ -218,8 +236,8 @@ class Capture:
     def _points(self) -> dict[str, Point]:
         points = {}
         for site in self._adapter.sites(self._model):
-            name = escape(site.name) if site.name else ROOT_SITE
-            aliases = tuple(map(escape, site.aliases))
+            name = module_site(site.name)
+            aliases = tuple(map(module_site, site.aliases))
             wanted = self._scope.of_site(name, aliases)
             points[site.name] = Point(name, aliases, site.reason, site.is_capturable, wanted)
         known = [name for point in points.values() for name in (point.site, *point.aliases)]
@@ -229,7 +247,7 @@ class Capture:
     def _finish(self, path: Path | None, *, is_complete: bool) -> None:
         recorder = self._recorder
         points = recorder.points
-        called = [name for name, point in points.items() if point.calls]
+        called = [name for name, point in points.items() if point.calls and point.kind == "module"]
         if called and not points[""].calls:
             points[""].note = "not seen to be called itself, so that all calls are of one step"
         run = {
@@ -237,7 +255,7 @@ class Capture:
             **recorder.facts,
             "inputs": recorder.inputs,
             "steps": recorder.last_step + 1,
-            "points": [entry for point in points.values() for entry in point.describe()],
+            "points": [entry for point in points.values() if point.is_listed for entry in point.describe()],
             "sources": self._adapter.sources(self._model, called),
             "finished": now(),
             "duration_seconds": round(time.perf_counter() - self._started_seconds, 3),

@@ -5,17 +5,21 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from tensorcap.point import Kind, Point
 from tensorcap.scope import Scope
 from tensorcap_formats.dtypes import Array, DType, decode
 from tensorcap_formats.errors import TensorcapError, UsageError, WriteError, abbreviate
-from tensorcap_formats.keys import Key
+from tensorcap_formats.keys import PROBES, ROOT_SITE, Key, inner_site, unescape
 
 
 class Sink(Protocol):
     """Where records go: a `Writer`, or the tally of a dry run."""
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that are kept of the records so far."""
 
     def add(
         self, key: Key, bits: Array, dtype: DType, shape: tuple[int, ...], *, order: int | None = None
@@ -24,92 +28,6 @@ class Sink(Protocol):
 
     def add_value(self, key_text: str, value: object) -> None:
         """Take one leaf that is no tensor."""
-
-
-@dataclass(slots=True)
-class Point:
-    """A site of the model under capture, and what became of it.
-
-    Attributes:
-        site: Escaped name.
-        aliases: Further names of the same module.
-        reason: Why it cannot be captured, or why it is never called; empty for none known beforehand.
-        is_capturable: Whether it may be tapped.
-        wanted: True, False, or None if it depends on the slot.
-        calls: How often it was called.
-        returned: How many of these calls returned.
-        recomputed: How many further calls a backward pass made to compute values anew; not recorded.
-        records: How many of its tensors were recorded.
-        values: How many of its leaves that are no tensors were.
-        lost: What could not be captured: by slot, the reason and how often.
-        note: What else a reader has to know.
-    """
-
-    site: str
-    aliases: tuple[str, ...] = ()
-    reason: str = ""
-    is_capturable: bool = True
-    wanted: bool | None = True
-    calls: int = 0
-    returned: int = 0
-    recomputed: int = 0
-    records: int = 0
-    values: int = 0
-    lost: dict[str, tuple[str, int]] = field(default_factory=dict)
-    note: str = ""
-
-    @property
-    def status(self) -> str:
-        """`captured`, `never-called`, `excluded` or `not-capturable`."""
-        if self.wanted is False:
-            return "excluded"
-        if not self.is_capturable:
-            return "not-capturable"
-        if not self.calls:
-            return "not-capturable" if self.lost else "never-called"
-        if self.records or self.values:
-            return "captured"
-        if self.lost or self.returned < self.calls:
-            return "not-capturable"
-        return "excluded" if self.wanted is None else "captured"
-
-    @property
-    def unfinished(self) -> int:
-        """How many calls were not seen to return: they ended by an error, or their hook was gone."""
-        return self.calls - self.returned
-
-    def describe(self) -> list[dict[str, Any]]:
-        """The entries of this point in the run's metadata: one, and one for each reason of a loss."""
-        status = self.status
-        entry: dict[str, Any] = {"site": self.site, "status": status, "calls": self.calls}
-        if self.unfinished:
-            entry["unfinished"] = self.unfinished
-        reasons = [self.reason]
-        if status == "not-capturable" and not self.reason:
-            causes = {reason for reason, _ in self.lost.values()}
-            reasons = sorted(causes) or ["none of its calls returned"]
-        if self.recomputed:
-            reasons.append(f"not recorded: calls of a backward pass to compute anew, {self.recomputed}")
-        said = "; ".join(reason for reason in (*reasons, self.note) if reason)
-        if said:
-            entry["reason"] = said
-        entries = [entry]
-        if status != "not-capturable":
-            by_reason: dict[str, list[str]] = {}
-            for slot, (reason, _) in self.lost.items():
-                by_reason.setdefault(reason, []).append(slot)
-            for reason, slots in by_reason.items():
-                count = max(self.lost[slot][1] for slot in slots)
-                entries.append(
-                    {
-                        "site": self.site,
-                        "slots": slots,
-                        "status": "not-capturable",
-                        "calls": count,
-                        "reason": reason,
-                    }
-                )
-        return entries
 
 
 class _Step:
@@ -129,6 +47,7 @@ class Call(NamedTuple):
         number: Its number within the step.
         token: Tells it from other calls that are under way.
         within: The step itself.
+        ordinal: How many calls of the site came before it in the run.
     """
 
     point: Point
@@ -136,6 +55,7 @@ class Call(NamedTuple):
     number: int
     token: int = 0
     within: _Step | None = None
+    ordinal: int = 0
 
 
 class _Stacks(threading.local):
@@ -161,10 +81,12 @@ class Recorder:
         inputs: Of each tensor of whole numbers that the model itself was given, by key text: the SHA-256
             of its values as little-endian int64.
         facts: Run metadata that an adapter found out while the model ran.
+        stopped: Where the limit of bytes ended the recording, as a key text; None where it did not.
     """
 
     def __init__(self, sink: Sink, points: dict[str, Point], scope: Scope) -> None:
         self.points = points
+        self.stopped: str | None = None
         self.last_step = -1
         self._step = _Step(0)
         self._is_step_begun = False
@@ -178,6 +100,7 @@ class Recorder:
         self._scope = scope
         self._lock = threading.Lock()
         self._stacks = _Stacks()
+        self._order = 0
 
     @property
     def last_point(self) -> str | None:
@@ -188,7 +111,13 @@ class Recorder:
     @property
     def is_recording(self) -> bool:
         """Whether a call that begins now is recorded."""
-        return not (self.is_paused or self.is_off or self.failure is not None)
+        return not (self.is_paused or self.is_off or self.failure is not None or self.stopped is not None)
+
+    @property
+    def current(self) -> Call | None:
+        """The innermost call of a module that is under way in this thread."""
+        stack = self._stacks.calls
+        return stack[-1] if stack else None
 
     def is_under_way(self, point: Point) -> bool:
         """Whether a call of the site seems under way in this thread (it may have ended by an error)."""
@@ -205,7 +134,7 @@ class Recorder:
         Returns:
             The call, or None while nothing is to be recorded.
         """
-        if self.is_paused or self.is_off or self.failure is not None:
+        if not self.is_recording:
             self._drop(token)
             return None
         stack = self._stacks.calls
@@ -216,14 +145,48 @@ class Recorder:
                 if self._is_step_begun:
                     self._step = _Step(self._step.number + 1)
                 self._is_step_begun = True
-            step = (stack[-1].within if stack else None) or self._step
-            number = step.counts.get(point.site, 0)
-            step.counts[point.site] = number + 1
-            call = Call(point, step.number, number, token, step)
-            point.calls += 1
-            if step.number > self.last_step:
-                self.last_step = step.number
+            call = self._count(point, token)
         stack.append(call)
+        return call
+
+    def inner(self, point_name: str, kind: Kind, *, in_module: bool = True) -> Call | None:
+        """A place within a module's code is passed: an op, a function, a probe (NAM-9).
+
+        Args:
+            point_name: Its name, unescaped.
+            kind: What it is.
+            in_module: Whether its site lies within the module whose call is under way in this thread, or
+                the root where there is none; else within `probe`, whichever module it is passed in.
+
+        Returns:
+            A call that is over as soon as it is recorded, or None while nothing is to be recorded.
+        """
+        if not self.is_recording:
+            return None
+        outer = self.current
+        module = (outer.point.site if outer else ROOT_SITE) if in_module else PROBES
+        site = inner_site(module, point_name)
+        with self._lock:
+            point = self.points.get(site)
+            if point is None:
+                around = self.points.get("" if module == ROOT_SITE else unescape(module))
+                aliases = () if around is None else (around.site, *around.aliases)
+                wanted = self._scope.of_site(site, aliases)
+                point = self.points[site] = Point(site, aliases, wanted=wanted, kind=kind)
+            call = self._count(point, 0)
+            point.returned += 1
+        return call
+
+    def _count(self, point: Point, token: int) -> Call:
+        """Number a call that begins now; the lock is held."""
+        outer = self.current
+        step = (outer.within if outer else None) or self._step
+        number = step.counts.get(point.site, 0)
+        step.counts[point.site] = number + 1
+        call = Call(point, step.number, number, token, step, point.calls)
+        point.calls += 1
+        if step.number > self.last_step:
+            self.last_step = step.number
         return call
 
     def leave(self, point: Point, token: int) -> Call | None:
@@ -258,37 +221,76 @@ class Recorder:
                 del stack[i:]
                 break
 
+    def wants(self, call: Call, slot: str, *, required: bool = False) -> bool:
+        """Whether a tensor or a value of a call is to be recorded; `required` ones pass every filter."""
+        if required:
+            return True
+        if not self._scope.limits.allow(call.step, call.ordinal):
+            return False
+        return self._is_wanted(call.point, Key(call.point.site, slot, call.step, call.number))
+
+    def next_order(self) -> int:
+        """The execution order number of a tensor that is recorded now, or on its way."""
+        with self._lock:
+            self._order += 1
+            return self._order - 1
+
     def tensor(
-        self, call: Call, slot: str, bits: Array, dtype: DType, shape: tuple[int, ...], *, required: bool
+        self,
+        call: Call,
+        slot: str,
+        bits: Array,
+        dtype: DType,
+        shape: tuple[int, ...],
+        *,
+        required: bool = False,
+        order: int | None = None,
     ) -> None:
-        """Record one tensor of a call; `required` ones pass every filter.
+        """Record one tensor of a call, which `wants` has let pass.
+
+        Args:
+            call: The call.
+            slot: Which tensor of it.
+            bits: Its stored elements; free again on return.
+            dtype: Its logical dtype.
+            shape: Its shape.
+            required: Whether it passed every filter.
+            order: Its number by `next_order`; the next one if None.
 
         Raises:
             WriteError: The sink failed; nothing more is recorded.
         """
         key = Key(call.point.site, slot, call.step, call.number)
-        taken = self._hand_over(call.point, key, required, self._sink.add, key, bits, dtype, shape)
-        if taken and self._is_wanted(call.point, key):
+        most = self._scope.limits.max_bytes
+        if self.stopped is not None:
+            return
+        if most is not None and self._sink.stored_bytes + bits.nbytes > most:
+            self.stopped = key.text
+            return
+        order = self.next_order() if order is None else order
+        if not self._hand_over(call.point, key, self._sink.add, key, bits, dtype, shape, order=order):
+            return
+        if not required or self.wants(call, slot):
             call.point.records += 1
-        if taken and required and dtype.kind in ("int", "uint"):
+        if required and dtype.kind in ("int", "uint"):
             ids = hashlib.sha256(decode(bits, dtype).astype("<i8").tobytes()).hexdigest()
             self.inputs[key.text] = {"sha256": ids, "shape": list(shape), "dtype": dtype.name}
 
-    def value(self, call: Call, slot: str, value: object, *, required: bool) -> None:
-        """Record one leaf that is no tensor; as `tensor`."""
+    def value(self, call: Call, slot: str, value: object, *, required: bool = False) -> None:
+        """Record one leaf that is no tensor, which `wants` has let pass; as `tensor`."""
+        if self.stopped is not None:
+            return
         key = Key(call.point.site, slot, call.step, call.number)
-        taken = self._hand_over(call.point, key, required, self._sink.add_value, key.text, value)
-        if taken and self._is_wanted(call.point, key):
+        taken = self._hand_over(call.point, key, self._sink.add_value, key.text, value)
+        if taken and (not required or self.wants(call, slot)):
             call.point.values += 1
 
     def _hand_over(
-        self, point: Point, key: Key, required: bool, add: Callable[..., None], *arguments: Any
+        self, point: Point, key: Key, add: Callable[..., None], *arguments: Any, **options: Any
     ) -> bool:
-        """Give the sink what passes the filters; return whether it took it."""
-        if not required and not self._is_wanted(point, key):
-            return False
+        """Give it to the sink; return whether it took it."""
         try:
-            add(*arguments)
+            add(*arguments, **options)
         except WriteError as error:
             self.failure = error
             raise
@@ -316,7 +318,7 @@ class Recorder:
         if not required:
             if point.wanted is False:
                 return
-            if call and not self._is_wanted(point, Key(point.site, slot, call.step, call.number)):
+            if call and not self.wants(call, slot):
                 return
         slot = abbreviate(slot)
         point.lost[slot] = (abbreviate(reason, 300), point.lost.get(slot, ("", 0))[1] + 1)

@@ -1,17 +1,24 @@
-"""Which records to keep: globs that include and exclude sites and slots."""
+"""Which records to keep: globs that include and exclude sites and slots, and limits."""
 
 from __future__ import annotations
 
 import difflib
 import fnmatch
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
+from tensorcap.limits import Limits
 from tensorcap_formats.errors import UsageError, abbreviate
-from tensorcap_formats.keys import Key
+from tensorcap_formats.keys import PROBES, Key, module_of
 
 
 class Scope:
     """Globs of the user; one without `/` is for sites, any other for whole keys (NAM-8).
+
+    Attributes:
+        include: What to keep, all if empty.
+        exclude: What not to keep; it wins.
+        limits: What else is not kept.
 
     Example:
         >>> scope = Scope(include=["layers.*"], exclude=["*/input*"])
@@ -21,9 +28,15 @@ class Scope:
         (True, False)
     """
 
-    def __init__(self, include: str | Iterable[str] = (), exclude: str | Iterable[str] = ()) -> None:
-        self.include = _as_tuple(include)
-        self.exclude = _as_tuple(exclude)
+    def __init__(
+        self,
+        include: str | Iterable[str] = (),
+        exclude: str | Iterable[str] = (),
+        limits: Limits | None = None,
+    ) -> None:
+        self.include = as_tuple(include)
+        self.exclude = as_tuple(exclude)
+        self.limits = limits or Limits()
         self._unmatched = {p for p in self.include if "/" in p}
 
     def of_site(self, site: str, aliases: Sequence[str] = ()) -> bool | None:
@@ -34,7 +47,7 @@ class Scope:
         if not hits and self.include and not any("/" in p for p in self.include):
             return False
         by_key = (self.include and not hits) or any("/" in p for p in (*self.include, *self.exclude))
-        return None if by_key else True
+        return None if by_key or not self.limits.are_none else True
 
     def allows(self, key: Key, aliases: Sequence[str] = ()) -> bool:
         """Whether one record is wanted, whose site is not ruled out."""
@@ -46,9 +59,9 @@ class Scope:
             return False
         return not any(_fits_key(p, texts, key.site, aliases) for p in self.exclude)
 
-    def describe(self) -> dict[str, list[str]]:
-        """The globs, as the run's metadata keep them."""
-        return {"include": list(self.include), "exclude": list(self.exclude)}
+    def describe(self) -> dict[str, Any]:
+        """The globs and limits, as the run's metadata keep them."""
+        return {"include": list(self.include), "exclude": list(self.exclude), **self.limits.describe()}
 
     def unmatched(self, captured: Iterable[tuple[str, Sequence[str]]]) -> tuple[str, ...]:
         """Include globs of which nothing was captured.
@@ -75,6 +88,10 @@ class Scope:
         """
         for pattern in self.include:
             site = _site_of(pattern)
+            if site is not None and ":" in site:
+                site = module_of(site)
+                if fnmatch.fnmatchcase(PROBES, site):
+                    continue  # which probes there are is known when they are passed
             if site is not None and any(fnmatch.fnmatchcase(s, site) for s in sites):
                 continue
             close = difflib.get_close_matches(site or pattern, list(sites), n=3)
@@ -86,7 +103,8 @@ class Scope:
             )
 
 
-def _as_tuple(patterns: str | Iterable[str]) -> tuple[str, ...]:
+def as_tuple(patterns: str | Iterable[str]) -> tuple[str, ...]:
+    """Globs as a tuple, where one alone may be given as a text."""
     return (patterns,) if isinstance(patterns, str) else tuple(patterns)
 
 

@@ -68,7 +68,7 @@ class Tally:
 
     Attributes:
         records: What it was given.
-        stored_bytes: None are stored.
+        stored_bytes: The same as `tensor_bytes`: what is equal to another is not known.
     """
 
     def __init__(self) -> None:
@@ -87,6 +87,7 @@ class Tally:
         """Count one tensor."""
         self.records.append(Tallied(key, dtype, shape, bits.nbytes))
         self.tensor_bytes += bits.nbytes
+        self.stored_bytes = self.tensor_bytes
 
     def add_value(self, key_text: str, value: object) -> None:
         """Leave a value out of account."""

@@ -17,10 +17,11 @@ from tensorcap_formats.errors import UsageError, abbreviate
 
 MAX_KEY_BYTES: Final = 4096
 ROOT_SITE: Final = "@root"
+PROBES: Final = "probe"  # stands in the place of the module in the site of a probe (NAM-9)
 
 _NUMBER: Final = r"(?:0|[1-9][0-9]{0,17})"
 _FULL: Final = re.compile(
-    rf"(?:rank({_NUMBER})/)?({_NUMBER})/(@root|[^/@]+)(?:@({_NUMBER}))?/([^/@]+)", re.ASCII
+    rf"(?:rank({_NUMBER})/)?({_NUMBER})/(@root(?::[^/@]+)?|[^/@]+)(?:@({_NUMBER}))?/([^/@]+)", re.ASCII
 )
 # Kept as they are: letters and digits of any script, and ASCII that no shell and no glob treats specially.
 _UNSAFE: Final = re.compile(r"[^\w.,:+=\-]")
@@ -95,9 +96,10 @@ class Key:
                 )
             return cls(text)
         rank, step, site, call, slot = found.groups()
-        for part in (site, slot):
-            if not _SAFE.fullmatch(part) and part != ROOT_SITE and escape(unescape(part)) != part:
-                raise UsageError(f"key {abbreviate(text)!r}: {part!r} is not in escaped form (NAM-4)")
+        if not _SAFE.fullmatch(site) and not _is_escaped_site(site):
+            raise UsageError(f"key {abbreviate(text)!r}: {site!r} is not in escaped form (NAM-4)")
+        if not _SAFE.fullmatch(slot) and escape(unescape(slot)) != slot:
+            raise UsageError(f"key {abbreviate(text)!r}: {slot!r} is not in escaped form (NAM-4)")
         key = cls(site, slot, int(step), int(call or 0), int(rank or 0))
         if key.text != text:
             raise UsageError(f"key {abbreviate(text)!r}: not canonical, expected {key.text!r} (NAM-3)")
@@ -125,6 +127,40 @@ def escape(name: str) -> str:
     return _escape(name, _UNSAFE)
 
 
+def module_site(name: str) -> str:
+    """The site of a module path; empty for the root module.
+
+    Example:
+        >>> module_site("model.layers.0"), module_site(""), module_site("a:b")
+        ('model.layers.0', '@root', 'a%3Ab')
+    """
+    return escape(name).replace(":", "%3A") if name else ROOT_SITE
+
+
+def inner_site(module: str, point: str) -> str:
+    """The site of a place within the code of a module (NAM-9).
+
+    Args:
+        module: The site of the module; `PROBES` for a place whose name alone counts.
+        point: The name of the place: an op, a node, a function.
+
+    Example:
+        >>> inner_site("model.layers.0.mlp", "aten.mm.default")
+        'model.layers.0.mlp:aten.mm.default'
+    """
+    return f"{module}:{escape(point)}"
+
+
+def module_of(site: str) -> str:
+    """The site of the module that a site is, or lies within.
+
+    Example:
+        >>> module_of("model.layers.0.mlp:aten.mm.default"), module_of("lm_head")
+        ('model.layers.0.mlp', 'lm_head')
+    """
+    return site.partition(":")[0]
+
+
 def escape_bare(name: str) -> str:
     """Write the name of a tensor from elsewhere as a bare key; `/` and `@` stay.
 
@@ -147,6 +183,12 @@ def _unescape(run: str) -> str:
         return bytes.fromhex(run.replace("%", "")).decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:  # no text was ever escaped so; as it stands, it is not in escaped form
         return run
+
+
+def _is_escaped_site(site: str) -> bool:
+    module, colon, point = site.partition(":")
+    is_module = module in ("", ROOT_SITE) or module_site(unescape(module)) == module
+    return is_module and (not colon or escape(unescape(point)) == point)
 
 
 def _escape(name: str, unsafe: re.Pattern[str]) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
+from tensorcap.plan import Plan
 from tensorcap.recorder import Recorder
 from tensorcap_formats.errors import UsageError, missing_package
 
@@ -48,11 +49,12 @@ class Adapter(Protocol):
         """All sites, the model itself first, in the order of the module tree."""
 
     def tap(
-        self, model: Any, names: Collection[str], recorder: Recorder, *, inputs: bool
+        self, model: Any, names: Collection[str], recorder: Recorder, plan: Plan
     ) -> AbstractContextManager[None]:
-        """Tell the recorder of every call of the named sites; the model is as before afterwards.
+        """Tell the recorder of every call of the named sites, and of all else that the plan wants.
 
-        The inputs of the model itself are recorded even without `inputs` and if it is not named.
+        The model is as before afterwards. The inputs of the model itself are recorded even if the plan
+        wants no inputs and it is not named.
         """
 
     def describe(self, model: Any) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -13,9 +13,11 @@ from torch import nn
 
 from tensorcap.adapters import Site
 from tensorcap.adapters._torch_description import describe, sources, tree
+from tensorcap.adapters._torch_leaves import Leaves
 from tensorcap.adapters._torch_perturbation import perturb
 from tensorcap.adapters._torch_tap import is_compiled, record_inputs, tap
 from tensorcap.adapters._torch_tensors import device_named, dtype_named, from_stored
+from tensorcap.plan import Plan
 from tensorcap.recorder import Recorder
 from tensorcap.workload import StoredInput, Workload
 from tensorcap_formats.errors import UsageError
@@ -50,12 +52,13 @@ class TorchAdapter:
             found.append(Site(name, tuple(further.get(name, ())), note, is_capturable=not obstacle))
         return found
 
-    def tap(
-        self, model: nn.Module, names: Collection[str], recorder: Recorder, *, inputs: bool
-    ) -> AbstractContextManager[None]:
+    @contextmanager
+    def tap(self, model: nn.Module, names: Collection[str], recorder: Recorder, plan: Plan) -> Iterator[None]:
         """Hook the named modules."""
         modules, _ = tree(model)
-        return tap(modules, model, names, recorder, inputs=inputs)
+        leaves = Leaves(recorder)
+        with tap(modules, model, names, leaves, inputs=plan.inputs):
+            yield
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
         """Classes, parameters, configuration, settings."""

@@ -17,12 +17,7 @@ from torch import nn
 from tensorcap.adapters._torch_tensors import dtype_name
 from tensorcap.metadata import jsonable, redact
 from tensorcap.structure import class_name
-from tensorcap_formats.keys import ROOT_SITE, escape
-
-
-def site_of(name: str) -> str:
-    """The site of a module path."""
-    return escape(name) if name else ROOT_SITE
+from tensorcap_formats.keys import module_site
 
 
 def tree(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, str]]:
@@ -66,7 +61,7 @@ def describe(model: nn.Module) -> dict[str, Any]:
         "device": _device(model),
         "seed": torch.initial_seed(),
         "modules": [_describe_module(name, module) for name, module in modules.items()],
-        "aliases": {site_of(alias): site_of(name) for alias, name in aliases.items()},
+        "aliases": {module_site(alias): module_site(name) for alias, name in aliases.items()},
     }
 
 

@@ -9,29 +9,23 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import FunctionType, MethodType
 from typing import Any, Final
 
-import numpy as np
 import torch
 from torch import nn
 
-from tensorcap.adapters._torch_description import site_of, tree
-from tensorcap.adapters._torch_tensors import NotCapturableError, stored
-from tensorcap.recorder import Call, Point, Recorder
-from tensorcap.structure import Kinds, walk
-from tensorcap_formats.errors import WriteError
-from tensorcap_formats.keys import escape
+from tensorcap.adapters._torch_description import tree
+from tensorcap.adapters._torch_leaves import KINDS, Leaves, unseen
+from tensorcap.adapters._torch_tensors import stored
+from tensorcap.point import Point
+from tensorcap.recorder import Call, Recorder
+from tensorcap.structure import walk
+from tensorcap_formats.keys import escape, module_site
 
-KINDS: Final = Kinds(
-    tensors=(torch.Tensor, np.ndarray),
-    opaque=(nn.Module,),
-    texts=(torch.dtype, torch.device, torch.layout, torch.memory_format),
-)
 _FUNCTIONS: Final = (FunctionType, MethodType)
-_SIMPLE: Final = (type(None), bool, int, str)
 _COMPILED: Final = "inside a compiled graph (torch.compile)"
 _TRACED: Final = "under torch.jit.trace"
 _REMOVED: Final = "its hook was removed before the block ended"
@@ -48,7 +42,7 @@ def tap(
     modules: Mapping[str, nn.Module],
     root: nn.Module,
     names: Collection[str],
-    recorder: Recorder,
+    leaves: Leaves,
     *,
     inputs: bool,
 ) -> Iterator[None]:
@@ -56,6 +50,7 @@ def tap(
 
     What came into the model, or took our hooks away, during the block is told when it ends.
     """
+    recorder = leaves.recorder
     signatures: dict[Any, list[str]] = {}
     hooked: list[tuple[nn.Module, _Tapped]] = []
     with ExitStack() as hooks:
@@ -64,7 +59,7 @@ def tap(
             if name not in names and not (is_root and recorder.points[name].is_capturable):
                 continue
             slots = tuple(f"input.{escape(n)}" for n in _argument_names(module, signatures))
-            tapped = _Tapped(recorder.points[name], recorder, slots, inputs or is_root, is_root)
+            tapped = _Tapped(recorder.points[name], recorder, leaves, slots, inputs or is_root, is_root)
             before = module.register_forward_pre_hook(_Before(tapped), with_kwargs=True)
             after = module.register_forward_hook(_After(tapped), with_kwargs=True)
             tapped.before_id, tapped.after_id = before.id, after.id
@@ -90,7 +85,7 @@ def _tell_unseen(modules: Mapping[str, nn.Module], root: nn.Module, recorder: Re
     for name, module in tree(root)[0].items():
         if name not in modules:
             if id(module) not in known:
-                recorder.add_point(name, site_of(name), _ADDED)
+                recorder.add_point(name, module_site(name), _ADDED)
         elif module is not modules[name]:
             recorder.lose(recorder.points[name], "output", _REPLACED)
     answers: dict[type, bool] = {}
@@ -133,6 +128,7 @@ class _Tapped:
     Attributes:
         point: Where it is recorded.
         recorder: By what.
+        leaves: What takes its values.
         slots: Of its positional arguments.
         inputs: Whether they are recorded.
         is_root: Whether it is the model itself.
@@ -142,44 +138,12 @@ class _Tapped:
 
     point: Point
     recorder: Recorder
+    leaves: Leaves
     slots: tuple[str, ...]
     inputs: bool
     is_root: bool
     before_id: int = -1
     after_id: int = -1
-
-    def record(self, call: Call, slot: str, value: object, *, required: bool) -> None:
-        """Record all leaves of a value; trouble with it must not become trouble of the model."""
-        try:
-            if type(value) is torch.Tensor:
-                self._record_tensor(call, slot, value, required=required)
-            elif type(value) in _SIMPLE:
-                self.recorder.value(call, slot, value, required=required)
-            else:
-                for leaf in walk(value, KINDS):
-                    name = f"{slot}.{escape(leaf.name)}" if leaf.name else slot
-                    if leaf.is_tensor:
-                        self._record_tensor(call, name, leaf.value, required=required)
-                    elif leaf.reason:
-                        self.recorder.lose(call.point, name, leaf.reason, required=required)
-                    else:
-                        self.recorder.value(call, name, leaf.value, required=required)
-        except WriteError:
-            raise
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            self.recorder.lose(call.point, slot, reason, required=required)
-
-    def _record_tensor(self, call: Call, slot: str, tensor: Any, *, required: bool) -> None:
-        try:
-            found = stored(tensor)
-        except (NotCapturableError, RuntimeError, NotImplementedError, TypeError) as error:
-            reason = str(error).partition("\n")[0]
-            if not isinstance(error, NotCapturableError):
-                reason = f"{type(error).__name__}: {reason}"
-            self.recorder.lose(call.point, slot, reason, call=call, required=required)
-            return
-        self.recorder.tensor(call, slot, found.bits, found.dtype, found.shape, required=required)
 
 
 class _Hook:
@@ -227,11 +191,11 @@ class _Before(_Hook):
             if next(reversed(hooks), None) != tapped.before_id and not _is_last(hooks, tapped.before_id):
                 hooks[tapped.before_id] = hooks.pop(tapped.before_id)  # in time for the next call
                 recorder.lose(point, "input", _OVERTAKEN, required=tapped.is_root)
-            with _unseen():
+            with unseen():
                 self._record_inputs(call, args, kwargs)
 
     def _record_inputs(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        record, slots, required = self._tapped.record, self._tapped.slots, self._tapped.is_root
+        record, slots, required = self._tapped.leaves.record, self._tapped.slots, self._tapped.is_root
         for slot, value in zip(slots, args, strict=False):
             record(call, slot, value, required=required)
         for i, value in enumerate(args[len(slots) :]):
@@ -263,8 +227,8 @@ class _After(_Hook):
             hooks: Any = module._forward_hooks
             if next(reversed(hooks), None) != tapped.after_id and not _is_last(hooks, tapped.after_id):
                 recorder.lose(point, "output", _OVERTAKEN)
-            with _unseen():
-                tapped.record(call, "output", output, required=False)
+            with unseen():
+                tapped.leaves.record(call, "output", output, required=False)
         elif recorder.is_paused:
             recorder.lose(point, "output", _PAUSED)
         recorder.finish(call)
@@ -285,7 +249,7 @@ def _is_last(hooks: Any, own: int) -> bool:
 def record_inputs(inputs: Any, recorder: Recorder) -> None:
     """Record the tensors that a run is given as `given.NAME` of the root, before its first call."""
     call = Call(recorder.points[""], 0, 0)
-    with torch.no_grad(), _unseen():
+    with torch.no_grad(), unseen():
         for leaf in walk(inputs, KINDS):
             if leaf.is_tensor:
                 found = stored(leaf.value)
@@ -344,19 +308,3 @@ def _noting(recorder: Recorder, point: Point) -> Callable[[], None]:
     # What torch.compiler.assume_constant_result does, without importing the compiler
     note._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return note
-
-
-def _unseen() -> AbstractContextManager[Any]:
-    """Keep what a hook does out of the sight of modes that the user has switched on."""
-    if not torch._C._len_torch_dispatch_stack() and not torch._C._len_torch_function_stack():
-        return _NOTHING
-    stack = ExitStack()
-    if torch._C._len_torch_dispatch_stack() and "torch.utils._python_dispatch" in sys.modules:
-        from torch.utils._python_dispatch import _disable_current_modes
-
-        stack.enter_context(_disable_current_modes())
-    stack.enter_context(torch._C.DisableTorchFunction())
-    return stack
-
-
-_NOTHING: Final = nullcontext()

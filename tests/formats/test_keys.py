@@ -7,7 +7,17 @@ import random
 import pytest
 
 from tensorcap_formats.errors import UsageError
-from tensorcap_formats.keys import Key, escape, escape_bare, matches, natural, unescape
+from tensorcap_formats.keys import (
+    Key,
+    escape,
+    escape_bare,
+    inner_site,
+    matches,
+    module_of,
+    module_site,
+    natural,
+    unescape,
+)
 
 
 @pytest.mark.spec("NAM-1")
@@ -22,6 +32,9 @@ from tensorcap_formats.keys import Key, escape, escape_bare, matches, natural, u
         ("999999999999999999/a/b", Key("a", "b", step=999999999999999999)),
         ("0/größe/字", Key("größe", "字")),
         ("0/a%2Fb/..c", Key("a%2Fb", "..c")),
+        ("0/mlp:aten.mm.default@1/output", Key("mlp:aten.mm.default", "output", call=1)),
+        ("0/@root:generate/scores", Key("@root:generate", "scores")),
+        ("0/a%3Ab:c:d/output", Key("a%3Ab:c:d", "output")),
     ],
 )
 def test_a_full_key_is_read_into_its_parts_and_written_back(text: str, key: Key) -> None:
@@ -195,3 +208,28 @@ def test_natural_order_counts() -> None:
 )
 def test_a_glob_is_held_against_the_site_or_the_whole_key(text: str, pattern: str, expected: bool) -> None:
     assert matches(text, pattern) is expected
+
+
+@pytest.mark.spec("NAM-4")
+@pytest.mark.spec("NAM-9")
+@pytest.mark.parametrize(
+    ("module", "point", "site"),
+    [
+        ("model.layers.2.mlp", "aten.mm.default", "model.layers.2.mlp:aten.mm.default"),
+        ("", "generate", "@root:generate"),
+        ("a:b", "f/g", "a%3Ab:f%2Fg"),
+    ],
+)
+def test_the_first_colon_of_a_site_parts_the_module_from_a_place_within(
+    module: str, point: str, site: str
+) -> None:
+    assert inner_site(module_site(module), point) == site
+    assert module_of(site) == module_site(module)
+    assert Key.parse(f"0/{site}/x").site == site
+
+
+@pytest.mark.spec("NAM-4")
+@pytest.mark.parametrize("site", ["@root%3Ab", "a:b%3A", "a%2fb:c"])
+def test_a_site_that_is_escaped_otherwise_is_refused(site: str) -> None:
+    with pytest.raises(UsageError, match="NAM-4"):
+        Key.parse(f"0/{site}/x")

@@ -1,0 +1,45 @@
+"""What a capture taps beside the outputs of modules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+Level = Literal["module", "op"]
+LEVELS: Final[tuple[Level, ...]] = Level.__args__  # type: ignore[attr-defined] # no public name for it
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is tapped.
+
+    Attributes:
+        inputs: Whether the inputs of modules are recorded.
+        level: `module`, or `op` for every op within them too.
+        ops_in: Globs of the modules, with all below them, whose ops are recorded; all where it is empty.
+        watch: Local variables of functions, as `package.module:Class.method:variable,variable`.
+        grads: Whether gradients of activations and of parameters are recorded.
+        params: Whether parameters and buffers are recorded, once.
+    """
+
+    inputs: bool = True
+    level: Level = "module"
+    ops_in: tuple[str, ...] = ()
+    watch: tuple[str, ...] = ()
+    grads: bool = False
+    params: bool = False
+
+    def describe(self) -> dict[str, Any]:
+        """The plan, as the run's metadata keep it: what is not as by default, and `inputs`."""
+        found: dict[str, Any] = {"inputs": self.inputs}
+        if self.level != "module":
+            found["level"] = self.level
+        if self.ops_in:
+            found["ops_in"] = list(self.ops_in)
+        if self.watch:
+            found["watch"] = list(self.watch)
+        if self.grads:
+            found["grads"] = True
+        if self.params:
+            found["params"] = True
+        return found
