@@ -36,6 +36,7 @@ class Stored(NamedTuple):
 
 class _Form(NamedTuple):
     logical: DType
+    storage: str  # numpy type code of its elements
     view: torch.dtype | None  # what numpy can have it as; None where numpy has the dtype itself
 
 
@@ -44,15 +45,20 @@ def _forms() -> dict[torch.dtype, _Form]:
     for name, logical in DTYPES.items():
         found = getattr(torch, name, None)
         if isinstance(found, torch.dtype):
-            forms[found] = _Form(logical, None if logical.is_native else _SAME_SIZE[logical.itemsize])
+            view = None if logical.is_native else _SAME_SIZE[logical.itemsize]
+            forms[found] = _Form(logical, logical.storage, view)
     return forms
 
 
 _FORMS: Final = _forms()
 
 
-def stored(tensor: Any) -> Stored:
-    """The stored elements of a torch tensor or a numpy array.
+def stored(tensor: Any, part: tuple[slice, ...] | None = None) -> Stored:
+    """The stored elements of a torch tensor or a numpy array; a tensor on a device is waited for.
+
+    Args:
+        tensor: The tensor.
+        part: What of it is wanted: a slice for each axis; all of it if None.
 
     Raises:
         NotCapturableError: It has none.
@@ -60,31 +66,54 @@ def stored(tensor: Any) -> Stored:
     if isinstance(tensor, np.ndarray):
         if isinstance(tensor, np.ma.MaskedArray):
             raise NotCapturableError("a masked array, whose mask would be lost")
+        tensor = tensor if part is None else tensor[part]
         try:
             return Stored(bits_of(tensor), dtype_of(tensor), tensor.shape)
         except UsageError as error:
             raise NotCapturableError(str(error)) from None
+    return on_host(plain(tensor, part))
+
+
+def plain(tensor: torch.Tensor, part: tuple[slice, ...] | None = None) -> torch.Tensor:
+    """The same values where they are, without a history, a class or a pending negation of their own.
+
+    Args:
+        tensor: The tensor.
+        part: As for `stored`.
+
+    Raises:
+        NotCapturableError: It has no values, or none that can be had now.
+    """
     if type(tensor) not in _PLAIN_CLASSES:
         tensor = _as_plain(tensor)
-    form = _FORMS.get(tensor.dtype)
-    if form is None or tensor.layout is not torch.strided or not _is_dense(tensor):
+    if tensor.dtype not in _FORMS or tensor.layout is not torch.strided or not _is_dense(tensor):
         raise NotCapturableError(_reason(tensor))
-    plain = tensor.detach()
-    shape = tuple(plain.shape)
-    if plain.is_conj():
-        plain = plain.resolve_conj()
-    if plain.is_neg():
-        plain = plain.resolve_neg()
-    if plain.device.type != "cpu":
-        _refuse_graph_capture(plain)
-        plain = plain.cpu()
-    plain = plain.contiguous()
+    if not tensor.is_cpu:
+        _refuse_graph_capture(tensor)  # before anything is done on its stream, which would be in the graph
+    values = tensor.detach() if part is None else tensor.detach()[part]
+    if values.is_conj():
+        values = values.resolve_conj()
+    if values.is_neg():
+        values = values.resolve_neg()
+    return values
+
+
+def on_host(values: torch.Tensor) -> Stored:
+    """The stored elements of a plain tensor."""
+    form = _FORMS[values.dtype]
+    shape = tuple(values.shape)
+    values = (values if values.is_cpu else values.cpu()).contiguous()
     if form.view is not None:
-        plain = plain.view(form.view)
-    array: Array = plain.numpy()
-    if array.dtype.str != form.logical.storage:
-        array = array.view(form.logical.storage)
+        values = values.view(form.view)
+    array: Array = values.numpy()
+    if array.dtype.str != form.storage:
+        array = array.view(form.storage)
     return Stored(array, form.logical, shape)
+
+
+def logical_dtype(dtype: torch.dtype) -> DType:
+    """The logical dtype of a plain tensor's dtype."""
+    return _FORMS[dtype].logical
 
 
 def from_stored(bits: Array, logical: DType) -> torch.Tensor:
@@ -170,8 +199,10 @@ def _reason(tensor: torch.Tensor) -> str:
 
 def _refuse_graph_capture(tensor: torch.Tensor) -> None:
     """A copy to the host would break the graph that is being captured."""
-    if tensor.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise NotCapturableError("inside a CUDA graph under capture")
+    if tensor.is_cuda:
+        with torch.cuda.device(tensor.device):  # whose current stream is asked about
+            if torch.cuda.is_current_stream_capturing():
+                raise NotCapturableError("inside a CUDA graph under capture")
 
 
 _is_wrapped: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor

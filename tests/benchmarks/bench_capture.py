@@ -69,15 +69,31 @@ class Replayed(torch.nn.Module):
             step()
 
 
-def measure(folder: Path, layers: int, tokens: int) -> dict[str, float | int]:
+class Repeated(torch.nn.Module):
+    """Gives many small tensors, no two of them equal, as so many sites are called again and again."""
+
+    def __init__(self, sites: int, calls: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.given = [Given(torch.empty(0)) for _ in range(sites)]
+        self.steps = torch.nn.ModuleList(self.given)
+        self.values = list(torch.randn(sites * calls, 256))  # 1 KiB each
+
+    def forward(self) -> None:
+        for i, value in enumerate(self.values):
+            step = self.given[i % len(self.given)]
+            step.value = value
+            step()
+
+
+def measure(folder: Path, replayed: Replayed | Repeated) -> dict[str, float | int]:
     """CPU seconds of giving the outputs, of cloning and keeping them, and of capturing them."""
-    replayed = Replayed(layers, tokens)
     first = Given(torch.ones(1))
     with tensorcap.capture(first, folder / "first.h5"):  # what only the first capture of a process costs
         first()
 
     def cloned() -> None:
-        kept: list[torch.Tensor] = []
+        kept.clear()
         hooks = [s.register_forward_hook(lambda m, i, o: kept.append(o.clone())) for s in replayed.given]
         replayed()
         for hook in hooks:
@@ -90,10 +106,13 @@ def measure(folder: Path, layers: int, tokens: int) -> dict[str, float | int]:
 
         return run
 
+    kept: list[torch.Tensor] = []
+    cloned()
     found: dict[str, float | int] = {
-        "tensors": len(replayed.given),
-        "mebibytes": sum(s.value.nbytes for s in replayed.given) >> 20,
+        "tensors": len(kept),
+        "mebibytes": sum(tensor.nbytes for tensor in kept) >> 20,
     }
+    kept.clear()
     for name, action in (
         ("forward", replayed),
         ("cloned", cloned),
@@ -116,8 +135,9 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         rows = {
-            "6 layers, 1024 tokens": measure(Path(folder), 6, 1024),
-            "24 layers, 16 tokens": measure(Path(folder), 24, 16),
+            "6 layers, 1024 tokens": measure(Path(folder), Replayed(6, 1024)),
+            "24 layers, 16 tokens": measure(Path(folder), Replayed(24, 16)),
+            "200 sites called 50 times": measure(Path(folder), Repeated(200, 50)),
         }
     for row in rows.values():
         clone = row["cloned"] - row["forward"]
