@@ -1,0 +1,161 @@
+"""Find a function by its module and its name, and see through its decorators."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import pkgutil
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cached_property, partial, partialmethod
+from importlib import import_module
+from pathlib import Path
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, Final
+
+from tensorcap_formats.errors import UsageError, abbreviate
+
+_NEEDED: Final = ("tensorcap", "tensorcap_formats", "numpy")  # and the standard library
+_FEW: Final = 12  # as many names are told
+
+
+def function_named(module: str, name: str, where: str, refuse: Callable[[object], str]) -> FunctionType:
+    """Find a function as it was written, beneath its decorators.
+
+    Args:
+        module: Name of its module, or the file of a module that is imported already.
+        name: `function` or `Class.method`.
+        where: The beginning of error messages.
+        refuse: Tells why what the name stands for will not do, or nothing.
+
+    Raises:
+        UsageError: There is none.
+    """
+    thing: Any = _module(module, where)
+    owner = f"module {module!r}"
+    for part in name.split("."):
+        try:
+            found = getattr(thing, part, None)
+        except Exception as error:  # of a module that imports what it is asked for
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise UsageError(f"{where}: {owner} has {part!r}, but does not give it: {reason}") from error
+        if found is None:
+            names = [n for n in dir(thing) if not n.startswith("__")]
+            raise UsageError(
+                f"{where}: {owner} has no {abbreviate(part)!r}",
+                hint=did_you_mean(part, names) or _its_functions(thing),
+            )
+        thing, owner = found, f"{part!r}"
+    layers = list(_layers(thing))
+    reason = next(filter(None, map(refuse, layers)), "")
+    if reason:
+        raise UsageError(f"{where}: {name} is {reason}, so that its variables cannot be seen")
+    functions = [layer for layer in layers if isinstance(layer, FunctionType)]
+    if not functions:
+        raise UsageError(
+            f"{where}: {name} is {_what(thing)}, expected a Python function", hint=_its_functions(thing)
+        )
+    own = [f for f in functions if f.__code__.co_name == name.rpartition(".")[2]]
+    exact = [f for f in own if getattr(f.__code__, "co_qualname", "") == name]  # since Python 3.11
+    chosen: FunctionType = (exact or own or [inspect.unwrap(functions[0])])[-1]
+    if _is_needed(chosen):
+        raise UsageError(
+            f"{where}: {name} is a function that a capture itself may call; it cannot be watched"
+        )
+    return chosen
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """The names that are near to one that is not there, as a sentence; empty where none is."""
+    close = difflib.get_close_matches(name, known, n=3)
+    return f"Did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def _module(name: str, where: str) -> ModuleType:
+    if name.endswith(".py"):
+        path = Path(name).expanduser().resolve()
+        for module in list(sys.modules.values()):
+            file = inspect.getattr_static(module, "__file__", None)  # some import when they are asked
+            if isinstance(file, str) and Path(file).resolve() == path:
+                return module
+        raise UsageError(f"{where}: no module was imported from {name!r}")
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise UsageError(f"{where}: module {name!r} cannot be imported: {error}") from error
+        raise UsageError(
+            f"{where}: there is no module {abbreviate(error.name)!r}",
+            hint=did_you_mean(error.name, _siblings(error.name)) or None,
+        ) from None
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise UsageError(f"{where}: module {abbreviate(name)!r} cannot be imported: {reason}") from error
+
+
+def _siblings(name: str) -> list[str]:
+    """The names of the modules beside one that is not there."""
+    package, dot, _ = name.rpartition(".")
+    if not dot:
+        return [n for n in sys.modules if "." not in n]
+    paths = getattr(sys.modules.get(package), "__path__", [])
+    return [f"{package}.{found.name}" for found in pkgutil.iter_modules(paths)]
+
+
+def _layers(thing: Any) -> Iterator[Any]:
+    """What a name stands for, then all that its decorators wrapped, from the outside to the inside."""
+    pending, seen = [thing], set[int]()
+    while pending:
+        layer = pending.pop(0)
+        if id(layer) in seen:
+            continue
+        seen.add(id(layer))
+        yield layer
+        if isinstance(layer, type):
+            continue
+        inner: Iterable[Any] = [getattr(layer, "__wrapped__", None)]
+        if isinstance(layer, (MethodType, staticmethod, classmethod)):
+            inner = [layer.__func__]
+        elif isinstance(layer, property):
+            inner = [layer.fget]
+        elif isinstance(layer, (partial, partialmethod, cached_property)):
+            inner = [layer.func]
+        elif isinstance(layer, FunctionType):
+            inner = [*inner, *_closed_over(layer)]
+        pending += [i for i in inner if callable(i) or isinstance(i, (staticmethod, classmethod))]
+
+
+def _closed_over(function: FunctionType) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        try:
+            content = cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+        if isinstance(content, (FunctionType, MethodType, partial)):
+            yield content
+
+
+def _is_needed(function: FunctionType) -> bool:
+    """Whether what records a call of the function could call it."""
+    if (function.__module__ or "").partition(".")[0] in _NEEDED:
+        return True
+    file, library = Path(function.__code__.co_filename), Path(inspect.__file__).parent
+    parts = file.relative_to(library).parts if file.is_relative_to(library) else ("site-packages",)
+    return parts[0] not in ("site-packages", "dist-packages")
+
+
+def _what(thing: object) -> str:
+    if inspect.isclass(thing):
+        return "a class"
+    if inspect.isroutine(thing) or callable(thing):
+        kind = type(thing)
+        return f"a function that is not written in Python ({kind.__module__}.{kind.__qualname__})"
+    return f"an object of class {type(thing).__qualname__}"
+
+
+def _its_functions(thing: object) -> str | None:
+    if not isinstance(thing, (type, ModuleType)):
+        return None
+    names = [n for n, v in vars(thing).items() if inspect.isroutine(v) and not n.startswith("__")]
+    more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
+    return f"It has: {', '.join(names[:_FEW])}{more}." if names else None

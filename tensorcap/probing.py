@@ -1,0 +1,113 @@
+"""Probes: named points in code that its author can edit."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, Protocol, TypeVar
+
+from tensorcap.point import Kind
+from tensorcap.recorder import Call, Recorder
+from tensorcap_formats.errors import UsageError
+from tensorcap_formats.keys import ROOT_SITE
+
+_T = TypeVar("_T")
+
+
+class _Party(Protocol):
+    @property
+    def is_under_way(self) -> bool: ...
+
+
+_P = TypeVar("_P", bound=_Party)
+
+
+class Taker(Protocol):
+    """What an adapter makes of a capture, for code within a model to hand values to it."""
+
+    @property
+    def recorder(self) -> Recorder:
+        """The capture's."""
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a call of the capture's model is under way in this thread."""
+
+    def begin(self, name: str, kind: Kind, *, is_alone: bool) -> Call | None:
+        """A function is called, or a probe is passed.
+
+        Args:
+            name: Its name.
+            kind: Which of the two.
+            is_alone: Whether no other capture could be meant.
+
+        Returns:
+            The call, or None where nothing is recorded; of what cannot be, that is told.
+        """
+
+    def take(self, call: Call, slot: str, value: object, *, only_tensors: bool = False) -> None:
+        """Record a value of a call."""
+
+
+def probe(name: str, value: _T) -> _T:
+    """Give a value a name, by which it is captured.
+
+    A capture that is under way records it at the site `probe:NAME`, wherever in the model this is, so
+    that it pairs by its name with the same probe in another implementation. Costs next to nothing while
+    nothing is captured. Code that torch.compile compiles may hold probes, which it leaves out; code for
+    torch.jit.script may not.
+
+    Args:
+        name: The name, the same in all implementations.
+        value: A tensor, or any structure of tensors and plain values.
+
+    Returns:
+        The value itself.
+
+    Raises:
+        UsageError: The name is no text, or empty.
+
+    Example:
+        >>> probe("scores", [1.0, 2.0])
+        [1.0, 2.0]
+    """
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"probe: the name is {name!r}, expected a text that is not empty")
+    if _TAKERS:
+        _hand_over(name, value)
+    return value
+
+
+@contextmanager
+def probing(taker: Taker) -> Iterator[None]:
+    """Have a capture take what is probed until the block ends."""
+    with _LOCK:
+        _TAKERS.append(taker)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _TAKERS.remove(taker)
+
+
+def concerned(parties: Sequence[_P]) -> Sequence[_P]:
+    """Of several captures, those with a call of their model under way in this thread, or all if none has."""
+    if len(parties) < 2:
+        return parties
+    return [party for party in parties if party.is_under_way] or parties
+
+
+def _hand_over(name: str, value: object) -> None:
+    takers = tuple(_TAKERS)  # as other threads may change it
+    for taker in concerned(takers):
+        call = taker.begin(name, "probe", is_alone=len(takers) == 1)
+        if call is not None:
+            outer, point = taker.recorder.current, call.point
+            taker.take(call, "value", value)
+            if point.records or point.values or not point.lost:  # else it would seem to be captured
+                taker.take(call, "module", outer.point.site if outer else ROOT_SITE)
+
+
+_LOCK: Final = threading.Lock()
+_TAKERS: Final[list[Taker]] = []
