@@ -1,0 +1,306 @@
+"""The data-flow graph of a run whose ops were recorded: what each op was given, and where it came from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.dtypes import DTYPES, Array, DType, decode
+from tensorcap_formats.errors import CorruptArchiveError, ReadError, TensorNotFoundError, no_such_tensor
+from tensorcap_formats.keys import Key, module_site
+
+_SLOT: Final = "op"  # of the facts of an op, a value
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A tensor that is not stored: elements of another one, without a copy.
+
+    Attributes:
+        shape: Its shape.
+        strides: Of each axis, over the elements of the other tensor in C order.
+        offset: Of its first element, among them.
+        dtype: Its logical dtype; offset and strides count elements of it.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What an op was given, or gave: a tensor and where its values are, or a number.
+
+    Attributes:
+        name: Of the argument (`query`, `tensors.0`), or the slot (`output.1`).
+        key: Key text of the record that holds the values; of the one that it is a view of, if `view` is
+            set; of the output that is the same view, if it is an op's input and not stored.
+        parameter: The parameter or buffer that it is, or is a view of, in the place of a key.
+        writes: How often that was seen to be written to before; its recorded value is then another.
+        view: How to read it from what `key` or `parameter` names; None for all of that.
+        note: Why its values are nowhere; empty where they are somewhere.
+        number: What it is where it is no tensor.
+    """
+
+    name: str
+    key: str | None = None
+    parameter: str | None = None
+    writes: int = 0
+    view: View | None = None
+    note: str = ""
+    number: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One run of an op.
+
+    Attributes:
+        where: Step, site and call, as a text: `0/model.layers.0.mlp:aten.mul.Tensor`.
+        op: Its name.
+        order: Execution order number, comparable with that of records.
+        module: Site of the module that ran it.
+        module_call: Number of that module's call within the step.
+        class_name: Class of the module.
+        file: Where in the user's code it stands; None if nowhere, or unknown.
+        line: The line in it.
+        function: The function.
+        inputs: Its tensor arguments, in the order of its signature.
+        arguments: Its other arguments, those only that were given.
+        outputs: What it returned, and what it wrote to.
+    """
+
+    where: str
+    op: str
+    order: int
+    module: str
+    module_call: int
+    class_name: str
+    file: str | None
+    line: int | None
+    function: str | None
+    inputs: tuple[Value, ...]
+    arguments: Mapping[str, Any]
+    outputs: tuple[Value, ...]
+
+    def input(self, name: str) -> Value:
+        """The tensor argument of that name.
+
+        Raises:
+            TensorNotFoundError: There is none.
+        """
+        for value in self.inputs:
+            if value.name == name:
+                return value
+        raise no_such_tensor(self.where, name, [value.name for value in self.inputs])
+
+
+@dataclass(slots=True)
+class Graph:
+    """Nodes in execution order, and how to get at any value between them, also at one that is not stored.
+
+    Attributes:
+        nodes: All nodes, in execution order.
+
+    Example:
+        The probabilities of fused attention, which no module returns:
+
+        >>> import tempfile, torch, tensorcap
+        >>> class Attention(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         q, k, v = x.reshape(4, 3, 8).unbind(1)
+        ...         q, k, v = (t[None, None] for t in (q, k, v))
+        ...         return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> model, path = Attention(), folder.name + "/ref.h5"
+        >>> with torch.no_grad(), tensorcap.capture(model, path, level="op"):
+        ...     _ = model(torch.randn(4, 24))
+        >>> with tensorcap.open_archive(path) as archive:
+        ...     graph = Graph.of(archive)
+        ...     (node,) = [node for node in graph.nodes if "scaled_dot_product" in node.op]
+        ...     q, k = (graph.read(node.input(name)).astype("f8") for name in ("query", "key"))
+        >>> scores = q @ k.swapaxes(-1, -2) / q.shape[-1] ** 0.5
+        >>> e = np.exp(scores - scores.max(-1, keepdims=True))
+        >>> np.round((e / e.sum(-1, keepdims=True)).sum(-1), 9).tolist()
+        [[[1.0, 1.0, 1.0, 1.0]]]
+        >>> folder.cleanup()
+    """
+
+    archive: Archive
+    nodes: tuple[Node, ...]
+    _by_where: dict[str, Node] = field(repr=False)
+    _outputs: dict[str, Value] = field(repr=False)
+    _consumers: dict[str, list[Node]] = field(repr=False)
+
+    @classmethod
+    def of(cls, archive: Archive) -> Graph:
+        """Read the graph of an archive; it is needed as long as values are read.
+
+        Raises:
+            CorruptArchiveError: What the archive says of an op is not as specified.
+            TensorNotFoundError: It says nothing of any op.
+        """
+        found = []
+        for text, facts in archive.values.items():
+            if text.endswith(f"/{_SLOT}") and isinstance(facts, dict):
+                where = text.rpartition("/")[0]
+                try:
+                    found.append(_node(where, facts))
+                except (KeyError, TypeError, ValueError, AttributeError) as error:
+                    raise CorruptArchiveError(
+                        f"{archive.path}: {where}: what it says of the op is not as specified (CAP-11): "
+                        f"{type(error).__name__}: {error}"
+                    ) from error
+        if not found:
+            raise TensorNotFoundError(
+                f"{archive.path}: holds no ops", hint="Capture with --level op, or --level export."
+            )
+        nodes = tuple(sorted(found, key=lambda node: node.order))
+        consumers: dict[str, list[Node]] = {}
+        for node in nodes:
+            for key in dict.fromkeys(value.key for value in node.inputs if value.key is not None):
+                consumers.setdefault(key, []).append(node)
+        outputs = {f"{node.where}/{value.name}": value for node in nodes for value in node.outputs}
+        return cls(archive, nodes, {node.where: node for node in nodes}, outputs, consumers)
+
+    def node(self, key: str) -> Node:
+        """The node of a key, or of `STEP/SITE@CALL` alone.
+
+        Raises:
+            TensorNotFoundError: There is none.
+        """
+        node = self._by_where.get(key) or self._by_where.get(key.rpartition("/")[0])
+        if node is None:
+            raise no_such_tensor(str(self.archive.path), key, self._by_where)
+        return node
+
+    def producer(self, value: Value | str) -> Node | None:
+        """The node that made a value, or a key's tensor; None for an input of the whole, or a parameter."""
+        key = value if isinstance(value, str) else value.key
+        return self._by_where.get(key.rpartition("/")[0]) if key in self._outputs and key else None
+
+    def consumers(self, key: str) -> tuple[Node, ...]:
+        """The nodes that were given the tensor of a key, in execution order."""
+        return tuple(self._consumers.get(key, ()))
+
+    def read(self, value: Value | str) -> Array:
+        """The values of an op's input or output, or of a key; in its own shape, decoded as by `load`.
+
+        Raises:
+            TensorNotFoundError: Its values are nowhere in the archive.
+            CorruptArchiveError: A view lies outside of what it is a view of.
+            ReadError: The bytes cannot be had.
+        """
+        if isinstance(value, str):
+            stored = self._outputs.get(value)
+            if stored is None or stored.key == value:
+                return self.archive.load(self.archive.get(value))
+            value = stored
+        if value.note:
+            raise TensorNotFoundError(f"{self.archive.path}: {value.name!r} has no values: {value.note}")
+        if value.number is not None:
+            return np.asarray(value.number)
+        if value.view is None and value.key in self._outputs and value.key is not None:
+            return self.read(value.key)
+        record = self.archive.get(value.key if value.key is not None else self._parameter(value))
+        if value.view is None:
+            return self.archive.load(record)
+        return decode(_strided(self.archive.read(record), value.view, record.key.text), value.view.dtype)
+
+    def _parameter(self, value: Value) -> str:
+        """The key of the record of a parameter or a buffer."""
+        name = value.parameter or ""
+        module, _, own = name.rpartition(".")
+        keys = [Key(module_site(module), f"{kind}.{own}").text for kind in ("param", "buffer")]
+        for key in keys:
+            if key in self.archive:
+                if value.writes:
+                    raise TensorNotFoundError(
+                        f"{self.archive.path}: {name!r} was written to {value.writes} times before the op, "
+                        f"and {key!r} is its value at another time"
+                    )
+                return key
+        raise TensorNotFoundError(
+            f"{self.archive.path}: holds no parameter {name!r}", hint="Capture with --params."
+        )
+
+
+def _node(where: str, facts: Mapping[str, Any]) -> Node:
+    return Node(
+        where,
+        str(facts["op"]),
+        int(facts["order"]),
+        str(facts["module"]),
+        int(facts["module_call"]),
+        str(facts["class"]),
+        facts.get("file"),
+        facts.get("line"),
+        facts.get("function"),
+        tuple(_value(entry["name"], entry) for entry in facts["inputs"]),
+        dict(facts["arguments"]),
+        tuple(_output(where, entry) for entry in facts["outputs"]),
+    )
+
+
+def _output(where: str, entry: Mapping[str, Any]) -> Value:
+    value = _value(entry["slot"], entry)
+    if "view" in entry or entry.get("record", f"{where}/{value.name}") != f"{where}/{value.name}":
+        raise ValueError(f"output {value.name!r} refers to that of another op")
+    return value
+
+
+def _value(name: str, entry: Mapping[str, Any]) -> Value:
+    """A reference of an op's facts (CAP-12)."""
+    if "value" in entry:
+        return Value(name, number=entry["value"])
+    for unknown in ("lost", "unfilled", "overwritten"):
+        if unknown in entry:
+            return Value(name, note=_NOTES.get(unknown) or str(entry[unknown]))
+    keys = [entry[kind] for kind in ("record", "view", "view_of") if kind in entry]
+    if len(keys) + ("parameter" in entry) != 1 or not all(isinstance(key, str) for key in keys):
+        raise ValueError(f"{name!r} refers to {len(keys)} tensors, expected one")
+    view = None
+    if "shape" in entry:
+        shape, strides = _whole_numbers(entry["shape"]), _whole_numbers(entry["strides"])
+        if len(shape) != len(strides):
+            raise ValueError(f"{name!r} has {len(shape)} axes and {len(strides)} strides")
+        view = View(shape, strides, _whole_numbers([entry["offset"]])[0], DTYPES[entry["dtype"]])
+    key = keys[0] if keys else None
+    return Value(name, key, parameter=entry.get("parameter"), writes=int(entry.get("writes", 0)), view=view)
+
+
+_NOTES: Final = {
+    "unfilled": "nothing had been written to its memory",
+    "overwritten": "the op did not read it",
+}
+
+
+def _whole_numbers(numbers: Sequence[Any]) -> tuple[int, ...]:
+    if any(type(number) is not int or number < 0 for number in numbers):
+        raise ValueError(f"expected whole numbers, found {numbers!r}")
+    return tuple(numbers)
+
+
+def _strided(elements: Array, view: View, base: str) -> Array:
+    """The stored elements of a view, as an array of its own."""
+    last = view.offset + sum((n - 1) * s for n, s in zip(view.shape, view.strides, strict=True))
+    itemsize = view.dtype.itemsize
+    if math.prod(view.shape) and (last + 1) * itemsize > elements.nbytes:
+        raise CorruptArchiveError(
+            f"{base}: has {elements.nbytes} bytes, and a view of it goes to byte {(last + 1) * itemsize}"
+        )
+    raw = np.ascontiguousarray(elements).reshape(-1).view(np.uint8)
+    usable = raw[view.offset * itemsize :]
+    flat = usable[: usable.nbytes // itemsize * itemsize].view(view.dtype.storage)
+    strides = tuple(s * itemsize for s in view.strides)
+    try:
+        return np.lib.stride_tricks.as_strided(flat, view.shape, strides).copy()
+    except (MemoryError, ValueError):  # numpy has a word of its own for sizes beyond any memory
+        raise ReadError(f"{base}: a view of it of shape {view.shape} does not fit into memory") from None
