@@ -1,4 +1,4 @@
-"""Cases 01, 04, 05, 10 and 12: faults of other capture tools, from their public bug reports."""
+"""Cases 01, 04, 05, 07, 10, 12 and 14: faults of other capture tools, from their public bug reports."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import tensorcap
 
@@ -208,3 +209,63 @@ def test_case_12_views_and_expanded_tensors_are_written_with_their_own_bytes(
         assert load("kT").shape == (8, 4)
         np.testing.assert_array_equal(load("kT"), expected[:, 8:16].T)
         np.testing.assert_array_equal(load("bias_expanded"), np.tile(np.arange(8.0), (5, 1)))
+
+
+class _Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)) for _ in range(3)
+        )
+
+    def forward(self, x: torch.Tensor) -> Any:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x
+
+
+def test_case_07_what_a_backward_pass_computes_anew_is_recorded_once_in_forward_order(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = _Checkpointed(), torch.randn(2, 4, requires_grad=True)
+    with tensorcap.capture(model, tmp_path / "a.h5", grads=True, inputs=False):
+        model(x).sum().backward()
+    with tensorcap.open_archive(tmp_path / "a.h5") as archive:
+        leaves = [r.key for r in archive.records if r.key.site.count(".") == 2]
+        forward = [key.text for key in leaves if key.slot == "output"]
+        backward = [key.text for key in leaves if key.slot == "grad_output"]
+        again = {p["site"]: p["reason"] for p in archive.run["points"] if p["site"] == "blocks.2.0"}
+    assert forward == [f"0/blocks.{b}.{i}/output" for b in range(3) for i in range(3)]
+    assert backward == [f"0/blocks.{b}.{i}/grad_output" for b in (2, 1, 0) for i in (2, 1, 0)]
+    assert again == {"blocks.2.0": "not recorded: calls of a backward pass to compute anew, 1"}
+
+
+def test_case_14_offloaded_parameters_are_those_that_the_call_sees(tmp_path: Path) -> None:
+    from accelerate import cpu_offload
+
+    torch.manual_seed(0)
+    model: Any = nn.Sequential()
+    model.add_module("fc1", nn.Linear(4, 4))
+    model.add_module("fc2", nn.Linear(4, 4))
+    model.add_module("spare", nn.ModuleDict({"never": nn.Linear(4, 4)}))
+    model.forward = lambda x: model.fc2(model.fc1(x))
+    before = {name: value.double().numpy().copy() for name, value in model.state_dict().items()}
+    x = torch.randn(2, 4)
+    cpu_offload(model, execution_device=torch.device("cpu"))
+    with torch.no_grad(), tensorcap.capture(model, tmp_path / "a.h5", params=True) as cap:
+        model(x)
+        model(x)
+    assert {p.device.type for p in model.parameters()} == {"meta"}  # offloaded again, as without us
+    h = x.double().numpy() @ before["fc1.weight"].T + before["fc1.bias"]
+    with tensorcap.open_archive(tmp_path / "a.h5") as archive:
+        found = {r.key.text: archive.load(r) for r in archive.records}
+        described = [m for m in archive.run["modules"] if m["path"] == "spare.never"]
+    for site in ("fc1", "fc2"):
+        for own in ("weight", "bias"):
+            assert np.array_equal(found[f"0/{site}/param.{own}"], before[f"{site}.{own}"])
+    assert not [key for key in found if "never" in key or ("param." in key and key.startswith("1/"))]
+    np.testing.assert_allclose(found["0/fc1/output"], h, atol=1e-6)
+    assert np.array_equal(found["1/fc1/output"], found["0/fc1/output"])
+    assert cap.summary is not None
+    reason = "meta: no data, neither before the run nor in a call of the module"
+    assert cap.summary.not_capturable == {"spare.never": reason}
+    assert described[0]["parameters"]["weight"]["shape"] == [4, 4]  # the shape is known all the same
