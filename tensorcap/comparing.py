@@ -16,13 +16,18 @@ from tensorcap.verdicts.calibration import Calibration
 from tensorcap.verdicts.caveats import caveats, caveats_of_pairs
 from tensorcap.verdicts.divergence import first_divergence
 from tensorcap.verdicts.echoes import with_echoes
-from tensorcap.verdicts.judging import PolicyJudge, judge, settle
+from tensorcap.verdicts.held import rounding_of
+from tensorcap.verdicts.judging import PolicyJudge, judge
+from tensorcap.verdicts.masks import is_blocked
+from tensorcap.verdicts.op_pairing import partner_texts
+from tensorcap.verdicts.ops import FACTS, is_fact, ops_of
 from tensorcap.verdicts.pairing import Pair, Selection, pair_records
 from tensorcap.verdicts.policy import POLICY, Precision
+from tensorcap.verdicts.settling import settle
 from tensorcap.verdicts.thresholds import Given, Thresholds
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
-from tensorcap_formats.keys import Key
+from tensorcap_formats.keys import Key, escape
 
 Source = Archive | str | os.PathLike[str]
 Progress = Callable[[int, int], None]
@@ -181,7 +186,9 @@ class _Run:
             tolerance=self._given.default,
             pairs=tuple(judged),
             divergence=first_divergence(reference, judged) if selection else None,
-            value_differences=tuple(self._value_differences(selection)) if selection else (),
+            value_differences=(*self._value_differences(selection), *self._arguments(judged))
+            if selection
+            else (),
             warnings=(*caveats(reference, target), *caveats_of_pairs(judged)),
             is_of_archives=selection is not None,
             account=account,
@@ -191,7 +198,10 @@ class _Run:
         )
 
     def _value_differences(self, selection: Selection) -> Iterator[ValueDifference]:
-        reference, rest = self._reference.values, dict(self._target.values)
+        reference, rest = (
+            {key: value for key, value in archive.values.items() if not is_fact(key, value)}
+            for archive in (self._reference, self._target)
+        )
         for key, ours in reference.items():
             name = key if key in rest else self._target.canonical(key)
             is_there, theirs = name in rest, rest.pop(name, None)
@@ -205,10 +215,27 @@ class _Run:
             if theirs is not None and not selection.why_not(key):
                 yield ValueDifference(key, None, theirs)
 
+    def _arguments(self, pairs: Sequence[Pair]) -> Iterator[ValueDifference]:
+        """Arguments of ops that differ, of ops that have records on both sides."""
+        ours, theirs = ops_of(self._reference), ops_of(self._target)
+        places = {
+            pair.reference.key.where: pair.target.key.where
+            for pair in pairs
+            if pair.reference and pair.target and pair.status != "excluded"
+        }
+        for place, partner in places.items() if ours and theirs else ():
+            trusted, tested = ours.arguments(place), theirs.arguments(partner)
+            for name in {**trusted, **tested}:
+                one, other = trusted.get(name), tested.get(name)
+                if not (_is_equal(one, other) or (is_blocked(one) and is_blocked(other))):
+                    yield ValueDifference(f"{place}/{FACTS}.{escape(name)}", one, other)
+
     def _measured(self, pairs: Sequence[Pair]) -> list[Pair]:
         """The pairs with their differences, those that need no policy with their statuses."""
-        given = [self._given.of(pair.key) for pair in pairs if _needs_values(pair)]
-        tolerances = [limits.tolerance for limits in given]
+        open_pairs = [pair for pair in pairs if _needs_values(pair)]
+        given = [self._given.of(pair.key) for pair in open_pairs]
+        roundings = [rounding_of(p.reference, p.target) for p in open_pairs if p.reference and p.target]
+        tolerances = [limits.tolerance or r for limits, r in zip(given, roundings, strict=True)]
         found = list(self._differences(self._target, pairs, tolerances, self._progress))
         results = zip(given, found, strict=True)
         return [self._with_result(p, *next(results)) if _needs_values(p) else p for p in pairs]
@@ -225,10 +252,14 @@ class _Run:
 
     def _against(self, baseline: Archive, pairs: Sequence[Pair]) -> dict[str, Difference | None]:
         """Baseline against reference, for the pairs that were compared; None for identical records."""
+        partner_text = partner_texts(self._reference, baseline)
         others = [
-            settle(self._reference, baseline, Pair(p.key, "unjudged", p.reference, baseline.get(p.key)))
+            settle(self._reference, baseline, Pair(p.key, "unjudged", p.reference, baseline.get(text)))
             for p in pairs
-            if p.reference is not None and p.is_compared and p.key in baseline
+            if p.reference is not None
+            and p.is_compared
+            and (text := partner_text(p.reference)) is not None
+            and text in baseline
         ]
         found: dict[str, Difference | None] = {p.key: None for p in others if p.status == "identical"}
         open_pairs = [p for p in others if _needs_values(p)]

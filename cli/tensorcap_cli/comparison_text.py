@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from tensorcap_cli.absent_text import is_absent_place, print_absent
 from tensorcap_cli.output import class_text, cut, number_text, one_line, plural
 from tensorcap_cli.pair_text import print_details, print_extras, print_location
 from tensorcap_cli.preflight_text import print_preflight
@@ -57,7 +58,8 @@ def print_report(
     _print_worst(comparison, examination)
     if by_module:
         print_modules(comparison, examination)
-    print_pairs(comparison, examination, order, show_all, metrics)
+    told = frozenset[str]() if show_all else print_absent(comparison, examination)
+    print_pairs(comparison, examination, order, show_all, metrics, told)
     print_extras(comparison, examination)
     _print_values(comparison)
     _print_outcome(comparison, examination)
@@ -107,9 +109,50 @@ def _print_divergence(comparison: Comparison, examination: Examination) -> None:
     else:
         class_name = f" ({class_text(found.class_name)})" if found.class_name else ""
         click.secho(f"  module {found.module}{class_name}", bold=True)
-        if found.pair.reference is not None and found.module != found.pair.reference.key.site:
+        source = examination.sources.get(found.pair.key, "")
+        if source:
+            click.echo(f"  {one_line(f'{_point(found.pair)} at {source}')}")
+        elif found.pair.reference is not None and found.module != found.pair.reference.key.site:
             click.echo(f"  {found.explanation}")
+        _print_arguments(comparison, found.module, found.pair)
+        _print_first_within(comparison, found.module, found.pair)
     print_details(found.pair, examination)
+
+
+def _point(pair: Pair) -> str:
+    """The op, or the argument of it, that a record is of."""
+    assert pair.reference is not None
+    key = pair.reference.key
+    point = key.site.partition(":")[2]
+    return f"argument {key.slot.partition('.')[2]} of {point}" if key.slot.startswith("input.") else point
+
+
+def _print_arguments(comparison: Comparison, module: str, pair: Pair) -> None:
+    """Print which arguments of ops in the module differ, in the same call: one may be the mistake."""
+    assert pair.reference is not None
+    key = pair.reference.key
+    start = f"{key.text.partition(key.site)[0]}{module}:"
+    found = [value for value in comparison.value_differences if value.key.startswith(start)]
+    for value in found[:_WORST]:
+        place, _, name = value.key.rpartition("/op.")
+        if not place:
+            continue
+        ours, theirs = (one_line(cut(repr(side), _LONGEST)) for side in (value.reference, value.target))
+        op = "its" if place == key.where else f"{place.removeprefix(start)}:"
+        click.secho(f"  {op} argument {name} is {ours} in the reference, {theirs} in the target", bold=True)
+
+
+def _print_first_within(comparison: Comparison, module: str, found: Pair) -> None:
+    """Print the first place within the code of a module that is not green, where one is before the pair."""
+    assert found.reference is not None
+    start = f"{found.reference.key.text.partition(found.reference.key.site)[0]}{module}:"
+    for pair in comparison.pairs:
+        if pair.key == found.key:
+            return
+        if pair.key.startswith(start) and pair.is_compared and pair.is_required and not pair.is_green:
+            text = f": {pair.findings[0].text}" if pair.findings else ""
+            click.echo(f"  within it first {pair.key} ({pair.status}){one_line(text)}")
+            return
 
 
 def _print_worst(comparison: Comparison, examination: Examination) -> None:
@@ -118,7 +161,8 @@ def _print_worst(comparison: Comparison, examination: Examination) -> None:
     if not comparison.is_of_archives:
         return
     first = comparison.divergence.pair.key if comparison.divergence else None
-    found = [pair for pair in worst(comparison.pairs, _WORST + 1) if pair.key != first][:_WORST]
+    shown = [pair for pair in comparison.pairs if not is_absent_place(pair)]
+    found = [pair for pair in worst(shown, _WORST + 1) if pair.key != first][:_WORST]
     if not found:
         return
     click.echo()

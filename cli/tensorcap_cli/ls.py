@@ -67,12 +67,29 @@ def command(archive: str, globs: tuple[str, ...], *, sort: str, stats: bool, as_
         if len(records) < len(opened):
             size = size_text(sum(record.nbytes for record in records))
             click.echo(f"{len(records)} of them match, {size}")
-        print_table(_HEADERS, [_cells(*row) for row in rows], left=(0, 1, 2))
+        _print_rows(opened, rows)
         for record in records:
             if remark := opened.remark(record):
                 click.echo(f"{record.key.text}: {one_line(remark)}")
         if opened.skipped:
             click.echo(skipped_line(opened))
+
+
+def _print_rows(archive: Archive, rows: list[tuple[Record, Statistics | None]]) -> None:
+    """Print the table; with a column for the code where there are ops."""
+    from tensorcap.verdicts.ops import ops_of
+
+    ops = ops_of(archive)
+    places = [ops.source(record.key.where) if ops else "" for record, _ in rows]
+    has_places = any(places)
+    print_table(
+        (*_HEADERS, "code") if has_places else _HEADERS,
+        [
+            (*_cells(*row), one_line(place)) if has_places else _cells(*row)
+            for row, place in zip(rows, places, strict=True)
+        ],
+        left=(0, 1, 2, len(_HEADERS)),
+    )
 
 
 def headline(archive: Archive) -> str:
@@ -86,7 +103,7 @@ def headline(archive: Archive) -> str:
         size_text(sum(record.nbytes for record in records)),
     ]
     if not archive.is_foreign:
-        parts.append(plural(len({record.key.step for record in records}), "step"))
+        parts.append(_steps(archive))
     if records and not any(record.stored for record in records):
         parts.append("statistics only")
     if side.model:
@@ -98,6 +115,20 @@ def headline(archive: Archive) -> str:
     if not archive.is_ordered:
         parts.append("execution order unknown, in natural order of names")
     return f"{archive.path}: {', '.join(parts)}"
+
+
+def _steps(archive: Archive) -> str:
+    """How many steps have records, and of what they are where the run made a difference."""
+    from collections import Counter
+
+    steps = sorted({record.key.step for record in archive.records})
+    phases = archive.run.get("phases")
+    known = [phases[s] for s in steps if s < len(phases)] if isinstance(phases, list) else []
+    kinds = Counter(map(str, known))
+    if set(kinds) <= {"forward"}:
+        return plural(len(steps), "step")
+    some = ", ".join(f"{count} {one_line(kind)}" for kind, count in kinds.items())
+    return f"{plural(len(steps), 'step')} ({some})"
 
 
 def skipped_line(archive: Archive, limit: int = 5) -> str:

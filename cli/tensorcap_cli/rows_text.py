@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -54,7 +54,12 @@ _IDENTICAL: Final = {"psnr_db": math.inf, "sqnr_db": math.inf}  # by digests, wh
 
 
 def print_pairs(
-    comparison: Comparison, examination: Examination, order: str, show_all: bool, metrics: Sequence[str]
+    comparison: Comparison,
+    examination: Examination,
+    order: str,
+    show_all: bool,
+    metrics: Sequence[str],
+    told: Collection[str] = (),
 ) -> None:
     """Print a row for each pair that is worth one.
 
@@ -64,10 +69,11 @@ def print_pairs(
         order: `order` of execution, or `error`.
         show_all: Rows for all pairs.
         metrics: Columns in place of the usual ones.
+        told: Keys of pairs that were told of already.
     """
     from tensorcap.reports.ranking import by_error
 
-    shown = [pair for pair in comparison.pairs if show_all or _is_worth_a_row(pair)]
+    shown = [pair for pair in comparison.pairs if show_all or _is_worth_a_row(pair, told)]
     if order == "error":
         shown.sort(key=by_error, reverse=True)
     rows = shown if show_all else _most_telling(shown, _ROWS)
@@ -122,8 +128,8 @@ def _usual(comparison: Comparison, is_narrow: bool) -> list[str]:
     return columns + (["mismatches"] if comparison.tolerance else [])
 
 
-def _is_worth_a_row(pair: Pair) -> bool:
-    return pair.status not in ("identical", "excluded")
+def _is_worth_a_row(pair: Pair, told: Collection[str]) -> bool:
+    return pair.status not in ("identical", "excluded") and pair.key not in told
 
 
 def _most_telling(pairs: Sequence[Pair], limit: int) -> list[Pair]:

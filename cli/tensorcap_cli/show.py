@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
 from tensorcap_cli.ls import headline, record_json, skipped_line
+from tensorcap_cli.op_text import place_lines
 from tensorcap_cli.output import DASH, number_text, one_line, print_json, size_text, split_key
 
 if TYPE_CHECKING:
@@ -36,6 +37,22 @@ _LINES: Final = (
 )
 
 
+class _Request(NamedTuple):
+    """How to show a tensor.
+
+    Attributes:
+        part: The slice of it, or None.
+        npy: A file to write, or None.
+        force: Whether that may replace one.
+        as_json: JSON instead of text.
+    """
+
+    part: str | None
+    npy: str | None
+    force: bool
+    as_json: bool
+
+
 @click.command("show", short_help="Show a run, or one tensor: statistics, values, a slice.")
 @click.argument("archive", metavar="ARCHIVE[::KEY]", type=click.Path())
 @click.argument("key", required=False)
@@ -50,8 +67,9 @@ def command(
 ) -> None:
     """Show the run that ARCHIVE holds, or the tensor KEY in it: statistics, first and last values.
 
-    A key may leave out the step or the slot if only one tensor fits. A tensor of any size is shown without
-    reading it all; statistics that a file lacks are computed, which reads it.
+    A key may leave out the step or the slot if only one tensor fits. Of an op it may be a view that is not
+    stored, or `…/input.ARGUMENT`, what the op was given; the op's place in the code is told. A tensor of
+    any size is shown without reading it all; statistics that a file lacks are computed, which reads it.
 
     \b
         tcap show ref.h5
@@ -68,13 +86,17 @@ def command(
 
     path, found = split_key(archive)
     key = key or found
+    request = _Request(index, npy, force, as_json)
     if key is None and (index is not None or npy is not None):
         raise click.UsageError("--slice and --npy need a KEY.")
     with open_archive(path) as opened:
         if key is None:
             _show_run(opened, as_json)
         else:
-            _show_tensor(opened, opened.get(key), index, npy, force, as_json)
+            from tensorcap.viewing import find
+
+            holder = find(opened, key)
+            _show_tensor(opened, holder, holder.get(key) if holder is opened else holder.records[0], request)
 
 
 def _show_run(archive: Archive, as_json: bool) -> None:
@@ -129,20 +151,21 @@ def _show_points(points: list[Mapping[str, Any]]) -> None:
             click.echo(f"  {'':<14}{one_line(text)}")
 
 
-def _show_tensor(
-    archive: Archive, record: Record, index: str | None, npy: str | None, force: bool, as_json: bool
-) -> None:
+def _show_tensor(archive: Archive, holder: Archive, record: Record, request: _Request) -> None:
+    """Show a tensor as asked; a view has a holder of its own."""
     from tensorcap.window import parse_window, read_window
 
+    index = request.part
     window = parse_window(index, record.shape) if index is not None else None
-    if npy is not None:
-        _write(archive, record, npy, window, force)
+    if request.npy is not None:
+        _write(holder, record, request.npy, window, request.force)
         return
-    if as_json:
-        values = read_window(archive, record, window).tolist() if window is not None else None
-        print_json(_as_json(archive, record, index, values))
+    if request.as_json:
+        values = read_window(holder, record, window).tolist() if window is not None else None
+        facts = archive.values.get(f"{record.key.where}/op")
+        print_json({**_as_json(holder, record, index, values), **({"op": facts} if facts else {})})
         return
-    _print_tensor(archive, record, index, window)
+    _print_tensor(archive, holder, record, index, window)
 
 
 def _write(archive: Archive, record: Record, path: str, window: Any, force: bool) -> None:
@@ -163,14 +186,16 @@ def _as_json(archive: Archive, record: Record, index: str | None, values: Any) -
     return found if index is None else {**found, "slice": index, "values": json_value(values)}
 
 
-def _print_tensor(archive: Archive, record: Record, index: str | None, window: Any) -> None:
+def _print_tensor(archive: Archive, holder: Archive, record: Record, index: str | None, window: Any) -> None:
     from tensorcap.window import array_summary, read_window, summary
 
-    part = array_summary(read_window(archive, record, window)) if window is not None else None
+    part = array_summary(read_window(holder, record, window)) if window is not None else None
     place = f"number {record.order} in execution order" if archive.is_ordered else "execution order unknown"
     click.echo(record.key.text)
     click.echo(f"  {record.dtype.name} {list(record.shape)}, {size_text(record.nbytes)}, {place}")
-    statistics = archive.statistics(record)
+    for line in place_lines(archive, record):
+        click.echo(f"  {line}")
+    statistics = holder.statistics(record)
     names = ("minimum", "maximum", "mean", "l2", "nan", "posinf", "neginf", "zeros")
     click.echo("  " + ", ".join(f"{name} {number_text(getattr(statistics, name), 7)}" for name in names))
     click.echo(f"  digest {record.digest or DASH}")
@@ -179,6 +204,6 @@ def _print_tensor(archive: Archive, record: Record, index: str | None, window: A
     if part is not None:
         click.echo(f"{index}:\n{part}")
     elif record.stored:
-        click.echo(summary(archive, record))
+        click.echo(summary(holder, record))
     else:
         click.echo("  only its statistics were kept")

@@ -1,4 +1,4 @@
-"""Whether two models have the same parameters: by value where both archives hold them, else by shape."""
+"""Whether two models hold the same numbers: by value where both archives have them, else by shape."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 from tensorcap.metrics.measuring import measure
 from tensorcap.preflight.item import Item, UnknownError, item, mapping, modules, some
-from tensorcap.verdicts.policy import UNITS
+from tensorcap.verdicts.held import rounding_of
+from tensorcap.verdicts.places import is_parameter
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.records import Record
 
 
 def parameters(reference: Archive, target: Archive) -> Iterator[Item]:
-    """Parameters that go by the same name."""
+    """Parameters, and buffers that were recorded, that go by the same name."""
     held = [
-        {r.key.text: r for r in archive.records if r.key.slot.startswith("param.")}
-        for archive in (reference, target)
+        {r.key.text: r for r in archive.records if is_parameter(r.key)} for archive in (reference, target)
     ]
     common_records = [key for key in held[0] if key in held[1]]
     if common_records:
@@ -58,8 +58,8 @@ def _parameter_values(
                 explains=True,
             )
         elif not _has_equal_bits(reference, ours, target, theirs) and ours.stored and theirs.stored:
-            found = measure(reference, ours, target, theirs)
-            if not _is_rounding(found.relative_frobenius, ours, theirs) or found.mask_mismatches:
+            found = measure(reference, ours, target, theirs, tolerance=rounding_of(ours, theirs))
+            if found.mismatches or found.mask_mismatches:
                 unlike.append((found.relative_frobenius or 0.0, ours))
     if unlike:
         error, worst = max(unlike, key=lambda entry: entry[0])
@@ -77,16 +77,4 @@ def _has_equal_bits(reference: Archive, ours: Record, target: Archive, theirs: R
         and ours.digest == theirs.digest
         and ours.dtype.name == theirs.dtype.name
         and reference.algorithm == target.algorithm
-    )
-
-
-def _is_rounding(relative: float | None, ours: Record, theirs: Record) -> bool:
-    """Whether an error is no more than rounding to the narrower of two dtypes makes."""
-    if not relative:
-        return True
-    widths = [UNITS.get(record.dtype.name) for record in (ours, theirs)]
-    return (
-        ours.dtype.name != theirs.dtype.name
-        and None not in widths
-        and relative <= max(w or 0 for w in widths)
     )

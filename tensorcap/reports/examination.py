@@ -13,9 +13,10 @@ from tensorcap.metrics.logits import LogitDifference, are_logits, logit_metrics
 from tensorcap.metrics.routing import WIDEST, RoutingDifference, is_routing, routing_metrics
 from tensorcap.preflight.checklist import Preflight, preflight
 from tensorcap.reports.ranking import contents, worst
+from tensorcap.verdicts.ops import ops_of
 from tensorcap.verdicts.pairing import Pair
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.keys import ROOT_SITE, escape
+from tensorcap_formats.keys import module_site
 from tensorcap_formats.records import Record
 
 Where = Literal["worst", "all", "none"]
@@ -31,6 +32,7 @@ class Examination:
     Attributes:
         preflight: What differs apart from the tensors; None for two records that were named.
         classes: Class of the module of each site of the reference.
+        sources: Where in the code the op stands that made a record, as `modeling_llama.py:189 in forward`.
         locations: Where the error lies.
         logits: Distributions over the vocabulary compared.
         routing: Choices of experts compared.
@@ -39,6 +41,7 @@ class Examination:
 
     preflight: Preflight | None = None
     classes: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
     locations: Mapping[str, Location] = field(default_factory=dict)
     logits: Mapping[str, LogitDifference] = field(default_factory=dict)
     routing: Mapping[str, RoutingDifference] = field(default_factory=dict)
@@ -101,6 +104,7 @@ def examine(
     return Examination(
         preflight=preflight(reference, target, repeat=repeat) if comparison.is_of_archives else None,
         classes=site_classes(reference),
+        sources=_sources(comparison, reference),
         locations=_each(_to_locate(comparison, measured, where), find, notes),
         logits=_each(_logits(measured, logits, notes), weigh, notes),
         routing=_each([m for m in measured if _is_routing(m, routing)], count, notes),
@@ -114,8 +118,15 @@ def site_classes(archive: Archive) -> dict[str, str]:
     found = {}
     for module in modules if isinstance(modules, list) else ():
         if isinstance(module, Mapping) and module.get("class"):
-            found[escape(str(module.get("path") or "")) or ROOT_SITE] = str(module["class"])
+            found[module_site(str(module.get("path") or ""))] = str(module["class"])
     return found
+
+
+def _sources(comparison: Comparison, reference: Archive) -> dict[str, str]:
+    """Where the ops stand that made the records of pairs."""
+    ops = ops_of(reference)
+    found = {p.key: ops.source(p.reference.key.where) for p in comparison.pairs if p.reference and ops}
+    return {key: source for key, source in found.items() if source}
 
 
 def _measured(pairs: Iterable[Pair]) -> Iterator[_Measured]:

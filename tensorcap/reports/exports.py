@@ -18,6 +18,7 @@ from tensorcap.reports.examination import Examination
 from tensorcap.reports.reporting import json_value
 from tensorcap.verdicts.pairing import Pair
 from tensorcap_formats.errors import WriteError
+from tensorcap_formats.keys import module_of
 
 _NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _FIRST_COLUMNS: Final = (
@@ -51,7 +52,7 @@ def write_junit(
         file.write('<?xml version="1.0" encoding="UTF-8"?>\n')
         file.write(f'<testsuites><testsuite name={suite} tests="{len(cases)}" {tallies}>\n')
         for pair, kind, message in cases:
-            site = pair.reference.key.site if pair and pair.reference else ""
+            site = module_of(pair.reference.key.site) if pair and pair.reference else ""
             group = _attribute(classes.get(site) or site or "tensorcap")
             name = _attribute(pair.key if pair else "comparison")
             details = escape(_plain(_details(pair))) if pair else ""
@@ -79,7 +80,7 @@ def write_csv(
             out.writerow(
                 [
                     pair.key,
-                    classes.get(record.key.site, "") if record else "",
+                    classes.get(module_of(record.key.site), "") if record else "",
                     pair.status,
                     int(pair.is_required),
                     pair.reference.dtype.name if pair.reference else "",

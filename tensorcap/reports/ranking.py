@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tensorcap.verdicts.pairing import Pair, Status
+from tensorcap_formats.keys import module_of
 
 # From worst to best; a status that is not here stands with the unjudged
 _SEVERITY: Final[Mapping[str, int]] = {
@@ -121,7 +122,7 @@ def by_module(pairs: Iterable[Pair], classes: Mapping[str, str]) -> list[Group]:
     for pair in pairs:
         record = pair.reference
         if record is not None and pair.status != "excluded":
-            members.setdefault(classes.get(record.key.site, ""), []).append(pair)
+            members.setdefault(classes.get(module_of(record.key.site), ""), []).append(pair)
     groups = [_group(name, found) for name, found in members.items()]
     return sorted(groups, key=lambda g: -1.0 if g.maximum is None else g.maximum, reverse=True)
 

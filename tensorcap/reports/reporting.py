@@ -15,6 +15,7 @@ from tensorcap.metrics.location import ErrorMap
 from tensorcap.reports.examination import Examination
 from tensorcap.reports.ranking import by_module
 from tensorcap.verdicts.pairing import Pair
+from tensorcap_formats.keys import module_of
 from tensorcap_formats.records import Record
 
 
@@ -110,7 +111,8 @@ def _pairs(comparison: Comparison, examination: Examination | None) -> Iterator[
         record = pair.reference or pair.target
         yield {
             "key": pair.key,
-            "class": found.classes.get(record.key.site, "") if record else "",
+            "class": found.classes.get(module_of(record.key.site), "") if record else "",
+            "source": found.sources.get(pair.key, ""),
             "status": pair.status,
             "reason": pair.reason,
             "is_optional": pair.is_optional,

@@ -41,7 +41,7 @@ from tensorcap_formats.errors import (
     TensorcapError,
     WriteError,
 )
-from tensorcap_formats.keys import Key
+from tensorcap_formats.keys import Key, module_of
 from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import Statistics
 
@@ -266,7 +266,7 @@ def _result(found: Mapping[str, Any]) -> Result:
     further = {name: decode_as(_FURTHER[name], found[name]) for name in _FURTHER}
     comparison = Comparison(**known, **further, account=_account(found["account"], by_key))
     classes = {
-        pair.reference.key.site: entry["class"]
+        module_of(pair.reference.key.site): entry["class"]
         for pair, entry in zip(pairs, entries, strict=True)
         if pair.reference and entry["class"]
     }
@@ -275,6 +275,7 @@ def _result(found: Mapping[str, Any]) -> Result:
         Examination(
             preflight=decode_as(Preflight | None, found["preflight"]),
             classes=classes,
+            sources={entry["key"]: entry["source"] for entry in entries if entry.get("source")},
             locations=dict(_parts(entries, "location", Location)),
             logits=dict(_parts(entries, "logits", LogitDifference)),
             routing=dict(_parts(entries, "routing", RoutingDifference)),

@@ -12,6 +12,7 @@ from tensorcap.verdicts.calls import Calls
 from tensorcap.verdicts.flips import Flips
 from tensorcap.verdicts.gains import Gain, row_error
 from tensorcap.verdicts.pairing import Pair
+from tensorcap.verdicts.places import is_gradient, is_parameter
 from tensorcap.verdicts.policy import Policy, Precision
 from tensorcap.verdicts.unexercised import unexercised
 from tensorcap_formats.archive import Archive
@@ -95,6 +96,7 @@ def account_of(
     gains: Sequence[Gain],
     untested: tuple[str, ...],
     has_inputs: bool,
+    left_out: int,
     flips: Sequence[Flips],
     policy: Policy,
     precision: Callable[[Pair], Precision],
@@ -108,7 +110,7 @@ def account_of(
     coarsest = max((precision(p) for p in measured if _is_float(p)), key=lambda p: p.unit, default=None)
     growth = _growth(measured, calls, policy, precision, has_inputs=has_inputs)
     worst = max(gains, key=lambda gain: gain.finding.value / gain.finding.limit, default=None)
-    blind = _blind(reference, untested, growth, flips, coarsest, has_inputs=has_inputs)
+    blind = _blind(reference, untested, growth, flips, coarsest, has_inputs=has_inputs, left_out=left_out)
     blind += unexercised(reference)
     return Account(
         policy=policy,
@@ -133,6 +135,9 @@ def _growth(
 ) -> tuple[DepthError, ...]:
     by_depth: dict[int, list[Pair]] = {}
     for pair in measured:
+        key = pair.reference.key if pair.reference is not None else None
+        if key is None or is_gradient(key) or is_parameter(key):
+            continue  # no part of the way through the model
         if pair.reference is not None and _is_float(pair):
             by_depth.setdefault(calls.depth(pair.reference), []).append(pair)
     found: list[DepthError] = []
@@ -173,6 +178,7 @@ def _blind(
     precision: Precision | None,
     *,
     has_inputs: bool,
+    left_out: int,
 ) -> list[str]:
     found = []
     if not has_inputs:
@@ -194,6 +200,8 @@ def _blind(
             )
     if any(flip.flipped for flip in flips):
         found.append("Outliers were not looked for behind routers that chose other experts.")
+    if left_out:
+        found.append(f"{left_out} tensors of ops were left out, since experts flipped before them.")
     return found
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from tensorcap.verdicts.calls import Calls
+from tensorcap.verdicts.calls import Call, Calls
 from tensorcap.verdicts.flips import Flips
 from tensorcap.verdicts.pairing import Pair
+from tensorcap.verdicts.places import is_inner
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, decode
+from tensorcap_formats.keys import module_of
 from tensorcap_formats.records import Record
 
 _ROWS: Final = 256  # of the reference are looked for
@@ -42,17 +45,52 @@ def shuffled_calls(calls: Calls, flips: Sequence[Flips], copies: Mapping[str, Pa
 
     They are the records of calls below a module that got the choices as an argument, within its call.
     """
-    by_key = {flip.pair.key: flip for flip in flips}
     found: dict[str, Flips] = {}
+    for call, chosen in _given_choices(calls, flips, copies):
+        for below in calls.within(call):
+            for record in (*below.inputs, *below.outputs):
+                found[record.key.text] = chosen
+    return found
+
+
+def moved_ops(
+    calls: Calls, reference: Archive, flips: Sequence[Flips], copies: Mapping[str, Pair]
+) -> set[str]:
+    """Key texts of records of places within the code of modules that got other choices, and of modules below.
+
+    Args:
+        calls: The reference's calls.
+        reference: The trusted archive.
+        flips: What became of the choices.
+        copies: Pairs that hold choices again.
+    """
+    found: set[str] = set()
+    inner: dict[tuple[int, int], list[Record]] = {}
+    for call, _ in _given_choices(calls, flips, copies):
+        if not inner:
+            for record in reference.records:
+                if is_inner(record.key):
+                    inner.setdefault((record.key.rank, record.key.step), []).append(record)
+        records = inner.get(call.place[:2], [])
+        first = bisect_left(records, call.start, key=lambda record: record.order)
+        for record in records[first:]:
+            if record.order > call.end:
+                break
+            if f"{module_of(record.key.site)}.".startswith(f"{call.site}."):
+                found.add(record.key.text)
+    return found
+
+
+def _given_choices(
+    calls: Calls, flips: Sequence[Flips], copies: Mapping[str, Pair]
+) -> Iterator[tuple[Call, Flips]]:
+    """Calls that got the choices of a router as an argument, with what became of these."""
+    by_key = {flip.pair.key: flip for flip in flips}
     for call in calls.calls:
         keys = [record.key.text for record in call.inputs]
         chosen = [by_key[copies[key].key] for key in keys if key in copies and copies[key].key in by_key]
-        if not chosen:
-            continue
-        for below in calls.within(call):
-            for record in (*below.inputs, *below.outputs):
-                found[record.key.text] = chosen[0]
-    return found
+        if chosen:
+            yield call, chosen[0]
 
 
 def aligned_leaves(

@@ -143,9 +143,10 @@ def _require_error(metric: str, where: str) -> None:
 
 
 def kind_of(key: Key, calls: Calls) -> Kind:
-    """The kind of module that a record belongs to: its class, or the last part of its name."""
-    name = calls.class_of(key.site) or key.site.rpartition(".")[2]
-    return name, key.slot.partition(".")[0]
+    """The kind of module that a record belongs to, by its class or the last part of its name; and the op."""
+    module, colon, point = key.site.partition(":")
+    name = calls.class_of(module) or module.rpartition(".")[2]
+    return name + colon + point, key.slot.partition(".")[0]
 
 
 def check_settings(quantile: float, margin: float, metrics: Sequence[str]) -> None:

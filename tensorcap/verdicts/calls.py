@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
-from tensorcap.verdicts.pairing import spellings
+from tensorcap.verdicts.places import is_gradient, is_inner, is_parameter, spellings
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.keys import ROOT_SITE
+from tensorcap_formats.keys import ROOT_SITE, module_of
 from tensorcap_formats.records import Record
 
 # Kinds of leaves that are elementwise, linear or norms, so that they add little to an error; by class name,
@@ -86,7 +86,7 @@ class Calls:
         for record in archive.records:
             key = record.key
             kind = key.slot.partition(".")[0]
-            if kind in ("input", "output"):
+            if kind in ("input", "output") and not is_inner(key):
                 place = (key.rank, key.step, key.site, key.call)
                 call = found.setdefault(place, Call(place))
                 (call.inputs if kind == "input" else call.outputs).append(record)
@@ -97,8 +97,8 @@ class Calls:
         self._ends = _ends_of_blocks(archive.records)
 
     def class_of(self, site: str) -> str:
-        """Class of a module without its package, "" where the run does not say."""
-        return str(self._modules.get(site, {}).get("class") or "").rpartition(".")[2]
+        """Class of the module that a site is or lies in, without its package; "" where it is not known."""
+        return str(self._modules.get(module_of(site), {}).get("class") or "").rpartition(".")[2]
 
     def has_parameters(self, site: str) -> bool:
         """Whether a module is known to have parameters of its own."""
@@ -118,16 +118,19 @@ class Calls:
         return _CENTRED.search(self._kind(site)) is not None
 
     def depth(self, record: Record) -> int:
-        """Number of the block that a record belongs to, counted from 1 in the order of execution (POL-13)."""
+        """How many blocks an error has come through, that of the record too, in execution order (POL-13)."""
         key = record.key
         if key.is_bare:
             number = _NUMBER.search(key.site)
             return int(number[1]) + 1 if number else 0
-        block = _block_of(key.site)
+        site = module_of(key.site)
+        block = _block_of(site)
         if not self._is_ordered:
-            number = _BLOCK.search(key.site)
+            number = _BLOCK.search(site)
             return int(number[0]) + 1 if number else 0
-        return bisect_left(self._ends.get((key.rank, key.step), ()), record.order) + (block is not None)
+        forward = len(self._ends.get((key.rank, key.step, False), ())) if is_gradient(key) else 0
+        ends = self._ends.get((key.rank, key.step, is_gradient(key)), ())
+        return forward + bisect_left(ends, record.order) + (block is not None)
 
     @cached_property
     def leaves(self) -> Sequence[Call]:
@@ -211,12 +214,13 @@ def _block_of(site: str) -> str | None:
     return site[: number.end()] if number else None
 
 
-def _ends_of_blocks(records: Sequence[Record]) -> dict[tuple[int, int], list[int]]:
-    """For each rank and step, when each block ends."""
-    last: dict[tuple[int, int], dict[str, int]] = {}
+def _ends_of_blocks(records: Sequence[Record]) -> dict[tuple[int, int, bool], list[int]]:
+    """For each rank and step, when each block ends: on the way forward, and on the way back."""
+    last: dict[tuple[int, int, bool], dict[str, int]] = {}
     for record in records:
-        block = None if record.key.is_bare else _block_of(record.key.site)
+        key = record.key
+        block = None if key.is_bare or is_parameter(key) else _block_of(module_of(key.site))
         if block is not None:
-            ends = last.setdefault((record.key.rank, record.key.step), {})
+            ends = last.setdefault((key.rank, key.step, is_gradient(key)), {})
             ends[block] = max(ends.get(block, 0), record.order)
     return {place: sorted(ends.values()) for place, ends in last.items()}

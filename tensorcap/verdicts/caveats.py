@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tensorcap.verdicts.pairing import Pair, points_of
+from tensorcap.verdicts.pairing import Pair
+from tensorcap.verdicts.places import points_of
 from tensorcap_formats.archive import Archive
 
 
@@ -36,6 +37,10 @@ def caveats(reference: Archive, target: Archive) -> Iterator[str]:
         if unfinished:
             sites = ", ".join(unfinished[:3]) + (", …" if len(unfinished) > 3 else "")
             yield f"In the {name}, calls of {len(unfinished)} modules did not return: {sites}."
+        stopped = archive.run.get("stopped")
+        if isinstance(stopped, Mapping):
+            most, at = stopped.get("max_bytes"), stopped.get("at")
+            yield f"The capture of the {name} stopped at its limit of {most} bytes, at {at}."
         if not archive.is_complete:
             error = error_of(archive.run)
             yield f"The {name} is incomplete: its run ended early{f' ({error})' if error else ''}."
@@ -43,7 +48,9 @@ def caveats(reference: Archive, target: Archive) -> Iterator[str]:
         yield "The reference has no execution order: natural order of names is used instead."
     steps, others = _steps(reference), _steps(target)
     if steps and others and steps != others:
-        yield f"The runs have unlike numbers of steps: {steps} in the reference, {others} in the target."
+        limits = [f"the {n} was told to take steps {s}" for n, s in _limits(reference, target)]
+        why = f" ({', '.join(limits)})" if limits else ""
+        yield f"The runs have unlike numbers of steps: {steps} in the reference, {others} in the target{why}."
     unlike = _unlike_inputs(reference.run.get("inputs"), target.run.get("inputs"))
     if unlike:
         yield f"The two runs were fed different inputs: {', '.join(unlike)}."
@@ -78,6 +85,15 @@ def _is_same_file(one: Path, other: Path) -> bool:
 def _steps(archive: Archive) -> int:
     """How many steps have records; 0 for names without steps."""
     return len({record.key.step for record in archive.records if not record.key.is_bare})
+
+
+def _limits(reference: Archive, target: Archive) -> Iterator[tuple[str, str]]:
+    """Which of two captures were limited to some steps, and to which."""
+    for name, archive in (("reference", reference), ("target", target)):
+        scope = archive.run.get("scope")
+        steps = scope.get("steps") if isinstance(scope, Mapping) else None
+        if isinstance(steps, str):
+            yield name, steps
 
 
 def _unlike_inputs(ours: object, theirs: object) -> list[str]:

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tensorcap.verdicts.pairing import Pair, points_of, spellings
+from tensorcap.verdicts.ops import ops_of, passed_in
+from tensorcap.verdicts.pairing import ABSENT, Pair
+from tensorcap.verdicts.places import is_gradient, is_inner, is_parameter, points_of, spellings
 from tensorcap.verdicts.policy import POLICY
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
@@ -60,11 +62,12 @@ def first_divergence(reference: Archive, pairs: Sequence[Pair]) -> Divergence | 
     Returns:
         None if every required pair is green.
     """
-    red = (p for p in pairs if p.reference is not None and p.is_required and not p.is_green)
-    inputs = _inputs_by_call(pairs)
-    pair = min(red, key=lambda p: _weight(p, inputs.get(_call_of(p), ())), default=None)
-    if pair is None or pair.reference is None:
+    red = [p for p in pairs if p.reference is not None and p.is_required and not p.is_green]
+    if not red:
         return None
+    inputs = _Inputs(reference, pairs)
+    pair = min(red, key=lambda p: _weight(p, inputs))
+    assert pair.reference is not None
     found = _explained(reference, pair, pair.reference.key)
     return replace(found, explanation=_GROWN, is_growth=True) if _has_only_grown(pair) else found
 
@@ -73,25 +76,36 @@ def _explained(reference: Archive, pair: Pair, key: Key) -> Divergence:
     if key.is_bare:
         return Divergence(pair, key.text, "", False, "The archive has no modules, only names.")
     kind = key.slot.partition(".")[0]
-    if kind == "given" and key.site == ROOT_SITE:
+    if key.site == ROOT_SITE and kind in ("given", "input"):
         return Divergence(pair, ROOT_SITE, _class_of(reference, ROOT_SITE), True, _fed(key))
-    if kind != "input":
-        explanation = f"{key.site} made this tensor."
-        return Divergence(pair, key.site, _class_of(reference, key.site), False, explanation)
-    if key.site == ROOT_SITE:
-        return Divergence(pair, ROOT_SITE, _class_of(reference, ROOT_SITE), True, _fed(key))
-    caller = _caller(key.site, _called_sites(reference))
-    explanation = f"The code of {caller} made this argument of {key.site}."
-    return Divergence(pair, caller, _class_of(reference, caller), False, explanation)
+    module = key.site
+    if is_inner(key):
+        module, point = passed_in(reference, key), key.site.partition(":")[2]
+        what = f"argument of {point}" if kind == "input" else "tensor"
+        explanation = f"The code of {module} made this {what}."
+    elif is_parameter(key):
+        explanation = f"{module} holds this; it is no result of a computation."
+    elif kind == "grad_output":
+        explanation = f"This gradient came back to {module} from what took its output."
+    elif is_gradient(key):
+        explanation = f"The way back through {module} made this gradient."
+    elif kind == "input":
+        module = _caller(key.site, _called_sites(reference))
+        explanation = f"The code of {module} made this argument of {key.site}."
+    else:
+        explanation = f"{module} made this tensor."
+    return Divergence(pair, module, _class_of(reference, module), False, explanation)
 
 
-def _weight(pair: Pair, inputs: Sequence[Pair]) -> int:
+def _weight(pair: Pair, inputs: _Inputs) -> int:
     """Certain ones first, then a module's own error, then an error that may have come from before it."""
     if pair.status == "unjudged":
         return 3
+    if pair.reference is not None and is_inner(pair.reference.key) and pair.status in ABSENT:
+        return 1  # another implementation has other ops; a wrong value says more
     tests = {f.test for f in pair.findings if f.status in ("suspect", "diverged")}
     certain = {f.test for f in pair.findings if f.status == "diverged"}
-    if pair.status == "diverged" and certain == {"E"} and _inherits_rows(pair, inputs):
+    if pair.status == "diverged" and certain == {"E"} and _inherits_rows(pair, inputs.of(pair)):
         return 1 if tests & (set(_OWN) - {"E"}) else 2
     if pair.status != "suspect":
         return 0
@@ -117,20 +131,26 @@ def _has_only_grown(pair: Pair) -> bool:
     return pair.status == "suspect" and {f.test for f in pair.findings if f.status == "suspect"} == {"F"}
 
 
-def _call_of(pair: Pair) -> tuple[int, int, str, int] | None:
-    if pair.reference is None or not pair.reference.key.slot.startswith("output"):
-        return None
-    key = pair.reference.key
-    return key.rank, key.step, key.site, key.call
+class _Inputs:
+    """What goes into the call, or the op, that made the record of a pair."""
 
+    def __init__(self, reference: Archive, pairs: Sequence[Pair]) -> None:
+        self._ops = ops_of(reference)
+        self._pairs = {pair.key: pair for pair in pairs}
+        self._of_calls: dict[str, list[Pair]] = {}
+        for pair in pairs:
+            if pair.reference is not None and pair.reference.key.slot.partition(".")[0] == "input":
+                self._of_calls.setdefault(pair.reference.key.where, []).append(pair)
 
-def _inputs_by_call(pairs: Sequence[Pair]) -> dict[tuple[int, int, str, int] | None, list[Pair]]:
-    found: dict[tuple[int, int, str, int] | None, list[Pair]] = {}
-    for pair in pairs:
-        key = pair.reference.key if pair.reference is not None else None
-        if key is not None and key.slot.partition(".")[0] == "input":
-            found.setdefault((key.rank, key.step, key.site, key.call), []).append(pair)
-    return found
+    def of(self, pair: Pair) -> Sequence[Pair]:
+        """The pairs of what goes in, none where that is not known."""
+        if pair.reference is None or not pair.reference.key.slot.startswith("output"):
+            return ()
+        place = pair.reference.key.where
+        if place in self._ops:
+            known = self._ops.inputs(place) or ()
+            return [self._pairs[key] for key in known if key in self._pairs]
+        return self._of_calls.get(place, ())
 
 
 def _fed(key: Key) -> str:

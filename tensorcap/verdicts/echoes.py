@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from tensorcap.verdicts.pairing import Finding, Pair, Status
+from tensorcap.verdicts.places import is_inner
 from tensorcap.verdicts.thresholds import Thresholds
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import decode
@@ -43,7 +44,8 @@ def with_echoes(reference: Archive, target: Archive, pairs: Sequence[Pair], give
     for pair, record in _in_order(reference, pairs):
         contents = record.key.rank, record.key.step, record.digest, record.dtype.name, record.shape
         same = earlier.setdefault(contents, [])
-        if same and pair.status in _OPEN and not given.of(pair.key) and not _is_echo(target, pair, same):
+        is_tested = pair.status in _OPEN and not is_inner(record.key) and not given.of(pair.key)
+        if same and is_tested and not _is_echo(target, pair, same):
             text = f"equal to {same[-1].key} in the reference, not in the target"
             finding = Finding("echo", 1, 0, "diverged", text)
             broken[pair.key] = replace(pair, status="diverged", findings=(finding, *pair.findings))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from tensorcap.metrics.routing import is_routing
 from tensorcap.verdicts.calls import Call, Calls
+from tensorcap.verdicts.ops import Ops
 from tensorcap.verdicts.pairing import Finding, Pair, Status
 from tensorcap.verdicts.policy import Policy
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, decode
+from tensorcap_formats.records import Record
 
 _MOST_EXPERTS: Final = 4096
 _BY_SCORES: Final = 0.99  # of the reference's rows hold the largest scores: ties and padding may not
@@ -56,10 +58,30 @@ class Flips:
         return Finding("routing", share, policy.routing_flipped, status, text)
 
 
+class Router(NamedTuple):
+    """What chooses experts: a module that gives out scores and choices, or an op.
+
+    Attributes:
+        place: Rank and step.
+        scores: Key text of the scores of all experts, None where they were not captured.
+        chosen: Key text of the numbers of the chosen ones.
+    """
+
+    place: tuple[int, int]
+    scores: str | None
+    chosen: str
+
+
+def routers(calls: Calls, ops: Ops, pairs: Mapping[str, Pair]) -> list[Router]:
+    """Every router of the reference, modules in execution order and then ops."""
+    found = [router for call in calls.calls if (router := _router(call)) is not None]
+    return found + [router for pair in pairs.values() if (router := _router_op(pair, ops, pairs)) is not None]
+
+
 def find_flips(
     reference: Archive,
     target: Archive,
-    calls: Calls,
+    found_routers: Sequence[Router],
     pairs: Mapping[str, Pair],
     *,
     policy: Policy,
@@ -70,23 +92,20 @@ def find_flips(
     Args:
         reference: The trusted archive.
         target: The archive under test.
-        calls: The reference's calls.
+        found_routers: Those of the reference.
         pairs: Pairs by key text.
         policy: Where the margin stands.
         noise: What rounding does to a row of a pair, relative.
     """
     found = []
     flipped: set[tuple[int, int]] = set()  # ranks and steps in which an earlier router chose other experts
-    for call in calls.calls:
-        scores, chosen = _router(call)
-        if scores is None or chosen is None:
-            continue
-        by, of = pairs.get(scores), pairs.get(chosen)
+    for router in found_routers:
+        by, of = pairs.get(router.scores or ""), pairs.get(router.chosen)
         if by is None or of is None or of.status == "identical" or of.difference is None:
             continue
         if by.difference is None and by.status != "identical":
             continue
-        is_behind = call.place[:2] in flipped
+        is_behind = router.place in flipped
         flips = _flips(
             reference,
             target,
@@ -99,32 +118,41 @@ def find_flips(
         if flips is not None:
             found.append(flips)
             if flips.flipped:
-                flipped.add(call.place[:2])
+                flipped.add(router.place)
     return found
 
 
-def scores_by_choices(calls: Calls, pairs: Mapping[str, Pair]) -> dict[str, Pair]:
+def scores_by_choices(found_routers: Sequence[Router], pairs: Mapping[str, Pair]) -> dict[str, Pair]:
     """The pair of the scores by the key text of the choices, of each router that has both."""
-    routers = [_router(call) for call in calls.calls]
-    return {
-        chosen: pairs[scores]
-        for scores, chosen in routers
-        if scores is not None and chosen is not None and scores in pairs
-    }
+    return {r.chosen: pairs[r.scores] for r in found_routers if r.scores is not None and r.scores in pairs}
 
 
-def _router(call: Call) -> tuple[str | None, str | None]:
-    """Keys of the scores of all experts and of the chosen ones, among the outputs of one call."""
+def _router_op(pair: Pair, ops: Ops, pairs: Mapping[str, Pair]) -> Router | None:
+    """The router that a record of choices, made by an op, is of."""
+    chosen = pair.reference
+    if chosen is None or chosen.key.slot != "output.1" or ops.name(chosen.key.where) != "topk":
+        return None
+    source = pairs.get(next(iter(ops.inputs(chosen.key.where) or ()), ""))
+    scores = source.reference if source is not None else None
+    if scores is None or scores.dtype.kind != "float" or not _are_scores(scores, chosen):
+        return None
+    return Router((chosen.key.rank, chosen.key.step), scores.key.text, chosen.key.text)
+
+
+def _are_scores(scores: Record, chosen: Record) -> bool:
+    """Whether a record may hold the scores of all experts that another one chose from."""
+    is_wider = scores.shape[:-1] == chosen.shape[:-1] and scores.shape and scores.shape[-1] > chosen.shape[-1]
+    return bool(is_wider) and scores.shape[-1] <= _MOST_EXPERTS
+
+
+def _router(call: Call) -> Router | None:
+    """The router that a call is of, by its outputs."""
     for chosen in call.outputs:
         if not is_routing(chosen):
             continue
-        rows = chosen.shape[:-1]
-        for scores in call.outputs:
-            is_wider = scores.shape[:-1] == rows and scores.shape and scores.shape[-1] > chosen.shape[-1]
-            if scores.dtype.kind == "float" and is_wider and scores.shape[-1] <= _MOST_EXPERTS:
-                return scores.key.text, chosen.key.text
-        return None, chosen.key.text
-    return None, None
+        fitting = [s for s in call.outputs if s.dtype.kind == "float" and _are_scores(s, chosen)]
+        return Router(call.place[:2], fitting[0].key.text if fitting else None, chosen.key.text)
+    return None
 
 
 def _flips(

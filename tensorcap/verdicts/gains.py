@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tensorcap.metrics.routing import is_routing
 from tensorcap.verdicts.calls import Call, Calls
@@ -41,6 +42,45 @@ class Gain:
     def findings(self) -> tuple[Finding, ...]:
         """All verdicts."""
         return (self.finding,) if self.tail is None else (self.finding, self.tail)
+
+
+@dataclass(frozen=True, slots=True)
+class SecondVerdict:
+    """What second looks make of a gain that is not green (POL-15).
+
+    Attributes:
+        policy: The limits.
+        looks: The looks, the plain one first.
+        precision: Of the pair.
+        together: Makes one error of those of the inputs.
+        is_core: Which limits count.
+    """
+
+    policy: Policy
+    looks: Sequence[Look]
+    precision: Precision
+    together: Callable[[Sequence[float]], float]
+    is_core: bool
+
+    def of(
+        self, first: Finding, measured: tuple[float, float], *, is_tail: bool = False
+    ) -> tuple[Finding, float, float]:
+        """The least of the gain that was measured and of those of second looks, with its errors."""
+        inputs, output = measured
+        if first.status == "within-rounding":
+            return first, inputs, output
+        errors = [look.of(is_tail=is_tail) for look in self.looks]
+        together = [(self.together(given), made) for given, made in errors]
+        plain_inputs, plain_output = together[0]
+        reach = self.policy.second_look
+        is_less = plain_output * reach < output
+        is_less |= plain_inputs > reach * max(inputs, 2 * self.precision.rounding)
+        if is_less and self.looks[0].has_measured_rows:
+            return first, inputs, output  # the elements that were read are not like the others
+        inputs, output = min(together, key=lambda errors: errors[1] / errors[0] if errors[0] else math.inf)
+        judge = self.policy.judge_tail if is_tail else self.policy.judge_gain
+        second = judge(output, inputs, self.precision, is_core=self.is_core)
+        return min(first, second, key=lambda found: found.value), inputs, output
 
 
 class Gains:
@@ -168,41 +208,19 @@ class Gains:
         tail = None if result.key in self._aligned else self._tail(sources, result, is_core=is_core)
         is_green = finding.status == "within-rounding" and (tail is None or tail.status == "within-rounding")
         if not is_green and result.key not in self._aligned:
-            looks = self._confirm(sources, result, is_centred)
-            finding, inputs, output = self._second(
-                finding, looks, (inputs, output), precision, is_core=is_core, is_tail=False
+            second = SecondVerdict(
+                self._policy,
+                self._confirm(sources, result, is_centred),
+                precision,
+                partial(self._together, is_core=is_core),
+                is_core=is_core,
             )
+            finding, inputs, output = second.of(finding, (inputs, output))
             if tail is not None:
                 before = self._tail_errors(sources, result, is_core=is_core)
                 assert before is not None
-                tail, _, _ = self._second(tail, looks, before, precision, is_core=is_core, is_tail=True)
+                tail, _, _ = second.of(tail, before, is_tail=True)
         yield Gain(site, result, inputs, output, finding, tail)
-
-    def _second(
-        self,
-        first: Finding,
-        looks: Sequence[Look],
-        measured: tuple[float, float],
-        precision: Precision,
-        *,
-        is_core: bool,
-        is_tail: bool,
-    ) -> tuple[Finding, float, float]:
-        """The least of a gain that was measured and of those of second looks, with its errors."""
-        inputs, output = measured
-        if first.status == "within-rounding":
-            return first, inputs, output
-        errors = [look.of(is_tail=is_tail) for look in looks]
-        together = [(self._together(given, is_core=is_core), made) for given, made in errors]
-        plain_inputs, plain_output = together[0]
-        reach = self._policy.second_look
-        is_less = plain_output * reach < output or plain_inputs > reach * max(inputs, 2 * precision.rounding)
-        if is_less and looks[0].has_measured_rows:
-            return first, inputs, output  # the elements that were read are not like the others
-        inputs, output = min(together, key=lambda errors: errors[1] / errors[0] if errors[0] else math.inf)
-        judge = self._policy.judge_tail if is_tail else self._policy.judge_gain
-        second = judge(output, inputs, precision, is_core=is_core)
-        return min(first, second, key=lambda found: found.value), inputs, output
 
     def _tail(self, sources: Sequence[Pair], result: Pair, *, is_core: bool) -> Finding | None:
         errors = self._tail_errors(sources, result, is_core=is_core)

@@ -1,24 +1,28 @@
-"""The status of pairs: from digests where they settle it, then from what was given, then from the policy."""
+"""The status of pairs that were measured: from what was given, then from the policy."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Final
 
 from tensorcap.metrics.routing import is_routing
 from tensorcap.verdicts.account import Account, account_of
-from tensorcap.verdicts.alignment import aligned_leaves, calls_that_align, shuffled_calls
+from tensorcap.verdicts.alignment import aligned_leaves, calls_that_align, moved_ops, shuffled_calls
 from tensorcap.verdicts.calibration import Calibration
 from tensorcap.verdicts.calls import Calls
 from tensorcap.verdicts.explained import explained_leaves
-from tensorcap.verdicts.flips import Flips, copies_of, find_flips, scores_by_choices
+from tensorcap.verdicts.flips import Flips, copies_of, find_flips, routers, scores_by_choices
 from tensorcap.verdicts.gains import Gains, row_error
+from tensorcap.verdicts.held import same_numbers
 from tensorcap.verdicts.looks import SecondLook
 from tensorcap.verdicts.masks import judged_as_masks
+from tensorcap.verdicts.op_gains import OpGains
+from tensorcap.verdicts.ops import ops_of
 from tensorcap.verdicts.pairing import Finding, Pair, Status
+from tensorcap.verdicts.places import is_gradient, is_inner, is_parameter
 from tensorcap.verdicts.policy import Policy, Precision
 from tensorcap.verdicts.thresholds import Given, Thresholds
 from tensorcap_formats.archive import Archive
@@ -26,30 +30,8 @@ from tensorcap_formats.records import Record
 
 _SEVERITY: Final[tuple[Status, ...]] = ("match", "within-rounding", "unjudged", "suspect", "diverged")
 
+_MOVED: Final = "experts flipped before it, so that its rows are not those of the reference"
 _WHOLE_ERRORS: Final = {"row_error_median", "row_error_p95", "relative_frobenius"}  # what F and `wide` limit
-
-
-def settle(reference: Archive, target: Archive, pair: Pair) -> Pair:
-    """Find the status of a pair that has both sides, if no values are needed for it.
-
-    Args:
-        reference: The trusted archive.
-        target: The archive under test.
-        pair: One of their pairs.
-
-    Returns:
-        The pair with its status, or as it was, `unjudged`, if its values have to be measured.
-    """
-    trusted, tested = pair.reference, pair.target
-    if pair.status != "unjudged" or trusted is None or tested is None:
-        return pair
-    if trusted.shape != tested.shape or trusted.dtype.packed != tested.dtype.packed:
-        return replace(pair, status="shape-mismatch", reason=_shapes(trusted, tested))
-    if _has_equal_digest(reference, target, trusted, tested):
-        return replace(pair, status="identical")
-    if not (trusted.stored and tested.stored):
-        return _settle_by_counts(pair, trusted, tested)
-    return pair
 
 
 def judge(pair: Pair, given: Given, remark: str = "") -> Pair:
@@ -118,21 +100,29 @@ class PolicyJudge:
             All pairs in their order, and what the tests say of the runs as a whole.
         """
         pairs = [self._as_masks(pair) for pair in pairs]
-        self._open = {pair.key for pair in pairs if self._is_open(pair)}
-        if not self._open and all(pair.difference is None for pair in pairs):
-            return list(pairs), Account(self._policy)
+        if all(pair.difference is None for pair in pairs):
+            self._open = {pair.key for pair in pairs if self._is_open(pair)}
+            if not self._open:
+                return list(pairs), Account(self._policy)
+        ops = ops_of(self._archives[0])
         by_key = {pair.key: pair for pair in pairs}
-        findings: dict[str, list[Finding]] = {pair.key: [] for pair in pairs}
+        found_routers = routers(self._calls, ops, by_key)
         flips = find_flips(
             *self._archives,
-            self._calls,
+            found_routers,
             by_key,
             policy=self._policy,
             noise=lambda pair: self._policy.noise(self._precision(pair)),
         )
+        first_flip = _first_flips([flip.pair for flip in flips if flip.flipped])
         copies = copies_of(pairs, [flip.pair for flip in flips])
+        moved = moved_ops(self._calls, self._archives[0], flips, copies)
+        pairs = [self._left_out(pair, moved, first_flip) for pair in pairs]
+        by_key = {pair.key: pair for pair in pairs if pair.status != "excluded"}
+        self._open = {pair.key for pair in pairs if self._is_open(pair)}
+        findings: dict[str, list[Finding]] = {pair.key: [] for pair in pairs}
         by_router = {flip.pair.key: flip for flip in flips}
-        scores = scores_by_choices(self._calls, by_key)
+        scores = scores_by_choices(found_routers, by_key)
         verdicts = {key: self._of_router(flip, scores[key]) for key, flip in by_router.items()}
         routed = {key: verdicts[pair.key] for key, pair in copies.items()}
         shuffled = shuffled_calls(self._calls, flips, copies)
@@ -152,8 +142,15 @@ class PolicyJudge:
             confirm=second_look,
             of_rows=second_look.of_rows,
         )
-        found_gains = list(gains.all())
-        first_flip = _first_flips([flip.pair for flip in flips if flip.flipped])
+        of_ops = OpGains(
+            ops,
+            by_key,
+            errors=errors,
+            policy=self._policy,
+            precision=self._precision,
+            confirm=second_look,
+        )
+        found_gains = [*gains.all(), *of_ops.all()]
         for pair in pairs:
             if pair.key in self._open:
                 error = errors.get(pair.key)
@@ -173,11 +170,25 @@ class PolicyJudge:
             gains=found_gains,
             untested=tuple(gains.untested),
             has_inputs=gains.has_inputs,
+            left_out=sum(pair.reason == _MOVED for pair in pairs),
             flips=flips,
             policy=self._policy,
             precision=self._precision,
         )
         return judged, account
+
+    def _left_out(self, pair: Pair, moved: Collection[str], first_flip: Callable[[Record], bool]) -> Pair:
+        """The pair, `excluded` if it is of an op whose rows are others since experts flipped (POL-27)."""
+        record = pair.reference
+        if record is None or pair.status not in ("unjudged", "shape-mismatch") or pair.findings:
+            return pair
+        if not is_inner(record.key) or self._given.of(pair.key):
+            return pair
+        is_moved = pair.key in moved
+        if not is_moved and first_flip(record):
+            is_choice = is_routing(record) and pair.status == "unjudged"
+            is_moved = pair.status == "shape-mismatch" or (_is_whole(record) and not is_choice)
+        return replace(pair, status="excluded", reason=_MOVED) if is_moved else pair
 
     def _as_masks(self, pair: Pair) -> Pair:
         is_settled = pair.status not in ("unjudged", "nonfinite") or bool(pair.findings)
@@ -225,14 +236,19 @@ class PolicyJudge:
         precision, depth = self._precision(pair), self._calls.depth(pair.reference)
         if pair.difference is None:
             return self._by_statistics(pair, depth, precision)
+        key = pair.reference.key
+        if is_parameter(key):
+            return [same_numbers(pair, pair.difference)]
         found = self._of_dtypes(pair)
         if pair.difference.zero_rows:
             text = f"{pair.difference.zero_rows} rows are all zeros in the reference and not in the target"
             found.append(Finding("zeros", pair.difference.zero_rows, 0, "suspect", text))
         if error is not None:
-            found.append(self._policy.judge_total(error, depth, precision))
+            is_rough = is_inner(key) or is_gradient(key)
+            found.append(self._policy.judge_total(error, depth, precision, is_rough=is_rough))
             outlier = pair.difference.outlier
-            if outlier is not None and not is_behind:
+            is_masked = is_inner(key) and pair.difference.measured < pair.difference.elements
+            if outlier is not None and not is_behind and not is_masked:
                 worst = pair.difference.row_error_p95 or error
                 found.append(self._policy.judge_outlier(outlier, error, worst, precision))
         return found
@@ -314,28 +330,3 @@ def _least_error(trusted: Record, tested: Record) -> float | None:
     if ours.mean is not None and theirs.mean is not None:
         least = max(least, abs(theirs.mean - ours.mean) * math.sqrt(trusted.size))
     return least / ours.l2
-
-
-def _settle_by_counts(pair: Pair, trusted: Record, tested: Record) -> Pair:
-    ours, theirs = trusted.statistics, tested.statistics
-    if ours and theirs and (ours.nan, ours.posinf, ours.neginf) != (theirs.nan, theirs.posinf, theirs.neginf):
-        reason = "counts of NaN or infinities differ; no values were kept"
-        return replace(pair, status="nonfinite", reason=reason)
-    return replace(pair, reason="only statistics were kept: no values to judge by")
-
-
-def _has_equal_digest(reference: Archive, target: Archive, trusted: Record, tested: Record) -> bool:
-    """Whether digests settle it: those of an archive that another tool edited prove nothing (CMP-2)."""
-    return (
-        trusted.digest != ""
-        and trusted.digest == tested.digest
-        and reference.algorithm == target.algorithm
-        and trusted.dtype.name == tested.dtype.name
-        and all(a.trusts_digests or not r.stored for a, r in ((reference, trusted), (target, tested)))
-    )
-
-
-def _shapes(trusted: Record, tested: Record) -> str:
-    if trusted.shape != tested.shape:
-        return f"{list(trusted.shape)} in the reference, {list(tested.shape)} in the target"
-    return f"{trusted.dtype.name} and {tested.dtype.name} hold unlike many values in {list(trusted.shape)}"

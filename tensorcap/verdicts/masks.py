@@ -22,6 +22,11 @@ _BLOCKED: Final = (  # what stands for minus infinity (MET-4)
 )
 
 
+def is_blocked(value: object) -> bool:
+    """Whether a number stands for minus infinity, as each dtype has its own."""
+    return isinstance(value, float) and value in _BLOCKED
+
+
 def judged_as_masks(reference: Archive, target: Archive, pair: Pair) -> Pair:
     """Judge a pair of a bool and a float mask by what they let attend (POL-24), and no other."""
     trusted, tested = pair.reference, pair.target

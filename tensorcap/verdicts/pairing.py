@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from tensorcap.metrics.difference import Difference
+from tensorcap.verdicts.absences import Absences
 from tensorcap.verdicts.baseline import Ratio
+from tensorcap.verdicts.op_pairing import partner_texts
+from tensorcap.verdicts.ops import ops_of
+from tensorcap.verdicts.places import points_of
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import no_such_tensor
-from tensorcap_formats.keys import Key, escape, matches
+from tensorcap_formats.keys import Key, matches
 from tensorcap_formats.records import Record
 
 Status = Literal[
@@ -31,6 +35,8 @@ Status = Literal[
 ]
 STATUSES: Final[tuple[Status, ...]] = Status.__args__  # type: ignore[attr-defined] # no public name for it
 GREEN: Final[frozenset[Status]] = frozenset({"identical", "match", "within-rounding"})
+_NO_VALUE: Final = "memory that nothing was written to yet"
+_CAST: Final = "a cast, which computes nothing; the target has none"
 ABSENT: Final[frozenset[Status]] = frozenset({"missing-in-target", "never-called", "not-capturable"})
 
 
@@ -66,7 +72,7 @@ class Pair:
         reason: Why the status is what it is, where that is not plain from it; else "".
         findings: What the tests said that led to the status.
         baseline: How far the target lies from the reference in units of a baseline's distance, or None.
-        is_optional: Whether `--require` names others, so that it may be missing.
+        is_optional: Whether it may be missing: `--require` names others, or it is a cast (CMP-71).
     """
 
     key: str
@@ -151,12 +157,15 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
     """
     selection.require_hits(reference)
     targets = {record.key.text: record for record in target.records}
-    explain = _Absences(target.run)
+    ops = ops_of(reference)
+    partner_text = partner_texts(reference, target)
+    explain = Absences(reference, ops, target, ops_of(target))
     pairs = []
     for record in reference.records:
         text = record.key.text
-        partner = targets.pop(text, None) or targets.pop(target.canonical(text), None)
-        reason = selection.why_not(text)
+        partner = targets.pop(partner_text(record) or "", None)
+        reason = selection.why_not(text) or (_NO_VALUE if ops and ops.is_uninitialised(record.key) else "")
+        is_optional = selection.is_optional(text)
         status: Status
         if reason:
             status = "excluded"
@@ -164,11 +173,13 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
             status = "unjudged"
         else:
             status, reason = explain(record)
-        is_optional = selection.is_optional(text)
+            if not reason and ops and ops.is_cast(record.key.where):
+                is_optional, reason = True, _CAST
         pairs.append(Pair(text, status, record, partner, reason=reason, is_optional=is_optional))
     pairs += _losses(reference.run, selection)
-    pairs += [
-        Pair(text, "missing-in-reference", None, record)
+    known = {pair.key for pair in pairs}
+    pairs += [  # an op of the same key, which is paired with another one, may stand there already
+        Pair(f"{text} (target)" if text in known else text, "missing-in-reference", None, record)
         for text, record in targets.items()
         if not selection.why_not(text)
     ]
@@ -180,51 +191,10 @@ def _losses(run: Mapping[str, Any], selection: Selection) -> Iterator[Pair]:
     for point in points_of(run):
         if point.get("status") != "not-capturable":
             continue
-        for slot in point.get("slots") or ("output",):
+        for slot in point.get("slots") or ("return" if point.get("kind") == "function" else "output",):
             text = Key(point["site"], slot).text
             if not selection.why_not(text):
                 reason = f"in the reference: {point.get('reason') or 'no reason is known'}"
                 yield Pair(
                     text, "not-capturable", None, None, reason=reason, is_optional=selection.is_optional(text)
                 )
-
-
-class _Absences:
-    """What the target says of a record that it does not have (CMP-6)."""
-
-    def __init__(self, run: Mapping[str, Any]) -> None:
-        self._points: dict[str, Mapping[str, Any]] = {}
-        self._slots: dict[tuple[str, str], Mapping[str, Any]] = {}
-        for point in points_of(run):
-            for site in spellings(point["site"]):
-                if "slots" in point:  # of a site that otherwise was captured
-                    self._slots.update(((site, slot), point) for slot in point["slots"])
-                else:
-                    self._points[site] = point
-
-    def __call__(self, record: Record) -> tuple[Status, str]:
-        key = record.key
-        point = self._slots.get((key.site, key.slot)) or self._points.get(key.site)
-        if point is None:
-            return "missing-in-target", ""
-        said = str(point.get("reason") or "")
-        if point.get("status") == "never-called":
-            return "never-called", said or "the target never called this module"
-        if point.get("status") == "not-capturable":
-            return "not-capturable", said
-        if point.get("status") == "excluded":
-            return "missing-in-target", said or "the target's capture left it out"
-        return "missing-in-target", said
-
-
-def points_of(run: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The capture points that a run lists, those of a damaged list left out."""
-    points = run.get("points")
-    for point in points if isinstance(points, list) else ():
-        if isinstance(point, Mapping) and isinstance(point.get("site"), str):
-            yield point
-
-
-def spellings(site: str) -> tuple[str, ...]:
-    """A site as it is, and as a key spells it."""
-    return (site, escape(site))

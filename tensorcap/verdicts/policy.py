@@ -92,6 +92,8 @@ class Policy:
         outlier: Test E: how many times the row error an outlier may be.
         outlier_spread: Test E: how far the worst rows may be from the median and still count as usual.
         envelope: Test F: `e0 * rho * sqrt(e1 + e2 * n)` at block n.
+        rough: Times the limits of F and of float32 runs, of places within a module's code and of
+            gradients: powers multiply a relative error, and what cancels makes it larger.
         explained: Test G: the largest share of the squared error that the input's value may explain.
         explained_bins: Test G: count of bins of the input's value.
         wide_total: float32 against float32: limits of the whole error; of float64 in proportion to u.
@@ -112,6 +114,7 @@ class Policy:
     outlier: float = 25.0
     outlier_spread: float = 5.0
     envelope: tuple[float, float, float] = (2.0, 4.0, 30.0)
+    rough: float = 3.0
     explained: float = 0.05
     explained_bins: int = 64
     wide_total: Limits = Limits(1e-5, 1e-4)
@@ -176,14 +179,25 @@ class Policy:
             return precision.rounding
         return self.wide_noise * precision.unit / self.units["float32"]
 
-    def judge_total(self, error: float, depth: int, precision: Precision) -> Finding:
-        """Judge the whole error of a record: test F, or the rule for float32 against float32."""
+    def judge_total(
+        self, error: float, depth: int, precision: Precision, *, is_rough: bool = False
+    ) -> Finding:
+        """Judge the whole error of a record: test F, or the rule for float32 against float32.
+
+        Args:
+            error: Row error.
+            depth: How many blocks it has come through.
+            precision: Of the pair.
+            is_rough: Whether the record is of a place within a module's code, or a gradient.
+        """
+        factor = self.rough if is_rough else 1.0
         if precision.is_wide:
             limits = self.in_proportion(self.wide_total, precision)
+            limits = Limits(factor * limits.green, factor * limits.suspect)
             status = limits.status(error)
             text = f"row error {error:.2g}, {precision.name} runs agree within {limits.green:.2g}"
             return Finding("wide", error, limits.green, status, text)
-        limit = self.envelope_at(depth, precision)
+        limit = factor * self.envelope_at(depth, precision)
         status = "within-rounding" if error <= limit else "suspect"
         text = f"row error {error:.2g}, at most {limit:.2g} expected at depth {depth} in {precision.name}"
         return Finding("F", error, limit, status, text)

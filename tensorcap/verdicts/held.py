@@ -1,0 +1,49 @@
+"""Parameters and buffers: no results of a computation, so that nothing but their own rounding is allowed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tensorcap.metrics.difference import Difference, Tolerance
+from tensorcap.verdicts.pairing import Finding, Pair
+from tensorcap.verdicts.places import is_parameter
+from tensorcap.verdicts.policy import UNITS
+from tensorcap_formats.dtypes import DType, decode
+from tensorcap_formats.records import Record
+
+
+def rounding_of(ours: Record, theirs: Record) -> Tolerance | None:
+    """What one rounding to the coarser dtype of a parameter's two records may do to an element.
+
+    Returns:
+        None for records that are no parameters; a tolerance of nothing where the dtypes are the same.
+    """
+    if not is_parameter(ours.key):
+        return None
+    coarse = coarser(ours.dtype, theirs.dtype)
+    if coarse is None or ours.dtype.name == theirs.dtype.name:
+        return Tolerance(0.0, 0.0)
+    return Tolerance(UNITS[coarse.name], _smallest(coarse) / 2)
+
+
+def same_numbers(pair: Pair, found: Difference) -> Finding:
+    """Judge a parameter that was measured with the tolerance of its rounding (POL-28)."""
+    unlike = found.unequal if found.mismatches is None else found.mismatches
+    text = f"{unlike} of {found.measured} numbers that the model holds are not those of the reference"
+    if pair.reference and pair.target and pair.reference.dtype.name != pair.target.dtype.name:
+        coarse = coarser(pair.reference.dtype, pair.target.dtype)
+        text += f", rounded to {coarse.name}" if coarse else ""
+    return Finding("parameter", unlike, 0, "diverged" if unlike else "within-rounding", text)
+
+
+def coarser(one: DType, other: DType) -> DType | None:
+    """The one of two dtypes that rounds more; None where one does not round floats."""
+    if one.name not in UNITS or other.name not in UNITS:
+        return None
+    return max((one, other), key=lambda dtype: UNITS[dtype.name])
+
+
+def _smallest(dtype: DType) -> float:
+    """The smallest positive value, below which rounding is no longer in proportion."""
+    bits = np.frombuffer(b"\x01".ljust(dtype.itemsize, b"\0"), dtype.storage)
+    return float(decode(bits, dtype).real.flat[0])
