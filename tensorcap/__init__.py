@@ -3,7 +3,10 @@
 from tensorcap.capturing import Capture, capture
 from tensorcap.comparing import compare, compare_records
 from tensorcap.comparison import Comparison
+from tensorcap.graph import Graph
 from tensorcap.metrics.difference import Difference
+from tensorcap.plain_log import PlainLog
+from tensorcap.probing import probe
 from tensorcap.summary import Summary
 from tensorcap.verdicts.pairing import Pair
 from tensorcap.workload import Workload
@@ -17,8 +20,10 @@ __all__ = [
     "Capture",
     "Comparison",
     "Difference",
+    "Graph",
     "Key",
     "Pair",
+    "PlainLog",
     "Record",
     "Summary",
     "Workload",
@@ -26,4 +31,5 @@ __all__ = [
     "compare",
     "compare_records",
     "open_archive",
+    "probe",
 ]

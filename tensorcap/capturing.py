@@ -17,6 +17,7 @@ from weakref import WeakSet
 from tensorcap.adapters import Adapter, adapter_for
 from tensorcap.limits import Limits
 from tensorcap.metadata import about_process, now, redact
+from tensorcap.plain_log import Logged, PlainLog
 from tensorcap.plan import Level, Plan
 from tensorcap.point import Point
 from tensorcap.recorder import Recorder
@@ -50,9 +51,12 @@ def capture(
     watch: str | Iterable[str] = (),
     grads: bool = False,
     params: bool = False,
-    steps: Iterable[range] = (),
+    eager: bool = False,
+    steps: str | Iterable[range | int] = (),
     sample: int | None = None,
-    max_bytes: int | None = None,
+    slices: str | Iterable[str] = (),
+    max_bytes: int | str | None = None,
+    log: PlainLog | None = None,
     stats_only: bool = False,
     run: Mapping[str, Any] | None = None,
     container: str | None = None,
@@ -74,15 +78,22 @@ def capture(
             for whole keys (`0/*/output`). One of which nothing is captured is warned of.
         exclude: Globs of what not to record; they win over `include`.
         inputs: Whether to record the inputs of modules. Those of the model itself are always recorded.
-        level: `module`, or `op` to record the result of every op within them too.
+        level: `module`, or `op` to record the result of every op within them too. `export`, for
+            `capture_workload` alone, records the nodes of the graph that `torch.export` makes.
         ops_in: Globs of modules; only their ops are recorded, and those of the modules below them.
         watch: Local variables to record, as `package.module:Class.method:variable,variable`; `*` for all
             that hold tensors. What the function returns is recorded too.
         grads: Whether to record the gradients of activations and of parameters, if there is a backward.
         params: Whether to record parameters and buffers, once.
-        steps: The steps to record, as ranges; all if empty.
+        eager: Whether what is compiled, and the fused layers of `torch.nn`, run in the block as the plain
+            code that they were made from, so that all modules are seen; values may differ by rounding.
+        steps: The steps to record: numbers and ranges, or a text, `0,1,5-9`; all if empty.
         sample: Record at most the first so many calls of each site, over all steps.
-        max_bytes: Stop recording before the archive holds more bytes of tensors than this.
+        slices: Record only a part of tensors: `[..., :64]`, or `GLOB=[:, -1:]` for what a glob, as in
+            `include`, names; the first that fits counts. What the model itself is given is kept whole.
+        max_bytes: Stop recording before the archive holds more bytes of tensors than this; a text may
+            have a unit, `2GiB`.
+        log: Prints each tensor as it is recorded.
         stats_only: Keep statistics and hashes, no values.
         run: Further run metadata.
         container: `hdf5`, `zarr` or `safetensors`; by the path's suffix if None.
@@ -110,8 +121,13 @@ def capture(
     return Capture(
         model,
         path,
-        scope=Scope(include, exclude, Limits(tuple(steps), sample, max_bytes)),
-        plan=Plan(inputs, level, as_tuple(ops_in), as_tuple(watch), grads, params),
+        scope=Scope(
+            include,
+            exclude,
+            Limits.of(steps=steps, sample=sample, max_bytes=max_bytes, slices=slices),
+        ),
+        plan=Plan(inputs, level, as_tuple(ops_in), as_tuple(watch), grads, params, eager),
+        log=log,
         stats_only=stats_only,
         run=run,
         container=container,
@@ -126,6 +142,7 @@ class Capture:
         path: Where the archive is, or will be; None for a dry run.
         summary: What came of it, once it is over.
         tally: The records of a dry run.
+        log: What prints the records, if anything does.
     """
 
     def __init__(
@@ -135,6 +152,7 @@ class Capture:
         *,
         scope: Scope,
         plan: Plan,
+        log: PlainLog | None = None,
         run: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
@@ -145,8 +163,11 @@ class Capture:
         self._adapter: Adapter = adapter_for(model)
         self._scope = scope
         self._plan = plan
+        self.log = log
         self._run = dict(run or {})
         self._options = options  # of the writer
+        self._workload: Workload | None = None  # set where the level is for the model and its inputs
+        self._run_graph: Callable[[Recorder], None] | None = None
         self._writer: Writer | None = None
         self._process = os.getpid()
         self._warns = True
@@ -192,16 +213,21 @@ class Capture:
         with ExitStack() as hooks:
             hooks.enter_context(_claimed(self._model))
             points = self._points()
+            if self._plan.level == "export":
+                self._run_graph = self._adapter.export(self._exportable(), self._plan)
             self._metadata = {**self._adapter.describe(self._model), **about_process(), **self._run}
             self._metadata["scope"] = {**self._scope.describe(), **self._plan.describe()}
             self._started_seconds = time.perf_counter()
             if self.path is not None:
                 self._writer = Writer(self.path, run=self._metadata, **self._options)
             try:
-                self._recorder = Recorder(self._writer or self.tally, points, self._scope)
+                sink = self._writer or self.tally
+                logged = sink if self.log is None else Logged(sink, self.log)
+                self._recorder = Recorder(logged, points, self._scope)
                 _watch_forks(self._recorder)
-                wanted = [n for n, p in points.items() if p.is_capturable and p.wanted is not False]
-                hooks.enter_context(self._adapter.tap(self._model, wanted, self._recorder, self._plan))
+                wanted = {n for n, p in points.items() if p.is_capturable and p.wanted is not False}
+                if self._run_graph is None:
+                    hooks.enter_context(self._adapter.tap(self._model, wanted, self._recorder, self._plan))
             except BaseException:
                 self._abandon(discard=True)
                 raise
@@ -233,15 +259,25 @@ class Capture:
                 globs = ", ".join(map(repr, self.summary.unmatched))
                 warnings.warn(f"nothing was captured of {globs}", stacklevel=2)
 
+    def _exportable(self) -> Workload:
+        if self._workload is None:
+            raise UsageError(
+                f"{class_name(self._model)}: level export is not for a block, expected a workload",
+                hint="capture_workload(Workload(model, inputs), path, level='export'), or level op.",
+            )
+        return self._workload
+
     def _points(self) -> dict[str, Point]:
         points = {}
-        for site in self._adapter.sites(self._model):
+        as_plain_code = self._plan.eager or self._plan.level == "export"
+        for site in self._adapter.sites(self._model, eager=as_plain_code):
             name = module_site(site.name)
             aliases = tuple(map(module_site, site.aliases))
             wanted = self._scope.of_site(name, aliases)
             points[site.name] = Point(name, aliases, site.reason, site.is_capturable, wanted)
         known = [name for point in points.values() for name in (point.site, *point.aliases)]
-        self._scope.check(class_name(self._model), known)
+        printed = () if self.log is None else self.log.globs
+        self._scope.check(class_name(self._model), known, printed)
         return points
 
     def _finish(self, path: Path | None, *, is_complete: bool) -> None:
@@ -255,6 +291,7 @@ class Capture:
             **recorder.facts,
             "inputs": recorder.inputs,
             "steps": recorder.last_step + 1,
+            **self._what_became(),
             "points": [entry for point in points.values() if point.is_listed for entry in point.describe()],
             "sources": self._adapter.sources(self._model, called),
             "finished": now(),
@@ -265,6 +302,17 @@ class Capture:
         self.summary = summarise(
             self.path, self._writer or self.tally, recorder, self._scope, is_complete=is_complete
         )
+
+    def _what_became(self) -> dict[str, Any]:
+        """Run metadata of what the steps were of, and of what ended the recording."""
+        recorder = self._recorder
+        found: dict[str, Any] = {}
+        if recorder.phases:
+            steps = range(recorder.last_step + 1)
+            found["phases"] = [recorder.phases.get(step, "forward") for step in steps]
+        if recorder.stopped is not None:
+            found["stopped"] = {"at": recorder.stopped, "max_bytes": self._scope.limits.max_bytes}
+        return found
 
     def _keep_incomplete(self, error: BaseException) -> None:
         """Close the archive after an error of the run, which goes on its way whatever happens here."""
@@ -298,9 +346,9 @@ class Capture:
             hint = f"Not capturable: {'; '.join(sorted(reasons))}."
         elif any(point.calls for point in points):
             steps = self._recorder.last_step + 1
-            hint = f"The model was called; no record of its {steps} steps fits the globs."
-            if steps == 1:
-                hint = "The model was called; no record of its only step, 0, fits the globs."
+            asked = "globs" if self._scope.limits.are_none else "globs and limits"
+            which = "only step, 0," if steps == 1 else f"{steps} steps"
+            hint = f"The model was called; no record of its {which} fits the {asked}."
         else:
             hint = "Call the model in the block; what torch.compile made before the block is not seen."
         return CaptureError(
@@ -313,7 +361,7 @@ def capture_workload(
     path: str | os.PathLike[str] | None,
     *,
     run: Mapping[str, Any] | None = None,
-    watch: Callable[[Capture], AbstractContextManager[Any]] | None = None,
+    around: Callable[[Capture], AbstractContextManager[Any]] | None = None,
     **options: Any,
 ) -> Capture:
     """Run a workload once, under capture.
@@ -322,7 +370,7 @@ def capture_workload(
         workload: A model and its inputs.
         path: As for `capture`.
         run: Further run metadata.
-        watch: Makes a context manager that lives as long as the run does, to show its progress.
+        around: Makes a context manager that lives as long as the run does, to show its progress.
         options: Further arguments of `capture`.
 
     Returns:
@@ -331,10 +379,14 @@ def capture_workload(
     adapter = adapter_for(workload.model)
     cap = capture(workload.model, path, run=run, **options)
     cap._warns = False  # the caller has the summary
-    with cap, (watch or nullcontext)(cap):
+    cap._workload = workload
+    with cap, (around or nullcontext)(cap):
         if workload.run is not None:
             cap.keep_inputs(workload.inputs)
-        adapter.run(workload)
+        if cap._run_graph is None:
+            adapter.run(workload, grads=cap._plan.grads)
+        else:
+            cap._run_graph(cap._recorder)
     return cap
 
 
@@ -370,7 +422,10 @@ def _claimed(model: object) -> Iterator[None]:
     """Keep a second capture off the model."""
     with _LOCK:
         if id(model) in _UNDER_CAPTURE:
-            raise UsageError(f"{class_name(model)}: is under capture already", hint="End that capture first.")
+            raise UsageError(
+                f"{class_name(model)}: is under capture already",
+                hint="End that capture first; a script under `tcap capture script` has none of its own.",
+            )
         _UNDER_CAPTURE.add(id(model))
     try:
         yield

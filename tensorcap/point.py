@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Kind = Literal["module", "op", "function", "probe"]
+Phase = Literal["prefill", "decode", "forward"]
 
 
 @dataclass(slots=True)
@@ -20,6 +21,7 @@ class Point:
         wanted: True, False, or None if it depends on the slot.
         calls: How often it was called.
         returned: How many of these calls returned.
+        left_out: How many calls the limits of steps, calls and bytes left out.
         recomputed: How many further calls a backward pass made to compute values anew; not recorded.
         records: How many of its tensors were recorded.
         values: How many of its leaves that are no tensors were.
@@ -35,6 +37,7 @@ class Point:
     wanted: bool | None = True
     calls: int = 0
     returned: int = 0
+    left_out: int = 0
     recomputed: int = 0
     records: int = 0
     values: int = 0
@@ -50,7 +53,7 @@ class Point:
         if not self.is_capturable:
             return "not-capturable"
         if not self.calls:
-            return "not-capturable" if self.lost else "never-called"
+            return "not-capturable" if self.lost else "excluded" if self.left_out else "never-called"
         if self.records or self.values:
             return "captured"
         if self.lost or self.returned < self.calls:
@@ -81,6 +84,8 @@ class Point:
             reasons = sorted(causes) or ["none of its calls returned"]
         if self.recomputed:
             reasons.append(f"not recorded: calls of a backward pass to compute anew, {self.recomputed}")
+        if self.left_out:
+            reasons.append(f"not recorded: calls that the limits left out, {self.left_out}")
         said = "; ".join(reason for reason in (*reasons, self.note) if reason)
         if said:
             entry["reason"] = said

@@ -5,13 +5,17 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from contextlib import nullcontext
+from typing import Any, Final, NamedTuple, Protocol
 
-from tensorcap.point import Kind, Point
+from tensorcap.point import Kind, Phase, Point
 from tensorcap.scope import Scope
 from tensorcap_formats.dtypes import Array, DType, decode
 from tensorcap_formats.errors import TensorcapError, UsageError, WriteError, abbreviate
 from tensorcap_formats.keys import PROBES, ROOT_SITE, Key, inner_site, unescape
+
+_FREELY: Final = nullcontext()
+_BLOCK: Final = 1 << 16  # elements that are hashed at once, so that an image is not widened as a whole
 
 
 class Sink(Protocol):
@@ -48,6 +52,7 @@ class Call(NamedTuple):
         token: Tells it from other calls that are under way.
         within: The step itself.
         ordinal: How many calls of the site came before it in the run.
+        is_of_run: Whether it stands for the whole run, of which no limit on calls takes anything.
     """
 
     point: Point
@@ -56,6 +61,7 @@ class Call(NamedTuple):
     token: int = 0
     within: _Step | None = None
     ordinal: int = 0
+    is_of_run: bool = False
 
 
 class _Stacks(threading.local):
@@ -66,7 +72,7 @@ class _Stacks(threading.local):
 
 
 class Recorder:
-    """Numbers steps and calls, applies the filters, and hands records to the sink.
+    """Numbers steps and calls, applies the filters, and hands records to the sink; in any thread.
 
     A step begins with an outermost call of the model, save the first, to which belongs what is called
     before. It lasts until the next one begins, however the call ends; so calls outside of any belong to
@@ -81,7 +87,9 @@ class Recorder:
         inputs: Of each tensor of whole numbers that the model itself was given, by key text: the SHA-256
             of its values as little-endian int64.
         facts: Run metadata that an adapter found out while the model ran.
+        phases: Of each step by its number, what it is of: `prefill`, `decode` or `forward`.
         stopped: Where the limit of bytes ended the recording, as a key text; None where it did not.
+        unmatched: What was asked for by a name, beside globs, and was not met with in the run.
     """
 
     def __init__(self, sink: Sink, points: dict[str, Point], scope: Scope) -> None:
@@ -96,9 +104,12 @@ class Recorder:
         self.is_off = False
         self.inputs: dict[str, dict[str, Any]] = {}
         self.facts: dict[str, Any] = {}
+        self.phases: dict[int, Phase] = {}
+        self.unmatched: list[str] = []
         self._sink = sink
         self._scope = scope
         self._lock = threading.Lock()
+        self._filling = threading.Lock()  # what is left of a limit of bytes
         self._stacks = _Stacks()
         self._order = 0
 
@@ -136,6 +147,8 @@ class Recorder:
         """
         if not self.is_recording:
             self._drop(token)
+            if self.stopped is not None:
+                point.left_out += 1
             return None
         stack = self._stacks.calls
         if is_outermost:
@@ -149,7 +162,15 @@ class Recorder:
         stack.append(call)
         return call
 
-    def inner(self, point_name: str, kind: Kind, *, in_module: bool = True) -> Call | None:
+    def note_phase(self, step: int, phase: Phase) -> None:
+        """Note what a step is of; the one before a decoding step has made the cache, asked to or not."""
+        self.phases[step] = phase
+        if phase == "decode" and self.phases.get(step - 1) == "forward":
+            self.phases[step - 1] = "prefill"
+
+    def inner(
+        self, point_name: str, kind: Kind, *, in_module: bool = True, outer: Call | None = None
+    ) -> Call | None:
         """A place within a module's code is passed: an op, a function, a probe (NAM-9).
 
         Args:
@@ -157,25 +178,43 @@ class Recorder:
             kind: What it is.
             in_module: Whether its site lies within the module whose call is under way in this thread, or
                 the root where there is none; else within `probe`, whichever module it is passed in.
+            outer: The module's call, if it is not the one under way.
 
         Returns:
-            A call that is over as soon as it is recorded, or None while nothing is to be recorded.
+            A call that is over as soon as it is recorded, save that of a function, which `finish` ends;
+            None while nothing is to be recorded.
         """
         if not self.is_recording:
             return None
-        outer = self.current
+        outer = outer or self.current
         module = (outer.point.site if outer else ROOT_SITE) if in_module else PROBES
-        site = inner_site(module, point_name)
         with self._lock:
-            point = self.points.get(site)
-            if point is None:
-                around = self.points.get("" if module == ROOT_SITE else unescape(module))
-                aliases = () if around is None else (around.site, *around.aliases)
-                wanted = self._scope.of_site(site, aliases)
-                point = self.points[site] = Point(site, aliases, wanted=wanted, kind=kind)
+            point = self._place(module, point_name, kind)
             call = self._count(point, 0)
-            point.returned += 1
+            if kind != "function":  # which may end by an error
+                point.returned += 1
         return call
+
+    def place(self, module: str, point_name: str, kind: Kind) -> Point:
+        """The point of a place within a module's code, whether it is passed or not.
+
+        Args:
+            module: The site of the module, or `PROBES`.
+            point_name: The name of the place, unescaped.
+            kind: What it is.
+        """
+        with self._lock:
+            return self._place(module, point_name, kind)
+
+    def _place(self, module: str, point_name: str, kind: Kind) -> Point:
+        site = inner_site(module, point_name)
+        point = self.points.get(site)
+        if point is None:
+            around = self.points.get("" if module == ROOT_SITE else unescape(module))
+            aliases = () if around is None else (around.site, *around.aliases)
+            wanted = self._scope.of_site(site, aliases)
+            point = self.points[site] = Point(site, aliases, wanted=wanted, kind=kind)
+        return point
 
     def _count(self, point: Point, token: int) -> Call:
         """Number a call that begins now; the lock is held."""
@@ -185,6 +224,8 @@ class Recorder:
         step.counts[point.site] = number + 1
         call = Call(point, step.number, number, token, step, point.calls)
         point.calls += 1
+        if not self._scope.limits.allow(call.step, call.ordinal):
+            point.left_out += 1
         if step.number > self.last_step:
             self.last_step = step.number
         return call
@@ -206,6 +247,8 @@ class Recorder:
         with self._lock:
             call.point.returned += 1
             self._last_call = call
+            if self.stopped is not None:
+                call.point.left_out += 1  # at least its output
 
     def recompute(self, point: Point, token: int) -> None:
         """The site is called by a backward pass, which computes anew what a forward has computed."""
@@ -225,9 +268,26 @@ class Recorder:
         """Whether a tensor or a value of a call is to be recorded; `required` ones pass every filter."""
         if required:
             return True
-        if not self._scope.limits.allow(call.step, call.ordinal):
+        if not call.is_of_run and not self._scope.limits.allow(call.step, call.ordinal):
             return False
-        return self._is_wanted(call.point, Key(call.point.site, slot, call.step, call.number))
+        point = call.point
+        if point.wanted is not None:
+            return point.wanted
+        return self._scope.allows(Key(point.site, slot, call.step, call.number), point.aliases)
+
+    @property
+    def has_slices(self) -> bool:
+        """Whether of some tensors only a part is recorded."""
+        return bool(self._scope.limits.slices.parts)
+
+    def part(self, call: Call, slot: str, shape: tuple[int, ...]) -> tuple[slice, ...] | None:
+        """What is recorded of a tensor that is not required: a slice for each axis, None for all of it.
+
+        Raises:
+            NothingLeftError: No element would be.
+        """
+        key = Key(call.point.site, slot, call.step, call.number)
+        return self._scope.part(key, call.point.aliases, shape)
 
     def next_order(self) -> int:
         """The execution order number of a tensor that is recorded now, or on its way."""
@@ -262,18 +322,20 @@ class Recorder:
         """
         key = Key(call.point.site, slot, call.step, call.number)
         most = self._scope.limits.max_bytes
-        if self.stopped is not None:
-            return
-        if most is not None and self._sink.stored_bytes + bits.nbytes > most:
-            self.stopped = key.text
-            return
-        order = self.next_order() if order is None else order
-        if not self._hand_over(call.point, key, self._sink.add, key, bits, dtype, shape, order=order):
-            return
+        with _FREELY if most is None else self._filling:
+            if self.stopped is not None:
+                return
+            if most is not None and self._sink.stored_bytes + bits.nbytes > most:
+                self.stopped = key.text
+                return
+            order = self.next_order() if order is None else order
+            if not self._hand_over(call.point, key, self._sink.add, key, bits, dtype, shape, order=order):
+                return
         if not required or self.wants(call, slot):
-            call.point.records += 1
+            with self._lock:
+                call.point.records += 1
         if required and dtype.kind in ("int", "uint"):
-            ids = hashlib.sha256(decode(bits, dtype).astype("<i8").tobytes()).hexdigest()
+            ids = _sha256(bits.reshape(-1), dtype)
             self.inputs[key.text] = {"sha256": ids, "shape": list(shape), "dtype": dtype.name}
 
     def value(self, call: Call, slot: str, value: object, *, required: bool = False) -> None:
@@ -283,7 +345,8 @@ class Recorder:
         key = Key(call.point.site, slot, call.step, call.number)
         taken = self._hand_over(call.point, key, self._sink.add_value, key.text, value)
         if taken and (not required or self.wants(call, slot)):
-            call.point.values += 1
+            with self._lock:
+                call.point.values += 1
 
     def _hand_over(
         self, point: Point, key: Key, add: Callable[..., None], *arguments: Any, **options: Any
@@ -315,15 +378,21 @@ class Recorder:
             call: The call, if `slot` names one tensor: it is then held against globs for keys.
             required: Whether every filter is to be passed.
         """
+        if self.is_off:  # in a forked process, whose copy of the lock may be held for ever
+            return
         if not required:
             if point.wanted is False:
                 return
             if call and not self.wants(call, slot):
                 return
         slot = abbreviate(slot)
-        point.lost[slot] = (abbreviate(reason, 300), point.lost.get(slot, ("", 0))[1] + 1)
+        with self._lock:
+            point.lost[slot] = (abbreviate(reason, 300), point.lost.get(slot, ("", 0))[1] + 1)
 
-    def _is_wanted(self, point: Point, key: Key) -> bool:
-        if point.wanted is None:
-            return self._scope.allows(key, point.aliases)
-        return point.wanted
+
+def _sha256(flat: Array, dtype: DType) -> str:
+    """The SHA-256 of whole numbers as little-endian int64."""
+    hasher = hashlib.sha256()
+    for start in range(0, flat.size, _BLOCK):
+        hasher.update(decode(flat[start : start + _BLOCK], dtype).astype("<i8").tobytes())
+    return hasher.hexdigest()

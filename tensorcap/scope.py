@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from tensorcap.limits import Limits
+from tensorcap.slices import window
 from tensorcap_formats.errors import UsageError, abbreviate
 from tensorcap_formats.keys import PROBES, Key, module_of
 
@@ -38,6 +39,7 @@ class Scope:
         self.exclude = as_tuple(exclude)
         self.limits = limits or Limits()
         self._unmatched = {p for p in self.include if "/" in p}
+        self._unused = set(self.limits.slices.texts)
 
     def of_site(self, site: str, aliases: Sequence[str] = ()) -> bool | None:
         """Whether records of the site are wanted: all, none, or None where it depends on the key."""
@@ -51,42 +53,57 @@ class Scope:
 
     def allows(self, key: Key, aliases: Sequence[str] = ()) -> bool:
         """Whether one record is wanted, whose site is not ruled out."""
-        texts = [key.text]
-        texts += [Key(alias, key.slot, key.step, key.call, key.rank).text for alias in aliases]
+        texts = _texts(key, aliases)
         hits = [p for p in self.include if _fits_key(p, texts, key.site, aliases)]
         self._unmatched.difference_update(hits)
         if self.include and not hits:
             return False
         return not any(_fits_key(p, texts, key.site, aliases) for p in self.exclude)
 
+    def part(self, key: Key, aliases: Sequence[str], shape: tuple[int, ...]) -> tuple[slice, ...] | None:
+        """What is recorded of a wanted tensor: a slice for each axis, None for all of it.
+
+        Raises:
+            NothingLeftError: No element would be.
+        """
+        for text, glob, entries in self.limits.slices.parts:
+            if fits_key(glob, key, aliases):
+                self._unused.discard(text)
+                return window(entries, shape)
+        return None
+
     def describe(self) -> dict[str, Any]:
         """The globs and limits, as the run's metadata keep them."""
         return {"include": list(self.include), "exclude": list(self.exclude), **self.limits.describe()}
 
-    def unmatched(self, captured: Iterable[tuple[str, Sequence[str]]]) -> tuple[str, ...]:
-        """Include globs of which nothing was captured.
+    def unmatched(self, captured: Iterable[tuple[str, Sequence[str]]], steps: int) -> tuple[str, ...]:
+        """What was asked for and of which nothing was captured: include globs, slices, steps.
 
         Args:
             captured: Site and aliases of each site of which there are records.
+            steps: How many steps there were.
         """
         sites = list(captured)
-        return tuple(
+        globs = [
             p
             for p in self.include
             if (p in self._unmatched if "/" in p else not any(_fits_any(p, *names) for names in sites))
-        )
+        ]
+        slices = [text for text in self.limits.slices.texts if text in self._unused]
+        return (*globs, *slices, *self.limits.unmet(steps))
 
-    def check(self, model: str, sites: Collection[str]) -> None:
-        """Refuse an include glob that cannot match, before anything runs.
+    def check(self, model: str, sites: Collection[str], further: Iterable[str] = ()) -> None:
+        """Refuse a glob of what to record, to cut or to print that cannot match, before anything runs.
 
         Args:
             model: The model's class, for the message.
             sites: Escaped names of all sites, aliases too.
+            further: Globs that are held to the same.
 
         Raises:
             UsageError: A glob for sites matches none; or one for keys names a site that is not there.
         """
-        for pattern in self.include:
+        for pattern in (*self.include, *(glob for _, glob, _ in self.limits.slices.parts), *further):
             site = _site_of(pattern)
             if site is not None and ":" in site:
                 site = module_of(site)
@@ -106,6 +123,15 @@ class Scope:
 def as_tuple(patterns: str | Iterable[str]) -> tuple[str, ...]:
     """Globs as a tuple, where one alone may be given as a text."""
     return (patterns,) if isinstance(patterns, str) else tuple(patterns)
+
+
+def fits_key(pattern: str, key: Key, aliases: Sequence[str] = ()) -> bool:
+    """Whether a glob fits a key (NAM-8), or that of an alias of its site."""
+    return _fits_key(pattern, _texts(key, aliases), key.site, aliases)
+
+
+def _texts(key: Key, aliases: Sequence[str]) -> list[str]:
+    return [key.text, *(Key(alias, key.slot, key.step, key.call, key.rank).text for alias in aliases)]
 
 
 def _fits_any(pattern: str, site: str, aliases: Sequence[str]) -> bool:

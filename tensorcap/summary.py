@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tensorcap.point import Kind, Phase
 from tensorcap.recorder import Recorder
 from tensorcap.scope import Scope
 from tensorcap_formats.dtypes import Array, DType
@@ -24,12 +26,19 @@ class Summary:
         tensor_bytes: Sum of their sizes.
         stored_bytes: Bytes of the distinct ones that are in the archive.
         steps: Count of steps.
-        captured: Sites of which there are records.
-        never_called: Sites that were asked for and never called, save containers that cannot be.
+        phases: Count of steps by what they are of: `prefill`, `decode`, `forward`.
+        captured: Modules of which there are records.
+        never_called: Modules that were asked for and never called, save containers that cannot be.
         not_capturable: Sites, or `SITE/SLOT`, that could not be captured: the reason of each.
         unfinished: Sites with calls that did not return, or were not seen to: how many.
-        excluded: Sites that were not asked for.
-        unmatched: Include globs of which nothing was captured.
+        excluded: Modules that were not asked for, or that the limits left out.
+        ops: Count of the calls of ops of which there are records.
+        functions: Watched functions, as sites, of which there are records.
+        probes: Probes, as sites, of which there are records.
+        unmatched: Include globs, slices, steps, and functions to watch, of which nothing was captured.
+        stopped: The key at which the limit of bytes ended the recording; None where it did not.
+        max_bytes: That limit.
+        notes: What else a user has to know.
     """
 
     path: Path | None
@@ -38,12 +47,25 @@ class Summary:
     tensor_bytes: int
     stored_bytes: int
     steps: int
+    phases: Mapping[Phase, int]
     captured: tuple[str, ...]
     never_called: tuple[str, ...]
     not_capturable: Mapping[str, str]
     unfinished: Mapping[str, int]
     excluded: tuple[str, ...]
+    ops: int
+    functions: tuple[str, ...]
+    probes: tuple[str, ...]
     unmatched: tuple[str, ...]
+    stopped: str | None
+    max_bytes: int | None
+    notes: tuple[str, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything that was asked for was captured."""
+        lost = self.not_capturable or self.unmatched or self.unfinished
+        return not lost and self.stopped is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,26 +124,40 @@ def summarise(
     is_complete: bool,
 ) -> Summary:
     """Sum a capture up."""
-    by_status: dict[str, list[str]] = {}
+    found: dict[tuple[Kind, str], list[str]] = {}
     not_capturable = {}
-    for point in recorder.points.values():
+    points = list(recorder.points.values())
+    for point in points:
         if not (point.status == "never-called" and point.reason):
-            by_status.setdefault(point.status, []).append(point.site)
+            found.setdefault((point.kind, point.status), []).append(point.site)
         for entry in point.describe():
             if entry["status"] == "not-capturable":
                 for slot in entry.get("slots", [""]):
                     not_capturable[f"{point.site}/{slot}" if slot else point.site] = entry["reason"]
+
+    def sites(kind: Kind, status: str) -> tuple[str, ...]:
+        return tuple(found.get((kind, status), ()))
+
+    steps = recorder.last_step + 1
+    unmatched = scope.unmatched(((p.site, p.aliases) for p in points if p.records), steps)
     return Summary(
-        path,
-        is_complete,
-        sink.records_count,
-        sink.tensor_bytes,
-        sink.stored_bytes,
-        recorder.last_step + 1,
-        tuple(by_status.get("captured", ())),
-        tuple(by_status.get("never-called", ())),
-        not_capturable,
-        {point.site: point.unfinished for point in recorder.points.values() if point.unfinished},
-        tuple(by_status.get("excluded", ())),
-        scope.unmatched((p.site, p.aliases) for p in recorder.points.values() if p.records),
+        path=path,
+        is_complete=is_complete,
+        tensors=sink.records_count,
+        tensor_bytes=sink.tensor_bytes,
+        stored_bytes=sink.stored_bytes,
+        steps=steps,
+        phases=Counter(recorder.phases.values()),
+        captured=sites("module", "captured"),
+        never_called=sites("module", "never-called"),
+        not_capturable=not_capturable,
+        unfinished={point.site: point.unfinished for point in points if point.unfinished},
+        excluded=sites("module", "excluded"),
+        ops=sum(p.calls - p.left_out for p in points if p.kind == "op" and p.status == "captured"),
+        functions=sites("function", "captured"),
+        probes=sites("probe", "captured"),
+        unmatched=(*unmatched, *recorder.unmatched),
+        stopped=recorder.stopped,
+        max_bytes=scope.limits.max_bytes,
+        notes=tuple(recorder.facts.get("notes", ())),
     )

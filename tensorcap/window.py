@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.dtypes import Array, decode
+from tensorcap_formats.dtypes import Array, DType, decode
 from tensorcap_formats.errors import UsageError, WriteError, abbreviate
 from tensorcap_formats.output_path import refuse_overlap, resolved, unique_beside
 from tensorcap_formats.publishing import refuse_to_replace_archive
@@ -127,6 +127,15 @@ def summary(archive: Archive, record: Record) -> str:
 def array_summary(values: Array) -> str:
     """The same for values that are in memory."""
     return _summary(values.shape, lambda window: values[tuple(slice(r.start, r.stop) for r in window)])
+
+
+def stored_summary(bits: Array, dtype: DType) -> str:
+    """The same for stored elements that are in memory; only those that are shown are decoded."""
+
+    def read(window: tuple[range, ...]) -> Array:
+        return decode(bits[tuple(slice(r.start, r.stop) for r in window)], dtype)
+
+    return _summary(bits.shape, read, packed=dtype.packed)
 
 
 def _summary(shape: tuple[int, ...], read: Callable[[tuple[range, ...]], Array], *, packed: int = 1) -> str:

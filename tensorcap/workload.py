@@ -107,6 +107,8 @@ class Recipe:
         kept = dict(self.options)
         if any(name in options for name in INPUT_OPTIONS):
             kept = {name: value for name, value in kept.items() if name not in INPUT_OPTIONS}
+        if "teacher_forced" in options:
+            kept.pop("max_new_tokens", None)  # as many as the reference has
         return replace(self, options={**kept, **options})
 
     def describe(self) -> dict[str, Any]:

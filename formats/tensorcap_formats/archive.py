@@ -239,8 +239,9 @@ class Archive(ABC):
         parts = text.split("/")
         for i, part in enumerate(parts):
             site, at, call = part.partition("@")
-            if site in aliases:
-                parts[i] = aliases[site] + at + call
+            module, colon, point = site.partition(":")
+            if module in aliases:
+                parts[i] = aliases[module] + colon + point + at + call
         return "/".join(parts)
 
 

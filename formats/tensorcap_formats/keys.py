@@ -11,6 +11,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from tensorcap_formats.errors import UsageError, abbreviate
@@ -137,6 +138,7 @@ def module_site(name: str) -> str:
     return escape(name).replace(":", "%3A") if name else ROOT_SITE
 
 
+@lru_cache(maxsize=4096)
 def inner_site(module: str, point: str) -> str:
     """The site of a place within the code of a module (NAM-9).
 

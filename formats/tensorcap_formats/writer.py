@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from tensorcap_formats.output_path import resolved
 from tensorcap_formats.publishing import container_of, publish, refuse_to_replace_others
 from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import Statistics, StatisticsBuilder
+
+_NO_JSON: Final = (TypeError, ValueError, RecursionError)
 
 
 class Writer:
@@ -197,13 +199,14 @@ class Writer:
             UsageError: The value has no JSON form.
             WriteError: As `add`.
         """
-        _require_json(value, f"{key_text}: value")
         with self._lock:
             self._require_open()
             try:
                 self._journal.confirm_value(key_text, value)
             except OSError as error:
                 self._fail(error)
+            except _NO_JSON as error:
+                raise UsageError(f"{key_text}: value has no JSON form: {error}") from error
             self._values[key_text] = value
 
     def close(
@@ -373,5 +376,5 @@ def _require_storage(key: Key, flat: Array, dtype: DType) -> None:
 def _require_json(value: object, what: str) -> None:
     try:
         to_json(value)
-    except (TypeError, ValueError, RecursionError) as error:
+    except _NO_JSON as error:
         raise UsageError(f"{what} has no JSON form: {error}") from error

@@ -7,7 +7,7 @@ it is found.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
@@ -42,11 +42,31 @@ class Site:
     is_capturable: bool = True
 
 
+@dataclass(slots=True)
+class CalledRoot:
+    """A model that a program calls.
+
+    Attributes:
+        name: Its class; from the second of the same class on with `@N`, counted from 0.
+        calls: How often it was called, or a part of it from outside of it.
+        is_taken: Whether it is the one that is captured.
+    """
+
+    name: str
+    calls: int = 0
+    is_taken: bool = False
+
+
 class Adapter(Protocol):
     """What the library asks of a framework."""
 
-    def sites(self, model: Any) -> list[Site]:
-        """All sites, the model itself first, in the order of the module tree."""
+    def sites(self, model: Any, *, eager: bool = False) -> list[Site]:
+        """All sites, the model itself first, in the order of the module tree.
+
+        Args:
+            model: The model.
+            eager: Whether compiled and fused parts will run as plain code.
+        """
 
     def tap(
         self, model: Any, names: Collection[str], recorder: Recorder, plan: Plan
@@ -83,11 +103,32 @@ class Adapter(Protocol):
     def perturb(self, workload: Workload, dtype: str) -> Workload:
         """The workload with what it is run on changed by the machine epsilon of a dtype."""
 
-    def run(self, workload: Workload) -> None:
-        """Run a workload once, without gradients."""
+    def run(self, workload: Workload, *, grads: bool = False) -> None:
+        """Run a workload once, and with `grads` a backward pass from the loss that it gives.
+
+        Raises:
+            UsageError: A backward pass is wanted, and the run gave no loss.
+        """
+
+    def export(self, workload: Workload, plan: Plan) -> Callable[[Recorder], None]:
+        """Make a graph of a workload's model; what is returned runs it once and records its nodes.
+
+        Raises:
+            CaptureError: That cannot be done with this model.
+        """
 
     def keep_inputs(self, inputs: Any, recorder: Recorder) -> None:
         """Record what a workload's own function is given, as slots `given.NAME` of the whole model."""
+
+    def roots(
+        self, pattern: str | None, take: Callable[[Any], bool]
+    ) -> AbstractContextManager[list[CalledRoot]]:
+        """Look out for the models that a program calls in the block (`specs/capture.md`, 9).
+
+        Args:
+            pattern: A glob for the class of the one that is looked for, or such a glob and `@N`.
+            take: Is given it before its call goes on, and says whether it is content with it.
+        """
 
 
 def adapter_for(model: object) -> Adapter:

@@ -12,16 +12,18 @@ import difflib
 import inspect
 import pickle
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
+from tensorcap.adapters._huggingface_generation import Generation, tokens_fed
+from tensorcap.adapters._huggingface_messages import quiet
 from tensorcap.adapters._torch_tensors import device_named, dtype_named, from_stored
 from tensorcap.workload import StoredInput, Workload, archived_inputs
 from tensorcap_formats.errors import ReadError, TensorcapError, UsageError, abbreviate, missing_package
+from tensorcap_formats.opening import open_archive
 
 _KNOWN: Final = (
     "config",
@@ -33,6 +35,7 @@ _KNOWN: Final = (
     "num_hidden_layers",
     "prompt",
     "random_weights",
+    "teacher_forced",
     "trust_remote_code",
 )
 _FEW: Final = 4  # as many names are told, more are counted
@@ -62,31 +65,25 @@ def build(path: str, options: dict[str, Any], inputs: Mapping[str, StoredInput] 
         raise missing_package(f"a Hugging Face model ({path})", "transformers", extra="hf") from None
     path = str(Path(path).expanduser()) if path.startswith("~") else path
     device = device_named(options.get("device") or "cpu")
-    with _quiet():
+    with quiet():
         config = load_config(path, options)
         model = load_model(path, config, options)
         arguments = _arguments(path, model, options, inputs)
     model.to(device)
     arguments = {name: value.to(model.device) for name, value in arguments.items()}
-    count = options.get("max_new_tokens")
+    count, forced = options.get("max_new_tokens"), None
+    if options.get("teacher_forced") is not None:
+        with open_archive(options["teacher_forced"]) as file:
+            forced = tokens_fed(file, arguments, _vocabulary(model))
+        count = len(forced) + 1 if count is None else count
     if count is None:
         return Workload(model, _for_one_forward(model, arguments))
     if not model.can_generate():
         raise UsageError(
-            f"{path}: {type(model).__name__} cannot generate", hint="Leave --max-new-tokens out."
+            f"{path}: {type(model).__name__} cannot generate",
+            hint="Leave --max-new-tokens and --teacher-forced out.",
         )
-    return Workload(model, arguments, _Generation(count))
-
-
-class _Generation:
-    """Greedy generation: one forward, and so one step, a token."""
-
-    def __init__(self, max_new_tokens: int) -> None:
-        self.max_new_tokens = max_new_tokens
-
-    def __call__(self, model: Any, **inputs: torch.Tensor) -> None:
-        with _quiet():
-            model.generate(**inputs, max_new_tokens=self.max_new_tokens, do_sample=False, num_beams=1)
+    return Workload(model, arguments, Generation(count, forced))
 
 
 def load_config(path: str, options: Mapping[str, Any]) -> Any:
@@ -278,6 +275,9 @@ def _arguments(
 ) -> dict[str, torch.Tensor]:
     """The model's arguments, on the CPU."""
     given = [name for name in ("prompt", "input_ids", "inputs") if options.get(name) is not None]
+    if inputs is None and not given and options.get("teacher_forced") is not None:
+        with open_archive(options["teacher_forced"]) as file:
+            inputs = archived_inputs(file)
     if len(given) > 1:
         raise UsageError(f"--{given[0]} and --{given[1]} exclude each other".replace("_", "-"))
     if inputs is None and not given:
@@ -287,8 +287,6 @@ def _arguments(
     if inputs is None and given == ["input_ids"]:
         return {"input_ids": _parse_ids(options["input_ids"], model)}
     if inputs is None:
-        from tensorcap_formats.opening import open_archive
-
         with open_archive(options["inputs"]) as file:
             inputs = archived_inputs(file)
     arguments = {}
@@ -323,11 +321,15 @@ def _parse_ids(text: str, model: Any) -> torch.Tensor:
     rows = [[int(n) for n in re.findall(r"-?\d+", part)] for part in parts]
     if not is_list or len({len(row) for row in rows}) != 1:
         raise UsageError(f"--input-ids {abbreviate(text)!r}: expected numbers such as 1,2,3 or 1,2;3,4")
-    size = getattr(model.config.get_text_config(), "vocab_size", None)
-    most = size - 1 if isinstance(size, int) else torch.iinfo(torch.int64).max
+    most = (_vocabulary(model) or torch.iinfo(torch.int64).max) - 1
     if not all(0 <= n <= most for row in rows for n in row):
         raise UsageError(f"--input-ids {abbreviate(text)!r}: expected numbers from 0 to {most}")
     return torch.tensor(rows)
+
+
+def _vocabulary(model: Any) -> int | None:
+    size = getattr(model.config.get_text_config(), "vocab_size", None)
+    return size if isinstance(size, int) else None
 
 
 def _check_names(path: str, model: Any, arguments: Mapping[str, torch.Tensor]) -> None:
@@ -354,20 +356,3 @@ def _for_one_forward(model: Any, arguments: dict[str, torch.Tensor]) -> dict[str
     if "use_cache" in parameters:
         whole["use_cache"] = False
     return whole
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep transformers' progress bars and advice off the terminal."""
-    from transformers.utils import logging
-
-    log: Any = logging  # its functions are not annotated
-    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
-    log.set_verbosity_error()
-    log.disable_progress_bar()
-    try:
-        yield
-    finally:
-        log.set_verbosity(level)
-        if bars:
-            log.enable_progress_bar()

@@ -4,50 +4,58 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Final
 
 import torch
 from torch import nn
 
-from tensorcap.adapters import Site
+from tensorcap.adapters import CalledRoot, Site
+from tensorcap.adapters._torch_backward import backward, own_gradients, with_labels
 from tensorcap.adapters._torch_description import describe, sources, tree
+from tensorcap.adapters._torch_gradients import Gradients
 from tensorcap.adapters._torch_leaves import Leaves
+from tensorcap.adapters._torch_obstacles import attention_note, eagerly, obstacles
+from tensorcap.adapters._torch_parameters import parameters
 from tensorcap.adapters._torch_perturbation import perturb
-from tensorcap.adapters._torch_tap import is_compiled, record_inputs, tap
+from tensorcap.adapters._torch_points import tap_points
+from tensorcap.adapters._torch_roots import Roots
+from tensorcap.adapters._torch_staging import Staging
+from tensorcap.adapters._torch_tap import record_inputs, tap
 from tensorcap.adapters._torch_tensors import device_named, dtype_named, from_stored
+from tensorcap.adapters._torch_view import ops
 from tensorcap.plan import Plan
 from tensorcap.recorder import Recorder
+from tensorcap.structure import class_name
 from tensorcap.workload import StoredInput, Workload
 from tensorcap_formats.errors import UsageError
 
-_SCRIPTED: Final = "scripted (torch.jit)"
-_COMPILED: Final = "inside a compiled graph (torch.compile)"
 _NO_FORWARD: Final = "has no forward of its own"
 
 
 class TorchAdapter:
     """Sites are modules; a site's name is the module's path."""
 
-    def sites(self, model: nn.Module) -> list[Site]:
-        """All modules once; those that run inside a compiled or scripted one cannot be captured."""
+    def sites(self, model: nn.Module, *, eager: bool = False) -> list[Site]:
+        """All modules once; those that run inside a compiled or scripted one cannot be captured.
+
+        Raises:
+            UsageError: It is something else of torch.
+        """
+        if not isinstance(model, nn.Module):
+            raise UsageError(
+                f"a {class_name(model)} is no torch.nn.Module, expected one",
+                hint="Of a module itself, level export makes an exported program.",
+            )
         modules, aliases = tree(model)
         further: dict[str, list[str]] = {}
         for alias, name in aliases.items():
             further.setdefault(name, []).append(alias)
+        in_the_way = obstacles(modules, eager=eager)
         found = []
-        obstacles: dict[str, str] = {}
         for name, module in modules.items():
-            obstacle = obstacles.get(name.rpartition(".")[0], "") if name else ""
-            below = obstacle
-            if isinstance(module, torch.jit.ScriptModule):
-                obstacle = below = obstacle or _SCRIPTED
-            elif getattr(module, "_compiled_call_impl", None) is not None:
-                obstacle = below = obstacle or _COMPILED
-            elif _is_compiled_wrapper(module) or is_compiled(module.forward):
-                below = obstacle or _COMPILED
-            obstacles[name] = below
+            obstacle = in_the_way[name]
             note = obstacle or (_NO_FORWARD if _is_bare(module) else "")
             found.append(Site(name, tuple(further.get(name, ())), note, is_capturable=not obstacle))
         return found
@@ -56,9 +64,23 @@ class TorchAdapter:
     def tap(self, model: nn.Module, names: Collection[str], recorder: Recorder, plan: Plan) -> Iterator[None]:
         """Hook the named modules."""
         modules, _ = tree(model)
-        leaves = Leaves(recorder)
-        with tap(modules, model, names, leaves, inputs=plan.inputs):
-            yield
+        note = attention_note(model, modules.values())
+        if note:
+            recorder.facts.setdefault("notes", []).append(note)
+        with eagerly() if plan.eager else nullcontext(), Staging(recorder) as staging:
+            leaves = Leaves(recorder, staging)
+            gradients = Gradients(leaves, inputs=plan.inputs) if plan.grads else None
+            if plan.watch or plan.level == "op":
+                # what lies within a module is recorded by its name, whether or not the module is
+                names = [name for name, point in recorder.points.items() if point.is_capturable]
+            with (
+                parameters(modules, leaves) if plan.params else nullcontext(),
+                gradients.watching(modules) if gradients else nullcontext(),
+                tap_points(plan.watch, leaves, eager=plan.eager),
+                ops(model, modules, plan.ops_in, leaves) if plan.level == "op" else nullcontext(),
+                tap(modules, model, names, leaves, inputs=plan.inputs, gradients=gradients),
+            ):
+                yield
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
         """Classes, parameters, configuration, settings."""
@@ -110,19 +132,35 @@ class TorchAdapter:
         """Perturb floating inputs, or the output of the token embedding."""
         return perturb(workload, dtype_named(dtype), _mapped)
 
-    def run(self, workload: Workload) -> None:
+    def run(self, workload: Workload, *, grads: bool = False) -> None:
         """Call the model, or the workload's own function, once."""
+        if grads:
+            workload = with_labels(workload)
         call = workload.model if workload.run is None else workload.run
         first = () if workload.run is None else (workload.model,)
-        with torch.no_grad():
+        with torch.set_grad_enabled(grads), own_gradients(workload.model) if grads else nullcontext():
             if isinstance(workload.inputs, Mapping):
-                call(*first, **workload.inputs)
+                result = call(*first, **workload.inputs)
             else:
-                call(*first, *workload.inputs)
+                result = call(*first, *workload.inputs)
+            if grads:
+                backward(workload.model, result)
+
+    def export(self, workload: Workload, plan: Plan) -> Callable[[Recorder], None]:
+        """Export the model by torch.export, not strictly."""
+        from tensorcap.adapters._torch_export import export
+
+        return export(workload, plan)
 
     def keep_inputs(self, inputs: Any, recorder: Recorder) -> None:
         """Record the tensors among `inputs`."""
         record_inputs(inputs, recorder)
+
+    def roots(
+        self, pattern: str | None, take: Callable[[nn.Module], bool]
+    ) -> AbstractContextManager[list[CalledRoot]]:
+        """Look out for modules that no other module calls."""
+        return Roots(pattern, take).watch()
 
 
 def cast_model(model: nn.Module, dtype: torch.dtype) -> None:
@@ -151,11 +189,6 @@ def _kept_in_float32(model: nn.Module, dtype: torch.dtype) -> Callable[[str, str
 
 def _is_bare(module: nn.Module) -> bool:
     return type(module).forward is nn.Module.forward and "forward" not in vars(module)
-
-
-def _is_compiled_wrapper(module: nn.Module) -> bool:
-    """Whether the module is what torch.compile made of another; its own arguments and result are seen."""
-    return type(module).__module__ == "torch._dynamo.eval_frame" and hasattr(module, "_orig_mod")
 
 
 def _with_inputs(

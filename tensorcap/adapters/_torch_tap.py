@@ -10,23 +10,25 @@ import inspect
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
-from types import FunctionType, MethodType
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 from torch import nn
 
 from tensorcap.adapters._torch_description import tree
+from tensorcap.adapters._torch_direct import direct_calls, is_call_of
+from tensorcap.adapters._torch_gradients import Gradients
 from tensorcap.adapters._torch_leaves import KINDS, Leaves, unseen
+from tensorcap.adapters._torch_obstacles import COMPILED, around_forward, fused_layers, holds_compiled
+from tensorcap.adapters._torch_phase import phase_of
+from tensorcap.adapters._torch_scripted import scripted_as_written
 from tensorcap.adapters._torch_tensors import stored
 from tensorcap.point import Point
 from tensorcap.recorder import Call, Recorder
 from tensorcap.structure import walk
 from tensorcap_formats.keys import escape, module_site
 
-_FUNCTIONS: Final = (FunctionType, MethodType)
-_COMPILED: Final = "inside a compiled graph (torch.compile)"
 _TRACED: Final = "under torch.jit.trace"
 _REMOVED: Final = "its hook was removed before the block ended"
 _OVERTAKEN: Final = "a hook that was added in the block came after ours and may have changed it"
@@ -45,6 +47,7 @@ def tap(
     leaves: Leaves,
     *,
     inputs: bool,
+    gradients: Gradients | None = None,
 ) -> Iterator[None]:
     """Hook the named modules, and the root, until the block ends, however it ends.
 
@@ -52,20 +55,31 @@ def tap(
     """
     recorder = leaves.recorder
     signatures: dict[Any, list[str]] = {}
-    hooked: list[tuple[nn.Module, _Tapped]] = []
+    hooked: list[tuple[nn.Module, Tapped]] = []
+    layers = fused_layers(modules.values())
+    held = {id(module) for parts in layers.values() for module in parts}
+    points = {id(module): recorder.points[name] for name, module in modules.items() if name in names}
     with ExitStack() as hooks:
         for name, module in modules.items():
             is_root = module is root
             if name not in names and not (is_root and recorder.points[name].is_capturable):
                 continue
-            slots = tuple(f"input.{escape(n)}" for n in _argument_names(module, signatures))
-            tapped = _Tapped(recorder.points[name], recorder, leaves, slots, inputs or is_root, is_root)
+            slots = tuple(f"input.{escape(n)}" for n in argument_names(module, signatures))
+            point, with_inputs = recorder.points[name], inputs or is_root
+            tapped = Tapped(point, recorder, leaves, slots, with_inputs, is_root, gradients)
+            if id(module) in held:
+                inner = [points[id(m)] for m in layers.get(id(module), ()) if id(m) in points]
+                inner = [other for other in inner if other is not point]
+                hooks.enter_context(around_forward(module, tapped, inner, _noting(recorder, point)))
+                continue
             before = module.register_forward_pre_hook(_Before(tapped), with_kwargs=True)
             after = module.register_forward_hook(_After(tapped), with_kwargs=True)
             tapped.before_id, tapped.after_id = before.id, after.id
             hooks.callback(before.remove)
             hooks.callback(after.remove)
             hooked.append((module, tapped))
+        hooks.enter_context(direct_calls(hooked))
+        hooks.enter_context(scripted_as_written())
         try:
             yield
         finally:
@@ -73,7 +87,7 @@ def tap(
             _tell_unseen(modules, root, recorder)
 
 
-def _tell_removed(hooked: Iterable[tuple[nn.Module, _Tapped]]) -> None:
+def _tell_removed(hooked: Iterable[tuple[nn.Module, Tapped]]) -> None:
     for module, tapped in hooked:
         if not (tapped.before_id in module._forward_pre_hooks and tapped.after_id in module._forward_hooks):
             tapped.recorder.lose(tapped.point, "output", _REMOVED)
@@ -90,7 +104,7 @@ def _tell_unseen(modules: Mapping[str, nn.Module], root: nn.Module, recorder: Re
             recorder.lose(recorder.points[name], "output", _REPLACED)
     answers: dict[type, bool] = {}
     for name, module in modules.items():
-        if _holds_compiled(module, answers):
+        if holds_compiled(module, answers):
             prefix = f"{name}." if name else ""
             for inner, point in recorder.points.items():
                 is_silent = not (point.calls or point.lost or point.reason)
@@ -98,31 +112,8 @@ def _tell_unseen(modules: Mapping[str, nn.Module], root: nn.Module, recorder: Re
                     recorder.lose(point, "output", _MAYBE_COMPILED)
 
 
-def is_compiled(function: object) -> bool:
-    """Whether torch.compile made this function, or method."""
-    return (
-        isinstance(function, _FUNCTIONS)
-        and hasattr(function, "_torchdynamo_orig_callable")
-        and not getattr(function, "_torchdynamo_disable", False)
-    )
-
-
-def _holds_compiled(module: nn.Module, known: dict[type, bool]) -> bool:
-    """Whether the module has a compiled method; compiled before, it calls no hooks that came later.
-
-    Args:
-        module: The module.
-        known: The answer for each class that was asked for before, without what a module itself has.
-    """
-    cls = type(module)
-    if cls not in known:
-        bases = [c for c in cls.__mro__ if issubclass(c, nn.Module) and c is not nn.Module]
-        known[cls] = any(is_compiled(value) for c in bases for value in vars(c).values())
-    return known[cls] or any(type(v) in _FUNCTIONS and is_compiled(v) for v in vars(module).values())
-
-
 @dataclass(slots=True)
-class _Tapped:
+class Tapped:
     """What the two hooks of one module have in common; holds no module and, between calls, no tensor.
 
     Attributes:
@@ -132,8 +123,10 @@ class _Tapped:
         slots: Of its positional arguments.
         inputs: Whether they are recorded.
         is_root: Whether it is the model itself.
+        gradients: What follows its values into a backward pass.
         before_id: The key of our hook among those before a call.
         after_id: The key of our hook among those after a call.
+        keyword_slots: Of the keywords that were seen.
     """
 
     point: Point
@@ -142,14 +135,102 @@ class _Tapped:
     slots: tuple[str, ...]
     inputs: bool
     is_root: bool
+    gradients: Gradients | None = None
     before_id: int = -1
     after_id: int = -1
+    keyword_slots: dict[str, str] = field(default_factory=dict)
+
+    def begin(self, module: nn.Module, token: int) -> Call | None:
+        """A call begins, by the module's `__call__` or by its `forward`.
+
+        Args:
+            module: The module.
+            token: As long as the call lasts, that of no other in this thread.
+
+        Returns:
+            The call, or None if nothing of it is to be recorded.
+        """
+        recorder, point = self.recorder, self.point
+        if self.gradients is not None:
+            self.gradients.end(token)  # of a call that failed
+        if torch._C._get_tracing_state() is not None:
+            recorder.lose(point, "output", _TRACED)
+            return None
+        if torch._C._current_graph_task_id() != -1:
+            recorder.recompute(point, token)
+            if self.gradients is not None:
+                self.gradients.repeat(point, token)
+            return None
+        is_outermost = self.is_root and not (recorder.is_under_way(point) and _is_nested(module))
+        call = recorder.enter(point, token, is_outermost=is_outermost)
+        if call is not None and is_outermost:
+            autocast = _autocast_dtype()
+            if autocast is not None:
+                recorder.facts["compute_dtype"] = autocast
+        if call is not None and self.gradients is not None:
+            self.gradients.begin(call)
+        return call
+
+    def record_inputs(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Record what a call is given."""
+        required = self.is_root
+        with unseen():
+            if required and not call.number:  # a nested call is of the same step
+                names = [slot.removeprefix("input.") for slot in self.slots]
+                self.recorder.note_phase(call.step, phase_of(names, args, kwargs))
+            for slot, value in self._named(args, kwargs):
+                self.leaves.record(call, slot, value, required=required)
+        self.follow_inputs(call.token, args, kwargs)
+
+    def follow_inputs(self, token: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Follow what the call of a token is given, which may repeat another in a backward pass."""
+        if self.gradients is not None and self.gradients.inputs:
+            with unseen():
+                for slot, value in self._named(args, kwargs):
+                    self.gradients.follow(token, slot, value)
+
+    def follow_output(self, token: int, output: object) -> None:
+        """Follow what the call of a token returns."""
+        if self.gradients is not None:
+            with unseen():
+                self.gradients.follow(token, "output", output)
+            self.gradients.end(token)
+
+    def end(self, call: Call | None, output: object) -> None:
+        """The call that `leave` found returns; record what it returns."""
+        recorder = self.recorder
+        if call is None:
+            if recorder.is_recording and torch._C._current_graph_task_id() == -1:
+                recorder.lose(self.point, "output", _BEGUN_BEFORE)
+            return
+        if recorder.is_paused:
+            recorder.lose(self.point, "output", _PAUSED)
+        elif recorder.failure is None:
+            with unseen():
+                self.leaves.record(call, "output", output, required=False)
+            self.follow_output(call.token, output)
+        recorder.finish(call)
+
+    def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+        """The arguments of a call by slot."""
+        slots = self.slots
+        yield from zip(slots, args, strict=False)
+        for i, value in enumerate(args[len(slots) :]):
+            yield f"input.args.{i}", value
+        for name, value in kwargs.items():
+            yield self._keyword_slot(name), value
+
+    def _keyword_slot(self, name: str) -> str:
+        slot = self.keyword_slots.get(name)
+        if slot is None:
+            slot = self.keyword_slots[name] = f"input.{escape(name)}"
+        return slot
 
 
 class _Hook:
     """A hook of ours. A copy of the model, and a pickle, get one in its place that does nothing."""
 
-    def __init__(self, tapped: _Tapped) -> None:
+    def __init__(self, tapped: Tapped) -> None:
         self._tapped = tapped
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -158,9 +239,8 @@ class _Hook:
 
 
 class _Before(_Hook):
-    def __init__(self, tapped: _Tapped) -> None:
+    def __init__(self, tapped: Tapped) -> None:
         super().__init__(tapped)
-        self._keyword_slots: dict[str, str] = {}
         self._note_compiled = _noting(tapped.recorder, tapped.point)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -168,46 +248,20 @@ class _Before(_Hook):
             self._note_compiled()
             return
         tapped = self._tapped
-        recorder, point = tapped.recorder, tapped.point
-        if torch._C._get_tracing_state() is not None:
-            recorder.lose(point, "output", _TRACED)
-            return
-        if torch._C._current_graph_task_id() != -1:
-            recorder.recompute(point, id(sys._getframe(1)))
-            return
-        is_outermost = tapped.is_root and not (recorder.is_under_way(point) and _is_nested(module))
-        call = recorder.enter(point, id(sys._getframe(1)), is_outermost=is_outermost)
+        token = id(sys._getframe(1))
+        call = tapped.begin(module, token)
         if call is None:
+            tapped.follow_inputs(token, args, kwargs)
             return
         hooks: Any = module._forward_hooks
         if next(reversed(hooks), None) != tapped.after_id and not _is_last(hooks, tapped.after_id):
             hooks[tapped.after_id] = hooks.pop(tapped.after_id)  # in time for this call
-        if is_outermost:
-            autocast = _autocast_dtype()
-            if autocast is not None:
-                recorder.facts["compute_dtype"] = autocast
         if tapped.inputs:
             hooks = module._forward_pre_hooks
             if next(reversed(hooks), None) != tapped.before_id and not _is_last(hooks, tapped.before_id):
                 hooks[tapped.before_id] = hooks.pop(tapped.before_id)  # in time for the next call
-                recorder.lose(point, "input", _OVERTAKEN, required=tapped.is_root)
-            with unseen():
-                self._record_inputs(call, args, kwargs)
-
-    def _record_inputs(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        record, slots, required = self._tapped.leaves.record, self._tapped.slots, self._tapped.is_root
-        for slot, value in zip(slots, args, strict=False):
-            record(call, slot, value, required=required)
-        for i, value in enumerate(args[len(slots) :]):
-            record(call, f"input.args.{i}", value, required=required)
-        for name, value in kwargs.items():
-            record(call, self._keyword_slot(name), value, required=required)
-
-    def _keyword_slot(self, name: str) -> str:
-        slot = self._keyword_slots.get(name)
-        if slot is None:
-            slot = self._keyword_slots[name] = f"input.{escape(name)}"
-        return slot
+                tapped.recorder.lose(tapped.point, "input", _OVERTAKEN, required=tapped.is_root)
+            tapped.record_inputs(call, args, kwargs)
 
 
 class _After(_Hook):
@@ -218,20 +272,15 @@ class _After(_Hook):
             return
         tapped = self._tapped
         recorder, point = tapped.recorder, tapped.point
-        call = recorder.leave(point, id(sys._getframe(1)))
+        token = id(sys._getframe(1))
+        call = recorder.leave(point, token)
         if call is None:
-            if recorder.is_recording and torch._C._current_graph_task_id() == -1:
-                recorder.lose(point, "output", _BEGUN_BEFORE)
-            return
-        if not recorder.is_paused and recorder.failure is None:
+            tapped.follow_output(token, output)
+        elif recorder.is_recording:
             hooks: Any = module._forward_hooks
             if next(reversed(hooks), None) != tapped.after_id and not _is_last(hooks, tapped.after_id):
                 recorder.lose(point, "output", _OVERTAKEN)
-            with unseen():
-                tapped.leaves.record(call, "output", output, required=False)
-        elif recorder.is_paused:
-            recorder.lose(point, "output", _PAUSED)
-        recorder.finish(call)
+        tapped.end(call, output)
 
 
 def _is_last(hooks: Any, own: int) -> bool:
@@ -257,7 +306,7 @@ def record_inputs(inputs: Any, recorder: Recorder) -> None:
                 recorder.tensor(call, slot, found.bits, found.dtype, found.shape, required=True)
 
 
-def _argument_names(module: nn.Module, known: dict[Any, list[str]]) -> list[str]:
+def argument_names(module: nn.Module, known: dict[Any, list[str]]) -> list[str]:
     """Names of the positional parameters of `forward`; none where it is not written in Python.
 
     Args:
@@ -282,11 +331,10 @@ def _is_nested(module: nn.Module) -> bool:
 
     The stack of frames is the only one that no exception can leave wrong.
     """
-    code = nn.Module._call_impl.__code__
     calls = 0
     frame = inspect.currentframe()
     while frame is not None and calls < 2:
-        if frame.f_code is code and frame.f_locals.get("self") is module:
+        if is_call_of(frame, module):
             calls += 1
         frame = frame.f_back
     return calls == 2
@@ -303,7 +351,7 @@ def _noting(recorder: Recorder, point: Point) -> Callable[[], None]:
     """A function that the compiler runs while it builds a graph, and leaves out of the graph."""
 
     def note() -> None:
-        recorder.lose(point, "output", _COMPILED)
+        recorder.lose(point, "output", COMPILED)
 
     # What torch.compiler.assume_constant_result does, without importing the compiler
     note._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -75,7 +75,8 @@ def are_logits(key: Key) -> bool:
         (True, False)
     """
     slot = key.slot or key.site
-    if slot.partition(".")[0] == "input":
+    kind = slot.partition(".")[0]
+    if kind in ("input", "param", "buffer") or kind.startswith("grad_"):
         return False
     return "logits" in slot.split(".") or key.site.rpartition(".")[2] == "lm_head"
 

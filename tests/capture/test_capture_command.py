@@ -239,12 +239,18 @@ def test_json_says_what_was_captured(tcap: Callable[..., Result]) -> None:
         "tensor_bytes": 48,
         "stored_bytes": 40,
         "steps": 1,
+        "phases": {"forward": 1},
         "captured": ["@root", "first", "last"],
         "never_called": ["spare"],
         "not_capturable": {},
         "unfinished": {},
         "excluded": [],
+        "ops": 0,
+        "functions": [],
+        "probes": [],
         "unmatched": [],
+        "stopped": None,
+        "notes": [],
     }
 
 
@@ -269,6 +275,70 @@ def test_statistics_alone_are_kept_on_request(tcap: Callable[..., Result]) -> No
         assert not any(record.stored for record in archive.records)
 
 
+def test_limits_are_options_and_like_repeats_them(tcap: Callable[..., Result]) -> None:
+    tcap("capture torch w.py:looped -o ref.h5 --steps 1- --sample 3 --slice [...,:2] --max-bytes 1MiB")
+    tcap("capture torch --like ref.h5 --sample 2 -o tgt.h5")
+    limits = {"steps": "1-", "sample": 3, "slices": ["[...,:2]"], "max_bytes": 1_048_576}
+    with tensorcap.open_archive("ref.h5") as reference, tensorcap.open_archive("tgt.h5") as target:
+        kept = {"include": [], "exclude": [], "inputs": True, **limits}
+        assert reference.run["scope"] == kept
+        assert target.run["scope"] == {**kept, "sample": 2}
+        outputs = [r for r in target.records if r.key.slot == "output"]
+        assert [r.key.text for r in outputs] == ["1/first/output", "1/last/output", "1/@root/output"]
+        assert [r.shape for r in outputs] == [(1, 2)] * 3
+        assert target.get("2/@root/input.x").shape == (1, 4)
+
+
+def test_like_repeats_what_was_tapped_beside_modules(tcap: Callable[..., Result]) -> None:
+    tcap("capture torch w.py:plain -o ref.h5 --level op --ops-in last --params")
+    tcap("capture torch --like ref.h5 -o tgt.h5 --dtype bfloat16")
+    tcap("capture torch --like ref.h5 -o modules.h5 --level module")
+    with tensorcap.open_archive("modules.h5") as archive:
+        assert archive.run["scope"] == {"include": [], "exclude": [], "inputs": True, "params": True}
+    with tensorcap.open_archive("ref.h5") as reference, tensorcap.open_archive("tgt.h5") as target:
+        assert reference.run["scope"] == target.run["scope"]
+        assert reference.run["scope"]["level"] == "op"
+        assert [r.key for r in reference.records] == [r.key for r in target.records]
+        assert any(r.key.site.startswith("last:aten.") for r in reference.records)
+
+
+def test_a_limit_of_bytes_that_is_reached_is_status_1_and_told(tcap: Callable[..., Result]) -> None:
+    result = tcap("capture torch w.py:plain -o ref.h5 --max-bytes 32", status=1)
+    assert (
+        result.stderr.splitlines()[-1]
+        == "stopped at 32 B at 0/last/input.input; later calls are not recorded"
+    )
+    with tensorcap.open_archive("ref.h5") as archive:
+        assert archive.is_complete
+    found = json.loads(tcap("capture torch w.py:plain -o ref.h5 --max-bytes 32 --json", status=1).stdout)
+    assert found["stopped"] == "0/last/input.input"
+
+
+def test_a_step_that_was_not_reached_is_status_1_and_told(tcap: Callable[..., Result]) -> None:
+    result = tcap("capture torch w.py:looped -o ref.h5 --steps 0,7", status=1)
+    assert result.stderr.splitlines()[-1] == "nothing was captured of 'steps 7'"
+
+
+def test_tensors_are_printed_as_they_come(tcap: Callable[..., Result], folder: Path) -> None:
+    result = tcap("capture torch w.py:plain -o ref.h5 --print")
+    assert [line.split("  ")[:3] for line in result.stdout.splitlines()] == [
+        ["0/@root/input.x", "float32", "1x4"],
+        ["0/first/input.input", "float32", "1x4"],
+        ["0/first/output", "float32", "1x4"],
+        ["0/last/input.input", "float32", "1x4"],
+        ["0/last/output", "float32", "1x2"],
+        ["0/@root/output", "float32", "1x2"],
+    ]
+    result = tcap("capture torch w.py:plain --dry-run --print full --filter last --filter 0/first/output")
+    assert [line.split("  ")[0] for line in result.stdout.splitlines()[::2]] == [
+        "0/first/output",
+        "0/last/input.input",
+        "0/last/output",
+    ]
+    assert all(line.startswith("  [[") for line in result.stdout.splitlines()[1::2])
+    assert "dry run: 6 tensors, 80 B" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -287,6 +357,21 @@ def test_statistics_alone_are_kept_on_request(tcap: Callable[..., Result]) -> No
         pytest.param("w.py:plain -o a.txt", "names no container", id="suffix"),
         pytest.param("w.py:plain -o a.h5 --dtype int8", "is no floating dtype of torch", id="dtype"),
         pytest.param("w.py:plain -o a.h5 --config x", "expected key=value", id="config"),
+        pytest.param("w.py:plain -o a.h5 --steps x", "'x' is no step", id="steps"),
+        pytest.param("w.py:plain -o a.h5 --sample 0", "'--sample'", id="sample"),
+        pytest.param("w.py:plain -o a.h5 --max-bytes many", "size 'many': expected bytes", id="bytes"),
+        pytest.param("w.py:plain -o a.h5 --slice [0]", "'0' is no slice such as :64", id="slice"),
+        pytest.param(
+            "w.py:plain -o a.h5 --slice firs=[:1]", "no module matches 'firs'", id="slice-of-nothing"
+        ),
+        pytest.param("w.py:plain -o a.h5 --level deep", "'--level'", id="level"),
+        pytest.param(
+            "w.py:plain -o a.h5 --ops-in last", "ops_in is of ops, and the level is module", id="ops"
+        ),
+        pytest.param("w.py:plain -o a.h5 --print --json", "--print and --json exclude", id="print-and-json"),
+        pytest.param("w.py:plain -o a.h5 --print --filter firs", "no module matches 'firs'", id="filter"),
+        pytest.param("w.py:plain -o a.h5 --filter first", "expected --print too", id="filter-alone"),
+        pytest.param("w.py:plain -o a.h5 --teacher-forced b.h5", "takes no --teacher-forced", id="forced"),
     ],
 )
 def test_wrong_usage_is_status_2_and_leaves_nothing(

@@ -1,0 +1,121 @@
+"""The options that every command of `tcap capture` has: what is recorded, and where it goes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+import click
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+# Each as `run["scope"]` names it
+_LISTS: Final = ("include", "exclude", "ops_in", "watch", "slices")
+_FLAGS: Final = ("grads", "params", "eager")
+_LIMITS: Final = ("steps", "sample", "max_bytes")
+_OPTIONS: Final = (
+    click.option("-o", "--output", type=click.Path(), help="The archive: .h5, .zarr or .safetensors."),
+    click.option("--include", metavar="GLOB", multiple=True, help="Record only these sites or keys."),
+    click.option("--exclude", metavar="GLOB", multiple=True, help="Do not record these sites or keys."),
+    click.option(
+        "--no-inputs", is_flag=True, help="Record outputs only, and the inputs of the model itself."
+    ),
+    click.option(
+        "--level",
+        type=click.Choice(["module", "op", "export"]),
+        help="Record every op too: as it is run, or as torch.export lists it.",
+    ),
+    click.option(
+        "--ops-in", metavar="GLOB", multiple=True, help="Only ops of these modules, and of those below."
+    ),
+    click.option(
+        "--watch",
+        metavar="TEXT",
+        multiple=True,
+        help="Local variables: package.module:Class.method:name,name; * for all that hold tensors.",
+    ),
+    click.option("--grads", is_flag=True, help="Gradients of activations and of parameters."),
+    click.option("--params", is_flag=True, help="Parameters and buffers, once."),
+    click.option("--eager", is_flag=True, help="Run compiled code, and the fused layers of torch.nn, as plain code."),
+    click.option("--steps", metavar="0,1,5-9", help="Only these calls of the model; 5- is 5 and later ones."),
+    click.option(
+        "--sample", type=click.IntRange(min=1), metavar="N", help="Only the first N calls of each site."
+    ),
+    click.option(
+        "--slice",
+        "slices",
+        metavar="[GLOB=]SLICE",
+        multiple=True,
+        help="Only a part of tensors: '[..., :64]', or '*.self_attn=[:, -1:]'.",
+    ),
+    click.option(
+        "--max-bytes", metavar="SIZE", help="Stop recording before the archive holds more: 500MB, 2GiB."
+    ),
+    click.option("--stats-only", is_flag=True, help="Keep statistics and hashes, no values."),
+    click.option(
+        "--print",
+        "log_form",
+        type=click.Choice(["compact", "full"]),
+        is_flag=False,
+        flag_value="compact",
+        help="Print a line a tensor as it comes; full: with abbreviated values.",
+    ),
+    click.option("--filter", "log_globs", metavar="GLOB", multiple=True, help="Print only these tensors."),
+    click.option(
+        "--dry-run", is_flag=True, help="Run, list what would be recorded with its size, write nothing."
+    ),
+    click.option("--fsync", is_flag=True, help="Make each tensor durable against a power cut; slow."),
+    click.option(
+        "--json", "as_json", is_flag=True, help="One JSON object instead of text; not with --print."
+    ),
+)
+
+
+def recording_options(function: _Function) -> _Function:
+    """Give a command the options that say what is recorded, and where it goes."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def recording_arguments(options: dict[str, Any], kept: object = None, *, as_json: bool) -> dict[str, Any]:
+    """Turn those options into keyword arguments of `tensorcap.capture`, the path among them.
+
+    Args:
+        options: What click has parsed; the recording options are taken out of it.
+        kept: `run["scope"]` of an archive, which says what is not given anew.
+        as_json: Whether what came of it is printed as JSON.
+
+    Raises:
+        UsageError: Options contradict each other, or one cannot be read.
+    """
+    from tensorcap.plain_log import PlainLog
+    from tensorcap_formats.errors import UsageError
+
+    path, is_dry_run = options.pop("output"), options.pop("dry_run")
+    if path is None and not is_dry_run:
+        raise UsageError("no output, expected -o ARCHIVE or --dry-run")
+    if path is not None and is_dry_run:
+        raise UsageError("--dry-run writes nothing, expected no -o")
+    before = dict(kept) if isinstance(kept, Mapping) else {}
+    if options["level"] == "module":
+        before.pop("ops_in", None)  # there are no ops any more that it could be of
+    given: dict[str, Any] = {"path": path}
+    given |= {name: list(options.pop(name) or before.get(name, ())) for name in _LISTS}
+    given["inputs"] = not options.pop("no_inputs") and before.get("inputs", True)
+    given |= {name: True for name in _FLAGS if options.pop(name) or before.get(name)}
+    for name in ("level", *_LIMITS):
+        value = options.pop(name)
+        value = before.get(name) if value is None else value
+        if value is not None:
+            given[name] = value
+    given |= {name: options.pop(name) for name in ("stats_only", "fsync")}
+    form, globs = options.pop("log_form"), options.pop("log_globs")
+    if form is None:
+        if globs:
+            raise UsageError("--filter is of what --print prints, expected --print too")
+        return given
+    if as_json:
+        raise UsageError("--print and --json exclude each other: both write to standard output")
+    return {**given, "log": PlainLog(sys.stdout, form, globs)}
