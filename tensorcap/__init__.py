@@ -5,9 +5,9 @@ from tensorcap.comparing import compare, compare_records
 from tensorcap.comparison import Comparison
 from tensorcap.graph import Graph
 from tensorcap.metrics.difference import Difference
-from tensorcap.plain_log import PlainLog
-from tensorcap.probing import probe
-from tensorcap.summary import Summary
+from tensorcap.recording.plain_log import PlainLog
+from tensorcap.recording.probing import probe
+from tensorcap.recording.summary import Summary
 from tensorcap.verdicts.pairing import Pair
 from tensorcap.workload import Workload
 from tensorcap_formats.archive import Archive

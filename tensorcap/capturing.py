@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
 from tensorcap.adapters import Adapter, adapter_for
-from tensorcap.limits import Limits
 from tensorcap.metadata import about_process, now, redact
-from tensorcap.plain_log import Logged, PlainLog
-from tensorcap.plan import Level, Plan
-from tensorcap.point import Point
-from tensorcap.recorder import Recorder
-from tensorcap.scope import Scope, as_tuple
-from tensorcap.structure import class_name
-from tensorcap.summary import Summary, Tally, summarise
+from tensorcap.recording.limits import Limits
+from tensorcap.recording.plain_log import Logged, PlainLog
+from tensorcap.recording.plan import Level, Plan
+from tensorcap.recording.point import Point
+from tensorcap.recording.recorder import Recorder
+from tensorcap.recording.scope import Scope, as_tuple
+from tensorcap.recording.structure import class_name
+from tensorcap.recording.summary import Summary, Tally, summarise
 from tensorcap_formats.errors import CaptureError, TensorcapError, UsageError
 from tensorcap_formats.keys import module_site
 from tensorcap_formats.writer import Writer

@@ -16,15 +16,15 @@ from typing import Any, Final, TextIO
 
 from tensorcap.adapters import CalledRoot, adapter_named
 from tensorcap.capturing import Capture, capture
-from tensorcap.limits import Limits
-from tensorcap.scope import Scope
+from tensorcap.recording.limits import Limits
+from tensorcap.recording.scope import Scope
 from tensorcap.script import Script, as_main, code_of
 from tensorcap_formats.errors import CaptureError, TensorcapError, abbreviate, missing_package
 from tensorcap_formats.writer import Writer
 
 _OURS: Final = tuple(
     str(Path(__file__).parent.joinpath(*parts))
-    for parts in (("scripting.py",), ("adapters", "_torch_roots.py"), ("adapters", "_torch_direct.py"))
+    for parts in (("scripting.py",), ("adapters", "_torch", "roots.py"), ("adapters", "_torch", "direct.py"))
 )
 _PATIENCE_SECONDS: Final = 10
 _REPLACES_PROCESS: Final = ("execv", "execve")  # by which the others of their family are written

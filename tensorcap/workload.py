@@ -130,7 +130,7 @@ class Recipe:
         seed, perturbation = options.pop("seed", 0), options.pop("perturb", None)
         adapter.seed(seed)
         if self.kind == "huggingface":
-            from tensorcap.adapters._huggingface import build
+            from tensorcap.adapters._huggingface.loading import build
 
             workload = build(self.path, options, inputs)
         else:

@@ -37,7 +37,9 @@ _OPTIONS: Final = (
     ),
     click.option("--grads", is_flag=True, help="Gradients of activations and of parameters."),
     click.option("--params", is_flag=True, help="Parameters and buffers, once."),
-    click.option("--eager", is_flag=True, help="Run compiled code, and the fused layers of torch.nn, as plain code."),
+    click.option(
+        "--eager", is_flag=True, help="Run compiled code and fused layers of torch.nn as plain code."
+    ),
     click.option("--steps", metavar="0,1,5-9", help="Only these calls of the model; 5- is 5 and later ones."),
     click.option(
         "--sample", type=click.IntRange(min=1), metavar="N", help="Only the first N calls of each site."
@@ -90,7 +92,7 @@ def recording_arguments(options: dict[str, Any], kept: object = None, *, as_json
     Raises:
         UsageError: Options contradict each other, or one cannot be read.
     """
-    from tensorcap.plain_log import PlainLog
+    from tensorcap.recording.plain_log import PlainLog
     from tensorcap_formats.errors import UsageError
 
     path, is_dry_run = options.pop("output"), options.pop("dry_run")

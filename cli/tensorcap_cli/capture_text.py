@@ -13,8 +13,8 @@ from tensorcap_cli.output import plural, print_json, print_table, size_text
 
 if TYPE_CHECKING:
     from tensorcap.capturing import Capture
-    from tensorcap.plain_log import PlainLog
-    from tensorcap.summary import Summary
+    from tensorcap.recording.plain_log import PlainLog
+    from tensorcap.recording.summary import Summary
 
 _FEW: Final = 8  # as many names are printed, more are counted
 

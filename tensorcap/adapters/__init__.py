@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-from tensorcap.plan import Plan
-from tensorcap.recorder import Recorder
+from tensorcap.recording.plan import Plan
+from tensorcap.recording.recorder import Recorder
 from tensorcap_formats.errors import UsageError, missing_package
 
 if TYPE_CHECKING:
     from tensorcap.workload import StoredInput, Workload
 
 _ADAPTERS: Final = {  # root package of the model's class, or of a base class; sorted
-    "torch": "tensorcap.adapters._torch:TorchAdapter",
+    "torch": "tensorcap.adapters._torch.adapter:TorchAdapter",
 }
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tensorcap.limits import parse_steps
-from tensorcap.scope import Scope
+from tensorcap.recording.limits import parse_steps
+from tensorcap.recording.scope import Scope
 from tensorcap.verdicts.ops import Ops
 from tensorcap.verdicts.places import is_gradient, is_inner, is_parameter, points_of, spellings
 from tensorcap_formats.archive import Archive

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import tensorcap
-from tensorcap.limits import parse_size, parse_steps
+from tensorcap.recording.limits import parse_size, parse_steps
 from tensorcap_formats.errors import CaptureError, UsageError
 
 

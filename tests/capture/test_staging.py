@@ -20,11 +20,11 @@ import torch
 from torch import nn
 
 import tensorcap
-from tensorcap.adapters._torch_leaves import Leaves
-from tensorcap.adapters._torch_staging import Staging
-from tensorcap.point import Point
-from tensorcap.recorder import Call, Recorder
-from tensorcap.scope import Scope
+from tensorcap.adapters._torch.leaves import Leaves
+from tensorcap.adapters._torch.staging import Staging
+from tensorcap.recording.point import Point
+from tensorcap.recording.recorder import Call, Recorder
+from tensorcap.recording.scope import Scope
 from tensorcap_formats.dtypes import DType
 from tensorcap_formats.errors import UsageError, WriteError
 from tensorcap_formats.keys import Key
@@ -419,7 +419,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Late:
     """Let every capture take what is on the host for something on a device, with a ring of 64 KiB."""
     late = Late()
     staged = functools.partial(Staging, bound_bytes=64 * KIB, lane_of=lambda _: late)
-    monkeypatch.setattr("tensorcap.adapters._torch.Staging", staged)
+    monkeypatch.setattr("tensorcap.adapters._torch.adapter.Staging", staged)
     return late
 
 

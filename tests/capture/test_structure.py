@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.structure import Kinds, Leaf, class_name, walk
+from tensorcap.recording.structure import Kinds, Leaf, class_name, walk
 
 ONE = np.ones(1)
 KINDS = Kinds(tensors=(np.ndarray,))

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tensorcap.slices import Slices
+from tensorcap.recording.slices import Slices
 from tensorcap_formats.errors import UsageError, abbreviate
 
 _SPAN: Final = re.compile(r"(\d{1,18})(-(\d{1,18})?)?")

@@ -7,8 +7,8 @@ import fnmatch
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from tensorcap.limits import Limits
-from tensorcap.slices import window
+from tensorcap.recording.limits import Limits
+from tensorcap.recording.slices import window
 from tensorcap_formats.errors import UsageError, abbreviate
 from tensorcap_formats.keys import PROBES, Key, module_of
 

@@ -26,20 +26,20 @@ from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
-from tensorcap.adapters._torch_description import tree
-from tensorcap.adapters._torch_frames import Source
-from tensorcap.adapters._torch_leaves import Leaves
-from tensorcap.adapters._torch_operators import Operator
-from tensorcap.adapters._torch_ops import Ops
-from tensorcap.adapters._torch_parameters import parameters
-from tensorcap.adapters._torch_staging import Staging
-from tensorcap.adapters._torch_tap import Tapped, argument_names
-from tensorcap.adapters._torch_view import below
+from tensorcap.adapters._torch.description import tree
+from tensorcap.adapters._torch.frames import Source
+from tensorcap.adapters._torch.leaves import Leaves
+from tensorcap.adapters._torch.operators import Operator
+from tensorcap.adapters._torch.ops import Ops
+from tensorcap.adapters._torch.parameters import parameters
+from tensorcap.adapters._torch.staging import Staging
+from tensorcap.adapters._torch.tap import Tapped, argument_names
+from tensorcap.adapters._torch.view import below
 from tensorcap.metadata import redact
-from tensorcap.plan import Plan
-from tensorcap.point import Point
-from tensorcap.recorder import Call, Recorder
-from tensorcap.structure import class_name
+from tensorcap.recording.plan import Plan
+from tensorcap.recording.point import Point
+from tensorcap.recording.recorder import Call, Recorder
+from tensorcap.recording.structure import class_name
 from tensorcap.workload import Workload
 from tensorcap_formats.errors import CaptureError, UsageError, abbreviate
 from tensorcap_formats.keys import escape

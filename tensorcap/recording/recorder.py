@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, Final, NamedTuple, Protocol
 
-from tensorcap.point import Kind, Phase, Point
-from tensorcap.scope import Scope
+from tensorcap.recording.point import Kind, Phase, Point
+from tensorcap.recording.scope import Scope
 from tensorcap_formats.dtypes import Array, DType, decode
 from tensorcap_formats.errors import TensorcapError, UsageError, WriteError, abbreviate
 from tensorcap_formats.keys import PROBES, ROOT_SITE, Key, inner_site, unescape

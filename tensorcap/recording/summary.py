@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tensorcap.point import Kind, Phase
-from tensorcap.recorder import Recorder
-from tensorcap.scope import Scope
+from tensorcap.recording.point import Kind, Phase
+from tensorcap.recording.recorder import Recorder
+from tensorcap.recording.scope import Scope
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.keys import Key
 from tensorcap_formats.writer import Writer

@@ -20,7 +20,7 @@ _Node = TypeVar("_Node", bound=ast.AST)
 _Block = TypeVar("_Block", ast.For, ast.With, ast.match_case)
 RETURN: Final = "return"  # stands for what the function returns; no variable can have this name
 _HAND_OVER: Final = "__tensorcap__"  # the one local variable that is added; not mangled in a class
-_MODULE: Final = "tensorcap.watching"
+_MODULE: Final = "tensorcap.recording.watching"
 _BEGIN: Final = "begin"
 _SCOPES: Final = (
     ast.FunctionDef,
@@ -90,7 +90,7 @@ class Source:
         """Compile the function so that it hands variables over.
 
         Args:
-            key: What it tells `tensorcap.watching.begin` that it is.
+            key: What it tells `tensorcap.recording.watching.begin` that it is.
             wants: Which variables.
         """
         tree, node = self._parse()

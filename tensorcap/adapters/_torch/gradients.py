@@ -21,10 +21,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from tensorcap.adapters._torch_leaves import KINDS, Leaves, unseen
-from tensorcap.point import Point
-from tensorcap.recorder import Call
-from tensorcap.structure import walk
+from tensorcap.adapters._torch.leaves import KINDS, Leaves, unseen
+from tensorcap.recording.point import Point
+from tensorcap.recording.recorder import Call
+from tensorcap.recording.structure import walk
 from tensorcap_formats.keys import escape
 
 if TYPE_CHECKING:

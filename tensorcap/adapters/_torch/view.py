@@ -14,13 +14,13 @@ import torch
 from torch import nn
 from torch.utils import _python_dispatch as dispatching
 
-from tensorcap.adapters._torch_direct import around_direct_calls
-from tensorcap.adapters._torch_frames import TRACED, TRANSFORMED
-from tensorcap.adapters._torch_leaves import Leaves
-from tensorcap.adapters._torch_obstacles import fused_layers
-from tensorcap.adapters._torch_ops import Ops
-from tensorcap.point import Point
-from tensorcap.structure import class_name
+from tensorcap.adapters._torch.direct import around_direct_calls
+from tensorcap.adapters._torch.frames import TRACED, TRANSFORMED
+from tensorcap.adapters._torch.leaves import Leaves
+from tensorcap.adapters._torch.obstacles import fused_layers
+from tensorcap.adapters._torch.ops import Ops
+from tensorcap.recording.point import Point
+from tensorcap.recording.structure import class_name
 from tensorcap_formats.errors import UsageError, abbreviate
 
 _CALL: Final = nn.Module._call_impl.__code__

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Final, TypeVar
 
-from tensorcap.locating import did_you_mean, function_named
-from tensorcap.point import Point
-from tensorcap.probing import Taker, concerned
-from tensorcap.recorder import Call
-from tensorcap.rewriting import RETURN, Source
+from tensorcap.recording.locating import did_you_mean, function_named
+from tensorcap.recording.point import Point
+from tensorcap.recording.probing import Taker, concerned
+from tensorcap.recording.recorder import Call
+from tensorcap.recording.rewriting import RETURN, Source
 from tensorcap_formats.errors import UsageError, abbreviate
 from tensorcap_formats.keys import ROOT_SITE
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from tensorcap.adapters._torch_leaves import Leaves, unseen
-from tensorcap.recorder import Call
+from tensorcap.adapters._torch.leaves import Leaves, unseen
+from tensorcap.recording.recorder import Call
 from tensorcap_formats.keys import escape
 
 _NO_DATA: Final = "meta: no data, neither before the run nor in a call of the module"

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import nn
 
-from tensorcap.adapters._torch_direct import surroundings
-from tensorcap.point import Point
-from tensorcap.recorder import Call, Recorder
+from tensorcap.adapters._torch.direct import surroundings
+from tensorcap.recording.point import Point
+from tensorcap.recording.recorder import Call, Recorder
 from tensorcap_formats.errors import UsageError
 
 if TYPE_CHECKING:
-    from tensorcap.adapters._torch_tap import Tapped
+    from tensorcap.adapters._torch.tap import Tapped
 
 _FUNCTIONS: Final = (FunctionType, MethodType)
 _SCRIPTED: Final = "scripted or traced (torch.jit); capture the module that it was made from"

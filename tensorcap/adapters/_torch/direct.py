@@ -21,7 +21,7 @@ from torch import nn
 from torch.fx import _symbolic_trace
 
 if TYPE_CHECKING:
-    from tensorcap.adapters._torch_tap import Tapped
+    from tensorcap.adapters._torch.tap import Tapped
 
 
 def _with_nested(code: CodeType) -> Iterator[CodeType]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from tensorcap.adapters._torch_tensors import dtype_name
+from tensorcap.adapters._torch.tensors import dtype_name
 
 if TYPE_CHECKING:
     import torch

@@ -9,12 +9,12 @@ from typing import Final
 
 import torch
 
-from tensorcap.adapters._torch_leaves import Leaves, unseen
-from tensorcap.adapters._torch_obstacles import COMPILED, is_compiled
-from tensorcap.point import Kind
-from tensorcap.probing import probing
-from tensorcap.recorder import Call
-from tensorcap.watching import find_watched, watching
+from tensorcap.adapters._torch.leaves import Leaves, unseen
+from tensorcap.adapters._torch.obstacles import COMPILED, is_compiled
+from tensorcap.recording.point import Kind
+from tensorcap.recording.probing import probing
+from tensorcap.recording.recorder import Call
+from tensorcap.recording.watching import find_watched, watching
 from tensorcap_formats.keys import PROBES, ROOT_SITE, inner_site
 
 _SLOTS: Final = {"function": "return", "probe": "value"}  # what is lost with a whole call
@@ -45,7 +45,7 @@ def tap_points(watch: Iterable[str], leaves: Leaves, *, eager: bool) -> Iterator
 
 
 class _Taker:
-    """Takes what functions and probes hand over, for one capture (`tensorcap.probing.Taker`).
+    """Takes what functions and probes hand over, for one capture (`tensorcap.recording.probing.Taker`).
 
     Attributes:
         recorder: The capture's.

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tensorcap.adapters._torch_tap import argument_names
-from tensorcap.structure import class_name
+from tensorcap.adapters._torch.tap import argument_names
+from tensorcap.recording.structure import class_name
 from tensorcap.workload import Workload
 from tensorcap_formats.errors import UsageError
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from tensorcap.adapters._torch_tensors import dtype_name
+from tensorcap.adapters._torch.tensors import dtype_name
 from tensorcap.metadata import jsonable, redact
-from tensorcap.structure import class_name
+from tensorcap.recording.structure import class_name
 from tensorcap_formats.keys import module_site
 
 

@@ -18,11 +18,11 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from tensorcap.adapters._torch_frames import Frames, Source
-from tensorcap.adapters._torch_leaves import Leaves, unseen
-from tensorcap.adapters._torch_operators import Operator, leaves_of, plain, tensors_of
-from tensorcap.adapters._torch_storage import Ledger
-from tensorcap.recorder import Call
+from tensorcap.adapters._torch.frames import Frames, Source
+from tensorcap.adapters._torch.leaves import Leaves, unseen
+from tensorcap.adapters._torch.operators import Operator, leaves_of, plain, tensors_of
+from tensorcap.adapters._torch.storage import Ledger
+from tensorcap.recording.recorder import Call
 from tensorcap_formats.errors import WriteError
 from tensorcap_formats.keys import Key
 

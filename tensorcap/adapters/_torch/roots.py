@@ -21,14 +21,14 @@ import torch
 from torch import nn
 
 from tensorcap.adapters import CalledRoot
-from tensorcap.adapters._torch_direct import (
+from tensorcap.adapters._torch.direct import (
     Replacement,
     acquire,
     around_direct_calls,
     is_symbolic,
     release,
 )
-from tensorcap.adapters._torch_scripted import scripted_as_written
+from tensorcap.adapters._torch.scripted import scripted_as_written
 
 _is_compiling: Final = torch.compiler.is_compiling
 

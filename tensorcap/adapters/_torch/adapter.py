@@ -12,22 +12,22 @@ import torch
 from torch import nn
 
 from tensorcap.adapters import CalledRoot, Site
-from tensorcap.adapters._torch_backward import backward, own_gradients, with_labels
-from tensorcap.adapters._torch_description import describe, sources, tree
-from tensorcap.adapters._torch_gradients import Gradients
-from tensorcap.adapters._torch_leaves import Leaves
-from tensorcap.adapters._torch_obstacles import attention_note, eagerly, obstacles
-from tensorcap.adapters._torch_parameters import parameters
-from tensorcap.adapters._torch_perturbation import perturb
-from tensorcap.adapters._torch_points import tap_points
-from tensorcap.adapters._torch_roots import Roots
-from tensorcap.adapters._torch_staging import Staging
-from tensorcap.adapters._torch_tap import record_inputs, tap
-from tensorcap.adapters._torch_tensors import device_named, dtype_named, from_stored
-from tensorcap.adapters._torch_view import ops
-from tensorcap.plan import Plan
-from tensorcap.recorder import Recorder
-from tensorcap.structure import class_name
+from tensorcap.adapters._torch.backward import backward, own_gradients, with_labels
+from tensorcap.adapters._torch.description import describe, sources, tree
+from tensorcap.adapters._torch.gradients import Gradients
+from tensorcap.adapters._torch.leaves import Leaves
+from tensorcap.adapters._torch.obstacles import attention_note, eagerly, obstacles
+from tensorcap.adapters._torch.parameters import parameters
+from tensorcap.adapters._torch.perturbation import perturb
+from tensorcap.adapters._torch.points import tap_points
+from tensorcap.adapters._torch.roots import Roots
+from tensorcap.adapters._torch.staging import Staging
+from tensorcap.adapters._torch.tap import record_inputs, tap
+from tensorcap.adapters._torch.tensors import device_named, dtype_named, from_stored
+from tensorcap.adapters._torch.view import ops
+from tensorcap.recording.plan import Plan
+from tensorcap.recording.recorder import Recorder
+from tensorcap.recording.structure import class_name
 from tensorcap.workload import StoredInput, Workload
 from tensorcap_formats.errors import UsageError
 
@@ -64,7 +64,7 @@ class TorchAdapter:
     def tap(self, model: nn.Module, names: Collection[str], recorder: Recorder, plan: Plan) -> Iterator[None]:
         """Hook the named modules."""
         modules, _ = tree(model)
-        note = attention_note(model, modules.values())
+        note = attention_note(model, modules.values()) if plan.level == "module" else ""
         if note:
             recorder.facts.setdefault("notes", []).append(note)
         with eagerly() if plan.eager else nullcontext(), Staging(recorder) as staging:
@@ -148,7 +148,7 @@ class TorchAdapter:
 
     def export(self, workload: Workload, plan: Plan) -> Callable[[Recorder], None]:
         """Export the model by torch.export, not strictly."""
-        from tensorcap.adapters._torch_export import export
+        from tensorcap.adapters._torch.export import export
 
         return export(workload, plan)
 

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from tensorcap.adapters._torch_lanes import Lane, Transfer, lane_of
-from tensorcap.adapters._torch_tensors import logical_dtype
-from tensorcap.recorder import Call, Recorder
+from tensorcap.adapters._torch.lanes import Lane, Transfer, lane_of
+from tensorcap.adapters._torch.tensors import logical_dtype
+from tensorcap.recording.recorder import Call, Recorder
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.errors import WriteError
 

@@ -6,13 +6,13 @@ import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, Literal, TextIO
 
-from tensorcap.scope import as_tuple, fits_key
+from tensorcap.recording.scope import as_tuple, fits_key
 from tensorcap.window import stored_summary
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.statistics import Statistics, StatisticsBuilder
 
 if TYPE_CHECKING:
-    from tensorcap.recorder import Sink
+    from tensorcap.recording.recorder import Sink
     from tensorcap_formats.keys import Key
 
 Form = Literal["compact", "full"]

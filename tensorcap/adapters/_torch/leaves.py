@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from tensorcap.adapters._torch_staging import Staging
-from tensorcap.adapters._torch_tensors import NotCapturableError, on_host, plain, stored
-from tensorcap.recorder import Call, Recorder
-from tensorcap.slices import NothingLeftError
-from tensorcap.structure import Kinds, walk
+from tensorcap.adapters._torch.staging import Staging
+from tensorcap.adapters._torch.tensors import NotCapturableError, on_host, plain, stored
+from tensorcap.recording.recorder import Call, Recorder
+from tensorcap.recording.slices import NothingLeftError
+from tensorcap.recording.structure import Kinds, walk
 from tensorcap_formats.errors import WriteError
 from tensorcap_formats.keys import escape
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Protocol, TypeVar
 
-from tensorcap.point import Kind
-from tensorcap.recorder import Call, Recorder
+from tensorcap.recording.point import Kind
+from tensorcap.recording.recorder import Call, Recorder
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import ROOT_SITE
 

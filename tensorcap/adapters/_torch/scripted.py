@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tensorcap.adapters._torch_direct import originals
-from tensorcap.adapters._torch_obstacles import Around
+from tensorcap.adapters._torch.direct import originals
+from tensorcap.adapters._torch.obstacles import Around
 
 
 @contextmanager

@@ -16,17 +16,17 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from tensorcap.adapters._torch_description import tree
-from tensorcap.adapters._torch_direct import direct_calls, is_call_of
-from tensorcap.adapters._torch_gradients import Gradients
-from tensorcap.adapters._torch_leaves import KINDS, Leaves, unseen
-from tensorcap.adapters._torch_obstacles import COMPILED, around_forward, fused_layers, holds_compiled
-from tensorcap.adapters._torch_phase import phase_of
-from tensorcap.adapters._torch_scripted import scripted_as_written
-from tensorcap.adapters._torch_tensors import stored
-from tensorcap.point import Point
-from tensorcap.recorder import Call, Recorder
-from tensorcap.structure import walk
+from tensorcap.adapters._torch.description import tree
+from tensorcap.adapters._torch.direct import direct_calls, is_call_of
+from tensorcap.adapters._torch.gradients import Gradients
+from tensorcap.adapters._torch.leaves import KINDS, Leaves, unseen
+from tensorcap.adapters._torch.obstacles import COMPILED, around_forward, fused_layers, holds_compiled
+from tensorcap.adapters._torch.phase import phase_of
+from tensorcap.adapters._torch.scripted import scripted_as_written
+from tensorcap.adapters._torch.tensors import stored
+from tensorcap.recording.point import Point
+from tensorcap.recording.recorder import Call, Recorder
+from tensorcap.recording.structure import walk
 from tensorcap_formats.keys import escape, module_site
 
 _TRACED: Final = "under torch.jit.trace"

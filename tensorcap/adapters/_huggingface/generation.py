@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import torch
 
-from tensorcap.adapters._huggingface_messages import quiet
-from tensorcap.adapters._torch_tensors import from_stored
+from tensorcap.adapters._huggingface.messages import quiet
+from tensorcap.adapters._torch.tensors import from_stored
 from tensorcap.workload import StoredInput, archived_inputs
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import CaptureError, UsageError

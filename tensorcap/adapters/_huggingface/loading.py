@@ -18,9 +18,9 @@ from typing import Any, Final
 
 import torch
 
-from tensorcap.adapters._huggingface_generation import Generation, tokens_fed
-from tensorcap.adapters._huggingface_messages import quiet
-from tensorcap.adapters._torch_tensors import device_named, dtype_named, from_stored
+from tensorcap.adapters._huggingface.generation import Generation, tokens_fed
+from tensorcap.adapters._huggingface.messages import quiet
+from tensorcap.adapters._torch.tensors import device_named, dtype_named, from_stored
 from tensorcap.workload import StoredInput, Workload, archived_inputs
 from tensorcap_formats.errors import ReadError, TensorcapError, UsageError, abbreviate, missing_package
 from tensorcap_formats.opening import open_archive

@@ -1,0 +1,1 @@
+"""Hugging Face models: from a folder or an id, and options, to a workload."""
