@@ -43,6 +43,7 @@ def loaded_by(code: str) -> set[str]:
             for name in ("check", "compare", "convert", "ls", "preflight", "recover", "show")
         ),
         pytest.param(["capture", "torch", "--help"], id="capture-torch"),
+        pytest.param(["capture", "script", "--help"], id="capture-script"),
         pytest.param(["compare"], id="wrong-usage"),
     ],
 )
