@@ -157,7 +157,10 @@ class PolicyJudge:
                 is_behind = pair.key in shuffled or (
                     pair.reference is not None and first_flip(pair.reference)
                 )
-                findings[pair.key] += self._of_pair(pair, error, routed.get(pair.key), is_behind=is_behind)
+                scale = of_ops.scale(pair)
+                findings[pair.key] += self._of_pair(
+                    pair, error, routed.get(pair.key), scale=scale, is_behind=is_behind
+                )
         for gain in found_gains:
             findings[gain.pair.key] += gain.findings
         for pair, finding in explained_leaves(*self._archives, self._calls, by_key, self._policy):
@@ -226,7 +229,7 @@ class PolicyJudge:
         return Calls(self._archives[0])
 
     def _of_pair(
-        self, pair: Pair, error: float | None, routing: Finding | None, *, is_behind: bool
+        self, pair: Pair, error: float | None, routing: Finding | None, *, scale: float, is_behind: bool
     ) -> list[Finding]:
         """What one pair says by itself."""
         assert pair.reference is not None
@@ -245,7 +248,7 @@ class PolicyJudge:
             found.append(Finding("zeros", pair.difference.zero_rows, 0, "suspect", text))
         if error is not None:
             is_rough = is_inner(key) or is_gradient(key)
-            found.append(self._policy.judge_total(error, depth, precision, is_rough=is_rough))
+            found.append(self._policy.judge_total(error * scale, depth, precision, is_rough=is_rough))
             outlier = pair.difference.outlier
             is_masked = is_inner(key) and pair.difference.measured < pair.difference.elements
             if outlier is not None and not is_behind and not is_masked:

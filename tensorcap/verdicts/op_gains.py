@@ -28,6 +28,8 @@ _PLAIN: Final = frozenset((
 # Errors add up as they are, not in proportion
 _SUMS: Final = frozenset(("add", "sub", "rsub", "cat", "stack"))
 _CENTRED: Final = frozenset(("native_layer_norm", "native_group_norm"))
+_MEANS: Final = "output.1"  # of a norm that takes them away
+_CANCEL: Final = _SUMS | {"sum", "mean"}
 _SENTINEL: Final = -1e4  # and less: a mask that was added, so that norms say nothing
 _FIRST: Final = ("output", "output.0")  # what else an op gives out are statistics and sums
 
@@ -70,6 +72,16 @@ class OpGains:
             name = self._ops.name(place)
             if name in _PLAIN or name in _SUMS:
                 yield from self._of(place, name, pair)
+
+    def scale(self, pair: Pair) -> float:
+        """What the error of a sum or mean is to be multiplied by to be one of what went in, at most 1."""
+        if pair.reference is None or pair.reference.key.slot.partition(".")[0] != "output":
+            return 1.0
+        place = pair.reference.key.where
+        name = self._ops.name(place)
+        if name not in _CANCEL and not (name in _CENTRED and pair.reference.key.slot == _MEANS):
+            return 1.0
+        return 1 / max(1.0, *(_shares(self._sources(place) or (), pair) or (1.0,)))
 
     def _of(self, place: str, name: str, result: Pair) -> Iterator[Gain]:
         assert result.reference is not None

@@ -95,6 +95,19 @@ class Ops:
         found = [self._origin(value) for value in node.inputs if value.number is None]
         return [key for key in found if key is not None]
 
+    def given_from(self, place: str, slot: str) -> str:
+        """Key text of the record, or name of the parameter, that holds what an op was given; "" if none does.
+
+        Args:
+            place: The op's place.
+            slot: Where it would be recorded if nothing held it: `input.ARGUMENT`.
+        """
+        node = self._nodes.get(place)
+        for value in node.inputs if node else ():
+            if slot == f"input.{value.name}" and not value.note:
+                return self._origin(value) or value.parameter or ""
+        return ""
+
     def arguments(self, place: str) -> Mapping[str, Any]:
         """Arguments that are no tensors, but for those that only say what was computed in, and where."""
         node = self._nodes.get(place)

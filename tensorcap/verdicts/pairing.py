@@ -10,7 +10,7 @@ from tensorcap.metrics.difference import Difference
 from tensorcap.verdicts.absences import Absences
 from tensorcap.verdicts.baseline import Ratio
 from tensorcap.verdicts.op_pairing import partner_texts
-from tensorcap.verdicts.ops import ops_of
+from tensorcap.verdicts.ops import Ops, ops_of
 from tensorcap.verdicts.places import points_of
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import no_such_tensor
@@ -37,6 +37,7 @@ STATUSES: Final[tuple[Status, ...]] = Status.__args__  # type: ignore[attr-defin
 GREEN: Final[frozenset[Status]] = frozenset({"identical", "match", "within-rounding"})
 _NO_VALUE: Final = "memory that nothing was written to yet"
 _CAST: Final = "a cast, which computes nothing; the target has none"
+_HELD: Final = "the target's op was given what it holds in"
 ABSENT: Final[frozenset[Status]] = frozenset({"missing-in-target", "never-called", "not-capturable"})
 
 
@@ -159,11 +160,13 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
     targets = {record.key.text: record for record in target.records}
     ops = ops_of(reference)
     partner_text = partner_texts(reference, target)
-    explain = Absences(reference, ops, target, ops_of(target))
+    others = ops_of(target)
+    explain = Absences(reference, ops, target, others)
     pairs = []
     for record in reference.records:
         text = record.key.text
-        partner = targets.pop(partner_text(record) or "", None)
+        wanted = partner_text(record) or ""
+        partner = targets.pop(wanted, None)
         reason = selection.why_not(text) or (_NO_VALUE if ops and ops.is_uninitialised(record.key) else "")
         is_optional = selection.is_optional(text)
         status: Status
@@ -175,6 +178,8 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
             status, reason = explain(record)
             if not reason and ops and ops.is_cast(record.key.where):
                 is_optional, reason = True, _CAST
+            elif not reason and (holder := _holder(others, wanted)):
+                is_optional, reason = True, f"{_HELD} {holder}"
         pairs.append(Pair(text, status, record, partner, reason=reason, is_optional=is_optional))
     pairs += _losses(reference.run, selection)
     known = {pair.key for pair in pairs}
@@ -184,6 +189,12 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
         if not selection.why_not(text)
     ]
     return pairs
+
+
+def _holder(others: Ops, wanted: str) -> str:
+    """What holds in the target what the reference has a record of as an op's input; "" if nothing does."""
+    place, _, slot = wanted.rpartition("/")
+    return others.given_from(place, slot) if place in others else ""
 
 
 def _losses(run: Mapping[str, Any], selection: Selection) -> Iterator[Pair]:

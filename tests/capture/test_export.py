@@ -450,6 +450,29 @@ def test_buffers_are_written_to_as_the_model_writes_to_them(
     assert (TracerBase._filter_traceback_frames, Writes.forward) == (theirs, forward)
 
 
+@pytest.mark.spec("CAP-27")
+@pytest.mark.parametrize("fails", [False, True])
+def test_modules_that_share_a_list_still_share_it_after_an_export(path: Path, fails: bool) -> None:
+    class Logs(nn.Module):
+        def __init__(self, seen: list[str]) -> None:
+            super().__init__()
+            self.seen = seen
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * int(x.sum()) if fails and x.sum() > 0 else x * 2
+
+    seen = ["before"]
+    first, second = Logs(seen), Logs(seen)
+    model = nn.Sequential(first, second)
+    if fails:
+        with pytest.raises(CaptureError, match="cannot export"):
+            export(model, (torch.ones(2),), path)
+    else:
+        export(model, (torch.ones(2),), path)
+    assert first.seen is seen
+    assert second.seen is seen
+
+
 @pytest.mark.spec("CAP-26")
 def test_a_constant_and_what_was_written_to_are_recorded_where_they_are_read(path: Path) -> None:
     model = Writes().eval()

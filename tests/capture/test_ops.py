@@ -415,6 +415,29 @@ def test_memory_without_values_is_not_recorded_until_it_is_read(path: Path) -> N
         assert [r.key.site for r in archive.records if "empty" in r.key.site or "slice" in r.key.site] == []
 
 
+@torch.library.custom_op("tensorcap_tests::doubled", mutates_args={"result"})
+def _doubled(x: torch.Tensor, result: torch.Tensor) -> None:
+    result.copy_(2 * x)
+
+
+@pytest.mark.spec("CAP-12")
+@pytest.mark.spec("CAP-14")
+def test_what_is_in_memory_that_a_kernel_is_handed_for_its_result_is_not_recorded(path: Path) -> None:
+    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
+        y = torch.empty(2)
+        _doubled(x, y)
+        _doubled(x + 1, y)
+        return y
+
+    with ran(forward, path, torch.ones(2)) as archive:
+        graph = Graph.of(archive)
+        first, second = (node for node in graph.nodes if "doubled" in node.op)
+        assert first.input("result").note == "nothing had been written to its memory"
+        assert graph.read(first.outputs[0]).tolist() == [2, 2]
+        assert graph.read(second.input("result")).tolist() == [2, 2]
+        assert graph.read(second.outputs[0]).tolist() == [4, 4]
+
+
 @pytest.mark.spec("CAP-12")
 def test_what_is_left_out_of_the_records_is_told_in_the_graph(path: Path) -> None:
     class Model(nn.Module):

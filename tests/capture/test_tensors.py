@@ -109,6 +109,25 @@ def test_a_contiguous_tensor_is_not_copied() -> None:
     assert stored(tensor).bits.ctypes.data == tensor.data_ptr()
 
 
+@pytest.mark.parametrize("level", ["module", "op"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_tensor_that_was_captured_can_be_resized_by_its_owner(
+    path: Path, level: Any, dtype: torch.dtype
+) -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([x, x], out=x + 1)
+
+    model, x = Model(), torch.ones(2, dtype=dtype)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch would rather that nobody did it
+        with tensorcap.capture(model, path, level=level):
+            output = model(x)
+            output.resize_(6)
+    assert output.tolist()[:4] == [1, 1, 1, 1]
+    assert x.resize_(9).tolist()[:2] == [1, 1]
+
+
 class Tagged(torch.Tensor):
     """A subclass that adds nothing to the values."""
 

@@ -206,6 +206,23 @@ class TestPairing:
         found = compare(run_of(keys, facts), run_of({**keys, given: -X}, facts))
         assert [pair.status for pair in found.pairs] == ["diverged", "identical"]
 
+    @pytest.mark.spec("CMP-71")
+    @pytest.mark.parametrize("held", [True, False])
+    def test_what_an_op_was_given_may_be_missing_where_another_record_of_the_target_holds_it(
+        self, run_of: Callable[..., Any], held: bool
+    ) -> None:
+        cast, mul = f"{place('_to_copy.default')}/output", place("mul.Tensor")
+        given, made = f"{mul}/input.self", f"{mul}/output"
+        reference = run_of({given: X, made: X}, {mul: fact("aten.mul.Tensor", {"self": given})})
+        facts = {
+            place("_to_copy.default"): fact("aten._to_copy.default"),
+            mul: fact("aten.mul.Tensor", {"self": cast} if held else {}, order=5),
+        }
+        found = compare(reference, run_of({cast: X, made: X}, facts))
+        assert found.pairs[0].status == "missing-in-target"
+        assert (cast in found.pairs[0].reason) is held
+        assert found.exit_status == (0 if held else 1)
+
     def test_an_op_that_is_no_cast_may_not_be_missing(self, run_of: Callable[..., Any]) -> None:
         keys = [f"{place('mul.Tensor')}/output", f"{place('neg.default')}/output"]
         facts = {place(op): fact(f"aten.{op}") for op in ("mul.Tensor", "neg.default")}
@@ -536,6 +553,35 @@ class TestPolicy:
             make_archive({"0/m/buffer.b": tiny}), make_archive({"0/m/buffer.b": tiny.astype(np.float16)})
         )
         assert statuses(found) == {"0/m/buffer.b": "within-rounding"}
+
+    @pytest.mark.spec("POL-29")
+    @pytest.mark.parametrize("twin", ["bfloat16", "float32"])
+    @pytest.mark.parametrize(
+        ("op", "slot", "make"),
+        [
+            pytest.param("native_layer_norm.default", "output.1", np.mean, id="mean-of-a-norm"),
+            pytest.param("mean.dim", "output", np.mean, id="mean"),
+            pytest.param("sum.dim_IntList", "output", np.sum, id="sum"),
+        ],
+    )
+    def test_what_cancels_is_held_against_what_went_in(
+        self, run_of: Callable[..., Any], op: str, slot: str, make: Callable[..., Array], twin: str
+    ) -> None:
+        centred = X - X.mean(-1, keepdims=True)  # means of 1e-9
+        noisy = rounded(centred) if twin == "bfloat16" else centred * np.float32(1 + 1e-7) + np.float32(1e-7)
+        key = f"{place(op)}/{slot}"
+        facts = {place(op): fact(f"aten.{op}", {"input": "0/a/output"})}
+
+        def archive(held: Array, run: Mapping[str, Any], wrong: float = 0.0) -> Any:
+            return run_of({"0/a/output": held, key: make(held, axis=-1, keepdims=True) + wrong}, facts, **run)
+
+        reference, run = archive(centred, F32), BF16 if twin == "bfloat16" else F32
+        (_, pair) = compare(reference, archive(noisy, run)).pairs
+        assert pair.difference is not None
+        assert (pair.difference.row_error_median or 0) > 0.1
+        assert pair.status == "within-rounding"
+        (_, pair) = compare(reference, archive(noisy, run, wrong=0.1)).pairs
+        assert pair.status in ("suspect", "diverged")
 
     @pytest.mark.spec("POL-29")
     @pytest.mark.parametrize("key", ["0/m:aten.cumsum.default/output", "0/m/grad_output", "0/m/output"])

@@ -79,7 +79,7 @@ def export(workload: Workload, plan: Plan) -> Callable[[Recorder], None]:
     args = () if is_named else tuple(workload.inputs)
     kwargs = dict(workload.inputs) if is_named else {}
     try:
-        with _quiet(), _all_frames() as has_all_frames:
+        with _quiet(), _own_attributes(model), _all_frames() as has_all_frames:
             program = torch.export.export(model, args, kwargs, strict=False)
     except Exception as error:
         raise _failure(name, error) from error
@@ -277,6 +277,17 @@ def _of_model(frames: Iterable[traceback.FrameSummary]) -> list[traceback.FrameS
     """The frames of code that is not torch's, from the outermost function `forward` on."""
     within = dropwhile(lambda frame: frame.name != "forward", frames)
     return [frame for frame in within if not frame.filename.startswith(_INNER)]
+
+
+@contextlib.contextmanager
+def _own_attributes(model: nn.Module) -> Iterator[None]:
+    """Have modules keep their very attributes: torch puts copies in the place of tuples, lists and dicts."""
+    held = [(module, {**vars(module)}) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, attributes in held:
+            vars(module).update(attributes)
 
 
 @contextlib.contextmanager

@@ -256,6 +256,8 @@ class Ops:
             return {"overwritten": True}
         if operator.makes_views and self._ledger.is_unfilled(dense):
             return {"unfilled": True}
+        if argument in operator.written and self._ledger.is_untouched(dense):
+            return {"unfilled": True}  # what a kernel is handed for its result
         return self._keep(call, f"input.{full}", tensor)
 
     def _learn(self, tensor: torch.Tensor, name: str, module: nn.Module) -> bool:

@@ -109,6 +109,11 @@ class Ledger:
         known = self._storages.get(tensor.untyped_storage()._cdata)
         return known is not None and known.is_unfilled
 
+    def is_untouched(self, tensor: torch.Tensor) -> bool:
+        """Whether its memory was made without values, and nothing was written to it since."""
+        known = self._storages.get(tensor.untyped_storage()._cdata)
+        return known is not None and known.is_unfilled and not known.writes
+
     def note_unfilled(self, tensor: torch.Tensor) -> None:
         """An op made the tensor without values."""
         self._storage(tensor).is_unfilled = True

@@ -1,6 +1,6 @@
 """Torch tensors as stored bits, and back; every dtype bit for bit.
 
-numpy knows neither bfloat16 nor the narrower floats, so such a tensor is seen as integers of its size.
+numpy knows neither bfloat16 nor the narrower floats, so it sees the memory of such a tensor as integers.
 What has no dense values in memory (sparse, nested, quantised, meta, fake, inside a function transform or
 a graph under construction) is refused with the reason; nothing is guessed.
 """
@@ -16,7 +16,6 @@ import torch
 from tensorcap_formats.dtypes import DTYPES, Array, DType, bits_of, dtype_of
 from tensorcap_formats.errors import UsageError
 
-_SAME_SIZE: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # the types that every release has
 _PLAIN_CLASSES: Final = tuple(
     c for c in (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", None)) if c is not None
 )
@@ -36,8 +35,22 @@ class Stored(NamedTuple):
 
 class _Form(NamedTuple):
     logical: DType
-    storage: str  # numpy type code of its elements
-    view: torch.dtype | None  # what numpy can have it as; None where numpy has the dtype itself
+    storage: str  # numpy type code of its elements, in full
+
+
+class _Memory:
+    """Shows numpy a tensor's memory. After `Tensor.numpy`, its owner could not resize it any more."""
+
+    __slots__ = ("__array_interface__", "_kept")
+
+    def __init__(self, tensor: torch.Tensor, storage: str) -> None:
+        self._kept = tensor
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": tuple(tensor.shape),
+            "typestr": storage,
+            "data": (tensor.data_ptr(), False),
+        }
 
 
 def _forms() -> dict[torch.dtype, _Form]:
@@ -45,8 +58,7 @@ def _forms() -> dict[torch.dtype, _Form]:
     for name, logical in DTYPES.items():
         found = getattr(torch, name, None)
         if isinstance(found, torch.dtype):
-            view = None if logical.is_native else _SAME_SIZE[logical.itemsize]
-            forms[found] = _Form(logical, logical.storage, view)
+            forms[found] = _Form(logical, np.dtype(logical.storage).str)
     return forms
 
 
@@ -101,14 +113,10 @@ def plain(tensor: torch.Tensor, part: tuple[slice, ...] | None = None) -> torch.
 def on_host(values: torch.Tensor) -> Stored:
     """The stored elements of a plain tensor."""
     form = _FORMS[values.dtype]
-    shape = tuple(values.shape)
     values = (values if values.is_cpu else values.cpu()).contiguous()
-    if form.view is not None:
-        values = values.view(form.view)
-    array: Array = values.numpy()
-    if array.dtype.str != form.storage:
-        array = array.view(form.storage)
-    return Stored(array, form.logical, shape)
+    shape = tuple(values.shape)
+    bits = np.asarray(_Memory(values, form.storage)) if values.numel() else np.empty(shape, form.storage)
+    return Stored(bits, form.logical, shape)
 
 
 def logical_dtype(dtype: torch.dtype) -> DType:
