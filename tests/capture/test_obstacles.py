@@ -313,7 +313,7 @@ def test_attention_whose_scores_no_module_returns_is_noted(tmp_path: Path) -> No
     tokens = torch.tensor([[1, 2]])
     plain = "its scores are in no module's output; --level op records what goes into it"
     config._attn_implementation = "sdpa"
-    advice = f"{plain}, --config attn_implementation=eager computes them openly"
+    advice = f"{plain}, attn_implementation=eager computes them openly"
     assert notes(LlamaModel(config), tokens) == [f"attention is fused (sdpa): {advice}"]
     config._attn_implementation = "eager"
     assert notes(LlamaModel(config), tokens) == []

@@ -206,7 +206,7 @@ def attention_note(model: nn.Module, modules: Iterable[nn.Module]) -> str:
             return ""
         return (
             f"attention is fused ({name}): its scores are in no module's output; --level op records what "
-            "goes into it, --config attn_implementation=eager computes them openly"
+            "goes into it, attn_implementation=eager computes them openly"
         )
     codes: dict[Any, bool] = {}
     for module in modules:
