@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tensorcap.comparison import Comparison
     from tensorcap.reports.examination import Examination
 
-_ON_ARCHIVES = ("only", "exclude", "require", "baseline", "thresholds", "calibration", "repeat")
+_ON_ARCHIVES = ("map", "only", "exclude", "require", "baseline", "thresholds", "calibration", "repeat")
 
 
 @click.command("compare", short_help="Compare two archives and name where they part.")
@@ -32,6 +32,7 @@ _ON_ARCHIVES = ("only", "exclude", "require", "baseline", "thresholds", "calibra
     type=click.Path(),
     help="The reference in the target's precision, for the ratio of errors.",
 )
+@click.option("--map", metavar="FILE", type=click.Path(), help="Names that belong together, as TOML.")
 @click.option("--repeat", metavar="ARCHIVE", type=click.Path(), help="A second run of the reference.")
 @click.option("--compute-dtype", metavar="DTYPE", help="Precision in which TGT computed, if it does not say.")
 @click.option("--only", metavar="GLOB", multiple=True, help="Compare only keys that match; may be repeated.")
@@ -79,8 +80,8 @@ def command(
 ) -> None:
     """Compare the tensors of TGT with those of REF, and name the first module where they part.
 
-    Tensors are paired by equal keys. Without --rtol and --atol the policy of specs/policy.md judges. Every
-    tensor of REF is required, but for what --exclude leaves out.
+    Tensors are paired by equal keys, or as --map says. Without --rtol and --atol the policy of
+    specs/policy.md judges. Every tensor of REF is required, but for what --exclude leaves out.
 
     \b
         tcap compare ref.h5 tgt.h5
@@ -140,12 +141,17 @@ def _compared(
     unfit = [name for name in _ON_ARCHIVES if options[name]]
     if named and unfit:
         raise click.UsageError(f"--{' and --'.join(unfit)} do not go with ::KEY.")
-    where, repeat = options.pop("where"), options.pop("repeat")
+    where, repeat, path = options.pop("where"), options.pop("repeat"), options.pop("map")
     with (
         open_archive(reference_path) as trusted,
         open_archive(target_path) as tested,
         open_archive(repeat) if repeat else nullcontext() as again,
     ):
+        if path:
+            from tensorcap.alignment.map_file import read_map
+            from tensorcap.alignment.mapped import mapped
+
+            trusted, tested = mapped(read_map(path), trusted, tested)
         with progress("comparing") as tell:
             if named:
                 keys = reference_key or named, target_key or named

@@ -1,0 +1,1 @@
+"""Which tensors of two runs belong together, and by which layout steps."""

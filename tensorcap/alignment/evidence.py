@@ -1,0 +1,238 @@
+"""Values as evidence: statistics that no change of layout alters, and how much their agreement proves.
+
+A tensor's *print* is its mean, l2, minimum and maximum. Transposing, squeezing or permuting it changes none
+of them; those of a concatenation follow from those of its parts. Runs drift apart, by rounding and more with
+depth, so agreement is measured by rank: how much nearer the nearest tensor is than the next one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.dtypes import Array
+from tensorcap_formats.errors import TensorcapError
+from tensorcap_formats.records import Record
+
+_FEW: Final = 8  # elements: a smaller tensor proves nothing
+_UNRELATED: Final = 0.1  # a usual distance of tensors that have nothing to do with each other
+_FREE: Final = 3  # numbers of a print that are independent of each other, taken low
+_MOST: Final = 20.0  # nats that one tensor may prove
+_MANY: Final = 3000  # prints of one size, above which only neighbours by l2 are looked at
+_NEIGHBOURS: Final = 48
+_ROUNDING: Final = {"float16": 2.0**-10, "bfloat16": 2.0**-8}  # of one rounding; float8 is coarser still
+_FLOAT8: Final = 2.0**-3
+_FLOAT32: Final = 2.0**-22
+
+
+@dataclass(frozen=True, slots=True)
+class Print:
+    """What of a tensor's values no change of layout alters.
+
+    Attributes:
+        size: Number of elements.
+        mean: Their mean.
+        l2: Root of the sum of their squares.
+        minimum: The smallest.
+        maximum: The largest.
+    """
+
+    size: int
+    mean: float
+    l2: float
+    minimum: float
+    maximum: float
+
+    @classmethod
+    def joined(cls, parts: Sequence[Print]) -> Print:
+        """The print of all elements of several tensors."""
+        size = sum(part.size for part in parts)
+        return cls(
+            size,
+            sum(part.mean * part.size for part in parts) / size,
+            math.sqrt(sum(part.l2**2 for part in parts)),
+            min(part.minimum for part in parts),
+            max(part.maximum for part in parts),
+        )
+
+    def distance(self, other: Print) -> float:
+        """How far the values are apart at least, relative to their size; infinite for other counts."""
+        if self.size != other.size:
+            return math.inf
+        return float(_distances(_row(self)[None], _row(other)[None])[0, 0])
+
+
+class Prints:
+    """The prints of an archive's records, and which of them have the same values.
+
+    Attributes:
+        rounding: Relative rounding of the coarsest dtype among the records asked for.
+    """
+
+    def __init__(self, archive: Archive, *, may_read: bool) -> None:
+        self._archive = archive
+        self._may_read = may_read
+        self._found: dict[int, Print | None] = {}
+        self.rounding = _FLOAT32
+
+    def of(self, record: Record) -> Print | None:
+        """A record's print; None where it proves nothing: few elements, all equal, not finite."""
+        if record.row not in self._found:
+            self._found[record.row] = self._print(record)
+        return self._found[record.row]
+
+    def _print(self, record: Record) -> Print | None:
+        statistics, size = record.statistics, record.size
+        if size < _FEW or record.dtype.packed > 1:
+            return None
+        if statistics is None and self._may_read and record.stored:
+            try:
+                statistics = self._archive.statistics(record)
+            except TensorcapError:
+                return None
+        if statistics is None or statistics.minimum is None or statistics.maximum is None:
+            return None
+        if statistics.mean is None or not statistics.l2 or statistics.minimum == statistics.maximum:
+            return None
+        if record.dtype.kind == "float":
+            coarse = _FLOAT8 if record.dtype.name.startswith("float8") else _FLOAT32
+            self.rounding = max(self.rounding, _ROUNDING.get(record.dtype.name, coarse))
+        numbers = (statistics.mean, statistics.l2, statistics.minimum, statistics.maximum)
+        return Print(size, *map(float, numbers))
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Two groups of equal values that are nearest to each other.
+
+    Attributes:
+        distance: Between them.
+        other: To the nearest that could be meant instead.
+        nats: What that proves: the logarithm of how seldom chance comes so near.
+    """
+
+    distance: float
+    other: float
+    nats: float
+
+
+def groups(prints: Mapping[str, Print], rounding: float) -> list[tuple[str, ...]]:
+    """Names whose prints are equal within rounding, such as a block's result and its last layer's."""
+    found: list[tuple[str, ...]] = []
+    by_size: dict[int, list[str]] = defaultdict(list)
+    for name, one in prints.items():
+        by_size[one.size].append(name)
+    for names in by_size.values():
+        names.sort(key=lambda name: (prints[name].l2, name))
+        rows = np.array([_row(prints[name]) for name in names])
+        parent = list(range(len(names)))
+
+        def root(i: int, parent: list[int] = parent) -> int:
+            while parent[i] != i:
+                parent[i] = parent[parent[i]]
+                i = parent[i]
+            return i
+
+        for step in range(1, len(names)):
+            near = np.abs(rows[step:, 2] - rows[:-step, 2]) <= rounding * rows[step:, 2]
+            if not near.any():
+                break
+            for i in np.flatnonzero(near).tolist():
+                if _distances(rows[i][None], rows[i + step][None])[0, 0] <= rounding:
+                    parent[root(i + step)] = root(i)
+        members: dict[int, list[str]] = defaultdict(list)
+        for i, name in enumerate(names):
+            members[root(i)].append(name)
+        found += [tuple(sorted(group)) for group in members.values()]
+    return sorted(found)
+
+
+def agreements(
+    reference: Sequence[Print], target: Sequence[Print], rounding: float
+) -> dict[tuple[int, int], Agreement]:
+    """Which prints of one side and the other are nearest to each other, by their places in the lists.
+
+    Args:
+        reference: Prints, no two equal within rounding.
+        target: The same of the other side.
+        rounding: Below which distances mean nothing.
+    """
+    found: dict[tuple[int, int], Agreement] = {}
+    sizes: list[dict[int, list[int]]] = [defaultdict(list), defaultdict(list)]
+    for side, prints in zip(sizes, (reference, target), strict=True):
+        for i, one in enumerate(prints):
+            side[one.size].append(i)
+    for size in sizes[0].keys() & sizes[1].keys():
+        ones, others = sizes[0][size], sizes[1][size]
+        rows, columns = (
+            np.array([_row(p) for p in some])
+            for some in ([reference[i] for i in ones], [target[i] for i in others])
+        )
+        right, right_next = _two_nearest(rows, columns)
+        left, left_next = _two_nearest(columns, rows)
+        for i, j in enumerate(right):
+            if left[j] != i:
+                continue
+            distance = float(_distances(rows[i][None], columns[j][None])[0, 0])
+            other = float(min(right_next[i], left_next[j], _UNRELATED))
+            nats = _FREE * math.log(max(other, rounding) / max(distance, rounding))
+            found[ones[i], others[j]] = Agreement(distance, other, min(max(nats, 0.0), _MOST))
+    return found
+
+
+def proof(distance: float, other: float, rounding: float) -> float:
+    """What a distance proves, in nats, where the next best is so far away."""
+    nats = _FREE * math.log(max(min(other, _UNRELATED), rounding) / max(distance, rounding))
+    return min(max(nats, 0.0), _MOST)
+
+
+def _row(one: Print) -> Array:
+    rms = one.l2 / math.sqrt(one.size)
+    return np.array([one.mean, rms, one.l2, one.minimum, one.maximum])
+
+
+def _distances(rows: Array, columns: Array) -> Array:
+    """Distances of all pairs: the largest of four, each relative to what it could be."""
+    a, b = rows[:, None, :], columns[None, :, :]
+    rms = np.maximum(a[..., 1], b[..., 1])
+    peak = np.maximum(np.abs(a[..., 3:]).max(-1), np.abs(b[..., 3:]).max(-1))
+    result: Array = np.abs(a[..., 1] - b[..., 1]) / rms
+    for i, scale in ((0, rms), (3, peak), (4, peak)):
+        np.maximum(result, np.abs(a[..., i] - b[..., i]) / scale, out=result)
+    return result
+
+
+def _two_nearest(rows: Array, columns: Array) -> tuple[Array, Array]:
+    """Of each row the nearest column, and the distance of the next."""
+    nearest = np.zeros(len(rows), np.int64)
+    second = np.full(len(rows), np.inf)
+    order = np.argsort(columns[:, 1], kind="stable")
+    places = np.searchsorted(columns[order, 1], rows[:, 1])
+    block = max(1, 2_000_000 // len(columns))
+    is_many = len(rows) * len(columns) > _MANY**2
+    for start in range(0, len(rows), 1 if is_many else block):
+        part = slice(start, start + (1 if is_many else block))
+        if is_many:
+            low = max(0, int(places[start]) - _NEIGHBOURS)
+            chosen = order[low : low + 2 * _NEIGHBOURS]
+        else:
+            chosen = np.arange(len(columns))
+        distances = _distances(rows[part], columns[chosen])
+        best = distances.argmin(1)
+        nearest[part] = chosen[best]
+        if len(chosen) > 1:
+            distances[np.arange(len(distances)), best] = np.inf
+            second[part] = distances.min(1)
+    return nearest, second
+
+
+def values_of(records: Iterable[Record], prints: Prints) -> Print | None:
+    """The print of several records together; None if one of them has none."""
+    found = [prints.of(record) for record in records]
+    return Print.joined([p for p in found if p]) if found and all(found) else None

@@ -1,0 +1,212 @@
+"""Map files: a mapping as TOML, made to be read and edited."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, cast, get_args
+
+from tensorcap.alignment.dims import Dims
+from tensorcap.alignment.mapping import (
+    Alignment,
+    Entry,
+    Evidence,
+    LeftOver,
+    parse_values,
+    values_text,
+)
+from tensorcap.alignment.tokens import How, TokenRule
+from tensorcap_formats.errors import ReadError, UsageError, WriteError, abbreviate
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_KINDS: Final = ("pair", "left_over")
+_PAIR: Final = ("reference", "target", "steps", "dims", "reference_dims", "evidence", "reason")
+_TOKENS: Final = ("step", "dims", "reference", "target")
+_LEFT: Final = ("side", "sites", "reason")
+
+
+def read_map(path: str | os.PathLike[str]) -> Alignment:
+    """Read a map file.
+
+    Raises:
+        ReadError: It cannot be read, or is no TOML.
+        UsageError: An entry makes no sense; the message says at which line it begins.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        tables = tomllib.loads(text)
+    except OSError as error:
+        raise ReadError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ReadError(f"{path}: is no TOML: {error}") from error
+    for name in tables:
+        if name not in (*_KINDS, "tokens"):
+            raise UsageError(f"{path}: has a table {name!r}, expected [[pair]], [[left_over]] and [tokens]")
+    places = {kind: _lines(text, kind) for kind in _KINDS}
+    entries = [_entry(table, f"{path}:{line}") for table, line in _tables(path, tables, "pair", places)]
+    left = [_left(table, f"{path}:{line}") for table, line in _tables(path, tables, "left_over", places)]
+    if not entries:
+        raise UsageError(f"{path}: has no [[pair]]")
+    rule = _token_rule(tables["tokens"], f"{path}: [tokens]") if "tokens" in tables else None
+    return Alignment(tuple(entries), tuple(left), rule)
+
+
+def write_map(
+    alignment: Alignment, path: str | os.PathLike[str], *, title: str = "", replace: bool = False
+) -> None:
+    """Write a map file.
+
+    Args:
+        alignment: What to write.
+        path: Where to.
+        title: Lines that stand first, as a comment.
+        replace: Whether a file that is there may be replaced.
+
+    Raises:
+        WriteError: A file is there, or it cannot be written.
+    """
+    try:
+        with open(path, "w" if replace else "x", encoding="utf-8") as file:
+            file.write(map_text(alignment, title=title))
+    except FileExistsError:
+        raise WriteError(f"{path}: is there already", hint="Replace it with --force.") from None
+    except OSError as error:
+        raise WriteError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def map_text(alignment: Alignment, *, title: str = "") -> str:
+    """A map file's text, which `read_map` reads back."""
+    blocks = ["\n".join(f"# {line}".rstrip() for line in title.splitlines())] if title else []
+    if alignment.tokens is not None:
+        blocks.append(_rule_text(alignment.tokens))
+    for entry in alignment.entries:
+        lines = ["[[pair]]", f"reference = {_places(entry.reference)}", f"target = {_places(entry.target)}"]
+        lines += [f"{name} = {_quoted(values_text(values))}" for name, values in entry.variables.items()]
+        if entry.steps:
+            lines.append(f"steps = [{', '.join(map(_quoted, entry.steps))}]")
+        for name, dims in (("dims", entry.dims), ("reference_dims", entry.reference_dims)):
+            lines += [f"{name} = {_quoted(dims)}"] if dims else []
+        lines.append(f"evidence = {_quoted(entry.evidence)}")
+        if entry.reason:
+            lines.append(f"reason = {_quoted(entry.reason)}")
+        blocks.append("\n".join(lines))
+    for left in alignment.left_over:
+        sites = f"[{', '.join(map(_quoted, left.places))}]"
+        blocks.append(
+            f"[[left_over]]\nside = {_quoted(left.side)}\nsites = {sites}\nreason = {_quoted(left.reason)}"
+        )
+    return "\n\n".join(blocks) + "\n"
+
+
+def _rule_text(rule: TokenRule) -> str:
+    lines = ["[tokens]", f"step = {_quoted(rule.step)}"]
+    lines += [f"dims = {_quoted(rule.dims)}"] if rule.dims else []
+    for name, places in (("reference", rule.reference), ("target", rule.target)):
+        inner = ", ".join(f"{role} = {_quoted(place)}" for role, place in places.items())
+        lines += [f"{name} = {{ {inner} }}"] if places else []
+    return "\n".join(lines)
+
+
+def _places(places: tuple[str, ...]) -> str:
+    return _quoted(places[0]) if len(places) == 1 else f"[{', '.join(map(_quoted, places))}]"
+
+
+def _quoted(text: str) -> str:
+    """A TOML string; a literal one where the text has quotes of its own."""
+    if '"' in text and "'" not in text and text.isprintable():
+        return f"'{text}'"
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _lines(text: str, kind: str) -> list[int]:
+    """The line numbers at which tables of a kind begin."""
+    header = re.compile(rf"\s*\[\[\s*{kind}\s*\]\]")
+    return [number for number, line in enumerate(text.splitlines(), 1) if header.match(line)]
+
+
+def _tables(
+    path: object, tables: Mapping[str, Any], kind: str, lines: Mapping[str, list[int]]
+) -> Iterator[tuple[Mapping[str, Any], int]]:
+    found = tables.get(kind, [])
+    if not isinstance(found, list) or not all(isinstance(table, dict) for table in found):
+        raise UsageError(f"{path}: {kind} is no list of tables, expected [[{kind}]]")
+    for i, table in enumerate(found):
+        yield table, lines[kind][i] if i < len(lines[kind]) else 1
+
+
+def _entry(table: Mapping[str, Any], where: str) -> Entry:
+    reference, target = (_texts(table, name, where) for name in ("reference", "target"))
+    variables = {}
+    for name, value in table.items():
+        if name in _PAIR:
+            continue
+        try:
+            listed = value if isinstance(value, (list, str)) else str(value)
+            variables[name] = parse_values(listed if isinstance(listed, str) else ",".join(map(str, listed)))
+        except UsageError as error:
+            raise UsageError(f"{where}: {name}: {error}") from None
+    evidence = table.get("evidence", "user")
+    if evidence not in get_args(Evidence):
+        raise UsageError(f"{where}: evidence {evidence!r}, expected one of {', '.join(get_args(Evidence))}")
+    steps = _texts(table, "steps", where) if "steps" in table else ()
+    reason, dims, reference_dims = (
+        _text(table, name, where) for name in ("reason", "dims", "reference_dims")
+    )
+    kind = cast("Evidence", evidence)
+    entry = Entry(reference, target, variables, steps, kind, reason, where, dims, reference_dims)
+    entry.layout()
+    entry.axes()
+    next(entry.expanded(), None)
+    return entry
+
+
+def _token_rule(table: object, where: str) -> TokenRule:
+    if not isinstance(table, dict):
+        raise UsageError(f"{where}: expected a table")
+    for name in table:
+        if name not in _TOKENS:
+            raise UsageError(f"{where}: has {name!r}, expected {', '.join(_TOKENS)}")
+    sides = [table.get(name, {}) for name in ("reference", "target")]
+    for side in sides:
+        if not isinstance(side, dict) or not all(isinstance(place, str) for place in side.values()):
+            raise UsageError(f"{where}: found {abbreviate(repr(side))}, expected places by role")
+    step, dims = (_text(table, name, where) for name in ("step", "dims"))
+    try:
+        Dims.parse(dims)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}", hint=error.hint) from None
+    return TokenRule(cast("How", step), dims, *sides)
+
+
+def _left(table: Mapping[str, Any], where: str) -> LeftOver:
+    for name in table:
+        if name not in _LEFT:
+            raise UsageError(f"{where}: has {name!r}, expected {', '.join(_LEFT)}")
+    side = table.get("side")
+    if side not in ("reference", "target"):
+        raise UsageError(f"{where}: side {side!r}, expected 'reference' or 'target'")
+    return LeftOver(side, _texts(table, "sites", where), _text(table, "reason", where))
+
+
+def _texts(table: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
+    value = table.get(name)
+    listed = [value] if isinstance(value, str) else value
+    if not isinstance(listed, list) or not listed or not all(isinstance(v, str) and v for v in listed):
+        found = "nothing" if value is None else abbreviate(repr(value))
+        raise UsageError(f"{where}: {name}: found {found}, expected a text or a list of texts")
+    return tuple(listed)
+
+
+def _text(table: Mapping[str, Any], name: str, where: str) -> str:
+    value = table.get(name, "")
+    if not isinstance(value, str):
+        raise UsageError(f"{where}: {name}: found {abbreviate(repr(value))}, expected a text")
+    return value

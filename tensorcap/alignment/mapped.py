@@ -1,0 +1,142 @@
+"""The target as the reference would name it: an archive whose records are made of another's by a mapping."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tensorcap.alignment.gathered import GatheredArchive
+from tensorcap.alignment.linking import Link
+from tensorcap.alignment.mapping import Alignment
+from tensorcap.alignment.resolution import resolve
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.dtypes import Array
+from tensorcap_formats.errors import ReadError, UsageError
+from tensorcap_formats.keys import Key, inner_site
+from tensorcap_formats.records import Record
+
+_UNMAPPED = "unmapped"  # stands before the site of a record that nothing was mapped to
+
+
+class MappedArchive(Archive):
+    """A target under the reference's keys, its tensors in the reference's layout.
+
+    A record that is only renamed keeps its statistics and digest. Any other is made, when it is read, of
+    the tensors that its steps take, and has neither. A record of the target that is part of no link keeps
+    its key, unless that is the key of a record of the reference that a link makes: then it gets another.
+
+    Attributes:
+        sources: The target's records behind each record, by key text.
+        links: The link that made it, by key text.
+    """
+
+    def __init__(self, reference: Archive, target: Archive, links: Sequence[Link]) -> None:
+        self._target = target
+        self.sources: dict[str, tuple[Record, ...]] = {}
+        self.links: dict[str, Link] = {}
+        self._parts: dict[str, int] = {}
+        self._kept: tuple[Link, list[Array]] | None = None  # of the last link whose tensors were read
+        records = self._linked(links)
+        taken = set(self.sources)
+        used = {source.key.text for sources in self.sources.values() for source in sources}
+        for record in target.records:
+            if record.key.text in used:
+                continue
+            key = _elsewhere(record.key) if record.key.text in taken else record.key
+            records.append(replace(record, key=key))
+            self.sources[key.text] = (record,)
+        records.sort(key=lambda record: record.order)
+        super().__init__(
+            target.path,
+            target.container,
+            [replace(record, row=row) for row, record in enumerate(records)],
+            is_foreign=target.is_foreign,
+            is_ordered=target.is_ordered,
+            is_complete=target.is_complete,
+            run=_renamed(target.run, links),
+            values=target.values,
+            algorithm=target.algorithm,
+            trusts_digests=target.trusts_digests,
+            skipped=target.skipped,
+        )
+        self.is_direct = target.is_direct and all(link.is_renaming for link in links)
+
+    def _linked(self, links: Sequence[Link]) -> list[Record]:
+        records = []
+        for link in links:
+            made = zip(link.reference, link.shapes, link.dtypes, strict=True)
+            for part, (own, shape, dtype) in enumerate(made):
+                text = own.key.text
+                self.links[text], self._parts[text] = link, part
+                if link.is_renaming:
+                    self.sources[text] = (link.target[part],)
+                    records.append(replace(link.target[part], key=own.key))
+                else:
+                    self.sources[text] = link.target
+                    source, stored = link.target[0], all(record.stored for record in link.target)
+                    record = replace(source, key=own.key, dtype=dtype, shape=shape, stored=stored)
+                    records.append(replace(record, digest="", statistics=None))
+        return records
+
+    def remark(self, record: Record) -> str:
+        """What is to be known of the tensors behind it."""
+        text = record.key.text
+        said = [self._target.remark(source) for source in self.sources[text]]
+        said += [self.links[text].remark] if text in self.links else []
+        return "; ".join(dict.fromkeys(remark for remark in said if remark))
+
+    def close(self) -> None:
+        """Let go of the tensors; the target stays open, it is the caller's."""
+        self._kept = None
+
+    def _read_flat(self, record: Record, start: int, out: Array) -> None:
+        text = record.key.text
+        link = self.links.get(text)
+        if link is None or link.is_renaming:
+            self._target.read_into(self.sources[text][0], start, out)
+            return
+        kept = self._kept  # another thread may set it
+        if kept is None or kept[0] is not link:
+            try:
+                made = link.made(self._target.read)
+            except UsageError as error:
+                raise ReadError(f"{self.path}: {text}: {error}", hint=error.hint) from None
+            kept = self._kept = link, [array.reshape(-1) for array in made]
+        out[:] = kept[1][self._parts[text]][start : start + out.size]
+
+
+def _elsewhere(key: Key) -> Key:
+    return replace(key, site=inner_site(_UNMAPPED, key.site)) if key.slot else Key(f"{_UNMAPPED}:{key.site}")
+
+
+def _renamed(run: Mapping[str, Any], links: Sequence[Link]) -> dict[str, Any]:
+    """The run's metadata with the reference's names for sites that are one of the reference's."""
+    names: dict[str, str] = {}
+    for link in links:
+        if len(link.reference) == len(link.target) == 1:
+            names.setdefault(link.target[0].key.site, link.reference[0].key.site)
+    renamed = dict(run)
+    for listing, field in (("points", "site"), ("modules", "path")):
+        entries = run.get(listing)
+        if isinstance(entries, list):
+            renamed[listing] = [
+                {**entry, field: names.get(str(entry.get(field)), entry.get(field))}
+                for entry in entries
+                if isinstance(entry, dict)
+            ]
+    return renamed
+
+
+def mapped(alignment: Alignment, reference: Archive, target: Archive) -> tuple[Archive, Archive]:
+    """Both sides as `compare` takes them: the target under the reference's keys and in its layout.
+
+    Returns:
+        The reference, reduced to the tokens that both sides have where the mapping matches tokens, and the
+        target. They read from the archives given, which the caller closes.
+
+    Raises:
+        UsageError: An entry of the mapping does not fit the archives.
+    """
+    links = resolve(alignment, reference, target)
+    return GatheredArchive(reference, links), MappedArchive(reference, target, links)

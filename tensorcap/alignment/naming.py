@@ -1,0 +1,55 @@
+"""Names that mean the same: without what wrappers add, or by rules; of roles, apart from their numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from tensorcap.alignment.roles import Index, Role
+
+Canonical = Callable[[str], str]
+
+_WRAPPERS: Final = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod|base_model\.model)\.")
+_MARK: Final = 1_000_000  # stands for a number of a role; rules may add to it
+
+
+class Naming(Protocol):
+    """What makes names of different ecosystems equal."""
+
+    def canonical(self, site: str) -> str:
+        """The name that sites of one meaning share."""
+        ...
+
+
+def plain_name(site: str) -> str:
+    """A site's name without what wrappers put before it, and without doubled components.
+
+    Example:
+        >>> plain_name("module._orig_mod.layers.2.o_proj.o_proj")
+        'layers.2.o_proj'
+    """
+    before = ""
+    while before != site:
+        before, site = site, _WRAPPERS.sub("", site)
+    parts = site.split(".")
+    return ".".join(part for i, part in enumerate(parts) if i == 0 or part != parts[i - 1])
+
+
+def name_of(role: Role, canonical: Canonical) -> tuple[str, Index]:
+    """A role's name, with `{0}` … for its numbers, and what is added to each of them.
+
+    Example:
+        >>> name_of(Role("blocks.{0}.mlp"), lambda site: site.replace("blocks", "layers"))
+        ('layers.{0}.mlp', (0,))
+    """
+    added: dict[int, int] = {}
+
+    def unmark(found: re.Match[str]) -> str:
+        number = round(int(found[0]) / _MARK) - 1
+        added[number] = int(found[0]) - (number + 1) * _MARK
+        return f"{{{number}}}"
+
+    marked = re.sub(r"\{(\d+)\}", lambda found: str((int(found[1]) + 1) * _MARK), role.name)
+    name = re.sub(r"\d{6,}", unmark, canonical(marked))
+    return name, tuple(added[number] for number in sorted(added))

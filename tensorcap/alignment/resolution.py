@@ -1,0 +1,200 @@
+"""From places to records: which tensors of the target make which tensors of the reference."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from tensorcap.alignment.linking import Gatherings, Link, LinkMaker
+from tensorcap.alignment.mapping import Alignment, Entry
+from tensorcap.alignment.tokens import TokenAlignment
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.keys import Key
+from tensorcap_formats.records import Record
+
+# What the main tensor of a structured result is called, the first that is there (a block's hidden states).
+_MAIN: Final = ("output", "output.hidden_states", "output.last_hidden_state", "output.0", "output.logits")
+
+_RANK: Final = re.compile(r"rank[1-9][0-9]*/")
+
+
+class _Side:
+    """The records of one archive by site."""
+
+    def __init__(self, archive: Archive) -> None:
+        self.archive = archive
+        self._by_site: dict[str, list[Record]] = {}
+        for record in archive.records:
+            site = record.key.site if record.key.is_bare else _ranked(record.key.rank, record.key.site)
+            self._by_site.setdefault(site, []).append(record)
+        self._ranks = sorted({record.key.rank for record in archive.records})
+
+    def places(self, place: str) -> list[tuple[str, str]]:
+        """Site, with its rank, and slot of a place; several for `rank*/`."""
+        head, slash, rest = place.partition("/")
+        if head == "rank*" and slash:
+            return [self._place(_ranked(rank, rest)) for rank in self._ranks]
+        return [self._place(place)]
+
+    def _place(self, place: str) -> tuple[str, str]:
+        if place in self._by_site:
+            return place, ""
+        found = _RANK.match(place)
+        site, _, slot = place[found.end() if found else 0 :].partition("/")
+        return (found[0] if found else "") + site, slot
+
+    def of(self, site: str) -> list[Record]:
+        """The records of a site, those of a shared module under any of its names."""
+        found = self._by_site.get(site)
+        if found is None:
+            aliases = self.archive.run.get("aliases") or {}
+            found = self._by_site.get(aliases.get(site, site), [])
+        return found
+
+
+def _ranked(rank: int, site: str) -> str:
+    return f"rank{rank}/{site}" if rank else site
+
+
+def resolve(alignment: Alignment, reference: Archive, target: Archive) -> list[Link]:
+    """Find the records of all entries, and check their shapes; no tensor is read, save ids and masks.
+
+    Raises:
+        UsageError: An entry fits no record of a side; the shapes contradict its steps; it maps a record that
+            another one maps already; or tokens are to be matched and cannot be.
+        ReadError: Ids or masks cannot be read.
+    """
+    sides = _Side(reference), _Side(target)
+    gatherings = Gatherings(alignment.tokens, reference, target)
+    links: list[Link] = []
+    mapped: dict[str, Entry] = {}
+    for entry in alignment.entries:
+        making, found, seen = LinkMaker(entry, gatherings.of(entry)), 0, [False, False]
+        for names in entry.expanded():
+            placed = [
+                [place for name in side_names for place in side.places(name)]
+                for side, side_names in zip(sides, names, strict=True)
+            ]
+            for i, side in enumerate(sides):
+                seen[i] |= any(side.of(site) for site, _ in placed[i])
+            for ours, theirs in _groups(sides, placed[0], placed[1], making.steps):
+                link = making.link(ours, theirs)
+                if link is None:
+                    continue
+                for record in link.reference:
+                    before = mapped.setdefault(record.key.text, entry)
+                    if before is not entry:
+                        raise entry.refuse(
+                            f"{record.key.text} is mapped already"
+                            + (f", at {before.where}" if before.where else f" by {before.text}")
+                        )
+                links.append(link)
+                found += 1
+        if not found:
+            lacking = [
+                name for name, is_there in zip(("reference", "target"), seen, strict=True) if not is_there
+            ]
+            if lacking:
+                raise entry.refuse(f"fits no record of the {' and none of the '.join(lacking)}")
+            raise entry.refuse("both sides have records there, but none with the same step and call")
+    return links
+
+
+def token_alignments(alignment: Alignment, reference: Archive, target: Archive) -> list[TokenAlignment]:
+    """Which tokens `resolve` compares with which, and what is left over; empty where positions are the same.
+
+    Raises:
+        UsageError: Tokens are to be matched and cannot be.
+        ReadError: Ids or masks cannot be read.
+    """
+    gatherings = Gatherings(alignment.tokens, reference, target)
+    found = [gatherings.of(entry) for entry in alignment.entries]
+    return [gathering.tokens for gathering in dict.fromkeys(found) if gathering is not None]
+
+
+def _groups(
+    sides: tuple[_Side, _Side],
+    reference: Sequence[tuple[str, str]],
+    target: Sequence[tuple[str, str]],
+    steps_of: Callable[[int], tuple[int, ...]],
+) -> Iterable[tuple[tuple[Record, ...], list[tuple[Record, ...]]]]:
+    """Records of all places, for each step and call of the reference and the target's steps for it."""
+    left = [_calls(sides[0].of(site), slot) for site, slot in reference]
+    right = [_calls(sides[1].of(site), slot) for site, slot in target]
+    if not left or not right:
+        return
+    for (step, call), slots in left[0].items():
+        calls = [(other, call) for other in steps_of(step)]
+        if not all((step, call) in found for found in left) or not calls:
+            continue
+        if not all(other in found for other in calls for found in right):
+            continue
+        if len(left) == len(right) == 1:
+            theirs = [right[0][other] for other in calls]
+            for one, first in pair_slots(slots, theirs[0]):
+                rest = [found.get(first.key.slot) for found in theirs[1:]]
+                if all(rest):
+                    yield (one,), [(first,), *((record,) for record in rest if record)]
+        else:
+            ones = [main_of(found[step, call]) for found in left]
+            others = [[main_of(found[other]) for found in right] for other in calls]
+            if all(ones) and all(record for run in others for record in run):
+                yield tuple(filter(None, ones)), [tuple(filter(None, run)) for run in others]
+
+
+def _calls(records: Iterable[Record], slot: str) -> dict[tuple[int, int], dict[str, Record]]:
+    """Records by step and call, then by slot; of one slot only, if one is named."""
+    found: dict[tuple[int, int], dict[str, Record]] = {}
+    for record in records:
+        key: Key = record.key
+        if not slot or key.slot == slot:
+            found.setdefault((key.step, key.call), {})[key.slot] = record
+    return found
+
+
+def main_of(slots: dict[str, Record]) -> Record | None:
+    """The one record there is, or the main result of a call."""
+    if len(slots) == 1:
+        return next(iter(slots.values()))
+    return next((slots[name] for name in _MAIN if name in slots), None)
+
+
+def pair_slots(reference: dict[str, Record], target: dict[str, Record]) -> list[tuple[Record, Record]]:
+    """Pair what two calls took and gave.
+
+    Equal names belong together. Of what is left, one result and one argument on each side do: the main
+    result, and an argument that alone is left, or alone has its shape.
+    """
+    pairs = [(record, target[name]) for name, record in reference.items() if name in target]
+    for kind in ("output", "input"):
+        ones, others = (
+            {n: r for n, r in side.items() if n.partition(".")[0] == kind and n not in other}
+            for side, other in ((reference, target), (target, reference))
+        )
+        if len(reference) == len(target) == 1 and not pairs:
+            return [(next(iter(reference.values())), next(iter(target.values())))]
+        if len(ones) == len(others) == 1:
+            pairs.append((next(iter(ones.values())), next(iter(others.values()))))
+        elif kind == "output":
+            one, other = main_of(ones), main_of(others)
+            if one is not None and other is not None:
+                pairs.append((one, other))
+        else:
+            pairs += _by_shape(ones.values(), others.values())
+    return pairs
+
+
+def _by_shape(reference: Iterable[Record], target: Iterable[Record]) -> list[tuple[Record, Record]]:
+    """Pairs of records whose shape and dtype no other record of their side has."""
+    sides = []
+    for records in (reference, target):
+        by_shape: dict[tuple[tuple[int, ...], str], list[Record]] = {}
+        for record in records:
+            by_shape.setdefault((record.shape, record.dtype.kind), []).append(record)
+        sides.append(by_shape)
+    return [
+        (found[0], sides[1][shape][0])
+        for shape, found in sides[0].items()
+        if len(found) == 1 and len(sides[1].get(shape, ())) == 1
+    ]

@@ -1,0 +1,249 @@
+"""What a run was fed, as sequences of tokens: which are padding, which go on, and where each lies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.dtypes import Array
+from tensorcap_formats.errors import UsageError
+from tensorcap_formats.keys import ROOT_SITE
+from tensorcap_formats.records import Record
+
+ROLES: Final[Mapping[str, tuple[str, ...]]] = {  # names of the root module's inputs, the first there is
+    "ids": ("input_ids", "token_ids", "tokens", "ids", "inputs_embeds"),
+    "mask": ("attention_mask", "padding_mask", "mask"),
+    "positions": ("position_ids", "positions", "input_pos", "cache_position"),
+    "starts": ("cu_seqlens", "cu_seq_lens_q", "cu_seqlens_q", "query_start_loc"),
+}
+_KEPT: Final = ("logits_to_keep", "num_logits_to_keep")  # arguments: of how many last tokens logits are made
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSequence:
+    """The valid tokens of one sequence, in their order.
+
+    Attributes:
+        ids: Their ids; None where none were captured.
+        steps: The step in which each was fed.
+        cells: Its number among the tokens of that step, padding counted, row by row.
+    """
+
+    ids: Array | None
+    steps: Array
+    cells: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The tokens of a run.
+
+    Attributes:
+        grids: For each step rows and positions, or the number of tokens where sequences follow each other.
+        sequences: In the order of first steps and rows.
+        padding: How many cells hold no valid token.
+        last_only: Steps in which the model was told to give logits of the last token of each row only.
+        has_bounds: Whether it is known where sequences begin; else there is one, which may be several.
+        where: The archive, for messages.
+    """
+
+    grids: Mapping[int, tuple[int, ...]]
+    sequences: tuple[TokenSequence, ...]
+    padding: int
+    last_only: frozenset[int]
+    has_bounds: bool
+    where: str
+
+    @classmethod
+    def of(cls, archive: Archive, places: Mapping[str, str] | None = None) -> Tokens:
+        """Read them from what the root module was given: ids, mask, positions, starts of sequences.
+
+        Args:
+            archive: The run.
+            places: `SITE/SLOT` of what goes by another name than the usual ones, by role.
+
+        Raises:
+            UsageError: There are no tokens; or the shapes of ids and masks do not go together.
+            ReadError: They cannot be read.
+        """
+        steps = _inputs(archive, places or {})
+        if not steps:
+            raise UsageError(
+                f"{archive.path}: has no tokens, expected @root/input.input_ids or the like",
+                hint="Say in the map file's [tokens] which record holds the ids.",
+            )
+        run = _Run(archive)
+        for step, records in steps.items():
+            run.add(step, records)
+        return run.tokens()
+
+    @property
+    def count(self) -> int:
+        """The number of valid tokens."""
+        return sum(len(sequence.cells) for sequence in self.sequences)
+
+    def last_cells(self, step: int) -> Array:
+        """The last valid token of each sequence in a step, in the order of the sequences."""
+        found = [sequence.cells[sequence.steps == step] for sequence in self.sequences]
+        return np.array([cells[-1] for cells in found if len(cells)], np.int64)
+
+
+@dataclass(slots=True)
+class _Growing:
+    """A sequence as far as it has been read."""
+
+    ids: list[Array] = field(default_factory=list)
+    steps: list[Array] = field(default_factory=list)
+    cells: list[Array] = field(default_factory=list)
+
+
+class _Run:
+    """Steps of a run, read one after the other."""
+
+    def __init__(self, archive: Archive) -> None:
+        self._archive = archive
+        self._grids: dict[int, tuple[int, ...]] = {}
+        self._all: list[_Growing] = []
+        self._last: list[_Growing] = []  # of the prompt that the last step belongs to
+        self._width = 0  # positions fed to them so far, padding counted
+        self._padding = 0
+        self._has_bounds = True
+
+    def add(self, step: int, records: Mapping[str, Record]) -> None:
+        """Read one step."""
+        grid, ids = self._ids(records["ids"])
+        mask, positions = (self._of(records, role) for role in ("mask", "positions"))
+        goes_on = self._goes_on(records, grid, mask, positions)
+        valid = np.ones(grid, np.bool_) if mask is None else mask[..., mask.shape[-1] - grid[-1] :] != 0
+        rows = self._rows(records, grid, None if mask is not None else positions, goes_on=goes_on)
+        if not goes_on:
+            self._last, self._width = [_Growing() for _ in rows], 0
+            self._all += self._last
+        self._width += grid[-1]
+        self._grids[step] = grid
+        self._padding += int(valid.size - valid.sum())
+        for sequence, cells in zip(self._last, rows, strict=True):
+            kept = cells[valid.reshape(-1)[cells]]
+            sequence.cells.append(kept)
+            sequence.steps.append(np.full(len(kept), step))
+            if ids is not None:
+                sequence.ids.append(ids.reshape(-1)[kept])
+
+    def tokens(self) -> Tokens:
+        """All that was read."""
+        sequences = tuple(
+            TokenSequence(
+                np.concatenate(s.ids) if len(s.ids) == len(s.cells) else None,
+                np.concatenate(s.steps),
+                np.concatenate(s.cells),
+            )
+            for s in self._all
+        )
+        values = self._archive.values
+        last = {
+            step
+            for step in self._grids
+            if any(values.get(f"{step}/{ROOT_SITE}/input.{name}") == 1 for name in _KEPT)
+        }
+        where = str(self._archive.path)
+        return Tokens(self._grids, sequences, self._padding, frozenset(last), self._has_bounds, where)
+
+    def _ids(self, record: Record) -> tuple[tuple[int, ...], Array | None]:
+        """Rows and positions, and the ids; none for embeddings."""
+        if record.dtype.kind in ("int", "uint") and len(record.shape) in (1, 2):
+            return record.shape, self._archive.load(record)
+        if record.dtype.kind == "float" and len(record.shape) == 3:
+            return record.shape[:2], None
+        raise self._refuse(record, "expected ids of (batch, token) or (token), or embeddings")
+
+    def _of(self, records: Mapping[str, Record], role: str) -> Array | None:
+        return self._archive.load(records[role]) if role in records else None
+
+    def _goes_on(
+        self,
+        records: Mapping[str, Record],
+        grid: tuple[int, ...],
+        mask: Array | None,
+        positions: Array | None,
+    ) -> bool:
+        """Whether a step goes on with the sequences of the step before."""
+        if mask is not None:
+            record, width = records["mask"], mask.shape[-1] if mask.ndim else 0
+            if mask.shape[:-1] != grid[:-1] or width not in (grid[-1], self._width + grid[-1]):
+                before = f" after {self._width}" if self._width else ""
+                raise self._refuse(record, f"expected a mask of the tokens {list(grid)}{before}")
+            if not np.isin(mask, (0, 1)).all():
+                raise self._refuse(record, "expected ones and zeros")
+            return width > grid[-1]
+        if not self._last:
+            return False
+        if positions is None:
+            return math.prod(grid) == len(self._last)
+        first = positions.reshape(-1, positions.shape[-1])[:, 0] if positions.ndim else positions.reshape(1)
+        if (first > 0).all() != (first > 0).any():
+            raise self._refuse(records["positions"], "begins some sequences and goes on with others")
+        return bool((first > 0).all())
+
+    def _rows(
+        self, records: Mapping[str, Record], grid: tuple[int, ...], positions: Array | None, *, goes_on: bool
+    ) -> list[Array]:
+        """The cells of each sequence."""
+        count = math.prod(grid)
+        cells = np.arange(count)
+        if len(grid) == 2 and grid[0] != 1:
+            found = list(cells.reshape(grid))
+        elif goes_on and count == len(self._last):
+            found = list(cells[:, None])
+        else:
+            starts = self._starts(records, count, positions)
+            self._has_bounds &= starts is not None or len(grid) == 2
+            found = np.split(cells, starts or [])
+        if goes_on and len(found) != len(self._last):
+            raise self._refuse(
+                records["ids"], f"goes on with {len(found)} sequences, expected the {len(self._last)} before"
+            )
+        return found
+
+    def _starts(self, records: Mapping[str, Record], count: int, positions: Array | None) -> list[int] | None:
+        """Where sequences begin that follow each other, but the first; None where that is not known."""
+        if "starts" in records:
+            bounds = self._archive.load(records["starts"]).reshape(-1)
+            if bounds.size < 2 or bounds[0] != 0 or bounds[-1] != count or (np.diff(bounds) < 1).any():
+                raise self._refuse(records["starts"], f"expected rising numbers from 0 to {count}")
+            return [int(start) for start in bounds[1:-1]]
+        if positions is None or positions.size != count or not count:
+            return None
+        flat = positions.reshape(-1)
+        if flat[0] != 0:
+            return None
+        begins = np.flatnonzero(flat == 0)
+        counted = np.arange(count) - np.repeat(begins, np.diff([*begins, count]))
+        return [int(start) for start in begins[1:]] if np.array_equal(counted, flat) else None
+
+    def _refuse(self, record: Record, reason: str) -> UsageError:
+        shape, dtype = list(record.shape), record.dtype.name
+        return UsageError(f"{self._archive.path}: {record.key.text}: {dtype} {shape}, {reason}")
+
+
+def _inputs(archive: Archive, places: Mapping[str, str]) -> dict[int, dict[str, Record]]:
+    """By step the records of each role; steps that have ids."""
+    found: dict[int, dict[str, Record]] = {}
+    by_place: dict[str, list[Record]] = {}
+    for record in archive.records:
+        key = record.key
+        if key.rank == key.call == 0 and record.stored:
+            by_place.setdefault(key.site if key.is_bare else f"{key.site}/{key.slot}", []).append(record)
+    for role, names in ROLES.items():
+        usual = [f"{ROOT_SITE}/input.{name}" for name in names]
+        for place in [places[role]] if role in places else usual:
+            for record in by_place.get(place, ()):
+                found.setdefault(record.key.step, {}).setdefault(role, record)
+    for role, place in places.items():
+        if not any(role in records for records in found.values()):
+            raise UsageError(f"{archive.path}: has no {place!r}, which [tokens] names as the {role}")
+    return {step: records for step, records in sorted(found.items()) if "ids" in records}

@@ -1,0 +1,83 @@
+"""One archive as the matching sees it: roles, prints of what sites gave, sites with equal values."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from tensorcap.alignment.evidence import Print, Prints, groups, values_of
+from tensorcap.alignment.roles import Index, roles_of
+from tensorcap.alignment.survey import Survey
+from tensorcap_formats.records import Record
+
+
+class Side:
+    """One archive as the matching sees it.
+
+    Attributes:
+        roles: By name.
+        prints: Of the results, by site.
+        groups: Sites whose results are equal.
+        group_of: The number of each site's group.
+        rounding: Of the coarsest dtype.
+    """
+
+    def __init__(self, survey: Survey, prints: Prints, *, uses_values: bool) -> None:
+        self.roles = roles_of(survey)
+        self.by_site = {
+            m.site: (role, index) for role in self.roles.values() for index, m in role.members.items()
+        }
+        self._prints = prints
+        self._takers: dict[str, list[str]] = defaultdict(list)
+        for site, (role, index) in self.by_site.items():
+            for record in role.members[index].arguments.values():
+                if record.digest:
+                    self._takers[record.digest].append(site)
+        self.prints: dict[str, Print] = {}
+        if uses_values:
+            for site in self.by_site:
+                found = values_of(_distinct(self.records(site)), prints)
+                if found is not None:
+                    self.prints[site] = found
+        self.rounding = prints.rounding
+        self.group(self.rounding)
+
+    def group(self, rounding: float) -> None:
+        """Find the sites whose results are equal within so much."""
+        self.groups = groups(self.prints, rounding)
+        self.group_of = {site: i for i, group in enumerate(self.groups) for site in group}
+
+    def site(self, role: str, index: Index) -> str:
+        """The site of a member."""
+        return self.roles[role].members[index].site
+
+    def records(self, site: str) -> tuple[Record, ...]:
+        """What a site gave: one tensor, or one of each rank where they are not all equal."""
+        role, index = self.by_site[site]
+        member = role.members[index]
+        is_shared = len({(r.digest, r.shape) for r in member.shards}) == 1 and member.shards[0].digest
+        if member.shards and not is_shared:
+            return member.shards
+        return (member.result,) if member.result else ()
+
+    def takers(self, site: str) -> list[str]:
+        """The sites that were given what a site gave."""
+        return self._takers.get(self.records(site)[0].digest, [])
+
+    def order(self, site: str) -> int:
+        """When a site gave its first result."""
+        return self.records(site)[0].order
+
+    def arguments(self, role: str, index: Index) -> list[Print]:
+        """Prints of what a member was given."""
+        found = (self._prints.of(record) for record in self.roles[role].members[index].arguments.values())
+        return [one for one in found if one is not None]
+
+
+def _distinct(records: Sequence[Record]) -> list[Record]:
+    """Records without the copies of the one before, such as KV heads that several ranks hold."""
+    return [
+        record
+        for i, record in enumerate(records)
+        if i == 0 or not record.digest or record.digest != records[i - 1].digest
+    ]

@@ -1,0 +1,178 @@
+"""What one archive says of its sites, folded over indices: forty templates instead of ten thousand sites.
+
+A site's name is folded by its numbers: `model.layers.3.mlp` is the member `("3",)` of the template
+`model.layers.{0}.mlp`. Members of a template have one role, so a mapping is found between templates, and a
+table of numbers tells which member is which.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tensorcap.alignment.resolution import main_of
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.keys import module_site
+from tensorcap_formats.records import Record
+
+Index = tuple[str, ...]
+
+# A whole component, or the end of one behind a low line (`layers_3`); names from elsewhere may have `/`.
+_NUMBER: Final = re.compile(r"(?<![^./_])(?:0|[1-9]\d*)(?![^./])")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One site.
+
+    Attributes:
+        site: Its name.
+        result: The main tensor that its first call gave; None where there is none.
+        arguments: The tensors that its first call took, by name.
+        parameters: Shapes of its own parameters, by name.
+        module: Qualified name of its class; empty where it is not known.
+        calls: How often it was called; None where that is not known.
+        shards: The main tensors of all ranks, in order; empty where there is one rank only.
+        results: All tensors that its first call gave, by slot.
+    """
+
+    site: str
+    result: Record | None
+    arguments: Mapping[str, Record]
+    parameters: Mapping[str, tuple[int, ...]]
+    module: str
+    calls: int | None
+    shards: tuple[Record, ...] = ()
+    results: Mapping[str, Record] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Template:
+    """Sites whose names differ in numbers only.
+
+    Attributes:
+        name: With `{0}`, `{1}` … for the numbers.
+        members: By their numbers, in natural order.
+    """
+
+    name: str
+    members: dict[Index, Member] = field(default_factory=dict)
+
+    @property
+    def parent(self) -> str:
+        """The name of the template that it lies in; empty for the root's children."""
+        return self.name.rpartition(".")[0]
+
+    @property
+    def first(self) -> Member:
+        """The first member."""
+        return next(iter(self.members.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The sites of an archive.
+
+    Attributes:
+        templates: By name, in the order of the module tree, or of first results where there is none.
+        never_called: Sites that are registered and were never called.
+    """
+
+    templates: Mapping[str, Template]
+    never_called: tuple[str, ...]
+
+    @classmethod
+    def of(cls, archive: Archive) -> Survey:
+        """Survey an archive."""
+        results, arguments, shards = _first_calls(archive)
+        listed = {module_site(str(m.get("path"))): m for m in _dicts(archive.run, "modules")}
+        points = {str(p.get("site")): p for p in _dicts(archive.run, "points") if not p.get("slots")}
+        templates: dict[str, Template] = {}
+        for site in dict.fromkeys([*listed, *results, *arguments]):
+            module, point = listed.get(site, {}), points.get(site, {})
+            calls = point.get("calls")
+            member = Member(
+                site,
+                main_of(results.get(site, {})),
+                arguments.get(site, {}),
+                _shapes(module.get("parameters")),
+                str(module.get("class") or ""),
+                calls if isinstance(calls, int) else None,
+                shards.get(site, ()),
+                results.get(site, {}),
+            )
+            name, index = fold(site)
+            templates.setdefault(name, Template(name)).members[index] = member
+        for template in templates.values():
+            ordered = sorted(template.members.items(), key=lambda item: [*map(int, item[0])])
+            template.members = dict(ordered)
+        never = tuple(site for site, point in points.items() if point.get("status") == "never-called")
+        return cls(templates, never)
+
+
+def fold(site: str) -> tuple[str, Index]:
+    """The template of a site, and its numbers.
+
+    Example:
+        >>> fold("model.layers.3.experts.12.w1")
+        ('model.layers.{0}.experts.{1}.w1', ('3', '12'))
+    """
+    numbers = tuple(_NUMBER.findall(site))
+    counter = iter(range(len(numbers)))
+    return _NUMBER.sub(lambda _: f"{{{next(counter)}}}", site), numbers
+
+
+def split_numbers(site: str) -> list[tuple[str, str | None]]:
+    """The texts of a site with the number that follows each; None behind the last.
+
+    Example:
+        >>> split_numbers("layers.3.mlp")
+        [('layers.', '3'), ('.mlp', None)]
+    """
+    texts, numbers = _NUMBER.split(site), _NUMBER.findall(site)
+    return list(zip(texts, [*numbers, None], strict=True))
+
+
+def _first_calls(
+    archive: Archive,
+) -> tuple[dict[str, dict[str, Record]], dict[str, dict[str, Record]], dict[str, tuple[Record, ...]]]:
+    """Results and arguments of each site's first call, by slot, and the main results of its ranks."""
+    results: dict[str, dict[str, Record]] = {}
+    arguments: dict[str, dict[str, Record]] = {}
+    ranks: dict[str, dict[int, dict[str, Record]]] = {}
+    first: dict[str, tuple[int, int]] = {}
+    for record in archive.records:
+        key = record.key
+        call = first.setdefault(key.site, (key.step, key.call))
+        if (key.step, key.call) != call:
+            continue
+        kind, _, name = key.slot.partition(".")
+        if kind == "output" or key.is_bare:
+            ranks.setdefault(key.site, {}).setdefault(key.rank, {})[key.slot] = record
+            if not key.rank:
+                results.setdefault(key.site, {})[key.slot] = record
+        elif kind == "input" and not key.rank:
+            arguments.setdefault(key.site, {})[name] = record
+    shards = {}
+    for site, by_rank in ranks.items():
+        mains = [main_of(by_rank[rank]) for rank in sorted(by_rank)]
+        if len(mains) > 1 and all(mains):
+            shards[site] = tuple(filter(None, mains))
+    return results, arguments, shards
+
+
+def _dicts(run: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    found = run.get(name)
+    return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+
+
+def _shapes(parameters: object) -> dict[str, tuple[int, ...]]:
+    if not isinstance(parameters, dict):
+        return {}
+    return {
+        str(name): tuple(entry["shape"])
+        for name, entry in parameters.items()
+        if isinstance(entry, dict) and isinstance(entry.get("shape"), list)
+    }

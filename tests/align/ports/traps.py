@@ -1,0 +1,284 @@
+"""Small archives whose right answer is not the likely one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from tensorcap_formats.dtypes import Array
+
+Tensors = Mapping[str, Array]  # by site; in order of execution
+
+
+@dataclass(frozen=True)
+class Trap:
+    """Two archives, and what is right.
+
+    Attributes:
+        reference: Its results.
+        target: Its results; of uint16 are the bits of bfloat16.
+        pairs: What has to be found, whatever else is.
+        silent: Pairs that may only be found if a reader is told that something is wrong with them.
+        unproven: Pairs that values do not prove, so that another evidence has to be named, or a doubt.
+        never: Pairs that may not be found.
+        doubts: Sites of the reference of which a reader has to be told something.
+        as_is: Sites that are paired without a step, unless a reader is told something.
+        equal: Sites whose pair's steps have to make the target's tensor equal to theirs.
+        by: What may be looked at.
+    """
+
+    reference: Tensors
+    target: Tensors
+    pairs: frozenset[tuple[str, str]] = frozenset()
+    silent: frozenset[tuple[str, str]] = frozenset()
+    unproven: frozenset[tuple[str, str]] = frozenset()
+    never: frozenset[tuple[str, str]] = frozenset()
+    doubts: tuple[str, ...] = ()
+    as_is: tuple[str, ...] = ()
+    equal: tuple[str, ...] = ()
+    by: Literal["all", "values"] = "all"
+
+
+_RNG = np.random.default_rng(5)
+
+
+def drawn(*shape: int) -> Array:
+    return _RNG.standard_normal(shape).astype(np.float32)
+
+
+def all_pairs(reference: Tensors, target: Tensors) -> frozenset[tuple[str, str]]:
+    return frozenset((one, other) for one in reference for other in target)
+
+
+def constants() -> Trap:
+    """Zeros are equal to zeros, which says nothing."""
+    one = {"a.bias": np.zeros((2, 4), np.float32), "b.bias": np.zeros((2, 4), np.float32), "c": drawn(2, 4)}
+    other = {"u": np.zeros((2, 4), np.float32), "v": np.zeros((2, 4), np.float32), "w": one["c"]}
+    unproven = frozenset({(a, b) for a in ("a.bias", "b.bias") for b in ("u", "v")})
+    return Trap(one, other, frozenset({("c", "w")}), unproven=unproven, by="values")
+
+
+def twins() -> Trap:
+    """Two sites of each side have the same values: which is which, values do not say."""
+    x, y = drawn(2, 4), drawn(2, 4)
+    one, other = {"a": x, "b": x.copy(), "c": y}, {"u": x.copy(), "w": y, "v": x.copy()}
+    silent = frozenset({(a, b) for a in "ab" for b in "uv"})
+    return Trap(one, other, frozenset({("c", "w")}), silent=silent, doubts=("a", "b"), by="values")
+
+
+def shuffled() -> Trap:
+    """The same elements in another order: count, extremes, mean and norm agree, and no layout does."""
+    x, y = drawn(4, 8), drawn(4, 8)
+    mixed = _RNG.permutation(x.reshape(-1)).reshape(4, 8)
+    one, other = {"a": x, "b": y}, {"u": mixed, "v": y}
+    return Trap(one, other, frozenset({("b", "v")}), silent=frozenset({("a", "u")}), by="values")
+
+
+def negated() -> Trap:
+    """The magnitudes are the same, the values are not."""
+    x, y = drawn(4, 8), drawn(4, 8)
+    one, other = {"a": x, "b": y}, {"u": -x, "v": y}
+    return Trap(one, other, frozenset({("b", "v")}), silent=frozenset({("a", "u")}), by="values")
+
+
+def scaled() -> Trap:
+    """A missing scale of 1.001 is no rounding."""
+    x, y = drawn(4, 8), drawn(4, 8)
+    one, other = {"a": x, "b": y}, {"u": x * np.float32(1.001), "v": y}
+    return Trap(one, other, frozenset({("b", "v")}), silent=frozenset({("a", "u")}), by="values")
+
+
+def one_wrong_element() -> Trap:
+    """Names agree, and one element in a thousand does not: the pair is right, its values are wrong."""
+    x = drawn(4, 250)
+    wrong = x.copy()
+    wrong[2, 17] += 3.0
+    one, other = {"mlp.fc1": x, "mlp.fc2": drawn(4, 10)}, {"mlp.fc1": wrong, "mlp.fc2": drawn(4, 10)}
+    return Trap(one, other, frozenset({("mlp.fc1", "mlp.fc1"), ("mlp.fc2", "mlp.fc2")}))
+
+
+def swapped_names() -> Trap:
+    """The port's gate holds the values of up, and up those of gate: a bug to be found, not to be undone."""
+    gates, ups = [drawn(2, 3, 8) for _ in range(3)], [drawn(2, 3, 8) for _ in range(3)]
+    one: dict[str, Array] = {}
+    other: dict[str, Array] = {}
+    for i in range(3):
+        one |= {f"layers.{i}.mlp.gate_proj": gates[i], f"layers.{i}.mlp.up_proj": ups[i]}
+        other |= {f"layers.{i}.mlp.gate_proj": ups[i], f"layers.{i}.mlp.up_proj": gates[i]}
+    pairs = {(f"layers.{i}.mlp.{n}_proj",) * 2 for i in range(3) for n in ("gate", "up")}
+    crossed = {
+        (f"layers.{i}.mlp.{a}_proj", f"layers.{j}.mlp.{b}_proj")
+        for i in range(3)
+        for j in range(3)
+        for a in ("gate", "up")
+        for b in ("gate", "up")
+        if (i, a) != (j, b)
+    }
+    return Trap(one, other, frozenset(pairs), never=frozenset(crossed), doubts=("layers.0.mlp.gate_proj",))
+
+
+def swapped_layers() -> Trap:
+    """The port's layers 1 and 2 were exchanged when its weights were loaded."""
+    values = [drawn(2, 3, 8) for _ in range(4)]
+    one = {f"model.layers.{i}.mlp": values[i] for i in range(4)}
+    other = {f"model.layers.{i}.mlp": values[j] for i, j in enumerate((0, 2, 1, 3))}
+    never = frozenset(
+        {("model.layers.1.mlp", "model.layers.2.mlp"), ("model.layers.2.mlp", "model.layers.1.mlp")}
+    )
+    pairs = frozenset({(name, name) for name in one})
+    return Trap(one, other, pairs, never=never, doubts=("model.layers.1.mlp",))
+
+
+def shifted_layers() -> Trap:
+    """Equal names are neighbours: the port counts its layers from 1, and calls its embedding layer 0."""
+    values = [drawn(2, 3, 8) for _ in range(5)]
+    one = {"embed": values[0]} | {f"layers.{i}": values[i + 1] for i in range(4)}
+    other = {f"layers.{i}": values[i] for i in range(5)}
+    return Trap(one, other, silent=frozenset({(f"layers.{i}", f"layers.{i}") for i in range(4)}))
+
+
+def equal_layers() -> Trap:
+    """Two layers with the same values: their order is known by their indices, which start at 1 there."""
+    x = drawn(2, 3, 8)
+    one = {
+        "layers.0.norm": x,
+        "layers.0.mlp": drawn(2, 3, 8),
+        "layers.1.norm": x.copy(),
+        "layers.1.mlp": drawn(2, 3, 8),
+    }
+    other = {
+        "blocks.1.ln": x.copy(),
+        "blocks.1.ff": one["layers.0.mlp"],
+        "blocks.2.ln": x.copy(),
+        "blocks.2.ff": one["layers.1.mlp"],
+    }
+    pairs = {
+        (f"layers.{i}.{a}", f"blocks.{i + 1}.{b}") for i in (0, 1) for a, b in (("norm", "ln"), ("mlp", "ff"))
+    }
+    never = {("layers.0.norm", "blocks.2.ln"), ("layers.1.norm", "blocks.1.ln")}
+    return Trap(one, other, frozenset(pairs), never=frozenset(never))
+
+
+def symmetric() -> Trap:
+    """A symmetric matrix is equal to itself transposed: it is taken as it is."""
+    x = drawn(8, 8)
+    one, other = {"a": x + x.T, "b": drawn(8, 3)}, {"u": x + x.T, "v": drawn(8, 3)}
+    silent = frozenset({("b", "v")})
+    return Trap(one, other, frozenset({("a", "u")}), silent=silent, as_is=("a",), by="values")
+
+
+def square_weight() -> Trap:
+    """Of two weights, the port holds the square one transposed: a bug, as the other one shows."""
+    square, wide = drawn(8, 8), drawn(12, 8)
+    one = {"fc1/param.weight": square, "fc2/param.weight": wide}
+    other = {"fc1/param.weight": np.ascontiguousarray(square.T), "fc2/param.weight": wide}
+    pairs = frozenset({(name, name) for name in one})
+    return Trap(one, other, pairs, as_is=("fc1/param.weight",))
+
+
+def transposed_weights() -> Trap:
+    """The port keeps all weights transposed, and the shape of the square one does not show it."""
+    one = {"c_attn/param.weight": drawn(6, 18), "c_proj/param.weight": drawn(6, 6)}
+    other = {name: np.ascontiguousarray(weight.T) for name, weight in one.items()}
+    return Trap(one, other, frozenset({(name, name) for name in one}), equal=tuple(one))
+
+
+def as_many_layers_as_sequences() -> Trap:
+    """A scan's tensor has the layers of a model on an axis as long as that of the batch."""
+    one = {f"layers.{i}.mlp": drawn(3, 5, 4) for i in range(3)}
+    other = {"scan.mlp": np.stack(list(one.values()))}
+    return Trap(one, other, frozenset({(site, "scan.mlp") for site in one}), equal=tuple(one))
+
+
+def fused_backwards() -> Trap:
+    """A projection that is called gate_up holds up first, and is used as if it held gate first."""
+    one: dict[str, Array] = {}
+    other: dict[str, Array] = {}
+    for i in range(3):
+        gate, up = drawn(2, 3, 8), drawn(2, 3, 8)
+        one |= {f"layers.{i}.mlp.gate_proj": gate, f"layers.{i}.mlp.up_proj": up}
+        other[f"layers.{i}.mlp.gate_up_proj"] = np.concatenate([up, gate], -1)
+    return Trap(one, other, doubts=("layers.0.mlp.gate_proj", "layers.0.mlp.up_proj"))
+
+
+def coarser() -> Trap:
+    """The port computes in bfloat16: what is equal to its rounding is equal."""
+    x, y = drawn(4, 64), drawn(4, 64)
+    kept = {"u": y, "v": x}
+    other = {name: ((a.view(np.uint32) + 0x8000) >> 16).astype(np.uint16) for name, a in kept.items()}
+    return Trap({"a": x, "b": y}, other, frozenset({("a", "v"), ("b", "u")}), by="values")
+
+
+def nothing_finite() -> Trap:
+    """All of it is NaN on both sides."""
+    one = {"a": np.full((2, 4), np.nan, np.float32), "b": drawn(2, 4)}
+    other = {"u": np.full((2, 4), np.nan, np.float32), "v": one["b"]}
+    return Trap(one, other, frozenset({("b", "v")}), unproven=frozenset({("a", "u")}), by="values")
+
+
+def norms_of_ones() -> Trap:
+    """The weights of two norms are all ones; their results say which is which, whatever comes first."""
+    x, y, ones = drawn(2, 4), drawn(2, 4), np.ones(4, np.float32)
+    one = {"ln1": x, "ln1/param.weight": ones, "ln2": y, "ln2/param.weight": ones.copy()}
+    other = {"u": y, "u/param.weight": ones.copy(), "v": x, "v/param.weight": ones.copy()}
+    pairs = frozenset({("ln1", "v"), ("ln2", "u")})
+    never = frozenset({("ln1/param.weight", "u/param.weight"), ("ln2/param.weight", "v/param.weight")})
+    return Trap(one, other, pairs, never=never, by="values")
+
+
+def another_layout() -> Trap:
+    """Nothing looks alike, shapes included, and all of it is the same."""
+    q, conv, ids = drawn(2, 6, 32), drawn(2, 5, 4, 4), drawn(1, 7, 16)
+    one = {"attn.q": q, "conv": conv, "embed": ids}
+    other = {
+        "p7": np.ascontiguousarray(conv.transpose(0, 2, 3, 1)),
+        "p8": ids[0],
+        "p9": np.ascontiguousarray(q.reshape(2, 6, 4, 8).transpose(0, 2, 1, 3)),
+    }
+    pairs = frozenset({("attn.q", "p9"), ("conv", "p7"), ("embed", "p8")})
+    return Trap(one, other, pairs, equal=tuple(one), by="values")
+
+
+def reordered_heads() -> Trap:
+    """The heads of the port stand in an order that no layout has: a bug, which a mapping must not undo."""
+    q = drawn(2, 6, 32)
+    heads = q.reshape(2, 6, 4, 8)[:, :, [2, 0, 3, 1]].reshape(2, 6, 32)
+    one, other = {"attn.q_proj": q}, {"attn.q_proj": heads}
+    return Trap(one, other, frozenset({("attn.q_proj", "attn.q_proj")}))
+
+
+def unrelated() -> Trap:
+    """Same shapes, other values, other names: nothing belongs together."""
+    one, other = {"a": drawn(2, 4), "b": drawn(2, 4)}, {"u": drawn(2, 4), "v": drawn(2, 4)}
+    return Trap(one, other, silent=all_pairs(one, other), by="values")
+
+
+TRAPS = {
+    make.__name__: make()
+    for make in (
+        constants,
+        twins,
+        shuffled,
+        negated,
+        scaled,
+        one_wrong_element,
+        swapped_names,
+        swapped_layers,
+        shifted_layers,
+        equal_layers,
+        symmetric,
+        square_weight,
+        transposed_weights,
+        as_many_layers_as_sequences,
+        fused_backwards,
+        coarser,
+        nothing_finite,
+        norms_of_ones,
+        another_layout,
+        reordered_heads,
+        unrelated,
+    )
+}
