@@ -11,6 +11,7 @@ from typing import Any, Final, TextIO, cast
 import click
 
 _COMMANDS: Final = (
+    "align",
     "calibrate",
     "capture",
     "check",

@@ -202,6 +202,18 @@ def plural(count: int, noun: str) -> str:
 
 
 @contextmanager
+def working(doing: str) -> Iterator[None]:
+    """Show that a task of unknown length goes on: on stderr, on a terminal only."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(doing):
+        yield
+
+
+@contextmanager
 def progress(doing: str) -> Iterator[Callable[[int, int], None] | None]:
     """Show how far a long task is: on stderr, on a terminal only.
 

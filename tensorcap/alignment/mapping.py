@@ -63,6 +63,11 @@ class Entry:
         return UsageError(f"{where}{abbreviate(self.text, 200)}: {reason}", hint=hint)
 
     @property
+    def is_computed(self) -> bool:
+        """Whether nobody wrote it."""
+        return not self.where and self.evidence != "user"
+
+    @property
     def token_steps(self) -> tuple[str, ...]:
         """The steps that are done on the tokens of both sides."""
         return tuple(step for step in self.steps if step in TOKEN_STEPS)
@@ -134,7 +139,7 @@ class LeftOver:
 
     Attributes:
         side: Whose they are.
-        places: Sites, or `SITE/SLOT`.
+        places: Sites, or `SITE/SLOT`, with `*` for anything and `{i}` for any number.
         reason: Why.
         is_explained: Whether the reason is known, so that nobody has to look.
     """

@@ -60,6 +60,9 @@ def _ranked(rank: int, site: str) -> str:
 def resolve(alignment: Alignment, reference: Archive, target: Archive) -> list[Link]:
     """Find the records of all entries, and check their shapes; no tensor is read, save ids and masks.
 
+    Returns:
+        The links; of a computed entry whose sites were never called in the same step and call, none.
+
     Raises:
         UsageError: An entry fits no record of a side; the shapes contradict its steps; it maps a record that
             another one maps already; or tokens are to be matched and cannot be.
@@ -97,6 +100,8 @@ def resolve(alignment: Alignment, reference: Archive, target: Archive) -> list[L
             ]
             if lacking:
                 raise entry.refuse(f"fits no record of the {' and none of the '.join(lacking)}")
+            if entry.is_computed:
+                continue
             raise entry.refuse("both sides have records there, but none with the same step and call")
     return links
 
