@@ -123,3 +123,21 @@ def test_names_alone_pair_nothing_here() -> None:
 def test_checking_a_map_computes_none() -> None:
     error = tcap("align", "ref.h5", "tgt.h5", "--map", "m.toml", "--by", "values", status=2).output
     assert "--map checks a map, expected neither -o nor --by." in error
+
+
+def test_preflight_compares_parameters_through_a_mapping(folder: Path) -> None:
+    drawn = np.random.default_rng(4).standard_normal((3, 8, 24)).astype(np.float32)
+    for name, sites, last in (("r.h5", ("q", "k"), drawn[2]), ("t.h5", ("a", "b"), drawn[2] + 1)):
+        writer = Writer(folder / name)
+        for site, output in zip(sites, drawn, strict=False):
+            writer.add(Key.parse(f"0/{site}/output"), output, DTYPES["float32"], output.shape)
+        writer.add(Key.parse(f"0/{sites[1]}/param.weight"), last, DTYPES["float32"], last.shape)
+        writer.close()
+    text = '[[pair]]\nreference = "k"\ntarget = "b"\n[[pair]]\nreference = "q"\ntarget = "a"\n'
+    (folder / "map.toml").write_text(text)
+    output = tcap("preflight", "r.h5", "t.h5", "--map", "map.toml", status=1).output
+    assert "1 of 1 parameters are not the same numbers" in output
+    assert "k/param.weight" in output
+    assert (
+        "parameters" in tcap("preflight", "r.h5", "t.h5", "--map", "none").output.partition("not checked")[2]
+    )
