@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tensorcap.aligning import align
+from tensorcap.aligning import Aligned, align
 from tensorcap.alignment.mapping import Alignment, Entry
 from tensorcap.alignment.tokens import TokenRule
 from tensorcap_formats.archive import Archive
@@ -94,7 +94,7 @@ def measure(folder: Path) -> list[Row]:
         ("other names, all evidence", other, "all", WITH_VALUES_SECONDS),
         ("random names, values alone", nameless, "values", WITH_VALUES_SECONDS),
     ):
-        found = []
+        found: list[Aligned] = []
         took = timed(lambda t=target, b=by, f=found: f.append(align(reference, t, by=b)))  # type: ignore[misc]
         mapped = found[0].summary.reference.mapped
         if mapped < len(sites):
