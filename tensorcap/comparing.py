@@ -87,8 +87,8 @@ def compare(
     selection = Selection(*map(_globs, (only, exclude, require)))
     calibrated = None if calibration is None else Calibration.read(calibration)
     with ExitStack() as stack:
-        trusted, tested = (stack.enter_context(_opened(source)) for source in (reference, target))
-        twin = None if baseline is None else stack.enter_context(_opened(baseline))
+        trusted, tested = (stack.enter_context(opened(source)) for source in (reference, target))
+        twin = None if baseline is None else stack.enter_context(opened(baseline))
         trusted, tested = sides(trusted, tested, mapping)
         pairs = pair_records(trusted, tested, selection)
         if isinstance(tested, MappedArchive):
@@ -130,7 +130,7 @@ def compare_records(
         ReadError: One of the archives cannot be opened.
     """
     given = Thresholds.given(rtol, atol)
-    with _opened(reference) as trusted, _opened(target) as tested:
+    with opened(reference) as trusted, opened(target) as tested:
         record, partner = trusted.get(reference_key), tested.get(target_key)
         pairs = [Pair(record.key.text, "unjudged", record, partner)]
         return _Run(trusted, tested, given, None, compute_dtype, progress).compare(pairs, None, None)
@@ -141,7 +141,8 @@ def _globs(given: str | Iterable[str]) -> tuple[str, ...]:
 
 
 @contextmanager
-def _opened(source: Source) -> Iterator[Archive]:
+def opened(source: Source) -> Iterator[Archive]:
+    """Open an archive for as long as a block lasts; one that is open already stays so."""
     if isinstance(source, Archive):
         yield source
         return
