@@ -12,6 +12,7 @@ import click
 
 _COMMANDS: Final = (
     "align",
+    "bisect",
     "calibrate",
     "capture",
     "check",

@@ -214,6 +214,22 @@ def working(doing: str) -> Iterator[None]:
 
 
 @contextmanager
+def counting(doing: str) -> Iterator[Callable[[int, str], None] | None]:
+    """Show how often something was done, and on what: on stderr, on a terminal only.
+
+    Yields:
+        What to tell the count and the thing; None where nothing is shown.
+    """
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(doing) as status:
+        yield lambda count, what: status.update(f"{doing}: {count}, {what}")
+
+
+@contextmanager
 def progress(doing: str) -> Iterator[Callable[[int, int], None] | None]:
     """Show how far a long task is: on stderr, on a terminal only.
 
