@@ -8,9 +8,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from tensorcap.alignment.evidence import Agreement, Prints
+from tensorcap.alignment.evidence import Prints
 from tensorcap.alignment.fitting import Fit, fit
 from tensorcap.alignment.fusing import Fusion
+from tensorcap.alignment.judging import Judge
 from tensorcap.alignment.layout import Layout
 from tensorcap.alignment.mapping import Entry, LeftOver, Values
 from tensorcap.alignment.matching import Candidate, Matching, Place
@@ -24,10 +25,8 @@ from tensorcap_formats.records import Record
 Made = tuple[list[Entry], list[LeftOver]]
 
 _VARIABLES: Final = string.ascii_lowercase[8:]  # i, j, k …
-_SHOWN: Final = 3
 _PROVEN: Final = 6.0  # nats
 _TRIED: Final = 3  # members on which layouts are tried, if the first leave doubt
-_TOLD: Final = 2.0  # nats, below which an agreement is not worth a word
 _AGREE: Final = 0.4  # residual of values that agree; unrelated ones leave 1.4
 
 
@@ -45,6 +44,7 @@ class Slots:
         self._archives = archives if read_values else None
         self._prints = prints
         self.matching = matching
+        self.judge = Judge(matching)
 
     def fit(self, reference: Sequence[Record], target: Sequence[Record]) -> Fit | None:
         """The layout from some tensors of the target to some of the reference."""
@@ -123,23 +123,13 @@ def entries_of_pair(slots: Slots, candidate: Candidate) -> Made:
         how = slots.fit(*records)
         if how is None or how.is_proven:
             break
-    reason = _reason(matching, candidate, how)
-    evidence = candidate.evidence
-    has_prints = all(
-        s in side.prints for s, side in zip(matching.sites_of(candidate, place), sides, strict=True)
-    )
-    if evidence == "structure" and has_prints and how is not None and how.is_proven and not candidate.is_tied:
-        evidence = "values"
-    elif evidence == "values" and how is not None and how.choices > 1 and not how.is_proven:
-        evidence = "shape"
-        reason += "; other layouts fit as well"
     is_lost = how is not None and _is_in_another_order(candidate, place, how)
     if how is None or not how.is_sure or is_lost:
         shapes = [list(found[0].shape) for found in records]
         if not candidate.is_named or (how is not None and shapes[0] != shapes[1]):
             return [], _unsure(slots, candidate, how, is_lost=is_lost)
-        if how is None:
-            reason += f"; shapes {shapes[0]} and {shapes[1]} differ, no layout fits"
+    evidence, reason = slots.judge.pair(candidate, place, (records[0], records[1]), how)
+    if how is None or not how.is_sure or is_lost:
         how = Fit((), (0,), None, float("inf"), 0, is_sure=False)
     prefix = tuple("rank*/" if len(found) > 1 else "" for found in records)
     by_slots: dict[tuple[str, str, tuple[str, ...]], list[Place]] = defaultdict(list)
@@ -170,7 +160,8 @@ def entries_of_taken(slots: Slots, candidate: Candidate, argument: str) -> list[
     how = slots.fit([result], [taken]) if result is not None else None
     if result is None or how is None or not how.is_sure or _is_in_another_order(candidate, place, how):
         return []
-    reason = f"what the target hands on; {_reason(slots.matching, candidate, how)}"
+    said = slots.judge.handed_on(candidate, ((result,), (taken,)), how)
+    reason = f"what the target hands on; {said}"
     slot = "" if result.key.is_bare else f"/{result.key.slot}"
     slots.matching.given.update(sides[0].site(candidate.reference, a) for a, _ in candidate.places)
     return [
@@ -230,11 +221,7 @@ def entries_of_fusion(slots: Slots, fusion: Fusion) -> Made:
         ]
     if fusion.is_split:
         order = how.order
-    distances = [agreement.distance for agreement in fusion.agreeing.values()]
-    reason = "their shapes add up"
-    if distances:
-        reason = _counted(len(distances), len(fusion.places), max(distances), None)
-    reason += _left(how)
+    evidence, reason = slots.judge.fusion(fusion, (reference, target), order, how)
     made = []
     for indices, variables in _boxes(fusion.places):
         whole_name = pattern(whole_side.roles[fusion.whole], _VARIABLES, (0,) * len(indices))
@@ -245,7 +232,7 @@ def entries_of_fusion(slots: Slots, fusion: Fusion) -> Made:
             parts_names = _listed(part_side.roles[fusion.parts[0]], fusion, indices)
         ordered = tuple(parts_names[i] for i in order)
         both = (ordered, (whole_name,)) if fusion.is_split else ((whole_name,), ordered)
-        made.append(Entry(both[0], both[1], variables, how.steps, "values", reason))
+        made.append(Entry(both[0], both[1], variables, how.steps, evidence, reason))
     made += _parts_arguments(slots, fusion) if fusion.is_split and fusion.axis is None else []
     return made, []
 
@@ -333,44 +320,6 @@ def _products(indices: Sequence[Index]) -> list[list[list[int]]]:
     for number, rest in rests.items():
         alike.setdefault(tuple(rest), []).append(number)
     return [[numbers, *box] for rest, numbers in alike.items() for box in _products(rest)]
-
-
-def _reason(matching: Matching, candidate: Candidate, how: Fit | None) -> str:
-    parts = []
-    if candidate.is_named:
-        parts.append("the same name")
-    if candidate.agreeing:
-        agreed = (candidate.agreeing[p] for p in candidate.places if p in candidate.agreeing)
-        found = [agreement for agreement in agreed if agreement.nats >= _TOLD]
-        if found:
-            parts.append(_values_text(found, len(candidate.places)))
-    if candidate.is_tied:
-        parts.append("others have the same values, so by order of results")
-    if candidate.is_placed:
-        parts.append("alike, and between the same neighbours in order")
-    if candidate.is_named:
-        others = [matching.values_elsewhere(candidate, place) for place in candidate.places]
-        elsewhere = sorted({name for name in others if name})
-        if elsewhere:
-            parts.append(f"but the values are those of {', '.join(elsewhere[:_SHOWN])}")
-    return "; ".join(parts) + (_left(how) if how is not None else "")
-
-
-def _values_text(found: Sequence[Agreement], whole: int) -> str:
-    distances = [agreement.distance for agreement in found]
-    return _counted(len(found), whole, max(distances), min(agreement.other for agreement in found))
-
-
-def _counted(count: int, whole: int, distance: float, other: float | None) -> str:
-    rest = "" if other is None else f", next best {other:.1g}"
-    return f"values: {count} of {whole} agree within {distance:.1g}{rest}"
-
-
-def _left(how: Fit) -> str:
-    if how.residual is None:
-        return ""
-    rest = f", any other layout {how.other:.1g}" if how.other != float("inf") else ""
-    return f"; values that were read differ by {how.residual:.1g}{rest}"
 
 
 def _unsure(slots: Slots, candidate: Candidate, how: Fit | None, *, is_lost: bool) -> list[LeftOver]:

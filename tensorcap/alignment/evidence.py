@@ -65,7 +65,19 @@ class Print:
         """How far the values are apart at least, relative to their size; infinite for other counts."""
         if self.size != other.size:
             return math.inf
-        return float(_distances(_row(self)[None], _row(other)[None])[0, 0])
+        rms = max(self.l2, other.l2) / math.sqrt(self.size)
+        peak = max(abs(self.minimum), abs(self.maximum), abs(other.minimum), abs(other.maximum))
+        return max(
+            abs(self.l2 - other.l2) / max(self.l2, other.l2),
+            abs(self.mean - other.mean) / rms,
+            abs(self.minimum - other.minimum) / peak,
+            abs(self.maximum - other.maximum) / peak,
+        )
+
+    def times(self, factor: float) -> Print:
+        """The print of all elements times a factor."""
+        ends = sorted((self.minimum * factor, self.maximum * factor))
+        return Print(self.size, self.mean * factor, self.l2 * abs(factor), *ends)
 
 
 class Prints:
@@ -100,11 +112,17 @@ class Prints:
             return None
         if statistics.mean is None or not statistics.l2 or statistics.minimum == statistics.maximum:
             return None
-        if record.dtype.kind == "float":
-            coarse = _FLOAT8 if record.dtype.name.startswith("float8") else _FLOAT32
-            self.rounding = max(self.rounding, _ROUNDING.get(record.dtype.name, coarse))
+        self.rounding = max(self.rounding, rounding_of(record))
         numbers = (statistics.mean, statistics.l2, statistics.minimum, statistics.maximum)
         return Print(size, *map(float, numbers))
+
+
+def rounding_of(record: Record) -> float:
+    """Relative rounding of a record's dtype; 0 for whole numbers and truth values."""
+    if record.dtype.kind not in ("float", "complex"):
+        return 0.0
+    coarse = _FLOAT8 if record.dtype.name.startswith("float8") else _FLOAT32
+    return _ROUNDING.get(record.dtype.name, coarse)
 
 
 @dataclass(frozen=True, slots=True)

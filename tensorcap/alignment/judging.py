@@ -1,0 +1,248 @@
+"""What a pair is known by, and what speaks against it: the one place where that is decided and put into words.
+
+*Proven* is what values say: they agree to rounding, nothing else has them, and no other layout fits.
+*Plausible* is what names, structure, order and shapes say where values say nothing; it is told if something
+else would do as well (`ambiguous`). *Contradicted* is a pair whose values differ by more than rounding, or
+that values put together in another way than names and shapes do; it may be right all the same, since the
+target may be wrong, and what contradicts it is told (`but …`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final
+
+from tensorcap.alignment.evidence import Agreement, rounding_of
+from tensorcap.alignment.fitting import Fit
+from tensorcap.alignment.fusing import Fusion
+from tensorcap.alignment.mapping import Evidence
+from tensorcap.alignment.matching import Candidate, Matching, Place
+from tensorcap.alignment.roles import Index
+from tensorcap_formats.records import Record
+
+_SHOWN: Final = 3
+_TOLD: Final = 2.0  # nats, below which an agreement is not worth a word
+_CLOSE: Final = 0.4  # residual of values that agree; unrelated ones leave 1.4
+_ROUNDINGS: Final = 8  # of the coarser run, by which equal values differ at most
+_LEAST: Final = 2.0**-16  # that they may differ by, however fine the dtype: sums in another order
+_USUAL: Final = {  # order in which parts of a fused projection mostly stand
+    **{"q": 0, "query": 0, "k": 1, "key": 1, "v": 2, "value": 2},
+    **{"gate": 0, "up": 1},
+}
+
+
+class Judge:
+    """Says what pairs are known by.
+
+    Args:
+        matching: The pairs.
+    """
+
+    def __init__(self, matching: Matching) -> None:
+        self._matching = matching
+        self._rounding = max(side.rounding for side in matching.sides)
+        places: dict[tuple[str, str], list[Place]] = defaultdict(list)
+        for candidate in matching.accepted:
+            places[candidate.reference, candidate.target] += candidate.places
+        self._shuffled = {roles for roles, found in places.items() if not _is_ascending(found)}
+
+    def pair(
+        self,
+        candidate: Candidate,
+        place: Place,
+        records: tuple[Sequence[Record], Sequence[Record]],
+        how: Fit | None,
+    ) -> tuple[Evidence, str]:
+        """Evidence and reason of a pair of roles.
+
+        Args:
+            candidate: The pair.
+            place: The members whose tensors were read.
+            records: Of those.
+            how: Their layout; None if there is none.
+        """
+        said, doubts = self._said(candidate), self._doubts_of_place(candidate)
+        evidence = candidate.evidence
+        sites = self._matching.sites_of(candidate, place)
+        has_prints = all(s in side.prints for s, side in zip(sites, self._matching.sides, strict=True))
+        if how is None:
+            shapes = " and ".join(str(list(found[0].shape)) for found in records)
+            doubts.append(f"but shapes {shapes} differ, no layout fits")
+        else:
+            is_open = how.choices > 1 and not how.is_proven
+            if evidence == "structure" and has_prints and how.is_proven and not candidate.is_tied:
+                evidence = "values"
+            elif evidence == "values" and is_open:
+                evidence = "shape"
+                doubts.append("ambiguous: other layouts fit as well")
+            said += read_text(how)
+            doubts += self.doubts(records, self._distances(candidate), how)
+        return evidence, "; ".join([*said, *doubts])
+
+    def handed_on(
+        self, candidate: Candidate, records: tuple[Sequence[Record], Sequence[Record]], how: Fit
+    ) -> str:
+        """The reason why results are what the target has as an argument."""
+        distances = [agreement.distance for agreement in candidate.agreeing.values()]
+        return "; ".join([*self._said(candidate), *read_text(how), *self.doubts(records, distances, how)])
+
+    def fusion(
+        self,
+        fusion: Fusion,
+        records: tuple[Sequence[Record], Sequence[Record]],
+        order: Sequence[int],
+        how: Fit,
+    ) -> tuple[Evidence, str]:
+        """Evidence and reason of parts and their whole, the parts in this order."""
+        distances = [agreement.distance for agreement in fusion.agreeing.values()]
+        said = ["their shapes add up"]
+        if distances:
+            said = [_counted(len(distances), len(fusion.places), max(distances), None)]
+        doubts = self.doubts(records, distances, how)
+        if fusion.axis is None:
+            doubts += order_doubt([fusion.parts[i] for i in order], fusion.whole)
+        elif list(order) != sorted(order):
+            doubts.append(f"but they stand in the order {', '.join(map(str, order))}")
+        is_read = how.residual is not None and how.residual <= _CLOSE
+        return "values" if distances or is_read else "shape", "; ".join([*said, *read_text(how), *doubts])
+
+    def doubts(
+        self,
+        records: tuple[Sequence[Record], Sequence[Record]],
+        distances: Sequence[float],
+        how: Fit,
+    ) -> list[str]:
+        """What the values say against a pair.
+
+        Args:
+            records: What was read of it.
+            distances: How far the prints of its members are apart.
+            how: The layout.
+        """
+        found = []
+        bound = self.expected(*records)
+        far = [distance for distance in distances if distance > bound]
+        worst = max([*far, how.residual or 0.0])
+        if math.isinf(worst):
+            found.append("but not all values are finite")
+        elif worst > bound:
+            some = f" of {len(far)} of {len(distances)}" if 0 < len(far) < len(distances) else ""
+            found.append(f"but values{some} differ by {worst:.1g}, expected at most {bound:.1g}")
+        one, other = records
+        is_single = len(one) == len(other) == 1
+        if is_single and one[0].shape == other[0].shape and how.steps and how.is_sure:
+            found.append("but shapes are equal, so that values alone ask for these steps")
+        return found
+
+    def expected(self, reference: Sequence[Record], target: Sequence[Record]) -> float:
+        """How far equal values may be apart, relative to their size; whole numbers not at all."""
+        if not any(rounding_of(record) for record in (*reference, *target)):
+            return 0.0
+        return max(_ROUNDINGS * self._rounding, _LEAST)
+
+    def _said(self, candidate: Candidate) -> list[str]:
+        parts = ["the same name"] if candidate.is_named else []
+        agreed = (candidate.agreeing[p] for p in candidate.places if p in candidate.agreeing)
+        found = [agreement for agreement in agreed if agreement.nats >= _TOLD]
+        if found:
+            parts.append(_values_text(found, len(candidate.places)))
+        if candidate.is_placed:
+            parts.append("alike, and between the same neighbours in order")
+        return parts
+
+    def _doubts_of_place(self, candidate: Candidate) -> list[str]:
+        """What other tensors say: that they have the same values, or those that this one should have."""
+        found = []
+        if candidate.is_tied:
+            found.append("ambiguous by values: others have the same, settled by order of results")
+        if candidate.is_named:
+            others = [self._matching.values_elsewhere(candidate, place) for place in candidate.places]
+            elsewhere = sorted({name for name in others if name})
+            if elsewhere:
+                found.append(f"but the values are those of {', '.join(elsewhere[:_SHOWN])}")
+        if (candidate.reference, candidate.target) in self._shuffled:
+            found.append("but their numbers do not rise together")
+        return found
+
+    def _distances(self, candidate: Candidate) -> list[float]:
+        """How far the prints of all members are apart, as far as they are known and of one count."""
+        found = []
+        for place in candidate.places:
+            left, right = self._matching.sites_of(candidate, place)
+            one = self._matching.sides[0].prints.get(left)
+            other = self._matching.sides[1].prints.get(right)
+            if one is not None and other is not None and one.size == other.size:
+                found.append(one.distance(other))
+        return found
+
+
+def order_doubt(parts: Sequence[str], whole: str) -> list[str]:
+    """What names say against an order of parts in their whole.
+
+    Args:
+        parts: Names of the parts, in that order.
+        whole: Its name.
+
+    Example:
+        >>> order_doubt(["mlp.up_proj", "mlp.gate_proj"], "mlp.gate_up_proj")
+        ['but its parts are up, gate by values and gate, up by name']
+    """
+    words = [_words(part) for part in parts]
+    shared = set.intersection(*map(set, words))
+    own = [next((word for word in found if word not in shared), "") for found in words]
+    named, by = _named_order(own, _words(whole)), "by name"
+    if not named and all(word in _USUAL for word in own):
+        named, by = sorted(own, key=lambda word: _USUAL[word]), "as a rule"
+    if not named or named == own:
+        return []
+    return [f"but its parts are {', '.join(own)} by values and {', '.join(named)} {by}"]
+
+
+def _named_order(own: Sequence[str], whole: Sequence[str]) -> list[str]:
+    """The order of the parts' own words in the words of the whole, or of their initials: `qkv`, `Wqkv`."""
+    if not all(own) or len(set(own)) < len(own):
+        return []
+    text = "_".join(whole)
+    if all(word in (whole if len(word) == 1 else text) for word in own):
+        return sorted(own, key=text.index if min(map(len, own)) > 1 else whole.index)
+    initials = {word[0]: word for word in own}
+    for word in whole:
+        letters = word.removeprefix("w")
+        if len(initials) == len(own) and sorted(letters) == sorted(initials):
+            return [initials[letter] for letter in letters]
+    return []
+
+
+def _words(name: str) -> list[str]:
+    """The words of the last part of a site's name, and of a slot; `wq` is `q`."""
+    site, _, slot = name.partition("/")
+    last = f"{site.rpartition('.')[2]}_{slot}"
+    found = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+|\d+", last)]
+    return [word[1] if len(word) == 2 and word[0] == "w" else word for word in found]
+
+
+def _is_ascending(places: Sequence[Place]) -> bool:
+    """Whether both sides' numbers rise together."""
+    ordered: list[Index] = [b for _, b in sorted(places)]
+    return ordered == sorted(ordered)
+
+
+def _values_text(found: Sequence[Agreement], whole: int) -> str:
+    distances = [agreement.distance for agreement in found]
+    return _counted(len(found), whole, max(distances), min(agreement.other for agreement in found))
+
+
+def _counted(count: int, whole: int, distance: float, other: float | None) -> str:
+    rest = "" if other is None else f", next best {other:.1g}"
+    return f"values: {count} of {whole} agree within {distance:.1g}{rest}"
+
+
+def read_text(how: Fit) -> list[str]:
+    """How well a layout fits what was read; nothing if nothing was."""
+    if how.residual is None:
+        return []
+    rest = f", any other layout {how.other:.1g}" if how.other != float("inf") else ""
+    return [f"values that were read differ by {how.residual:.1g}{rest}"]
