@@ -7,9 +7,10 @@ depth, so agreement is measured by rank: how much nearer the nearest tensor is t
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -115,6 +116,33 @@ class Prints:
         self.rounding = max(self.rounding, rounding_of(record))
         numbers = (statistics.mean, statistics.l2, statistics.minimum, statistics.maximum)
         return Print(size, *map(float, numbers))
+
+
+class Near:
+    """Prints by their count of elements and a number that is made of them.
+
+    Args:
+        prints: By name.
+        number: What is made of each.
+    """
+
+    def __init__(self, prints: Mapping[str, Print], number: Callable[[Print], float]) -> None:
+        self._prints = prints
+        self._number = number
+        self._sorted: dict[int, list[tuple[float, str]]] = defaultdict(list)
+        for name, one in prints.items():
+            self._sorted[one.size].append((number(one), name))
+        for found in self._sorted.values():
+            found.sort()
+
+    def around(self, one: Print, apart: float) -> Iterator[tuple[str, Print]]:
+        """The prints of as many elements whose numbers are no further apart than that."""
+        found, number = self._sorted.get(one.size, []), self._number(one)
+        start = bisect.bisect_left(found, (number - apart, ""))
+        for other, name in found[start:]:
+            if other > number + apart:
+                return
+            yield name, self._prints[name]
 
 
 def rounding_of(record: Record) -> float:

@@ -39,11 +39,14 @@ class Judge:
 
     Args:
         matching: The pairs.
+
+    Attributes:
+        bound: How far equal values of floating dtypes may be apart, relative to their size.
     """
 
     def __init__(self, matching: Matching) -> None:
         self._matching = matching
-        self._rounding = max(side.rounding for side in matching.sides)
+        self.bound = max(_ROUNDINGS * max(side.rounding for side in matching.sides), _LEAST)
         places: dict[tuple[str, str], list[Place]] = defaultdict(list)
         for candidate in matching.accepted:
             places[candidate.reference, candidate.target] += candidate.places
@@ -141,7 +144,7 @@ class Judge:
         """How far equal values may be apart, relative to their size; whole numbers not at all."""
         if not any(rounding_of(record) for record in (*reference, *target)):
             return 0.0
-        return max(_ROUNDINGS * self._rounding, _LEAST)
+        return self.bound
 
     def _said(self, candidate: Candidate) -> list[str]:
         parts = ["the same name"] if candidate.is_named else []

@@ -7,6 +7,7 @@ has a rival as good as itself waits until the rival is gone, and what is contest
 from __future__ import annotations
 
 import bisect
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -26,6 +27,7 @@ _ENOUGH: Final = 6.0  # nats: one in 400 by chance
 _MARGIN: Final = 1.0  # by which a candidate has to be better than its rivals
 _UNRELATED: Final = 0.1
 _DRIFT: Final = 0.01  # of the values, that runs are taken to differ by at most for being equal
+_TINY: Final = 1e-12
 _LAST: Final = 3  # of a run's sites that are asked whether it ended right
 _PRODUCT: Final = 4096  # of sites with equal values on both sides; more prove nothing about one another
 
@@ -267,13 +269,19 @@ class Matching:
             self._nearness = 4 * max(self.rounding, min(drift, _UNRELATED))
         return self._nearness
 
-    def is_sealed(self, side: int, site: str) -> bool:
+    def is_sealed(self, side: int, site: str, takers: Sequence[str] | None = None) -> bool:
         """Whether a site's values were right, as what they were used for agrees.
+
+        Args:
+            side: The number of its side.
+            site: The site.
+            takers: The sites that were given the values; by default those that were given its main result.
 
         A wrong tensor makes what follows wrong. What took it as an argument says so, or the nearest module
         around it that has a partner; where there is none, the end of the run does.
         """
-        takers = self.sides[side].takers(site)
+        if takers is None:
+            takers = self.sides[side].takers_of(self.sides[side].records(site)[0])
         if any(taker in self.partner[side] and self._agrees(side, taker) for taker in takers):
             return True
         around = site.rpartition(".")[0]
@@ -292,9 +300,11 @@ class Matching:
 
     def has_like(self, side: int, site: str) -> bool:
         """Whether the other side has a tensor with a site's values, though nothing may prove it."""
-        one = self.sides[side].prints.get(site)
-        others = self.sides[1 - side].prints.values()
-        return one is not None and any(one.distance(p) <= self._near for p in others if p.size == one.size)
+        one, near = self.sides[side].prints.get(site), self._near
+        if one is None:
+            return False
+        others = self.sides[1 - side].by_l2.around(one, -math.log1p(-near) + _TINY)
+        return any(one.distance(other) <= near for _, other in others)
 
     def values_elsewhere(self, candidate: Candidate, place: Place) -> str:
         """The role of the target that has the values of the reference's member, where that is another one."""

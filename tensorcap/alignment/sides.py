@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from tensorcap.alignment.evidence import Print, Prints, groups, values_of
+from tensorcap.alignment.evidence import Near, Print, Prints, groups, values_of
 from tensorcap.alignment.roles import Index, roles_of
 from tensorcap.alignment.survey import Survey
 from tensorcap_formats.records import Record
@@ -18,6 +19,7 @@ class Side:
         roles: By name.
         prints: Of the results, by site.
         groups: Sites whose results are equal.
+        by_l2: The prints by the logarithm of their l2.
         group_of: The number of each site's group.
         rounding: Of the coarsest dtype.
     """
@@ -39,6 +41,7 @@ class Side:
                 found = values_of(_distinct(self.records(site)), prints)
                 if found is not None:
                     self.prints[site] = found
+        self.by_l2 = Near(self.prints, lambda one: math.log(one.l2))
         self.rounding = prints.rounding
         self.group(self.rounding)
 
@@ -60,9 +63,9 @@ class Side:
             return member.shards
         return (member.result,) if member.result else ()
 
-    def takers(self, site: str) -> list[str]:
-        """The sites that were given what a site gave."""
-        return self._takers.get(self.records(site)[0].digest, [])
+    def takers_of(self, record: Record) -> list[str]:
+        """The sites that were given the values of a record."""
+        return self._takers.get(record.digest, [])
 
     def order(self, site: str) -> int:
         """When a site gave its first result."""
