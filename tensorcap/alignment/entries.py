@@ -17,6 +17,7 @@ from tensorcap.alignment.mapping import Entry, LeftOver, Values
 from tensorcap.alignment.matching import Candidate, Matching, Place
 from tensorcap.alignment.resolution import pair_slots
 from tensorcap.alignment.roles import Index, Role, pattern
+from tensorcap.alignment.sides import Side
 from tensorcap.alignment.survey import Member
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
@@ -36,15 +37,22 @@ class Slots:
     def __init__(
         self,
         archives: tuple[Archive, Archive],
-        prints: Sequence[Prints],
+        prints: tuple[Prints, Prints],
         matching: Matching,
         *,
         read_values: bool,
+        turned: Mapping[tuple[str, str], bool] | None = None,
     ) -> None:
         self._archives = archives if read_values else None
-        self._prints = prints
+        self._all_archives = archives
+        self.prints = prints
         self.matching = matching
-        self.judge = Judge(matching)
+        self.judge = Judge(matching, turned or {})
+
+    def of(self, matching: Matching, turned: Mapping[tuple[str, str], bool]) -> Slots:
+        """The same for other pairs of the same archives; see `Judge` for what is turned."""
+        read_values = self._archives is not None
+        return Slots(self._all_archives, self.prints, matching, read_values=read_values, turned=turned)
 
     def fit(self, reference: Sequence[Record], target: Sequence[Record]) -> Fit | None:
         """The layout from some tensors of the target to some of the reference."""
@@ -99,13 +107,13 @@ class Slots:
 
     def _nearest(self, record: Record, theirs: Mapping[str, Record]) -> str | None:
         """The one argument whose values are those of a record."""
-        mine = self._prints[0].of(record)
+        mine = self.prints[0].of(record)
         if mine is None:
             return None
         apart = {
             name: mine.distance(found)
             for name, other in theirs.items()
-            if (found := self._prints[1].of(other)) is not None
+            if (found := self.prints[1].of(other)) is not None
         }
         near = [name for name, distance in apart.items() if distance <= 8 * self.matching.rounding]
         return near[0] if len(near) == 1 else None
@@ -135,16 +143,17 @@ def entries_of_pair(slots: Slots, candidate: Candidate) -> Made:
     by_slots: dict[tuple[str, str, tuple[str, ...]], list[Place]] = defaultdict(list)
     for a, b in candidate.places:
         pair = one.members[a], other.members[b]
-        if any(prefix) or not how.choices or _suits_all(slots, pair, how.steps):
+        is_plain = any(prefix) or not how.choices or _suits_all(slots, pair, how.steps)
+        if is_plain and not any(member.further for member in pair):
             by_slots["", "", how.steps].append((a, b))
             continue
         mains = [f"/{m.result.key.slot}" for m in pair if m.result]
         by_slots[mains[0], mains[1], how.steps].append((a, b))
-        for mine, theirs, steps in slots.further(*pair):
+        for mine, theirs, steps in slots.further(*pair) if not any(prefix) else ():
             by_slots[f"/{mine}", f"/{theirs}", steps].append((a, b))
     made = []
     for (slot, other_slot, steps), places in by_slots.items():
-        for names, variables in _placed(one, other, places):
+        for names, variables in placed(one, other, places):
             mine = f"{prefix[0]}{names[0]}{slot}"
             theirs = f"{prefix[1]}{names[1]}{other_slot}"
             made.append(Entry((mine,), (theirs,), variables, steps, evidence, reason))
@@ -168,7 +177,7 @@ def entries_of_taken(slots: Slots, candidate: Candidate, argument: str) -> list[
         Entry(
             (f"{names[0]}{slot}",), (f"{names[1]}/input.{argument}",), variables, how.steps, "values", reason
         )
-        for names, variables in _placed(one, other, candidate.places)
+        for names, variables in placed(one, other, candidate.places)
     ]
 
 
@@ -195,14 +204,15 @@ def _suits_all(slots: Slots, members: tuple[Member, Member], steps: tuple[str, .
         return False
 
 
-def entries_of_fusion(slots: Slots, fusion: Fusion) -> Made:
-    """The entries of parts and their whole."""
+def entries_of_fusion(slots: Slots, fusion: Fusion, held: tuple[str, str] | None = None) -> Made:
+    """The entries of parts and their whole: of their results, or of what they hold in these slots."""
     sides = slots.matching.sides
     part_side, whole_side = sides if fusion.is_split else sides[::-1]
     index = min(fusion.agreeing or fusion.places, key=lambda i: (_distance(fusion, i), i))
     sites, whole_site = fusion.places[index]
-    parts = [record for site in sites for record in part_side.records(site)]
-    whole = whole_side.records(whole_site)
+    part_slot, whole_slot = ("", "") if held is None else held if fusion.is_split else held[::-1]
+    parts = [record for site in sites for record in _tensors(part_side, site, part_slot)]
+    whole = _tensors(whole_side, whole_site, whole_slot)
     reference, target = (parts, whole) if fusion.is_split else (whole, parts)
     tried = _orders(reference, target, is_split=fusion.is_split)
     fits = [(order, slots.fit(reference, [target[i] for i in order])) for order in tried]
@@ -213,15 +223,15 @@ def entries_of_fusion(slots: Slots, fusion: Fusion) -> Made:
         what = "statistics" if fusion.agreeing else "shapes"
         reason = f"the {what} of {names} add up to those of {fusion.whole}, but no layout is certain"
         listed = [(s, w) for s, w in fusion.places.values()]
-        left = [site for s, w in listed for site in (s if fusion.is_split else (w,))]
-        right = [site for s, w in listed for site in ((w,) if fusion.is_split else s)]
+        left = [_at(site, held, 0) for s, w in listed for site in (s if fusion.is_split else (w,))]
+        right = [_at(site, held, 1) for s, w in listed for site in ((w,) if fusion.is_split else s)]
         return [], [
             LeftOver("reference", tuple(left), reason, is_explained=False),
             LeftOver("target", tuple(right), reason, is_explained=False),
         ]
     if fusion.is_split:
         order = how.order
-    evidence, reason = slots.judge.fusion(fusion, (reference, target), order, how)
+    evidence, reason = slots.judge.fusion(fusion, (reference, target), order, how, is_held=held is not None)
     made = []
     for indices, variables in _boxes(fusion.places):
         whole_name = pattern(whole_side.roles[fusion.whole], _VARIABLES, (0,) * len(indices))
@@ -231,10 +241,24 @@ def entries_of_fusion(slots: Slots, fusion: Fusion) -> Made:
         else:
             parts_names = _listed(part_side.roles[fusion.parts[0]], fusion, indices)
         ordered = tuple(parts_names[i] for i in order)
-        both = (ordered, (whole_name,)) if fusion.is_split else ((whole_name,), ordered)
-        made.append(Entry(both[0], both[1], variables, how.steps, evidence, reason))
-    made += _parts_arguments(slots, fusion) if fusion.is_split and fusion.axis is None else []
+        both: tuple[Sequence[str], Sequence[str]] = (
+            (ordered, (whole_name,)) if fusion.is_split else ((whole_name,), ordered)
+        )
+        mine, theirs = (tuple(_at(name, held, i) for name in names) for i, names in enumerate(both))
+        made.append(Entry(mine, theirs, variables, how.steps, evidence, reason))
+    if held is None and fusion.is_split and fusion.axis is None:
+        made += _parts_arguments(slots, fusion)
     return made, []
+
+
+def _tensors(side: Side, site: str, slot: str) -> Sequence[Record]:
+    """What a site gave, or what it holds in a slot."""
+    role, index = side.by_site[site]
+    return role.members[index].further[slot] if slot else side.records(site)
+
+
+def _at(site: str, held: tuple[str, str] | None, side: int) -> str:
+    return site if held is None else f"{site}/{held[side]}"
 
 
 def _distance(fusion: Fusion, index: Index) -> float:
@@ -291,7 +315,7 @@ def _telling(candidate: Candidate) -> list[Place]:
     return list(found[:_TRIED])
 
 
-def _placed(
+def placed(
     one: Role, other: Role, places: Sequence[Place]
 ) -> list[tuple[tuple[str, str], dict[str, Values]]]:
     """Names of both sides with variables, and their values."""

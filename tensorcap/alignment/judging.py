@@ -1,4 +1,4 @@
-"""What a pair is known by, and what speaks against it: the one place where that is decided and put into words.
+"""What a pair is known by and what speaks against it: the one place where that is decided and worded.
 
 *Proven* is what values say: they agree to rounding, nothing else has them, and no other layout fits.
 *Plausible* is what names, structure, order and shapes say where values say nothing; it is told if something
@@ -12,10 +12,10 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from tensorcap.alignment.evidence import Agreement, rounding_of
+from tensorcap.alignment.evidence import Agreement, Prints, rounding_of, values_of
 from tensorcap.alignment.fitting import Fit
 from tensorcap.alignment.fusing import Fusion
 from tensorcap.alignment.mapping import Evidence
@@ -28,6 +28,7 @@ _TOLD: Final = 2.0  # nats, below which an agreement is not worth a word
 _CLOSE: Final = 0.4  # residual of values that agree; unrelated ones leave 1.4
 _ROUNDINGS: Final = 8  # of the coarser run, by which equal values differ at most
 _LEAST: Final = 2.0**-16  # that they may differ by, however fine the dtype: sums in another order
+_TURN: Final = ("transpose 0 1",)
 _USUAL: Final = {  # order in which parts of a fused projection mostly stand
     **{"q": 0, "query": 0, "k": 1, "key": 1, "v": 2, "value": 2},
     **{"gate": 0, "up": 1},
@@ -39,13 +40,16 @@ class Judge:
 
     Args:
         matching: The pairs.
+        turned: Of each two classes of modules, whether matrices that they hold are transposed, as those of
+            unlike sizes show; what is not in it is not known.
 
     Attributes:
         bound: How far equal values of floating dtypes may be apart, relative to their size.
     """
 
-    def __init__(self, matching: Matching) -> None:
+    def __init__(self, matching: Matching, turned: Mapping[tuple[str, str], bool]) -> None:
         self._matching = matching
+        self._turned = turned
         self.bound = max(_ROUNDINGS * max(side.rounding for side in matching.sides), _LEAST)
         places: dict[tuple[str, str], list[Place]] = defaultdict(list)
         for candidate in matching.accepted:
@@ -82,7 +86,10 @@ class Judge:
                 evidence = "shape"
                 doubts.append("ambiguous: other layouts fit as well")
             said += read_text(how)
-            doubts += self.doubts(records, self._distances(candidate), how)
+            one, other = self._matching.sides
+            classes = one.roles[candidate.reference].first.module, other.roles[candidate.target].first.module
+            is_turned = self._turned.get(classes)
+            doubts += self.doubts(records, self._distances(candidate), how, is_turned=is_turned)
         return evidence, "; ".join([*said, *doubts])
 
     def handed_on(
@@ -98,9 +105,11 @@ class Judge:
         records: tuple[Sequence[Record], Sequence[Record]],
         order: Sequence[int],
         how: Fit,
+        *,
+        is_held: bool,
     ) -> tuple[Evidence, str]:
-        """Evidence and reason of parts and their whole, the parts in this order."""
-        distances = [agreement.distance for agreement in fusion.agreeing.values()]
+        """Evidence and reason of parts and their whole, the parts in this order, or of what they hold."""
+        distances = [agreement.distance for agreement in fusion.agreeing.values() if not is_held]
         said = ["their shapes add up"]
         if distances:
             said = [_counted(len(distances), len(fusion.places), max(distances), None)]
@@ -112,11 +121,49 @@ class Judge:
         is_read = how.residual is not None and how.residual <= _CLOSE
         return "values" if distances or is_read else "shape", "; ".join([*said, *read_text(how), *doubts])
 
+    def held(
+        self,
+        evidence: Evidence,
+        pairs: Sequence[tuple[Sequence[Record], Sequence[Record]]],
+        records: tuple[Sequence[Record], Sequence[Record]],
+        how: Fit | None,
+        prints: tuple[Prints, Prints],
+        *,
+        is_turned: bool | None,
+    ) -> tuple[Evidence, str]:
+        """Evidence and reason of what modules that belong together hold.
+
+        Args:
+            evidence: What the modules are known by, if their slots have one name.
+            pairs: The tensors of all members.
+            records: Those that were read.
+            how: Their layout; None if there is none.
+            prints: Of both sides.
+            is_turned: Whether it is a matrix that should be transposed; None where that is not known.
+        """
+        said = ["of modules that belong together"]
+        found = ([values_of(side, known) for side, known in zip(p, prints, strict=True)] for p in pairs)
+        distances = [a.distance(b) for a, b in found if a and b and a.size == b.size]
+        near = [distance for distance in distances if distance <= self.expected(*records)]
+        if near:
+            said.append(_counted(len(near), len(pairs), max(near), None))
+        if how is None:
+            shapes = " and ".join(str(list(side[0].shape)) for side in records)
+            return "structure", "; ".join([*said, f"but shapes {shapes} differ, no layout fits"])
+        doubts = self.doubts(records, distances, how, is_turned=is_turned)
+        if how.choices > 1 and not how.is_proven and not doubts:
+            doubts.append("ambiguous: other layouts fit as well")
+        is_proven = near and len(near) == len(distances) and how.is_proven
+        known = evidence if evidence in ("name", "rule") else "values" if is_proven else "structure"
+        return known, "; ".join([*said, *read_text(how), *doubts])
+
     def doubts(
         self,
         records: tuple[Sequence[Record], Sequence[Record]],
         distances: Sequence[float],
         how: Fit,
+        *,
+        is_turned: bool | None = None,
     ) -> list[str]:
         """What the values say against a pair.
 
@@ -124,6 +171,7 @@ class Judge:
             records: What was read of it.
             distances: How far the prints of its members are apart.
             how: The layout.
+            is_turned: Whether it is a matrix that should be transposed; None where that is not known.
         """
         found = []
         bound = self.expected(*records)
@@ -135,9 +183,12 @@ class Judge:
             some = f" of {len(far)} of {len(distances)}" if 0 < len(far) < len(distances) else ""
             found.append(f"but values{some} differ by {worst:.1g}, expected at most {bound:.1g}")
         one, other = records
-        is_single = len(one) == len(other) == 1
-        if is_single and one[0].shape == other[0].shape and how.steps and how.is_sure:
-            found.append("but shapes are equal, so that values alone ask for these steps")
+        if len(one) == len(other) == 1 and one[0].shape == other[0].shape:
+            is_matrix = one[0].shape[:1] == one[0].shape[1:]
+            if how.steps and how.is_sure and not (is_turned and how.steps == _TURN):
+                found.append("but shapes are equal, so that values alone ask for these steps")
+            elif is_turned and is_matrix and not how.steps:
+                found.append("but it is not transposed, as those of unlike sizes are")
         return found
 
     def expected(self, reference: Sequence[Record], target: Sequence[Record]) -> float:

@@ -173,7 +173,7 @@ class Leavings:
         return _UNKNOWN, False
 
     def _likeness(self, i: int, one: Print) -> str:
-        """What without a partner has the values times a factor, or with other signs: a mistake of the port."""
+        """What has the values times a factor or with other signs, and no partner: a mistake of the port."""
         for sign in (1, -1):
             for name, other in self._by_shape[1 - i].around(one.times(sign), self._bound):
                 factor = sign * one.l2 / other.l2

@@ -13,6 +13,7 @@ from tensorcap.alignment.entries import (
 )
 from tensorcap.alignment.evidence import Prints
 from tensorcap.alignment.fusing import Fusion, fuse_by_shapes, fuse_by_values
+from tensorcap.alignment.holding import entries_of_held
 from tensorcap.alignment.leftovers import Leavings
 from tensorcap.alignment.mapping import Alignment, Entry, LeftOver
 from tensorcap.alignment.matching import Matching
@@ -50,7 +51,7 @@ def propose(
     """
     surveys = Survey.of(reference), Survey.of(target)
     archives = reference, target
-    prints = tuple(Prints(archive, may_read=read_values) for archive in archives)
+    prints = Prints(reference, may_read=read_values), Prints(target, may_read=read_values)
     one, other = (
         Side(survey, found, uses_values=by != "names") for survey, found in zip(surveys, prints, strict=True)
     )
@@ -79,10 +80,13 @@ def propose(
         left += unsure
     for candidate, argument in taken_results(matching, prints[1]) if by != "names" else ():
         entries += entries_of_taken(slots, candidate, argument)
+    held, unsure, contested = entries_of_held(slots, fused, surveys, None if by == "values" else naming, by)
+    entries += held
+    left += unsure
     leavings = Leavings(matching, slots.judge.bound)
     left += leavings.sites(surveys)
     links = resolve(Alignment(tuple(entries)), reference, target)
-    left += leavings.records(archives, links, left, ({}, {}))
+    left += leavings.records(archives, links, left, contested)
     return Alignment(tuple(_sorted(entries, one)), tuple(left))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from tensorcap.alignment.survey import Member, Survey, split_numbers
+from tensorcap.alignment.survey import HELD, Member, Survey, split_numbers
 from tensorcap_formats.keys import natural
 from tensorcap_formats.records import Record
 
@@ -61,7 +61,10 @@ class Role:
 
     @property
     def parent(self) -> str:
-        """The name of the role around it."""
+        """The name of the role around it; of a parameter, that of the module's with the parameter's name."""
+        site, slash, slot = self.name.rpartition("/")
+        if slash and slot.startswith(HELD):
+            return f"{site.rpartition('.')[0]}/{slot}"
         return self.name.rpartition(".")[0]
 
     @property

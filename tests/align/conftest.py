@@ -19,8 +19,6 @@ GAPS = {  # what `propose` does not do yet
     "test_every_link_is_equal_to_rounding_under_its_steps[t5]": "arguments of unlike modules are paired",
     "test_what_is_left_over_is_what_has_no_counterpart[t5-reference]": "results of layers within a scan",
     "test_what_is_left_over_is_what_has_no_counterpart[whisper-reference]": "an attention's second result",
-    "test_what_looks_right_and_what_is_right_are_kept_apart[square_weight]": "parameters are not paired",
-    "test_what_looks_right_and_what_is_right_are_kept_apart[transposed_weights]": "parameters are not paired",
 }
 PORTS = ("llama", "qwen3_moe", "gpt2", "gemma3", "bert", "t5", "whisper", "vit")
 
