@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from tensorcap.alignment.evidence import Prints
+from tensorcap.alignment.fitting import Candidate as LayoutChoice
 from tensorcap.alignment.fitting import Fit, fit
 from tensorcap.alignment.fusing import Fusion
 from tensorcap.alignment.judging import Judge
@@ -48,20 +49,27 @@ class Slots:
         self.prints = prints
         self.matching = matching
         self.judge = Judge(matching, turned or {})
+        self.fused: dict[tuple[tuple[str, ...], str], tuple[tuple[int, ...], tuple[str, ...]]] = {}
 
     def of(self, matching: Matching, turned: Mapping[tuple[str, str], bool]) -> Slots:
         """The same for other pairs of the same archives; see `Judge` for what is turned."""
         read_values = self._archives is not None
         return Slots(self._all_archives, self.prints, matching, read_values=read_values, turned=turned)
 
-    def fit(self, reference: Sequence[Record], target: Sequence[Record]) -> Fit | None:
+    def fit(
+        self,
+        reference: Sequence[Record],
+        target: Sequence[Record],
+        *,
+        among: Sequence[LayoutChoice] | None = None,
+    ) -> Fit | None:
         """The layout from some tensors of the target to some of the reference."""
         if len(reference) == len(target) == 1:
             one, other = reference[0], target[0]
             is_square = len({size for size in one.shape if size > 1}) < sum(size > 1 for size in one.shape)
             if one.shape == other.shape and one.digest and one.digest == other.digest and not is_square:
                 return Fit((), (0,), 0.0, float("inf"), 1, is_sure=True, is_proven=True)
-        return fit(reference, target, self._archives, self.matching.rounding)
+        return fit(reference, target, self._archives, self.matching.rounding, among=among)
 
     def arguments(self, one: Member, other: Member) -> list[tuple[str, str, tuple[str, ...]]]:
         """Arguments of two sites that belong together: equal names, equal values, or the only ones left."""
@@ -204,7 +212,7 @@ def _suits_all(slots: Slots, members: tuple[Member, Member], steps: tuple[str, .
         return False
 
 
-def entries_of_fusion(slots: Slots, fusion: Fusion, held: tuple[str, str] | None = None) -> Made:
+def entries_of_fusion(slots: Slots, fusion: Fusion, *, held: tuple[str, str] | None = None) -> Made:
     """The entries of parts and their whole: of their results, or of what they hold in these slots."""
     sides = slots.matching.sides
     part_side, whole_side = sides if fusion.is_split else sides[::-1]
@@ -218,6 +226,8 @@ def entries_of_fusion(slots: Slots, fusion: Fusion, held: tuple[str, str] | None
     fits = [(order, slots.fit(reference, [target[i] for i in order])) for order in tried]
     sure = [(order, how) for order, how in fits if how is not None and how.is_sure]
     order, how = min(sure, key=lambda f: f[1].residual or 0.0, default=((), None))
+    if how is None and held is not None:
+        order, how = _as_results(slots, fusion, reference, target)
     if how is None:
         names = " and ".join(fusion.parts)
         what = "statistics" if fusion.agreeing else "shapes"
@@ -231,6 +241,8 @@ def entries_of_fusion(slots: Slots, fusion: Fusion, held: tuple[str, str] | None
         ]
     if fusion.is_split:
         order = how.order
+    if held is None:
+        slots.fused[fusion.parts, fusion.whole] = order, how.steps
     evidence, reason = slots.judge.fusion(fusion, (reference, target), order, how, is_held=held is not None)
     made = []
     for indices, variables in _boxes(fusion.places):
@@ -249,6 +261,23 @@ def entries_of_fusion(slots: Slots, fusion: Fusion, held: tuple[str, str] | None
     if held is None and fusion.is_split and fusion.axis is None:
         made += _parts_arguments(slots, fusion)
     return made, []
+
+
+def _as_results(
+    slots: Slots, fusion: Fusion, reference: Sequence[Record], target: Sequence[Record]
+) -> tuple[tuple[int, ...], Fit | None]:
+    """The layout of what modules hold that is that of their results, on the one axis where it fits."""
+    order, steps = slots.fused.get((fusion.parts, fusion.whole), ((), ()))
+    cuts = [step.split() for step in steps if not step.startswith(("squeeze", "unsqueeze"))]
+    if len(cuts) != 1 or cuts[0][0] not in ("split", "concat"):
+        return order, None
+    name, _, *sizes = cuts[0]
+    theirs = target if fusion.is_split else [target[i] for i in order]
+    taken = order if fusion.is_split else (0,)
+    among = [((" ".join([name, str(axis), *sizes]),), taken) for axis in range(len(reference[0].shape))]
+    found = [slots.fit(reference, theirs, among=[candidate]) for candidate in among]
+    fitting = [how for how in found if how is not None]
+    return order, fitting[0] if len(fitting) == 1 else None
 
 
 def _tensors(side: Side, site: str, slot: str) -> Sequence[Record]:

@@ -27,6 +27,8 @@ Candidate = tuple[Steps, tuple[int, ...]]  # and the order in which the referenc
 
 _FAR: Final = 2.5  # times worse: another layout
 _CLOSE: Final = 0.4  # residual up to which values agree; unrelated ones leave 1.4
+_EXACT: Final = 2.0**-16  # residual at which nothing better is looked for, or so many roundings
+_ROUNDINGS: Final = 16
 _AXES: Final = 6
 _NAMES: Final = "abcdefgh"
 _HEADS: Final = range(4, 513)  # elements of a head
@@ -62,6 +64,8 @@ def fit(
     target: Sequence[Record],
     archives: tuple[Archive, Archive] | None,
     rounding: float,
+    *,
+    among: Sequence[Candidate] | None = None,
 ) -> Fit | None:
     """Find the steps from some tensors of the target to some of the reference.
 
@@ -70,12 +74,14 @@ def fit(
         target: Records of the target.
         archives: The two to read them from; None to go by shapes alone.
         rounding: Relative rounding of the runs, below which residuals say nothing.
+        among: The layouts that come into question; by default all that shapes allow.
 
     Returns:
         The best layout; None if none is possible.
     """
     shapes = [r.shape for r in reference], [t.shape for t in target]
-    found = [c for c in dict.fromkeys(candidates(*shapes)) if _fits(c, *shapes)]
+    known = candidates(*shapes) if among is None else among
+    found = [c for c in dict.fromkeys(known) if _fits(c, *shapes)]
     if not found:
         return None
     records = (*reference, *target)
@@ -87,7 +93,7 @@ def fit(
     given = [_values(archives[1], record) for record in target]
     residuals = [_left(candidate, wanted, given) for candidate in found]
     plain = _chosen(found, residuals, shapes, rounding)
-    if min(residuals) <= _CLOSE or len(records) > 2:
+    if min(residuals) <= max(_EXACT, _ROUNDINGS * rounding) or len(records) > 2 or among:
         return plain
     further = [c for c in reordered(shapes[0][0], shapes[1][0]) if _fits(c, *shapes)]
     residuals += [_left(candidate, wanted, given) for candidate in further]

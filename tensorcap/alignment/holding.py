@@ -79,13 +79,17 @@ class Holdings:
 
     def _pairs(self, one: Member, other: Member) -> list[Held]:
         """Slots of two modules that belong together."""
-        mine, theirs = one.held, other.held
+        mine, theirs = dict(one.further), dict(other.further)
         found: list[Held] = []
 
         def take(slot: str, partner: str) -> None:
             found.append((slot, partner))
             del mine[slot], theirs[partner]
 
+        if one.result is not None and other.result is not None:
+            slot, partner = f"grad_{one.result.key.slot}", f"grad_{other.result.key.slot}"
+            if slot in mine and partner in theirs:
+                take(slot, partner)
         for slot in [s for s in mine if s in theirs and _sizes(mine[s]) & _sizes(theirs[s])]:
             take(slot, slot)
         for slot in list(mine):
@@ -98,24 +102,21 @@ class Holdings:
                 for left in (mine, theirs)
             ]
             if len(fitting[0]) == len(fitting[1]) == 1:
-                take(slot, fitting[1][0])
-        for slot in [s for s in mine if s in theirs]:  # of unlike sizes
+                is_gradient = not slot.startswith(HELD)  # of what may be another argument
+                if not (is_gradient and self._are_near(one, slot, other, fitting[1][0]) is False):
+                    take(slot, fitting[1][0])
+        for slot in [s for s in mine if s in theirs and s.startswith(HELD)]:  # of unlike sizes
             take(slot, slot)
-        if one.result is not None and other.result is not None:
-            slots = f"grad_{one.result.key.slot}", f"grad_{other.result.key.slot}"
-            if slots[0] in one.further and slots[1] in other.further:
-                found.append(slots)
-        same = one.further.keys() & other.further.keys() - mine.keys() - theirs.keys()
-        known = {slot for held in found for slot in held}
-        return found + [(slot, slot) for slot in sorted(same - known)]
+        return found
 
-    def _are_near(self, one: Member, slot: str, other: Member, other_slot: str) -> bool:
+    def _are_near(self, one: Member, slot: str, other: Member, other_slot: str) -> bool | None:
+        """Whether two slots of one kind have near values; None where they tell nothing."""
         if _kind(slot) != _kind(other_slot):
             return False
         mine = values_of(one.further[slot], self._prints[0])
         theirs = values_of(other.further[other_slot], self._prints[1])
         if mine is None or theirs is None:
-            return False
+            return None
         return mine.distance(theirs) <= _NEAR * self.matching.rounding
 
     def _of_fusion(self, fusion: Fusion) -> Iterator[Held]:
@@ -176,7 +177,7 @@ def entries_of_held(
     own = slots.of(matching, turned)
     made = [
         *(entries_of_holding(slots, c, holding, turned) for c, found in holdings.pairs for holding in found),
-        *(entries_of_fusion(slots, fusion, held) for fusion, held in holdings.fused),
+        *(entries_of_fusion(slots, fusion, held=held) for fusion, held in holdings.fused),
         *(entries_of_pair(own, candidate) for candidate in matching.accepted),
         *(entries_of_fusion(own, fusion) for fusion in wholes),
     ]

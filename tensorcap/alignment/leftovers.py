@@ -131,6 +131,8 @@ class Leavings:
                 yield record, (f"the {_SIDES[1 - i]} has fewer calls", False)
             elif contested.get(place):
                 yield record, (_could_be(contested[place]), False)
+            elif key.slot.startswith("grad_"):
+                yield record, (_UNKNOWN, False)
             else:
                 yield record, self._of_record(i, record)
 

@@ -177,7 +177,7 @@ def _first_calls(
 def _further(archive: Archive) -> dict[str, dict[str, tuple[Record, ...]]]:
     """What is neither result nor argument, by site and slot; of each rank, where ranks hold unlike ones."""
     found: dict[str, dict[str, dict[int, Record]]] = {}
-    for record in archive.records:
+    for record in sorted(archive.records, key=lambda r: (r.key.step, r.key.call)):  # calls go back in reverse
         key = record.key
         if not key.is_bare and key.slot.startswith((*HELD, "grad_")):
             found.setdefault(key.site, {}).setdefault(key.slot, {}).setdefault(key.rank, record)
