@@ -28,6 +28,7 @@ _TOLD: Final = 2.0  # nats, below which an agreement is not worth a word
 _CLOSE: Final = 0.4  # residual of values that agree; unrelated ones leave 1.4
 _ROUNDINGS: Final = 8  # of the coarser run, by which equal values differ at most
 _LEAST: Final = 2.0**-16  # that they may differ by, however fine the dtype: sums in another order
+_UNRELATED: Final = 0.1  # of the size of most elements, by which errors are no rounding
 _TURN: Final = ("transpose 0 1",)
 _USUAL: Final = {  # order in which parts of a fused projection mostly stand
     **{"q": 0, "query": 0, "k": 1, "key": 1, "v": 2, "value": 2},
@@ -90,6 +91,7 @@ class Judge:
             classes = one.roles[candidate.reference].first.module, other.roles[candidate.target].first.module
             is_turned = self._turned.get(classes)
             doubts += self.doubts(records, self._distances(candidate), how, is_turned=is_turned)
+            doubts += self._argument_doubts(candidate) if not doubts else []
         return evidence, "; ".join([*said, *doubts])
 
     def handed_on(
@@ -182,6 +184,10 @@ class Judge:
         elif worst > bound:
             some = f" of {len(far)} of {len(distances)}" if 0 < len(far) < len(distances) else ""
             found.append(f"but values{some} differ by {worst:.1g}, expected at most {bound:.1g}")
+        elif how.typical is not None and how.typical > max(_UNRELATED, bound):
+            found.append(
+                f"but half of the elements differ by {how.typical:.1g} or more, the largest are equal"
+            )
         one, other = records
         if len(one) == len(other) == 1 and one[0].shape == other[0].shape:
             is_matrix = one[0].shape[:1] == one[0].shape[1:]
@@ -220,6 +226,28 @@ class Judge:
         if (candidate.reference, candidate.target) in self._shuffled:
             found.append("but their numbers do not rise together")
         return found
+
+    def _argument_doubts(self, candidate: Candidate) -> list[str]:
+        """What arguments of equal names say, as far as they are known."""
+        roles = [
+            side.roles[name]
+            for side, name in zip(self._matching.sides, (candidate.reference, candidate.target), strict=True)
+        ]
+        far: dict[str, float] = {}
+        for a, b in candidate.places:
+            ones, others = roles[0].members[a].arguments, roles[1].members[b].arguments
+            for name in ones.keys() & others.keys():
+                mine, theirs = (
+                    side.print_of(found[name])
+                    for side, found in zip(self._matching.sides, (ones, others), strict=True)
+                )
+                if mine is not None and theirs is not None and mine.size == theirs.size:
+                    distance = mine.distance(theirs)
+                    if distance > self.expected([ones[name]], [others[name]]):
+                        far[name] = max(distance, far.get(name, 0.0))
+        return [
+            f"but its argument {name} differs by {distance:.1g}" for name, distance in sorted(far.items())
+        ]
 
     def _distances(self, candidate: Candidate) -> list[float]:
         """How far the prints of all members are apart, as far as they are known and of one count."""

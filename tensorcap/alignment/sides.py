@@ -30,6 +30,7 @@ class Side:
             m.site: (role, index) for role in self.roles.values() for index, m in role.members.items()
         }
         self._prints = prints
+        self._uses_values = uses_values
         self._takers: dict[str, list[str]] = defaultdict(list)
         for site, (role, index) in self.by_site.items():
             for record in role.members[index].arguments.values():
@@ -67,13 +68,17 @@ class Side:
         """The sites that were given the values of a record."""
         return self._takers.get(record.digest, [])
 
+    def print_of(self, record: Record) -> Print | None:
+        """The print of a record; None where it proves nothing, or values are not to be used."""
+        return self._prints.of(record) if self._uses_values else None
+
     def order(self, site: str) -> int:
         """When a site gave its first result."""
         return self.records(site)[0].order
 
     def arguments(self, role: str, index: Index) -> list[Print]:
         """Prints of what a member was given."""
-        found = (self._prints.of(record) for record in self.roles[role].members[index].arguments.values())
+        found = map(self.print_of, self.roles[role].members[index].arguments.values())
         return [one for one in found if one is not None]
 
 

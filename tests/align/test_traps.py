@@ -25,7 +25,7 @@ def archive_of(path: Path, tensors: Tensors) -> Archive:
     writer = Writer(path)
     for site, array in tensors.items():
         key = Key.parse(f"0/{site}" if "/" in site else f"0/{site}/output")
-        dtype = DTYPES["bfloat16" if array.dtype == np.uint16 else "float32"]
+        dtype = DTYPES["bfloat16" if array.dtype == np.uint16 else array.dtype.name]
         writer.add(key, np.ascontiguousarray(array), dtype, array.shape)
     writer.close()
     return open_archive(path)
@@ -68,4 +68,5 @@ def test_what_looks_right_and_what_is_right_are_kept_apart(name: str, tmp_path: 
     assert {pair for pair in trap.silent & found if not is_told(alignment, pair[0])} == set()
     assert {pair for pair in trap.unproven & by_values if not is_told(alignment, pair[0])} == set()
     assert {place for place in trap.doubts if not is_told(alignment, place)} == set()
+    assert {place for place in trap.sure if is_told(alignment, place)} == set()
     assert {place for place in trap.as_is if place in turned and not is_told(alignment, place)} == set()
