@@ -14,8 +14,12 @@ from tensorcap_formats.records import Record
 class Side:
     """One archive as the matching sees it.
 
+    A *site* here is one of its results: its main one goes under its name, others under `SITE/SLOT`.
+
     Attributes:
         roles: By name.
+        by_site: Role and numbers of each site.
+        results_of: The results of each module, the main one first.
         prints: Of the results, by site.
         groups: Sites whose results are equal.
         group_of: The number of each site's group.
@@ -27,6 +31,9 @@ class Side:
         self.by_site = {
             m.site: (role, index) for role in self.roles.values() for index, m in role.members.items()
         }
+        self.results_of: dict[str, list[str]] = defaultdict(list)
+        for site in self.by_site:
+            self.results_of[self.module(site)].append(site)
         self._prints = prints
         self._takers: dict[str, list[str]] = defaultdict(list)
         for site, (role, index) in self.by_site.items():
@@ -46,6 +53,23 @@ class Side:
         """Find the sites whose results are equal within so much."""
         self.groups = groups(self.prints, rounding)
         self.group_of = {site: i for i, group in enumerate(self.groups) for site in group}
+
+    def module(self, site: str) -> str:
+        """The name of the module that gave a result."""
+        return self.result(site).key.site
+
+    def result(self, site: str) -> Record:
+        """What a site gave, of several ranks the first."""
+        role, index = self.by_site[site]
+        result = role.members[index].result
+        assert result is not None
+        return result
+
+    def place(self, site: str) -> str:
+        """A site as a place of a mapping, with its slot where its module gave several results."""
+        module = self.module(site)
+        is_one = site == module and len(self.results_of[module]) == 1
+        return site if is_one else f"{module}/{self.result(site).key.slot}"
 
     def site(self, role: str, index: Index) -> str:
         """The site of a member."""
