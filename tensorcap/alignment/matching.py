@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from tensorcap.alignment.evidence import Agreement, agreements
+from tensorcap.alignment.evidence import Agreement, Print, agreements
 from tensorcap.alignment.likeness import roles_alike
 from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.naming import Canonical, name_of, plain_name
@@ -252,10 +252,11 @@ class Matching:
 
     def are_near(self, left: str, right: str) -> bool | None:
         """Whether two sites have values as near as those of pairs are; None where they tell nothing."""
-        one, other = self.sides[0].prints.get(left), self.sides[1].prints.get(right)
-        if one is None or other is None:
-            return None
-        return one.distance(other) <= self._near
+        return self.is_near(self.sides[0].prints.get(left), self.sides[1].prints.get(right))
+
+    def is_near(self, one: Print | None, other: Print | None) -> bool | None:
+        """Whether values are as near as those of pairs are; None where they tell nothing."""
+        return None if one is None or other is None else one.distance(other) <= self._near
 
     @property
     def _near(self) -> float:
@@ -276,7 +277,7 @@ class Matching:
         takers = self.sides[side].takers(site)
         if any(taker in self.partner[side] and self._agrees(side, taker) for taker in takers):
             return True
-        around = site.rpartition(".")[0]
+        around = self.sides[side].module(site).rpartition(".")[0]
         while around and around not in self.partner[side]:
             around = around.rpartition(".")[0]
         if around:

@@ -6,12 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Final, Literal
 
-from tensorcap.alignment.entries import (
-    Slots,
-    entries_of_fusion,
-    entries_of_pair,
-    entries_of_taken,
-)
+from tensorcap.alignment.entries import entries_of_fusion, entries_of_pair, entries_of_taken
 from tensorcap.alignment.evidence import Prints
 from tensorcap.alignment.fusing import Fusion, fuse_by_shapes, fuse_by_values
 from tensorcap.alignment.mapping import Alignment, Entry, LeftOver
@@ -19,6 +14,7 @@ from tensorcap.alignment.matching import Matching
 from tensorcap.alignment.naming import Naming, plain_name
 from tensorcap.alignment.placing import pair_by_place
 from tensorcap.alignment.sides import Side
+from tensorcap.alignment.slots import Slots
 from tensorcap.alignment.survey import Survey
 from tensorcap.alignment.taking import taken_results
 from tensorcap_formats.archive import Archive
@@ -70,7 +66,7 @@ def propose(
     slots = Slots(archives, prints, matching, read_values=read_values)
     entries: list[Entry] = []
     left: list[LeftOver] = []
-    for candidate in matching.accepted:
+    for candidate in sorted(matching.accepted, key=lambda c: bool(one.roles[c.reference].slot)):
         made, unsure = entries_of_pair(slots, candidate)
         entries += made
         left += unsure

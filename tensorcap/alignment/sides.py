@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tensorcap.alignment.evidence import Print, Prints, groups, values_of
 from tensorcap.alignment.roles import Index, roles_of
-from tensorcap.alignment.survey import Survey
+from tensorcap.alignment.survey import Member, Survey
 from tensorcap_formats.records import Record
 
 
@@ -58,10 +58,14 @@ class Side:
         """The name of the module that gave a result."""
         return self.result(site).key.site
 
+    def member(self, site: str) -> Member:
+        """A site as its role has it."""
+        role, index = self.by_site[site]
+        return role.members[index]
+
     def result(self, site: str) -> Record:
         """What a site gave, of several ranks the first."""
-        role, index = self.by_site[site]
-        result = role.members[index].result
+        result = self.member(site).result
         assert result is not None
         return result
 
@@ -77,8 +81,7 @@ class Side:
 
     def records(self, site: str) -> tuple[Record, ...]:
         """What a site gave: one tensor, or one of each rank where they are not all equal."""
-        role, index = self.by_site[site]
-        member = role.members[index]
+        member = self.member(site)
         is_shared = len({(r.digest, r.shape) for r in member.shards}) == 1 and member.shards[0].digest
         if member.shards and not is_shared:
             return member.shards
