@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import string
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -14,9 +13,9 @@ from tensorcap.alignment.fusing import Fusion
 from tensorcap.alignment.mapping import Entry, Evidence, LeftOver, Values
 from tensorcap.alignment.matching import Candidate, Matching, Place
 from tensorcap.alignment.roles import Index, Role, pattern
+from tensorcap.alignment.sides import Side
 from tensorcap.alignment.slots import Slots
 from tensorcap.alignment.survey import Member
-from tensorcap_formats.records import Record
 
 Made = tuple[list[Entry], list[LeftOver]]
 
@@ -90,6 +89,13 @@ def _slot(role: Role, member: Member) -> str:
     return "" if is_said or member.result is None else f"/{member.result.key.slot}"
 
 
+def _main_slot(side: Side, role: Role) -> str:
+    """What a role's name lacks of the place of its results, if its sites have others besides."""
+    has_others = any(len(side.results_of[side.module(m.site)]) > 1 for m in role.members.values())
+    found = {_slot(role, member) for member in role.members.values()}
+    return found.pop() if has_others and len(found) == 1 else ""
+
+
 def entries_of_taken(slots: Slots, candidate: Candidate, argument: str) -> list[Entry]:
     """The entries of results that the target has as an argument; none if no layout is certain."""
     sides = slots.matching.sides
@@ -121,15 +127,7 @@ def entries_of_fusion(slots: Slots, fusion: Fusion) -> Made:
     """The entries of parts and their whole."""
     sides = slots.matching.sides
     part_side, whole_side = sides if fusion.is_split else sides[::-1]
-    index = min(fusion.agreeing or fusion.places, key=lambda i: (_distance(fusion, i), i))
-    sites, whole_site = fusion.places[index]
-    parts = [record for site in sites for record in part_side.records(site)]
-    whole = whole_side.records(whole_site)
-    reference, target = (parts, whole) if fusion.is_split else (whole, parts)
-    tried = _orders(reference, target, is_split=fusion.is_split)
-    fits = [(order, slots.fit(reference, [target[i] for i in order])) for order in tried]
-    sure = [(order, how) for order, how in fits if how is not None and how.is_sure]
-    order, how = min(sure, key=lambda f: f[1].residual or 0.0, default=((), None))
+    how, order = fusion.how, fusion.order
     if how is None:
         names = " and ".join(fusion.parts)
         what = "statistics" if fusion.agreeing else "shapes"
@@ -141,8 +139,6 @@ def entries_of_fusion(slots: Slots, fusion: Fusion) -> Made:
             LeftOver("reference", tuple(left), reason, is_explained=False),
             LeftOver("target", tuple(right), reason, is_explained=False),
         ]
-    if fusion.is_split:
-        order = how.order
     distances = [agreement.distance for agreement in fusion.agreeing.values()]
     reason = "their shapes add up"
     if distances:
@@ -150,21 +146,21 @@ def entries_of_fusion(slots: Slots, fusion: Fusion) -> Made:
     reason += _left(how)
     made = []
     for indices, variables in _boxes(fusion.places):
-        whole_name = pattern(whole_side.roles[fusion.whole], _VARIABLES, (0,) * len(indices))
+        whole = whole_side.roles[fusion.whole]
+        whole_name = pattern(whole, _VARIABLES, (0,) * len(indices)) + _main_slot(whole_side, whole)
         if fusion.axis is None:
             roles = [part_side.roles[name] for name in fusion.parts]
-            parts_names = [pattern(role, _VARIABLES, fusion.shift) for role in roles]
+            parts_names = [
+                pattern(role, _VARIABLES, fusion.shift) + _main_slot(part_side, role) for role in roles
+            ]
         else:
-            parts_names = _listed(part_side.roles[fusion.parts[0]], fusion, indices)
+            role = part_side.roles[fusion.parts[0]]
+            parts_names = [name + _main_slot(part_side, role) for name in _listed(role, fusion, indices)]
         ordered = tuple(parts_names[i] for i in order)
         both = (ordered, (whole_name,)) if fusion.is_split else ((whole_name,), ordered)
         made.append(Entry(both[0], both[1], variables, how.steps, "values", reason))
     made += _parts_arguments(slots, fusion) if fusion.axis is None else []
     return made, []
-
-
-def _distance(fusion: Fusion, index: Index) -> float:
-    return fusion.agreeing[index].distance if index in fusion.agreeing else 0.0
 
 
 def _parts_arguments(slots: Slots, fusion: Fusion) -> list[Entry]:
@@ -194,16 +190,6 @@ def _parts_arguments(slots: Slots, fusion: Fusion) -> list[Entry]:
             places = (f"{one}/input.{mine}",), (f"{other}/input.{theirs}",)
             made.append(Entry(*places, variables, steps, "values", "what the parts were given"))
     return made
-
-
-def _orders(
-    reference: Sequence[Record], target: Sequence[Record], *, is_split: bool
-) -> list[tuple[int, ...]]:
-    """Orders in which the target's tensors may be joined; for a split, `fit` looks for the order itself."""
-    plain = tuple(range(len(target)))
-    if is_split or len(target) > 4:
-        return [plain]
-    return list(itertools.permutations(plain))
 
 
 def _listed(role: Role, fusion: Fusion, indices: Sequence[Sequence[int]]) -> list[str]:

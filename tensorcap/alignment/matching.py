@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -83,6 +83,7 @@ class Matching:
     """Pairs of roles, found step by step.
 
     Attributes:
+        is_ordered: Whether both archives have an order of results.
         accepted: The pairs.
         contested: Candidates that others are as good as.
     """
@@ -90,7 +91,7 @@ class Matching:
     def __init__(
         self, reference: Side, target: Side, canonical: Canonical | None, *, is_ordered: bool = True
     ) -> None:
-        self._is_ordered = is_ordered
+        self.is_ordered = is_ordered
         self.sides = reference, target
         self.rounding = max(reference.rounding, target.rounding)
         self.accepted: list[Candidate] = []
@@ -110,18 +111,31 @@ class Matching:
         if canonical is not None:
             self._add_names(canonical)
 
-    def run(self, *, by_names_only: bool = False) -> None:
-        """Settle all candidates."""
-        every = list(self._candidates.values())
-        self._settle([c for c in every if c.is_named])
-        if by_names_only:
-            return
+    def settle_names(self, outdone: Container[tuple[str, str]] = ()) -> None:
+        """Settle what has equal names, but for pairs of roles that something better is known for."""
+        every = self._candidates.values()
+        self._settle([c for c in every if c.is_named and (c.reference, c.target) not in outdone])
+
+    def settle_leaves(self) -> None:
+        """Settle modules without others inside that values prove, by their main results, list by list."""
+        self._settle([c for c in self._proven(is_plain=True) if self._is_leaf(c)])
+
+    def settle_proven(self, *, is_plain: bool) -> None:
+        """Settle what values prove; if plain, only by main results, and only one list as another."""
         before = -1
         while before != len(self.accepted):
             before = len(self.accepted)
-            proven = [c for c in every if c.nats >= _ENOUGH]
+            proven = self._proven(is_plain=is_plain)
             self._settle([c for c in proven if self._is_leaf(c)])
             self._settle(proven)
+
+    def _proven(self, *, is_plain: bool) -> list[Candidate]:
+        found = [c for c in self._candidates.values() if c.nats >= _ENOUGH or (c.is_named and not is_plain)]
+        return [c for c in found if self._is_plain(c)] if is_plain else found
+
+    def _is_plain(self, candidate: Candidate) -> bool:
+        one, other = self.sides[0].roles[candidate.reference], self.sides[1].roles[candidate.target]
+        return not one.slot and not other.slot and one.rank == other.rank
 
     def pair_names_left(self) -> None:
         """Pair what has equal names though not as many elements, if nothing else was found for either."""
@@ -225,8 +239,11 @@ class Matching:
         is_by_rule = name_of(one, plain_name)[0] != name_of(other, plain_name)[0]
         named = Candidate(one.name, other.name, places, is_named=True, is_by_rule=is_by_rule)
         places = tuple(place for place in places if self.sizes_fit(named, place))
-        if not places:
+        if one.slot.rpartition(".")[2].isdigit():  # a place in a tuple is hardly a name
+            places = tuple(place for place in places if not self.contradicts(named, place))
+        elif not places:
             self._misfits.append(named)
+        if not places:
             return
         a, b = places[0]
         candidate, _ = self._candidate(self._candidates, one.members[a].site, other.members[b].site)
@@ -319,7 +336,7 @@ class Matching:
 
     def _settle(self, candidates: Iterable[Candidate]) -> None:
         """Take the most certain candidates one after the other."""
-        live = list(candidates)
+        live = [c for c in candidates if any(self.is_free(c, place) for place in c.places)]
         for candidate in live:
             candidate.likeness = self.likeness(candidate)
         live = sorted((c for c in live if c.score >= _ENOUGH or c.is_named), key=lambda c: c.order)
@@ -331,7 +348,7 @@ class Matching:
                 wanted[0][left].append((number, right))
                 wanted[1][right].append((number, left))
         waiting = list(range(len(live)))
-        for may_tie in (False, True)[: 1 + self._is_ordered]:
+        for may_tie in (False, True)[: 1 + self.is_ordered]:
             before = -1
             while before != len(self.accepted):
                 before = len(self.accepted)
