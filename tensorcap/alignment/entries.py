@@ -188,7 +188,7 @@ def _parts_arguments(slots: Slots, fusion: Fusion) -> list[Entry]:
             ]
             one, other = names if fusion.is_split else names[::-1]
             places = (f"{one}/input.{mine}",), (f"{other}/input.{theirs}",)
-            made.append(Entry(*places, variables, steps, "values", "what the parts were given"))
+            made.append(Entry(*places, variables, steps, "values", "what both sides were given"))
     return made
 
 

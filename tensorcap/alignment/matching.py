@@ -308,11 +308,15 @@ class Matching:
         other = self.partner[side][site]
         return bool(self.are_near(site, other) if side == 0 else self.are_near(other, site))
 
-    def has_like(self, side: int, site: str) -> bool:
-        """Whether the other side has a tensor with a site's values, though nothing may prove it."""
+    def alike(self, side: int, site: str) -> list[str]:
+        """The sites of the other side with a site's values, though nothing may prove it."""
         one = self.sides[side].prints.get(site)
-        others = self.sides[1 - side].prints.values()
-        return one is not None and any(one.distance(p) <= self._near for p in others if p.size == one.size)
+        others = self.sides[1 - side].prints.items()
+        return (
+            [name for name, p in others if p.size == one.size and one.distance(p) <= self._near]
+            if one
+            else []
+        )
 
     def values_elsewhere(self, candidate: Candidate, place: Place) -> str:
         """The role of the target that has the values of the reference's member, where that is another one."""

@@ -114,12 +114,24 @@ def _left_over(matching: Matching, surveys: tuple[Survey, Survey]) -> list[LeftO
     rivals = _rivals(matching)
     names: tuple[Literal["reference", "target"], ...] = ("reference", "target")
     for i, name in enumerate(names):
-        side, given = matching.sides[i], matching.given if i == 0 else set()
+        side = matching.sides[i]
+        told = {
+            site: _reason(matching, i, site, rivals[i])
+            for site in side.by_site
+            if _is_left(matching, i, site)
+        }
+        whole = {module for module, sites in side.results_of.items() if all(site in told for site in sites)}
         for role in side.roles.values():
             reasons: dict[tuple[str, bool], list[str]] = defaultdict(list)
             for member in role.members.values():
-                if not matching.has_partner(i, member.site) and member.site not in given:
-                    reasons[_reason(matching, i, member.site, rivals[i])].append(member.site)
+                if member.site not in told:
+                    continue
+                module = side.module(member.site)
+                if module not in whole:
+                    reasons[told[member.site]].append(side.place(member.site))
+                elif not role.slot:  # none of its results has a partner: told once, with the gravest reason
+                    gravest = min((told[site] for site in side.results_of[module]), key=lambda r: r[1])
+                    reasons[gravest].append(module)
             known = next((reason for reason, is_explained in reasons if is_explained), None)
             for (reason, is_explained), sites in reasons.items():
                 if known is not None and reason == _UNKNOWN:  # one role, one reason
@@ -130,6 +142,10 @@ def _left_over(matching: Matching, surveys: tuple[Survey, Survey]) -> list[LeftO
         if never:
             found.append(LeftOver(name, tuple(never), "never called"))
     return found
+
+
+def _is_left(matching: Matching, side: int, site: str) -> bool:
+    return not matching.has_partner(side, site) and (side or site not in matching.given)
 
 
 def _rivals(matching: Matching) -> tuple[Mapping[str, list[str]], Mapping[str, list[str]]]:
@@ -157,7 +173,15 @@ def _reason(matching: Matching, i: int, site: str, rivals: Mapping[str, list[str
     if known:
         role = side.by_site[known[0]][0]
         return f"has the values of {role.name}, which has a partner", True
-    if site in side.prints and not matching.has_like(i, site) and matching.is_sealed(i, site):
-        other = "target" if i == 0 else "reference"
-        return f"nothing in the {other} has its values, and what comes of them agrees", True
+    other = "target" if i == 0 else "reference"
+    if site in side.prints:
+        alike = matching.alike(i, site)
+        known = [found for found in alike if matching.has_partner(1 - i, found)]
+        if known:
+            role = matching.sides[1 - i].by_site[known[0]][0]
+            return f"has the values of {role.name} of the {other}, which has another partner", True
+        if not alike and matching.is_sealed(i, site):
+            return f"nothing in the {other} has its values, and what comes of them agrees", True
+    elif side.by_site[site][0].slot and matching.is_sealed(i, site):
+        return "has no values to find it by, and what comes of them agrees", True
     return _UNKNOWN, False
