@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
 _TOLD = "the doubt is not told"
 GAPS = {  # what `propose` does not do yet
-    "test_no_pair_is_wrong[whisper]": "an argument whose values contradict",
-    "test_what_is_left_over_is_what_has_no_counterpart[whisper-reference]": "an attention's second result",
     "test_what_looks_right_and_what_is_right_are_kept_apart[twins]": _TOLD,
     "test_what_looks_right_and_what_is_right_are_kept_apart[scaled]": _TOLD,
     "test_what_looks_right_and_what_is_right_are_kept_apart[symmetric]": _TOLD,
