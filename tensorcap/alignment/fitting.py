@@ -312,8 +312,8 @@ def _listed(sizes: Sequence[int]) -> str:
 def _joined(reference: Shape, target: Sequence[Shape]) -> Iterator[Candidate]:
     """Steps from several tensors to one: shards, parts, layers, or sums."""
     count = len(target)
-    if len(set(target)) == 1 and target[0] == reference:
-        yield ("sum",), (0,)
+    if len(set(target)) == 1:
+        yield from ((("sum", *steps), (0,)) for steps in rearranged(target[0], reference))
     if len({len(shape) for shape in target}) > 1:
         return
     for axis in reversed(range(len(target[0]))):
@@ -385,11 +385,16 @@ def _moves(candidate: Candidate, reference: Sequence[Shape], target: Sequence[Sh
         np.arange(start, start + size).reshape(shape)
         for start, size, shape in zip(starts, sizes, target, strict=True)
     ]
+    added = []
     for step in Layout.parse(steps).steps:
-        if step.is_arithmetic:
-            return [step.text.encode()]
+        if step.is_arithmetic:  # of what is added up, the first says where elements lie
+            added.append(step.text.encode())
+            numbered = numbered[:1]
+            continue
         numbered = numbered[:: step.copies] if isinstance(step, Dereplicate) else step.apply(numbered)
-    return [array.tobytes() for _, array in sorted(zip(order, numbered, strict=True), key=lambda p: p[0])]
+    return added + [
+        array.tobytes() for _, array in sorted(zip(order, numbered, strict=True), key=lambda p: p[0])
+    ]
 
 
 def _typical(how: Fit, wanted: Sequence[Array], given: Sequence[Array]) -> float | None:

@@ -12,16 +12,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tensorcap.alignment.entries import Made, Slots, entries_of_fusion, entries_of_pair, placed
+from tensorcap.alignment.entries import Made, entries_of_fusion, entries_of_pair, placed
 from tensorcap.alignment.evidence import Prints, values_of
 from tensorcap.alignment.fitting import Fit, Shape
-from tensorcap.alignment.fusing import Fusion, fuse_by_values
+from tensorcap.alignment.fusing import Fusion, fitted, fuse_by_values
 from tensorcap.alignment.leftovers import Rivals, rivals
 from tensorcap.alignment.mapping import Entry, LeftOver
 from tensorcap.alignment.matching import Candidate, Matching, Place
 from tensorcap.alignment.naming import Canonical
 from tensorcap.alignment.roles import Role
 from tensorcap.alignment.sides import Side
+from tensorcap.alignment.slots import Slots
 from tensorcap.alignment.survey import HELD, Member, Survey, Template, fold
 from tensorcap_formats.records import Record
 
@@ -79,7 +80,7 @@ class Holdings:
 
     def _pairs(self, one: Member, other: Member) -> list[Held]:
         """Slots of two modules that belong together."""
-        mine, theirs = dict(one.further), dict(other.further)
+        mine, theirs = dict(one.beside), dict(other.beside)
         found: list[Held] = []
 
         def take(slot: str, partner: str) -> None:
@@ -113,21 +114,23 @@ class Holdings:
         """Whether two slots of one kind have near values; None where they tell nothing."""
         if _kind(slot) != _kind(other_slot):
             return False
-        mine = values_of(one.further[slot], self._prints[0])
-        theirs = values_of(other.further[other_slot], self._prints[1])
+        mine = values_of(one.beside[slot], self._prints[0])
+        theirs = values_of(other.beside[other_slot], self._prints[1])
         if mine is None or theirs is None:
             return None
         return mine.distance(theirs) <= _NEAR * self.matching.rounding
 
     def _of_fusion(self, fusion: Fusion) -> Iterator[Held]:
         """Slots that all parts have, and the slots of the whole that they make."""
+        if fusion.is_sum:
+            return
         parts_side, whole_side = (0, 1) if fusion.is_split else (1, 0)
         part_sites, whole_site = fusion.places[min(fusion.places)]
-        parts = [self._member(parts_side, site) for site in part_sites]
-        whole = self._member(whole_side, whole_site)
-        left = dict(whole.further)
-        for slot in sorted(set.intersection(*(set(part.further) for part in parts))):
-            size = sum(record.size for part in parts for record in part.further[slot])
+        parts = [self.matching.sides[parts_side].member(site) for site in part_sites]
+        whole = self.matching.sides[whole_side].member(whole_site)
+        left = dict(whole.beside)
+        for slot in sorted(set.intersection(*(set(part.beside) for part in parts))):
+            size = sum(record.size for part in parts for record in part.beside[slot])
             fitting = [
                 s for s, rs in left.items() if _kind(s) == _kind(slot) and sum(r.size for r in rs) == size
             ]
@@ -140,10 +143,6 @@ class Holdings:
                 sites = (found, (one,)) if fusion.is_split else ((one,), found)
                 self._take(sites[0], sites[1], held)
             yield held
-
-    def _member(self, side: int, site: str) -> Member:
-        role, index = self.matching.sides[side].by_site[site]
-        return role.members[index]
 
 
 def entries_of_held(
@@ -168,16 +167,25 @@ def entries_of_held(
         Side(survey, prints, uses_values=by != "names")
         for survey, prints in zip(rest, slots.prints, strict=True)
     )
-    named = None if canonical is None else (lambda place: _canonical(place, canonical))
-    matching = Matching(one, other, named, is_ordered=False)
-    matching.run(by_names_only=by == "names")
-    wholes = fuse_by_values(matching) if by != "names" else []
+    for side in (one, other):
+        for role in side.roles.values():
+            role.slot = role.name.rpartition("/")[2]
+    matching = Matching(one, other, canonical, is_ordered=False)
+    own = slots.of(matching, {})
+    matching.settle_names()
+    wholes: list[Fusion] = []
+    if by != "names":
+        matching.settle_proven(is_plain=False)
+        wholes = fuse_by_values(matching, own)
     matching.pair_names_left()
     turned = _turned([*_shapes(holdings), *_lone_shapes(matching)])
     own = slots.of(matching, turned)
     made = [
         *(entries_of_holding(slots, c, holding, turned) for c, found in holdings.pairs for holding in found),
-        *(entries_of_fusion(slots, fusion, held=held) for fusion, held in holdings.fused),
+        *(
+            entries_of_fusion(slots, fitted(slots.matching, slots, fusion, held), held=held)
+            for fusion, held in holdings.fused
+        ),
         *(entries_of_pair(own, candidate) for candidate in matching.accepted),
         *(entries_of_fusion(own, fusion) for fusion in wholes),
     ]
@@ -195,7 +203,7 @@ def entries_of_holding(slots: Slots, candidate: Candidate, holding: Holding, tur
         for side, name in zip(slots.matching.sides, (candidate.reference, candidate.target), strict=True)
     )
     pairs = [
-        (one.members[a].further[holding.reference], other.members[b].further[holding.target])
+        (one.members[a].beside[holding.reference], other.members[b].beside[holding.target])
         for a, b in holding.places
     ]
     for records in pairs[:_TRIED]:
@@ -256,11 +264,6 @@ def unpaired(survey: Survey, taken: set[str]) -> Survey:
     return Survey(found, ())
 
 
-def _canonical(place: str, canonical: Canonical) -> str:
-    site, slash, slot = place.rpartition("/")
-    return f"{canonical(site)}{slash}{slot}"
-
-
 def _shapes(holdings: Holdings) -> Iterator[tuple[str, str, Shape, Shape]]:
     """Classes of paired modules, and the shapes of what they hold."""
     sides = holdings.matching.sides
@@ -268,7 +271,7 @@ def _shapes(holdings: Holdings) -> Iterator[tuple[str, str, Shape, Shape]]:
         one, other = sides[0].roles[candidate.reference], sides[1].roles[candidate.target]
         for holding in found:
             a, b = holding.places[0]
-            records = one.members[a].further[holding.reference], other.members[b].further[holding.target]
+            records = one.members[a].beside[holding.reference], other.members[b].beside[holding.target]
             if holding.reference.startswith(HELD) and len(records[0]) == len(records[1]) == 1:
                 yield one.first.module, other.first.module, records[0][0].shape, records[1][0].shape
 

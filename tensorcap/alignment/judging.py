@@ -13,15 +13,18 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Final
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
 
 from tensorcap.alignment.evidence import Agreement, Prints, rounding_of, values_of
 from tensorcap.alignment.fitting import Fit
-from tensorcap.alignment.fusing import Fusion
 from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.matching import Candidate, Matching, Place
 from tensorcap.alignment.roles import Index
 from tensorcap_formats.records import Record
+
+if TYPE_CHECKING:
+    from tensorcap.alignment.fusing import Fusion
 
 _SHOWN: Final = 3
 _TOLD: Final = 2.0  # nats, below which an agreement is not worth a word
@@ -52,10 +55,14 @@ class Judge:
         self._matching = matching
         self._turned = turned
         self.bound = max(_ROUNDINGS * max(side.rounding for side in matching.sides), _LEAST)
+
+    @cached_property
+    def _shuffled(self) -> set[tuple[str, str]]:
+        """Roles whose members belong together in another order, by their numbers."""
         places: dict[tuple[str, str], list[Place]] = defaultdict(list)
-        for candidate in matching.accepted:
+        for candidate in self._matching.accepted:
             places[candidate.reference, candidate.target] += candidate.places
-        self._shuffled = {roles for roles, found in places.items() if not _is_ascending(found)}
+        return {roles for roles, found in places.items() if not _is_ascending(found)}
 
     def pair(
         self,
@@ -105,21 +112,20 @@ class Judge:
         self,
         fusion: Fusion,
         records: tuple[Sequence[Record], Sequence[Record]],
-        order: Sequence[int],
         how: Fit,
         *,
         is_held: bool,
     ) -> tuple[Evidence, str]:
-        """Evidence and reason of parts and their whole, the parts in this order, or of what they hold."""
+        """Evidence and reason of parts and their whole, or of what they hold, with the fusion's layout."""
         distances = [agreement.distance for agreement in fusion.agreeing.values() if not is_held]
         said = ["their shapes add up"]
         if distances:
             said = [_counted(len(distances), len(fusion.places), max(distances), None)]
         doubts = self.doubts(records, distances, how)
-        if fusion.axis is None:
-            doubts += order_doubt([fusion.parts[i] for i in order], fusion.whole)
-        elif list(order) != sorted(order):
-            doubts.append(f"but they stand in the order {', '.join(map(str, order))}")
+        if fusion.axis is None and not fusion.is_sum:
+            doubts += order_doubt([fusion.parts[i] for i in fusion.order], fusion.whole)
+        elif list(fusion.order) != sorted(fusion.order):
+            doubts.append(f"but they stand in the order {', '.join(map(str, fusion.order))}")
         is_read = how.residual is not None and how.residual <= _CLOSE
         return "values" if distances or is_read else "shape", "; ".join([*said, *read_text(how), *doubts])
 

@@ -51,16 +51,24 @@ class Leavings:
         self._by_l2 = [Near(prints, lambda one: math.log(one.l2)) for prints in free]
 
     def sites(self, surveys: tuple[Survey, Survey]) -> list[LeftOver]:
-        """The sites with results that are in no entry, and those that were never called."""
+        """The results that are in no entry, by site or by slot, and the sites that were never called."""
         matching = self._matching
         found: list[LeftOver] = []
         for i, name in enumerate(_SIDES):
-            side, given = matching.sides[i], matching.given if i == 0 else set()
+            side = matching.sides[i]
+            told = {site: self._of_site(i, site) for site in side.by_site if self._is_left(i, site)}
+            whole = {module for module, sites in side.results_of.items() if all(s in told for s in sites)}
             for role in side.roles.values():
                 reasons: dict[Reason, list[str]] = defaultdict(list)
                 for member in role.members.values():
-                    if not matching.has_partner(i, member.site) and member.site not in given:
-                        reasons[self._of_site(i, member.site)].append(member.site)
+                    if member.site not in told:
+                        continue
+                    module = side.module(member.site)
+                    if module not in whole:
+                        reasons[told[member.site]].append(side.place(member.site))
+                    elif not role.slot:  # none of its results has a partner: told once, the gravest reason
+                        gravest = min((told[site] for site in side.results_of[module]), key=lambda r: r[1])
+                        reasons[gravest].append(module)
                 known = next((reason for reason, is_explained in reasons if is_explained), None)
                 for (reason, is_explained), sites in reasons.items():
                     if known is not None and reason == _UNKNOWN:  # one role, one reason
@@ -71,6 +79,10 @@ class Leavings:
             if never:
                 found.append(LeftOver(name, tuple(never), "never called"))
         return found
+
+    def _is_left(self, side: int, site: str) -> bool:
+        is_given = side == 0 and site in self._matching.given
+        return not is_given and not self._matching.has_partner(side, site)
 
     def records(
         self,
@@ -163,15 +175,20 @@ class Leavings:
         if known:
             role = side.by_site[known[0]][0]
             return f"has the values of {role.name}, which has a partner", True
-        one = side.prints.get(site)
-        if one is None:
-            return _UNKNOWN, False
-        likeness = self._likeness(i, one)
-        if likeness:
-            return likeness, False
-        if not matching.has_like(i, site) and matching.is_sealed(i, site):
-            other = _SIDES[1 - i]
-            return f"nothing in the {other} has its values, and what comes of them agrees", True
+        one, other = side.prints.get(site), _SIDES[1 - i]
+        if one is not None:
+            likeness = self._likeness(i, one)
+            if likeness:
+                return likeness, False
+            alike = matching.alike(i, site)
+            known = [found for found in alike if matching.has_partner(1 - i, found)]
+            if known:
+                role = matching.sides[1 - i].by_site[known[0]][0]
+                return f"has the values of {role.name} of the {other}, which has another partner", True
+            if not alike and matching.is_sealed(i, site):
+                return f"nothing in the {other} has its values, and what comes of them agrees", True
+        elif side.by_site[site][0].slot and matching.is_sealed(i, site):
+            return "has no values to find it by, and what comes of them agrees", True
         return _UNKNOWN, False
 
     def _likeness(self, i: int, one: Print) -> str:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from tensorcap.alignment.entries import (
-    Slots,
-    entries_of_fusion,
-    entries_of_pair,
-    entries_of_taken,
-)
+from tensorcap.alignment.entries import entries_of_fusion, entries_of_pair, entries_of_taken
 from tensorcap.alignment.evidence import Prints
-from tensorcap.alignment.fusing import Fusion, fuse_by_shapes, fuse_by_values
+from tensorcap.alignment.fusing import Fusion, claim, fuse_by_shapes, fuse_by_values, is_free, settle
 from tensorcap.alignment.holding import entries_of_held
 from tensorcap.alignment.leftovers import Leavings
 from tensorcap.alignment.mapping import Alignment, Entry, LeftOver
@@ -21,6 +16,8 @@ from tensorcap.alignment.naming import Naming, plain_name
 from tensorcap.alignment.placing import pair_by_place
 from tensorcap.alignment.resolution import resolve
 from tensorcap.alignment.sides import Side
+from tensorcap.alignment.slots import Slots
+from tensorcap.alignment.summing import possible_sums
 from tensorcap.alignment.survey import Survey
 from tensorcap.alignment.taking import taken_results
 from tensorcap_formats.archive import Archive
@@ -58,19 +55,14 @@ def propose(
     naming = plain_name if rules is None else rules.canonical
     is_ordered = reference.is_ordered and target.is_ordered
     matching = Matching(one, other, None if by == "values" else naming, is_ordered=is_ordered)
-    matching.run(by_names_only=by == "names")
-    fused: list[Fusion] = []
-    if by != "names":
-        fused = fuse_by_values(matching)
-        if is_ordered:
-            pair_by_place(matching)
-            fused += fuse_by_shapes(matching)
-            pair_by_place(matching)
-    matching.pair_names_left()
     slots = Slots(archives, prints, matching, read_values=read_values)
+    sums = list(possible_sums(matching))
+    matching.settle_names({(fusion.whole, part) for fusion in sums for part in fusion.parts})
+    fused = _settle_values(matching, slots, sums) if by != "names" else []
+    matching.pair_names_left()
     entries: list[Entry] = []
     left: list[LeftOver] = []
-    for candidate in matching.accepted:
+    for candidate in sorted(matching.accepted, key=lambda c: bool(one.roles[c.reference].slot)):
         made, unsure = entries_of_pair(slots, candidate)
         entries += made
         left += unsure
@@ -88,6 +80,25 @@ def propose(
     links = resolve(Alignment(tuple(entries)), reference, target)
     left += leavings.records(archives, links, left, contested)
     return Alignment(tuple(_sorted(entries, one)), tuple(left))
+
+
+def _settle_values(matching: Matching, slots: Slots, sums: Sequence[Fusion]) -> list[Fusion]:
+    """Settle all that values, place and shapes say, what is plain before what is not; returns the fusions."""
+    matching.settle_leaves()
+    found = settle(matching, slots, sums)
+    matching.settle_proven(is_plain=True)
+    found += fuse_by_values(matching, slots)
+    matching.settle_proven(is_plain=False)
+    fused = []
+    for fusion in found:  # what remains without a layout is told, if nothing else was found for its sites
+        if fusion.how is not None or is_free(matching, fusion):
+            claim(matching, fusion)
+            fused.append(fusion)
+    if matching.is_ordered:
+        pair_by_place(matching)
+        fused += fuse_by_shapes(matching, slots)
+        pair_by_place(matching)
+    return fused
 
 
 def _sorted(entries: Iterable[Entry], side: Side) -> list[Entry]:

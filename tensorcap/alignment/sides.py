@@ -8,15 +8,19 @@ from collections.abc import Sequence
 
 from tensorcap.alignment.evidence import Near, Print, Prints, groups, values_of
 from tensorcap.alignment.roles import Index, roles_of
-from tensorcap.alignment.survey import Survey
+from tensorcap.alignment.survey import Member, Survey
 from tensorcap_formats.records import Record
 
 
 class Side:
     """One archive as the matching sees it.
 
+    A *site* here is one of its results: its main one goes under its name, others under `SITE/SLOT`.
+
     Attributes:
         roles: By name.
+        by_site: Role and numbers of each site.
+        results_of: The results of each module, the main one first.
         prints: Of the results, by site.
         groups: Sites whose results are equal.
         by_l2: The prints by the logarithm of their l2.
@@ -29,6 +33,9 @@ class Side:
         self.by_site = {
             m.site: (role, index) for role in self.roles.values() for index, m in role.members.items()
         }
+        self.results_of: dict[str, list[str]] = defaultdict(list)
+        for site in self.by_site:
+            self.results_of[self.module(site)].append(site)
         self._prints = prints
         self._uses_values = uses_values
         self._takers: dict[str, list[str]] = defaultdict(list)
@@ -51,14 +58,34 @@ class Side:
         self.groups = groups(self.prints, rounding)
         self.group_of = {site: i for i, group in enumerate(self.groups) for site in group}
 
+    def module(self, site: str) -> str:
+        """The name of the module that gave a result."""
+        return self.result(site).key.site
+
+    def member(self, site: str) -> Member:
+        """A site as its role has it."""
+        role, index = self.by_site[site]
+        return role.members[index]
+
+    def result(self, site: str) -> Record:
+        """What a site gave, of several ranks the first."""
+        result = self.member(site).result
+        assert result is not None
+        return result
+
+    def place(self, site: str) -> str:
+        """A site as a place of a mapping, with its slot where its module gave several results."""
+        module = self.module(site)
+        is_one = site == module and len(self.results_of[module]) == 1
+        return site if is_one else f"{module}/{self.result(site).key.slot}"
+
     def site(self, role: str, index: Index) -> str:
         """The site of a member."""
         return self.roles[role].members[index].site
 
     def records(self, site: str) -> tuple[Record, ...]:
         """What a site gave: one tensor, or one of each rank where they are not all equal."""
-        role, index = self.by_site[site]
-        member = role.members[index]
+        member = self.member(site)
         is_shared = len({(r.digest, r.shape) for r in member.shards}) == 1 and member.shards[0].digest
         if member.shards and not is_shared:
             return member.shards
