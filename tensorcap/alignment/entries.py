@@ -57,7 +57,7 @@ def entries_of_pair(slots: Slots, candidate: Candidate) -> Made:
             by_slots["", "", how.steps, evidence, reason].append(place)
             slots.covered |= {f"{pair[0].site}/{mine.key.slot}" for mine, _ in slots.further(*pair)}
             continue
-        mains = (_slot(role, member) for role, member in zip((one, other), pair, strict=True))
+        mains = _slot(one, pair[0]), _slot(other, pair[1])
         by_slots[(*mains, how.steps, evidence, reason)].append(place)
         for each in taken:
             key = f"/{each.reference}", f"/{each.target}", each.steps, each.evidence, each.reason
@@ -179,8 +179,8 @@ def _parts_arguments(slots: Slots, fusion: Fusion) -> list[Entry]:
                 pattern(part_side.roles[name], _VARIABLES, fusion.shift),
                 pattern(whole_side.roles[fusion.whole], _VARIABLES, (0,) * len(indices)),
             ]
-            one, other = names if fusion.is_split else names[::-1]
-            places = (f"{one}/input.{mine}",), (f"{other}/input.{theirs}",)
+            left, right = names if fusion.is_split else names[::-1]
+            places = (f"{left}/input.{mine}",), (f"{right}/input.{theirs}",)
             made.append(Entry(*places, variables, steps, "values", "what both sides were given"))
     return made
 

@@ -190,7 +190,7 @@ def groups(prints: Mapping[str, Print], rounding: float) -> list[tuple[str, ...]
             if not near.any():
                 break
             for i in np.flatnonzero(near).tolist():
-                if _distances(rows[i][None], rows[i + step][None])[0, 0] <= rounding:
+                if prints[names[i]].distance(prints[names[i + step]]) <= rounding:
                     parent[root(i + step)] = root(i)
         members: dict[int, list[str]] = defaultdict(list)
         for i, name in enumerate(names):
@@ -225,7 +225,7 @@ def agreements(
         for i, j in enumerate(right):
             if left[j] != i:
                 continue
-            distance = float(_distances(rows[i][None], columns[j][None])[0, 0])
+            distance = reference[ones[i]].distance(target[others[j]])
             other = float(min(right_next[i], left_next[j], _UNRELATED))
             nats = _FREE * math.log(max(other, rounding) / max(distance, rounding))
             found[ones[i], others[j]] = Agreement(distance, other, min(max(nats, 0.0), _MOST))

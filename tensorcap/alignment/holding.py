@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from tensorcap.alignment.entries import Made, entries_of_fusion, entries_of_pair, placed
-from tensorcap.alignment.evidence import Prints, values_of
 from tensorcap.alignment.fitting import Fit, Shape
 from tensorcap.alignment.fusing import Fusion, fitted, fuse_by_values
 from tensorcap.alignment.leftovers import Rivals, rivals
@@ -54,12 +53,10 @@ class Holdings:
     Args:
         matching: Pairs of modules.
         fused: Fusions of them.
-        prints: Of both sides.
     """
 
-    def __init__(self, matching: Matching, fused: Iterable[Fusion], prints: tuple[Prints, Prints]) -> None:
+    def __init__(self, matching: Matching, fused: Iterable[Fusion]) -> None:
         self.matching = matching
-        self._prints = prints
         self.taken: tuple[set[str], set[str]] = (set(), set())  # places
         self.pairs = [(candidate, self._of_pair(candidate)) for candidate in matching.accepted]
         self.fused = [(fusion, slots) for fusion in fused for slots in self._of_fusion(fusion)]
@@ -114,8 +111,8 @@ class Holdings:
         """Whether two slots of one kind have near values; None where they tell nothing."""
         if _kind(slot) != _kind(other_slot):
             return False
-        mine = values_of(one.beside[slot], self._prints[0])
-        theirs = values_of(other.beside[other_slot], self._prints[1])
+        mine = self.matching.sides[0].print_of_all(one.beside[slot])
+        theirs = self.matching.sides[1].print_of_all(other.beside[other_slot])
         if mine is None or theirs is None:
             return None
         return mine.distance(theirs) <= _NEAR * self.matching.rounding
@@ -161,7 +158,7 @@ def entries_of_held(
         canonical: What makes names equal; None if names tell nothing.
         by: What may be looked at.
     """
-    holdings = Holdings(slots.matching, fused, slots.prints)
+    holdings = Holdings(slots.matching, fused)
     rest = [unpaired(survey, taken) for survey, taken in zip(surveys, holdings.taken, strict=True)]
     one, other = (
         Side(survey, prints, uses_values=by != "names")
@@ -216,7 +213,6 @@ def entries_of_holding(slots: Slots, candidate: Candidate, holding: Holding, tur
         pairs,
         records,
         how,
-        slots.prints,
         is_turned=turned.get((one.first.module, other.first.module)),
     )
     if how is None or not how.is_sure:

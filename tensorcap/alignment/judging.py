@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from tensorcap.alignment.evidence import Agreement, Prints, rounding_of, values_of
+from tensorcap.alignment.evidence import Agreement, rounding_of
 from tensorcap.alignment.fitting import Fit
 from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.matching import Candidate, Matching, Place
@@ -135,7 +135,6 @@ class Judge:
         pairs: Sequence[tuple[Sequence[Record], Sequence[Record]]],
         records: tuple[Sequence[Record], Sequence[Record]],
         how: Fit | None,
-        prints: tuple[Prints, Prints],
         *,
         is_turned: bool | None,
     ) -> tuple[Evidence, str]:
@@ -146,11 +145,11 @@ class Judge:
             pairs: The tensors of all members.
             records: Those that were read.
             how: Their layout; None if there is none.
-            prints: Of both sides.
             is_turned: Whether it is a matrix that should be transposed; None where that is not known.
         """
         said = ["of modules that belong together"]
-        found = ([values_of(side, known) for side, known in zip(p, prints, strict=True)] for p in pairs)
+        one, other = self._matching.sides
+        found = ((one.print_of_all(mine), other.print_of_all(theirs)) for mine, theirs in pairs)
         distances = [a.distance(b) for a, b in found if a and b and a.size == b.size]
         near = [distance for distance in distances if distance <= self.expected(*records)]
         if near:
@@ -205,9 +204,8 @@ class Judge:
 
     def expected(self, reference: Sequence[Record], target: Sequence[Record]) -> float:
         """How far equal values may be apart, relative to their size; whole numbers not at all."""
-        if not any(rounding_of(record) for record in (*reference, *target)):
-            return 0.0
-        return self.bound
+        coarsest = max(rounding_of(record) for record in (*reference, *target))
+        return max(self.bound, _ROUNDINGS * coarsest) if coarsest else 0.0
 
     def _said(self, candidate: Candidate) -> list[str]:
         parts = ["the same name"] if candidate.is_named else []

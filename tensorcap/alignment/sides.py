@@ -99,6 +99,10 @@ class Side:
         """The print of a record; None where it proves nothing, or values are not to be used."""
         return self._prints.of(record) if self._uses_values else None
 
+    def print_of_all(self, records: Sequence[Record]) -> Print | None:
+        """The print of several records together; None where `print_of` gives none of one of them."""
+        return values_of(records, self._prints) if self._uses_values else None
+
     def order(self, site: str) -> int:
         """When a site gave its first result."""
         return self.records(site)[0].order

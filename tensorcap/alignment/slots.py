@@ -132,8 +132,8 @@ class Slots:
     def near_arguments(self, one: Member, other: Member) -> list[tuple[str, str]]:
         """Names of arguments that have equal values, if of the target's only one has, or one of that name."""
         prints = [
-            {name: found.of(record) for name, record in member.arguments.items()}
-            for found, member in zip(self.prints, (one, other), strict=True)
+            {name: side.print_of(record) for name, record in member.arguments.items()}
+            for side, member in zip(self.matching.sides, (one, other), strict=True)
         ]
         pairs = []
         for name, mine in prints[0].items():
@@ -141,6 +141,11 @@ class Slots:
             if name in near or len(near) == 1:
                 pairs.append((name, name if name in near else near[0]))
         return pairs
+
+    def _are_near(self, record: Record, other: Record) -> bool | None:
+        """Whether two tensors have near values; None where values tell nothing, or are not to be used."""
+        sides = self.matching.sides
+        return self.matching.is_near(sides[0].print_of(record), sides[1].print_of(other))
 
     @staticmethod
     def _others(
@@ -165,7 +170,7 @@ class Slots:
 
     def _contradicts(self, candidate: Candidate, place: Place, record: Record, other: Record) -> bool:
         """Whether two arguments differ though what was made of them agrees."""
-        is_near = self.matching.is_near(self.prints[0].of(record), self.prints[1].of(other))
+        is_near = self._are_near(record, other)
         results_are = self.matching.are_near(*self.matching.sites_of(candidate, place))
         return is_near is False and results_are is not False
 
@@ -182,7 +187,7 @@ class Slots:
         how = self.fit([record], [other])
         if how is None or not how.is_sure:
             return None
-        is_near = self.matching.is_near(self.prints[0].of(record), self.prints[1].of(other))
+        is_near = self._are_near(record, other)
         is_lost = is_near and how.residual is not None and how.residual > _AGREE
         return None if is_lost else how.steps
 
