@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from tensorcap.alignment.evidence import Near, Print
 from tensorcap.alignment.linking import Link
-from tensorcap.alignment.mapping import LeftOver
+from tensorcap.alignment.mapping import Entry, LeftOver
 from tensorcap.alignment.matching import Matching
 from tensorcap.alignment.survey import Survey, fold
 from tensorcap_formats.archive import Archive
@@ -203,6 +203,17 @@ class Leavings:
             if math.isclose(*peaks, rel_tol=_EXACT) and not one.distance(other) <= self._bound:
                 return f"has the magnitudes of {name} with other signs"
         return ""
+
+
+def refused(entry: Entry, reason: str) -> list[LeftOver]:
+    """What an entry that fits no records leaves over."""
+    places = list(entry.expanded())
+    return [
+        LeftOver(
+            name, tuple(dict.fromkeys(p for pair in places for p in pair[i])), reason, is_explained=False
+        )
+        for i, name in enumerate(_SIDES)
+    ]
 
 
 def rivals(matching: Matching) -> tuple[dict[str, list[str]], dict[str, list[str]]]:

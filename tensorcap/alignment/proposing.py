@@ -9,18 +9,20 @@ from tensorcap.alignment.entries import entries_of_fusion, entries_of_pair, entr
 from tensorcap.alignment.evidence import Prints
 from tensorcap.alignment.fusing import Fusion, claim, fuse_by_shapes, fuse_by_values, is_free, settle
 from tensorcap.alignment.holding import entries_of_held
-from tensorcap.alignment.leftovers import Leavings
+from tensorcap.alignment.leftovers import Leavings, refused
+from tensorcap.alignment.linking import Link
 from tensorcap.alignment.mapping import Alignment, Entry, LeftOver
 from tensorcap.alignment.matching import Matching
 from tensorcap.alignment.naming import Naming, plain_name
 from tensorcap.alignment.placing import pair_by_place
-from tensorcap.alignment.resolution import resolve
+from tensorcap.alignment.resolution import resolve_each
 from tensorcap.alignment.sides import Side
 from tensorcap.alignment.slots import Slots
 from tensorcap.alignment.summing import possible_sums
 from tensorcap.alignment.survey import Survey
 from tensorcap.alignment.taking import taken_results
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.errors import UsageError
 
 By = Literal["all", "values", "names"]
 
@@ -77,9 +79,16 @@ def propose(
     left += unsure
     leavings = Leavings(matching, slots.judge.bound)
     left += leavings.sites(surveys)
-    links = resolve(Alignment(tuple(entries)), reference, target)
+    kept: list[Entry] = []
+    links: list[Link] = []
+    for entry, found in resolve_each(Alignment(tuple(entries)), reference, target):
+        if isinstance(found, UsageError):  # later calls have other shapes, or there are none of the same step
+            left += refused(entry, str(found))
+        else:
+            kept.append(entry)
+            links += found
     left += leavings.records(archives, links, left, contested)
-    return Alignment(tuple(_sorted(entries, one)), tuple(left))
+    return Alignment(tuple(_sorted(kept, one)), tuple(left))
 
 
 def _settle_values(matching: Matching, slots: Slots, sums: Sequence[Fusion]) -> list[Fusion]:

@@ -187,7 +187,11 @@ def _beside(archive: Archive) -> dict[str, dict[str, tuple[Record, ...]]]:
         if not key.is_bare and key.slot.startswith((*HELD, "grad_")):
             found.setdefault(key.site, {}).setdefault(key.slot, {}).setdefault(key.rank, record)
     return {
-        site: {slot: _unlike([ranks[rank] for rank in sorted(ranks)]) for slot, ranks in slots.items()}
+        site: {
+            slot: _unlike([ranks[rank] for rank in sorted(ranks)])
+            for slot, ranks in slots.items()
+            if 0 in ranks
+        }
         for site, slots in found.items()
     }
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tensorcap.alignment.leftovers import place_of
 from tensorcap.alignment.mapping import Alignment
 from tensorcap.alignment.proposing import propose
 from tensorcap.alignment.resolution import resolve
@@ -52,7 +53,7 @@ def unreached(alignment: Alignment, reference: Archive, target: Archive) -> tupl
     for name, archive in (("reference", reference), ("target", target)):
         linked = {r.key.text for link in links for r in getattr(link, name)}
         left = {place for each in alignment.left_over if each.side == name for place in each.places}
-        places = {r.key.text: {r.key.site, f"{r.key.site}/{r.key.slot}"} for r in archive.records}
+        places = {r.key.text: {r.key.site, place_of(r)} for r in archive.records}
         found.append({text for text, names in places.items() if text not in linked and not names & left})
     return found[0], found[1]
 
