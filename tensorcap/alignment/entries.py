@@ -2,113 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
 import string
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
-from tensorcap.alignment.evidence import Agreement, Prints
-from tensorcap.alignment.fitting import Fit, fit
-from tensorcap.alignment.fusing import Fusion
-from tensorcap.alignment.layout import Layout
-from tensorcap.alignment.mapping import Entry, LeftOver, Values
-from tensorcap.alignment.matching import Candidate, Matching, Place
-from tensorcap.alignment.resolution import pair_slots
+from tensorcap.alignment.fitting import Fit
+from tensorcap.alignment.fusing import Fusion, tensors_of
+from tensorcap.alignment.mapping import Entry, Evidence, LeftOver, Values
+from tensorcap.alignment.matching import Candidate, Place
 from tensorcap.alignment.roles import Index, Role, pattern
+from tensorcap.alignment.sides import Side
+from tensorcap.alignment.slots import Slots
 from tensorcap.alignment.survey import Member
-from tensorcap_formats.archive import Archive
-from tensorcap_formats.errors import UsageError
-from tensorcap_formats.records import Record
 
 Made = tuple[list[Entry], list[LeftOver]]
 
 _VARIABLES: Final = string.ascii_lowercase[8:]  # i, j, k …
-_SHOWN: Final = 3
 _PROVEN: Final = 6.0  # nats
 _TRIED: Final = 3  # members on which layouts are tried, if the first leave doubt
-_TOLD: Final = 2.0  # nats, below which an agreement is not worth a word
 _AGREE: Final = 0.4  # residual of values that agree; unrelated ones leave 1.4
-
-
-class Slots:
-    """Finds layouts between the tensors of paired sites."""
-
-    def __init__(
-        self,
-        archives: tuple[Archive, Archive],
-        prints: Sequence[Prints],
-        matching: Matching,
-        *,
-        read_values: bool,
-    ) -> None:
-        self._archives = archives if read_values else None
-        self._prints = prints
-        self.matching = matching
-
-    def fit(self, reference: Sequence[Record], target: Sequence[Record]) -> Fit | None:
-        """The layout from some tensors of the target to some of the reference."""
-        if len(reference) == len(target) == 1:
-            one, other = reference[0], target[0]
-            is_square = len({size for size in one.shape if size > 1}) < sum(size > 1 for size in one.shape)
-            if one.shape == other.shape and one.digest and one.digest == other.digest and not is_square:
-                return Fit((), (0,), 0.0, float("inf"), 1, is_sure=True, is_proven=True)
-        return fit(reference, target, self._archives, self.matching.rounding)
-
-    def arguments(self, one: Member, other: Member) -> list[tuple[str, str, tuple[str, ...]]]:
-        """Arguments of two sites that belong together: equal names, equal values, or the only ones left."""
-        mine, theirs = dict(one.arguments), dict(other.arguments)
-        pairs: list[tuple[str, str]] = []
-
-        def take(name: str, found: str) -> None:
-            pairs.append((name, found))
-            del mine[name], theirs[found]
-
-        for name in [n for n in mine if n in theirs and mine[n].size == theirs[n].size]:
-            take(name, name)
-        for name in list(mine):
-            near = self._nearest(mine[name], theirs)
-            if near is not None:
-                take(name, near)
-        by_size = [[n for n, r in side.items() if r.dtype.kind == "float"] for side in (mine, theirs)]
-        if len(by_size[0]) == len(by_size[1]) == 1:
-            name, found = by_size[0][0], by_size[1][0]
-            if mine[name].size == theirs[found].size:
-                take(name, found)
-        fits = ((n, f, self._plainly(one.arguments[n], other.arguments[f])) for n, f in pairs)
-        return [(name, found, steps) for name, found, steps in fits if steps is not None]
-
-    def further(self, one: Member, other: Member) -> list[tuple[str, str, tuple[str, ...]]]:
-        """Slots of two sites that belong together, beside their main results, with their steps."""
-        found = [(f"input.{a}", f"input.{b}", steps) for a, b, steps in self.arguments(one, other)]
-        for slot, record in one.results.items():
-            if record is not one.result and slot in other.results and other.results[slot] is not other.result:
-                steps = self._plainly(record, other.results[slot])
-                if steps is not None:
-                    found.append((slot, slot, steps))
-        return found
-
-    def _plainly(self, record: Record, other: Record) -> tuple[str, ...] | None:
-        """The steps between two tensors, which are read only where shapes leave a choice."""
-        if record.shape == other.shape:
-            return ()
-        how = fit([record], [other], None, self.matching.rounding)
-        if how is not None and how.choices > 1:
-            how = self.fit([record], [other])
-        return how.steps if how is not None and how.is_sure else None
-
-    def _nearest(self, record: Record, theirs: Mapping[str, Record]) -> str | None:
-        """The one argument whose values are those of a record."""
-        mine = self._prints[0].of(record)
-        if mine is None:
-            return None
-        apart = {
-            name: mine.distance(found)
-            for name, other in theirs.items()
-            if (found := self._prints[1].of(other)) is not None
-        }
-        near = [name for name, distance in apart.items() if distance <= 8 * self.matching.rounding]
-        return near[0] if len(near) == 1 else None
 
 
 def entries_of_pair(slots: Slots, candidate: Candidate) -> Made:
@@ -123,42 +36,52 @@ def entries_of_pair(slots: Slots, candidate: Candidate) -> Made:
         how = slots.fit(*records)
         if how is None or how.is_proven:
             break
-    reason = _reason(matching, candidate, how)
-    evidence = candidate.evidence
-    has_prints = all(
-        s in side.prints for s, side in zip(matching.sites_of(candidate, place), sides, strict=True)
-    )
-    if evidence == "structure" and has_prints and how is not None and how.is_proven and not candidate.is_tied:
-        evidence = "values"
-    elif evidence == "values" and how is not None and how.choices > 1 and not how.is_proven:
-        evidence = "shape"
-        reason += "; other layouts fit as well"
     is_lost = how is not None and _is_in_another_order(candidate, place, how)
     if how is None or not how.is_sure or is_lost:
         shapes = [list(found[0].shape) for found in records]
         if not candidate.is_named or (how is not None and shapes[0] != shapes[1]):
             return [], _unsure(slots, candidate, how, is_lost=is_lost)
-        if how is None:
-            reason += f"; shapes {shapes[0]} and {shapes[1]} differ, no layout fits"
+    evidence, reason = slots.judge.pair(candidate, place, (records[0], records[1]), how)
+    if how is None or not how.is_sure or is_lost:
         how = Fit((), (0,), None, float("inf"), 0, is_sure=False)
     prefix = tuple("rank*/" if len(found) > 1 else "" for found in records)
-    by_slots: dict[tuple[str, str, tuple[str, ...]], list[Place]] = defaultdict(list)
-    for a, b in candidate.places:
-        pair = one.members[a], other.members[b]
-        if any(prefix) or not how.choices or _suits_all(slots, pair, how.steps):
-            by_slots["", "", how.steps].append((a, b))
+    by_slots: dict[tuple[str, str, tuple[str, ...], Evidence, str], list[Place]] = defaultdict(list)
+    arguments = {} if any(prefix) else slots.arguments(candidate)
+    for place in candidate.places:
+        pair, taken = slots.members(candidate, place), arguments.get(place, ())
+        if pair[0].site in slots.covered:
             continue
-        mains = [f"/{m.result.key.slot}" for m in pair if m.result]
-        by_slots[mains[0], mains[1], how.steps].append((a, b))
-        for mine, theirs, steps in slots.further(*pair):
-            by_slots[f"/{mine}", f"/{theirs}", steps].append((a, b))
+        has_more = any(member.beside for member in pair)
+        is_whole = bool(one.slot) == bool(other.slot) and slots.is_whole(candidate, place, how.steps, taken)
+        if not has_more and (any(prefix) or is_whole):
+            by_slots["", "", how.steps, evidence, reason].append(place)
+            slots.covered |= {f"{pair[0].site}/{mine.key.slot}" for mine, _ in slots.further(*pair)}
+            continue
+        mains = _slot(one, pair[0]), _slot(other, pair[1])
+        by_slots[(*mains, how.steps, evidence, reason)].append(place)
+        for each in taken:
+            key = f"/{each.reference}", f"/{each.target}", each.steps, each.evidence, each.reason
+            by_slots[key].append(place)
     made = []
-    for (slot, other_slot, steps), places in by_slots.items():
-        for names, variables in _placed(one, other, places):
+    for (slot, other_slot, steps, known_by, why), places in by_slots.items():
+        for names, variables in placed(one, other, places):
             mine = f"{prefix[0]}{names[0]}{slot}"
             theirs = f"{prefix[1]}{names[1]}{other_slot}"
-            made.append(Entry((mine,), (theirs,), variables, steps, evidence, reason))
+            made.append(Entry((mine,), (theirs,), variables, steps, known_by, why))
     return made, []
+
+
+def _slot(role: Role, member: Member) -> str:
+    """What a role's name lacks of the place of a member's result."""
+    is_said = role.slot or member.result is None or member.result.key.is_bare
+    return "" if is_said or member.result is None else f"/{member.result.key.slot}"
+
+
+def _main_slot(side: Side, role: Role) -> str:
+    """What a role's name lacks of the place of its results, if its sites have others besides."""
+    has_others = any(len(side.results_of[side.module(m.site)]) > 1 for m in role.members.values())
+    found = {_slot(role, member) for member in role.members.values()}
+    return found.pop() if has_others and len(found) == 1 else ""
 
 
 def entries_of_taken(slots: Slots, candidate: Candidate, argument: str) -> list[Entry]:
@@ -170,14 +93,15 @@ def entries_of_taken(slots: Slots, candidate: Candidate, argument: str) -> list[
     how = slots.fit([result], [taken]) if result is not None else None
     if result is None or how is None or not how.is_sure or _is_in_another_order(candidate, place, how):
         return []
-    reason = f"what the target hands on; {_reason(slots.matching, candidate, how)}"
-    slot = "" if result.key.is_bare else f"/{result.key.slot}"
+    said = slots.judge.handed_on(candidate, ((result,), (taken,)), how)
+    reason = f"what the target hands on; {said}"
+    slot = _slot(one, one.members[place[0]])
     slots.matching.given.update(sides[0].site(candidate.reference, a) for a, _ in candidate.places)
     return [
         Entry(
             (f"{names[0]}{slot}",), (f"{names[1]}/input.{argument}",), variables, how.steps, "values", reason
         )
-        for names, variables in _placed(one, other, candidate.places)
+        for names, variables in placed(one, other, candidate.places)
     ]
 
 
@@ -188,99 +112,77 @@ def _is_in_another_order(candidate: Candidate, place: Place, how: Fit) -> bool:
     return proves and how.residual is not None and how.residual > _AGREE
 
 
-def _suits_all(slots: Slots, members: tuple[Member, Member], steps: tuple[str, ...]) -> bool:
-    """Whether the steps of the main result make all tensors of one site that belong to some of the other."""
-    if any(m.result is None or m.result.key.is_bare for m in members):
-        return True
-    one, other = ({r.key.slot: r for r in (*m.results.values(), *m.arguments.values())} for m in members)
-    pairs = pair_slots(one, other)
-    known = {(mine.key.slot, theirs.key.slot) for mine, theirs in pairs}
-    if not all((f"input.{a}", f"input.{b}") in known for a, b, _ in slots.arguments(*members)):
-        return False
-    try:
-        layout = Layout.parse(steps)
-        return all(layout.shapes([theirs.shape]) == (mine.shape,) for mine, theirs in pairs)
-    except UsageError:
-        return False
-
-
-def entries_of_fusion(slots: Slots, fusion: Fusion) -> Made:
-    """The entries of parts and their whole."""
+def entries_of_fusion(slots: Slots, fusion: Fusion, *, held: tuple[str, str] | None = None) -> Made:
+    """The entries of parts and their whole: of their results, or of what they hold in these slots."""
     sides = slots.matching.sides
     part_side, whole_side = sides if fusion.is_split else sides[::-1]
-    index = min(fusion.agreeing or fusion.places, key=lambda i: (_distance(fusion, i), i))
-    sites, whole_site = fusion.places[index]
-    parts = [record for site in sites for record in part_side.records(site)]
-    whole = whole_side.records(whole_site)
-    reference, target = (parts, whole) if fusion.is_split else (whole, parts)
-    tried = _orders(reference, target, is_split=fusion.is_split)
-    fits = [(order, slots.fit(reference, [target[i] for i in order])) for order in tried]
-    sure = [(order, how) for order, how in fits if how is not None and how.is_sure]
-    order, how = min(sure, key=lambda f: f[1].residual or 0.0, default=((), None))
+    how, order = fusion.how, fusion.order
     if how is None:
         names = " and ".join(fusion.parts)
-        what = "statistics" if fusion.agreeing else "shapes"
+        what = "statistics" if fusion.agreeing and held is None else "shapes"
         reason = f"the {what} of {names} add up to those of {fusion.whole}, but no layout is certain"
         listed = [(s, w) for s, w in fusion.places.values()]
-        left = [site for s, w in listed for site in (s if fusion.is_split else (w,))]
-        right = [site for s, w in listed for site in ((w,) if fusion.is_split else s)]
+        left = [_at(site, held, 0) for s, w in listed for site in (s if fusion.is_split else (w,))]
+        right = [_at(site, held, 1) for s, w in listed for site in ((w,) if fusion.is_split else s)]
         return [], [
             LeftOver("reference", tuple(left), reason, is_explained=False),
             LeftOver("target", tuple(right), reason, is_explained=False),
         ]
-    if fusion.is_split:
-        order = how.order
-    distances = [agreement.distance for agreement in fusion.agreeing.values()]
-    reason = "their shapes add up"
-    if distances:
-        reason = _counted(len(distances), len(fusion.places), max(distances), None)
-    reason += _left(how)
+    tensors = tensors_of(slots.matching, fusion, held)
+    evidence, reason = slots.judge.fusion(fusion, tensors, how, is_held=held is not None)
+    slot, whole_slot = ("", "") if held is None else held if fusion.is_split else held[::-1]
     made = []
     for indices, variables in _boxes(fusion.places):
-        whole_name = pattern(whole_side.roles[fusion.whole], _VARIABLES, (0,) * len(indices))
+        whole = whole_side.roles[fusion.whole]
+        whole_name = pattern(whole, _VARIABLES, (0,) * len(indices)) + (
+            f"/{whole_slot}" if held else _main_slot(whole_side, whole)
+        )
         if fusion.axis is None:
             roles = [part_side.roles[name] for name in fusion.parts]
-            parts_names = [pattern(role, _VARIABLES, fusion.shift) for role in roles]
+            plain = [pattern(role, _VARIABLES, fusion.shift) for role in roles]
         else:
-            parts_names = _listed(part_side.roles[fusion.parts[0]], fusion, indices)
+            roles = [part_side.roles[fusion.parts[0]]] * len(next(iter(fusion.places.values()))[0])
+            plain = _listed(roles[0], fusion, indices)
+        ends = (f"/{slot}" if held else _main_slot(part_side, role) for role in roles)
+        parts_names = [name + end for name, end in zip(plain, ends, strict=True)]
         ordered = tuple(parts_names[i] for i in order)
         both = (ordered, (whole_name,)) if fusion.is_split else ((whole_name,), ordered)
-        made.append(Entry(both[0], both[1], variables, how.steps, "values", reason))
-    made += _parts_arguments(slots, fusion) if fusion.is_split and fusion.axis is None else []
+        made.append(Entry(both[0], both[1], variables, how.steps, evidence, reason))
+    made += _parts_arguments(slots, fusion) if fusion.axis is None and held is None else []
     return made, []
 
 
-def _distance(fusion: Fusion, index: Index) -> float:
-    return fusion.agreeing[index].distance if index in fusion.agreeing else 0.0
+def _at(site: str, held: tuple[str, str] | None, side: int) -> str:
+    return site if held is None else f"{site}/{held[side]}"
 
 
 def _parts_arguments(slots: Slots, fusion: Fusion) -> list[Entry]:
     """Entries of what the parts were given, which is what their whole was given."""
     sides = slots.matching.sides
-    index = min(fusion.places)
-    sites, whole_site = fusion.places[index]
-    role, at = sides[1].by_site[whole_site]
+    part_side, whole_side = sides if fusion.is_split else sides[::-1]
+    by_slots: dict[tuple[str, str, str, tuple[str, ...]], list[Index]] = defaultdict(list)
+    for index, (sites, whole_site) in sorted(fusion.places.items()):
+        whole = whole_side.member(whole_site)
+        done: set[str] = set()  # arguments of a whole of the reference
+        for name, site in zip(fusion.parts, sites, strict=True):
+            pair = part_side.member(site), whole
+            one, other = pair if fusion.is_split else pair[::-1]
+            for mine, theirs in slots.near_arguments(one, other):
+                steps = slots.plainly(one.arguments[mine], other.arguments[theirs])
+                if steps is not None and mine not in done:
+                    by_slots[name, mine, theirs, steps].append(index)
+                    done |= set() if fusion.is_split else {mine}
     made = []
-    for name, site in zip(fusion.parts, sites, strict=True):
-        part, part_at = sides[0].by_site[site]
-        for mine, theirs, steps in slots.arguments(part.members[part_at], role.members[at]):
-            for indices, variables in _boxes(fusion.places):
-                zero = (0,) * len(indices)
-                one = pattern(sides[0].roles[name], _VARIABLES, fusion.shift)
-                other = pattern(role, _VARIABLES, zero)
-                places = (f"{one}/input.{mine}",), (f"{other}/input.{theirs}",)
-                made.append(Entry(*places, variables, steps, "values", "what the parts were given"))
+    for (name, mine, theirs, steps), found in by_slots.items():
+        for indices, variables in _boxes(found):
+            names = [
+                pattern(part_side.roles[name], _VARIABLES, fusion.shift),
+                pattern(whole_side.roles[fusion.whole], _VARIABLES, (0,) * len(indices)),
+            ]
+            left, right = names if fusion.is_split else names[::-1]
+            places = (f"{left}/input.{mine}",), (f"{right}/input.{theirs}",)
+            made.append(Entry(*places, variables, steps, "values", "what both sides were given"))
     return made
-
-
-def _orders(
-    reference: Sequence[Record], target: Sequence[Record], *, is_split: bool
-) -> list[tuple[int, ...]]:
-    """Orders in which the target's tensors may be joined; for a split, `fit` looks for the order itself."""
-    plain = tuple(range(len(target)))
-    if is_split or len(target) > 4:
-        return [plain]
-    return list(itertools.permutations(plain))
 
 
 def _listed(role: Role, fusion: Fusion, indices: Sequence[Sequence[int]]) -> list[str]:
@@ -304,7 +206,7 @@ def _telling(candidate: Candidate) -> list[Place]:
     return list(found[:_TRIED])
 
 
-def _placed(
+def placed(
     one: Role, other: Role, places: Sequence[Place]
 ) -> list[tuple[tuple[str, str], dict[str, Values]]]:
     """Names of both sides with variables, and their values."""
@@ -333,44 +235,6 @@ def _products(indices: Sequence[Index]) -> list[list[list[int]]]:
     for number, rest in rests.items():
         alike.setdefault(tuple(rest), []).append(number)
     return [[numbers, *box] for rest, numbers in alike.items() for box in _products(rest)]
-
-
-def _reason(matching: Matching, candidate: Candidate, how: Fit | None) -> str:
-    parts = []
-    if candidate.is_named:
-        parts.append("the same name")
-    if candidate.agreeing:
-        agreed = (candidate.agreeing[p] for p in candidate.places if p in candidate.agreeing)
-        found = [agreement for agreement in agreed if agreement.nats >= _TOLD]
-        if found:
-            parts.append(_values_text(found, len(candidate.places)))
-    if candidate.is_tied:
-        parts.append("others have the same values, so by order of results")
-    if candidate.is_placed:
-        parts.append("alike, and between the same neighbours in order")
-    if candidate.is_named:
-        others = [matching.values_elsewhere(candidate, place) for place in candidate.places]
-        elsewhere = sorted({name for name in others if name})
-        if elsewhere:
-            parts.append(f"but the values are those of {', '.join(elsewhere[:_SHOWN])}")
-    return "; ".join(parts) + (_left(how) if how is not None else "")
-
-
-def _values_text(found: Sequence[Agreement], whole: int) -> str:
-    distances = [agreement.distance for agreement in found]
-    return _counted(len(found), whole, max(distances), min(agreement.other for agreement in found))
-
-
-def _counted(count: int, whole: int, distance: float, other: float | None) -> str:
-    rest = "" if other is None else f", next best {other:.1g}"
-    return f"values: {count} of {whole} agree within {distance:.1g}{rest}"
-
-
-def _left(how: Fit) -> str:
-    if how.residual is None:
-        return ""
-    rest = f", any other layout {how.other:.1g}" if how.other != float("inf") else ""
-    return f"; values that were read differ by {how.residual:.1g}{rest}"
 
 
 def _unsure(slots: Slots, candidate: Candidate, how: Fit | None, *, is_lost: bool) -> list[LeftOver]:

@@ -10,19 +10,26 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tensorcap.alignment.evidence import Agreement, Print, proof
+from tensorcap.alignment.fitting import Fit
 from tensorcap.alignment.matching import Matching
 from tensorcap.alignment.roles import Index, Role
+from tensorcap.alignment.sides import Side
+from tensorcap.alignment.slots import Slots
 from tensorcap.alignment.survey import Member
+from tensorcap_formats.records import Record
 
 _PARTS: Final = (2, 3, 4)
 _WINDOW: Final = 6  # neighbours in order, where there are no siblings
 _SIBLINGS: Final = 12
 _ENOUGH: Final = 6.0
 _UNRELATED: Final = 0.1
+_MARGIN: Final = 1.0  # nats by which a fusion has to be better than its rivals
+_AGREE: Final = 0.4  # residual of values that agree; unrelated ones leave 1.4
+_SUMMED: Final = 0.05  # of sums, of which one part may be nearly the whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,10 @@ class Fusion:
         places: The sites of the parts, and of the whole, by the whole's numbers.
         shift: By how much the numbers of parts are ahead of the whole's.
         agreeing: How the values of some of them agree.
+        is_sum: Whether the parts are added up, not joined.
+        likeness: What nesting, classes and parameters say, in nats.
+        how: The layout; None where none is certain.
+        order: In which the layout takes or gives the parts.
     """
 
     is_split: bool
@@ -45,7 +56,16 @@ class Fusion:
     whole: str
     places: Mapping[Index, tuple[tuple[str, ...], str]]
     shift: Index
-    agreeing: Mapping[Index, Agreement]
+    agreeing: Mapping[Index, Agreement] = field(default_factory=dict)
+    is_sum: bool = False
+    likeness: float = 0.0
+    how: Fit | None = None
+    order: tuple[int, ...] = ()
+
+    @property
+    def score(self) -> float:
+        """What speaks for it altogether."""
+        return self.nats + self.likeness
 
     @property
     def nats(self) -> float:
@@ -63,19 +83,179 @@ class Fusion:
         }
 
 
-def fuse_by_values(matching: Matching) -> list[Fusion]:
-    """The fusions among what has no partner that statistics prove, the best first, each site in one."""
+def fuse_by_values(matching: Matching, slots: Slots) -> list[Fusion]:
+    """The fusions among what has no partner that statistics prove, with their layouts.
+
+    Those for which no layout is certain come without one, and leave their sites free.
+    """
     found = [f for is_split in (True, False) for f in _possible(matching, is_split=is_split)]
-    found = sorted((f for f in found if f.nats >= _ENOUGH), key=lambda f: (-f.nats, f.parts, f.whole))
-    chosen = []
-    for fusion in found:
-        if not matching.fused & fusion.sites:
-            chosen.append(fusion)
-            matching.fused |= fusion.sites
+    return settle(matching, slots, [f for f in found if f.nats >= _ENOUGH])
+
+
+def settle(matching: Matching, slots: Slots, found: Sequence[Fusion]) -> list[Fusion]:
+    """Take the most certain fusions one after the other, those of modules without others inside first."""
+    chosen: list[Fusion] = []
+    for is_leaf in (True, False):
+        free = [_freed(matching, f) for f in found if not is_leaf or _is_leaf(matching, f)]
+        live = [replace(f, likeness=_likeness(matching, f)) for f in free if f.nats >= _ENOUGH]
+        live.sort(key=lambda f: (-f.score, _order(matching, f), f.parts, f.whole))
+        for i, fusion in enumerate(live):
+            if not is_free(matching, fusion) or _has_rival(matching, live, i):
+                continue
+            made = fitted(matching, slots, fusion)
+            if made.how is not None:
+                claim(matching, made)
+            if made.how is not None or not is_leaf:
+                chosen.append(made)
     return chosen
 
 
-def fuse_by_shapes(matching: Matching) -> list[Fusion]:
+def _freed(matching: Matching, fusion: Fusion) -> Fusion:
+    """A fusion in the places where none of its sites has a partner."""
+    part = 0 if fusion.is_split else 1
+    places = {
+        index: (sites, whole)
+        for index, (sites, whole) in fusion.places.items()
+        if not matching.has_partner(1 - part, whole)
+        and not any(matching.has_partner(part, site) for site in sites)
+    }
+    agreeing = {index: one for index, one in fusion.agreeing.items() if index in places}
+    return replace(fusion, places=places, agreeing=agreeing)
+
+
+def claim(matching: Matching, fusion: Fusion) -> None:
+    """Take a fusion's sites."""
+    matching.fused |= fusion.sites
+    for part in fusion.parts:
+        one, other = (part, fusion.whole) if fusion.is_split else (fusion.whole, part)
+        matching.role_partner[one].add(other)
+
+
+def is_free(matching: Matching, fusion: Fusion) -> bool:
+    """Whether none of a fusion's sites has a partner."""
+    return not any(matching.has_partner(side, site) for side, site in fusion.sites)
+
+
+def _has_rival(matching: Matching, live: Sequence[Fusion], number: int) -> bool:
+    """Whether another fusion wants some of these sites and is about as good.
+
+    Of those with equal values, which come first in order of results is taken.
+    """
+    fusion = live[number]
+    for i, rival in enumerate(live):
+        is_near = i != number and rival.score > fusion.score - _MARGIN and rival.sites & fusion.sites
+        if not is_near or not is_free(matching, rival):
+            continue
+        is_same = _groups(matching, rival) == _groups(matching, fusion)
+        if not (is_same and matching.is_ordered and number < i):
+            return True
+    return False
+
+
+def _groups(matching: Matching, fusion: Fusion) -> set[tuple[int, int]]:
+    """The groups of equal values that a fusion's sites belong to."""
+    return {(side, matching.sides[side].group_of.get(site, -1)) for side, site in fusion.sites}
+
+
+def _order(matching: Matching, fusion: Fusion) -> list[int]:
+    side, other = matching.sides if fusion.is_split else matching.sides[::-1]
+    return [*(side.roles[name].order for name in fusion.parts), other.roles[fusion.whole].order]
+
+
+def _roles(matching: Matching, fusion: Fusion) -> tuple[list[Role], Role]:
+    side, other = matching.sides if fusion.is_split else matching.sides[::-1]
+    return [side.roles[name] for name in fusion.parts], other.roles[fusion.whole]
+
+
+def _is_leaf(matching: Matching, fusion: Fusion) -> bool:
+    parts, whole = _roles(matching, fusion)
+    return not any(role.inside for role in (*parts, whole))
+
+
+def _likeness(matching: Matching, fusion: Fusion) -> float:
+    """What nesting, classes and parameters say of a fusion, in nats."""
+    parts, whole = _roles(matching, fusion)
+    found = 0.0
+    if any(bool(part.inside) != bool(whole.inside) for part in parts):
+        found -= 1.0
+    if fusion.axis is not None or fusion.is_sum:
+        one, other = (parts[0], whole) if fusion.is_split else (whole, parts[0])
+        found += matching.parts_alike(one.name, other.name)
+    if fusion.is_sum:
+        return found
+    families = {part.family for part in parts}
+    if whole.family and all(families):
+        found += 2.0 if families == {whole.family} else -2.0
+    mine = [math.prod(part.parameters[0]) for part in parts if part.parameters]
+    count = len(next(iter(fusion.places.values()))[0])
+    if mine and whole.parameters:
+        found += 3.0 if sum(mine) * (count // len(parts)) == math.prod(whole.parameters[0]) else -4.0
+    elif (mine or whole.parameters) and parts[0].first.module and whole.first.module:
+        found -= 3.0
+    return found
+
+
+def fitted(matching: Matching, slots: Slots, fusion: Fusion, held: tuple[str, str] | None = None) -> Fusion:
+    """A fusion with the layout that makes the target's tensors the reference's, if one is certain.
+
+    That of what modules hold in some slots is the one of their results, where it fits and nothing is certain.
+    """
+    reference, target = tensors_of(matching, fusion, held)
+    plain = tuple(range(len(target)))
+    is_fixed = fusion.is_split or fusion.is_sum or len(target) > _PARTS[-1]
+    tried = [plain] if is_fixed else list(itertools.permutations(plain))
+    most = _SUMMED if fusion.is_sum else _AGREE if fusion.agreeing and held is None else math.inf
+    sure = [
+        (order, how)
+        for order in tried
+        if (how := slots.fit(reference, [target[i] for i in order])) is not None
+        and how.is_sure
+        and (how.residual is None or how.residual <= most)
+    ]
+    order, how = min(sure, key=lambda f: f[1].residual or 0.0, default=((), None))
+    if how is None and held is not None:
+        order, how = _as_results(slots, fusion, reference, target)
+    return replace(fusion, how=how, order=how.order if how and fusion.is_split else order)
+
+
+def tensors_of(
+    matching: Matching, fusion: Fusion, held: tuple[str, str] | None = None
+) -> tuple[Sequence[Record], Sequence[Record]]:
+    """The results of both sides in the place that agrees best, or what their modules hold in these slots."""
+    part_side, whole_side = matching.sides if fusion.is_split else matching.sides[::-1]
+
+    def distance(index: Index) -> float:
+        return fusion.agreeing[index].distance if index in fusion.agreeing else 0.0
+
+    sites, whole_site = fusion.places[min(fusion.agreeing or fusion.places, key=lambda i: (distance(i), i))]
+    slot, whole_slot = ("", "") if held is None else held if fusion.is_split else held[::-1]
+    parts = [record for site in sites for record in _tensors(part_side, site, slot)]
+    whole = _tensors(whole_side, whole_site, whole_slot)
+    return (parts, whole) if fusion.is_split else (whole, parts)
+
+
+def _as_results(
+    slots: Slots, fusion: Fusion, reference: Sequence[Record], target: Sequence[Record]
+) -> tuple[tuple[int, ...], Fit | None]:
+    """The layout of the results, on the one axis where it fits."""
+    order, steps = fusion.order, fusion.how.steps if fusion.how else ()
+    cuts = [step.split() for step in steps if not step.startswith(("squeeze", "unsqueeze"))]
+    if len(cuts) != 1 or cuts[0][0] not in ("split", "concat"):
+        return order, None
+    name, _, *sizes = cuts[0]
+    theirs = target if fusion.is_split else [target[i] for i in order]
+    taken = order if fusion.is_split else (0,)
+    among = [((" ".join([name, str(axis), *sizes]),), taken) for axis in range(len(reference[0].shape))]
+    found = [slots.fit(reference, theirs, among=[candidate]) for candidate in among]
+    fitting = [how for how in found if how is not None]
+    return order, fitting[0] if len(fitting) == 1 else None
+
+
+def _tensors(side: Side, site: str, slot: str) -> Sequence[Record]:
+    return side.member(site).beside[slot] if slot else side.records(site)
+
+
+def fuse_by_shapes(matching: Matching, slots: Slots) -> list[Fusion]:
     """The fusions that are the only way in which shapes within two paired modules add up."""
     found = [
         f
@@ -83,13 +263,13 @@ def fuse_by_shapes(matching: Matching) -> list[Fusion]:
         for f in _possible(matching, is_split=is_split)
         if f.axis is None and _add_up(matching, f)
     ]
-    chosen = []
+    chosen: list[Fusion] = []
     for fusion in found:
         rivals = [f for f in found if f is not fusion and f.sites & fusion.sites]
         if not rivals and not matching.fused & fusion.sites:
-            chosen.append(fusion)
+            chosen.append(fitted(matching, slots, fusion))
     for fusion in chosen:
-        matching.fused |= fusion.sites
+        claim(matching, fusion)
     return chosen
 
 
@@ -117,25 +297,27 @@ def _possible(matching: Matching, *, is_split: bool) -> Iterator[Fusion]:
     for parts, axis in (*_siblings(roles), *_lists(roles)):
         sizes = [r.size for part in parts for m in _group(part, axis) for r in side.records(m.site)]
         for whole in by_size.get(sum(sizes), ()):
-            for shift in _shifts(parts, axis, whole):
-                places = _places(parts, axis, whole, shift)
+            for shift in shifts_of(parts, axis, whole):
+                places = places_of(parts, axis, whole, shift)
                 agreeing = {
                     index: agreement
                     for index, (sites, one) in places.items()
                     if (agreement := _agreement(matching, side.prints, other.prints, sites, one)) is not None
                 }
-                fusion = Fusion(
-                    is_split, tuple(r.name for r in parts), axis, whole.name, places, shift, agreeing
-                )
                 if places:
-                    yield fusion
+                    names = tuple(role.name for role in parts)
+                    yield Fusion(is_split, names, axis, whole.name, places, shift, agreeing)
 
 
 def _siblings(roles: Sequence[Role]) -> Iterator[tuple[tuple[Role, ...], int | None]]:
-    by_parent: dict[str, list[Role]] = defaultdict(list)
+    """Roles of one parent, and the results of one site."""
+    families: dict[tuple[str, bool], list[Role]] = defaultdict(list)
     for role in roles:
-        by_parent[role.parent].append(role)
-    for children in by_parent.values():
+        families[role.parent, bool(role.slot)].append(role)
+    for role in roles:
+        if (role.name, True) in families and not role.slot:
+            families[role.name, True].append(role)
+    for children in families.values():
         children.sort(key=lambda r: (r.order, r.name))
         for start in range(len(children)):
             window = children[start : start + (_SIBLINGS if len(children) <= _SIBLINGS else _WINDOW)]
@@ -162,7 +344,8 @@ def _group(role: Role, axis: int | None) -> list[Member]:
     return [m for index, m in sorted(role.members.items()) if index[:axis] + index[axis + 1 :] == rest]
 
 
-def _shifts(parts: Sequence[Role], axis: int | None, whole: Role) -> list[Index]:
+def shifts_of(parts: Sequence[Role], axis: int | None, whole: Role) -> list[Index]:
+    """By how much the numbers of parts may be ahead of the whole's."""
     first = min(parts[0].members)
     first = first if axis is None else first[:axis] + first[axis + 1 :]
     if len(first) != whole.rank:
@@ -171,9 +354,10 @@ def _shifts(parts: Sequence[Role], axis: int | None, whole: Role) -> list[Index]
     return list(dict.fromkeys([zero, tuple(a - b for a, b in zip(first, min(whole.members), strict=True))]))
 
 
-def _places(
+def places_of(
     parts: Sequence[Role], axis: int | None, whole: Role, shift: Index
 ) -> dict[Index, tuple[tuple[str, ...], str]]:
+    """The sites of the parts, and of the whole, by the whole's numbers."""
     found: dict[Index, list[str]] = defaultdict(list)
     if axis is None:
         for index in parts[0].members:

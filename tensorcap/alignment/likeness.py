@@ -15,8 +15,8 @@ def shape_of(role: Role) -> Shape:
 
 
 def roles_alike(one: Role, other: Role) -> float:
-    """What shapes of parameters, classes and nesting say, in nats; and results of unequal shapes."""
-    found = 0.0
+    """What shapes of parameters, classes, nesting and being the main result say, in nats."""
+    found = -2.0 if bool(one.slot) != bool(other.slot) else 0.0
     if bool(one.inside) != bool(other.inside):
         found -= 1.0
     if one.family and other.family:

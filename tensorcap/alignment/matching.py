@@ -7,13 +7,14 @@ has a rival as good as itself waits until the rival is gone, and what is contest
 from __future__ import annotations
 
 import bisect
+import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from tensorcap.alignment.evidence import Agreement, agreements
+from tensorcap.alignment.evidence import Agreement, Print, agreements
 from tensorcap.alignment.likeness import roles_alike
 from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.naming import Canonical, name_of, plain_name
@@ -26,6 +27,7 @@ _ENOUGH: Final = 6.0  # nats: one in 400 by chance
 _MARGIN: Final = 1.0  # by which a candidate has to be better than its rivals
 _UNRELATED: Final = 0.1
 _DRIFT: Final = 0.01  # of the values, that runs are taken to differ by at most for being equal
+_TINY: Final = 1e-12
 _LAST: Final = 3  # of a run's sites that are asked whether it ended right
 _PRODUCT: Final = 4096  # of sites with equal values on both sides; more prove nothing about one another
 
@@ -83,6 +85,7 @@ class Matching:
     """Pairs of roles, found step by step.
 
     Attributes:
+        is_ordered: Whether both archives have an order of results.
         accepted: The pairs.
         contested: Candidates that others are as good as.
     """
@@ -90,7 +93,7 @@ class Matching:
     def __init__(
         self, reference: Side, target: Side, canonical: Canonical | None, *, is_ordered: bool = True
     ) -> None:
-        self._is_ordered = is_ordered
+        self.is_ordered = is_ordered
         self.sides = reference, target
         self.rounding = max(reference.rounding, target.rounding)
         self.accepted: list[Candidate] = []
@@ -110,18 +113,31 @@ class Matching:
         if canonical is not None:
             self._add_names(canonical)
 
-    def run(self, *, by_names_only: bool = False) -> None:
-        """Settle all candidates."""
-        every = list(self._candidates.values())
-        self._settle([c for c in every if c.is_named])
-        if by_names_only:
-            return
+    def settle_names(self, outdone: Container[tuple[str, str]] = ()) -> None:
+        """Settle what has equal names, but for pairs of roles that something better is known for."""
+        every = self._candidates.values()
+        self._settle([c for c in every if c.is_named and (c.reference, c.target) not in outdone])
+
+    def settle_leaves(self) -> None:
+        """Settle modules without others inside that values prove, by their main results, list by list."""
+        self._settle([c for c in self._proven(is_plain=True) if self._is_leaf(c)])
+
+    def settle_proven(self, *, is_plain: bool) -> None:
+        """Settle what values prove; if plain, only by main results, and only one list as another."""
         before = -1
         while before != len(self.accepted):
             before = len(self.accepted)
-            proven = [c for c in every if c.nats >= _ENOUGH]
+            proven = self._proven(is_plain=is_plain)
             self._settle([c for c in proven if self._is_leaf(c)])
             self._settle(proven)
+
+    def _proven(self, *, is_plain: bool) -> list[Candidate]:
+        found = [c for c in self._candidates.values() if c.nats >= _ENOUGH or (c.is_named and not is_plain)]
+        return [c for c in found if self._is_plain(c)] if is_plain else found
+
+    def _is_plain(self, candidate: Candidate) -> bool:
+        one, other = self.sides[0].roles[candidate.reference], self.sides[1].roles[candidate.target]
+        return not one.slot and not other.slot and one.rank == other.rank
 
     def pair_names_left(self) -> None:
         """Pair what has equal names though not as many elements, if nothing else was found for either."""
@@ -225,8 +241,11 @@ class Matching:
         is_by_rule = name_of(one, plain_name)[0] != name_of(other, plain_name)[0]
         named = Candidate(one.name, other.name, places, is_named=True, is_by_rule=is_by_rule)
         places = tuple(place for place in places if self.sizes_fit(named, place))
-        if not places:
+        if one.slot.rpartition(".")[2].isdigit():  # a place in a tuple is hardly a name
+            places = tuple(place for place in places if not self.contradicts(named, place))
+        elif not places:
             self._misfits.append(named)
+        if not places:
             return
         a, b = places[0]
         candidate, _ = self._candidate(self._candidates, one.members[a].site, other.members[b].site)
@@ -252,10 +271,11 @@ class Matching:
 
     def are_near(self, left: str, right: str) -> bool | None:
         """Whether two sites have values as near as those of pairs are; None where they tell nothing."""
-        one, other = self.sides[0].prints.get(left), self.sides[1].prints.get(right)
-        if one is None or other is None:
-            return None
-        return one.distance(other) <= self._near
+        return self.is_near(self.sides[0].prints.get(left), self.sides[1].prints.get(right))
+
+    def is_near(self, one: Print | None, other: Print | None) -> bool | None:
+        """Whether values are as near as those of pairs are; None where they tell nothing."""
+        return None if one is None or other is None else one.distance(other) <= self._near
 
     @property
     def _near(self) -> float:
@@ -267,16 +287,22 @@ class Matching:
             self._nearness = 4 * max(self.rounding, min(drift, _UNRELATED))
         return self._nearness
 
-    def is_sealed(self, side: int, site: str) -> bool:
+    def is_sealed(self, side: int, site: str, takers: Sequence[str] | None = None) -> bool:
         """Whether a site's values were right, as what they were used for agrees.
+
+        Args:
+            side: The number of its side.
+            site: The site.
+            takers: The sites that were given the values; by default those that were given its main result.
 
         A wrong tensor makes what follows wrong. What took it as an argument says so, or the nearest module
         around it that has a partner; where there is none, the end of the run does.
         """
-        takers = self.sides[side].takers(site)
+        if takers is None:
+            takers = self.sides[side].takers_of(self.sides[side].records(site)[0])
         if any(taker in self.partner[side] and self._agrees(side, taker) for taker in takers):
             return True
-        around = site.rpartition(".")[0]
+        around = self.sides[side].module(site).rpartition(".")[0]
         while around and around not in self.partner[side]:
             around = around.rpartition(".")[0]
         if around:
@@ -290,11 +316,13 @@ class Matching:
         other = self.partner[side][site]
         return bool(self.are_near(site, other) if side == 0 else self.are_near(other, site))
 
-    def has_like(self, side: int, site: str) -> bool:
-        """Whether the other side has a tensor with a site's values, though nothing may prove it."""
-        one = self.sides[side].prints.get(site)
-        others = self.sides[1 - side].prints.values()
-        return one is not None and any(one.distance(p) <= self._near for p in others if p.size == one.size)
+    def alike(self, side: int, site: str) -> list[str]:
+        """The sites of the other side with a site's values, though nothing may prove it."""
+        one, near = self.sides[side].prints.get(site), self._near
+        if one is None:
+            return []
+        others = self.sides[1 - side].by_l2.around(one, -math.log1p(-near) + _TINY)
+        return [name for name, other in others if one.distance(other) <= near]
 
     def values_elsewhere(self, candidate: Candidate, place: Place) -> str:
         """The role of the target that has the values of the reference's member, where that is another one."""
@@ -318,7 +346,7 @@ class Matching:
 
     def _settle(self, candidates: Iterable[Candidate]) -> None:
         """Take the most certain candidates one after the other."""
-        live = list(candidates)
+        live = [c for c in candidates if any(self.is_free(c, place) for place in c.places)]
         for candidate in live:
             candidate.likeness = self.likeness(candidate)
         live = sorted((c for c in live if c.score >= _ENOUGH or c.is_named), key=lambda c: c.order)
@@ -330,7 +358,7 @@ class Matching:
                 wanted[0][left].append((number, right))
                 wanted[1][right].append((number, left))
         waiting = list(range(len(live)))
-        for may_tie in (False, True)[: 1 + self._is_ordered]:
+        for may_tie in (False, True)[: 1 + self.is_ordered]:
             before = -1
             while before != len(self.accepted):
                 before = len(self.accepted)

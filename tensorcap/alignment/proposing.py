@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from typing import Final, Literal
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
-from tensorcap.alignment.entries import (
-    Slots,
-    entries_of_fusion,
-    entries_of_pair,
-    entries_of_taken,
-)
+from tensorcap.alignment.entries import entries_of_fusion, entries_of_pair, entries_of_taken
 from tensorcap.alignment.evidence import Prints
-from tensorcap.alignment.fusing import Fusion, fuse_by_shapes, fuse_by_values
+from tensorcap.alignment.fusing import Fusion, claim, fuse_by_shapes, fuse_by_values, is_free, settle
+from tensorcap.alignment.holding import entries_of_held
+from tensorcap.alignment.leftovers import Leavings, refused
+from tensorcap.alignment.linking import Link
 from tensorcap.alignment.mapping import Alignment, Entry, LeftOver
 from tensorcap.alignment.matching import Matching
 from tensorcap.alignment.naming import Naming, plain_name
 from tensorcap.alignment.placing import pair_by_place
+from tensorcap.alignment.resolution import resolve_each
 from tensorcap.alignment.sides import Side
+from tensorcap.alignment.slots import Slots
+from tensorcap.alignment.summing import possible_sums
 from tensorcap.alignment.survey import Survey
 from tensorcap.alignment.taking import taken_results
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.errors import UsageError
 
 By = Literal["all", "values", "names"]
-
-_UNKNOWN: Final = "no counterpart was found"
 
 
 def propose(
@@ -51,26 +50,21 @@ def propose(
     """
     surveys = Survey.of(reference), Survey.of(target)
     archives = reference, target
-    prints = tuple(Prints(archive, may_read=read_values) for archive in archives)
+    prints = Prints(reference, may_read=read_values), Prints(target, may_read=read_values)
     one, other = (
         Side(survey, found, uses_values=by != "names") for survey, found in zip(surveys, prints, strict=True)
     )
     naming = plain_name if rules is None else rules.canonical
     is_ordered = reference.is_ordered and target.is_ordered
     matching = Matching(one, other, None if by == "values" else naming, is_ordered=is_ordered)
-    matching.run(by_names_only=by == "names")
-    fused: list[Fusion] = []
-    if by != "names":
-        fused = fuse_by_values(matching)
-        if is_ordered:
-            pair_by_place(matching)
-            fused += fuse_by_shapes(matching)
-            pair_by_place(matching)
-    matching.pair_names_left()
     slots = Slots(archives, prints, matching, read_values=read_values)
+    sums = list(possible_sums(matching))
+    matching.settle_names({(fusion.whole, part) for fusion in sums for part in fusion.parts})
+    fused = _settle_values(matching, slots, sums) if by != "names" else []
+    matching.pair_names_left()
     entries: list[Entry] = []
     left: list[LeftOver] = []
-    for candidate in matching.accepted:
+    for candidate in sorted(matching.accepted, key=lambda c: bool(one.roles[c.reference].slot)):
         made, unsure = entries_of_pair(slots, candidate)
         entries += made
         left += unsure
@@ -80,8 +74,40 @@ def propose(
         left += unsure
     for candidate, argument in taken_results(matching, prints[1]) if by != "names" else ():
         entries += entries_of_taken(slots, candidate, argument)
-    left += _left_over(matching, surveys)
-    return Alignment(tuple(_sorted(entries, one)), tuple(left))
+    held, unsure, contested = entries_of_held(slots, fused, surveys, None if by == "values" else naming, by)
+    entries += held
+    left += unsure
+    leavings = Leavings(matching, slots.judge.bound)
+    left += leavings.sites(surveys)
+    kept: list[Entry] = []
+    links: list[Link] = []
+    for entry, found in resolve_each(Alignment(tuple(entries)), reference, target):
+        if isinstance(found, UsageError):  # later calls have other shapes, or there are none of the same step
+            left += refused(entry, str(found))
+        else:
+            kept.append(entry)
+            links += found
+    left += leavings.records(archives, links, left, contested)
+    return Alignment(tuple(_sorted(kept, one)), tuple(left))
+
+
+def _settle_values(matching: Matching, slots: Slots, sums: Sequence[Fusion]) -> list[Fusion]:
+    """Settle all that values, place and shapes say, what is plain before what is not; returns the fusions."""
+    matching.settle_leaves()
+    found = settle(matching, slots, sums)
+    matching.settle_proven(is_plain=True)
+    found += fuse_by_values(matching, slots)
+    matching.settle_proven(is_plain=False)
+    fused = []
+    for fusion in found:  # what remains without a layout is told, if nothing else was found for its sites
+        if fusion.how is not None or is_free(matching, fusion):
+            claim(matching, fusion)
+            fused.append(fusion)
+    if matching.is_ordered:
+        pair_by_place(matching)
+        fused += fuse_by_shapes(matching, slots)
+        pair_by_place(matching)
+    return fused
 
 
 def _sorted(entries: Iterable[Entry], side: Side) -> list[Entry]:
@@ -96,57 +122,3 @@ def _sorted(entries: Iterable[Entry], side: Side) -> list[Entry]:
         return orders.get(site, float("inf")), int(slot.startswith("output")), entry.text
 
     return sorted(entries, key=order)
-
-
-def _left_over(matching: Matching, surveys: tuple[Survey, Survey]) -> list[LeftOver]:
-    found: list[LeftOver] = []
-    rivals = _rivals(matching)
-    names: tuple[Literal["reference", "target"], ...] = ("reference", "target")
-    for i, name in enumerate(names):
-        side, given = matching.sides[i], matching.given if i == 0 else set()
-        for role in side.roles.values():
-            reasons: dict[tuple[str, bool], list[str]] = defaultdict(list)
-            for member in role.members.values():
-                if not matching.has_partner(i, member.site) and member.site not in given:
-                    reasons[_reason(matching, i, member.site, rivals[i])].append(member.site)
-            known = next((reason for reason, is_explained in reasons if is_explained), None)
-            for (reason, is_explained), sites in reasons.items():
-                if known is not None and reason == _UNKNOWN:  # one role, one reason
-                    found.append(LeftOver(name, tuple(sites), f"as others of {role.name}: {known}"))
-                else:
-                    found.append(LeftOver(name, tuple(sites), reason, is_explained))
-        never = [site for site in surveys[i].never_called if site not in side.by_site]
-        if never:
-            found.append(LeftOver(name, tuple(never), "never called"))
-    return found
-
-
-def _rivals(matching: Matching) -> tuple[Mapping[str, list[str]], Mapping[str, list[str]]]:
-    """What each site that is contested could be, best first."""
-    found: tuple[dict[str, list[str]], dict[str, list[str]]] = (defaultdict(list), defaultdict(list))
-    for candidate in matching.contested:
-        for a, b in candidate.places:
-            left = matching.sides[0].site(candidate.reference, a)
-            right = matching.sides[1].site(candidate.target, b)
-            if left not in matching.partner[0] and right not in matching.partner[1]:
-                found[0][left].append(right)
-                found[1][right].append(left)
-    return found
-
-
-def _reason(matching: Matching, i: int, site: str, rivals: Mapping[str, list[str]]) -> tuple[str, bool]:
-    """Why a site has no partner, and whether that suffices."""
-    side = matching.sides[i]
-    options = [o for o in dict.fromkeys(rivals.get(site, ())) if o not in matching.partner[1 - i]]
-    if options:
-        more = f" and {len(options) - 3} more" if len(options) > 3 else ""
-        return f"could be {' or '.join(options[:3])}{more}", False
-    group = side.groups[side.group_of[site]] if site in side.group_of else ()
-    known = [other for other in group if matching.has_partner(i, other)]
-    if known:
-        role = side.by_site[known[0]][0]
-        return f"has the values of {role.name}, which has a partner", True
-    if site in side.prints and not matching.has_like(i, site) and matching.is_sealed(i, site):
-        other = "target" if i == 0 else "reference"
-        return f"nothing in the {other} has its values, and what comes of them agrees", True
-    return _UNKNOWN, False

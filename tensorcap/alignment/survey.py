@@ -8,7 +8,7 @@ table of numbers tells which member is which.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -18,6 +18,8 @@ from tensorcap_formats.keys import module_site
 from tensorcap_formats.records import Record
 
 Index = tuple[str, ...]
+
+HELD: Final = ("param.", "buffer.", "grad_param.")
 
 # A whole component, or the end of one behind a low line (`layers_3`); names from elsewhere may have `/`.
 _NUMBER: Final = re.compile(r"(?<![^./_])(?:0|[1-9]\d*)(?![^./])")
@@ -35,7 +37,8 @@ class Member:
         module: Qualified name of its class; empty where it is not known.
         calls: How often it was called; None where that is not known.
         shards: The main tensors of all ranks, in order; empty where there is one rank only.
-        results: All tensors that its first call gave, by slot.
+        further: The other tensors that its first call gave, by slot, those of all ranks in order.
+        beside: Parameters, buffers and gradients, by slot: one tensor, or one of each rank.
     """
 
     site: str
@@ -45,7 +48,19 @@ class Member:
     module: str
     calls: int | None
     shards: tuple[Record, ...] = ()
-    results: Mapping[str, Record] = field(default_factory=dict)
+    further: Mapping[str, tuple[Record, ...]] = field(default_factory=dict)
+    beside: Mapping[str, tuple[Record, ...]] = field(default_factory=dict)
+
+    @property
+    def results(self) -> dict[str, Record]:
+        """All tensors that its first call gave, by slot; of several ranks the first."""
+        main = {self.result.key.slot: self.result} if self.result else {}
+        return {**main, **{slot: records[0] for slot, records in self.further.items()}}
+
+    @property
+    def held(self) -> dict[str, tuple[Record, ...]]:
+        """What the module holds: parameters, buffers, and what was added up for parameters as gradients."""
+        return {slot: found for slot, found in self.beside.items() if slot.startswith(HELD)}
 
 
 @dataclass(slots=True)
@@ -86,22 +101,27 @@ class Survey:
     @classmethod
     def of(cls, archive: Archive) -> Survey:
         """Survey an archive."""
-        results, arguments, shards = _first_calls(archive)
+        results, arguments = _first_calls(archive)
+        beside = _beside(archive)
         listed = {module_site(str(m.get("path"))): m for m in _dicts(archive.run, "modules")}
         points = {str(p.get("site")): p for p in _dicts(archive.run, "points") if not p.get("slots")}
         templates: dict[str, Template] = {}
-        for site in dict.fromkeys([*listed, *results, *arguments]):
+        for site in dict.fromkeys([*listed, *results, *arguments, *beside]):
             module, point = listed.get(site, {}), points.get(site, {})
             calls = point.get("calls")
+            slots = results.get(site, {})
+            main = main_of({slot: records[0] for slot, records in slots.items()})
+            shards = slots[main.key.slot] if main else ()
             member = Member(
                 site,
-                main_of(results.get(site, {})),
+                main,
                 arguments.get(site, {}),
                 _shapes(module.get("parameters")),
                 str(module.get("class") or ""),
                 calls if isinstance(calls, int) else None,
-                shards.get(site, ()),
-                results.get(site, {}),
+                shards if len(shards) > 1 else (),
+                {slot: records for slot, records in slots.items() if records[0] is not main},
+                beside.get(site, {}),
             )
             name, index = fold(site)
             templates.setdefault(name, Template(name)).members[index] = member
@@ -137,11 +157,10 @@ def split_numbers(site: str) -> list[tuple[str, str | None]]:
 
 def _first_calls(
     archive: Archive,
-) -> tuple[dict[str, dict[str, Record]], dict[str, dict[str, Record]], dict[str, tuple[Record, ...]]]:
-    """Results and arguments of each site's first call, by slot, and the main results of its ranks."""
-    results: dict[str, dict[str, Record]] = {}
+) -> tuple[dict[str, dict[str, tuple[Record, ...]]], dict[str, dict[str, Record]]]:
+    """Results of each site's first call, by slot, those of all ranks in order; and its arguments."""
+    ranks: dict[str, dict[str, dict[int, Record]]] = {}
     arguments: dict[str, dict[str, Record]] = {}
-    ranks: dict[str, dict[int, dict[str, Record]]] = {}
     first: dict[str, tuple[int, int]] = {}
     for record in archive.records:
         key = record.key
@@ -150,17 +169,36 @@ def _first_calls(
             continue
         kind, _, name = key.slot.partition(".")
         if kind == "output" or key.is_bare:
-            ranks.setdefault(key.site, {}).setdefault(key.rank, {})[key.slot] = record
-            if not key.rank:
-                results.setdefault(key.site, {})[key.slot] = record
+            ranks.setdefault(key.site, {}).setdefault(key.slot, {})[key.rank] = record
         elif kind == "input" and not key.rank:
             arguments.setdefault(key.site, {})[name] = record
-    shards = {}
-    for site, by_rank in ranks.items():
-        mains = [main_of(by_rank[rank]) for rank in sorted(by_rank)]
-        if len(mains) > 1 and all(mains):
-            shards[site] = tuple(filter(None, mains))
-    return results, arguments, shards
+    results = {
+        site: {slot: tuple(found[r] for r in sorted(found)) for slot, found in slots.items() if 0 in found}
+        for site, slots in ranks.items()
+    }
+    return results, arguments
+
+
+def _beside(archive: Archive) -> dict[str, dict[str, tuple[Record, ...]]]:
+    """What is neither result nor argument, by site and slot; of each rank, where ranks hold unlike ones."""
+    found: dict[str, dict[str, dict[int, Record]]] = {}
+    for record in sorted(archive.records, key=lambda r: (r.key.step, r.key.call)):  # calls go back in reverse
+        key = record.key
+        if not key.is_bare and key.slot.startswith((*HELD, "grad_")):
+            found.setdefault(key.site, {}).setdefault(key.slot, {}).setdefault(key.rank, record)
+    return {
+        site: {
+            slot: _unlike([ranks[rank] for rank in sorted(ranks)])
+            for slot, ranks in slots.items()
+            if 0 in ranks
+        }
+        for site, slots in found.items()
+    }
+
+
+def _unlike(records: Sequence[Record]) -> tuple[Record, ...]:
+    is_same = len({(record.digest, record.shape) for record in records}) == 1 and records[0].digest
+    return (records[0],) if is_same else tuple(records)
 
 
 def _dicts(run: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:

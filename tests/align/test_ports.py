@@ -60,7 +60,7 @@ def true_sources(pairs: Iterable[Pair]) -> dict[str, set[frozenset[str]]]:
 def wrong_links(run: Run, links: Iterable[Link]) -> list[tuple[str, list[str]]]:
     """Links that are not in the truth; of a site that only hands on, the values decide."""
     truth, originals = run.truth, run.truth.originals()
-    exact = true_sources((*truth.pairs, *truth.extras))
+    exact = true_sources((*truth.pairs, *truth.extras, *truth.given))
     target = outputs(run.target)
 
     def values(keys: Iterable[str]) -> frozenset[bytes]:
@@ -130,11 +130,22 @@ def test_what_is_left_over_is_what_has_no_counterpart(proposal: Proposal, side: 
     )
     paired = {key for pair in run.truth.pairs for sides in pair.expanded() for key in sides[i]}
     others = {key for pair in run.truth.extras for sides in pair.expanded() for key in sides[i]}
+    if side == "reference":
+        others |= {key for pair in run.truth.given for ones, _ in pair.expanded() for key in ones}
     others |= run.truth.originals().keys() & present.keys()
     lone = sites_of(run.truth.lone(side)) - sites_of(paired | others)
     left = listed(proposal.alignment, side, sites_of(present))
     assert lone - left == set()
     assert left & demanded == set()
+
+
+@pytest.mark.spec("ALN-79")
+def test_every_record_is_in_a_link_or_left_over(proposal: Proposal) -> None:
+    for name, archive in (("reference", proposal.run.reference), ("target", proposal.run.target)):
+        linked = {record.key.text for link in proposal.links for record in getattr(link, name)}
+        left = {p for each in proposal.alignment.left_over if each.side == name for p in each.places}
+        keys = [record.key for record in archive.records if record.key.text not in linked]
+        assert {key.text for key in keys if not {key.site, f"{key.site}/{key.slot}"} & left} == set()
 
 
 class Nameless(NamedTuple):

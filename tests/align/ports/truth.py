@@ -65,6 +65,7 @@ class Truth:
         alike: Places of a side whose tensor is always that of another place of it.
         reference_only: Places that have no counterpart.
         target_only: Places that have none.
+        given: Results of the reference that the target has as an argument only; they may be found.
     """
 
     pairs: tuple[Pair, ...]
@@ -72,6 +73,7 @@ class Truth:
     alike: Mapping[str, str] = field(default_factory=dict)
     reference_only: tuple[str, ...] = ()
     target_only: tuple[str, ...] = ()
+    given: tuple[Pair, ...] = ()
 
     def originals(self) -> dict[str, str]:
         """The record that each record of `alike` equals."""

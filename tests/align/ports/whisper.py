@@ -205,5 +205,9 @@ PORT = Port(
             "model.encoder.layers.{i}.activation_fn",
             "model.decoder.layers.{i}.activation_fn",
         ),
+        given=(  # the port's gelu is no module
+            Pair("model.encoder.layers.{i}.activation_fn", "encoder.blocks.{i}.mlp2/input.input"),
+            Pair("model.decoder.layers.{i}.activation_fn", "decoder.blocks.{i}.mlp2/input.input"),
+        ),
     ),
 )

@@ -1,0 +1,216 @@
+"""What paired sites took and gave: the layout between two tensors, and which arguments belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tensorcap.alignment.evidence import Prints
+from tensorcap.alignment.fitting import Candidate as LayoutChoice
+from tensorcap.alignment.fitting import Fit, fit
+from tensorcap.alignment.judging import Judge
+from tensorcap.alignment.mapping import Evidence
+from tensorcap.alignment.matching import Candidate, Matching, Place
+from tensorcap.alignment.resolution import pair_slots
+from tensorcap.alignment.survey import Member
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.records import Record
+
+Steps = tuple[str, ...]
+
+_AGREE: Final = 0.4  # residual of values that agree; unrelated ones leave 1.4
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Arguments of two sites that belong together.
+
+    Attributes:
+        reference: The one's slot.
+        target: The other's.
+        steps: From the target's tensor to the reference's.
+        evidence: What they are known by.
+        reason: Why, for a reader.
+    """
+
+    reference: str
+    target: str
+    steps: Steps
+    evidence: Evidence
+    reason: str
+
+
+class Slots:
+    """Finds layouts between the tensors of paired sites, each of them once.
+
+    Attributes:
+        prints: Of both sides.
+        matching: What is paired.
+        judge: Says what pairs are known by.
+        covered: Results of the reference besides main ones that an entry of their site pairs.
+    """
+
+    def __init__(
+        self,
+        archives: tuple[Archive, Archive],
+        prints: tuple[Prints, Prints],
+        matching: Matching,
+        *,
+        read_values: bool,
+        turned: Mapping[tuple[str, str], bool] | None = None,
+    ) -> None:
+        self._archives = archives
+        self._read_values = read_values
+        self.prints = prints
+        self._fits: dict[tuple[object, ...], Fit | None] = {}
+        self.matching = matching
+        self.judge = Judge(matching, turned or {})
+        self.covered: set[str] = set()
+
+    def of(self, matching: Matching, turned: Mapping[tuple[str, str], bool]) -> Slots:
+        """The same for other pairs of the same archives; see `Judge` for what is turned."""
+        return Slots(self._archives, self.prints, matching, read_values=self._read_values, turned=turned)
+
+    def fit(
+        self,
+        reference: Sequence[Record],
+        target: Sequence[Record],
+        *,
+        among: Sequence[LayoutChoice] | None = None,
+    ) -> Fit | None:
+        """The layout from some tensors of the target to some of the reference."""
+        if among is not None:
+            archives = self._archives if self._read_values else None
+            return fit(reference, target, archives, self.matching.rounding, among=among)
+        key = tuple(
+            tuple((r.digest or r.key, r.shape, r.dtype.name) for r in side) for side in (reference, target)
+        )
+        if key not in self._fits:
+            self._fits[key] = self._fit(reference, target)
+        return self._fits[key]
+
+    def _fit(self, reference: Sequence[Record], target: Sequence[Record]) -> Fit | None:
+        if len(reference) == len(target) == 1:
+            one, other = reference[0], target[0]
+            is_square = len({size for size in one.shape if size > 1}) < sum(size > 1 for size in one.shape)
+            if one.shape == other.shape and one.digest and one.digest == other.digest and not is_square:
+                return Fit((), (0,), 0.0, float("inf"), 1, is_sure=True, is_proven=True)
+        archives = self._archives if self._read_values else None
+        return fit(reference, target, archives, self.matching.rounding)
+
+    def members(self, candidate: Candidate, place: Place) -> tuple[Member, Member]:
+        """The two members of a place."""
+        one, other = self.matching.sides
+        return one.roles[candidate.reference].members[place[0]], other.roles[candidate.target].members[
+            place[1]
+        ]
+
+    def arguments(self, candidate: Candidate) -> dict[Place, list[Taken]]:
+        """Which arguments of each pair of sites belong together: those with equal values.
+
+        Where results differ, so may arguments: there those do that have equal values in other layers, equal
+        names, or that alone are left.
+        """
+        near = {place: self.near_arguments(*self.members(candidate, place)) for place in candidate.places}
+        known = dict.fromkeys(pair for pairs in near.values() for pair in pairs)
+        found = {}
+        for place, pairs in near.items():
+            one, other = (member.arguments for member in self.members(candidate, place))
+            why: dict[tuple[str, str], tuple[Evidence, str]] = {}
+            why |= dict.fromkeys(pairs, ("values", "what the two were given, with equal values"))
+            for pair in self._others(one, other, known, [*why]):
+                if not self._contradicts(candidate, place, one[pair[0]], other[pair[1]]):
+                    why[pair] = self._reason(pair, known)
+            found[place] = [
+                Taken(f"input.{a}", f"input.{b}", steps, *why[a, b])
+                for a, b in why
+                if (steps := self.plainly(one[a], other[b])) is not None
+            ]
+        return found
+
+    def near_arguments(self, one: Member, other: Member) -> list[tuple[str, str]]:
+        """Names of arguments that have equal values, if of the target's only one has, or one of that name."""
+        prints = [
+            {name: side.print_of(record) for name, record in member.arguments.items()}
+            for side, member in zip(self.matching.sides, (one, other), strict=True)
+        ]
+        pairs = []
+        for name, mine in prints[0].items():
+            near = [other for other, theirs in prints[1].items() if self.matching.is_near(mine, theirs)]
+            if name in near or len(near) == 1:
+                pairs.append((name, name if name in near else near[0]))
+        return pairs
+
+    def _are_near(self, record: Record, other: Record) -> bool | None:
+        """Whether two tensors have near values; None where values tell nothing, or are not to be used."""
+        sides = self.matching.sides
+        return self.matching.is_near(sides[0].print_of(record), sides[1].print_of(other))
+
+    @staticmethod
+    def _others(
+        one: Mapping[str, Record],
+        other: Mapping[str, Record],
+        known: Mapping[tuple[str, str], None],
+        done: Sequence[tuple[str, str]],
+    ) -> list[tuple[str, str]]:
+        """Pairs of what is left: as in other layers, of equal names, the only floats of one size."""
+        mine, theirs = (
+            [n for n in side if n not in {p[i] for p in done}] for i, side in enumerate((one, other))
+        )
+        pairs = [(a, b) for a, b in known if a in mine and b in theirs]
+        pairs += [(n, n) for n in mine if n in theirs and (n, n) not in known]
+        floats = [
+            [n for n in names if side[n].dtype.kind == "float" and n not in {p[i] for p in pairs}]
+            for i, (names, side) in enumerate(((mine, one), (theirs, other)))
+        ]
+        if len(floats[0]) == len(floats[1]) == 1:
+            pairs.append((floats[0][0], floats[1][0]))
+        return [(a, b) for a, b in pairs if one[a].size == other[b].size]
+
+    def _contradicts(self, candidate: Candidate, place: Place, record: Record, other: Record) -> bool:
+        """Whether two arguments differ though what was made of them agrees."""
+        is_near = self._are_near(record, other)
+        results_are = self.matching.are_near(*self.matching.sites_of(candidate, place))
+        return is_near is False and results_are is not False
+
+    @staticmethod
+    def _reason(pair: tuple[str, str], known: Mapping[tuple[str, str], None]) -> tuple[Evidence, str]:
+        if pair in known:
+            return "values", "what the two were given, with equal values in other layers"
+        if pair[0] == pair[1]:
+            return "name", "what the two were given, of the same name"
+        return "structure", "what the two were given, alone of its size"
+
+    def plainly(self, record: Record, other: Record) -> Steps | None:
+        """The steps between two tensors; None if no layout is certain, or none makes equal values equal."""
+        how = self.fit([record], [other])
+        if how is None or not how.is_sure:
+            return None
+        is_near = self._are_near(record, other)
+        is_lost = is_near and how.residual is not None and how.residual > _AGREE
+        return None if is_lost else how.steps
+
+    def is_whole(self, candidate: Candidate, place: Place, steps: Steps, taken: Sequence[Taken]) -> bool:
+        """Whether an entry of the two sites, with these steps, pairs just what belongs together."""
+        one, other = self.members(candidate, place)
+        if one.result is None or other.result is None or one.result.key.is_bare or other.result.key.is_bare:
+            return True
+        wanted = {(one.result.key.slot, other.result.key.slot), *((t.reference, t.target) for t in taken)}
+        for left, right in self.further(one, other):
+            if self.plainly(left, right) != steps:
+                return False
+            wanted.add((left.key.slot, right.key.slot))
+        slots = ({r.key.slot: r for r in (*m.results.values(), *m.arguments.values())} for m in (one, other))
+        made = {(mine.key.slot, theirs.key.slot) for mine, theirs in pair_slots(*slots)}
+        return made == wanted and all(t.steps == steps for t in taken)
+
+    def further(self, one: Member, other: Member) -> list[tuple[Record, Record]]:
+        """Results of two sites, besides their main ones, that are paired with each other."""
+        partner = self.matching.partner[0]
+        sites = ((slot, partner.get(f"{one.site}/{slot}", "")) for slot in one.further)
+        return [
+            (one.further[slot][0], other.further[theirs][0])
+            for slot, site in sites
+            if (theirs := site.removeprefix(f"{other.site}/")) in other.further
+        ]

@@ -1,0 +1,81 @@
+"""Results of the target that add up to one of the reference: a block that keeps its residual apart.
+
+Of the statistics of a sum only the mean follows from those of its parts, so it proves less than a print does;
+norms and extremes say what is impossible, and the values, where they may be read, decide.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from tensorcap.alignment.evidence import Agreement, Print
+from tensorcap.alignment.fusing import Fusion, places_of, shifts_of
+from tensorcap.alignment.matching import Matching
+from tensorcap.alignment.roles import Role
+
+_PARTS: Final = (2, 3)
+_ENOUGH: Final = 6.0  # nats
+_UNRELATED: Final = 0.1
+_MOST: Final = 20.0  # nats
+
+
+def possible_sums(matching: Matching) -> Iterator[Fusion]:
+    """Results of one site of the target whose means add up to that of a result of the reference."""
+    wholes: dict[int, list[Role]] = defaultdict(list)
+    for role in matching.sides[0].roles.values():
+        wholes[role.record.size].append(role)
+    for results in _results(matching):
+        for parts in (p for count in _PARTS for p in itertools.combinations(results, count)):
+            sizes = {part.record.size for part in parts}
+            for whole in wholes.get(min(sizes), ()) if len(sizes) == 1 else ():
+                for shift in shifts_of(parts, None, whole):
+                    places = places_of(parts, None, whole, shift)
+                    found = {index: _agreement(matching, *place) for index, place in places.items()}
+                    agreeing = {index: one for index, one in found.items() if one is not None}
+                    names = tuple(part.name for part in parts)
+                    fusion = Fusion(False, names, None, whole.name, places, shift, agreeing, is_sum=True)
+                    if fusion.nats >= _ENOUGH:
+                        yield fusion
+
+
+def _results(matching: Matching) -> Iterator[list[Role]]:
+    """The results of each site of the target that has several, in order."""
+    roles = matching.sides[1].roles
+    by_site: dict[str, list[Role]] = defaultdict(list)
+    for role in roles.values():
+        main = roles[role.parent] if role.slot else role
+        if role.rank == main.rank and role.record.dtype.kind == "float":
+            by_site[main.name].append(role)
+    for results in by_site.values():
+        if len(results) > 1:
+            yield sorted(results, key=lambda role: (role.order, role.name))
+
+
+def _agreement(matching: Matching, sites: Sequence[str], whole: str) -> Agreement | None:
+    one, other = matching.sides
+    parts = [other.prints[site] for site in sites if site in other.prints]
+    if len(parts) < len(sites) or whole not in one.prints:
+        return None
+    if any(matching.is_near(one.prints[whole], part) for part in parts):
+        return None
+    return _proof(one.prints[whole], parts, matching.rounding)
+
+
+def _proof(whole: Print, parts: Sequence[Print], rounding: float) -> Agreement | None:
+    """What the mean of a sum proves; None where it proves nothing, or norms or extremes exclude it."""
+    scale = max(one.l2 for one in (whole, *parts)) / math.sqrt(whole.size)
+    peak = max(abs(value) for one in (whole, *parts) for value in (one.minimum, one.maximum))
+    slack = 1 + 8 * rounding
+    is_possible = (
+        2 * max(one.l2 for one in (whole, *parts)) <= slack * sum(one.l2 for one in (whole, *parts))
+        and whole.maximum <= sum(part.maximum for part in parts) + 8 * rounding * peak
+        and whole.minimum >= sum(part.minimum for part in parts) - 8 * rounding * peak
+    )
+    distance = abs(whole.mean - sum(part.mean for part in parts)) / scale
+    usual = min(_UNRELATED, max(abs(one.mean) for one in (whole, *parts)) / scale)
+    nats = math.log(max(usual, rounding) / max(distance, rounding))
+    return Agreement(distance, usual, min(nats, _MOST)) if is_possible and nats > 1.0 else None
