@@ -33,11 +33,21 @@ Localiser = Callable[[Path, Path, Workload, Workload, Path | None], Sequence[Sus
 def first_divergence(
     reference: Path, target: Path, _: Workload, __: Workload, mapping: Path | None
 ) -> Sequence[Suspect]:
-    """The module that `compare` names, where it blames one: nobody for what is only missing or grown."""
+    """The module of the first divergence that `compare` finds; what is only missing accuses nobody."""
     found = compare(reference, target, mapping=mapping).divergence
-    if found is None or found.is_growth or found.pair.status in ABSENT:
-        return []
-    return [Suspect(found.module)]
+    return [] if found is None or found.pair.status in ABSENT else [Suspect(found.module)]
 
 
-LOCALISERS: Final[Mapping[str, Localiser]] = {"first-divergence": first_divergence}
+def first_blame(
+    reference: Path, target: Path, _: Workload, __: Workload, mapping: Path | None
+) -> Sequence[Suspect]:
+    """As `first_divergence`, but nobody where `compare` says that errors only grew past what is expected."""
+    found = compare(reference, target, mapping=mapping).divergence
+    is_blamed = found is not None and not found.is_growth and found.pair.status not in ABSENT
+    return [Suspect(found.module)] if found is not None and is_blamed else []
+
+
+LOCALISERS: Final[Mapping[str, Localiser]] = {
+    "first-divergence": first_divergence,
+    "first-blame": first_blame,
+}

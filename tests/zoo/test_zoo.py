@@ -186,7 +186,8 @@ def test_entries_that_do_not_exist_are_refused(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.slow
 def test_scores_are_printed_for_programs_too(capsys: pytest.CaptureFixture[str]) -> None:
-    assert running.main(["--only", "gpt2_qkv_*", "--only", "vit_norm_eps", "--json"]) == 0
+    chosen = ["--only", "gpt2_qkv_*", "--only", "vit_norm_eps"]
+    assert running.main([*chosen, "--localiser", "first-blame", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [(s["dtype"], s["mistakes"], s["first"]) for s in found["scores"]] == [
         ("float32", 2, 1),
