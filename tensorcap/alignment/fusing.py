@@ -200,7 +200,12 @@ def fitted(matching: Matching, slots: Slots, fusion: Fusion, held: tuple[str, st
 
     That of what modules hold in some slots is the one of their results, where it fits and nothing is certain.
     """
-    reference, target = tensors_of(matching, fusion, held)
+
+    def distance(index: Index) -> float:
+        return fusion.agreeing[index].distance if index in fusion.agreeing else 0.0
+
+    best = min(fusion.agreeing or fusion.places, key=lambda i: (distance(i), i))
+    reference, target = tensors_of(matching, fusion, best, held)
     plain = tuple(range(len(target)))
     is_fixed = fusion.is_split or fusion.is_sum or len(target) > _PARTS[-1]
     tried = [plain] if is_fixed else list(itertools.permutations(plain))
@@ -219,15 +224,11 @@ def fitted(matching: Matching, slots: Slots, fusion: Fusion, held: tuple[str, st
 
 
 def tensors_of(
-    matching: Matching, fusion: Fusion, held: tuple[str, str] | None = None
+    matching: Matching, fusion: Fusion, index: Index, held: tuple[str, str] | None
 ) -> tuple[Sequence[Record], Sequence[Record]]:
-    """The results of both sides in the place that agrees best, or what their modules hold in these slots."""
+    """The results of both sides in a place, or what their modules hold in these slots."""
     part_side, whole_side = matching.sides if fusion.is_split else matching.sides[::-1]
-
-    def distance(index: Index) -> float:
-        return fusion.agreeing[index].distance if index in fusion.agreeing else 0.0
-
-    sites, whole_site = fusion.places[min(fusion.agreeing or fusion.places, key=lambda i: (distance(i), i))]
+    sites, whole_site = fusion.places[index]
     slot, whole_slot = ("", "") if held is None else held if fusion.is_split else held[::-1]
     parts = [record for site in sites for record in _tensors(part_side, site, slot)]
     whole = _tensors(whole_side, whole_site, whole_slot)

@@ -213,6 +213,7 @@ def entries_of_holding(slots: Slots, candidate: Candidate, holding: Holding, tur
         pairs,
         records,
         how,
+        slots.residuals(how, pairs) if how is not None and how.residual is not None else [None] * len(pairs),
         is_turned=turned.get((one.first.module, other.first.module)),
     )
     if how is None or not how.is_sure:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from tensorcap.alignment.evidence import Agreement, rounding_of
+from tensorcap.alignment.evidence import Agreement, apart, rounding_of
 from tensorcap.alignment.fitting import Fit
 from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.matching import Candidate, Matching, Place
@@ -70,6 +70,7 @@ class Judge:
         place: Place,
         records: tuple[Sequence[Record], Sequence[Record]],
         how: Fit | None,
+        residuals: Sequence[float | None],
     ) -> tuple[Evidence, str]:
         """Evidence and reason of a pair of roles.
 
@@ -78,6 +79,7 @@ class Judge:
             place: The members whose tensors were read.
             records: Of those.
             how: Their layout; None if there is none.
+            residuals: What it leaves in each place.
         """
         said, doubts = self._said(candidate), self._doubts_of_place(candidate)
         evidence = candidate.evidence
@@ -97,7 +99,8 @@ class Judge:
             one, other = self._matching.sides
             classes = one.roles[candidate.reference].first.module, other.roles[candidate.target].first.module
             is_turned = self._turned.get(classes)
-            doubts += self.doubts(records, self._distances(candidate), how, is_turned=is_turned)
+            distances = _larger(self._distances(candidate), residuals)
+            doubts += self.doubts(records, distances, how, is_turned=is_turned)
             doubts += self._argument_doubts(candidate) if not doubts else []
         return evidence, "; ".join([*said, *doubts])
 
@@ -113,6 +116,7 @@ class Judge:
         fusion: Fusion,
         records: tuple[Sequence[Record], Sequence[Record]],
         how: Fit,
+        residuals: Sequence[float | None],
         *,
         is_held: bool,
     ) -> tuple[Evidence, str]:
@@ -121,7 +125,9 @@ class Judge:
         said = ["their shapes add up"]
         if distances:
             said = [_counted(len(distances), len(fusion.places), max(distances), None)]
-        doubts = self.doubts(records, distances, how)
+        known = [fusion.agreeing.get(index) if not is_held else None for index in fusion.places]
+        apart_by = [agreement.distance if agreement else None for agreement in known]
+        doubts = self.doubts(records, _larger(apart_by, residuals), how)
         if fusion.axis is None and not fusion.is_sum:
             doubts += order_doubt([fusion.parts[i] for i in fusion.order], fusion.whole)
         elif list(fusion.order) != sorted(fusion.order):
@@ -135,6 +141,7 @@ class Judge:
         pairs: Sequence[tuple[Sequence[Record], Sequence[Record]]],
         records: tuple[Sequence[Record], Sequence[Record]],
         how: Fit | None,
+        residuals: Sequence[float | None],
         *,
         is_turned: bool | None,
     ) -> tuple[Evidence, str]:
@@ -145,13 +152,15 @@ class Judge:
             pairs: The tensors of all members.
             records: Those that were read.
             how: Their layout; None if there is none.
+            residuals: What it leaves of all members.
             is_turned: Whether it is a matrix that should be transposed; None where that is not known.
         """
         said = ["of modules that belong together"]
         one, other = self._matching.sides
-        found = ((one.print_of_all(mine), other.print_of_all(theirs)) for mine, theirs in pairs)
-        distances = [a.distance(b) for a, b in found if a and b and a.size == b.size]
-        near = [distance for distance in distances if distance <= self.expected(*records)]
+        prints = [(one.print_of_all(mine), other.print_of_all(theirs)) for mine, theirs in pairs]
+        known = [a.distance(b) for a, b in prints if a and b and a.size == b.size]
+        near = [distance for distance in known if distance <= self.expected(*records)]
+        distances = _larger([self._apart(*pair) for pair in pairs], residuals)
         if near:
             said.append(_counted(len(near), len(pairs), max(near), None))
         if how is None:
@@ -160,9 +169,9 @@ class Judge:
         doubts = self.doubts(records, distances, how, is_turned=is_turned)
         if how.choices > 1 and not how.is_proven and not doubts:
             doubts.append("ambiguous: other layouts fit as well")
-        is_proven = near and len(near) == len(distances) and how.is_proven
-        known = evidence if evidence in ("name", "rule") else "values" if is_proven else "structure"
-        return known, "; ".join([*said, *read_text(how), *doubts])
+        is_proven = near and not [d for d in distances if d > self.expected(*records)] and how.is_proven
+        by = evidence if evidence in ("name", "rule") else "values" if is_proven else "structure"
+        return by, "; ".join([*said, *read_text(how), *doubts])
 
     def doubts(
         self,
@@ -253,16 +262,28 @@ class Judge:
             f"but its argument {name} differs by {distance:.1g}" for name, distance in sorted(far.items())
         ]
 
-    def _distances(self, candidate: Candidate) -> list[float]:
-        """How far the prints of all members are apart, as far as they are known and of one count."""
-        found = []
-        for place in candidate.places:
-            left, right = self._matching.sites_of(candidate, place)
-            one = self._matching.sides[0].prints.get(left)
-            other = self._matching.sides[1].prints.get(right)
-            if one is not None and other is not None and one.size == other.size:
-                found.append(one.distance(other))
-        return found
+    def _distances(self, candidate: Candidate) -> list[float | None]:
+        """How far the values of all members are apart at least; None where it is not known."""
+        one, other = self._matching.sides
+        sites = [self._matching.sites_of(candidate, place) for place in candidate.places]
+        return [self._apart(one.records(left), other.records(right)) for left, right in sites]
+
+    def _apart(self, reference: Sequence[Record], target: Sequence[Record]) -> float | None:
+        """How far values are apart at least, by their statistics; None where these are not of one count."""
+        one, other = self._matching.sides
+        if len(reference) == len(target) == 1 and reference[0].size == target[0].size:
+            mine, theirs = one.statistics_of(reference[0]), other.statistics_of(target[0])
+            return apart(mine, theirs, reference[0].size) if mine and theirs else None
+        both = one.print_of_all(reference), other.print_of_all(target)
+        if both[0] is None or both[1] is None or both[0].size != both[1].size:
+            return None
+        return both[0].distance(both[1])
+
+
+def _larger(distances: Sequence[float | None], residuals: Sequence[float | None]) -> list[float]:
+    """The larger of two numbers in each place where one of them is known."""
+    known = ([x for x in pair if x is not None] for pair in zip(distances, residuals, strict=True))
+    return [max(found) for found in known if found]
 
 
 def order_doubt(parts: Sequence[str], whole: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +80,26 @@ def test_one_layer_of_many_that_differs_is_counted(tmp_path: Path) -> None:
     other = {key: a + np.float32(key == "0/layers.2/output") for key, a in layers.items()}
     alignment, _, _ = _proposed(tmp_path, layers, other)
     assert "but values of 1 of 4 differ by " in _entry(alignment, "layers.{i}").reason
+
+
+@pytest.mark.spec("ALN-75")
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param(lambda x: x[::-1], id="same-elements-in-another-order"),
+        pytest.param(np.zeros_like, id="nothing-but-zeros"),
+        pytest.param(lambda x: np.where(x > 1, np.float32("inf"), x), id="infinite"),
+    ],
+)
+def test_a_layer_is_doubted_that_is_not_the_one_that_layouts_are_tried_on(
+    tmp_path: Path, wrong: Callable[[Array], Array]
+) -> None:
+    layers = {f"0/layers.{i}/output": _drawn(4, 9, seed=i) for i in range(4)}
+    for key in layers:
+        folder = tmp_path / key.split("/")[1]
+        folder.mkdir()
+        alignment, _, _ = _proposed(folder, layers, {**layers, key: wrong(layers[key])})
+        assert " but " in _entry(alignment, "layers.{i}").reason
 
 
 @pytest.mark.spec("ALN-75")
@@ -293,6 +313,17 @@ def test_parameters_and_gradients_that_are_missing_are_told(tmp_path: Path) -> N
     for place in ("a/grad_output", "b/param.weight"):
         left = _left(alignment, place)
         assert (left.reason, left.is_explained) == ("no counterpart was found", False)
+
+
+@pytest.mark.spec("ALN-79")
+def test_what_a_later_call_contradicts_is_left_over_with_the_reason(tmp_path: Path) -> None:
+    one = {"0/a/output": X, "0/a@1/output": X, "0/b/output": Y}
+    other = {"0/a/output": X[None], "0/a@1/output": np.stack([X, Z]), "0/b/output": Y}
+    alignment, _, _ = _proposed(tmp_path, one, other)
+    left = _left(alignment, "a")
+    assert "'squeeze 0': axis 0 has 2 elements, expected 1" in left.reason
+    assert not left.is_explained
+    assert [entry.text for entry in alignment.entries] == ["b = b"]
 
 
 @pytest.mark.spec("ALN-79")
