@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -20,11 +20,13 @@ from tensorcap.alignment.evidence import Agreement, apart, rounding_of
 from tensorcap.alignment.fitting import Fit
 from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.matching import Candidate, Matching, Place
-from tensorcap.alignment.roles import Index
+from tensorcap.alignment.roles import Index, Role
 from tensorcap_formats.records import Record
 
 if TYPE_CHECKING:
     from tensorcap.alignment.fusing import Fusion
+
+Shapes = tuple[str, str, tuple[int, ...], tuple[int, ...]]  # classes of two modules, shapes of what they hold
 
 _SHOWN: Final = 3
 _TOLD: Final = 2.0  # nats, below which an agreement is not worth a word
@@ -44,17 +46,35 @@ class Judge:
 
     Args:
         matching: The pairs.
-        turned: Of each two classes of modules, whether matrices that they hold are transposed, as those of
-            unlike sizes show; what is not in it is not known.
+        shapes: Of what other pairs of modules hold.
 
     Attributes:
         bound: How far equal values of floating dtypes may be apart, relative to their size.
     """
 
-    def __init__(self, matching: Matching, turned: Mapping[tuple[str, str], bool]) -> None:
+    def __init__(self, matching: Matching, shapes: Iterable[Shapes] = ()) -> None:
         self._matching = matching
-        self._turned = turned
+        self._shapes = list(shapes)
         self.bound = max(_ROUNDINGS * max(side.rounding for side in matching.sides), _LEAST)
+
+    @cached_property
+    def _turned(self) -> Mapping[tuple[str, str], bool]:
+        """Of each two classes of modules, whether matrices that they hold are transposed, if all agree.
+
+        Those of unlike sizes show it. What is not in it is not known.
+        """
+        found: dict[tuple[str, str], set[bool]] = defaultdict(set)
+        sides = self._matching.sides
+        own = (
+            (sides[0].roles[c.reference], sides[1].roles[c.target])
+            for c in self._matching.accepted
+            if sides[0].roles[c.reference].is_held
+        )
+        shapes = ((o.first.module, t.first.module, o.record.shape, t.record.shape) for o, t in own)
+        for one, other, shape, other_shape in (*shapes, *self._shapes):
+            if len(shape) == 2 and shape[0] != shape[1] and other_shape in (shape, shape[::-1]):
+                found[one, other].add(shape != other_shape)
+        return {classes: said.pop() for classes, said in found.items() if len(said) == 1}
 
     @cached_property
     def _shuffled(self) -> set[tuple[str, str]]:
@@ -97,12 +117,16 @@ class Judge:
                 doubts.append("ambiguous: other layouts fit as well")
             said += read_text(how)
             one, other = self._matching.sides
-            classes = one.roles[candidate.reference].first.module, other.roles[candidate.target].first.module
-            is_turned = self._turned.get(classes)
+            roles = one.roles[candidate.reference], other.roles[candidate.target]
+            is_turned = self.is_turned(*roles) if roles[0].is_held else None
             distances = _larger(self._distances(candidate), residuals)
             doubts += self.doubts(records, distances, how, is_turned=is_turned)
             doubts += self._argument_doubts(candidate) if not doubts else []
         return evidence, "; ".join([*said, *doubts])
+
+    def is_turned(self, one: Role, other: Role) -> bool | None:
+        """Whether matrices that modules of two roles hold are transposed; None where that is not known."""
+        return self._turned.get((one.first.module, other.first.module))
 
     def handed_on(
         self, candidate: Candidate, records: tuple[Sequence[Record], Sequence[Record]], how: Fit
@@ -297,6 +321,10 @@ def order_doubt(parts: Sequence[str], whole: str) -> list[str]:
         >>> order_doubt(["mlp.up_proj", "mlp.gate_proj"], "mlp.gate_up_proj")
         ['but its parts are up, gate by values and gate, up by name']
     """
+    names = [*parts, whole]
+    while all("." in name for name in names) and len({name.rpartition(".")[2] for name in names}) == 1:
+        names = [name.rpartition(".")[0] for name in names]  # `weight`, in a file without slots
+    *parts, whole = names
     words = [_words(part) for part in parts]
     shared = set.intersection(*map(set, words))
     own = [next((word for word in found if word not in shared), "") for found in words]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from tensorcap.alignment.evidence import Prints
 from tensorcap.alignment.fitting import Candidate as LayoutChoice
 from tensorcap.alignment.fitting import Fit, fit, residual
-from tensorcap.alignment.judging import Judge
+from tensorcap.alignment.judging import Judge, Shapes
 from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.matching import Candidate, Matching, Place
 from tensorcap.alignment.resolution import pair_slots
@@ -60,19 +60,19 @@ class Slots:
         matching: Matching,
         *,
         read_values: bool,
-        turned: Mapping[tuple[str, str], bool] | None = None,
+        shapes: Iterable[Shapes] = (),
     ) -> None:
         self._archives = archives
         self._read_values = read_values
         self.prints = prints
         self._fits: dict[tuple[object, ...], Fit | None] = {}
         self.matching = matching
-        self.judge = Judge(matching, turned or {})
+        self.judge = Judge(matching, shapes)
         self.covered: set[str] = set()
 
-    def of(self, matching: Matching, turned: Mapping[tuple[str, str], bool]) -> Slots:
-        """The same for other pairs of the same archives; see `Judge` for what is turned."""
-        return Slots(self._archives, self.prints, matching, read_values=self._read_values, turned=turned)
+    def of(self, matching: Matching, shapes: Iterable[Shapes]) -> Slots:
+        """The same for other pairs of the same archives; see `Judge` for shapes."""
+        return Slots(self._archives, self.prints, matching, read_values=self._read_values, shapes=shapes)
 
     def fit(
         self,

@@ -288,6 +288,36 @@ def test_what_only_a_factor_or_signs_are_wrong_of_is_not_explained(
 
 
 @pytest.mark.spec("ALN-79")
+def test_nothing_comes_of_weights_in_a_file_that_has_no_order(tmp_path: Path) -> None:
+    parts = [f"layers.{i}.{part}.weight" for i in range(3) for part in ("q", "norm")]
+    one = {name: _drawn(4, 9, seed=seed) for seed, name in enumerate(parts)}
+    other = {name: array + np.float32("norm" in name) for name, array in one.items()}
+    np.savez(tmp_path / "ref.npz", **one)  # type: ignore[arg-type]  # names are keywords
+    np.savez(tmp_path / "tgt.npz", **{n.replace("norm", "ln"): a for n, a in other.items()})  # type: ignore[arg-type]
+    alignment = propose(open_archive(tmp_path / "ref.npz"), open_archive(tmp_path / "tgt.npz"))
+    assert [entry.text for entry in alignment.entries] == ["layers.{i}.q.weight = layers.{i}.q.weight"]
+    assert [left.is_explained for left in alignment.left_over] == [False, False]
+
+
+@pytest.mark.spec("ALN-78")
+def test_weights_of_a_file_without_slots_are_fused_too(tmp_path: Path) -> None:
+    parts = {
+        f"layers.{i}.{n}.weight": _drawn(5, 4, seed=9 * i + j) for i in (0, 1) for j, n in enumerate("qkv")
+    }
+    other = {
+        f"h.{i}.qkv.weight": np.concatenate([parts[f"layers.{i}.{n}.weight"] for n in "qkv"]).T
+        for i in (0, 1)
+    }
+    np.savez(tmp_path / "ref.npz", **parts)  # type: ignore[arg-type]  # names are keywords
+    np.savez(tmp_path / "tgt.npz", **other)  # type: ignore[arg-type]
+    alignment = propose(open_archive(tmp_path / "ref.npz"), open_archive(tmp_path / "tgt.npz"))
+    (entry,) = alignment.entries
+    assert entry.target == ("h.{i}.qkv.weight",)
+    assert entry.reference == tuple(f"layers.{{i}}.{n}.weight" for n in "qkv")
+    assert "but" not in entry.reason
+
+
+@pytest.mark.spec("ALN-79")
 def test_an_argument_without_counterpart_is_explained_by_what_is_known_of_its_values(tmp_path: Path) -> None:
     one = {"0/a/output": X, "0/b/input.x": X, "0/b/input.mask": Z, "0/b/output": Y}
     alignment, _, _ = _proposed(tmp_path, one, {"0/u/output": X, "0/v/output": Y})
