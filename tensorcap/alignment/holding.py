@@ -119,8 +119,6 @@ class Holdings:
 
     def _of_fusion(self, fusion: Fusion) -> Iterator[Held]:
         """Slots that all parts have, and the slots of the whole that they make."""
-        if fusion.is_sum:
-            return
         parts_side, whole_side = (0, 1) if fusion.is_split else (1, 0)
         part_sites, whole_site = fusion.places[min(fusion.places)]
         parts = [self.matching.sides[parts_side].member(site) for site in part_sites]

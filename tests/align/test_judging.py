@@ -251,7 +251,7 @@ def test_gradients_are_paired_as_what_they_are_gradients_of(tmp_path: Path) -> N
     one = {"0/a/input.x": Z, "0/a/output.0": X, "0/a/output.1": Y}
     one |= {"0/a@1/grad_output.0": h, "0/a/grad_output.0": g, "0/a/grad_input.x": Z * 2}
     other = {"0/a/input.y": Z, "0/a/output": X}
-    other |= {"0/a@1/grad_output": h, "0/a/grad_output": g, "0/a/grad_input.y": Z * 2}
+    other |= {"0/a/grad_output": g, "0/a@1/grad_output": h, "0/a/grad_input.y": Z * 2}
     alignment, reference, target = _proposed(tmp_path, one, other)
     found = {
         (r.key.text, t.key.text)
@@ -265,6 +265,88 @@ def test_gradients_are_paired_as_what_they_are_gradients_of(tmp_path: Path) -> N
         ("0/a/grad_input.x", "0/a/grad_input.y"),
     }
     assert "but" not in _entry(alignment, "a/grad_output.0").reason
+
+
+@pytest.mark.spec("ALN-78")
+def test_a_wrong_gradient_of_the_main_result_is_paired_and_told_and_one_of_an_argument_is_not(
+    tmp_path: Path,
+) -> None:
+    g = _drawn(2, 5, 8, seed=8)
+    one = {"0/a/output.0": X, "0/a/output.1": Y, "0/a/grad_output.0": g, "0/a/grad_output.1": g + 1}
+    one["0/a/grad_input.x"] = Z
+    other = {"0/u/output": X, "0/u/grad_output": g * 3, "0/u/grad_input.y": Z + 1}
+    alignment, _, _ = _proposed(tmp_path, one, other)
+    entry = _entry(alignment, "a/grad_output.0")
+    assert entry.target == ("u/grad_output",)
+    assert "but values differ by 2, expected" in entry.reason
+    assert not _left(alignment, "a/grad_input.x").is_explained
+
+
+@pytest.mark.spec("ALN-78")
+def test_weights_in_a_coarser_dtype_than_the_run_are_not_doubted(tmp_path: Path) -> None:
+    weight = _drawn(9, 4)
+    one = {"0/a/output": X, "0/a/param.weight": weight}
+    other = {"0/u/output": X, "0/u/param.w": _bfloat16(weight)}
+    alignment, _, _ = _proposed(tmp_path, one, other)
+    assert "but" not in _entry(alignment, "a/param.weight").reason
+
+
+@pytest.mark.spec("ALN-78")
+def test_a_symmetric_weight_of_paired_modules_is_ambiguous(tmp_path: Path) -> None:
+    symmetric = _drawn(8, 8) + _drawn(8, 8).T
+    one, other = ({f"0/{name}/output": X, f"0/{name}/param.weight": symmetric} for name in "au")
+    alignment, _, _ = _proposed(tmp_path, one, other)
+    entry = _entry(alignment, "a/param.weight")
+    assert (entry.evidence, entry.steps) == ("structure", ())
+    assert "ambiguous: other layouts fit as well" in entry.reason
+
+
+@pytest.mark.spec("ALN-78")
+def test_weights_of_paired_modules_say_how_those_of_others_are_laid_out(tmp_path: Path) -> None:
+    wide, square = _drawn(5, 7), _drawn(6, 6)
+    one = {"0/a/output": X, "0/a/param.w": wide, "0/b/param.w": square}
+    other = {"0/a/output": X, "0/a/param.w": wide.T, "0/b/param.w": square.T}
+    alignment, _, _ = _proposed(tmp_path, one, other)
+    entry = _entry(alignment, "b/param.w")
+    assert entry.steps == ("transpose 0 1",)
+    assert "but" not in entry.reason
+
+
+@pytest.mark.spec("ALN-25")
+def test_weights_that_are_nearly_one_are_laid_out_by_what_differs_in_them(tmp_path: Path) -> None:
+    weight = 1 + 0.1 * _drawn(16)
+    pairs = weight.reshape(2, 2, 4).swapaxes(1, 2).reshape(-1)  # halves of heads of 8 side by side
+    one = {"0/a/output": X, "0/a/param.weight": weight}
+    alignment, _, _ = _proposed(tmp_path, one, {"0/a/output": X, "0/a/param.weight": pairs})
+    assert _entry(alignment, "a/param.weight").steps == ("rope_halves 8",)
+
+
+@pytest.mark.spec("ALN-75")
+def test_statistics_alone_tell_that_a_layer_is_constant(tmp_path: Path) -> None:
+    layers = {f"0/layers.{i}/output": _drawn(4, 9, seed=i) for i in range(4)}
+    wrong = {**layers, "0/layers.3/output": np.zeros((4, 9), np.float32)}
+    reference, target = _archive(tmp_path / "ref.h5", layers), _archive(tmp_path / "tgt.h5", wrong)
+    alignment = propose(reference, target, read_values=False)
+    assert "but values of 1 of 4 differ by 1, expected" in _entry(alignment, "layers.{i}").reason
+
+
+@pytest.mark.spec("ALN-28")
+def test_names_alone_pair_arguments_whatever_their_values(tmp_path: Path) -> None:
+    one = {"0/a/input.x": Y, "0/a/output": X}
+    reference = _archive(tmp_path / "ref.h5", one)
+    target = _archive(tmp_path / "tgt.h5", {**one, "0/a/input.x": Z})
+    alignment = propose(reference, target, by="names")
+    assert [entry.text for entry in alignment.entries] == ["a = a"]
+    assert alignment.left_over == ()
+
+
+@pytest.mark.spec("ALN-79")
+def test_an_argument_shares_the_reason_of_the_site_that_gave_it(tmp_path: Path) -> None:
+    one = {"0/r/output": Z, "0/b/input.cos": Z, "0/b/output": Y}
+    alignment, _, _ = _proposed(tmp_path, one, {"0/v/output": Y})
+    site, argument = _left(alignment, "r"), _left(alignment, "b/input.cos")
+    assert argument.reason == f"is what r gave: {site.reason}"
+    assert argument.is_explained == site.is_explained
 
 
 @pytest.mark.spec("ALN-79")
