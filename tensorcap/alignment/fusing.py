@@ -45,6 +45,7 @@ class Fusion:
         shift: By how much the numbers of parts are ahead of the whole's.
         agreeing: How the values of some of them agree.
         is_sum: Whether the parts are added up, not joined.
+        is_tied: Whether only the order of results tells it from others with equal values.
         likeness: What nesting, classes and parameters say, in nats.
         how: The layout; None where none is certain.
         order: In which the layout takes or gives the parts.
@@ -58,6 +59,7 @@ class Fusion:
     shift: Index
     agreeing: Mapping[Index, Agreement] = field(default_factory=dict)
     is_sum: bool = False
+    is_tied: bool = False
     likeness: float = 0.0
     how: Fit | None = None
     order: tuple[int, ...] = ()
@@ -100,9 +102,10 @@ def settle(matching: Matching, slots: Slots, found: Sequence[Fusion]) -> list[Fu
         live = [replace(f, likeness=_likeness(matching, f)) for f in free if f.nats >= _ENOUGH]
         live.sort(key=lambda f: (-f.score, _order(matching, f), f.parts, f.whole))
         for i, fusion in enumerate(live):
-            if not is_free(matching, fusion) or _has_rival(matching, live, i):
+            rivals = _rivals(matching, live, i) if is_free(matching, fusion) else None
+            if rivals is None:
                 continue
-            made = fitted(matching, slots, fusion)
+            made = replace(fitted(matching, slots, fusion), is_tied=bool(rivals))
             if made.how is not None:
                 claim(matching, made)
             if made.how is not None or not is_leaf:
@@ -136,20 +139,22 @@ def is_free(matching: Matching, fusion: Fusion) -> bool:
     return not any(matching.has_partner(side, site) for side, site in fusion.sites)
 
 
-def _has_rival(matching: Matching, live: Sequence[Fusion], number: int) -> bool:
-    """Whether another fusion wants some of these sites and is about as good.
+def _rivals(matching: Matching, live: Sequence[Fusion], number: int) -> list[Fusion] | None:
+    """The fusions with equal values that want or wanted some of these sites; None if others want them now.
 
     Of those with equal values, which come first in order of results is taken.
     """
     fusion = live[number]
+    found = []
     for i, rival in enumerate(live):
         is_near = i != number and rival.score > fusion.score - _MARGIN and rival.sites & fusion.sites
-        if not is_near or not is_free(matching, rival):
+        if not is_near:
             continue
-        is_same = _groups(matching, rival) == _groups(matching, fusion)
-        if not (is_same and matching.is_ordered and number < i):
-            return True
-    return False
+        is_same = matching.is_ordered and _groups(matching, rival) == _groups(matching, fusion)
+        if is_free(matching, rival) and not (is_same and number < i):
+            return None
+        found += [rival] if is_same else []
+    return found
 
 
 def _groups(matching: Matching, fusion: Fusion) -> set[tuple[int, int]]:

@@ -30,10 +30,10 @@ Shapes = tuple[str, str, tuple[int, ...], tuple[int, ...]]  # classes of two mod
 
 _SHOWN: Final = 3
 _TOLD: Final = 2.0  # nats, below which an agreement is not worth a word
-_CLOSE: Final = 0.4  # residual of values that agree; unrelated ones leave 1.4
 _ROUNDINGS: Final = 8  # of the coarser run, by which equal values differ at most
 _LEAST: Final = 2.0**-16  # that they may differ by, however fine the dtype: sums in another order
 _UNRELATED: Final = 0.1  # of the size of most elements, by which errors are no rounding
+_TIED: Final = "ambiguous by values: others have the same, settled by order of results"
 _TURN: Final = ("transpose 0 1",)
 _USUAL: Final = {  # order in which parts of a fused projection mostly stand
     **{"q": 0, "query": 0, "k": 1, "key": 1, "v": 2, "value": 2},
@@ -110,7 +110,8 @@ class Judge:
             doubts.append(f"but shapes {shapes} differ, no layout fits")
         else:
             is_open = how.choices > 1 and not how.is_proven
-            if evidence == "structure" and has_prints and how.is_proven and not candidate.is_tied:
+            agrees = how.residual is not None and how.residual <= _UNRELATED and how.is_proven
+            if evidence == "structure" and has_prints and agrees and not candidate.is_tied:
                 evidence = "values"
             elif evidence == "values" and is_open:
                 evidence = "shape"
@@ -151,13 +152,15 @@ class Judge:
             said = [_counted(len(distances), len(fusion.places), max(distances), None)]
         known = [fusion.agreeing.get(index) if not is_held else None for index in fusion.places]
         apart_by = [agreement.distance if agreement else None for agreement in known]
-        doubts = self.doubts(records, _larger(apart_by, residuals), how)
+        doubts = [_TIED] if fusion.is_tied else []
+        doubts += self.doubts(records, _larger(apart_by, residuals), how)
         if fusion.axis is None and not fusion.is_sum:
             doubts += order_doubt([fusion.parts[i] for i in fusion.order], fusion.whole)
         elif list(fusion.order) != sorted(fusion.order):
             doubts.append(f"but they stand in the order {', '.join(map(str, fusion.order))}")
-        is_read = how.residual is not None and how.residual <= _CLOSE
-        return "values" if distances or is_read else "shape", "; ".join([*said, *read_text(how), *doubts])
+        is_read = how.residual is not None and how.residual <= _UNRELATED
+        by: Evidence = "structure" if fusion.is_tied else "values" if distances or is_read else "shape"
+        return by, "; ".join([*said, *read_text(how), *doubts])
 
     def held(
         self,
@@ -254,7 +257,7 @@ class Judge:
         """What other tensors say: that they have the same values, or those that this one should have."""
         found = []
         if candidate.is_tied:
-            found.append("ambiguous by values: others have the same, settled by order of results")
+            found.append(_TIED)
         if candidate.is_named:
             others = [self._matching.values_elsewhere(candidate, place) for place in candidate.places]
             elsewhere = sorted({name for name in others if name})
