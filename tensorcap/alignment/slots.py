@@ -140,7 +140,7 @@ class Slots:
             why: dict[tuple[str, str], tuple[Evidence, str]] = {}
             why |= dict.fromkeys(pairs, ("values", "what the two were given, with equal values"))
             for pair in self._others(one, other, known, [*why]):
-                if not self._contradicts(candidate, place, one[pair[0]], other[pair[1]]):
+                if not self._contradicts(candidate, place, pair):
                     why[pair] = self._reason(pair, known)
             found[place] = [
                 Taken(f"input.{a}", f"input.{b}", steps, *why[a, b])
@@ -188,11 +188,13 @@ class Slots:
             pairs.append((floats[0][0], floats[1][0]))
         return [(a, b) for a, b in pairs if one[a].size == other[b].size]
 
-    def _contradicts(self, candidate: Candidate, place: Place, record: Record, other: Record) -> bool:
-        """Whether two arguments differ though what was made of them agrees."""
-        is_near = self._are_near(record, other)
+    def _contradicts(self, candidate: Candidate, place: Place, pair: tuple[str, str]) -> bool:
+        """Whether two arguments differ though results agree, or, if names differ too, may agree."""
+        one, other = (m.arguments[name] for m, name in zip(self.members(candidate, place), pair, strict=True))
+        if self._are_near(one, other) is not False:
+            return False
         results_are = self.matching.are_near(*self.matching.sites_of(candidate, place))
-        return is_near is False and results_are is not False
+        return results_are is not False if pair[0] != pair[1] else results_are is True
 
     @staticmethod
     def _reason(pair: tuple[str, str], known: Mapping[tuple[str, str], None]) -> tuple[Evidence, str]:
