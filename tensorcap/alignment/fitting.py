@@ -261,15 +261,15 @@ def _split(reference: Sequence[Shape], target: Shape) -> Iterator[Candidate]:
     """Steps from one tensor to several that are stacked or fused in it."""
     count = len(reference)
     plain = tuple(range(count))
+    orders = list(itertools.permutations(plain)) if count <= _PARTS else [plain]
     if len(set(reference)) == 1:
         for axis, size in enumerate(target):
             if size == count:
                 inner = target[:axis] + target[axis + 1 :]
                 for steps in rearranged(inner, reference[0]):
-                    yield (f"unstack {axis}", *steps), plain
+                    yield from (((f"unstack {axis}", *steps), order) for order in orders)
     if len({len(shape) for shape in reference}) > 1:
         return
-    orders = list(itertools.permutations(plain)) if count <= _PARTS else [plain]
     for axis in reversed(range(len(reference[0]))):
         if len({shape[:axis] + shape[axis + 1 :] for shape in reference}) > 1:
             continue

@@ -145,7 +145,7 @@ def _left_over(matching: Matching, surveys: tuple[Survey, Survey]) -> list[LeftO
 
 
 def _is_left(matching: Matching, side: int, site: str) -> bool:
-    return not matching.has_partner(side, site) and (side or site not in matching.given)
+    return not matching.has_partner(side, site) and (side == 1 or site not in matching.given)
 
 
 def _rivals(matching: Matching) -> tuple[Mapping[str, list[str]], Mapping[str, list[str]]]:
