@@ -394,9 +394,10 @@ def _left(candidate: Candidate, wanted: Sequence[Array], given: Sequence[Array])
     worst = 0.0
     for i, values in zip(order, made, strict=True):
         reference = wanted[i]
+        is_same = (values == reference) | (np.isnan(values) & np.isnan(reference))
         with np.errstate(invalid="ignore", over="ignore"):
-            error = np.linalg.norm((values - reference).ravel())
-            scale = np.linalg.norm(reference.ravel())
+            error = np.linalg.norm(np.where(is_same, 0, values - reference).ravel())
+            scale = np.linalg.norm(reference[np.isfinite(reference)])
         residual = float(error / scale) if scale else (0.0 if error == 0 else math.inf)
         worst = max(worst, residual if math.isfinite(residual) else math.inf)
     return worst

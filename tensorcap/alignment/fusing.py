@@ -100,6 +100,8 @@ def settle(matching: Matching, slots: Slots, found: Sequence[Fusion]) -> list[Fu
         for i, fusion in enumerate(live):
             if not is_free(matching, fusion) or _has_rival(matching, live, i):
                 continue
+            if fusion.is_sum and matching.score_of(fusion.whole) >= fusion.score:
+                continue
             made = fitted(matching, slots, fusion)
             if made.how is not None:
                 claim(matching, made)
