@@ -56,7 +56,8 @@ def entries_of_pair(slots: Slots, candidate: Candidate) -> Made:
         has_more = any(member.beside for member in pair)
         is_whole = bool(one.slot) == bool(other.slot) and slots.is_whole(candidate, place, how.steps, taken)
         if not has_more and (any(prefix) or is_whole):
-            by_slots["", "", how.steps, evidence, reason].append(place)
+            bare = ("", "") if is_whole else (_main_slot(sides[0], one), _main_slot(sides[1], other))
+            by_slots[(*bare, how.steps, evidence, reason)].append(place)
             slots.covered |= {f"{pair[0].site}/{mine.key.slot}" for mine, _ in slots.further(*pair)}
             continue
         mains = _slot(one, pair[0]), _slot(other, pair[1])
@@ -181,9 +182,9 @@ def _parts_arguments(slots: Slots, fusion: Fusion) -> list[Entry]:
         done: set[str] = set()  # arguments of a whole of the reference
         for name, site in zip(fusion.parts, sites, strict=True):
             pair = part_side.member(site), whole
-            one, other = pair if fusion.is_split else pair[::-1]
-            for mine, theirs in slots.near_arguments(one, other):
-                steps = slots.plainly(one.arguments[mine], other.arguments[theirs])
+            mine_by, theirs_by = pair if fusion.is_split else pair[::-1]
+            for mine, theirs in slots.near_arguments(mine_by, theirs_by):
+                steps = slots.plainly(mine_by.arguments[mine], theirs_by.arguments[theirs])
                 if steps is not None and mine not in done:
                     by_slots[name, mine, theirs, steps].append(index)
                     done |= set() if fusion.is_split else {mine}

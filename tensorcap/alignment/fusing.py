@@ -105,6 +105,8 @@ def settle(matching: Matching, slots: Slots, found: Sequence[Fusion]) -> list[Fu
             rivals = _rivals(matching, live, i) if is_free(matching, fusion) else None
             if rivals is None:
                 continue
+            if fusion.is_sum and matching.score_of(fusion.whole) >= fusion.score:
+                continue
             made = replace(fitted(matching, slots, fusion), is_tied=bool(rivals))
             if made.how is not None:
                 claim(matching, made)

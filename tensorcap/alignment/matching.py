@@ -135,6 +135,12 @@ class Matching:
         found = [c for c in self._candidates.values() if c.nats >= _ENOUGH or (c.is_named and not is_plain)]
         return [c for c in found if self._is_plain(c)] if is_plain else found
 
+    def score_of(self, reference: str) -> float:
+        """What speaks for the best proven candidate that is free for a role of the reference."""
+        proven = (c for c in self._candidates.values() if c.reference == reference and c.nats >= _ENOUGH)
+        free = (c for c in proven if any(self.is_free(c, place) for place in c.places))
+        return max((c.nats + self.likeness(c) for c in free), default=0.0)
+
     def _is_plain(self, candidate: Candidate) -> bool:
         one, other = self.sides[0].roles[candidate.reference], self.sides[1].roles[candidate.target]
         return not one.slot and not other.slot and one.rank == other.rank

@@ -214,13 +214,18 @@ class Slots:
         return None if is_lost else how.steps
 
     def is_whole(self, candidate: Candidate, place: Place, steps: Steps, taken: Sequence[Taken]) -> bool:
-        """Whether an entry of the two sites, with these steps, pairs just what belongs together."""
+        """Whether an entry of the two sites, with these steps, pairs just what belongs together.
+
+        A result that alone differs gets an entry with a reason of its own.
+        """
         one, other = self.members(candidate, place)
         if one.result is None or other.result is None or one.result.key.is_bare or other.result.key.is_bare:
             return True
         wanted = {(one.result.key.slot, other.result.key.slot), *((t.reference, t.target) for t in taken)}
+        is_near = self.matching.are_near(*self.matching.sites_of(candidate, place))
         for left, right in self.further(one, other):
-            if self.plainly(left, right) != steps:
+            is_odd = self._are_near(left, right) is False
+            if self.plainly(left, right) != steps or (is_odd and is_near):
                 return False
             wanted.add((left.key.slot, right.key.slot))
         slots = ({r.key.slot: r for r in (*m.results.values(), *m.arguments.values())} for m in (one, other))
