@@ -94,8 +94,14 @@ def fuse_by_values(matching: Matching, slots: Slots) -> list[Fusion]:
     return settle(matching, slots, [f for f in found if f.nats >= _ENOUGH])
 
 
-def settle(matching: Matching, slots: Slots, found: Sequence[Fusion]) -> list[Fusion]:
-    """Take the most certain fusions one after the other, those of modules without others inside first."""
+def settle(
+    matching: Matching, slots: Slots, found: Sequence[Fusion], *, may_repeat: bool = False
+) -> list[Fusion]:
+    """Take the most certain fusions one after the other, those of modules without others inside first.
+
+    A sum is left for the end if its whole or its parts are as likely to be something by themselves. There
+    its parts `may_repeat`, what they are by themselves being known.
+    """
     chosen: list[Fusion] = []
     for is_leaf in (True, False):
         free = [_freed(matching, f) for f in found if not is_leaf or _is_leaf(matching, f)]
@@ -105,12 +111,12 @@ def settle(matching: Matching, slots: Slots, found: Sequence[Fusion]) -> list[Fu
             rivals = _rivals(matching, live, i) if is_free(matching, fusion) else None
             if rivals is None:
                 continue
-            if fusion.is_sum and matching.score_of(fusion.whole) >= fusion.score:
+            if fusion.is_sum and not may_repeat and _is_outdone(matching, fusion):
                 continue
             made = replace(fitted(matching, slots, fusion), is_tied=bool(rivals))
             if made.how is not None:
                 claim(matching, made)
-            if made.how is not None or not is_leaf:
+            if made.how is not None or not (is_leaf or fusion.is_sum):  # a sum that values refute is none
                 chosen.append(made)
     return chosen
 
@@ -122,10 +128,17 @@ def _freed(matching: Matching, fusion: Fusion) -> Fusion:
         index: (sites, whole)
         for index, (sites, whole) in fusion.places.items()
         if not matching.has_partner(1 - part, whole)
-        and not any(matching.has_partner(part, site) for site in sites)
+        and (fusion.is_sum or not any(matching.has_partner(part, site) for site in sites))
     }
     agreeing = {index: one for index, one in fusion.agreeing.items() if index in places}
     return replace(fusion, places=places, agreeing=agreeing)
+
+
+def _is_outdone(matching: Matching, fusion: Fusion) -> bool:
+    """Whether structure says more for a pair of the whole, or of one of the parts, than for the sum."""
+    return matching.likest(fusion.whole, fusion.parts) >= fusion.likeness or any(
+        matching.has_partner(1, part) for parts, _ in fusion.places.values() for part in parts
+    )
 
 
 def claim(matching: Matching, fusion: Fusion) -> None:
@@ -138,7 +151,8 @@ def claim(matching: Matching, fusion: Fusion) -> None:
 
 def is_free(matching: Matching, fusion: Fusion) -> bool:
     """Whether none of a fusion's sites has a partner."""
-    return not any(matching.has_partner(side, site) for side, site in fusion.sites)
+    sites = ((0, whole) for _, whole in fusion.places.values()) if fusion.is_sum else fusion.sites
+    return not any(matching.has_partner(side, site) for side, site in sites)
 
 
 def _rivals(matching: Matching, live: Sequence[Fusion], number: int) -> list[Fusion] | None:

@@ -10,7 +10,7 @@ import bisect
 import math
 import re
 from collections import defaultdict
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -135,11 +135,11 @@ class Matching:
         found = [c for c in self._candidates.values() if c.nats >= _ENOUGH or (c.is_named and not is_plain)]
         return [c for c in found if self._is_plain(c)] if is_plain else found
 
-    def score_of(self, reference: str) -> float:
-        """What speaks for the best proven candidate that is free for a role of the reference."""
-        proven = (c for c in self._candidates.values() if c.reference == reference and c.nats >= _ENOUGH)
-        free = (c for c in proven if any(self.is_free(c, place) for place in c.places))
-        return max((c.nats + self.likeness(c) for c in free), default=0.0)
+    def likest(self, reference: str, targets: Collection[str]) -> float:
+        """What structure says at most for a proven candidate of one of these roles that is free."""
+        wanted = (c for c in self._candidates.values() if c.reference == reference or c.target in targets)
+        proven = (c for c in wanted if c.nats >= _ENOUGH and any(self.is_free(c, p) for p in c.places))
+        return max(map(self.likeness, proven), default=-math.inf)
 
     def _is_plain(self, candidate: Candidate) -> bool:
         one, other = self.sides[0].roles[candidate.reference], self.sides[1].roles[candidate.target]

@@ -107,7 +107,7 @@ def _settle_values(matching: Matching, slots: Slots, sums: Sequence[Fusion]) -> 
         pair_by_place(matching)
         fused += fuse_by_shapes(matching, slots)
         pair_by_place(matching)
-    return fused
+    return fused + settle(matching, slots, sums, may_repeat=True)
 
 
 def _sorted(entries: Iterable[Entry], side: Side) -> list[Entry]:
