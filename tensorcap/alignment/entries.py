@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from tensorcap.alignment.fitting import Fit
+from tensorcap.alignment.fitting import Fit, plain
 from tensorcap.alignment.fusing import Fusion, tensors_of
 from tensorcap.alignment.mapping import Entry, Evidence, LeftOver, Values
 from tensorcap.alignment.matching import Candidate, Place
@@ -37,15 +37,17 @@ def entries_of_pair(slots: Slots, candidate: Candidate) -> Made:
         if how is None or how.is_proven:
             break
     is_lost = how is not None and _is_in_another_order(candidate, place, how)
+    steps: tuple[str, ...] | None = ()
     if how is None or not how.is_sure or is_lost:
-        shapes = [list(found[0].shape) for found in records]
-        if not candidate.is_named or (how is not None and shapes[0] != shapes[1]):
-            return [], _unsure(slots, candidate, how, is_lost=is_lost)
+        steps = plain(*([found.shape for found in side] for side in records))
+        if steps is None and not (candidate.is_named and how is None):
+            return [], _unsure(slots, candidate, _lack(how, is_lost=is_lost))
     evidence, reason = slots.judge.pair(
         candidate, place, (records[0], records[1]), how, _residuals(slots, candidate, how)
     )
-    if how is None or not how.is_sure or is_lost:
-        how = Fit((), (0,), None, float("inf"), 0, is_sure=False)
+    if how is None or not how.is_sure or is_lost:  # what is certain is that they belong together
+        reason += f"; but {_lack(how, is_lost=is_lost)}" if steps is not None else ""
+        how = Fit(steps or (), (0,), None, float("inf"), 0, is_sure=False)
     prefix = tuple("rank*/" if len(found) > 1 else "" for found in records)
     by_slots: dict[tuple[str, str, tuple[str, ...], Evidence, str], list[Place]] = defaultdict(list)
     arguments = {} if any(prefix) else slots.arguments(candidate)
@@ -253,13 +255,16 @@ def _products(indices: Sequence[Index]) -> list[list[list[int]]]:
     return [[numbers, *box] for rest, numbers in alike.items() for box in _products(rest)]
 
 
-def _unsure(slots: Slots, candidate: Candidate, how: Fit | None, *, is_lost: bool) -> list[LeftOver]:
+def _lack(how: Fit | None, *, is_lost: bool) -> str:
+    """What a pair that belongs together lacks."""
     if is_lost:
-        what = "their elements are in different orders and no layout brings them together"
-    elif how is None:
-        what = "no layout fits their shapes"
-    else:
-        what = f"{how.choices} layouts fit their shapes and none is certain"
+        return "their elements are in different orders and no layout brings them together"
+    if how is None:
+        return "no layout fits their shapes"
+    return f"{how.choices} layouts fit their shapes and none is certain"
+
+
+def _unsure(slots: Slots, candidate: Candidate, what: str) -> list[LeftOver]:
     sides = slots.matching.sides
     left = tuple(sides[0].site(candidate.reference, a) for a, _ in candidate.places)
     right = tuple(sides[1].site(candidate.target, b) for _, b in candidate.places)

@@ -131,6 +131,14 @@ def _chosen(
     return Fit(steps, order, residuals[best], min(rest, default=math.inf), len(found), is_sure, is_proven)
 
 
+def plain(reference: Sequence[Shape], target: Sequence[Shape]) -> Steps | None:
+    """Steps from one tensor to another that move no element; None if there are none."""
+    if len(reference) != 1 or len(target) != 1:
+        return None
+    found = rearranged(target[0], reference[0], may_permute=False)
+    return next((steps for steps in found if not Layout.parse(steps).moves), None)
+
+
 def candidates(reference: Sequence[Shape], target: Sequence[Shape]) -> Iterator[Candidate]:
     """Steps that these shapes allow, the plainest first, with the order in which the reference's come out."""
     if len(reference) == len(target) == 1:

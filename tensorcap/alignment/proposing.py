@@ -16,6 +16,7 @@ from tensorcap.alignment.matching import Matching
 from tensorcap.alignment.naming import Naming, plain_name
 from tensorcap.alignment.placing import pair_by_place
 from tensorcap.alignment.resolution import resolve_each
+from tensorcap.alignment.scaling import pair_scaled
 from tensorcap.alignment.sides import Side
 from tensorcap.alignment.slots import Slots
 from tensorcap.alignment.summing import possible_sums
@@ -107,6 +108,7 @@ def _settle_values(matching: Matching, slots: Slots, sums: Sequence[Fusion]) -> 
         pair_by_place(matching)
         fused += fuse_by_shapes(matching, slots)
         pair_by_place(matching)
+    pair_scaled(matching, slots.judge.bound)
     return fused + settle(matching, slots, sums, may_repeat=True)
 
 
