@@ -7,6 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
+from tensorcap.aligning import MappingSource, sides
+from tensorcap.alignment.hints import with_hints
+from tensorcap.alignment.mapped import MappedArchive
+from tensorcap.alignment.telling import with_mapping
 from tensorcap.comparison import Comparison, Side, ValueDifference, is_number
 from tensorcap.metrics.difference import Difference, Tolerance
 from tensorcap.metrics.measuring import measure_pairs
@@ -46,9 +50,10 @@ def compare(
     require: str | Iterable[str] = (),
     only: str | Iterable[str] = (),
     exclude: str | Iterable[str] = (),
+    mapping: MappingSource | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Compare two archives, each record with the one of the same key.
+    """Compare two archives, each record with the one that it belongs to.
 
     Args:
         reference: The trusted archive, open or a path.
@@ -64,6 +69,8 @@ def compare(
             where there is none.
         only: Globs; compare only keys that fit one of them.
         exclude: Globs; leave out keys that fit one of them.
+        mapping: What belongs together, as an `Alignment` or a map file; `"none"` for equal keys alone. Where
+            it is None, a mapping is computed if keys leave records of both sides without a partner.
         progress: Told the bytes of the reference done so far, and all that will be.
 
     Returns:
@@ -71,7 +78,8 @@ def compare(
 
     Raises:
         UsageError: A tolerance is negative or not finite, a dtype is unknown, a file is no file of
-            thresholds, a threshold matches nothing, or a calibration is of another precision.
+            thresholds, a threshold matches nothing, a calibration is of another precision, or a mapping does
+            not fit the archives.
         TensorNotFoundError: A pattern in `only` or `require` fits nothing.
         ReadError: One of the archives, or a file, cannot be read.
     """
@@ -79,9 +87,12 @@ def compare(
     selection = Selection(*map(_globs, (only, exclude, require)))
     calibrated = None if calibration is None else Calibration.read(calibration)
     with ExitStack() as stack:
-        trusted, tested = (stack.enter_context(_opened(source)) for source in (reference, target))
-        twin = None if baseline is None else stack.enter_context(_opened(baseline))
+        trusted, tested = (stack.enter_context(opened(source)) for source in (reference, target))
+        twin = None if baseline is None else stack.enter_context(opened(baseline))
+        trusted, tested = sides(trusted, tested, mapping)
         pairs = pair_records(trusted, tested, selection)
+        if isinstance(tested, MappedArchive):
+            pairs = with_mapping(pairs, tested)
         given.require_hits(pair.key for pair in pairs)
         run = _Run(trusted, tested, given, calibrated, compute_dtype, progress)
         return run.compare(pairs, selection, twin)
@@ -119,7 +130,7 @@ def compare_records(
         ReadError: One of the archives cannot be opened.
     """
     given = Thresholds.given(rtol, atol)
-    with _opened(reference) as trusted, _opened(target) as tested:
+    with opened(reference) as trusted, opened(target) as tested:
         record, partner = trusted.get(reference_key), tested.get(target_key)
         pairs = [Pair(record.key.text, "unjudged", record, partner)]
         return _Run(trusted, tested, given, None, compute_dtype, progress).compare(pairs, None, None)
@@ -130,7 +141,8 @@ def _globs(given: str | Iterable[str]) -> tuple[str, ...]:
 
 
 @contextmanager
-def _opened(source: Source) -> Iterator[Archive]:
+def opened(source: Source) -> Iterator[Archive]:
+    """Open an archive for as long as a block lasts; one that is open already stays so."""
     if isinstance(source, Archive):
         yield source
         return
@@ -166,7 +178,7 @@ class _Run:
     ) -> Comparison:
         """Measure and judge the pairs."""
         reference, target = self._reference, self._target
-        settled = [settle(reference, target, pair) for pair in pairs]
+        settled = with_hints((settle(reference, target, pair) for pair in pairs), reference, target)
         measured = self._measured(settled)
         judge_rest = PolicyJudge(
             reference,
@@ -182,7 +194,7 @@ class _Run:
             judged = with_ratios(judged, self._against(baseline, judged), _exact_below(account))
         return Comparison(
             reference=Side.of(reference),
-            target=Side.of(target),
+            target=Side.of(target.original if isinstance(target, MappedArchive) else target),
             tolerance=self._given.default,
             pairs=tuple(judged),
             divergence=first_divergence(reference, judged) if selection else None,
@@ -195,6 +207,7 @@ class _Run:
             thresholds=self._given.path,
             calibration=self._calibration,
             baseline=None if baseline is None else Side.of(baseline),
+            mapping=target.summary if isinstance(target, MappedArchive) else None,
         )
 
     def _value_differences(self, selection: Selection) -> Iterator[ValueDifference]:

@@ -10,6 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from tensorcap.alignment.summary import MappingSummary
 from tensorcap.metrics.difference import Tolerance
 from tensorcap.verdicts.account import Account
 from tensorcap.verdicts.calibration import Calibration
@@ -126,6 +127,7 @@ class Comparison:
         thresholds: The file of thresholds, or None.
         calibration: The calibration that limits came from, or None.
         baseline: The baseline of the three-way test, or None.
+        mapping: What is compared with what; None where equal keys say it.
     """
 
     reference: Side
@@ -140,6 +142,7 @@ class Comparison:
     thresholds: Path | None = None
     calibration: Calibration | None = None
     baseline: Side | None = None
+    mapping: MappingSummary | None = None
 
     @property
     def policy(self) -> Policy | None:

@@ -32,7 +32,12 @@ _ON_ARCHIVES = ("map", "only", "exclude", "require", "baseline", "thresholds", "
     type=click.Path(),
     help="The reference in the target's precision, for the ratio of errors.",
 )
-@click.option("--map", metavar="FILE", type=click.Path(), help="Names that belong together, as TOML.")
+@click.option(
+    "--map",
+    metavar="FILE",
+    type=click.Path(),
+    help="What belongs together, as `tcap align` writes it; `none` pairs equal keys alone.",
+)
 @click.option("--repeat", metavar="ARCHIVE", type=click.Path(), help="A second run of the reference.")
 @click.option("--compute-dtype", metavar="DTYPE", help="Precision in which TGT computed, if it does not say.")
 @click.option("--only", metavar="GLOB", multiple=True, help="Compare only keys that match; may be repeated.")
@@ -80,8 +85,10 @@ def command(
 ) -> None:
     """Compare the tensors of TGT with those of REF, and name the first module where they part.
 
-    Tensors are paired by equal keys, or as --map says. Without --rtol and --atol the policy of
-    specs/policy.md judges. Every tensor of REF is required, but for what --exclude leaves out.
+    Tensors are paired as --map says. Without it, equal keys belong together, and if that leaves tensors of
+    both sides over, a mapping is computed as by `tcap align`. Without --rtol and --atol the policy of
+    specs/policy.md judges. Every tensor of REF is required, but for what --exclude leaves out and what the
+    mapping explains.
 
     \b
         tcap compare ref.h5 tgt.h5
@@ -131,6 +138,7 @@ def _check_folders(**outputs: str | None) -> None:
 def _compared(
     reference: str, target: str, metrics: tuple[str, ...], whole: bool, options: dict[str, Any]
 ) -> tuple[Comparison, Examination]:
+    from tensorcap.aligning import sides
     from tensorcap.comparing import compare, compare_records
     from tensorcap.reports.examination import examine
     from tensorcap_cli.rows_text import LOGIT_COLUMNS, ROUTING_COLUMNS
@@ -147,11 +155,7 @@ def _compared(
         open_archive(target_path) as tested,
         open_archive(repeat) if repeat else nullcontext() as again,
     ):
-        if path:
-            from tensorcap.alignment.map_file import read_map
-            from tensorcap.alignment.mapped import mapped
-
-            trusted, tested = mapped(read_map(path), trusted, tested)
+        trusted, tested = (trusted, tested) if named else sides(trusted, tested, path)
         with progress("comparing") as tell:
             if named:
                 keys = reference_key or named, target_key or named

@@ -9,7 +9,7 @@ import click
 
 from tensorcap_cli.absent_text import is_absent_place, print_absent
 from tensorcap_cli.output import class_text, cut, number_text, one_line, plural
-from tensorcap_cli.pair_text import print_details, print_extras, print_location
+from tensorcap_cli.pair_text import print_details, print_extras, print_location, print_origin
 from tensorcap_cli.preflight_text import print_preflight
 from tensorcap_cli.rows_text import print_modules, print_pairs
 
@@ -51,6 +51,7 @@ def print_report(
             _print_named(pair, examination)
     if comparison.baseline:
         click.echo(f"baseline   {side_text(comparison.baseline)}")
+    _print_mapping(comparison)
     _print_limits(comparison)
     if examination.preflight is not None:
         print_preflight(examination.preflight, is_brief=True)
@@ -63,6 +64,18 @@ def print_report(
     print_extras(comparison, examination)
     _print_values(comparison)
     _print_outcome(comparison, examination)
+
+
+def _print_mapping(comparison: Comparison) -> None:
+    """What said which tensors belong together, where that were not equal keys."""
+    found = comparison.mapping
+    if found is None:
+        return
+    evidence = ", ".join(f"{count} by {name}" for name, count in found.evidence.items())
+    mapped = f"{found.reference.mapped} of {found.reference.records} reference tensors"
+    click.echo(f"mapping    {found.path or 'computed'}: {mapped} ({evidence or 'none'})")
+    if found.path == "" and (found.reference.unexplained or found.reference.explained):
+        click.echo("           tcap align tells what is left over, and writes a map to edit")
 
 
 def _print_limits(comparison: Comparison) -> None:
@@ -174,6 +187,7 @@ def _print_worst(comparison: Comparison, examination: Examination) -> None:
             error = number_text(d.relative_frobenius, 3)
             measures = f"  max abs {number_text(d.max_abs, 3)}, relative Frobenius {error}"
         click.echo(f"  {pair.key}  ({pair.status}){measures}")
+        print_origin(pair, "    ")
         for finding in pair.findings[:1]:
             click.echo(f"    {one_line(finding.text)}")
         location = examination.locations.get(pair.key)

@@ -11,6 +11,8 @@ from typing import Any, Final, TextIO, cast
 import click
 
 _COMMANDS: Final = (
+    "align",
+    "bisect",
     "calibrate",
     "capture",
     "check",

@@ -202,6 +202,34 @@ def plural(count: int, noun: str) -> str:
 
 
 @contextmanager
+def working(doing: str) -> Iterator[None]:
+    """Show that a task of unknown length goes on: on stderr, on a terminal only."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(doing):
+        yield
+
+
+@contextmanager
+def counting(doing: str) -> Iterator[Callable[[int, str], None] | None]:
+    """Show how often something was done, and on what: on stderr, on a terminal only.
+
+    Yields:
+        What to tell the count and the thing; None where nothing is shown.
+    """
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(doing) as status:
+        yield lambda count, what: status.update(f"{doing}: {count}, {what}")
+
+
+@contextmanager
 def progress(doing: str) -> Iterator[Callable[[int, int], None] | None]:
     """Show how far a long task is: on stderr, on a terminal only.
 

@@ -25,6 +25,7 @@ _EVEN: Final = 2.0  # times what an index would hold if all held the same: below
 
 def print_details(pair: Pair, examination: Examination) -> None:
     """Print all that is known of a pair, indented."""
+    print_origin(pair)
     if pair.reason:
         click.echo(f"  {one_line(pair.reason)}")
     for finding in pair.findings:
@@ -35,6 +36,18 @@ def print_details(pair: Pair, examination: Examination) -> None:
     location = examination.locations.get(pair.key)
     if location is not None:
         print_location(location)
+
+
+def print_origin(pair: Pair, indent: str = "  ") -> None:
+    """Print what of the target a mapping compares, where the key or the layout is another one."""
+    origin = pair.origin
+    if origin is None or (origin.target == (pair.key,) and not origin.steps):
+        return
+    keys = " + ".join(origin.target[:_FEW])
+    more = f" and {len(origin.target) - _FEW} more" if len(origin.target) > _FEW else ""
+    steps = f" after {', '.join(origin.steps)}" if origin.steps else ""
+    why = f": {origin.reason}" if origin.reason else ""
+    click.echo(f"{indent}{one_line(f'target {keys}{more}{steps} (by {origin.evidence}{why})')}")
 
 
 def _print_difference(d: Difference) -> None:

@@ -18,12 +18,21 @@ from tensorcap_cli.output import print_json
     type=click.Path(),
     help="A second run of the reference: is it bit-equal to the first?",
 )
+@click.option("--map", metavar="FILE", type=click.Path(), help="As for `tcap compare`.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
-def command(reference: str, target: str, *, repeat: str | None, as_json: bool) -> None:
+def command(
+    reference: str,
+    target: str,
+    *,
+    repeat: str | None,
+    map: str | None,  # the option's name
+    as_json: bool,
+) -> None:
     """Look at what can make TGT differ from REF before any module is at fault.
 
     Inputs, repeatability, training mode, configuration, classes of modules, parameters, attention,
-    buffers, settings, precision and versions are compared; what explains a divergence is listed first.
+    buffers, settings, precision and versions are compared; what explains a divergence is listed first. Where
+    the runs have other names, what belongs together is found as by `tcap align`.
     `tcap compare` prints the same above its table.
 
     \b
@@ -33,6 +42,7 @@ def command(reference: str, target: str, *, repeat: str | None, as_json: bool) -
     Exit status: 0 nothing that explains a divergence; 1 there is something; 2 wrong usage; 3 an archive
     cannot be read.
     """
+    from tensorcap.aligning import sides
     from tensorcap.preflight.checklist import preflight
     from tensorcap_formats.opening import open_archive
 
@@ -41,7 +51,7 @@ def command(reference: str, target: str, *, repeat: str | None, as_json: bool) -
         open_archive(target) as tested,
         open_archive(repeat) if repeat else nullcontext() as again,
     ):
-        found = preflight(trusted, tested, repeat=again)
+        found = preflight(*sides(trusted, tested, map), repeat=again)
     if as_json:
         from tensorcap.reports.reporting import json_value
 

@@ -7,11 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from tensorcap.alignment.evidence import Agreement
 from tensorcap.alignment.fitting import Fit
-from tensorcap.alignment.fusing import Fusion
+from tensorcap.alignment.fusing import Fusion, tensors_of
 from tensorcap.alignment.mapping import Entry, Evidence, LeftOver, Values
-from tensorcap.alignment.matching import Candidate, Matching, Place
+from tensorcap.alignment.matching import Candidate, Place
 from tensorcap.alignment.roles import Index, Role, pattern
 from tensorcap.alignment.sides import Side
 from tensorcap.alignment.slots import Slots
@@ -20,10 +19,8 @@ from tensorcap.alignment.survey import Member
 Made = tuple[list[Entry], list[LeftOver]]
 
 _VARIABLES: Final = string.ascii_lowercase[8:]  # i, j, k …
-_SHOWN: Final = 3
 _PROVEN: Final = 6.0  # nats
 _TRIED: Final = 3  # members on which layouts are tried, if the first leave doubt
-_TOLD: Final = 2.0  # nats, below which an agreement is not worth a word
 _AGREE: Final = 0.4  # residual of values that agree; unrelated ones leave 1.4
 
 
@@ -39,23 +36,13 @@ def entries_of_pair(slots: Slots, candidate: Candidate) -> Made:
         how = slots.fit(*records)
         if how is None or how.is_proven:
             break
-    reason = _reason(matching, candidate, how)
-    evidence = candidate.evidence
-    has_prints = all(
-        s in side.prints for s, side in zip(matching.sites_of(candidate, place), sides, strict=True)
-    )
-    if evidence == "structure" and has_prints and how is not None and how.is_proven and not candidate.is_tied:
-        evidence = "values"
-    elif evidence == "values" and how is not None and how.choices > 1 and not how.is_proven:
-        evidence = "shape"
-        reason += "; other layouts fit as well"
     is_lost = how is not None and _is_in_another_order(candidate, place, how)
     if how is None or not how.is_sure or is_lost:
         shapes = [list(found[0].shape) for found in records]
         if not candidate.is_named or (how is not None and shapes[0] != shapes[1]):
             return [], _unsure(slots, candidate, how, is_lost=is_lost)
-        if how is None:
-            reason += f"; shapes {shapes[0]} and {shapes[1]} differ, no layout fits"
+    evidence, reason = slots.judge.pair(candidate, place, (records[0], records[1]), how)
+    if how is None or not how.is_sure or is_lost:
         how = Fit((), (0,), None, float("inf"), 0, is_sure=False)
     prefix = tuple("rank*/" if len(found) > 1 else "" for found in records)
     by_slots: dict[tuple[str, str, tuple[str, ...], Evidence, str], list[Place]] = defaultdict(list)
@@ -64,8 +51,9 @@ def entries_of_pair(slots: Slots, candidate: Candidate) -> Made:
         pair, taken = slots.members(candidate, place), arguments.get(place, ())
         if pair[0].site in slots.covered:
             continue
+        has_more = any(member.beside for member in pair)
         is_whole = bool(one.slot) == bool(other.slot) and slots.is_whole(candidate, place, how.steps, taken)
-        if any(prefix) or is_whole:
+        if not has_more and (any(prefix) or is_whole):
             bare = ("", "") if is_whole else (_main_slot(sides[0], one), _main_slot(sides[1], other))
             by_slots[(*bare, how.steps, evidence, reason)].append(place)
             slots.covered |= {f"{pair[0].site}/{mine.key.slot}" for mine, _ in slots.further(*pair)}
@@ -77,7 +65,7 @@ def entries_of_pair(slots: Slots, candidate: Candidate) -> Made:
             by_slots[key].append(place)
     made = []
     for (slot, other_slot, steps, known_by, why), places in by_slots.items():
-        for names, variables in _placed(one, other, places):
+        for names, variables in placed(one, other, places):
             mine = f"{prefix[0]}{names[0]}{slot}"
             theirs = f"{prefix[1]}{names[1]}{other_slot}"
             made.append(Entry((mine,), (theirs,), variables, steps, known_by, why))
@@ -106,14 +94,15 @@ def entries_of_taken(slots: Slots, candidate: Candidate, argument: str) -> list[
     how = slots.fit([result], [taken]) if result is not None else None
     if result is None or how is None or not how.is_sure or _is_in_another_order(candidate, place, how):
         return []
-    reason = f"what the target hands on; {_reason(slots.matching, candidate, how)}"
+    said = slots.judge.handed_on(candidate, ((result,), (taken,)), how)
+    reason = f"what the target hands on; {said}"
     slot = _slot(one, one.members[place[0]])
     slots.matching.given.update(sides[0].site(candidate.reference, a) for a, _ in candidate.places)
     return [
         Entry(
             (f"{names[0]}{slot}",), (f"{names[1]}/input.{argument}",), variables, how.steps, "values", reason
         )
-        for names, variables in _placed(one, other, candidate.places)
+        for names, variables in placed(one, other, candidate.places)
     ]
 
 
@@ -124,44 +113,48 @@ def _is_in_another_order(candidate: Candidate, place: Place, how: Fit) -> bool:
     return proves and how.residual is not None and how.residual > _AGREE
 
 
-def entries_of_fusion(slots: Slots, fusion: Fusion) -> Made:
-    """The entries of parts and their whole."""
+def entries_of_fusion(slots: Slots, fusion: Fusion, *, held: tuple[str, str] | None = None) -> Made:
+    """The entries of parts and their whole: of their results, or of what they hold in these slots."""
     sides = slots.matching.sides
     part_side, whole_side = sides if fusion.is_split else sides[::-1]
     how, order = fusion.how, fusion.order
     if how is None:
         names = " and ".join(fusion.parts)
-        what = "statistics" if fusion.agreeing else "shapes"
+        what = "statistics" if fusion.agreeing and held is None else "shapes"
         reason = f"the {what} of {names} add up to those of {fusion.whole}, but no layout is certain"
         listed = [(s, w) for s, w in fusion.places.values()]
-        left = [site for s, w in listed for site in (s if fusion.is_split else (w,))]
-        right = [site for s, w in listed for site in ((w,) if fusion.is_split else s)]
+        left = [_at(site, held, 0) for s, w in listed for site in (s if fusion.is_split else (w,))]
+        right = [_at(site, held, 1) for s, w in listed for site in ((w,) if fusion.is_split else s)]
         return [], [
             LeftOver("reference", tuple(left), reason, is_explained=False),
             LeftOver("target", tuple(right), reason, is_explained=False),
         ]
-    distances = [agreement.distance for agreement in fusion.agreeing.values()]
-    reason = "their shapes add up"
-    if distances:
-        reason = _counted(len(distances), len(fusion.places), max(distances), None)
-    reason += _left(how)
+    tensors = tensors_of(slots.matching, fusion, held)
+    evidence, reason = slots.judge.fusion(fusion, tensors, how, is_held=held is not None)
+    slot, whole_slot = ("", "") if held is None else held if fusion.is_split else held[::-1]
     made = []
     for indices, variables in _boxes(fusion.places):
         whole = whole_side.roles[fusion.whole]
-        whole_name = pattern(whole, _VARIABLES, (0,) * len(indices)) + _main_slot(whole_side, whole)
+        whole_name = pattern(whole, _VARIABLES, (0,) * len(indices)) + (
+            f"/{whole_slot}" if held else _main_slot(whole_side, whole)
+        )
         if fusion.axis is None:
             roles = [part_side.roles[name] for name in fusion.parts]
-            parts_names = [
-                pattern(role, _VARIABLES, fusion.shift) + _main_slot(part_side, role) for role in roles
-            ]
+            plain = [pattern(role, _VARIABLES, fusion.shift) for role in roles]
         else:
-            role = part_side.roles[fusion.parts[0]]
-            parts_names = [name + _main_slot(part_side, role) for name in _listed(role, fusion, indices)]
+            roles = [part_side.roles[fusion.parts[0]]] * len(next(iter(fusion.places.values()))[0])
+            plain = _listed(roles[0], fusion, indices)
+        ends = (f"/{slot}" if held else _main_slot(part_side, role) for role in roles)
+        parts_names = [name + end for name, end in zip(plain, ends, strict=True)]
         ordered = tuple(parts_names[i] for i in order)
         both = (ordered, (whole_name,)) if fusion.is_split else ((whole_name,), ordered)
-        made.append(Entry(both[0], both[1], variables, how.steps, "values", reason))
-    made += _parts_arguments(slots, fusion) if fusion.axis is None else []
+        made.append(Entry(both[0], both[1], variables, how.steps, evidence, reason))
+    made += _parts_arguments(slots, fusion) if fusion.axis is None and held is None else []
     return made, []
+
+
+def _at(site: str, held: tuple[str, str] | None, side: int) -> str:
+    return site if held is None else f"{site}/{held[side]}"
 
 
 def _parts_arguments(slots: Slots, fusion: Fusion) -> list[Entry]:
@@ -187,8 +180,8 @@ def _parts_arguments(slots: Slots, fusion: Fusion) -> list[Entry]:
                 pattern(part_side.roles[name], _VARIABLES, fusion.shift),
                 pattern(whole_side.roles[fusion.whole], _VARIABLES, (0,) * len(indices)),
             ]
-            one, other = names if fusion.is_split else names[::-1]
-            places = (f"{one}/input.{mine}",), (f"{other}/input.{theirs}",)
+            left, right = names if fusion.is_split else names[::-1]
+            places = (f"{left}/input.{mine}",), (f"{right}/input.{theirs}",)
             made.append(Entry(*places, variables, steps, "values", "what both sides were given"))
     return made
 
@@ -214,7 +207,7 @@ def _telling(candidate: Candidate) -> list[Place]:
     return list(found[:_TRIED])
 
 
-def _placed(
+def placed(
     one: Role, other: Role, places: Sequence[Place]
 ) -> list[tuple[tuple[str, str], dict[str, Values]]]:
     """Names of both sides with variables, and their values."""
@@ -243,44 +236,6 @@ def _products(indices: Sequence[Index]) -> list[list[list[int]]]:
     for number, rest in rests.items():
         alike.setdefault(tuple(rest), []).append(number)
     return [[numbers, *box] for rest, numbers in alike.items() for box in _products(rest)]
-
-
-def _reason(matching: Matching, candidate: Candidate, how: Fit | None) -> str:
-    parts = []
-    if candidate.is_named:
-        parts.append("the same name")
-    if candidate.agreeing:
-        agreed = (candidate.agreeing[p] for p in candidate.places if p in candidate.agreeing)
-        found = [agreement for agreement in agreed if agreement.nats >= _TOLD]
-        if found:
-            parts.append(_values_text(found, len(candidate.places)))
-    if candidate.is_tied:
-        parts.append("others have the same values, so by order of results")
-    if candidate.is_placed:
-        parts.append("alike, and between the same neighbours in order")
-    if candidate.is_named:
-        others = [matching.values_elsewhere(candidate, place) for place in candidate.places]
-        elsewhere = sorted({name for name in others if name})
-        if elsewhere:
-            parts.append(f"but the values are those of {', '.join(elsewhere[:_SHOWN])}")
-    return "; ".join(parts) + (_left(how) if how is not None else "")
-
-
-def _values_text(found: Sequence[Agreement], whole: int) -> str:
-    distances = [agreement.distance for agreement in found]
-    return _counted(len(found), whole, max(distances), min(agreement.other for agreement in found))
-
-
-def _counted(count: int, whole: int, distance: float, other: float | None) -> str:
-    rest = "" if other is None else f", next best {other:.1g}"
-    return f"values: {count} of {whole} agree within {distance:.1g}{rest}"
-
-
-def _left(how: Fit) -> str:
-    if how.residual is None:
-        return ""
-    rest = f", any other layout {how.other:.1g}" if how.other != float("inf") else ""
-    return f"; values that were read differ by {how.residual:.1g}{rest}"
 
 
 def _unsure(slots: Slots, candidate: Candidate, how: Fit | None, *, is_lost: bool) -> list[LeftOver]:

@@ -7,9 +7,10 @@ depth, so agreement is measured by rank: how much nearer the nearest tensor is t
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -65,7 +66,19 @@ class Print:
         """How far the values are apart at least, relative to their size; infinite for other counts."""
         if self.size != other.size:
             return math.inf
-        return float(_distances(_row(self)[None], _row(other)[None])[0, 0])
+        rms = max(self.l2, other.l2) / math.sqrt(self.size)
+        peak = max(abs(self.minimum), abs(self.maximum), abs(other.minimum), abs(other.maximum))
+        return max(
+            abs(self.l2 - other.l2) / max(self.l2, other.l2),
+            abs(self.mean - other.mean) / rms,
+            abs(self.minimum - other.minimum) / peak,
+            abs(self.maximum - other.maximum) / peak,
+        )
+
+    def times(self, factor: float) -> Print:
+        """The print of all elements times a factor."""
+        ends = sorted((self.minimum * factor, self.maximum * factor))
+        return Print(self.size, self.mean * factor, self.l2 * abs(factor), *ends)
 
 
 class Prints:
@@ -100,11 +113,44 @@ class Prints:
             return None
         if statistics.mean is None or not statistics.l2 or statistics.minimum == statistics.maximum:
             return None
-        if record.dtype.kind == "float":
-            coarse = _FLOAT8 if record.dtype.name.startswith("float8") else _FLOAT32
-            self.rounding = max(self.rounding, _ROUNDING.get(record.dtype.name, coarse))
+        self.rounding = max(self.rounding, rounding_of(record))
         numbers = (statistics.mean, statistics.l2, statistics.minimum, statistics.maximum)
         return Print(size, *map(float, numbers))
+
+
+class Near:
+    """Prints by their count of elements and a number that is made of them.
+
+    Args:
+        prints: By name.
+        number: What is made of each.
+    """
+
+    def __init__(self, prints: Mapping[str, Print], number: Callable[[Print], float]) -> None:
+        self._prints = prints
+        self._number = number
+        self._sorted: dict[int, list[tuple[float, str]]] = defaultdict(list)
+        for name, one in prints.items():
+            self._sorted[one.size].append((number(one), name))
+        for found in self._sorted.values():
+            found.sort()
+
+    def around(self, one: Print, apart: float) -> Iterator[tuple[str, Print]]:
+        """The prints of as many elements whose numbers are no further apart than that."""
+        found, number = self._sorted.get(one.size, []), self._number(one)
+        start = bisect.bisect_left(found, (number - apart, ""))
+        for other, name in found[start:]:
+            if other > number + apart:
+                return
+            yield name, self._prints[name]
+
+
+def rounding_of(record: Record) -> float:
+    """Relative rounding of a record's dtype; 0 for whole numbers and truth values."""
+    if record.dtype.kind not in ("float", "complex"):
+        return 0.0
+    coarse = _FLOAT8 if record.dtype.name.startswith("float8") else _FLOAT32
+    return _ROUNDING.get(record.dtype.name, coarse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +190,7 @@ def groups(prints: Mapping[str, Print], rounding: float) -> list[tuple[str, ...]
             if not near.any():
                 break
             for i in np.flatnonzero(near).tolist():
-                if _distances(rows[i][None], rows[i + step][None])[0, 0] <= rounding:
+                if prints[names[i]].distance(prints[names[i + step]]) <= rounding:
                     parent[root(i + step)] = root(i)
         members: dict[int, list[str]] = defaultdict(list)
         for i, name in enumerate(names):
@@ -179,7 +225,7 @@ def agreements(
         for i, j in enumerate(right):
             if left[j] != i:
                 continue
-            distance = float(_distances(rows[i][None], columns[j][None])[0, 0])
+            distance = reference[ones[i]].distance(target[others[j]])
             other = float(min(right_next[i], left_next[j], _UNRELATED))
             nats = _FREE * math.log(max(other, rounding) / max(distance, rounding))
             found[ones[i], others[j]] = Agreement(distance, other, min(max(nats, 0.0), _MOST))

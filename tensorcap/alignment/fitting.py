@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -27,6 +27,8 @@ Candidate = tuple[Steps, tuple[int, ...]]  # and the order in which the referenc
 
 _FAR: Final = 2.5  # times worse: another layout
 _CLOSE: Final = 0.4  # residual up to which values agree; unrelated ones leave 1.4
+_EXACT: Final = 2.0**-16  # residual at which nothing better is looked for, or so many roundings
+_ROUNDINGS: Final = 16
 _AXES: Final = 6
 _NAMES: Final = "abcdefgh"
 _HEADS: Final = range(4, 513)  # elements of a head
@@ -46,6 +48,8 @@ class Fit:
         choices: How many layouts were possible.
         is_sure: Whether values, or there being no choice, speak for it.
         is_proven: Whether the values agree after it, and after no other.
+        typical: Half of all errors are at least that, relative to what half of all elements are: large where
+            few elements are all that agrees; None where nothing was read, or nothing agrees.
     """
 
     steps: Steps
@@ -55,6 +59,7 @@ class Fit:
     choices: int
     is_sure: bool
     is_proven: bool = False
+    typical: float | None = None
 
 
 def fit(
@@ -62,6 +67,8 @@ def fit(
     target: Sequence[Record],
     archives: tuple[Archive, Archive] | None,
     rounding: float,
+    *,
+    among: Sequence[Candidate] | None = None,
 ) -> Fit | None:
     """Find the steps from some tensors of the target to some of the reference.
 
@@ -70,12 +77,14 @@ def fit(
         target: Records of the target.
         archives: The two to read them from; None to go by shapes alone.
         rounding: Relative rounding of the runs, below which residuals say nothing.
+        among: The layouts that come into question; by default all that shapes allow.
 
     Returns:
         The best layout; None if none is possible.
     """
     shapes = [r.shape for r in reference], [t.shape for t in target]
-    found = [c for c in dict.fromkeys(candidates(*shapes)) if _fits(c, *shapes)]
+    known = candidates(*shapes) if among is None else among
+    found = [c for c in dict.fromkeys(known) if _fits(c, *shapes)]
     if not found:
         return None
     records = (*reference, *target)
@@ -87,12 +96,15 @@ def fit(
     given = [_values(archives[1], record) for record in target]
     residuals = [_left(candidate, wanted, given) for candidate in found]
     plain = _chosen(found, residuals, shapes, rounding)
-    if min(residuals) <= _CLOSE or len(records) > 2:
+    plain = replace(plain, typical=_typical(plain, wanted, given))
+    if min(residuals) <= max(_EXACT, _ROUNDINGS * rounding) or len(records) > 2 or among:
         return plain
     further = [c for c in reordered(shapes[0][0], shapes[1][0]) if _fits(c, *shapes)]
     residuals += [_left(candidate, wanted, given) for candidate in further]
     best = _chosen([*found, *further], residuals, shapes, rounding)
-    return best if best.residual is not None and best.residual <= _CLOSE else plain
+    if best.residual is None or best.residual > _CLOSE:
+        return plain
+    return replace(best, typical=_typical(best, wanted, given))
 
 
 def _chosen(
@@ -383,6 +395,19 @@ def _moves(candidate: Candidate, reference: Sequence[Shape], target: Sequence[Sh
     return added + [
         array.tobytes() for _, array in sorted(zip(order, numbered, strict=True), key=lambda p: p[0])
     ]
+
+
+def _typical(how: Fit, wanted: Sequence[Array], given: Sequence[Array]) -> float | None:
+    """The median error relative to the median element, the worst of all tensors."""
+    made = _made(how.steps, given)
+    if made is None or how.residual is None or how.residual > _CLOSE:
+        return None
+    worst = 0.0
+    for i, values in zip(how.order, made, strict=True):
+        scale = np.median(np.abs(wanted[i])) if wanted[i].size else 0.0
+        if scale:
+            worst = max(worst, float(np.median(np.abs(values - wanted[i])) / scale))
+    return worst
 
 
 def _left(candidate: Candidate, wanted: Sequence[Array], given: Sequence[Array]) -> float:

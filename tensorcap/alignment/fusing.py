@@ -17,8 +17,10 @@ from tensorcap.alignment.evidence import Agreement, Print, proof
 from tensorcap.alignment.fitting import Fit
 from tensorcap.alignment.matching import Matching
 from tensorcap.alignment.roles import Index, Role
+from tensorcap.alignment.sides import Side
 from tensorcap.alignment.slots import Slots
 from tensorcap.alignment.survey import Member
+from tensorcap_formats.records import Record
 
 _PARTS: Final = (2, 3, 4)
 _WINDOW: Final = 6  # neighbours in order, where there are no siblings
@@ -209,21 +211,16 @@ def _likeness(matching: Matching, fusion: Fusion) -> float:
     return found
 
 
-def fitted(matching: Matching, slots: Slots, fusion: Fusion) -> Fusion:
-    """A fusion with the layout that makes the target's tensors the reference's, if one is certain."""
-    part_side, whole_side = matching.sides if fusion.is_split else matching.sides[::-1]
+def fitted(matching: Matching, slots: Slots, fusion: Fusion, held: tuple[str, str] | None = None) -> Fusion:
+    """A fusion with the layout that makes the target's tensors the reference's, if one is certain.
 
-    def distance(index: Index) -> float:
-        return fusion.agreeing[index].distance if index in fusion.agreeing else 0.0
-
-    sites, whole_site = fusion.places[min(fusion.agreeing or fusion.places, key=lambda i: (distance(i), i))]
-    parts = [record for site in sites for record in part_side.records(site)]
-    whole = whole_side.records(whole_site)
-    reference, target = (parts, whole) if fusion.is_split else (whole, parts)
+    That of what modules hold in some slots is the one of their results, where it fits and nothing is certain.
+    """
+    reference, target = tensors_of(matching, fusion, held)
     plain = tuple(range(len(target)))
     is_fixed = fusion.is_split or fusion.is_sum or len(target) > _PARTS[-1]
     tried = [plain] if is_fixed else list(itertools.permutations(plain))
-    most = _SUMMED if fusion.is_sum else _AGREE if fusion.agreeing else math.inf
+    most = _SUMMED if fusion.is_sum else _AGREE if fusion.agreeing and held is None else math.inf
     sure = [
         (order, how)
         for order in tried
@@ -232,7 +229,46 @@ def fitted(matching: Matching, slots: Slots, fusion: Fusion) -> Fusion:
         and (how.residual is None or how.residual <= most)
     ]
     order, how = min(sure, key=lambda f: f[1].residual or 0.0, default=((), None))
+    if how is None and held is not None:
+        order, how = _as_results(slots, fusion, reference, target)
     return replace(fusion, how=how, order=how.order if how and fusion.is_split else order)
+
+
+def tensors_of(
+    matching: Matching, fusion: Fusion, held: tuple[str, str] | None = None
+) -> tuple[Sequence[Record], Sequence[Record]]:
+    """The results of both sides in the place that agrees best, or what their modules hold in these slots."""
+    part_side, whole_side = matching.sides if fusion.is_split else matching.sides[::-1]
+
+    def distance(index: Index) -> float:
+        return fusion.agreeing[index].distance if index in fusion.agreeing else 0.0
+
+    sites, whole_site = fusion.places[min(fusion.agreeing or fusion.places, key=lambda i: (distance(i), i))]
+    slot, whole_slot = ("", "") if held is None else held if fusion.is_split else held[::-1]
+    parts = [record for site in sites for record in _tensors(part_side, site, slot)]
+    whole = _tensors(whole_side, whole_site, whole_slot)
+    return (parts, whole) if fusion.is_split else (whole, parts)
+
+
+def _as_results(
+    slots: Slots, fusion: Fusion, reference: Sequence[Record], target: Sequence[Record]
+) -> tuple[tuple[int, ...], Fit | None]:
+    """The layout of the results, on the one axis where it fits."""
+    order, steps = fusion.order, fusion.how.steps if fusion.how else ()
+    cuts = [step.split() for step in steps if not step.startswith(("squeeze", "unsqueeze"))]
+    if len(cuts) != 1 or cuts[0][0] not in ("split", "concat"):
+        return order, None
+    name, _, *sizes = cuts[0]
+    theirs = target if fusion.is_split else [target[i] for i in order]
+    taken = order if fusion.is_split else (0,)
+    among = [((" ".join([name, str(axis), *sizes]),), taken) for axis in range(len(reference[0].shape))]
+    found = [slots.fit(reference, theirs, among=[candidate]) for candidate in among]
+    fitting = [how for how in found if how is not None]
+    return order, fitting[0] if len(fitting) == 1 else None
+
+
+def _tensors(side: Side, site: str, slot: str) -> Sequence[Record]:
+    return side.member(site).beside[slot] if slot else side.records(site)
 
 
 def fuse_by_shapes(matching: Matching, slots: Slots) -> list[Fusion]:

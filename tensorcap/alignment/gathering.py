@@ -92,10 +92,13 @@ class Gathering:
         self.tokens = tokens
         self.dims = dims
         self._rows: dict[tuple[int, tuple[bool, ...]], tuple[Array, Array]] = {}
+        self._steps: dict[int, tuple[int, ...]] = {}
 
     def steps(self, step: int) -> tuple[int, ...]:
         """The steps of the target that have tokens of a step of the reference."""
-        return tuple(dict.fromkeys(self.tokens.of_step(step)[:, 2].tolist()))
+        if step not in self._steps:
+            self._steps[step] = tuple(dict.fromkeys(self.tokens.of_step(step)[:, 2].tolist()))
+        return self._steps[step]
 
     def is_in_place(self, step: int) -> bool:
         """Whether all valid tokens of a step lie at the same positions of both sides."""

@@ -58,6 +58,11 @@ class Layout:
         """The steps as texts."""
         return tuple(step.text for step in self.steps)
 
+    @property
+    def moves(self) -> bool:
+        """Whether it does more than to give the same elements, in the same order, another shape."""
+        return any(step.moves for step in self.steps)
+
     def shapes(self, shapes: Iterable[Sequence[int]]) -> Shapes:
         """The shapes that come out; no data is read.
 

@@ -30,7 +30,7 @@ else:
 _KINDS: Final = ("pair", "left_over")
 _PAIR: Final = ("reference", "target", "steps", "dims", "reference_dims", "evidence", "reason")
 _TOKENS: Final = ("step", "dims", "reference", "target")
-_LEFT: Final = ("side", "sites", "reason")
+_LEFT: Final = ("side", "sites", "reason", "explained")
 
 
 def read_map(path: str | os.PathLike[str]) -> Alignment:
@@ -100,9 +100,10 @@ def map_text(alignment: Alignment, *, title: str = "") -> str:
         blocks.append("\n".join(lines))
     for left in alignment.left_over:
         sites = f"[{', '.join(map(_quoted, left.places))}]"
-        blocks.append(
-            f"[[left_over]]\nside = {_quoted(left.side)}\nsites = {sites}\nreason = {_quoted(left.reason)}"
-        )
+        lines = ["[[left_over]]", f"side = {_quoted(left.side)}", f"sites = {sites}"]
+        lines.append(f"reason = {_quoted(left.reason)}")
+        lines += [] if left.is_explained else ["explained = false"]
+        blocks.append("\n".join(lines))
     return "\n\n".join(blocks) + "\n"
 
 
@@ -193,7 +194,10 @@ def _left(table: Mapping[str, Any], where: str) -> LeftOver:
     side = table.get("side")
     if side not in ("reference", "target"):
         raise UsageError(f"{where}: side {side!r}, expected 'reference' or 'target'")
-    return LeftOver(side, _texts(table, "sites", where), _text(table, "reason", where))
+    is_explained = table.get("explained", True)
+    if not isinstance(is_explained, bool):
+        raise UsageError(f"{where}: explained: found {is_explained!r}, expected true or false")
+    return LeftOver(side, _texts(table, "sites", where), _text(table, "reason", where), is_explained)
 
 
 def _texts(table: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:

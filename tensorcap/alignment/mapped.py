@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property, partial
 from typing import Any
 
 from tensorcap.alignment.gathered import GatheredArchive
 from tensorcap.alignment.linking import Link
-from tensorcap.alignment.mapping import Alignment
+from tensorcap.alignment.mapping import Alignment, LeftOver
 from tensorcap.alignment.resolution import resolve
+from tensorcap.alignment.summary import MappingSummary, summary_of
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import ReadError, UsageError
@@ -29,10 +31,22 @@ class MappedArchive(Archive):
     Attributes:
         sources: The target's records behind each record, by key text.
         links: The link that made it, by key text.
+        original: The target under its own keys.
+        left_over: What the mapping says has no counterpart.
     """
 
-    def __init__(self, reference: Archive, target: Archive, links: Sequence[Link]) -> None:
-        self._target = target
+    def __init__(
+        self,
+        reference: Archive,
+        target: Archive,
+        links: Sequence[Link],
+        *,
+        left_over: Sequence[LeftOver] = (),
+        map_path: str = "",
+    ) -> None:
+        self.original = self._target = target
+        self.left_over = left_over
+        self._summed_up = partial(summary_of, links, left_over, reference, target, path=map_path)
         self.sources: dict[str, tuple[Record, ...]] = {}
         self.links: dict[str, Link] = {}
         self._parts: dict[str, int] = {}
@@ -55,12 +69,17 @@ class MappedArchive(Archive):
             is_ordered=target.is_ordered,
             is_complete=target.is_complete,
             run=_renamed(target.run, links),
-            values=target.values,
+            values=_renamed_values(target.values, links),
             algorithm=target.algorithm,
             trusts_digests=target.trusts_digests,
             skipped=target.skipped,
         )
         self.is_direct = target.is_direct and all(link.is_renaming for link in links)
+
+    @cached_property
+    def summary(self) -> MappingSummary:
+        """What the mapping comes to."""
+        return self._summed_up()
 
     def _linked(self, links: Sequence[Link]) -> list[Record]:
         records = []
@@ -112,10 +131,7 @@ def _elsewhere(key: Key) -> Key:
 
 def _renamed(run: Mapping[str, Any], links: Sequence[Link]) -> dict[str, Any]:
     """The run's metadata with the reference's names for sites that are one of the reference's."""
-    names: dict[str, str] = {}
-    for link in links:
-        if len(link.reference) == len(link.target) == 1:
-            names.setdefault(link.target[0].key.site, link.reference[0].key.site)
+    names = _names(links)
     renamed = dict(run)
     for listing, field in (("points", "site"), ("modules", "path")):
         entries = run.get(listing)
@@ -128,8 +144,37 @@ def _renamed(run: Mapping[str, Any], links: Sequence[Link]) -> dict[str, Any]:
     return renamed
 
 
-def mapped(alignment: Alignment, reference: Archive, target: Archive) -> tuple[Archive, Archive]:
+def _renamed_values(values: Mapping[str, Any], links: Sequence[Link]) -> dict[str, Any]:
+    """Arguments and results that are no tensors, under the reference's names of their sites."""
+    names = _names(links)
+    found: dict[str, Any] = {}
+    for text, value in values.items():
+        key = Key.parse(text)
+        name = names.get(key.site)
+        found[text if name is None else replace(key, site=name).text] = value
+    return found
+
+
+def _names(links: Sequence[Link]) -> dict[str, str]:
+    """The reference's names of the target's sites, of those whose results are those of one of its sites."""
+    names: dict[str, set[str]] = {}
+    for link in links:
+        for source in link.target:
+            if source.key.is_bare or source.key.slot.startswith("output"):
+                names.setdefault(source.key.site, set()).update(r.key.site for r in link.reference)
+    return {name: next(iter(found)) for name, found in names.items() if len(found) == 1}
+
+
+def mapped(
+    alignment: Alignment, reference: Archive, target: Archive, *, path: str = ""
+) -> tuple[GatheredArchive, MappedArchive]:
     """Both sides as `compare` takes them: the target under the reference's keys and in its layout.
+
+    Args:
+        alignment: The mapping.
+        reference: The trusted archive.
+        target: The archive under test.
+        path: The map file; empty for a mapping that was computed.
 
     Returns:
         The reference, reduced to the tokens that both sides have where the mapping matches tokens, and the
@@ -139,4 +184,5 @@ def mapped(alignment: Alignment, reference: Archive, target: Archive) -> tuple[A
         UsageError: An entry of the mapping does not fit the archives.
     """
     links = resolve(alignment, reference, target)
-    return GatheredArchive(reference, links), MappedArchive(reference, target, links)
+    tested = MappedArchive(reference, target, links, left_over=alignment.left_over, map_path=path)
+    return GatheredArchive(reference, links), tested

@@ -134,7 +134,7 @@ class LeftOver:
 
     Attributes:
         side: Whose they are.
-        places: Sites, or `SITE/SLOT`.
+        places: Sites, or `SITE/SLOT`, with `*` for anything and `{i}` for any number.
         reason: Why.
         is_explained: Whether the reason is known, so that nobody has to look.
     """

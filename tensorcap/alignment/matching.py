@@ -27,6 +27,7 @@ _ENOUGH: Final = 6.0  # nats: one in 400 by chance
 _MARGIN: Final = 1.0  # by which a candidate has to be better than its rivals
 _UNRELATED: Final = 0.1
 _DRIFT: Final = 0.01  # of the values, that runs are taken to differ by at most for being equal
+_TINY: Final = 1e-12
 _LAST: Final = 3  # of a run's sites that are asked whether it ended right
 _PRODUCT: Final = 4096  # of sites with equal values on both sides; more prove nothing about one another
 
@@ -292,13 +293,19 @@ class Matching:
             self._nearness = 4 * max(self.rounding, min(drift, _UNRELATED))
         return self._nearness
 
-    def is_sealed(self, side: int, site: str) -> bool:
+    def is_sealed(self, side: int, site: str, takers: Sequence[str] | None = None) -> bool:
         """Whether a site's values were right, as what they were used for agrees.
+
+        Args:
+            side: The number of its side.
+            site: The site.
+            takers: The sites that were given the values; by default those that were given its main result.
 
         A wrong tensor makes what follows wrong. What took it as an argument says so, or the nearest module
         around it that has a partner; where there is none, the end of the run does.
         """
-        takers = self.sides[side].takers(site)
+        if takers is None:
+            takers = self.sides[side].takers_of(self.sides[side].records(site)[0])
         if any(taker in self.partner[side] and self._agrees(side, taker) for taker in takers):
             return True
         around = self.sides[side].module(site).rpartition(".")[0]
@@ -317,13 +324,11 @@ class Matching:
 
     def alike(self, side: int, site: str) -> list[str]:
         """The sites of the other side with a site's values, though nothing may prove it."""
-        one = self.sides[side].prints.get(site)
-        others = self.sides[1 - side].prints.items()
-        return (
-            [name for name, p in others if p.size == one.size and one.distance(p) <= self._near]
-            if one
-            else []
-        )
+        one, near = self.sides[side].prints.get(site), self._near
+        if one is None:
+            return []
+        others = self.sides[1 - side].by_l2.around(one, -math.log1p(-near) + _TINY)
+        return [name for name, other in others if one.distance(other) <= near]
 
     def values_elsewhere(self, candidate: Candidate, place: Place) -> str:
         """The role of the target that has the values of the reference's member, where that is another one."""

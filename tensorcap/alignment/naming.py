@@ -50,8 +50,7 @@ def name_of(role: Role, canonical: Canonical) -> tuple[str, Index]:
         added[number] = int(found[0]) - (number + 1) * _MARK
         return f"{{{number}}}"
 
-    site = role.parent if role.slot else role.name
-    marked = re.sub(r"\{(\d+)\}", lambda found: str((int(found[1]) + 1) * _MARK), site)
+    marked = re.sub(r"\{(\d+)\}", lambda found: str((int(found[1]) + 1) * _MARK), role.site)
     name = re.sub(r"\d{6,}", unmark, canonical(marked))
     in_slot = (0,) * role.slot.count("{")
     slot = f"/{role.slot}" if role.slot else ""

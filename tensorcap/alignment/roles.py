@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from tensorcap.alignment.survey import Member, Survey, split_numbers
+from tensorcap.alignment.survey import HELD, Member, Survey, split_numbers
 from tensorcap_formats.keys import natural
 from tensorcap_formats.records import Record
 
@@ -44,7 +44,7 @@ class Role:
         members: By those numbers.
         order: When the first member gave its result; its place among names where no order is known.
         inside: Names of the roles that lie inside its site.
-        slot: Which result it is, as in its name; empty for the main one.
+        slot: Which result or parameter it is, as in its name; empty for the main result.
     """
 
     name: str
@@ -64,9 +64,19 @@ class Role:
         return len(next(iter(self.members)))
 
     @property
+    def site(self) -> str:
+        """The name without the slot."""
+        return self.name.removesuffix(f"/{self.slot}") if self.slot else self.name
+
+    @property
     def parent(self) -> str:
-        """The name of the role around it; of another result, that of its site."""
-        return self.name.removesuffix(f"/{self.slot}") if self.slot else self.name.rpartition(".")[0]
+        """The name of the role around it; of another result, that of its site.
+
+        Of a parameter it is that of the module around its module, with the parameter's own.
+        """
+        if self.slot.startswith(HELD):
+            return f"{self.site.rpartition('.')[0]}/{self.slot}"
+        return self.site if self.slot else self.name.rpartition(".")[0]
 
     @property
     def family(self) -> str:

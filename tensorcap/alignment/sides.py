@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from tensorcap.alignment.evidence import Print, Prints, groups, values_of
+from tensorcap.alignment.evidence import Near, Print, Prints, groups, values_of
 from tensorcap.alignment.roles import Index, roles_of
 from tensorcap.alignment.survey import Member, Survey
 from tensorcap_formats.records import Record
@@ -22,6 +23,7 @@ class Side:
         results_of: The results of each module, the main one first.
         prints: Of the results, by site.
         groups: Sites whose results are equal.
+        by_l2: The prints by the logarithm of their l2.
         group_of: The number of each site's group.
         rounding: Of the coarsest dtype.
     """
@@ -35,6 +37,7 @@ class Side:
         for site in self.by_site:
             self.results_of[self.module(site)].append(site)
         self._prints = prints
+        self._uses_values = uses_values
         self._takers: dict[str, list[str]] = defaultdict(list)
         for site, (role, index) in self.by_site.items():
             for record in role.members[index].arguments.values():
@@ -46,6 +49,7 @@ class Side:
                 found = values_of(_distinct(self.records(site)), prints)
                 if found is not None:
                     self.prints[site] = found
+        self.by_l2 = Near(self.prints, lambda one: math.log(one.l2))
         self.rounding = prints.rounding
         self.group(self.rounding)
 
@@ -87,9 +91,17 @@ class Side:
             return member.shards
         return (member.result,) if member.result else ()
 
-    def takers(self, site: str) -> list[str]:
-        """The sites that were given what a site gave."""
-        return self._takers.get(self.records(site)[0].digest, [])
+    def takers_of(self, record: Record) -> list[str]:
+        """The sites that were given the values of a record."""
+        return self._takers.get(record.digest, [])
+
+    def print_of(self, record: Record) -> Print | None:
+        """The print of a record; None where it proves nothing, or values are not to be used."""
+        return self._prints.of(record) if self._uses_values else None
+
+    def print_of_all(self, records: Sequence[Record]) -> Print | None:
+        """The print of several records together; None where `print_of` gives none of one of them."""
+        return values_of(records, self._prints) if self._uses_values else None
 
     def order(self, site: str) -> int:
         """When a site gave its first result."""
@@ -97,7 +109,7 @@ class Side:
 
     def arguments(self, role: str, index: Index) -> list[Print]:
         """Prints of what a member was given."""
-        found = (self._prints.of(record) for record in self.roles[role].members[index].arguments.values())
+        found = map(self.print_of, self.roles[role].members[index].arguments.values())
         return [one for one in found if one is not None]
 
 

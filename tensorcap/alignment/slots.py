@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from tensorcap.alignment.evidence import Prints
+from tensorcap.alignment.fitting import Candidate as LayoutChoice
 from tensorcap.alignment.fitting import Fit, fit
+from tensorcap.alignment.judging import Judge
 from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.matching import Candidate, Matching, Place
 from tensorcap.alignment.resolution import pair_slots
@@ -43,26 +45,44 @@ class Slots:
     """Finds layouts between the tensors of paired sites, each of them once.
 
     Attributes:
+        prints: Of both sides.
         matching: What is paired.
+        judge: Says what pairs are known by.
         covered: Results of the reference besides main ones that an entry of their site pairs.
     """
 
     def __init__(
         self,
         archives: tuple[Archive, Archive],
-        prints: Sequence[Prints],
+        prints: tuple[Prints, Prints],
         matching: Matching,
         *,
         read_values: bool,
+        turned: Mapping[tuple[str, str], bool] | None = None,
     ) -> None:
-        self._archives = archives if read_values else None
-        self._prints = prints
+        self._archives = archives
+        self._read_values = read_values
+        self.prints = prints
         self._fits: dict[tuple[object, ...], Fit | None] = {}
         self.matching = matching
+        self.judge = Judge(matching, turned or {})
         self.covered: set[str] = set()
 
-    def fit(self, reference: Sequence[Record], target: Sequence[Record]) -> Fit | None:
+    def of(self, matching: Matching, turned: Mapping[tuple[str, str], bool]) -> Slots:
+        """The same for other pairs of the same archives; see `Judge` for what is turned."""
+        return Slots(self._archives, self.prints, matching, read_values=self._read_values, turned=turned)
+
+    def fit(
+        self,
+        reference: Sequence[Record],
+        target: Sequence[Record],
+        *,
+        among: Sequence[LayoutChoice] | None = None,
+    ) -> Fit | None:
         """The layout from some tensors of the target to some of the reference."""
+        if among is not None:
+            archives = self._archives if self._read_values else None
+            return fit(reference, target, archives, self.matching.rounding, among=among)
         key = tuple(
             tuple((r.digest or r.key, r.shape, r.dtype.name) for r in side) for side in (reference, target)
         )
@@ -76,7 +96,8 @@ class Slots:
             is_square = len({size for size in one.shape if size > 1}) < sum(size > 1 for size in one.shape)
             if one.shape == other.shape and one.digest and one.digest == other.digest and not is_square:
                 return Fit((), (0,), 0.0, float("inf"), 1, is_sure=True, is_proven=True)
-        return fit(reference, target, self._archives, self.matching.rounding)
+        archives = self._archives if self._read_values else None
+        return fit(reference, target, archives, self.matching.rounding)
 
     def members(self, candidate: Candidate, place: Place) -> tuple[Member, Member]:
         """The two members of a place."""
@@ -111,8 +132,8 @@ class Slots:
     def near_arguments(self, one: Member, other: Member) -> list[tuple[str, str]]:
         """Names of arguments that have equal values, if of the target's only one has, or one of that name."""
         prints = [
-            {name: found.of(record) for name, record in member.arguments.items()}
-            for found, member in zip(self._prints, (one, other), strict=True)
+            {name: side.print_of(record) for name, record in member.arguments.items()}
+            for side, member in zip(self.matching.sides, (one, other), strict=True)
         ]
         pairs = []
         for name, mine in prints[0].items():
@@ -120,6 +141,11 @@ class Slots:
             if name in near or len(near) == 1:
                 pairs.append((name, name if name in near else near[0]))
         return pairs
+
+    def _are_near(self, record: Record, other: Record) -> bool | None:
+        """Whether two tensors have near values; None where values tell nothing, or are not to be used."""
+        sides = self.matching.sides
+        return self.matching.is_near(sides[0].print_of(record), sides[1].print_of(other))
 
     @staticmethod
     def _others(
@@ -145,7 +171,7 @@ class Slots:
     def _contradicts(self, candidate: Candidate, place: Place, pair: tuple[str, str]) -> bool:
         """Whether two arguments differ though results agree, or, if names differ too, may agree."""
         one, other = (m.arguments[name] for m, name in zip(self.members(candidate, place), pair, strict=True))
-        if self.matching.is_near(self._prints[0].of(one), self._prints[1].of(other)) is not False:
+        if self._are_near(one, other) is not False:
             return False
         results_are = self.matching.are_near(*self.matching.sites_of(candidate, place))
         return results_are is not False if pair[0] != pair[1] else results_are is True
@@ -163,7 +189,7 @@ class Slots:
         how = self.fit([record], [other])
         if how is None or not how.is_sure:
             return None
-        is_near = self.matching.is_near(self._prints[0].of(record), self._prints[1].of(other))
+        is_near = self._are_near(record, other)
         is_lost = is_near and how.residual is not None and how.residual > _AGREE
         return None if is_lost else how.steps
 
@@ -178,7 +204,7 @@ class Slots:
         wanted = {(one.result.key.slot, other.result.key.slot), *((t.reference, t.target) for t in taken)}
         is_near = self.matching.are_near(*self.matching.sites_of(candidate, place))
         for left, right in self.further(one, other):
-            is_odd = self.matching.is_near(self._prints[0].of(left), self._prints[1].of(right)) is False
+            is_odd = self._are_near(left, right) is False
             if self.plainly(left, right) != steps or (is_odd and is_near):
                 return False
             wanted.add((left.key.slot, right.key.slot))

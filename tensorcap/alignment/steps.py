@@ -33,6 +33,11 @@ class Step:
     is_arithmetic: ClassVar[bool] = False
 
     @property
+    def moves(self) -> bool:
+        """Whether elements may change their order, or get lost, so that more than the shape is another."""
+        return True
+
+    @property
     def text(self) -> str:
         """The step as `layout.parse_step` reads it."""
         raise NotImplementedError
@@ -132,6 +137,13 @@ class Rearrange(EachStep):
     pattern: Pattern
 
     @property
+    def moves(self) -> bool:
+        left, right = (
+            [n for group in side for n in group] for side in (self.pattern.left, self.pattern.right)
+        )
+        return left != right
+
+    @property
     def text(self) -> str:
         sizes = "".join(f" {name}={size}" for name, size in self.pattern.sizes.items())
         return f'rearrange "{self.pattern.text}"{sizes}'
@@ -201,6 +213,10 @@ class Squeeze(EachStep):
     at: int
 
     @property
+    def moves(self) -> bool:
+        return False
+
+    @property
     def text(self) -> str:
         return f"squeeze {self.at}"
 
@@ -223,6 +239,10 @@ class Unsqueeze(EachStep):
 
     name = "unsqueeze"
     at: int
+
+    @property
+    def moves(self) -> bool:
+        return False
 
     @property
     def text(self) -> str:

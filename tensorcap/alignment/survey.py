@@ -8,7 +8,7 @@ table of numbers tells which member is which.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -18,6 +18,8 @@ from tensorcap_formats.keys import module_site
 from tensorcap_formats.records import Record
 
 Index = tuple[str, ...]
+
+HELD: Final = ("param.", "buffer.", "grad_param.")
 
 # A whole component, or the end of one behind a low line (`layers_3`); names from elsewhere may have `/`.
 _NUMBER: Final = re.compile(r"(?<![^./_])(?:0|[1-9]\d*)(?![^./])")
@@ -36,6 +38,7 @@ class Member:
         calls: How often it was called; None where that is not known.
         shards: The main tensors of all ranks, in order; empty where there is one rank only.
         further: The other tensors that its first call gave, by slot, those of all ranks in order.
+        beside: Parameters, buffers and gradients, by slot: one tensor, or one of each rank.
     """
 
     site: str
@@ -46,12 +49,18 @@ class Member:
     calls: int | None
     shards: tuple[Record, ...] = ()
     further: Mapping[str, tuple[Record, ...]] = field(default_factory=dict)
+    beside: Mapping[str, tuple[Record, ...]] = field(default_factory=dict)
 
     @property
     def results(self) -> dict[str, Record]:
         """All tensors that its first call gave, by slot; of several ranks the first."""
         main = {self.result.key.slot: self.result} if self.result else {}
         return {**main, **{slot: records[0] for slot, records in self.further.items()}}
+
+    @property
+    def held(self) -> dict[str, tuple[Record, ...]]:
+        """What the module holds: parameters, buffers, and what was added up for parameters as gradients."""
+        return {slot: found for slot, found in self.beside.items() if slot.startswith(HELD)}
 
 
 @dataclass(slots=True)
@@ -93,10 +102,11 @@ class Survey:
     def of(cls, archive: Archive) -> Survey:
         """Survey an archive."""
         results, arguments = _first_calls(archive)
+        beside = _beside(archive)
         listed = {module_site(str(m.get("path"))): m for m in _dicts(archive.run, "modules")}
         points = {str(p.get("site")): p for p in _dicts(archive.run, "points") if not p.get("slots")}
         templates: dict[str, Template] = {}
-        for site in dict.fromkeys([*listed, *results, *arguments]):
+        for site in dict.fromkeys([*listed, *results, *arguments, *beside]):
             module, point = listed.get(site, {}), points.get(site, {})
             calls = point.get("calls")
             slots = results.get(site, {})
@@ -112,6 +122,7 @@ class Survey:
                 calls if isinstance(calls, int) else None,
                 shards if len(shards) > 1 else (),
                 {slot: records for slot, records in slots.items() if records[0] is not main},
+                beside.get(site, {}),
             )
             name, index = fold(site)
             templates.setdefault(name, Template(name)).members[index] = member
@@ -167,6 +178,28 @@ def _first_calls(
         for site, slots in ranks.items()
     }
     return results, arguments
+
+
+def _beside(archive: Archive) -> dict[str, dict[str, tuple[Record, ...]]]:
+    """What is neither result nor argument, by site and slot; of each rank, where ranks hold unlike ones."""
+    found: dict[str, dict[str, dict[int, Record]]] = {}
+    for record in sorted(archive.records, key=lambda r: (r.key.step, r.key.call)):  # calls go back in reverse
+        key = record.key
+        if not key.is_bare and key.slot.startswith((*HELD, "grad_")):
+            found.setdefault(key.site, {}).setdefault(key.slot, {}).setdefault(key.rank, record)
+    return {
+        site: {
+            slot: _unlike([ranks[rank] for rank in sorted(ranks)])
+            for slot, ranks in slots.items()
+            if 0 in ranks
+        }
+        for site, slots in found.items()
+    }
+
+
+def _unlike(records: Sequence[Record]) -> tuple[Record, ...]:
+    is_same = len({(record.digest, record.shape) for record in records}) == 1 and records[0].digest
+    return (records[0],) if is_same else tuple(records)
 
 
 def _dicts(run: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:

@@ -54,7 +54,8 @@ def _input_hashes(ours: object, theirs: object) -> Iterator[Item]:
 
 
 def _is_same_input(reference: Archive, ours: Record, target: Archive, theirs: Record) -> bool:
-    if ours.dtype.name == theirs.dtype.name and ours.digest and reference.algorithm == target.algorithm:
+    have_digests = ours.digest and theirs.digest and reference.algorithm == target.algorithm
+    if have_digests and ours.dtype.name == theirs.dtype.name:
         return ours.digest == theirs.digest and ours.shape == theirs.shape
     if ours.shape != theirs.shape:
         return False

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from tensorcap.alignment.summary import MappingSummary
 from tensorcap.comparison import Comparison, Side, ValueDifference
 from tensorcap.metrics.difference import Difference, Tolerance
 from tensorcap.metrics.location import Location
@@ -51,11 +52,12 @@ _FURTHER: Final[Mapping[str, Any]] = {
     "thresholds": Path | None,
     "calibration": Calibration | None,
     "baseline": Side | None,
+    "mapping": MappingSummary | None,
 }
 _WITH_PAIRS: Final = ("worst_gain", "flips")  # of an account
 _WORST_FIRST: Final[tuple[Status, ...]] = ("diverged", "unjudged", "match")
 _UNDECIDED: Final = "the saved metrics do not tell"
-_PARTS: Final = ("findings", "baseline", "difference")  # of a pair, as JSON holds them
+_PARTS: Final = ("findings", "baseline", "difference", "origin")  # of a pair, as JSON holds them
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,8 @@ def _weight(pair: Pair, inputs: _Inputs) -> int:
     """Certain ones first, then a module's own error, then an error that may have come from before it."""
     if pair.status == "unjudged":
         return 3
+    if pair.status == "unmapped":
+        return 2  # nobody knows what it is in the target; a wrong value says more
     if pair.reference is not None and is_inner(pair.reference.key) and pair.status in ABSENT:
         return 1  # another implementation has other ops; a wrong value says more
     tests = {f.test for f in pair.findings if f.status in ("suspect", "diverged")}

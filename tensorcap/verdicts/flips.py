@@ -210,7 +210,7 @@ def copies_of(pairs: Sequence[Pair], chosen: Sequence[Pair]) -> dict[str, Pair]:
     known = {
         (pair.reference.digest, pair.target.digest): pair
         for pair in chosen
-        if pair.reference and pair.target and pair.reference.digest
+        if pair.reference and pair.target and pair.reference.digest and pair.target.digest
     }
     return {
         pair.key: known[pair.reference.digest, pair.target.digest]

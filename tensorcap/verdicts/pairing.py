@@ -29,6 +29,7 @@ Status = Literal[
     "missing-in-target",
     "never-called",
     "not-capturable",
+    "unmapped",
     "unreadable",
     "excluded",
     "missing-in-reference",
@@ -38,7 +39,9 @@ GREEN: Final[frozenset[Status]] = frozenset({"identical", "match", "within-round
 _NO_VALUE: Final = "memory that nothing was written to yet"
 _CAST: Final = "a cast, which computes nothing; the target has none"
 _HELD: Final = "the target's op was given what it holds in"
-ABSENT: Final[frozenset[Status]] = frozenset({"missing-in-target", "never-called", "not-capturable"})
+ABSENT: Final[frozenset[Status]] = frozenset(
+    {"missing-in-target", "never-called", "not-capturable", "unmapped"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,24 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """What of the target a mapping compares with a record of the reference, and why.
+
+    Attributes:
+        target: Key texts of the target's records.
+        steps: Layout steps from their tensors to the reference's.
+        evidence: What they are known to belong together by: `user`, `name`, `rule`, `structure`, `shape` or
+            `values`.
+        reason: More of that, for a reader.
+    """
+
+    target: tuple[str, ...]
+    steps: tuple[str, ...]
+    evidence: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Pair:
     """One comparison and what became of it.
 
@@ -73,7 +94,9 @@ class Pair:
         reason: Why the status is what it is, where that is not plain from it; else "".
         findings: What the tests said that led to the status.
         baseline: How far the target lies from the reference in units of a baseline's distance, or None.
-        is_optional: Whether it may be missing: `--require` names others, or it is a cast (CMP-71).
+        is_optional: Whether it may be missing: `--require` names others, it is a cast (CMP-71), or a mapping
+            explains that it has no counterpart.
+        origin: What a mapping made the target's side of; None where keys are equal and no mapping was used.
     """
 
     key: str
@@ -85,6 +108,7 @@ class Pair:
     findings: tuple[Finding, ...] = ()
     baseline: Ratio | None = None
     is_optional: bool = False
+    origin: Origin | None = None
 
     @property
     def is_compared(self) -> bool:

@@ -142,7 +142,10 @@ def test_a_map_file_is_written_and_read_back(tmp_path: Path) -> None:
         "rule",
         'says "so"',
     )
-    alignment = Alignment((entry, Entry(("n",), ("m",))), (LeftOver("target", ("kv",), "a cache"),))
+    alignment = Alignment(
+        (entry, Entry(("n",), ("m",))),
+        (LeftOver("target", ("kv",), "a cache"), LeftOver("reference", ("odd",), "could be n", False)),
+    )
     text = map_text(alignment, title="made by a test")
     assert text == (
         "# made by a test\n\n"
@@ -163,12 +166,19 @@ def test_a_map_file_is_written_and_read_back(tmp_path: Path) -> None:
         'side = "target"\n'
         'sites = ["kv"]\n'
         'reason = "a cache"\n'
+        "\n"
+        "[[left_over]]\n"
+        'side = "reference"\n'
+        'sites = ["odd"]\n'
+        'reason = "could be n"\n'
+        "explained = false\n"
     )
     path = tmp_path / "map.toml"
     path.write_text(text)
     read = read_map(path)
     assert map_text(read, title="made by a test") == text
     assert [e.where for e in read.entries] == [f"{path}:3", f"{path}:11"]
+    assert [left.is_explained for left in read.left_over] == [True, False]
 
 
 def _pair(reference: str, target: str, **further: str) -> str:
@@ -191,6 +201,10 @@ def _pair(reference: str, target: str, **further: str) -> str:
         (_pair("a", "b", steps="slize 1"), "map.toml:1: a = b: step 'slize 1': is unknown"),
         (_pair("a", "b", evidence="luck"), "evidence 'luck', expected one of"),
         ('[[left_over]]\nside = "both"\nsites = "a"\n', "side 'both', expected 'reference' or 'target'"),
+        (
+            '[[left_over]]\nside = "target"\nsites = "a"\nexplained = "no"\n',
+            "map.toml:1: explained: found 'no', expected true or false",
+        ),
     ],
 )
 def test_a_map_file_that_makes_no_sense_is_refused_with_its_line(

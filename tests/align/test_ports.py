@@ -139,6 +139,15 @@ def test_what_is_left_over_is_what_has_no_counterpart(proposal: Proposal, side: 
     assert left & demanded == set()
 
 
+@pytest.mark.spec("ALN-79")
+def test_every_record_is_in_a_link_or_left_over(proposal: Proposal) -> None:
+    for name, archive in (("reference", proposal.run.reference), ("target", proposal.run.target)):
+        linked = {record.key.text for link in proposal.links for record in getattr(link, name)}
+        left = {p for each in proposal.alignment.left_over if each.side == name for p in each.places}
+        keys = [record.key for record in archive.records if record.key.text not in linked]
+        assert {key.text for key in keys if not {key.site, f"{key.site}/{key.slot}"} & left} == set()
+
+
 class Nameless(NamedTuple):
     """An archive of the same results under names and in an order that mean nothing.
 

@@ -26,6 +26,7 @@ class Trap:
         never: Pairs that may not be found.
         doubts: Sites of the reference of which a reader has to be told something.
         as_is: Sites that are paired without a step, unless a reader is told something.
+        sure: Sites of the reference of which nothing has to be told, so that doubts keep their meaning.
         equal: Sites whose pair's steps have to make the target's tensor equal to theirs.
         by: What may be looked at.
     """
@@ -38,6 +39,7 @@ class Trap:
     never: frozenset[tuple[str, str]] = frozenset()
     doubts: tuple[str, ...] = ()
     as_is: tuple[str, ...] = ()
+    sure: tuple[str, ...] = ()
     equal: tuple[str, ...] = ()
     by: Literal["all", "values"] = "all"
 
@@ -209,7 +211,7 @@ def coarser() -> Trap:
     x, y = drawn(4, 64), drawn(4, 64)
     kept = {"u": y, "v": x}
     other = {name: ((a.view(np.uint32) + 0x8000) >> 16).astype(np.uint16) for name, a in kept.items()}
-    return Trap({"a": x, "b": y}, other, frozenset({("a", "v"), ("b", "u")}), by="values")
+    return Trap({"a": x, "b": y}, other, frozenset({("a", "v"), ("b", "u")}), sure=("a", "b"), by="values")
 
 
 def nothing_finite() -> Trap:
@@ -256,6 +258,269 @@ def unrelated() -> Trap:
     return Trap(one, other, silent=all_pairs(one, other), by="values")
 
 
+def same_names(reference: Tensors, target: Tensors, *, sure: tuple[str, ...] = ()) -> Trap:
+    """Names pair both sides; all sites but the sure ones are to be doubted."""
+    doubts = tuple(name for name in reference if name not in sure)
+    pairs = frozenset((name, name) for name in reference)
+    return Trap(reference, target, pairs, doubts=doubts, sure=sure)
+
+
+def swapped_halves() -> Trap:
+    """The two halves of a tensor stand in the other order: the same elements, and no layout of a port."""
+    x, y = drawn(2, 6, 32), drawn(2, 6, 32)
+    one, other = {"q": x, "k": y}, {"q": np.roll(x, 16, -1), "k": y}
+    return same_names(one, other, sure=("k",))
+
+
+def swapped_halves_by_values() -> Trap:
+    """The same without names."""
+    x, y = drawn(2, 6, 32), drawn(2, 6, 32)
+    one, other = {"q": x, "k": y}, {"u": y, "v": np.roll(x, 16, -1)}
+    return Trap(
+        one, other, frozenset({("k", "u")}), silent=frozenset({("q", "v")}), doubts=("q",), by="values"
+    )
+
+
+def shifted_tokens() -> Trap:
+    """Each token has the values of the one before."""
+    x, y = drawn(2, 6, 32), drawn(2, 6, 32)
+    one, other = {"a": x, "b": y}, {"u": np.roll(x, 1, 1), "v": y}
+    return Trap(
+        one, other, frozenset({("b", "v")}), silent=frozenset({("a", "u")}), doubts=("a",), by="values"
+    )
+
+
+def half_negated() -> Trap:
+    """Half of the elements have another sign: count, magnitudes and norm agree."""
+    x, y = drawn(4, 8), drawn(4, 8)
+    wrong = np.where(np.arange(8) < 4, x, -x)
+    one, other = {"a": x, "b": y}, {"u": wrong, "v": y}
+    return Trap(
+        one, other, frozenset({("b", "v")}), silent=frozenset({("a", "u")}), doubts=("a",), by="values"
+    )
+
+
+def doubled() -> Trap:
+    """A scale is missing: no site of the port has the values, one has half of them."""
+    x, y = drawn(4, 8), drawn(4, 8)
+    one, other = {"a": x, "b": y}, {"u": x / 2, "v": y}
+    return Trap(
+        one, other, frozenset({("b", "v")}), silent=frozenset({("a", "u")}), doubts=("a",), by="values"
+    )
+
+
+def one_scaled_layer() -> Trap:
+    """One layer of four lacks a scale of 1.01, which the others do not show."""
+    values = [drawn(2, 3, 8) for _ in range(4)]
+    one = {f"layers.{i}.mlp": x for i, x in enumerate(values)}
+    other = {f"blocks.{i}.ff": x * np.float32(1.01 if i == 2 else 1) for i, x in enumerate(values)}
+    pairs = frozenset((f"layers.{i}.mlp", f"blocks.{i}.ff") for i in (0, 1, 3))
+    return Trap(one, other, pairs, doubts=("layers.2.mlp",), by="values")
+
+
+def repeated_layer() -> Trap:
+    """The port's layer 2 computes what layer 1 does."""
+    values = [drawn(2, 3, 8) for _ in range(4)]
+    one = {f"layers.{i}": x for i, x in enumerate(values)}
+    other = {f"layers.{i}": values[j] for i, j in enumerate((0, 1, 1, 3))}
+    return Trap(one, other, frozenset((name, name) for name in one), doubts=("layers.2",))
+
+
+def off_by_one() -> Trap:
+    """Each layer of the port holds the values of the next one, the last those of the first."""
+    values = [drawn(2, 3, 8) for _ in range(4)]
+    one = {f"layers.{i}": x for i, x in enumerate(values)}
+    other = {f"layers.{i}": values[(i + 1) % 4] for i in range(4)}
+    return same_names(one, other)
+
+
+def shuffled_layers() -> Trap:
+    """The port's layers have other names and numbers in another order, as their values say."""
+    values = [drawn(2, 3, 8) for _ in range(5)]
+    one = {f"layers.{i}": x for i, x in enumerate(values)}
+    order = (3, 0, 4, 1, 2)
+    other = {f"blocks.{j}": values[i] for i, j in enumerate(order)}
+    pairs = frozenset((f"layers.{i}", f"blocks.{j}") for i, j in enumerate(order))
+    return Trap(one, other, pairs, doubts=("layers.0",), by="values")
+
+
+def equal_rows() -> Trap:
+    """All rows of a square tensor are equal, in the port all columns are."""
+    row, y = drawn(8), drawn(8, 3)
+    one = {"a": np.tile(row, (8, 1)), "b": y}
+    other = {"u": np.ascontiguousarray(one["a"].T), "v": y}
+    return Trap(one, other, frozenset({("b", "v")}), as_is=("a",), by="values")
+
+
+def square_activation() -> Trap:
+    """A tensor with as many tokens as channels is transposed: nothing but its values says so."""
+    x = drawn(1, 8, 8)
+    return Trap({"q": x}, {"q": np.ascontiguousarray(x.swapaxes(1, 2))}, as_is=("q",))
+
+
+def other_ids() -> Trap:
+    """Whole numbers are equal or not: ids that are one too high, positions that are right."""
+    ids, positions = np.arange(100000, 100016).reshape(2, 8), np.arange(16).reshape(2, 8)
+    one = {"embed/input.ids": ids, "embed/input.positions": positions, "embed": drawn(2, 8, 4)}
+    other = {**one, "embed/input.ids": ids + 1}
+    return Trap(one, other, frozenset({("embed", "embed")}), doubts=("embed/input.ids",))
+
+
+def ids_as_results() -> Trap:
+    """The same of what modules give: the one's ids are far too large for a difference of one to be seen."""
+    ids, y = np.arange(100000, 100016).reshape(2, 8), drawn(2, 8, 4)
+    return same_names({"route": ids, "embed": y}, {"route": ids + 1, "embed": y}, sure=("embed",))
+
+
+def inverted_mask() -> Trap:
+    """The one's mask says what is seen, the other's what is hidden."""
+    mask, y = np.tril(np.ones((8, 8), np.bool_)), drawn(8, 3)
+    return same_names({"mask": mask, "b": y}, {"mask": ~mask, "b": y}, sure=("b",))
+
+
+def other_constants() -> Trap:
+    """Names agree, and both are constant: the one is all zeros, the other all ones."""
+    y = drawn(2, 4)
+    one = {"bias": np.zeros((2, 4), np.float32), "b": y}
+    return same_names(one, {"bias": np.ones((2, 4), np.float32), "b": y}, sure=("b",))
+
+
+def one_nan() -> Trap:
+    """One element of the port's tensor is not a number."""
+    x, y = drawn(4, 8), drawn(4, 8)
+    wrong = x.copy()
+    wrong[1, 3] = np.nan
+    return same_names({"a": x, "b": y}, {"a": wrong, "b": y}, sure=("b",))
+
+
+def one_outlier() -> Trap:
+    """One huge element is all that the statistics see, and the others have nothing in common."""
+    x, y, z = drawn(4, 64), drawn(4, 64), drawn(4, 64)
+    x[0, 0] = y[0, 0] = 1e7
+    one, other = {"a": x, "b": z}, {"u": y, "v": z}
+    return Trap(one, other, frozenset({("b", "v")}), silent=frozenset({("a", "u")}), by="values")
+
+
+def cut_vocabulary() -> Trap:
+    """Names agree, sizes do not."""
+    x = drawn(2, 40)
+    return same_names({"head": x}, {"head": x[:, :33].copy()})
+
+
+def near_twins() -> Trap:
+    """Two sites differ by rounding only, in the other order on the other side."""
+    x, y = drawn(4, 8), drawn(4, 8)
+    near = x * np.float32(1 + 2e-7)
+    one, other = {"a": x, "b": near, "c": y}, {"u": near, "v": x, "w": y}
+    silent = frozenset({(a, b) for a in "ab" for b in "uv"})
+    return Trap(one, other, frozenset({("c", "w")}), silent=silent, by="values")
+
+
+def fused_in_another_order() -> Trap:
+    """A tensor called qkv_proj holds keys first."""
+    q, k, v = (drawn(2, 3, 8) for _ in range(3))
+    one = {f"attn.{name}_proj": x for name, x in (("query", q), ("key", k), ("value", v))}
+    return Trap(one, {"attn.qkv_proj": np.concatenate([k, q, v], -1)}, doubts=tuple(one))
+
+
+def fused_as_named() -> Trap:
+    """Whatever is usual, a name says in which order parts stand, and they do."""
+    gate, up = drawn(2, 3, 8), drawn(2, 3, 8)
+    one = {"mlp.gate_proj": gate, "mlp.up_proj": up}
+    return Trap(one, {"mlp.up_gate_proj": np.concatenate([up, gate], -1)}, equal=tuple(one), sure=tuple(one))
+
+
+def swapped_weights() -> Trap:
+    """The weights of keys and values are exchanged in two modules whose names and results agree."""
+    x, y, a, b = drawn(2, 4), drawn(2, 4), drawn(8, 4), drawn(8, 4)
+    one = {"k": x, "k/param.weight": a, "v": y, "v/param.weight": b}
+    other = {"k": x, "k/param.weight": b, "v": y, "v/param.weight": a}
+    return Trap(one, other, frozenset((name, name) for name in one), doubts=("k", "v"))
+
+
+def fused_weights() -> Trap:
+    """Weights of parts are rows of the whole's, whose results and biases have no rows."""
+    q, k, v = (drawn(2, 3, 8) for _ in range(3))
+    weights, biases = [drawn(8, 5) for _ in range(3)], [drawn(8) for _ in range(3)]
+    one: dict[str, Array] = {}
+    for name, x, weight, bias in zip("qkv", (q, k, v), weights, biases, strict=True):
+        one |= {f"attn.{name}": x, f"attn.{name}/param.weight": weight, f"attn.{name}/param.bias": bias}
+    other = {
+        "attn.qkv": np.concatenate([q, k, v], -1),
+        "attn.qkv/param.weight": np.concatenate(weights),
+        "attn.qkv/param.bias": np.concatenate(biases),
+    }
+    return Trap(one, other, equal=tuple(one), sure=tuple(one))
+
+
+def fused_weights_alone() -> Trap:
+    """The same without results, kept transposed by the port."""
+    weights = {f"attn.{name}/param.weight": drawn(8, 5) for name in "qkv"}
+    other = {"attn.qkv/param.weight": np.ascontiguousarray(np.concatenate(list(weights.values())).T)}
+    return Trap(weights, other, equal=tuple(weights), sure=tuple(weights))
+
+
+def stacked_weights() -> Trap:
+    """The weights of all layers are one tensor."""
+    one = {f"layers.{i}.mlp/param.weight": drawn(5, 4) for i in range(3)}
+    return Trap(one, {"scan.mlp/param.w": np.stack(list(one.values()))}, equal=tuple(one), sure=tuple(one))
+
+
+def renamed_weights() -> Trap:
+    """Parameters of paired modules have other names."""
+    x, weight, bias = drawn(2, 4), drawn(9, 4), drawn(9)
+    one = {"norm": x, "norm/param.weight": weight, "norm/param.bias": bias}
+    other = {"ln": x, "ln/param.scale": weight, "ln/param.offset": bias}
+    pairs = frozenset(zip(one, other, strict=True))
+    return Trap(one, other, pairs, sure=tuple(one), by="values")
+
+
+def lost_weight() -> Trap:
+    """The port has no such buffer and no such bias, and another weight."""
+    x, y, weight = drawn(2, 4), drawn(2, 4), drawn(9, 4)
+    one = {
+        "fc": x,
+        "fc/param.weight": weight,
+        "fc/param.bias": drawn(9),
+        "fc/buffer.scale": drawn(1),
+        "b": y,
+    }
+    other = {"fc": drawn(2, 4), "fc/param.weight": drawn(9, 4), "b": y}
+    return Trap(one, other, frozenset({("fc", "fc")}), doubts=("fc",), sure=("b",))
+
+
+def other_gradient() -> Trap:
+    """Results agree, and a gradient has the other sign."""
+    x, g = drawn(2, 4), drawn(2, 4)
+    one, other = {"fc": x, "fc/grad_output": g}, {"fc": x, "fc/grad_output": -g}
+    pairs = frozenset({("fc", "fc"), ("fc/grad_output", "fc/grad_output")})
+    return Trap(one, other, pairs, doubts=("fc/grad_output",))
+
+
+def coarser_weights() -> Trap:
+    """The port keeps its weights in bfloat16: they are right, and nothing is to be told."""
+    x = drawn(16, 8)
+    kept = ((x.view(np.uint32) + 0x8000) >> 16).astype(np.uint16)
+    return Trap({"fc/param.weight": x}, {"fc/param.weight": kept}, equal=(), sure=("fc/param.weight",))
+
+
+def symmetric_weight() -> Trap:
+    """A symmetric weight is equal to itself transposed: values prove nothing."""
+    x = drawn(8, 8)
+    one, other = {"fc/param.weight": x + x.T}, {"p/param.w": x + x.T}
+    unproven = frozenset({("fc/param.weight", "p/param.w")})
+    return Trap(one, other, unproven=unproven, as_is=tuple(one), by="values")
+
+
+def not_transposed() -> Trap:
+    """The port keeps its weights transposed, but for the square one."""
+    square, wide, long = drawn(8, 8), drawn(12, 8), drawn(8, 20)
+    one = {"q/param.weight": square, "up/param.weight": wide, "down/param.weight": long}
+    other = {name: np.ascontiguousarray(w if w is square else w.T) for name, w in one.items()}
+    sure = ("up/param.weight", "down/param.weight")
+    return Trap(one, other, frozenset((n, n) for n in one), doubts=("q/param.weight",), sure=sure)
+
+
 TRAPS = {
     make.__name__: make()
     for make in (
@@ -280,5 +545,36 @@ TRAPS = {
         another_layout,
         reordered_heads,
         unrelated,
+        swapped_halves,
+        swapped_halves_by_values,
+        shifted_tokens,
+        half_negated,
+        doubled,
+        one_scaled_layer,
+        repeated_layer,
+        off_by_one,
+        shuffled_layers,
+        equal_rows,
+        square_activation,
+        other_ids,
+        ids_as_results,
+        inverted_mask,
+        other_constants,
+        one_nan,
+        one_outlier,
+        cut_vocabulary,
+        near_twins,
+        fused_in_another_order,
+        fused_as_named,
+        swapped_weights,
+        fused_weights,
+        fused_weights_alone,
+        stacked_weights,
+        renamed_weights,
+        lost_weight,
+        other_gradient,
+        coarser_weights,
+        symmetric_weight,
+        not_transposed,
     )
 }

@@ -1,0 +1,81 @@
+"""`tcap align`: which tensor of one archive is which of another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from tensorcap_cli.output import print_json, working
+
+if TYPE_CHECKING:
+    from tensorcap.alignment.proposing import By
+
+
+@click.command("align", short_help="Find which tensors of two archives belong together.")
+@click.argument("reference", metavar="REF", type=click.Path())
+@click.argument("target", metavar="TGT", type=click.Path())
+@click.option("-o", "--output", metavar="FILE", type=click.Path(), help="Write the mapping, .toml, to edit.")
+@click.option("--force", is_flag=True, help="Replace a FILE that is there.")
+@click.option(
+    "--by",
+    type=click.Choice(["all", "values", "names"]),
+    default="all",
+    help="Look at names alone, or at everything but names.",
+)
+@click.option("--map", metavar="FILE", type=click.Path(), help="Check this map file; nothing is computed.")
+@click.option("--all", "show_all", is_flag=True, help="Entries of arguments too, and the reason of each.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
+def command(
+    reference: str,
+    target: str,
+    *,
+    output: str | None,
+    force: bool,
+    by: str,
+    map: str | None,  # the option's name
+    show_all: bool,
+    as_json: bool,
+) -> None:
+    """Find which tensors of TGT are which of REF, by names, structure, shapes and values, and by which steps.
+
+    Tensors may be fused, split, stacked or laid out otherwise; `{i}` stands for the indices of a list. Each
+    entry says by what evidence it was made. What is left over is listed with the reason, marked `?` where
+    none is known. `tcap compare --map FILE` compares by the file that is written here, edited or not.
+
+    \b
+        tcap align ref.h5 tgt.h5
+        tcap align ref.h5 tgt.h5 -o map.toml
+        tcap align ref.h5 tgt.h5 --map map.toml
+        tcap compare ref.h5 tgt.h5 --map map.toml
+
+    Exit status: 0 every tensor of REF is mapped, or it is known why not; 1 one is neither; 2 wrong usage, or
+    a map that does not fit; 3 an archive cannot be read.
+    """
+    from tensorcap.aligning import align
+    from tensorcap_formats.opening import open_archive
+
+    if map is not None and (output is not None or by != "all"):
+        raise click.UsageError("--map checks a map, expected neither -o nor --by.")
+    if output is not None and not force and Path(output).exists():
+        raise click.UsageError(f"-o {output}: is there already; replace it with --force.")
+    with open_archive(reference) as trusted, open_archive(target) as tested:
+        with working("aligning"):
+            found = align(trusted, tested, mapping=map, by=cast("By", by))
+        if output is not None:
+            from tensorcap.alignment.map_file import write_map
+
+            title = f"What of {target} is what of {reference}.\nSpecified in specs/alignment.md."
+            write_map(found.alignment, output, title=title, replace=force)
+        if as_json:
+            from tensorcap.reports.reporting import json_value
+
+            print_json(json_value(found.report()))
+        else:
+            from tensorcap_cli.align_text import print_aligned
+
+            print_aligned(found, show_all=show_all)
+            if output is not None:
+                click.echo(f"Written to {output}.", err=True)
+    click.get_current_context().exit(found.summary.exit_status)

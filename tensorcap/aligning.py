@@ -1,0 +1,159 @@
+"""Align two archives: compute a mapping or read one, check it, and say what it covers."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from tensorcap.alignment.gathered import GatheredArchive
+from tensorcap.alignment.map_file import read_map
+from tensorcap.alignment.mapped import MappedArchive, mapped
+from tensorcap.alignment.mapping import Alignment, Entry
+from tensorcap.alignment.naming import Naming
+from tensorcap.alignment.proposing import By, propose
+from tensorcap.alignment.resolution import token_alignments
+from tensorcap.alignment.summary import MappingSummary
+from tensorcap.alignment.tokens import TokenAlignment
+from tensorcap.comparison import Side
+from tensorcap.verdicts.places import is_inner
+from tensorcap_formats.archive import Archive
+
+NO_MAPPING = "none"
+MappingSource = Alignment | str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Aligned:
+    """Two archives and the mapping between them.
+
+    Attributes:
+        alignment: Entries and what is left over.
+        reference: The trusted archive, reduced to the tokens that are compared where tokens are matched.
+        target: The archive under test, under the reference's keys and in its layout.
+        tokens: Which tokens are compared with which; empty where positions are the same.
+    """
+
+    alignment: Alignment
+    reference: GatheredArchive
+    target: MappedArchive
+    tokens: tuple[TokenAlignment, ...]
+
+    def report(self) -> dict[str, object]:
+        """All of it, as `tcap align --json` prints it (ALN-62)."""
+        return {
+            "format": "tensorcap-alignment",
+            "version": 1,
+            "reference": Side.of(self.reference),
+            "target": Side.of(self.target.original),
+            "entries": [_public(entry) for entry in self.alignment.entries],
+            "left_over": self.alignment.left_over,
+            "tokens": [found.text for found in self.tokens],
+            "summary": self.summary,
+            "exit_status": self.summary.exit_status,
+        }
+
+    @property
+    def summary(self) -> MappingSummary:
+        """What the mapping comes to."""
+        return self.target.summary
+
+
+def align(
+    reference: Archive,
+    target: Archive,
+    *,
+    mapping: MappingSource | None = None,
+    rules: Naming | None = None,
+    by: By = "all",
+    read_values: bool = True,
+) -> Aligned:
+    """Find which records of two archives belong together, and check it; no tensor is compared.
+
+    Args:
+        reference: The trusted archive.
+        target: The archive under test.
+        mapping: A mapping, or a map file, to check; one is computed where there is none.
+        rules: What makes names equal, as for `propose`.
+        by: As for `propose`.
+        read_values: As for `propose`.
+
+    Raises:
+        UsageError: An entry of the mapping makes no sense, or does not fit the archives.
+        ReadError: A file cannot be read.
+    """
+    path = ""
+    if mapping is None:
+        found = propose(reference, target, rules=rules, by=by, read_values=read_values)
+    elif isinstance(mapping, Alignment):
+        found = mapping
+    else:
+        path, found = str(mapping), read_map(mapping)
+    ours, theirs = mapped(found, reference, target, path=path)
+    used = {id(link.entry) for link in theirs.links.values()}
+    fitting = replace(found, entries=tuple(entry for entry in found.entries if id(entry) in used))
+    return Aligned(fitting, ours, theirs, tuple(token_alignments(fitting, reference, target)))
+
+
+def _public(entry: Entry) -> dict[str, object]:
+    """What a reader of JSON gets of an entry: what a map file holds."""
+    return {
+        "reference": entry.reference,
+        "target": entry.target,
+        "variables": entry.variables,
+        "steps": entry.steps,
+        "dims": entry.dims,
+        "reference_dims": entry.reference_dims,
+        "evidence": entry.evidence,
+        "reason": entry.reason,
+    }
+
+
+def sides(
+    reference: Archive, target: Archive, mapping: MappingSource | Literal["none"] | None = None
+) -> tuple[Archive, Archive]:
+    """Both archives as their records belong together.
+
+    Where no mapping is given, one is computed if both sides have records of modules without a partner: by all
+    evidence between runs that list their modules, else by names alone, since values alone are no reason to
+    call a file of other names equal (CMP-74).
+
+    Args:
+        reference: The trusted archive.
+        target: The archive under test.
+        mapping: A mapping or a map file; `"none"` for equal keys alone.
+
+    Returns:
+        The archives as they are where equal keys say it, or where the target has been mapped already.
+
+    Raises:
+        UsageError: An entry of the mapping makes no sense, or does not fit the archives.
+        ReadError: A file cannot be read.
+    """
+    if isinstance(target, MappedArchive) or mapping == NO_MAPPING:
+        return reference, target
+    if mapping is not None:
+        aligned = align(reference, target, mapping=mapping)
+        return aligned.reference, aligned.target
+    if not _both_lack_partners(reference, target):
+        return reference, target
+    knows_modules = all(archive.run.get("modules") for archive in (reference, target))
+    found = propose(reference, target, by="all" if knows_modules else "names")
+    keeping = tuple(_as_it_is(entry) for entry in found.entries)
+    if all(entry.reference == entry.target for entry in keeping):
+        return reference, target
+    return mapped(replace(found, entries=keeping), reference, target)
+
+
+def _as_it_is(entry: Entry) -> Entry:
+    """An entry that moves no elements where names are equal: that is an error until somebody allows it."""
+    return replace(entry, steps=()) if entry.reference == entry.target and entry.layout().moves else entry
+
+
+def _both_lack_partners(reference: Archive, target: Archive) -> bool:
+    """Whether each side has records of modules, not of what is within them, that the other has not."""
+    ours = {record.key.text for record in reference.records if not is_inner(record.key)}
+    theirs = {record.key.text for record in target.records if not is_inner(record.key)}
+    lost, more = ours - theirs, theirs - ours
+    known = {name for text in lost if (name := target.canonical(text)) in more}
+    return bool(more - known) and any(target.canonical(text) not in more for text in lost)

@@ -1,0 +1,96 @@
+"""How much of two archives a mapping covers: each record is mapped, explained, or neither."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from tensorcap.alignment.linking import Link
+from tensorcap.alignment.mapping import LeftOver
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.keys import Key
+
+_VARIABLE: Final = re.compile(r"\\\{[^}]*\\\}")  # in an escaped place
+
+
+class Reasons:
+    """Why records of one side have no counterpart, as a mapping says it of sites, `SITE/SLOT` or globs."""
+
+    def __init__(self, left_over: Iterable[LeftOver], side: Literal["reference", "target"]) -> None:
+        self._exact: dict[str, LeftOver] = {}
+        self._globs: list[tuple[re.Pattern[str], LeftOver]] = []
+        for left in left_over:
+            if left.side != side:
+                continue
+            for place in left.places:
+                if "*" in place or "{" in place:
+                    self._globs.append((_pattern(place), left))
+                else:
+                    self._exact.setdefault(place, left)
+
+    def of(self, key: Key) -> LeftOver | None:
+        """What is said of a record, of its slot before its site."""
+        site = f"rank{key.rank}/{key.site}" if key.rank else key.site
+        for place in (f"{site}/{key.slot}", site):
+            found = self._exact.get(place)
+            if found is None:
+                found = next((left for glob, left in self._globs if glob.fullmatch(place)), None)
+            if found is not None:
+                return found
+        return None
+
+
+def _pattern(place: str) -> re.Pattern[str]:
+    """A place with `*` for anything, and variables for numbers."""
+    parts = (re.escape(part) for part in place.split("*"))
+    return re.compile(".*".join(_VARIABLE.sub("[0-9]+", part) for part in parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What became of the records of one side.
+
+    Attributes:
+        records: Count of all.
+        mapped: Count of those that have a counterpart.
+        explained: Count of those that have none, which is explained.
+        unexplained: Key texts of the others, in execution order.
+    """
+
+    records: int
+    mapped: int
+    explained: int
+    unexplained: tuple[str, ...]
+
+
+def coverage_of(
+    links: Sequence[Link], left_over: Sequence[LeftOver], reference: Archive, target: Archive
+) -> tuple[Coverage, Coverage]:
+    """Count what a mapping covers of the reference and of the target; equal keys that are left pair, too."""
+    linked = (
+        {record.key.text for link in links for record in link.reference},
+        {record.key.text for link in links for record in link.target},
+    )
+    rest = [
+        {record.key.text for record in archive.records} - used
+        for archive, used in zip((reference, target), linked, strict=True)
+    ]
+    equal = rest[0] & rest[1]
+    reasons = Reasons(left_over, "reference"), Reasons(left_over, "target")
+    found = []
+    for archive, used, said in zip((reference, target), linked, reasons, strict=True):
+        explained, unexplained = 0, []
+        for record in archive.records:
+            text = record.key.text
+            if text in used or text in equal:
+                continue
+            left = said.of(record.key)
+            if left is not None and left.is_explained:
+                explained += 1
+            else:
+                unexplained.append(text)
+        count = len(archive.records)
+        found.append(Coverage(count, count - explained - len(unexplained), explained, tuple(unexplained)))
+    return found[0], found[1]

@@ -1,0 +1,102 @@
+"""Whether two runs made what belongs together in the same order, and what first moved."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tensorcap.alignment.linking import Link
+from tensorcap_formats.keys import Key
+
+_SHOWN: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A tensor that the target makes at another place among the others.
+
+    Attributes:
+        key: Key text of the reference's record.
+        target: Key text of the target's record; of several, the last.
+        after: Key text of the reference's record that it comes after there; empty for the first of all.
+        target_after: Key text of the reference's record whose counterpart it comes after in the target.
+    """
+
+    key: str
+    target: str
+    after: str
+    target_after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Both orders of execution over the results that are mapped.
+
+    Attributes:
+        results: Count of results of the reference whose places were compared.
+        moved: Count of those that have to be moved, at least, to make the two orders the same.
+        moves: The first of these.
+    """
+
+    results: int
+    moved: int
+    moves: tuple[Move, ...]
+
+    @property
+    def is_same(self) -> bool:
+        """Whether nothing moved."""
+        return not self.moved
+
+
+def order_of(links: Sequence[Link]) -> Order:
+    """Compare the order of results; those whose tokens were matched over steps are left out.
+
+    A result that is made of several tensors counts as made with the last of them. Those that stay are a
+    longest non-decreasing subsequence of the target's order numbers, taken in the reference's order.
+    """
+    made = sorted(
+        (
+            (record, max(link.target, key=lambda source: source.order))
+            for link in links
+            if not link.gathers
+            for record in link.reference
+            if _is_result(record.key) and all(_is_result(source.key) for source in link.target)
+        ),
+        key=lambda pair: pair[0].order,
+    )
+    places = [target.order for _, target in made]
+    staying = _longest(places)
+    moved = [i for i in range(len(made)) if i not in staying]
+    in_target = sorted(range(len(made)), key=lambda i: (places[i], i))
+    rank = {number: place for place, number in enumerate(in_target)}
+    moves = []
+    for i in moved[:_SHOWN]:
+        record, target = made[i]
+        before = made[i - 1][0].key.text if i else ""
+        there = made[in_target[rank[i] - 1]][0].key.text if rank[i] else ""
+        moves.append(Move(record.key.text, target.key.text, before, there))
+    return Order(len(made), len(moved), tuple(moves))
+
+
+def _is_result(key: Key) -> bool:
+    return key.is_bare or key.slot.partition(".")[0] == "output"
+
+
+def _longest(places: Sequence[int]) -> set[int]:
+    """Numbers of a longest subsequence that does not decrease."""
+    tails: list[int] = []
+    numbers: list[int] = []
+    before: list[int] = []
+    for i, place in enumerate(places):
+        at = bisect.bisect_right(tails, place)
+        before.append(numbers[at - 1] if at else -1)
+        tails[at:] = [place, *tails[at + 1 :]]
+        numbers[at:] = [i, *numbers[at + 1 :]]
+    found: set[int] = set()
+    i = numbers[-1] if numbers else -1
+    while i >= 0:
+        found.add(i)
+        i = before[i]
+    return found

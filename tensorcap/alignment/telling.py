@@ -1,0 +1,46 @@
+"""What a mapping says of the pairs of a comparison: where the target's side comes from, why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+from tensorcap.alignment.coverage import Reasons
+from tensorcap.alignment.mapped import MappedArchive
+from tensorcap.verdicts.pairing import Origin, Pair
+
+
+def with_mapping(pairs: Iterable[Pair], target: MappedArchive) -> list[Pair]:
+    """Say of each pair what the mapping says of it (CMP-74, CMP-75).
+
+    Args:
+        pairs: As `pair_records` gives them for the mapped target.
+        target: The target, under the reference's keys.
+    """
+    ours, theirs = Reasons(target.left_over, "reference"), Reasons(target.left_over, "target")
+    sites = {record.key.site for link in target.links.values() for record in link.reference}
+    return [_told(pair, target, ours, theirs, sites) for pair in pairs]
+
+
+def _told(pair: Pair, target: MappedArchive, ours: Reasons, theirs: Reasons, sites: Collection[str]) -> Pair:
+    if pair.target is not None:
+        text = pair.target.key.text
+        link, sources = target.links.get(text), target.sources[text]
+        if link is not None:
+            entry = link.entry
+            steps = link.layout.texts if entry.dims else entry.steps
+            keys = tuple(source.key.text for source in sources)
+            return replace(pair, origin=Origin(keys, steps, entry.evidence, entry.reason))
+        if pair.reference is None and not pair.reason:
+            left = theirs.of(sources[0].key)
+            return replace(pair, reason=left.reason if left and left.is_explained else "")
+        return pair
+    if pair.reference is None or pair.status != "missing-in-target":
+        return pair
+    left = ours.of(pair.reference.key)
+    if left is None:
+        is_known = pair.reason or pair.reference.key.site in sites
+        return pair if is_known else replace(pair, status="unmapped", reason="no entry of the mapping has it")
+    if left.is_explained:
+        return replace(pair, reason=left.reason, is_optional=True)
+    return replace(pair, status="unmapped", reason=pair.reason or left.reason)

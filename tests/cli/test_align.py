@@ -1,0 +1,143 @@
+"""`tcap align`: a mapping is printed, written, checked, and used by `tcap compare`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from tensorcap.alignment.map_file import read_map
+from tensorcap_cli.main import main
+from tensorcap_formats.dtypes import DTYPES, Array
+from tensorcap_formats.keys import Key
+from tensorcap_formats.writer import Writer
+
+
+def _write(path: Path, tensors: dict[str, Array]) -> None:
+    writer = Writer(path)
+    for site, array in tensors.items():
+        writer.add(Key.parse(f"0/{site}/output"), np.ascontiguousarray(array), DTYPES["float32"], array.shape)
+    modules = [{"path": site, "class": "torch.nn.Linear"} for site in tensors]
+    writer.close(run={"modules": modules})
+
+
+def tcap(*arguments: str, status: int = 0) -> Result:
+    found = CliRunner().invoke(main, list(arguments))
+    assert found.exit_code == status, found.output
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A port of two layers with other names, one fused projection, and a result that only one side has."""
+    monkeypatch.chdir(tmp_path)
+    drawn = np.random.default_rng(3).standard_normal((2, 3, 8, 24)).astype(np.float32)
+    ones: dict[str, Array] = {}
+    others: dict[str, Array] = {}
+    for i, (gate, up, down) in enumerate(drawn):
+        ones |= {f"model.layers.{i}.gate_proj": gate, f"model.layers.{i}.up_proj": up}
+        ones[f"model.layers.{i}.down_proj"] = down
+        others[f"h.{i}.gate_up"] = np.concatenate([gate, up], axis=-1)
+        others[f"h.{i}.down"] = down
+    _write(tmp_path / "ref.h5", ones)
+    _write(tmp_path / "tgt.h5", others)
+    _write(tmp_path / "more.h5", {**ones, "model.odd": drawn[0, 0] ** 3})
+    return tmp_path
+
+
+@pytest.mark.usefixtures("folder")
+def test_entries_are_folded_over_indices_and_told_by_evidence() -> None:
+    lines = tcap("align", "ref.h5", "tgt.h5").output.splitlines()
+    at = lines.index("BY VALUES")
+    fused = "  model.layers.{i}.gate_proj + model.layers.{i}.up_proj = h.{i}.gate_up   i = 0-1"
+    assert fused in lines[at:]
+    assert lines[lines.index(fused) + 1] == "    split 1 2"
+    assert "  model.layers.{i}.down_proj = h.{i}.down   i = 0-1" in lines[at:]
+    assert "Both made 6 results in the same order." in lines
+    assert "6 of 6 reference tensors are mapped, 0 are left over and explained, 0 are not explained" in lines
+    assert lines[-1] == "Every reference tensor is mapped or explained."
+
+
+def test_what_is_not_explained_is_marked_and_decides_the_exit_status(folder: Path) -> None:
+    lines = tcap("align", "more.h5", "tgt.h5", "-o", "map.toml", status=1).output.splitlines()
+    (line,) = [line for line in lines if line.startswith("? model.odd")]
+    assert lines.index("LEFT OVER IN THE REFERENCE") < lines.index(line)
+    assert "Not everything is mapped." in lines
+    (left,) = read_map(folder / "map.toml").left_over
+    assert (left.side, left.places, left.is_explained) == ("reference", ("model.odd",), False)
+    assert "1 unmapped" in tcap("compare", "more.h5", "tgt.h5", "--map", "map.toml", status=1).output
+
+
+def test_a_map_that_was_written_can_be_edited_checked_and_used(folder: Path) -> None:
+    tcap("align", "ref.h5", "tgt.h5", "-o", "map.toml")
+    assert "6 of 6 reference tensors compared: 6 identical" in tcap("compare", "ref.h5", "tgt.h5").output
+    output = tcap("compare", "ref.h5", "tgt.h5", "--map", "map.toml").output
+    assert "mapping    map.toml: 6 of 6 reference tensors (6 by values)" in output
+    text = (folder / "map.toml").read_text()
+    (folder / "map.toml").write_text(text.replace('i = "0-1"', 'i = "0"'))
+    output = tcap("align", "ref.h5", "tgt.h5", "--map", "map.toml", status=1).output
+    assert "3 of 6 reference tensors are mapped" in output
+    assert "? 0/model.layers.1.gate_proj/output: nothing is known of a counterpart" in output
+    (folder / "map.toml").write_text(text.replace("split 1 2", "split 1 3"))
+    error = tcap("align", "ref.h5", "tgt.h5", "--map", "map.toml", status=2).output
+    assert error.startswith("Error: map.toml:")
+    assert "gives 3 tensors, the reference has 2" in error
+
+
+def test_a_file_is_replaced_by_force_alone(folder: Path) -> None:
+    (folder / "map.toml").write_text("mine")
+    error = tcap("align", "ref.h5", "tgt.h5", "-o", "map.toml", status=2).output
+    assert "-o map.toml: is there already; replace it with --force." in error
+    assert (folder / "map.toml").read_text() == "mine"
+    tcap("align", "ref.h5", "tgt.h5", "-o", "map.toml", "--force")
+    assert len(read_map(folder / "map.toml").entries) == 2
+
+
+@pytest.mark.spec("ALN-62")
+@pytest.mark.usefixtures("folder")
+def test_json_has_the_members_of_the_specification() -> None:
+    found = json.loads(tcap("align", "more.h5", "tgt.h5", "--json", status=1).stdout)
+    assert (found["format"], found["version"], found["exit_status"]) == ("tensorcap-alignment", 1, 1)
+    assert (found["reference"]["records"], found["target"]["records"]) == (7, 4)
+    fused = next(entry for entry in found["entries"] if entry["target"] == ["h.{i}.gate_up"])
+    assert fused["reference"] == ["model.layers.{i}.gate_proj", "model.layers.{i}.up_proj"]
+    assert (fused["variables"], fused["steps"]) == ({"i": ["0", "1"]}, ["split 1 2"])
+    assert (fused["evidence"], fused["dims"]) == ("values", "")
+    (left,) = found["left_over"]
+    assert (left["side"], left["places"], left["is_explained"]) == ("reference", ["model.odd"], False)
+    assert found["summary"]["reference"]["unexplained"] == ["0/model.odd/output"]
+    assert found["tokens"] == []
+
+
+@pytest.mark.usefixtures("folder")
+def test_names_alone_pair_nothing_here() -> None:
+    assert tcap("align", "ref.h5", "tgt.h5", "--by", "names", status=1).output.endswith(
+        "Nothing is mapped.\n"
+    )
+
+
+@pytest.mark.usefixtures("folder")
+def test_checking_a_map_computes_none() -> None:
+    error = tcap("align", "ref.h5", "tgt.h5", "--map", "m.toml", "--by", "values", status=2).output
+    assert "--map checks a map, expected neither -o nor --by." in error
+
+
+def test_preflight_compares_parameters_through_a_mapping(folder: Path) -> None:
+    drawn = np.random.default_rng(4).standard_normal((3, 8, 24)).astype(np.float32)
+    for name, sites, last in (("r.h5", ("q", "k"), drawn[2]), ("t.h5", ("a", "b"), drawn[2] + 1)):
+        writer = Writer(folder / name)
+        for site, output in zip(sites, drawn, strict=False):
+            writer.add(Key.parse(f"0/{site}/output"), output, DTYPES["float32"], output.shape)
+        writer.add(Key.parse(f"0/{sites[1]}/param.weight"), last, DTYPES["float32"], last.shape)
+        writer.close()
+    text = '[[pair]]\nreference = "k"\ntarget = "b"\n[[pair]]\nreference = "q"\ntarget = "a"\n'
+    (folder / "map.toml").write_text(text)
+    output = tcap("preflight", "r.h5", "t.h5", "--map", "map.toml", status=1).output
+    assert "1 of 1 parameters are not the same numbers" in output
+    assert "k/param.weight" in output
+    assert (
+        "parameters" in tcap("preflight", "r.h5", "t.h5", "--map", "none").output.partition("not checked")[2]
+    )
