@@ -406,7 +406,8 @@ def _typical(how: Fit, wanted: Sequence[Array], given: Sequence[Array]) -> float
     for i, values in zip(how.order, made, strict=True):
         scale = np.median(np.abs(wanted[i])) if wanted[i].size else 0.0
         if scale:
-            worst = max(worst, float(np.median(np.abs(values - wanted[i])) / scale))
+            with np.errstate(invalid="ignore"):
+                worst = max(worst, float(np.median(np.abs(values - wanted[i])) / scale))
     return worst
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -105,8 +105,13 @@ def settle(
         free = [_freed(matching, f) for f in found if not is_leaf or _is_leaf(matching, f)]
         live = [replace(f, likeness=_likeness(matching, f)) for f in free if f.nats >= _ENOUGH]
         live.sort(key=lambda f: (-f.score, _order(matching, f), f.parts, f.whole))
+        wanted: dict[tuple[int, str], list[int]] = defaultdict(list)
         for i, fusion in enumerate(live):
-            if not is_free(matching, fusion) or _has_rival(matching, live, i):
+            for site in fusion.sites:
+                wanted[site].append(i)
+        for i, fusion in enumerate(live):
+            rivals = {number for site in fusion.sites for number in wanted[site]}
+            if not is_free(matching, fusion) or _has_rival(matching, live, i, rivals):
                 continue
             if fusion.is_sum and not may_repeat and _is_outdone(matching, fusion):
                 continue
@@ -152,14 +157,15 @@ def is_free(matching: Matching, fusion: Fusion) -> bool:
     return not any(matching.has_partner(side, site) for side, site in sites)
 
 
-def _has_rival(matching: Matching, live: Sequence[Fusion], number: int) -> bool:
-    """Whether another fusion wants some of these sites and is about as good.
+def _has_rival(matching: Matching, live: Sequence[Fusion], number: int, rivals: Iterable[int]) -> bool:
+    """Whether another fusion that wants some of these sites is about as good.
 
     Of those with equal values, which come first in order of results is taken.
     """
     fusion = live[number]
-    for i, rival in enumerate(live):
-        is_near = i != number and rival.score > fusion.score - _MARGIN and rival.sites & fusion.sites
+    for i in rivals:
+        rival = live[i]
+        is_near = i != number and rival.score > fusion.score - _MARGIN
         if not is_near or not is_free(matching, rival):
             continue
         is_same = _groups(matching, rival) == _groups(matching, fusion)
