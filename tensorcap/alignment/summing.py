@@ -95,7 +95,7 @@ def _agreement(matching: Matching, by_size: Means, sites: Sequence[str], whole: 
     if len(parts) < len(sites) or whole not in one.prints:
         return None
     made, rounding = one.prints[whole], matching.rounding
-    if any(matching.is_near(made, part) for part in parts) or not _is_possible(made, parts, 8 * rounding):
+    if not _is_possible(made, parts, 8 * rounding):
         return None
     scale = max(part.l2 for part in (made, *parts)) / math.sqrt(made.size)
     mean = sum(part.mean for part in parts)
