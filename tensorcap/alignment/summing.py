@@ -14,8 +14,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from tensorcap.alignment.evidence import Agreement, Print
-from tensorcap.alignment.fusing import Fusion, places_of
+from tensorcap.alignment.fusing import Fusion
 from tensorcap.alignment.matching import Matching
+from tensorcap.alignment.parting import places_of
 from tensorcap.alignment.roles import Index, Role
 
 Means = dict[int, list[tuple[float, str]]]  # of the results of the reference, by size, in order
