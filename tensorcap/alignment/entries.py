@@ -41,7 +41,9 @@ def entries_of_pair(slots: Slots, candidate: Candidate) -> Made:
         shapes = [list(found[0].shape) for found in records]
         if not candidate.is_named or (how is not None and shapes[0] != shapes[1]):
             return [], _unsure(slots, candidate, how, is_lost=is_lost)
-    evidence, reason = slots.judge.pair(candidate, place, (records[0], records[1]), how)
+    evidence, reason = slots.judge.pair(
+        candidate, place, (records[0], records[1]), how, _residuals(slots, candidate, how)
+    )
     if how is None or not how.is_sure or is_lost:
         how = Fit((), (0,), None, float("inf"), 0, is_sure=False)
     prefix = tuple("rank*/" if len(found) > 1 else "" for found in records)
@@ -70,6 +72,15 @@ def entries_of_pair(slots: Slots, candidate: Candidate) -> Made:
             theirs = f"{prefix[1]}{names[1]}{other_slot}"
             made.append(Entry((mine,), (theirs,), variables, steps, known_by, why))
     return made, []
+
+
+def _residuals(slots: Slots, candidate: Candidate, how: Fit | None) -> list[float | None]:
+    """What a layout leaves in each place."""
+    if how is None or how.residual is None:
+        return [None] * len(candidate.places)
+    sides = slots.matching.sides
+    sites = [slots.matching.sites_of(candidate, place) for place in candidate.places]
+    return slots.residuals(how, [(sides[0].records(left), sides[1].records(right)) for left, right in sites])
 
 
 def _slot(role: Role, member: Member) -> str:
@@ -129,8 +140,12 @@ def entries_of_fusion(slots: Slots, fusion: Fusion, *, held: tuple[str, str] | N
             LeftOver("reference", tuple(left), reason, is_explained=False),
             LeftOver("target", tuple(right), reason, is_explained=False),
         ]
-    tensors = tensors_of(slots.matching, fusion, held)
-    evidence, reason = slots.judge.fusion(fusion, tensors, how, is_held=held is not None)
+    tensors = [tensors_of(slots.matching, fusion, index, held) for index in fusion.places]
+    theirs = [
+        (ours, tuple(found) if fusion.is_split else [found[i] for i in order]) for ours, found in tensors
+    ]
+    residuals = slots.residuals(how, theirs) if how.residual is not None else [None] * len(theirs)
+    evidence, reason = slots.judge.fusion(fusion, tensors[0], how, residuals, is_held=held is not None)
     slot, whole_slot = ("", "") if held is None else held if fusion.is_split else held[::-1]
     made = []
     for indices, variables in _boxes(fusion.places):

@@ -397,6 +397,17 @@ def _moves(candidate: Candidate, reference: Sequence[Shape], target: Sequence[Sh
     ]
 
 
+def residual(
+    how: Fit, reference: Sequence[Record], target: Sequence[Record], archives: tuple[Archive, Archive]
+) -> float | None:
+    """The relative error that a layout leaves between some tensors of both sides; None if it does not fit."""
+    if not _fits((how.steps, how.order), [r.shape for r in reference], [t.shape for t in target]):
+        return None
+    wanted = [_values(archives[0], record) for record in reference]
+    given = [_values(archives[1], record) for record in target]
+    return _left((how.steps, how.order), wanted, given)
+
+
 def _typical(how: Fit, wanted: Sequence[Array], given: Sequence[Array]) -> float | None:
     """The median error relative to the median element, the worst of all tensors."""
     made = _made(how.steps, given)
@@ -404,10 +415,11 @@ def _typical(how: Fit, wanted: Sequence[Array], given: Sequence[Array]) -> float
         return None
     worst = 0.0
     for i, values in zip(how.order, made, strict=True):
-        scale = np.median(np.abs(wanted[i])) if wanted[i].size else 0.0
+        finite = np.isfinite(values) & np.isfinite(wanted[i])
+        scale = np.median(np.abs(wanted[i][finite])) if finite.any() else 0.0
         if scale:
-            with np.errstate(invalid="ignore"):
-                worst = max(worst, float(np.median(np.abs(values - wanted[i])) / scale))
+            error = np.abs(values[finite] - wanted[i][finite])
+            worst = max(worst, float(np.median(error) / scale))
     return worst
 
 

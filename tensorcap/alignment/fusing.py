@@ -40,6 +40,7 @@ class Fusion:
         shift: By how much the numbers of parts are ahead of the whole's.
         agreeing: How the values of some of them agree.
         is_sum: Whether the parts are added up, not joined.
+        is_tied: Whether only the order of results tells it from others with equal values.
         likeness: What nesting, classes and parameters say, in nats.
         how: The layout; None where none is certain.
         order: In which the layout takes or gives the parts.
@@ -53,6 +54,7 @@ class Fusion:
     shift: Index
     agreeing: Mapping[Index, Agreement] = field(default_factory=dict)
     is_sum: bool = False
+    is_tied: bool = False
     likeness: float = 0.0
     how: Fit | None = None
     order: tuple[int, ...] = ()
@@ -96,12 +98,13 @@ def settle(
             for site in fusion.sites:
                 wanted[site].append(i)
         for i, fusion in enumerate(live):
-            rivals = {number for site in fusion.sites for number in wanted[site]}
-            if not is_free(matching, fusion) or _has_rival(matching, live, i, rivals):
+            numbers = sorted({number for site in fusion.sites for number in wanted[site]} - {i})
+            rivals = _rivals(matching, live, i, numbers) if is_free(matching, fusion) else None
+            if rivals is None:
                 continue
             if fusion.is_sum and not may_repeat and _is_outdone(matching, fusion):
                 continue
-            made = fitted(matching, slots, fusion)
+            made = replace(fitted(matching, slots, fusion), is_tied=bool(rivals))
             if made.how is not None:
                 claim(matching, made)
             if made.how is not None or not (is_leaf or fusion.is_sum):  # a sum that values refute is none
@@ -143,21 +146,24 @@ def is_free(matching: Matching, fusion: Fusion) -> bool:
     return not any(matching.has_partner(side, site) for side, site in sites)
 
 
-def _has_rival(matching: Matching, live: Sequence[Fusion], number: int, rivals: Iterable[int]) -> bool:
-    """Whether another fusion that wants some of these sites is about as good.
+def _rivals(
+    matching: Matching, live: Sequence[Fusion], number: int, others: Iterable[int]
+) -> list[Fusion] | None:
+    """The fusions with equal values that want or wanted some of these sites; None if others want them now.
 
     Of those with equal values, which come first in order of results is taken.
     """
     fusion = live[number]
-    for i in rivals:
+    found = []
+    for i in others:
         rival = live[i]
-        is_near = i != number and rival.score > fusion.score - _MARGIN
-        if not is_near or not is_free(matching, rival):
+        if rival.score <= fusion.score - _MARGIN:
             continue
-        is_same = _groups(matching, rival) == _groups(matching, fusion)
-        if not (is_same and matching.is_ordered and number < i):
-            return True
-    return False
+        is_same = matching.is_ordered and _groups(matching, rival) == _groups(matching, fusion)
+        if is_free(matching, rival) and not (is_same and number < i):
+            return None
+        found += [rival] if is_same else []
+    return found
 
 
 def _groups(matching: Matching, fusion: Fusion) -> set[tuple[int, int]]:
@@ -208,7 +214,12 @@ def fitted(matching: Matching, slots: Slots, fusion: Fusion, held: tuple[str, st
 
     That of what modules hold in some slots is the one of their results, where it fits and nothing is certain.
     """
-    reference, target = tensors_of(matching, fusion, held)
+
+    def distance(index: Index) -> float:
+        return fusion.agreeing[index].distance if index in fusion.agreeing else 0.0
+
+    best = min(fusion.agreeing or fusion.places, key=lambda i: (distance(i), i))
+    reference, target = tensors_of(matching, fusion, best, held)
     plain = tuple(range(len(target)))
     is_fixed = fusion.is_split or fusion.is_sum or len(target) > _PARTS
     tried = [plain] if is_fixed else list(itertools.permutations(plain))
@@ -227,15 +238,11 @@ def fitted(matching: Matching, slots: Slots, fusion: Fusion, held: tuple[str, st
 
 
 def tensors_of(
-    matching: Matching, fusion: Fusion, held: tuple[str, str] | None = None
+    matching: Matching, fusion: Fusion, index: Index, held: tuple[str, str] | None
 ) -> tuple[Sequence[Record], Sequence[Record]]:
-    """The results of both sides in the place that agrees best, or what their modules hold in these slots."""
+    """The results of both sides in a place, or what their modules hold in these slots."""
     part_side, whole_side = matching.sides if fusion.is_split else matching.sides[::-1]
-
-    def distance(index: Index) -> float:
-        return fusion.agreeing[index].distance if index in fusion.agreeing else 0.0
-
-    sites, whole_site = fusion.places[min(fusion.agreeing or fusion.places, key=lambda i: (distance(i), i))]
+    sites, whole_site = fusion.places[index]
     slot, whole_slot = ("", "") if held is None else held if fusion.is_split else held[::-1]
     parts = [record for site in sites for record in _tensors(part_side, site, slot)]
     whole = _tensors(whole_side, whole_site, whole_slot)

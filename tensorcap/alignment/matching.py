@@ -302,7 +302,7 @@ class Matching:
             takers: The sites that were given the values; by default those that were given its main result.
 
         A wrong tensor makes what follows wrong. What took it as an argument says so, or the nearest module
-        around it that has a partner; where there is none, the end of the run does.
+        around it that has a partner; where there is none, the end of the run does, if it has an order.
         """
         if takers is None:
             takers = self.sides[side].takers_of(self.sides[side].records(site)[0])
@@ -313,6 +313,8 @@ class Matching:
             around = around.rpartition(".")[0]
         if around:
             return self._agrees(side, around)
+        if not self.is_ordered:
+            return False
         orders = self._orders[side]
         at = bisect.bisect_right(orders, (self.sides[side].order(site), "\uffff"))
         following = [other for _, other in orders[at:] if other in self.partner[side]]

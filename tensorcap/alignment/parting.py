@@ -94,6 +94,9 @@ def _siblings(roles: Sequence[Role]) -> Iterator[tuple[tuple[Role, ...], int | N
     families: dict[tuple[str, bool], list[Role]] = defaultdict(list)
     for role in roles:
         families[role.parent, bool(role.slot)].append(role)
+        module, _, last = role.name.rpartition(".")
+        if role.record.key.is_bare and module:  # the weights of siblings, in a file without slots
+            families[f"{module.rpartition('.')[0]}/{last}", False].append(role)
     for role in roles:
         if (role.name, True) in families and not role.slot:
             families[role.name, True].append(role)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from tensorcap.alignment.evidence import Prints
 from tensorcap.alignment.fitting import Candidate as LayoutChoice
-from tensorcap.alignment.fitting import Fit, fit
-from tensorcap.alignment.judging import Judge
+from tensorcap.alignment.fitting import Fit, fit, residual
+from tensorcap.alignment.judging import Judge, Shapes
 from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.matching import Candidate, Matching, Place
 from tensorcap.alignment.resolution import pair_slots
@@ -19,6 +19,8 @@ from tensorcap_formats.records import Record
 
 Steps = tuple[str, ...]
 
+_READ: Final = 128  # members of a role that are read: the layers of most models
+_MOST: Final = 1 << 24  # elements of them
 _AGREE: Final = 0.4  # residual of values that agree; unrelated ones leave 1.4
 
 
@@ -58,19 +60,19 @@ class Slots:
         matching: Matching,
         *,
         read_values: bool,
-        turned: Mapping[tuple[str, str], bool] | None = None,
+        shapes: Iterable[Shapes] = (),
     ) -> None:
         self._archives = archives
         self._read_values = read_values
         self.prints = prints
         self._fits: dict[tuple[object, ...], Fit | None] = {}
         self.matching = matching
-        self.judge = Judge(matching, turned or {})
+        self.judge = Judge(matching, shapes)
         self.covered: set[str] = set()
 
-    def of(self, matching: Matching, turned: Mapping[tuple[str, str], bool]) -> Slots:
-        """The same for other pairs of the same archives; see `Judge` for what is turned."""
-        return Slots(self._archives, self.prints, matching, read_values=self._read_values, turned=turned)
+    def of(self, matching: Matching, shapes: Iterable[Shapes]) -> Slots:
+        """The same for other pairs of the same archives; see `Judge` for shapes."""
+        return Slots(self._archives, self.prints, matching, read_values=self._read_values, shapes=shapes)
 
     def fit(
         self,
@@ -98,6 +100,24 @@ class Slots:
                 return Fit((), (0,), 0.0, float("inf"), 1, is_sure=True, is_proven=True)
         archives = self._archives if self._read_values else None
         return fit(reference, target, archives, self.matching.rounding)
+
+    def residuals(
+        self, how: Fit, pairs: Sequence[tuple[Sequence[Record], Sequence[Record]]]
+    ) -> list[float | None]:
+        """The relative error that a layout leaves in each of several places; None where nothing was read."""
+        found: list[float | None] = [None] * len(pairs)
+        left = _MOST
+        for i, (reference, target) in enumerate(pairs[:_READ]):
+            records = (*reference, *target)
+            left -= sum(record.size for record in records)
+            if not self._read_values or left < 0 or not all(record.stored for record in records):
+                continue
+            is_same = len(records) == 2 and records[0].digest and records[0].digest == records[1].digest
+            if is_same and not how.steps:
+                found[i] = 0.0
+            else:
+                found[i] = residual(how, reference, target, self._archives)
+        return found
 
     def members(self, candidate: Candidate, place: Place) -> tuple[Member, Member]:
         """The two members of a place."""
