@@ -7,13 +7,14 @@ from typing import Literal
 
 from tensorcap.alignment.entries import entries_of_fusion, entries_of_pair, entries_of_taken
 from tensorcap.alignment.evidence import Prints
-from tensorcap.alignment.fusing import Fusion, claim, fuse_by_shapes, fuse_by_values, is_free, settle
+from tensorcap.alignment.fusing import Fusion, claim, is_free, settle
 from tensorcap.alignment.holding import entries_of_held
 from tensorcap.alignment.leftovers import Leavings, refused
 from tensorcap.alignment.linking import Link
 from tensorcap.alignment.mapping import Alignment, Entry, LeftOver
 from tensorcap.alignment.matching import Matching
 from tensorcap.alignment.naming import Naming, plain_name
+from tensorcap.alignment.parting import fuse_by_shapes, fuse_by_values
 from tensorcap.alignment.placing import pair_by_place
 from tensorcap.alignment.resolution import resolve_each
 from tensorcap.alignment.scaling import pair_scaled

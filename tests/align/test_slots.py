@@ -242,11 +242,55 @@ def test_means_of_zero_prove_no_sum_and_values_that_were_read_refute_one(tmp_pat
     }
     _, found = proposed(tmp_path, one, other, by="values")
     assert found == {"out/output": "v/output"}
-    shuffled = _RNG.permutation((y + z + 0.2).reshape(-1)).reshape(x.shape)
+    shuffled = _RNG.permutation((y + z + 0.5).reshape(-1)).reshape(x.shape)  # the mean of the sum
     one["layer/output"] = shuffled.astype(np.float32)
-    other["u/output.0"] = (y + 0.2).astype(np.float32)
+    other["u/output.0"], other["u/output.1"] = (y + 0.3).astype(np.float32), (z + 0.2).astype(np.float32)
     _, found = proposed(tmp_path, one, other, by="values")
     assert found == {"out/output": "v/output"}
+
+
+@pytest.mark.spec("ALN-77")
+def test_a_sum_is_not_taken_where_structure_knows_its_parts(tmp_path: Path) -> None:
+    one: dict[str, Array] = {}
+    whole = drawn()
+    for i in range(LAYERS):
+        out, rest = drawn(), drawn()
+        one |= {f"layers.{i}.norm/output.0": drawn(), f"layers.{i}.norm/output.1": whole}
+        one |= {f"layers.{i}.mlp/output": out, f"layers.{i}/output.0": out, f"layers.{i}/output.1": rest}
+        whole = out + rest
+
+    def renamed(key: str) -> str:
+        return key.replace("layers", "blocks").replace("norm", "ln").replace("mlp", "ff")
+
+    _, found = proposed(tmp_path, one, {renamed(key): array for key, array in one.items()})
+    assert found == {key: renamed(key) for key in one}
+
+
+@pytest.mark.spec("ALN-77")
+def test_a_part_may_be_something_by_itself_too(tmp_path: Path) -> None:
+    out, rest = drawn(), drawn()
+    one = {"last_linear/output": out, "whole/output": out + rest}
+    _, found = proposed(tmp_path, one, {"blk/output.0": out, "blk/output.1": rest})
+    assert found == {
+        "last_linear/output": "blk/output.0",
+        "whole/output": "blk/output.0 + blk/output.1; sum",
+    }
+
+
+@pytest.mark.spec("ALN-25")
+def test_infinite_elements_that_are_equal_are_no_difference(tmp_path: Path) -> None:
+    bias = drawn(6, 6)
+    bias[np.triu_indices(6, 1)] = -np.inf
+    _, found = proposed(tmp_path, {"bias/output": bias}, {"bias/output": bias.T})
+    assert found == {"bias/output": "bias/output; transpose 0 1"}
+
+
+@pytest.mark.spec("ALN-27")
+def test_a_result_is_not_paired_with_one_behind_the_next_known_pair(tmp_path: Path) -> None:
+    a, b = drawn(), drawn()
+    one = {"a/output": a, "u/output": drawn(1, 3), "b/output": b}
+    _, found = proposed(tmp_path, one, {"p/output": a, "q/output": b, "t/output": drawn(1, 3)})
+    assert found == {"a/output": "p/output", "b/output": "q/output"}
 
 
 def scanned() -> tuple[dict[str, Array], dict[str, Array]]:
