@@ -32,7 +32,12 @@ _ON_ARCHIVES = ("map", "only", "exclude", "require", "baseline", "thresholds", "
     type=click.Path(),
     help="The reference in the target's precision, for the ratio of errors.",
 )
-@click.option("--map", metavar="FILE", type=click.Path(), help="Names that belong together, as TOML.")
+@click.option(
+    "--map",
+    metavar="FILE",
+    type=click.Path(),
+    help="Names that belong together: TOML, or component_mapping.json.",
+)
 @click.option("--repeat", metavar="ARCHIVE", type=click.Path(), help="A second run of the reference.")
 @click.option("--compute-dtype", metavar="DTYPE", help="Precision in which TGT computed, if it does not say.")
 @click.option("--only", metavar="GLOB", multiple=True, help="Compare only keys that match; may be repeated.")
@@ -148,10 +153,10 @@ def _compared(
         open_archive(repeat) if repeat else nullcontext() as again,
     ):
         if path:
-            from tensorcap.alignment.map_file import read_map
+            from tensorcap.alignment.component_mapping import read_mapping
             from tensorcap.alignment.mapped import mapped
 
-            trusted, tested = mapped(read_map(path), trusted, tested)
+            trusted, tested = mapped(read_mapping(path), trusted, tested)
         with progress("comparing") as tell:
             if named:
                 keys = reference_key or named, target_key or named
