@@ -10,14 +10,20 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, Final, Literal, get_args
 
 from tensorcap.alignment.map_file import read_map
 from tensorcap.alignment.mapping import Alignment, Entry, Evidence, LeftOver, Values
 from tensorcap_formats.errors import ReadError, UsageError, WriteError, abbreviate
 
+Side = Literal["reference", "target"]
+
+_KNOWN_SIDES: Final[Mapping[str, Side]] = {
+    **dict.fromkeys(("ref", "reference", "source", "hf"), "reference"),
+    **dict.fromkeys(("port", "target", "vllm", "nxdi", "neuron"), "target"),
+}
 _SIDES: Final[tuple[Literal["reference"], Literal["target"]]] = ("reference", "target")
 _KEYS: Final = ("mapping_size", "component_mapping", "variables", "reasoning", "tensorcap")
 _OURS: Final = ("steps", "dims", "reference_dims", "evidence")  # under `tensorcap`, by number of entry
@@ -157,24 +163,14 @@ class _Reader:
                 left.append(LeftOver(side, self._expanded(path, where), text))
         for i, told in reasons.items():
             entry = entries[i]
-            entries[i] = Entry(
-                entry.reference,
-                entry.target,
-                entry.variables,
-                entry.steps,
-                entry.evidence,
-                _reason_text(entry, told),
-                entry.where,
-                entry.dims,
-                entry.reference_dims,
-            )
+            entries[i] = replace(entry, reason=_reason_text(entry, told))
         return Alignment(tuple(entries), tuple(left))
 
     def _entry(self, number: int, entry: object, ours: object) -> Entry:
         where = f"{self._path}: entry {number}"
-        sides = [entry[name] for name in self._names] if isinstance(entry, dict) else entry
-        places = [self._paths(where, paths) for paths in cast("list[object]", sides)]
-        used = {name for side in places for path in side for name in _VARIABLE.findall(path)}
+        sides: Any = [entry[name] for name in self._names] if isinstance(entry, dict) else entry
+        reference, target = (self._paths(where, paths) for paths in sides)
+        used = {name for side in (reference, target) for path in side for name in _VARIABLE.findall(path)}
         for name in sorted(used - set(self._variables)):
             known = ", ".join(self._variables) or "none"
             raise UsageError(f"{where}: variable {name!r} has no values, expected one of variables: {known}")
@@ -184,13 +180,13 @@ class _Reader:
                 f"{where}: tensorcap: found {abbreviate(repr(ours))}, expected {', '.join(_OURS)}"
             )
         steps, evidence = ours.get("steps", []), ours.get("evidence", "user")
-        texts = [ours.get(name, "") for name in ("dims", "reference_dims")]
+        texts = dims, reference_dims = ours.get("dims", ""), ours.get("reference_dims", "")
         if not isinstance(steps, list) or not all(isinstance(s, str) for s in [*steps, *texts]):
             raise UsageError(f"{where}: tensorcap: found {abbreviate(repr(ours))}, expected texts")
         if evidence not in get_args(Evidence):
             known = ", ".join(get_args(Evidence))
             raise UsageError(f"{where}: evidence {abbreviate(repr(evidence))}, expected one of {known}")
-        made = Entry(*places, variables, tuple(steps), evidence, "", where, *texts)
+        made = Entry(reference, target, variables, tuple(steps), evidence, "", where, dims, reference_dims)
         made.layout()
         made.axes()
         next(made.expanded(), None)
@@ -215,21 +211,20 @@ class _Reader:
         reasoning = list(self._object("reasoning"))
         if len(reasoning) > 2 or (names is not None and not set(reasoning) <= set(names)):
             raise self._refuse("reasoning", reasoning, f"texts of {' and '.join(names or ['two', 'sides'])}")
-        if names is None:
-            known = {"ref": 0, "reference": 0, "source": 0, "hf": 0, "port": 1, "target": 1}
-            places = [known.get(name.lower()) for name in reasoning]
-            if len(reasoning) == 1 and places == [None]:
+        names = names or reasoning
+        sides = {_KNOWN_SIDES.get(name.lower()): name for name in names}
+        if len(names) < 2:
+            if None in sides:
                 raise self._refuse("reasoning", reasoning, "both sides, the reference's first")
-            names = reasoning[::-1] if places in ([1], [1, 0], [1, None], [None, 0]) else reasoning
-            names = [*names, "", ""][:2] if places != [1] else ["", *names]
-        elif [n.lower() for n in names] in (["port", "ref"], ["target", "reference"]):
-            names.reverse()
-        return names[0], names[1]
+            return sides.get("reference", ""), sides.get("target", "")
+        is_turned = sides.get("target") == names[0] or sides.get("reference") == names[1]
+        return (names[1], names[0]) if is_turned else (names[0], names[1])
 
-    def _reasons(self) -> list[tuple[Literal["reference", "target"], str, str]]:
-        found = []
+    def _reasons(self) -> list[tuple[Side, str, str]]:
+        found: list[tuple[Side, str, str]] = []
         reasoning = self._object("reasoning")
-        for side, name in zip(_SIDES, self._names, strict=True):
+        for i, name in enumerate(self._names):
+            side = _SIDES[i]
             texts = reasoning.get(name, {})
             if not isinstance(texts, dict):
                 raise self._refuse(f"reasoning of {name}", texts, "a text for each path")
@@ -239,7 +234,7 @@ class _Reader:
                 found.append((side, path, text))
         return found
 
-    def _places_of(self, entry: Entry, side: Literal["reference", "target"]) -> Iterable[str]:
+    def _places_of(self, entry: Entry, side: Side) -> Iterable[str]:
         yield from (entry.reference if side == "reference" else entry.target)
         for expanded in entry.expanded():
             yield from expanded[_SIDES.index(side)]
@@ -363,22 +358,21 @@ def _reason_text(entry: Entry, told: list[tuple[str, str, str]]) -> str:
     return "\n".join(f"{side} {path}: {' '.join(text.split())}" for side, path, text in told)
 
 
-def _reasons_of(
-    entry: Entry, places: tuple[tuple[str, ...], tuple[str, ...]]
-) -> list[tuple[Literal["reference", "target"], str, str]]:
+def _reasons_of(entry: Entry, places: tuple[tuple[str, ...], tuple[str, ...]]) -> list[tuple[Side, str, str]]:
     """The paths that an entry's reason is of, which is its first one unless the text says it."""
     if not entry.reason:
         return []
-    found = []
+    found: list[tuple[Side, str, str]] = []
     for line in entry.reason.split("\n"):
         head, separator, text = line.partition(": ")
-        side, _, path = head.partition(" ")
-        if not separator or side not in _SIDES or not path:
+        name, _, path = head.partition(" ")
+        side = _KNOWN_SIDES.get(name) if name in _SIDES else None
+        if not separator or side is None or not path:
             return [("reference", places[0][0], entry.reason)]
         listed = entry.reference if side == "reference" else entry.target
         renamed = dict(zip(listed, places[_SIDES.index(side)], strict=True))
         found.append((side, renamed.get(path, path), text))
-    return cast("list[tuple[Literal['reference', 'target'], str, str]]", found)
+    return found
 
 
 def _without_twins(path: object, pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class Difference:
             if len(column) == 1:
                 text = text.replace(f"{{{i}}}", first[i])
             else:
-                text = re.sub(rf"\.?\{{{i}\}}", lambda _, c=column: f"[{ranges(c)}]", text)
+                text = re.sub(rf"\.?\{{{i}\}}", f"[{ranges(column)}]", text)
         return text or "(the model)"
 
 
