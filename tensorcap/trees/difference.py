@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -184,9 +184,8 @@ def _key(node: Node) -> tuple[str, tuple[str, ...], str]:
     return node.name, fold(node.path)[1], node.signature
 
 
-def _rest(node: Node, gone: Iterable[str]) -> Iterator[Node]:
+def _rest(node: Node, gone: Collection[str]) -> Iterator[Node]:
     """The sub-trees of which nothing is elsewhere, and modules of which some is."""
-    gone = set(gone)
     if node.path in gone:
         return
     if any(inner.path in gone for inner in node.walk()):
