@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from tensorcap.alignment.gathered import GatheredArchive
-from tensorcap.alignment.map_file import read_map
+from tensorcap.alignment.component_mapping import read_mapping
 from tensorcap.alignment.mapped import MappedArchive, mapped
 from tensorcap.alignment.mapping import Alignment, Entry
 from tensorcap.alignment.naming import Naming
@@ -88,7 +88,7 @@ def align(
     elif isinstance(mapping, Alignment):
         found = mapping
     else:
-        path, found = str(mapping), read_map(mapping)
+        path, found = str(mapping), read_mapping(mapping)
     ours, theirs = mapped(found, reference, target, path=path)
     used = {id(link.entry) for link in theirs.links.values()}
     fitting = replace(found, entries=tuple(entry for entry in found.entries if id(entry) in used))

@@ -22,6 +22,7 @@ _COMMANDS: Final = (
     "preflight",
     "recover",
     "show",
+    "tree",
 )
 _INTERRUPTED: Final = 130  # 128 + SIGINT, as shells say it
 
