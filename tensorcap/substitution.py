@@ -87,6 +87,8 @@ class Substitution:
     Attributes:
         archive: Where the tensors come from; its keys are those of the model that runs.
         failure: Why a tensor did not fit; the run ended by it, or should have.
+        map_path: The map file that gave the archive the model's keys, "computed" for a mapping that was; ""
+            where keys are equal.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class Substitution:
         """
         self.archive = archive
         self.failure: TensorcapError | None = None
+        self.map_path = ""
         given = as_tuple(outputs)
         self._globs: dict[Kind, tuple[str, ...] | None] = {
             "input": () if inputs is None and given else None if inputs is None else as_tuple(inputs),
@@ -121,6 +124,7 @@ class Substitution:
         self._steps, self._calls = Limits.of(steps=steps).steps, Limits.of(steps=calls).steps
         self._slots: dict[tuple[str, str], Slot] = {}
         self._sites: dict[str, str] = {}  # names in the archive by names in the model
+        self._asked: set[tuple[str, str]] = set()  # sites with arguments or results to replace
         self._lock = threading.Lock()
         self._planned: dict[tuple[str, int, int, str], dict[str, Record]] = {}
         for record in archive.records:
@@ -181,7 +185,7 @@ class Substitution:
         if name is None or not self._is_within(step, call):
             return None
         found = self._planned.get((name, step, call, kind))
-        if found is None and not any(self._asks(kind, slot) for slot in self._slots if slot[0] == name):
+        if found is None and (name, kind) not in self._asked:
             return None
         return found or {}
 
@@ -209,6 +213,7 @@ class Substitution:
         found: dict[str, Any] = {
             "source": str(self.archive.path),
             "root": self.archive.root,
+            "mapping": self.map_path,
             "inputs": None if self._globs["input"] is None else list(self._globs["input"]),
             "outputs": list(self._globs["output"] or ()),
         }
@@ -237,6 +242,7 @@ class Substitution:
                 hint="A mapping joins what ranks hold: see tcap align.",
             )
         self._planned.setdefault((key.site, key.step, key.call, _kind(key)), {})[key.slot] = record
+        self._asked.add((key.site, _kind(key)))
         slot = self._slots.setdefault((key.site, key.slot), Slot(key.site, key.slot))
         slot.archived += 1
 
@@ -249,9 +255,6 @@ class Substitution:
         if globs is None:
             return key.site != ROOT_SITE and ":" not in key.site
         return any(fits_key(glob, key) for glob in globs)
-
-    def _asks(self, kind: Kind, slot: tuple[str, str]) -> bool:
-        return self._globs[kind] != () and slot[1].partition(".")[0] == kind
 
     def _is_within(self, step: int, call: int) -> bool:
         spans = ((step, self._steps), (call, self._calls))
