@@ -251,7 +251,7 @@ class Substitution:
         kind = _kind(key)
         if key.is_bare or kind not in self._globs or not self._is_within(key.step, key.call):
             return False
-        globs = self._globs[kind]  # type: ignore[index] # just looked up
+        globs = self._globs[kind]
         if globs is None:
             return key.site != ROOT_SITE and ":" not in key.site
         return any(fits_key(glob, key) for glob in globs)

@@ -156,7 +156,9 @@ def cast_to(archived: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, s
         return torch.zeros(archived.shape, dtype=dtype).masked_fill(~archived, least), f"{names}, as a mask"
     if kinds == ("int", "int"):
         values = archived.to(dtype)
-        if not torch.equal(values.to(archived.dtype), archived) or bool(((values < 0) != (archived < 0)).any()):
+        if not torch.equal(values.to(archived.dtype), archived) or bool(
+            ((values < 0) != (archived < 0)).any()
+        ):
             raise UsageError(f"whole numbers of {names} change")
         return values, names
     if kinds[0] != kinds[1] or kinds[0] not in ("float", "complex"):
@@ -197,7 +199,9 @@ def _is_blocked(values: torch.Tensor) -> torch.Tensor:
 
 
 def _names(slot: str, value: Any) -> list[str]:
-    return [f"{slot}.{escape(leaf.name)}" if leaf.name else slot for leaf in walk(value, KINDS) if leaf.is_tensor]
+    return [
+        f"{slot}.{escape(leaf.name)}" if leaf.name else slot for leaf in walk(value, KINDS) if leaf.is_tensor
+    ]
 
 
 def _step(archived: tuple[int, ...], own: tuple[int, ...]) -> str | None:
@@ -211,6 +215,8 @@ def _step(archived: tuple[int, ...], own: tuple[int, ...]) -> str | None:
         found = "squeeze 0"
     elif len(own) == len(archived):
         unlike = [axis for axis, sizes in enumerate(zip(own, archived, strict=True)) if sizes[0] != sizes[1]]
-        if len(unlike) == 2 and [own[axis] for axis in reversed(unlike)] == [archived[axis] for axis in unlike]:
+        if len(unlike) == 2 and [own[axis] for axis in reversed(unlike)] == [
+            archived[axis] for axis in unlike
+        ]:
             found = f"transpose {unlike[0]} {unlike[1]}"
     return f"A mapping with the step {found!r} would make it fit." if found else None

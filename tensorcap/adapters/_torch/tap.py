@@ -291,9 +291,7 @@ class _Before(_Hook):
 
 
 class _After(_Hook):
-    def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> Any:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
             return None
         tapped = self._tapped
