@@ -23,8 +23,8 @@ _GIVEN: Final = ("prompt", "input_ids", "inputs")
 @click.option("-o", "--output", type=click.Path(), help="The archive: .h5, .zarr or .safetensors.")
 @click.option("--inputs", metavar="GLOB", multiple=True, help="Replace these arguments; all by default.")
 @click.option("--outputs", metavar="GLOB", multiple=True, help="Replace these results (graft).")
-@click.option("--steps", metavar="0,1,5-9", default="", help="Only in these calls of the model.")
-@click.option("--calls", metavar="0,1,5-9", default="", help="Only in these calls of a module in a step.")
+@click.option("--steps", metavar="0,1,5-9", help="Only in these calls of the model.")
+@click.option("--calls", metavar="0,1,5-9", help="Only in these calls of a module in a step.")
 @click.option(
     "--map", "mapping", type=click.Path(), help="A map file (see tcap align); none: equal keys only."
 )
@@ -79,7 +79,7 @@ def command(
 
     if (output is None) is not dry_run:
         raise UsageError("expected -o ARCHIVE or --dry-run, and not both")
-    chosen = {name: options.pop(name) for name in ("outputs", "steps", "calls")}
+    chosen = {name: options.pop(name) or () for name in ("outputs", "steps", "calls")}
     chosen["inputs"] = options.pop("inputs") or None
     recording = {name: options.pop(name) for name in ("include", "exclude", "eager")}
     with ExitStack() as files:

@@ -138,6 +138,8 @@ def _undone(link: Link, reference: Sequence[Array], naturals: Sequence[Array]) -
 
 
 def _undo(layout: Layout, arrays: Sequence[Array], naturals: Sequence[Array]) -> list[Array]:
+    if not layout.steps:
+        return list(arrays)
     return layout.undo(arrays, [array.shape for array in naturals], naturals)
 
 

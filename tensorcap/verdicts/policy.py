@@ -117,7 +117,7 @@ class Policy:
     outlier_spread: float = 5.0
     envelope: tuple[float, float, float] = (2.0, 4.0, 30.0)
     rough: float = 3.0
-    leaf_own: Limits = Limits(2.3, 3.0)
+    leaf_own: Limits = Limits(2.5, 3.5)
     composite_own: Limits = Limits(6.0, 9.0)
     explained: float = 0.05
     explained_bins: int = 64
