@@ -18,7 +18,7 @@ Kind = Literal["input", "output"]
 Became = Literal["injected", "never-called", "not-in-archive", "left"]
 
 _MOST: Final = 8  # as many keys are named, more are counted
-_HELD: Final = "an object holds it that the model goes on writing to, such as a cache"
+HELD: Final = "an object holds it that the model goes on writing to, such as a cache"
 _NO_LEAF: Final = "its call has no such tensor"
 _NO_MODULE: Final = "the model has no such module"
 
@@ -206,7 +206,7 @@ class Substitution:
     def note_left(self, key: Key, reason: str = "", *, is_held: bool = False) -> None:
         """A tensor that the archive has was not put in its place."""
         with self._lock:
-            self._slot(key).reason = reason or (_HELD if is_held else _NO_LEAF)
+            self._slot(key).reason = reason or (HELD if is_held else _NO_LEAF)
 
     def describe(self) -> dict[str, Any]:
         """The entry `injected` of the run's metadata (INJ-20)."""

@@ -40,8 +40,12 @@ def print_injection(done: Capture, *, as_json: bool) -> int:
 
 
 def _is_done(substitution: Substitution) -> bool:
-    """Whether no tensor was met that was asked for and not replaced."""
-    return not any(slot.absent or slot.status == "left" for slot in substitution.slots)
+    """Whether no tensor was met that was asked for and not replaced, what objects hold aside."""
+    from tensorcap.substitution import HELD
+
+    return not any(
+        slot.absent or (slot.status == "left" and slot.reason != HELD) for slot in substitution.slots
+    )
 
 
 def _lines(done: Capture, substitution: Substitution) -> Iterator[str]:

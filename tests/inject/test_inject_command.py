@@ -51,10 +51,7 @@ def new():
     return Workload(New().eval(), (X,))
 """
 MAP = """
-format = "tensorcap-map"
-version = 1
-
-[[entry]]
+[[pair]]
 reference = "fc"
 target = "dense"
 """

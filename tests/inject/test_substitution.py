@@ -73,7 +73,7 @@ def test_each_call_gets_its_own_tensor_and_the_natural_one_is_recorded(
 @pytest.mark.spec("INJ-1")
 def test_only_chosen_calls_and_steps_are_replaced(archived: Archived, tmp_path: Path) -> None:
     keys = [f"{step}/act{call}/input.input" for step in (0, 1) for call in ("", "@1")]
-    archive = archived({key: 7 * ONES for key in keys})
+    archive = archived(dict.fromkeys(keys, 7 * ONES))
     substitution = Substitution(archive, steps="1", calls=[1])
     model = Twice()
     with torch.no_grad(), tensorcap.capture(model, tmp_path / "out.h5", substitution=substitution):
@@ -115,7 +115,7 @@ def test_what_cannot_be_chosen_is_refused(archived: Archived, tmp_path: Path) ->
         Substitution(stats)
 
 
-Pair = namedtuple("Pair", "one two")  # noqa: PYI024 # a named tuple without types
+Pair = namedtuple("Pair", "one two")
 
 
 @dataclass
@@ -158,7 +158,7 @@ def test_what_an_object_holds_stays_as_it_is_and_is_told(
     archived: Archived, substituted: Substituted
 ) -> None:
     cache, substitution = Cache(), Substitution(archived(inner(7 * ONES, "input.x.keys")))
-    result, cap = substituted(Taking(Echo()), substitution, cache)
+    result, _ = substituted(Taking(Echo()), substitution, cache)
     assert result is cache
     assert torch.equal(cache.keys, X)
     (slot,) = substitution.slots

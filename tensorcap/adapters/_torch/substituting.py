@@ -118,7 +118,17 @@ class _Exchanged:
             values, cast = cast_to(archived, own.dtype)
         except UsageError as error:
             raise UsageError(f"{path}: {key.text}: does not fit: {error}", hint=error.hint) from None
-        return torch.empty_like(own, requires_grad=False).copy_(values), cast
+        return _like(own).copy_(values), cast
+
+
+def _like(own: torch.Tensor) -> torch.Tensor:
+    """Memory with the strides of a tensor, gaps too: kernels sum and round in another order otherwise."""
+    extent = 1
+    for stride, size in sorted(zip(own.stride(), own.shape, strict=True)):
+        if size > 1 and stride < extent:
+            return torch.empty_like(own, memory_format=torch.contiguous_format)  # elements share memory
+        extent += stride * (size - 1) if size else 0
+    return torch.empty_strided(own.shape, own.stride(), dtype=own.dtype, device=own.device)
 
 
 class _InPlaceOf(torch.autograd.Function):
