@@ -45,6 +45,7 @@ class Fusion:
         shift: By how much the numbers of parts are ahead of the whole's.
         agreeing: How the values of some of them agree.
         is_sum: Whether the parts are added up, not joined.
+        is_tied: Whether only the order of results tells it from others with equal values.
         likeness: What nesting, classes and parameters say, in nats.
         how: The layout; None where none is certain.
         order: In which the layout takes or gives the parts.
@@ -58,6 +59,7 @@ class Fusion:
     shift: Index
     agreeing: Mapping[Index, Agreement] = field(default_factory=dict)
     is_sum: bool = False
+    is_tied: bool = False
     likeness: float = 0.0
     how: Fit | None = None
     order: tuple[int, ...] = ()
@@ -92,20 +94,29 @@ def fuse_by_values(matching: Matching, slots: Slots) -> list[Fusion]:
     return settle(matching, slots, [f for f in found if f.nats >= _ENOUGH])
 
 
-def settle(matching: Matching, slots: Slots, found: Sequence[Fusion]) -> list[Fusion]:
-    """Take the most certain fusions one after the other, those of modules without others inside first."""
+def settle(
+    matching: Matching, slots: Slots, found: Sequence[Fusion], *, may_repeat: bool = False
+) -> list[Fusion]:
+    """Take the most certain fusions one after the other, those of modules without others inside first.
+
+    A sum is left for the end if its whole or its parts are as likely to be something by themselves. There
+    its parts `may_repeat`, what they are by themselves being known.
+    """
     chosen: list[Fusion] = []
     for is_leaf in (True, False):
         free = [_freed(matching, f) for f in found if not is_leaf or _is_leaf(matching, f)]
         live = [replace(f, likeness=_likeness(matching, f)) for f in free if f.nats >= _ENOUGH]
         live.sort(key=lambda f: (-f.score, _order(matching, f), f.parts, f.whole))
         for i, fusion in enumerate(live):
-            if not is_free(matching, fusion) or _has_rival(matching, live, i):
+            rivals = _rivals(matching, live, i) if is_free(matching, fusion) else None
+            if rivals is None:
                 continue
-            made = fitted(matching, slots, fusion)
+            if fusion.is_sum and not may_repeat and _is_outdone(matching, fusion):
+                continue
+            made = replace(fitted(matching, slots, fusion), is_tied=bool(rivals))
             if made.how is not None:
                 claim(matching, made)
-            if made.how is not None or not is_leaf:
+            if made.how is not None or not (is_leaf or fusion.is_sum):  # a sum that values refute is none
                 chosen.append(made)
     return chosen
 
@@ -117,10 +128,17 @@ def _freed(matching: Matching, fusion: Fusion) -> Fusion:
         index: (sites, whole)
         for index, (sites, whole) in fusion.places.items()
         if not matching.has_partner(1 - part, whole)
-        and not any(matching.has_partner(part, site) for site in sites)
+        and (fusion.is_sum or not any(matching.has_partner(part, site) for site in sites))
     }
     agreeing = {index: one for index, one in fusion.agreeing.items() if index in places}
     return replace(fusion, places=places, agreeing=agreeing)
+
+
+def _is_outdone(matching: Matching, fusion: Fusion) -> bool:
+    """Whether structure says more for a pair of the whole, or of one of the parts, than for the sum."""
+    return matching.likest(fusion.whole, fusion.parts) >= fusion.likeness or any(
+        matching.has_partner(1, part) for parts, _ in fusion.places.values() for part in parts
+    )
 
 
 def claim(matching: Matching, fusion: Fusion) -> None:
@@ -133,23 +151,26 @@ def claim(matching: Matching, fusion: Fusion) -> None:
 
 def is_free(matching: Matching, fusion: Fusion) -> bool:
     """Whether none of a fusion's sites has a partner."""
-    return not any(matching.has_partner(side, site) for side, site in fusion.sites)
+    sites = ((0, whole) for _, whole in fusion.places.values()) if fusion.is_sum else fusion.sites
+    return not any(matching.has_partner(side, site) for side, site in sites)
 
 
-def _has_rival(matching: Matching, live: Sequence[Fusion], number: int) -> bool:
-    """Whether another fusion wants some of these sites and is about as good.
+def _rivals(matching: Matching, live: Sequence[Fusion], number: int) -> list[Fusion] | None:
+    """The fusions with equal values that want or wanted some of these sites; None if others want them now.
 
     Of those with equal values, which come first in order of results is taken.
     """
     fusion = live[number]
+    found = []
     for i, rival in enumerate(live):
         is_near = i != number and rival.score > fusion.score - _MARGIN and rival.sites & fusion.sites
-        if not is_near or not is_free(matching, rival):
+        if not is_near:
             continue
-        is_same = _groups(matching, rival) == _groups(matching, fusion)
-        if not (is_same and matching.is_ordered and number < i):
-            return True
-    return False
+        is_same = matching.is_ordered and _groups(matching, rival) == _groups(matching, fusion)
+        if is_free(matching, rival) and not (is_same and number < i):
+            return None
+        found += [rival] if is_same else []
+    return found
 
 
 def _groups(matching: Matching, fusion: Fusion) -> set[tuple[int, int]]:
@@ -200,7 +221,12 @@ def fitted(matching: Matching, slots: Slots, fusion: Fusion, held: tuple[str, st
 
     That of what modules hold in some slots is the one of their results, where it fits and nothing is certain.
     """
-    reference, target = tensors_of(matching, fusion, held)
+
+    def distance(index: Index) -> float:
+        return fusion.agreeing[index].distance if index in fusion.agreeing else 0.0
+
+    best = min(fusion.agreeing or fusion.places, key=lambda i: (distance(i), i))
+    reference, target = tensors_of(matching, fusion, best, held)
     plain = tuple(range(len(target)))
     is_fixed = fusion.is_split or fusion.is_sum or len(target) > _PARTS[-1]
     tried = [plain] if is_fixed else list(itertools.permutations(plain))
@@ -219,15 +245,11 @@ def fitted(matching: Matching, slots: Slots, fusion: Fusion, held: tuple[str, st
 
 
 def tensors_of(
-    matching: Matching, fusion: Fusion, held: tuple[str, str] | None = None
+    matching: Matching, fusion: Fusion, index: Index, held: tuple[str, str] | None
 ) -> tuple[Sequence[Record], Sequence[Record]]:
-    """The results of both sides in the place that agrees best, or what their modules hold in these slots."""
+    """The results of both sides in a place, or what their modules hold in these slots."""
     part_side, whole_side = matching.sides if fusion.is_split else matching.sides[::-1]
-
-    def distance(index: Index) -> float:
-        return fusion.agreeing[index].distance if index in fusion.agreeing else 0.0
-
-    sites, whole_site = fusion.places[min(fusion.agreeing or fusion.places, key=lambda i: (distance(i), i))]
+    sites, whole_site = fusion.places[index]
     slot, whole_slot = ("", "") if held is None else held if fusion.is_split else held[::-1]
     parts = [record for site in sites for record in _tensors(part_side, site, slot)]
     whole = _tensors(whole_side, whole_site, whole_slot)
@@ -314,6 +336,9 @@ def _siblings(roles: Sequence[Role]) -> Iterator[tuple[tuple[Role, ...], int | N
     families: dict[tuple[str, bool], list[Role]] = defaultdict(list)
     for role in roles:
         families[role.parent, bool(role.slot)].append(role)
+        module, _, last = role.name.rpartition(".")
+        if role.record.key.is_bare and module:  # the weights of siblings, in a file without slots
+            families[f"{module.rpartition('.')[0]}/{last}", False].append(role)
     for role in roles:
         if (role.name, True) in families and not role.slot:
             families[role.name, True].append(role)

@@ -58,7 +58,7 @@ def propose(
     is_ordered = reference.is_ordered and target.is_ordered
     matching = Matching(one, other, None if by == "values" else naming, is_ordered=is_ordered)
     slots = Slots(archives, prints, matching, read_values=read_values)
-    sums = list(possible_sums(matching))
+    sums = possible_sums(matching)
     matching.settle_names({(fusion.whole, part) for fusion in sums for part in fusion.parts})
     fused = _settle_values(matching, slots, sums) if by != "names" else []
     matching.pair_names_left()
@@ -107,7 +107,7 @@ def _settle_values(matching: Matching, slots: Slots, sums: Sequence[Fusion]) -> 
         pair_by_place(matching)
         fused += fuse_by_shapes(matching, slots)
         pair_by_place(matching)
-    return fused
+    return fused + settle(matching, slots, sums, may_repeat=True)
 
 
 def _sorted(entries: Iterable[Entry], side: Side) -> list[Entry]:

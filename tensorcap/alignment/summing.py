@@ -6,6 +6,7 @@ norms and extremes say what is impossible, and the values, where they may be rea
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections import defaultdict
@@ -13,33 +14,60 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from tensorcap.alignment.evidence import Agreement, Print
-from tensorcap.alignment.fusing import Fusion, places_of, shifts_of
+from tensorcap.alignment.fusing import Fusion, places_of
 from tensorcap.alignment.matching import Matching
-from tensorcap.alignment.roles import Role
+from tensorcap.alignment.roles import Index, Role
 
 _PARTS: Final = (2, 3)
 _ENOUGH: Final = 6.0  # nats
 _UNRELATED: Final = 0.1
 _MOST: Final = 20.0  # nats
+_REACH: Final = 8  # roundings by which the mean of a sum may be off
+_MANY: Final = 64  # results with a mean; more prove nothing
 
 
-def possible_sums(matching: Matching) -> Iterator[Fusion]:
+def possible_sums(matching: Matching) -> list[Fusion]:
     """Results of one site of the target whose means add up to that of a result of the reference."""
-    wholes: dict[int, list[Role]] = defaultdict(list)
-    for role in matching.sides[0].roles.values():
-        wholes[role.record.size].append(role)
+    one, other = matching.sides
+    by_size: dict[int, list[tuple[float, str]]] = defaultdict(list)
+    for site, found in one.prints.items():
+        by_size[found.size].append((found.mean, site))
+    for means in by_size.values():
+        means.sort()
+    tried: dict[tuple[tuple[str, ...], str, Index], Fusion] = {}
     for results in _results(matching):
         for parts in (p for count in _PARTS for p in itertools.combinations(results, count)):
-            sizes = {part.record.size for part in parts}
-            for whole in wholes.get(min(sizes), ()) if len(sizes) == 1 else ():
-                for shift in shifts_of(parts, None, whole):
-                    places = places_of(parts, None, whole, shift)
-                    found = {index: _agreement(matching, *place) for index, place in places.items()}
-                    agreeing = {index: one for index, one in found.items() if one is not None}
-                    names = tuple(part.name for part in parts)
-                    fusion = Fusion(False, names, None, whole.name, places, shift, agreeing, is_sum=True)
-                    if fusion.nats >= _ENOUGH:
-                        yield fusion
+            names = tuple(part.name for part in parts)
+            for index in parts[0].members:
+                sites = [part.members[index].site for part in parts if index in part.members]
+                prints = [other.prints[site] for site in sites if site in other.prints]
+                for whole, numbers in _near(matching, by_size, prints) if len(prints) == len(parts) else ():
+                    if len(numbers) == len(index):
+                        shift = tuple(a - b for a, b in zip(index, numbers, strict=True))
+                        if (names, whole.name, shift) not in tried:
+                            tried[names, whole.name, shift] = _fusion(matching, parts, whole, shift)
+    return [fusion for fusion in tried.values() if fusion.nats >= _ENOUGH]
+
+
+def _near(
+    matching: Matching, by_size: dict[int, list[tuple[float, str]]], parts: Sequence[Print]
+) -> list[tuple[Role, Index]]:
+    """The results of the reference whose mean is that of a sum, if they are few."""
+    if len({part.size for part in parts}) > 1:
+        return []
+    means, mean = by_size.get(parts[0].size, []), sum(part.mean for part in parts)
+    reach = _REACH * matching.rounding * max(part.l2 for part in parts) / math.sqrt(parts[0].size)
+    start = bisect.bisect_left(means, (mean - reach, ""))
+    found = means[start : bisect.bisect_left(means, (mean + reach, ""), lo=start)]
+    return [matching.sides[0].by_site[site] for _, site in found] if len(found) <= _MANY else []
+
+
+def _fusion(matching: Matching, parts: Sequence[Role], whole: Role, shift: Index) -> Fusion:
+    places = places_of(parts, None, whole, shift)
+    found = {index: _agreement(matching, *place) for index, place in places.items()}
+    agreeing = {index: one for index, one in found.items() if one is not None}
+    names = tuple(part.name for part in parts)
+    return Fusion(False, names, None, whole.name, places, shift, agreeing, is_sum=True)
 
 
 def _results(matching: Matching) -> Iterator[list[Role]]:
