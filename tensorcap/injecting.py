@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tensorcap.adapters import adapter_for
-from tensorcap.aligning import NO_MAPPING, MappingSource, align
+from tensorcap.aligning import NO_MAPPING, Aligned, MappingSource, align
+from tensorcap.alignment.map_file import map_text
 from tensorcap.alignment.reversed import ReversedArchive
 from tensorcap.capturing import Capture, capture_workload
 from tensorcap.substitution import Substitution
@@ -84,6 +85,7 @@ def inject(
         trusted = stack.enter_context(_opened(reference))
         metadata = dict(run or {})
         source: Archive = trusted
+        aligned: Aligned | None = None
         if mapping != NO_MAPPING and (mapping is not None or not _has_its_sites(trusted, workload.model)):
             if target is None:
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tensorcap-"))
@@ -91,9 +93,12 @@ def inject(
                 seeded()
                 capture_workload(workload, target, around=around)
             tested = stack.enter_context(_opened(target))
-            source = reverse(trusted, tested, mapping)
+            aligned = align(trusted, tested, mapping=mapping)
+            source = _reversed(trusted, tested, aligned)
         substitution = Substitution(source, inputs=inputs, outputs=outputs, steps=steps, calls=calls)
-        substitution.map_path = "" if source is trusted else _map_text(mapping)
+        if aligned is not None:
+            substitution.map_path = _map_path(mapping)
+            substitution.map_text = map_text(aligned.alignment)
         seeded()
         return capture_workload(
             workload, output, run=metadata, around=around, substitution=substitution, **options
@@ -111,7 +116,11 @@ def reverse(reference: Archive, target: Archive, mapping: MappingSource | None =
     Raises:
         UsageError: The mapping does not fit, or nothing of it can be undone.
     """
-    links = {id(link): link for link in align(reference, target, mapping=mapping).target.links.values()}
+    return _reversed(reference, target, align(reference, target, mapping=mapping))
+
+
+def _reversed(reference: Archive, target: Archive, aligned: Aligned) -> ReversedArchive:
+    links = {id(link): link for link in aligned.target.links.values()}
     found = ReversedArchive(reference, target, links.values())
     if not len(found):
         some = "; ".join(dict.fromkeys(found.left_out.values()))
@@ -128,7 +137,7 @@ def _has_its_sites(archive: Archive, model: Any) -> bool:
     return sites <= names
 
 
-def _map_text(mapping: object) -> str:
+def _map_path(mapping: object) -> str:
     return str(mapping) if isinstance(mapping, (str, os.PathLike)) else "computed"
 
 

@@ -89,6 +89,7 @@ class Substitution:
         failure: Why a tensor did not fit; the run ended by it, or should have.
         map_path: The map file that gave the archive the model's keys, "computed" for a mapping that was; ""
             where keys are equal.
+        map_text: The mapping as such a file, "" where keys are equal.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class Substitution:
         """
         self.archive = archive
         self.failure: TensorcapError | None = None
-        self.map_path = ""
+        self.map_path = self.map_text = ""
         given = as_tuple(outputs)
         self._globs: dict[Kind, tuple[str, ...] | None] = {
             "input": () if inputs is None and given else None if inputs is None else as_tuple(inputs),
@@ -220,6 +221,8 @@ class Substitution:
         for name, spans in (("steps", self._steps), ("calls", self._calls)):
             if spans:
                 found[name] = ",".join(map(span_text, spans))
+        if self.map_text:
+            found["map"] = self.map_text
         return {**found, "slots": [slot.describe() for slot in self._slots.values()]}
 
     @property

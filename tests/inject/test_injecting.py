@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import tensorcap
+from tensorcap.aligning import align
 from tensorcap.alignment.mapping import Alignment, Entry
 from tensorcap.capturing import Capture
 from tensorcap.comparison import Comparison
@@ -27,7 +28,7 @@ from tensorcap_formats.opening import open_archive
 pytest.importorskip("transformers")
 
 from tests.align.ports.capturing import is_close
-from tests.zoo.models import make, tokens
+from tests.zoo.deep_models import make, tokens
 
 PORTS = ("llama", "gpt2", "qwen3_moe", "t5")
 
@@ -286,6 +287,37 @@ def test_steps_are_undone_and_padding_keeps_the_targets_values(tmp_path: Path) -
             assert np.allclose(own.load(own.get("0/end/input.input")), wanted[:, :6].numpy(), atol=1e-6)
             expected = plain.end(wanted[:, :6])
         assert np.allclose(own.load(own.get("0/@root/output")), expected.numpy(), atol=1e-6)
+
+
+@pytest.mark.spec("INJ-23")
+@pytest.mark.spec("POL-71")
+def test_a_mistake_of_a_port_shows_between_its_modules_by_the_mapping_of_the_injection(
+    tmp_path: Path,
+) -> None:
+    port = import_module("tests.align.ports.llama").PORT
+    model, inputs = port.reference()
+    other, others = port.target(model.state_dict(), inputs)
+    for name, made, given in (("ref", model, inputs), ("tgt", other, others)):
+        with torch.no_grad(), tensorcap.capture(made, tmp_path / f"{name}.h5"):
+            made(**given)
+    with open_archive(tmp_path / "ref.h5") as reference, open_archive(tmp_path / "tgt.h5") as target:
+        alignment = align(reference, target).alignment
+    core = dict(other.named_modules())["layers.1.attn.core"]
+    core.register_forward_pre_hook(lambda module, args: (args[0] * 2, *args[1:]))
+    inject(tmp_path / "ref.h5", Workload(other, others), tmp_path / "own.h5", mapping=alignment)
+    comparison = tensorcap.compare(tmp_path / "ref.h5", tmp_path / "own.h5")
+    wrong = {pair.key for pair in comparison.pairs if pair.status in ("suspect", "diverged")}
+    assert wrong == {"0/model.layers.1.self_attn.o_proj/input.input"}
+    assert comparison.divergence is not None
+    assert comparison.divergence.module == "model.layers.1.self_attn"
+    inject(
+        tmp_path / "ref.h5",
+        Workload(other, others),
+        tmp_path / "own.h5",
+        mapping=alignment,
+        include="layers.0*",
+    )
+    assert tensorcap.compare(tmp_path / "ref.h5", tmp_path / "own.h5").compared > 5
 
 
 @pytest.mark.spec("INJ-11")
