@@ -163,16 +163,16 @@ class Substitution:
         Raises:
             UsageError: None of the archive's sites is one of the model's.
         """
-        wanted = set(self.sites)
+        wanted = self.sites
         for site, aliases in sites.items():
             found = next((name for name in (site, *aliases) if name in wanted), None)
             if found is not None:
                 self._sites[site] = found
         known = set(self._sites.values())
         if not known:
-            some = ", ".join(list(wanted)[:3])
+            some = ", ".join(list(wanted)[:3]) + (", …" if len(wanted) > 3 else "")
             raise UsageError(
-                f"{self.archive.path}: none of its {len(wanted)} sites is a module of the model: {some}, …",
+                f"{self.archive.path}: none of its {len(wanted)} sites is a module of the model: {some}",
                 hint="A mapping says which belong together: see tcap align, and --map.",
             )
         for slot in self._slots.values():

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from tensorcap.alignment.gathering import Gather
+from tensorcap.alignment.joining import Sum
 from tensorcap.alignment.layout import Layout
 from tensorcap.alignment.linking import Link
 from tensorcap.alignment.token_axes import Held
@@ -140,6 +141,11 @@ def _undone(link: Link, reference: Sequence[Array], naturals: Sequence[Array]) -
 def _undo(layout: Layout, arrays: Sequence[Array], naturals: Sequence[Array]) -> list[Array]:
     if not layout.steps:
         return list(arrays)
+    first = layout.steps[0]
+    if isinstance(first, Sum) and len(first.shapes(tuple(array.shape for array in naturals))) == 1:
+        natural = sum(naturals[1:], naturals[0])
+        (whole,) = _undo(Layout(layout.steps[1:]), arrays, [natural])
+        return [whole, *map(np.zeros_like, naturals[1:])]
     return layout.undo(arrays, [array.shape for array in naturals], naturals)
 
 

@@ -19,7 +19,6 @@ from tensorcap.alignment.mapping import Alignment, Entry
 from tensorcap.capturing import Capture
 from tensorcap.comparison import Comparison
 from tensorcap.injecting import inject, reverse
-from tensorcap.metrics.measuring import measure_pairs
 from tensorcap.verdicts.pairing import Pair
 from tensorcap.workload import Workload
 from tensorcap_formats.errors import TensorNotFoundError
@@ -88,6 +87,11 @@ def done(cap: Capture) -> Any:
     return cap.substitution.slots
 
 
+def is_part_of_a_sum(key: str) -> bool:
+    """Whether a record of the ports is a block's result or its residual, which add up to one of the reference."""
+    return re.fullmatch(r"0/layers\.\d/output\.[01]", key) is not None
+
+
 @pytest.mark.spec("INJ-10")
 def test_a_port_is_given_the_tensors_that_it_would_have_had(pair: Sides, tmp_path: Path) -> None:
     with torch.no_grad(), tensorcap.capture(pair.port, tmp_path / "tgt.h5"):
@@ -98,7 +102,8 @@ def test_a_port_is_given_the_tensors_that_it_would_have_had(pair: Sides, tmp_pat
         for record in back.records:
             own = target.get(record.key)
             assert record.shape == own.shape
-            assert is_close(target.load(own), back.load(record)), record.key.text
+            if not is_part_of_a_sum(record.key.text):
+                assert is_close(target.load(own), back.load(record)), record.key.text
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
@@ -320,27 +325,58 @@ def test_a_mistake_of_a_port_shows_between_its_modules_by_the_mapping_of_the_inj
     assert tensorcap.compare(tmp_path / "ref.h5", tmp_path / "own.h5").compared > 5
 
 
+class Apart(nn.Module):
+    """Hands its residual on apart from its result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.fc(x), x
+
+
+class Together(Apart):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override] # the port's other way
+        made: torch.Tensor = self.fc(x) + x
+        return made
+
+
+class Adding(nn.Module):
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.block(x)
+        return made if isinstance(made, torch.Tensor) else made[0] + made[1]
+
+
 @pytest.mark.spec("INJ-11")
-def test_a_sum_cannot_be_undone_and_the_reason_is_kept(tmp_path: Path) -> None:
-    model, other = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2), nn.Identity())
-    x = torch.ones(1, 2)
-    for name, made in (("ref", model), ("tgt", other)):
+def test_a_sum_goes_into_the_first_of_its_tensors_and_steps_that_cannot_be_undone_give_none(
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(0)
+    reference, port = Adding(Together()), Adding(Apart())
+    x = torch.randn(1, 2)
+    for name, made in (("ref", reference), ("tgt", port)):
         with torch.no_grad(), tensorcap.capture(made, tmp_path / f"{name}.h5"):
             made(x)
-    alignment = Alignment(
-        (
-            Entry(("0",), ("0", "1"), steps=("sum",)),
-            Entry(("0/input.input",), ("0/input.input",)),
-            Entry(("@root/output",), ("0/output",)),
+    places = ("block/output.0", "block/output.1")
+    alignment = Alignment((Entry(("block",), places, steps=("sum",)),))
+    workload = Workload(port, (torch.zeros(1, 2),))
+    inject(tmp_path / "ref.h5", workload, tmp_path / "own.h5", outputs="block", mapping=alignment)
+    with open_archive(tmp_path / "own.h5") as own, torch.no_grad():
+        assert own.load(own.get("0/@root/output")).tolist() == reference(x).tolist()
+    groups = Entry(("block", "block.fc"), (*places, "block.fc", "@root"), steps=("sum of=2",))
+    with open_archive(tmp_path / "ref.h5") as trusted, open_archive(tmp_path / "tgt.h5") as tested:
+        back = reverse(
+            trusted, tested, Alignment((groups, Entry(("block.fc/input.input",), ("block.fc/input.input",))))
         )
-    )
-    with open_archive(tmp_path / "ref.h5") as reference, open_archive(tmp_path / "tgt.h5") as target:
-        back = reverse(reference, target, alignment)
-        assert [r.key.text for r in back.records] == ["0/0/input.input", "0/0/output"]
-        assert back.left_out == {"0/1/output": "step 'sum': cannot be undone: what each tensor added is lost"}
-        assert list(
-            measure_pairs(reference, back, [(reference.get("0/@root/output"), back.get("0/0/output"))])
-        )
+    assert [record.key.text for record in back.records] == ["0/block.fc/input.input"]
+    lost = "step 'sum of=2': cannot be undone: what each tensor added is lost"
+    assert set(back.left_out.values()) == {lost}
+    assert len(back.left_out) == 4
 
 
 @pytest.mark.spec("INJ-10")
