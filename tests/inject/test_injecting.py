@@ -88,7 +88,7 @@ def done(cap: Capture) -> Any:
 
 
 def is_part_of_a_sum(key: str) -> bool:
-    """Whether a record of the ports is a block's result or its residual, which add up to one of the reference."""
+    """Whether it is a block's result or its residual, which add up to one tensor of the reference."""
     return re.fullmatch(r"0/layers\.\d/output\.[01]", key) is not None
 
 
