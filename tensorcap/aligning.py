@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from tensorcap.alignment.gathered import GatheredArchive
@@ -18,6 +22,7 @@ from tensorcap.alignment.tokens import TokenAlignment
 from tensorcap.comparison import Side
 from tensorcap.verdicts.places import is_inner
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.errors import UsageError
 
 NO_MAPPING = "none"
 MappingSource = Alignment | str | os.PathLike[str]
@@ -116,7 +121,7 @@ def sides(
 
     Where no mapping is given, one is computed if both sides have records of modules without a partner: by all
     evidence between runs that list their modules, else by names alone, since values alone are no reason to
-    call a file of other names equal (CMP-74).
+    call a file of other names equal (CMP-74). A run that was injected through a mapping has that (INJ-23).
 
     Args:
         reference: The trusted archive.
@@ -135,6 +140,11 @@ def sides(
     if mapping is not None:
         aligned = align(reference, target, mapping=mapping)
         return aligned.reference, aligned.target
+    kept = _kept(target)
+    if kept is not None:
+        with suppress(UsageError):  # a part of the run was recorded, which lacks what entries name
+            aligned = align(reference, target, mapping=kept)
+            return aligned.reference, aligned.target
     if not _both_lack_partners(reference, target):
         return reference, target
     knows_modules = all(archive.run.get("modules") for archive in (reference, target))
@@ -143,6 +153,18 @@ def sides(
     if all(entry.reference == entry.target for entry in keeping):
         return reference, target
     return mapped(replace(found, entries=keeping), reference, target)
+
+
+def _kept(target: Archive) -> Alignment | None:
+    """The mapping that a run was injected through: one computed of its own values may say something else."""
+    injected = target.run.get("injected")
+    text = injected.get("map") if isinstance(injected, Mapping) else None
+    if not isinstance(text, str):
+        return None
+    with tempfile.TemporaryDirectory(prefix="tensorcap-") as folder:
+        path = Path(folder) / "map.toml"
+        path.write_text(text, encoding="utf-8")
+        return read_map(path)
 
 
 def _as_it_is(entry: Entry) -> Entry:

@@ -14,6 +14,8 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
 
 _OWN: Final = (
+    "A",
+    "A'",
     "D",
     "D'",
     "T",
