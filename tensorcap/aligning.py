@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
-from tensorcap.alignment.gathered import GatheredArchive
 from tensorcap.alignment.component_mapping import read_mapping
+from tensorcap.alignment.gathered import GatheredArchive
+from tensorcap.alignment.map_file import parse_map
 from tensorcap.alignment.mapped import MappedArchive, mapped
 from tensorcap.alignment.mapping import Alignment, Entry
 from tensorcap.alignment.naming import Naming
@@ -159,12 +158,7 @@ def _kept(target: Archive) -> Alignment | None:
     """The mapping that a run was injected through: one computed of its own values may say something else."""
     injected = target.run.get("injected")
     text = injected.get("map") if isinstance(injected, Mapping) else None
-    if not isinstance(text, str):
-        return None
-    with tempfile.TemporaryDirectory(prefix="tensorcap-") as folder:
-        path = Path(folder) / "map.toml"
-        path.write_text(text, encoding="utf-8")
-        return read_map(path)
+    return parse_map(text, f"{target.path}: its map") if isinstance(text, str) else None
 
 
 def _as_it_is(entry: Entry) -> Entry:

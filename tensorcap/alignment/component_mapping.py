@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from tensorcap.alignment.map_file import read_map
+from tensorcap.alignment.map_file import parse_map
 from tensorcap.alignment.mapping import Alignment, Entry, Evidence, LeftOver, Values
 from tensorcap_formats.errors import ReadError, UsageError, WriteError, abbreviate
 
@@ -46,7 +46,7 @@ def read_mapping(path: str | os.PathLike[str]) -> Alignment:
     except UnicodeDecodeError as error:
         raise ReadError(f"{path}: is no text in UTF-8: {error}") from error
     if not text.lstrip().startswith("{"):  # no TOML begins so, and nothing else of JSON is a mapping
-        return read_map(path)
+        return parse_map(text, path)
     try:
         found = json.loads(text, object_pairs_hook=lambda pairs: _without_twins(path, pairs))
     except (json.JSONDecodeError, RecursionError) as error:
