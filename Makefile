@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := hf,zarr,compress
 
-.PHONY: demo test test-slow check clean
+.PHONY: demo test test-slow zoo check clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -14,6 +14,9 @@ test: $(VENV)/.installed-dev
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 -m slow
+
+zoo: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.zoo.run
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check

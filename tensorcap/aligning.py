@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from tensorcap.alignment.component_mapping import read_mapping
 from tensorcap.alignment.gathered import GatheredArchive
-from tensorcap.alignment.map_file import read_map
+from tensorcap.alignment.map_file import parse_map
 from tensorcap.alignment.mapped import MappedArchive, mapped
 from tensorcap.alignment.mapping import Alignment, Entry
 from tensorcap.alignment.naming import Naming
@@ -18,6 +21,7 @@ from tensorcap.alignment.tokens import TokenAlignment
 from tensorcap.comparison import Side
 from tensorcap.verdicts.places import is_inner
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.errors import UsageError
 
 NO_MAPPING = "none"
 MappingSource = Alignment | str | os.PathLike[str]
@@ -88,7 +92,7 @@ def align(
     elif isinstance(mapping, Alignment):
         found = mapping
     else:
-        path, found = str(mapping), read_map(mapping)
+        path, found = str(mapping), read_mapping(mapping)
     ours, theirs = mapped(found, reference, target, path=path)
     used = {id(link.entry) for link in theirs.links.values()}
     fitting = replace(found, entries=tuple(entry for entry in found.entries if id(entry) in used))
@@ -116,7 +120,7 @@ def sides(
 
     Where no mapping is given, one is computed if both sides have records of modules without a partner: by all
     evidence between runs that list their modules, else by names alone, since values alone are no reason to
-    call a file of other names equal (CMP-74).
+    call a file of other names equal (CMP-74). A run that was injected through a mapping has that (INJ-23).
 
     Args:
         reference: The trusted archive.
@@ -135,6 +139,11 @@ def sides(
     if mapping is not None:
         aligned = align(reference, target, mapping=mapping)
         return aligned.reference, aligned.target
+    kept = _kept(target)
+    if kept is not None:
+        with suppress(UsageError):  # a part of the run was recorded, which lacks what entries name
+            aligned = align(reference, target, mapping=kept)
+            return aligned.reference, aligned.target
     if not _both_lack_partners(reference, target):
         return reference, target
     knows_modules = all(archive.run.get("modules") for archive in (reference, target))
@@ -143,6 +152,13 @@ def sides(
     if all(entry.reference == entry.target for entry in keeping):
         return reference, target
     return mapped(replace(found, entries=keeping), reference, target)
+
+
+def _kept(target: Archive) -> Alignment | None:
+    """The mapping that a run was injected through: one computed of its own values may say something else."""
+    injected = target.run.get("injected")
+    text = injected.get("map") if isinstance(injected, Mapping) else None
+    return parse_map(text, f"{target.path}: its map") if isinstance(text, str) else None
 
 
 def _as_it_is(entry: Entry) -> Entry:

@@ -31,6 +31,7 @@ from tensorcap_formats.writer import Writer
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from tensorcap.substitution import Substitution
     from tensorcap.workload import Workload
 
 _UNDER_CAPTURE: Final[set[int]] = set()  # ids of models
@@ -61,6 +62,7 @@ def capture(
     run: Mapping[str, Any] | None = None,
     container: str | None = None,
     fsync: bool = False,
+    substitution: Substitution | None = None,
 ) -> Capture:
     """Capture what happens in a model during a `with` block.
 
@@ -98,6 +100,8 @@ def capture(
         run: Further run metadata.
         container: `hdf5`, `zarr` or `safetensors`; by the path's suffix if None.
         fsync: Make each tensor durable against a power cut.
+        substitution: Archived tensors that take the place of the model's own, which are recorded first; the
+            model then computes something else, and the archive says what.
 
     Returns:
         A context manager; `pause`, `resume` and `paused` say what part of the block is recorded, and
@@ -132,6 +136,7 @@ def capture(
         run=run,
         container=container,
         fsync=fsync,
+        substitution=substitution,
     )
 
 
@@ -143,6 +148,7 @@ class Capture:
         summary: What came of it, once it is over.
         tally: The records of a dry run.
         log: What prints the records, if anything does.
+        substitution: What takes the place of the model's own tensors, if anything does.
     """
 
     def __init__(
@@ -154,6 +160,7 @@ class Capture:
         plan: Plan,
         log: PlainLog | None = None,
         run: Mapping[str, Any] | None = None,
+        substitution: Substitution | None = None,
         **options: Any,
     ) -> None:
         self.path = None if path is None else Path(path)
@@ -165,6 +172,7 @@ class Capture:
         self._plan = plan
         self.log = log
         self._run = dict(run or {})
+        self.substitution = substitution
         self._options = options  # of the writer
         self._workload: Workload | None = None  # set where the level is for the model and its inputs
         self._run_graph: Callable[[Recorder], None] | None = None
@@ -214,6 +222,8 @@ class Capture:
             hooks.enter_context(_claimed(self._model))
             points = self._points()
             if self._plan.level == "export":
+                if self.substitution is not None:
+                    raise UsageError("level export runs a graph, in which nothing can be substituted")
                 self._run_graph = self._adapter.export(self._exportable(), self._plan)
             self._metadata = {**self._adapter.describe(self._model), **about_process(), **self._run}
             self._metadata["scope"] = {**self._scope.describe(), **self._plan.describe()}
@@ -227,7 +237,11 @@ class Capture:
                 _watch_forks(self._recorder)
                 wanted = {n for n, p in points.items() if p.is_capturable and p.wanted is not False}
                 if self._run_graph is None:
-                    hooks.enter_context(self._adapter.tap(self._model, wanted, self._recorder, self._plan))
+                    wanted |= self._substituted(points)
+                    tap = self._adapter.tap(
+                        self._model, wanted, self._recorder, self._plan, self.substitution
+                    )
+                    hooks.enter_context(tap)
             except BaseException:
                 self._abandon(discard=True)
                 raise
@@ -244,6 +258,8 @@ class Capture:
         if self._process != os.getpid():
             return  # forked in the block: the archive is the other process's
         failure = self._recorder.failure
+        if failure is None and error is None and self.substitution is not None:
+            failure = self.substitution.failure
         if failure is not None:
             self._abandon()
             if error is None:  # somebody caught it
@@ -258,6 +274,14 @@ class Capture:
             if self._warns and self.summary is not None and self.summary.unmatched:
                 globs = ", ".join(map(repr, self.summary.unmatched))
                 warnings.warn(f"nothing was captured of {globs}", stacklevel=2)
+
+    def _substituted(self, points: Mapping[str, Point]) -> set[str]:
+        """Names of the sites at which tensors are to be replaced."""
+        if self.substitution is None:
+            return set()
+        can = {name: point for name, point in points.items() if point.is_capturable}
+        found = self.substitution.bind({point.site: point.aliases for point in can.values()})
+        return {name for name, point in can.items() if point.site in found}
 
     def _exportable(self) -> Workload:
         if self._workload is None:
@@ -310,6 +334,8 @@ class Capture:
         if recorder.phases:
             steps = range(recorder.last_step + 1)
             found["phases"] = [recorder.phases.get(step, "forward") for step in steps]
+        if self.substitution is not None:
+            found["injected"] = self.substitution.describe()
         if recorder.stopped is not None:
             found["stopped"] = {"at": recorder.stopped, "max_bytes": self._scope.limits.max_bytes}
         return found

@@ -21,6 +21,7 @@ from tensorcap.verdicts.caveats import caveats, caveats_of_pairs
 from tensorcap.verdicts.divergence import first_divergence
 from tensorcap.verdicts.echoes import with_echoes
 from tensorcap.verdicts.held import rounding_of
+from tensorcap.verdicts.injected import Injected
 from tensorcap.verdicts.judging import PolicyJudge, judge
 from tensorcap.verdicts.masks import is_blocked
 from tensorcap.verdicts.op_pairing import partner_texts
@@ -180,6 +181,7 @@ class _Run:
         reference, target = self._reference, self._target
         settled = with_hints((settle(reference, target, pair) for pair in pairs), reference, target)
         measured = self._measured(settled)
+        injected = _injected(target)
         judge_rest = PolicyJudge(
             reference,
             target,
@@ -187,9 +189,11 @@ class _Run:
             precision=self._precision,
             given=self._given,
             calibration=self._calibration,
+            injected=injected,
         )
         judged, account = judge_rest.judge(measured)
-        judged = with_echoes(reference, target, judged, self._given)
+        if injected is None:  # else records that are the same in the reference are not in the target
+            judged = with_echoes(reference, target, judged, self._given)
         if baseline is not None:
             judged = with_ratios(judged, self._against(baseline, judged), _exact_below(account))
         return Comparison(
@@ -291,6 +295,12 @@ class _Run:
     ) -> Iterator[Difference | OSError]:
         records = [(p.reference, p.target) for p in pairs if _needs_values(p) and p.reference and p.target]
         return measure_pairs(self._reference, target, records, tolerance=tolerances, progress=progress)
+
+
+def _injected(target: Archive) -> Injected | None:
+    if isinstance(target, MappedArchive):
+        return Injected(target.original, target.sources) or None
+    return Injected(target) or None
 
 
 def _is_equal(ours: object, theirs: object) -> bool:

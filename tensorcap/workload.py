@@ -140,6 +140,19 @@ class Recipe:
         adapter.seed(seed)  # the run draws the same numbers however the weights were made
         return workload
 
+    def described(self) -> dict[str, Any]:
+        """What a run's metadata would say of the model, without running it, and without weights if it can.
+
+        Raises:
+            UsageError: The path or an option makes no sense.
+        """
+        adapter = adapter_named(self.framework)
+        if self.kind == "function":
+            return adapter.describe(self.build().model)
+        from tensorcap.adapters._huggingface.loading import build_without_weights
+
+        return adapter.describe(build_without_weights(self.path, self.options))
+
     def _call_function(
         self, adapter: Adapter, options: dict[str, Any], inputs: Mapping[str, StoredInput] | None
     ) -> Workload:

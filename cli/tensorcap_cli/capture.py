@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from tensorcap_cli.capture_options import recording_arguments, recording_options
 from tensorcap_cli.capture_script import script_command
 from tensorcap_cli.capture_text import print_outcome, progress
-
-if TYPE_CHECKING:
-    from tensorcap.workload import Recipe
-    from tensorcap_formats.archive import Archive
+from tensorcap_cli.workload_options import made_recipe, workload_options
 
 
 @click.group("capture")
@@ -36,29 +33,7 @@ command.add_command(script_command)
 
 @command.command("torch")
 @click.argument("model", required=False)
-@click.option(
-    "--like", type=click.Path(), help="Repeat the run of this archive, with the options given here."
-)
-@click.option("--dtype", help="Precision of weights and inputs, such as bfloat16; buffers stay unrounded.")
-@click.option("--device", help="Where to run, such as cuda; by default the CPU.")
-@click.option("--num-hidden-layers", type=click.IntRange(min=1), help="Keep the first layers only.")
-@click.option("--config", "config", metavar="KEY=VALUE", multiple=True, help="Change the configuration.")
-@click.option("--random-weights", type=int, metavar="SEED", help="Draw weights; needs only config.json.")
-@click.option("--seed", type=int, help="Of the random generators before the run; 0 by default.")
-@click.option("--prompt", help="Text for the model's own tokenizer.")
-@click.option("--input-ids", metavar="1,2,3", help="Token ids; rows are separated by a semicolon.")
-@click.option("--inputs", type=click.Path(), help="A file of tensors named as the arguments: .npz, .h5, …")
-@click.option("--max-new-tokens", type=click.IntRange(min=1), help="Generate greedily, a step a token.")
-@click.option(
-    "--teacher-forced",
-    type=click.Path(),
-    metavar="REF",
-    help="Generate with the tokens of this archive, whatever the model would choose.",
-)
-@click.option(
-    "--perturb", metavar="DTYPE", help="Change the inputs, or embedded tokens, by the epsilon of a dtype."
-)
-@click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the model.")
+@workload_options
 @recording_options
 def torch_command(
     model: str | None,
@@ -105,49 +80,15 @@ def torch_command(
     interrupted.
     """
     from tensorcap.capturing import capture_workload
-    from tensorcap.workload import INPUT_OPTIONS, archived_inputs, parse_setting
     from tensorcap_formats.opening import open_archive
 
     with ExitStack() as files:
         before = None if like is None else files.enter_context(open_archive(like))
         kept = None if before is None else before.run.get("scope")
         recording = recording_arguments(options, kept, as_json=as_json)
-        given = {
-            name: value
-            for name, value in options.items()
-            if value is not None and value is not False and value != ()
-        }
-        if "config" in given:
-            given["config"] = dict(map(parse_setting, given["config"]))
-        recipe = _recipe(model, given) if before is None else _recipe_like(before, model, given)
-        inputs = None
-        if before is not None and given.keys().isdisjoint(INPUT_OPTIONS):
-            inputs = archived_inputs(before)
+        recipe, inputs = made_recipe(model, before, options)
     workload = recipe.build(inputs)
     done = capture_workload(workload, run={"workload": recipe.describe()}, around=progress, **recording)
     status = print_outcome(done, as_json=as_json)
     if status:
         click.get_current_context().exit(status)
-
-
-def _recipe(model: str | None, given: dict[str, Any]) -> Recipe:
-    from tensorcap.workload import Recipe
-    from tensorcap_formats.errors import UsageError
-
-    if model is None:
-        raise UsageError("no model, expected MODEL or --like ARCHIVE")
-    return Recipe(model, {"seed": 0, **given})
-
-
-def _recipe_like(before: Archive, model: str | None, given: dict[str, Any]) -> Recipe:
-    """The recipe of an archive, with changes; of the archive's inputs alone if a model is named."""
-    from tensorcap.workload import Recipe
-
-    if model is not None:
-        return _recipe(model, given)
-    recipe = Recipe.of(before)
-    if "config" in given:
-        given = {**given, "config": {**dict(recipe.options.get("config") or {}), **given["config"]}}
-    if recipe.options.get("teacher_forced") is not None:
-        given = {"teacher_forced": str(before.path), **given}  # which was fed those tokens itself
-    return recipe.changed(**given)

@@ -18,10 +18,12 @@ _COMMANDS: Final = (
     "check",
     "compare",
     "convert",
+    "inject",
     "ls",
     "preflight",
     "recover",
     "show",
+    "tree",
 )
 _INTERRUPTED: Final = 130  # 128 + SIGINT, as shells say it
 

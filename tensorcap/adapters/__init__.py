@@ -1,8 +1,8 @@
 """Adapters: what tensorcap knows of each framework; the only place where frameworks are imported.
 
-An adapter lists a model's sites, taps them, describes the run, and makes inputs of stored bits. It is
-found by the class of the model or of a base class, never by importing the framework; it is imported when
-it is found.
+An adapter lists a model's sites, taps them and substitutes at them, describes the run, and makes inputs of
+stored bits. It is found by the class of the model or of a base class, never by importing the framework; it
+is imported when it is found.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tensorcap.recording.recorder import Recorder
 from tensorcap_formats.errors import UsageError, missing_package
 
 if TYPE_CHECKING:
+    from tensorcap.substitution import Substitution
     from tensorcap.workload import StoredInput, Workload
 
 _ADAPTERS: Final = {  # root package of the model's class, or of a base class; sorted
@@ -69,12 +70,18 @@ class Adapter(Protocol):
         """
 
     def tap(
-        self, model: Any, names: Collection[str], recorder: Recorder, plan: Plan
+        self,
+        model: Any,
+        names: Collection[str],
+        recorder: Recorder,
+        plan: Plan,
+        substitution: Substitution | None = None,
     ) -> AbstractContextManager[None]:
         """Tell the recorder of every call of the named sites, and of all else that the plan wants.
 
         The model is as before afterwards. The inputs of the model itself are recorded even if the plan
-        wants no inputs and it is not named.
+        wants no inputs and it is not named. With a substitution, calls of named sites go on with its values
+        in the place of those that were recorded (`specs/injection.md`).
         """
 
     def describe(self, model: Any) -> dict[str, Any]:

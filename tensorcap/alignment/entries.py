@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from tensorcap.alignment.fitting import Fit
+from tensorcap.alignment.fitting import Fit, plain
 from tensorcap.alignment.fusing import Fusion, tensors_of
 from tensorcap.alignment.mapping import Entry, Evidence, LeftOver, Values
 from tensorcap.alignment.matching import Candidate, Place
@@ -37,13 +37,17 @@ def entries_of_pair(slots: Slots, candidate: Candidate) -> Made:
         if how is None or how.is_proven:
             break
     is_lost = how is not None and _is_in_another_order(candidate, place, how)
+    steps: tuple[str, ...] | None = ()
     if how is None or not how.is_sure or is_lost:
-        shapes = [list(found[0].shape) for found in records]
-        if not candidate.is_named or (how is not None and shapes[0] != shapes[1]):
-            return [], _unsure(slots, candidate, how, is_lost=is_lost)
-    evidence, reason = slots.judge.pair(candidate, place, (records[0], records[1]), how)
-    if how is None or not how.is_sure or is_lost:
-        how = Fit((), (0,), None, float("inf"), 0, is_sure=False)
+        steps = plain(*([found.shape for found in side] for side in records))
+        if steps is None and not (candidate.is_named and how is None):
+            return [], _unsure(slots, candidate, _lack(how, is_lost=is_lost))
+    evidence, reason = slots.judge.pair(
+        candidate, place, (records[0], records[1]), how, _residuals(slots, candidate, how)
+    )
+    if how is None or not how.is_sure or is_lost:  # what is certain is that they belong together
+        reason += f"; but {_lack(how, is_lost=is_lost)}" if steps is not None else ""
+        how = Fit(steps or (), (0,), None, float("inf"), 0, is_sure=False)
     prefix = tuple("rank*/" if len(found) > 1 else "" for found in records)
     by_slots: dict[tuple[str, str, tuple[str, ...], Evidence, str], list[Place]] = defaultdict(list)
     arguments = {} if any(prefix) else slots.arguments(candidate)
@@ -54,7 +58,8 @@ def entries_of_pair(slots: Slots, candidate: Candidate) -> Made:
         has_more = any(member.beside for member in pair)
         is_whole = bool(one.slot) == bool(other.slot) and slots.is_whole(candidate, place, how.steps, taken)
         if not has_more and (any(prefix) or is_whole):
-            by_slots["", "", how.steps, evidence, reason].append(place)
+            bare = ("", "") if is_whole else (_main_slot(sides[0], one), _main_slot(sides[1], other))
+            by_slots[(*bare, how.steps, evidence, reason)].append(place)
             slots.covered |= {f"{pair[0].site}/{mine.key.slot}" for mine, _ in slots.further(*pair)}
             continue
         mains = _slot(one, pair[0]), _slot(other, pair[1])
@@ -69,6 +74,15 @@ def entries_of_pair(slots: Slots, candidate: Candidate) -> Made:
             theirs = f"{prefix[1]}{names[1]}{other_slot}"
             made.append(Entry((mine,), (theirs,), variables, steps, known_by, why))
     return made, []
+
+
+def _residuals(slots: Slots, candidate: Candidate, how: Fit | None) -> list[float | None]:
+    """What a layout leaves in each place."""
+    if how is None or how.residual is None:
+        return [None] * len(candidate.places)
+    sides = slots.matching.sides
+    sites = [slots.matching.sites_of(candidate, place) for place in candidate.places]
+    return slots.residuals(how, [(sides[0].records(left), sides[1].records(right)) for left, right in sites])
 
 
 def _slot(role: Role, member: Member) -> str:
@@ -128,8 +142,12 @@ def entries_of_fusion(slots: Slots, fusion: Fusion, *, held: tuple[str, str] | N
             LeftOver("reference", tuple(left), reason, is_explained=False),
             LeftOver("target", tuple(right), reason, is_explained=False),
         ]
-    tensors = tensors_of(slots.matching, fusion, held)
-    evidence, reason = slots.judge.fusion(fusion, tensors, how, is_held=held is not None)
+    tensors = [tensors_of(slots.matching, fusion, index, held) for index in fusion.places]
+    theirs = [
+        (ours, tuple(found) if fusion.is_split else [found[i] for i in order]) for ours, found in tensors
+    ]
+    residuals = slots.residuals(how, theirs) if how.residual is not None else [None] * len(theirs)
+    evidence, reason = slots.judge.fusion(fusion, tensors[0], how, residuals, is_held=held is not None)
     slot, whole_slot = ("", "") if held is None else held if fusion.is_split else held[::-1]
     made = []
     for indices, variables in _boxes(fusion.places):
@@ -166,9 +184,9 @@ def _parts_arguments(slots: Slots, fusion: Fusion) -> list[Entry]:
         done: set[str] = set()  # arguments of a whole of the reference
         for name, site in zip(fusion.parts, sites, strict=True):
             pair = part_side.member(site), whole
-            one, other = pair if fusion.is_split else pair[::-1]
-            for mine, theirs in slots.near_arguments(one, other):
-                steps = slots.plainly(one.arguments[mine], other.arguments[theirs])
+            mine_by, theirs_by = pair if fusion.is_split else pair[::-1]
+            for mine, theirs in slots.near_arguments(mine_by, theirs_by):
+                steps = slots.plainly(mine_by.arguments[mine], theirs_by.arguments[theirs])
                 if steps is not None and mine not in done:
                     by_slots[name, mine, theirs, steps].append(index)
                     done |= set() if fusion.is_split else {mine}
@@ -237,13 +255,16 @@ def _products(indices: Sequence[Index]) -> list[list[list[int]]]:
     return [[numbers, *box] for rest, numbers in alike.items() for box in _products(rest)]
 
 
-def _unsure(slots: Slots, candidate: Candidate, how: Fit | None, *, is_lost: bool) -> list[LeftOver]:
+def _lack(how: Fit | None, *, is_lost: bool) -> str:
+    """What a pair that belongs together lacks."""
     if is_lost:
-        what = "their elements are in different orders and no layout brings them together"
-    elif how is None:
-        what = "no layout fits their shapes"
-    else:
-        what = f"{how.choices} layouts fit their shapes and none is certain"
+        return "their elements are in different orders and no layout brings them together"
+    if how is None:
+        return "no layout fits their shapes"
+    return f"{how.choices} layouts fit their shapes and none is certain"
+
+
+def _unsure(slots: Slots, candidate: Candidate, what: str) -> list[LeftOver]:
     sides = slots.matching.sides
     left = tuple(sides[0].site(candidate.reference, a) for a, _ in candidate.places)
     right = tuple(sides[1].site(candidate.target, b) for _, b in candidate.places)

@@ -20,6 +20,7 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import TensorcapError
 from tensorcap_formats.records import Record
+from tensorcap_formats.statistics import Statistics
 
 _FEW: Final = 8  # elements: a smaller tensor proves nothing
 _UNRELATED: Final = 0.1  # a usual distance of tensors that have nothing to do with each other
@@ -92,6 +93,7 @@ class Prints:
         self._archive = archive
         self._may_read = may_read
         self._found: dict[int, Print | None] = {}
+        self._read: dict[int, Statistics | None] = {}
         self.rounding = _FLOAT32
 
     def of(self, record: Record) -> Print | None:
@@ -101,14 +103,8 @@ class Prints:
         return self._found[record.row]
 
     def _print(self, record: Record) -> Print | None:
-        statistics, size = record.statistics, record.size
-        if size < _FEW or record.dtype.packed > 1:
-            return None
-        if statistics is None and self._may_read and record.stored:
-            try:
-                statistics = self._archive.statistics(record)
-            except TensorcapError:
-                return None
+        size = record.size
+        statistics = self.statistics(record) if size >= _FEW else None
         if statistics is None or statistics.minimum is None or statistics.maximum is None:
             return None
         if statistics.mean is None or not statistics.l2 or statistics.minimum == statistics.maximum:
@@ -116,6 +112,35 @@ class Prints:
         self.rounding = max(self.rounding, rounding_of(record))
         numbers = (statistics.mean, statistics.l2, statistics.minimum, statistics.maximum)
         return Print(size, *map(float, numbers))
+
+    def statistics(self, record: Record) -> Statistics | None:
+        """A record's statistics, read once if the index has none; None where they are not known."""
+        if record.statistics is not None or record.dtype.packed > 1:
+            return record.statistics if record.dtype.packed == 1 else None
+        if record.row not in self._read:
+            try:
+                may_read = self._may_read and record.stored
+                self._read[record.row] = self._archive.statistics(record) if may_read else None
+            except TensorcapError:
+                self._read[record.row] = None
+        return self._read[record.row]
+
+
+def apart(one: Statistics, other: Statistics, size: int) -> float:
+    """How far the values of two tensors are apart at least, as `Print.distance`, whatever they are.
+
+    Constant tensors and few elements have a distance too; if other elements are not finite, it is infinite.
+    """
+    if (one.nan, one.posinf, one.neginf) != (other.nan, other.posinf, other.neginf):
+        return math.inf
+    if one.l2 is None or other.l2 is None or one.minimum is None or other.minimum is None:
+        return 0.0 if one == other else math.inf
+    if one.l2 == other.l2 == 0:
+        return 0.0
+    mine, theirs = (
+        Print(size, *(float(x or 0) for x in (s.mean, s.l2, s.minimum, s.maximum))) for s in (one, other)
+    )
+    return mine.distance(theirs)
 
 
 class Near:

@@ -131,6 +131,14 @@ def _chosen(
     return Fit(steps, order, residuals[best], min(rest, default=math.inf), len(found), is_sure, is_proven)
 
 
+def plain(reference: Sequence[Shape], target: Sequence[Shape]) -> Steps | None:
+    """Steps from one tensor to another that move no element; None if there are none."""
+    if len(reference) != 1 or len(target) != 1:
+        return None
+    found = rearranged(target[0], reference[0], may_permute=False)
+    return next((steps for steps in found if not Layout.parse(steps).moves), None)
+
+
 def candidates(reference: Sequence[Shape], target: Sequence[Shape]) -> Iterator[Candidate]:
     """Steps that these shapes allow, the plainest first, with the order in which the reference's come out."""
     if len(reference) == len(target) == 1:
@@ -273,15 +281,15 @@ def _split(reference: Sequence[Shape], target: Shape) -> Iterator[Candidate]:
     """Steps from one tensor to several that are stacked or fused in it."""
     count = len(reference)
     plain = tuple(range(count))
+    orders = list(itertools.permutations(plain)) if count <= _PARTS else [plain]
     if len(set(reference)) == 1:
         for axis, size in enumerate(target):
             if size == count:
                 inner = target[:axis] + target[axis + 1 :]
                 for steps in rearranged(inner, reference[0]):
-                    yield (f"unstack {axis}", *steps), plain
+                    yield from (((f"unstack {axis}", *steps), order) for order in orders)
     if len({len(shape) for shape in reference}) > 1:
         return
-    orders = list(itertools.permutations(plain)) if count <= _PARTS else [plain]
     for axis in reversed(range(len(reference[0]))):
         if len({shape[:axis] + shape[axis + 1 :] for shape in reference}) > 1:
             continue
@@ -397,6 +405,17 @@ def _moves(candidate: Candidate, reference: Sequence[Shape], target: Sequence[Sh
     ]
 
 
+def residual(
+    how: Fit, reference: Sequence[Record], target: Sequence[Record], archives: tuple[Archive, Archive]
+) -> float | None:
+    """The relative error that a layout leaves between some tensors of both sides; None if it does not fit."""
+    if not _fits((how.steps, how.order), [r.shape for r in reference], [t.shape for t in target]):
+        return None
+    wanted = [_values(archives[0], record) for record in reference]
+    given = [_values(archives[1], record) for record in target]
+    return _left((how.steps, how.order), wanted, given)
+
+
 def _typical(how: Fit, wanted: Sequence[Array], given: Sequence[Array]) -> float | None:
     """The median error relative to the median element, the worst of all tensors."""
     made = _made(how.steps, given)
@@ -404,9 +423,11 @@ def _typical(how: Fit, wanted: Sequence[Array], given: Sequence[Array]) -> float
         return None
     worst = 0.0
     for i, values in zip(how.order, made, strict=True):
-        scale = np.median(np.abs(wanted[i])) if wanted[i].size else 0.0
+        finite = np.isfinite(values) & np.isfinite(wanted[i])
+        scale = np.median(np.abs(wanted[i][finite])) if finite.any() else 0.0
         if scale:
-            worst = max(worst, float(np.median(np.abs(values - wanted[i])) / scale))
+            error = np.abs(values[finite] - wanted[i][finite])
+            worst = max(worst, float(np.median(error) / scale))
     return worst
 
 
@@ -419,9 +440,10 @@ def _left(candidate: Candidate, wanted: Sequence[Array], given: Sequence[Array])
     worst = 0.0
     for i, values in zip(order, made, strict=True):
         reference = wanted[i]
+        is_same = (values == reference) | (np.isnan(values) & np.isnan(reference))
         with np.errstate(invalid="ignore", over="ignore"):
-            error = np.linalg.norm((values - reference).ravel())
-            scale = np.linalg.norm(reference.ravel())
+            error = np.linalg.norm(np.where(is_same, 0, values - reference).ravel())
+            scale = np.linalg.norm(reference[np.isfinite(reference)])
         residual = float(error / scale) if scale else (0.0 if error == 0 else math.inf)
         worst = max(worst, residual if math.isfinite(residual) else math.inf)
     return worst

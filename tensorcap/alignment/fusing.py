@@ -1,7 +1,6 @@
-"""Several tensors of one side that are one of the other: found by their statistics added up.
+"""Several tensors of one side that are one of the other: what speaks for it, and the layout between them.
 
-Parts are siblings (`q`, `k`, `v`; `gate`, `up`), neighbours in order where names tell nothing, or all members
-of a list (experts, layers). The count, mean, l2, minimum and maximum of the whole follow from the parts'.
+The count, mean, l2, minimum and maximum of a whole follow from those of its parts, the mean of a sum too.
 """
 
 from __future__ import annotations
@@ -9,24 +8,20 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from tensorcap.alignment.evidence import Agreement, Print, proof
+from tensorcap.alignment.evidence import Agreement
 from tensorcap.alignment.fitting import Fit
 from tensorcap.alignment.matching import Matching
 from tensorcap.alignment.roles import Index, Role
 from tensorcap.alignment.sides import Side
 from tensorcap.alignment.slots import Slots
-from tensorcap.alignment.survey import Member
 from tensorcap_formats.records import Record
 
-_PARTS: Final = (2, 3, 4)
-_WINDOW: Final = 6  # neighbours in order, where there are no siblings
-_SIBLINGS: Final = 12
+_PARTS: Final = 4  # tensors whose order in a fused one is looked for
 _ENOUGH: Final = 6.0
-_UNRELATED: Final = 0.1
 _MARGIN: Final = 1.0  # nats by which a fusion has to be better than its rivals
 _AGREE: Final = 0.4  # residual of values that agree; unrelated ones leave 1.4
 _SUMMED: Final = 0.05  # of sums, of which one part may be nearly the whole
@@ -45,6 +40,7 @@ class Fusion:
         shift: By how much the numbers of parts are ahead of the whole's.
         agreeing: How the values of some of them agree.
         is_sum: Whether the parts are added up, not joined.
+        is_tied: Whether only the order of results tells it from others with equal values.
         likeness: What nesting, classes and parameters say, in nats.
         how: The layout; None where none is certain.
         order: In which the layout takes or gives the parts.
@@ -58,6 +54,7 @@ class Fusion:
     shift: Index
     agreeing: Mapping[Index, Agreement] = field(default_factory=dict)
     is_sum: bool = False
+    is_tied: bool = False
     likeness: float = 0.0
     how: Fit | None = None
     order: tuple[int, ...] = ()
@@ -83,29 +80,34 @@ class Fusion:
         }
 
 
-def fuse_by_values(matching: Matching, slots: Slots) -> list[Fusion]:
-    """The fusions among what has no partner that statistics prove, with their layouts.
+def settle(
+    matching: Matching, slots: Slots, found: Sequence[Fusion], *, may_repeat: bool = False
+) -> list[Fusion]:
+    """Take the most certain fusions one after the other, those of modules without others inside first.
 
-    Those for which no layout is certain come without one, and leave their sites free.
+    A sum is left for the end if its whole or its parts are as likely to be something by themselves. There
+    its parts `may_repeat`, what they are by themselves being known.
     """
-    found = [f for is_split in (True, False) for f in _possible(matching, is_split=is_split)]
-    return settle(matching, slots, [f for f in found if f.nats >= _ENOUGH])
-
-
-def settle(matching: Matching, slots: Slots, found: Sequence[Fusion]) -> list[Fusion]:
-    """Take the most certain fusions one after the other, those of modules without others inside first."""
     chosen: list[Fusion] = []
     for is_leaf in (True, False):
         free = [_freed(matching, f) for f in found if not is_leaf or _is_leaf(matching, f)]
         live = [replace(f, likeness=_likeness(matching, f)) for f in free if f.nats >= _ENOUGH]
         live.sort(key=lambda f: (-f.score, _order(matching, f), f.parts, f.whole))
+        wanted: dict[tuple[int, str], list[int]] = defaultdict(list)
         for i, fusion in enumerate(live):
-            if not is_free(matching, fusion) or _has_rival(matching, live, i):
+            for site in fusion.sites:
+                wanted[site].append(i)
+        for i, fusion in enumerate(live):
+            numbers = sorted({number for site in fusion.sites for number in wanted[site]} - {i})
+            rivals = _rivals(matching, live, i, numbers) if is_free(matching, fusion) else None
+            if rivals is None:
                 continue
-            made = fitted(matching, slots, fusion)
+            if fusion.is_sum and not may_repeat and _is_outdone(matching, fusion):
+                continue
+            made = replace(fitted(matching, slots, fusion), is_tied=bool(rivals))
             if made.how is not None:
                 claim(matching, made)
-            if made.how is not None or not is_leaf:
+            if made.how is not None or not (is_leaf or fusion.is_sum):  # a sum that values refute is none
                 chosen.append(made)
     return chosen
 
@@ -117,10 +119,17 @@ def _freed(matching: Matching, fusion: Fusion) -> Fusion:
         index: (sites, whole)
         for index, (sites, whole) in fusion.places.items()
         if not matching.has_partner(1 - part, whole)
-        and not any(matching.has_partner(part, site) for site in sites)
+        and (fusion.is_sum or not any(matching.has_partner(part, site) for site in sites))
     }
     agreeing = {index: one for index, one in fusion.agreeing.items() if index in places}
     return replace(fusion, places=places, agreeing=agreeing)
+
+
+def _is_outdone(matching: Matching, fusion: Fusion) -> bool:
+    """Whether structure says more for a pair of the whole, or of one of the parts, than for the sum."""
+    return matching.likest(fusion.whole, fusion.parts) >= fusion.likeness or any(
+        matching.has_partner(1, part) for parts, _ in fusion.places.values() for part in parts
+    )
 
 
 def claim(matching: Matching, fusion: Fusion) -> None:
@@ -133,23 +142,28 @@ def claim(matching: Matching, fusion: Fusion) -> None:
 
 def is_free(matching: Matching, fusion: Fusion) -> bool:
     """Whether none of a fusion's sites has a partner."""
-    return not any(matching.has_partner(side, site) for side, site in fusion.sites)
+    sites = ((0, whole) for _, whole in fusion.places.values()) if fusion.is_sum else fusion.sites
+    return not any(matching.has_partner(side, site) for side, site in sites)
 
 
-def _has_rival(matching: Matching, live: Sequence[Fusion], number: int) -> bool:
-    """Whether another fusion wants some of these sites and is about as good.
+def _rivals(
+    matching: Matching, live: Sequence[Fusion], number: int, others: Iterable[int]
+) -> list[Fusion] | None:
+    """The fusions with equal values that want or wanted some of these sites; None if others want them now.
 
     Of those with equal values, which come first in order of results is taken.
     """
     fusion = live[number]
-    for i, rival in enumerate(live):
-        is_near = i != number and rival.score > fusion.score - _MARGIN and rival.sites & fusion.sites
-        if not is_near or not is_free(matching, rival):
+    found = []
+    for i in others:
+        rival = live[i]
+        if rival.score <= fusion.score - _MARGIN:
             continue
-        is_same = _groups(matching, rival) == _groups(matching, fusion)
-        if not (is_same and matching.is_ordered and number < i):
-            return True
-    return False
+        is_same = matching.is_ordered and _groups(matching, rival) == _groups(matching, fusion)
+        if is_free(matching, rival) and not (is_same and number < i):
+            return None
+        found += [rival] if is_same else []
+    return found
 
 
 def _groups(matching: Matching, fusion: Fusion) -> set[tuple[int, int]]:
@@ -200,9 +214,14 @@ def fitted(matching: Matching, slots: Slots, fusion: Fusion, held: tuple[str, st
 
     That of what modules hold in some slots is the one of their results, where it fits and nothing is certain.
     """
-    reference, target = tensors_of(matching, fusion, held)
+
+    def distance(index: Index) -> float:
+        return fusion.agreeing[index].distance if index in fusion.agreeing else 0.0
+
+    best = min(fusion.agreeing or fusion.places, key=lambda i: (distance(i), i))
+    reference, target = tensors_of(matching, fusion, best, held)
     plain = tuple(range(len(target)))
-    is_fixed = fusion.is_split or fusion.is_sum or len(target) > _PARTS[-1]
+    is_fixed = fusion.is_split or fusion.is_sum or len(target) > _PARTS
     tried = [plain] if is_fixed else list(itertools.permutations(plain))
     most = _SUMMED if fusion.is_sum else _AGREE if fusion.agreeing and held is None else math.inf
     sure = [
@@ -219,15 +238,11 @@ def fitted(matching: Matching, slots: Slots, fusion: Fusion, held: tuple[str, st
 
 
 def tensors_of(
-    matching: Matching, fusion: Fusion, held: tuple[str, str] | None = None
+    matching: Matching, fusion: Fusion, index: Index, held: tuple[str, str] | None
 ) -> tuple[Sequence[Record], Sequence[Record]]:
-    """The results of both sides in the place that agrees best, or what their modules hold in these slots."""
+    """The results of both sides in a place, or what their modules hold in these slots."""
     part_side, whole_side = matching.sides if fusion.is_split else matching.sides[::-1]
-
-    def distance(index: Index) -> float:
-        return fusion.agreeing[index].distance if index in fusion.agreeing else 0.0
-
-    sites, whole_site = fusion.places[min(fusion.agreeing or fusion.places, key=lambda i: (distance(i), i))]
+    sites, whole_site = fusion.places[index]
     slot, whole_slot = ("", "") if held is None else held if fusion.is_split else held[::-1]
     parts = [record for site in sites for record in _tensors(part_side, site, slot)]
     whole = _tensors(whole_side, whole_site, whole_slot)
@@ -253,136 +268,3 @@ def _as_results(
 
 def _tensors(side: Side, site: str, slot: str) -> Sequence[Record]:
     return side.member(site).beside[slot] if slot else side.records(site)
-
-
-def fuse_by_shapes(matching: Matching, slots: Slots) -> list[Fusion]:
-    """The fusions that are the only way in which shapes within two paired modules add up."""
-    found = [
-        f
-        for is_split in (True, False)
-        for f in _possible(matching, is_split=is_split)
-        if f.axis is None and _add_up(matching, f)
-    ]
-    chosen: list[Fusion] = []
-    for fusion in found:
-        rivals = [f for f in found if f is not fusion and f.sites & fusion.sites]
-        if not rivals and not matching.fused & fusion.sites:
-            chosen.append(fitted(matching, slots, fusion))
-    for fusion in chosen:
-        claim(matching, fusion)
-    return chosen
-
-
-def _add_up(matching: Matching, fusion: Fusion) -> bool:
-    """Whether parts and whole lie in paired modules, and the whole's weight has the parts' elements."""
-    side, other = matching.sides if fusion.is_split else matching.sides[::-1]
-    parts, whole = [side.roles[name] for name in fusion.parts], other.roles[fusion.whole]
-    pair = (parts[0].parent, whole.parent) if fusion.is_split else (whole.parent, parts[0].parent)
-    if pair[1] not in matching.role_partner.get(pair[0], ()):
-        return False
-    if any(matching.is_taken(0 if fusion.is_split else 1, part) for part in parts):
-        return False
-    largest = [role.parameters[0] if role.parameters else () for role in (*parts, whole)]
-    return all(largest) and sum(map(math.prod, largest[:-1])) == math.prod(largest[-1])
-
-
-def _possible(matching: Matching, *, is_split: bool) -> Iterator[Fusion]:
-    side, other = matching.sides if is_split else matching.sides[::-1]
-    number = 0 if is_split else 1
-    roles = [role for role in side.roles.values() if not matching.is_taken(number, role)]
-    wholes = [role for role in other.roles.values() if not matching.is_taken(1 - number, role)]
-    by_size: dict[int, list[Role]] = defaultdict(list)
-    for role in wholes:
-        by_size[sum(record.size for record in other.records(role.first.site))].append(role)
-    for parts, axis in (*_siblings(roles), *_lists(roles)):
-        sizes = [r.size for part in parts for m in _group(part, axis) for r in side.records(m.site)]
-        for whole in by_size.get(sum(sizes), ()):
-            for shift in shifts_of(parts, axis, whole):
-                places = places_of(parts, axis, whole, shift)
-                agreeing = {
-                    index: agreement
-                    for index, (sites, one) in places.items()
-                    if (agreement := _agreement(matching, side.prints, other.prints, sites, one)) is not None
-                }
-                if places:
-                    names = tuple(role.name for role in parts)
-                    yield Fusion(is_split, names, axis, whole.name, places, shift, agreeing)
-
-
-def _siblings(roles: Sequence[Role]) -> Iterator[tuple[tuple[Role, ...], int | None]]:
-    """Roles of one parent, and the results of one site."""
-    families: dict[tuple[str, bool], list[Role]] = defaultdict(list)
-    for role in roles:
-        families[role.parent, bool(role.slot)].append(role)
-    for role in roles:
-        if (role.name, True) in families and not role.slot:
-            families[role.name, True].append(role)
-    for children in families.values():
-        children.sort(key=lambda r: (r.order, r.name))
-        for start in range(len(children)):
-            window = children[start : start + (_SIBLINGS if len(children) <= _SIBLINGS else _WINDOW)]
-            for count in _PARTS:
-                for rest in itertools.combinations(window[1:], count - 1):
-                    parts = (window[0], *rest)
-                    if len({part.rank for part in parts}) == 1:
-                        yield parts, None
-
-
-def _lists(roles: Sequence[Role]) -> Iterator[tuple[tuple[Role, ...], int | None]]:
-    for role in roles:
-        for axis in range(role.rank):
-            if len({index[axis] for index in role.members}) > 1:
-                yield (role,), axis
-
-
-def _group(role: Role, axis: int | None) -> list[Member]:
-    """The parts of a role that the first whole would be made of."""
-    if axis is None:
-        return [role.first]
-    first = min(role.members)
-    rest = first[:axis] + first[axis + 1 :]
-    return [m for index, m in sorted(role.members.items()) if index[:axis] + index[axis + 1 :] == rest]
-
-
-def shifts_of(parts: Sequence[Role], axis: int | None, whole: Role) -> list[Index]:
-    """By how much the numbers of parts may be ahead of the whole's."""
-    first = min(parts[0].members)
-    first = first if axis is None else first[:axis] + first[axis + 1 :]
-    if len(first) != whole.rank:
-        return []
-    zero = (0,) * whole.rank
-    return list(dict.fromkeys([zero, tuple(a - b for a, b in zip(first, min(whole.members), strict=True))]))
-
-
-def places_of(
-    parts: Sequence[Role], axis: int | None, whole: Role, shift: Index
-) -> dict[Index, tuple[tuple[str, ...], str]]:
-    """The sites of the parts, and of the whole, by the whole's numbers."""
-    found: dict[Index, list[str]] = defaultdict(list)
-    if axis is None:
-        for index in parts[0].members:
-            if all(index in part.members for part in parts):
-                found[index] = [part.members[index].site for part in parts]
-    else:
-        for index, member in sorted(parts[0].members.items()):
-            found[index[:axis] + index[axis + 1 :]].append(member.site)
-    places = {}
-    for index, member in whole.members.items():
-        sites = found.get(tuple(a + b for a, b in zip(index, shift, strict=True)))
-        if sites:
-            places[index] = tuple(sites), member.site
-    return places
-
-
-def _agreement(
-    matching: Matching,
-    prints: Mapping[str, Print],
-    wholes: Mapping[str, Print],
-    sites: Sequence[str],
-    whole: str,
-) -> Agreement | None:
-    if whole not in wholes or not all(site in prints for site in sites):
-        return None
-    distance = Print.joined([prints[site] for site in sites]).distance(wholes[whole])
-    nats = proof(distance, _UNRELATED, matching.rounding)
-    return Agreement(distance, _UNRELATED, nats) if nats > 1.0 else None

@@ -12,6 +12,7 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 
 _TRIED: Final = 20  # pairs
+_LEAST: Final = 8  # elements; fewer, and equal ones, prove nothing
 _ROUNDING: Final = 2.0**-9  # of bfloat16, below which errors tell no layout from another
 
 
@@ -30,10 +31,14 @@ def with_hints(pairs: Iterable[Pair], reference: Archive, target: Archive) -> li
 def _hinted(pair: Pair, reference: Archive, target: Archive) -> Pair:
     assert pair.reference is not None
     assert pair.target is not None
-    if pair.reference.size != pair.target.size:
+    ours, theirs = pair.reference, pair.target
+    if ours.size != theirs.size or ours.dtype.packed != theirs.dtype.packed or ours.size < _LEAST:
         return pair
     try:
-        found = fit([pair.reference], [pair.target], (reference, target), _ROUNDING)
+        known = reference.statistics(ours)
+        if known.minimum == known.maximum:
+            return pair
+        found = fit([ours], [theirs], (reference, target), _ROUNDING)
     except (OSError, UsageError):  # its shapes are what matters
         return pair
     if found is None or not found.is_proven or not found.steps:

@@ -8,24 +8,25 @@ like results, as if each were a module of its own.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from tensorcap.alignment.entries import Made, entries_of_fusion, entries_of_pair, placed
-from tensorcap.alignment.fitting import Fit, Shape
-from tensorcap.alignment.fusing import Fusion, fitted, fuse_by_values
+from tensorcap.alignment.fitting import Fit
+from tensorcap.alignment.fusing import Fusion, fitted
+from tensorcap.alignment.judging import Judge, Shapes
 from tensorcap.alignment.leftovers import Rivals, rivals
 from tensorcap.alignment.mapping import Entry, LeftOver
 from tensorcap.alignment.matching import Candidate, Matching, Place
 from tensorcap.alignment.naming import Canonical
+from tensorcap.alignment.parting import fuse_by_values
 from tensorcap.alignment.roles import Role
 from tensorcap.alignment.sides import Side
 from tensorcap.alignment.slots import Slots
 from tensorcap.alignment.survey import HELD, Member, Survey, Template, fold
 from tensorcap_formats.records import Record
 
-Turned = Mapping[tuple[str, str], bool]  # by classes of modules
 Held = tuple[str, str]  # slot of the reference, slot of the target
 
 _TRIED: Final = 3  # members on which layouts are tried
@@ -119,8 +120,6 @@ class Holdings:
 
     def _of_fusion(self, fusion: Fusion) -> Iterator[Held]:
         """Slots that all parts have, and the slots of the whole that they make."""
-        if fusion.is_sum:
-            return
         parts_side, whole_side = (0, 1) if fusion.is_split else (1, 0)
         part_sites, whole_site = fusion.places[min(fusion.places)]
         parts = [self.matching.sides[parts_side].member(site) for site in part_sites]
@@ -168,17 +167,19 @@ def entries_of_held(
         for role in side.roles.values():
             role.slot = role.name.rpartition("/")[2]
     matching = Matching(one, other, canonical, is_ordered=False)
-    own = slots.of(matching, {})
+    own = slots.of(matching, _shapes(holdings))
     matching.settle_names()
     wholes: list[Fusion] = []
     if by != "names":
         matching.settle_proven(is_plain=False)
         wholes = fuse_by_values(matching, own)
     matching.pair_names_left()
-    turned = _turned([*_shapes(holdings), *_lone_shapes(matching)])
-    own = slots.of(matching, turned)
     made = [
-        *(entries_of_holding(slots, c, holding, turned) for c, found in holdings.pairs for holding in found),
+        *(
+            entries_of_holding(slots, c, holding, own.judge)
+            for c, found in holdings.pairs
+            for holding in found
+        ),
         *(
             entries_of_fusion(slots, fitted(slots.matching, slots, fusion, held), held=held)
             for fusion, held in holdings.fused
@@ -193,7 +194,7 @@ def entries_of_held(
     )
 
 
-def entries_of_holding(slots: Slots, candidate: Candidate, holding: Holding, turned: Turned) -> Made:
+def entries_of_holding(slots: Slots, candidate: Candidate, holding: Holding, judge: Judge) -> Made:
     """The entries of one slot of paired roles and its partner."""
     one, other = (
         side.roles[name]
@@ -213,7 +214,8 @@ def entries_of_holding(slots: Slots, candidate: Candidate, holding: Holding, tur
         pairs,
         records,
         how,
-        is_turned=turned.get((one.first.module, other.first.module)),
+        slots.residuals(how, pairs) if how is not None and how.residual is not None else [None] * len(pairs),
+        is_turned=judge.is_turned(one, other) if holding.reference.startswith(HELD) else None,
     )
     if how is None or not how.is_sure:
         shapes = [[record.shape for record in found] for found in records]
@@ -260,7 +262,7 @@ def unpaired(survey: Survey, taken: set[str]) -> Survey:
     return Survey(found, ())
 
 
-def _shapes(holdings: Holdings) -> Iterator[tuple[str, str, Shape, Shape]]:
+def _shapes(holdings: Holdings) -> Iterator[Shapes]:
     """Classes of paired modules, and the shapes of what they hold."""
     sides = holdings.matching.sides
     for candidate, found in holdings.pairs:
@@ -270,22 +272,6 @@ def _shapes(holdings: Holdings) -> Iterator[tuple[str, str, Shape, Shape]]:
             records = one.members[a].beside[holding.reference], other.members[b].beside[holding.target]
             if holding.reference.startswith(HELD) and len(records[0]) == len(records[1]) == 1:
                 yield one.first.module, other.first.module, records[0][0].shape, records[1][0].shape
-
-
-def _lone_shapes(matching: Matching) -> Iterator[tuple[str, str, Shape, Shape]]:
-    for candidate in matching.accepted:
-        one = matching.sides[0].roles[candidate.reference]
-        other = matching.sides[1].roles[candidate.target]
-        yield one.first.module, other.first.module, one.record.shape, other.record.shape
-
-
-def _turned(pairs: Iterable[tuple[str, str, Shape, Shape]]) -> Turned:
-    """Of each two classes of modules, whether matrices of unlike sizes are transposed, if all agree."""
-    found: dict[tuple[str, str], set[bool]] = defaultdict(set)
-    for one, other, shape, other_shape in pairs:
-        if len(shape) == 2 and shape[0] != shape[1] and other_shape in (shape, shape[::-1]):
-            found[one, other].add(shape != other_shape)
-    return {classes: said.pop() for classes, said in found.items() if len(said) == 1}
 
 
 def _sizes(records: Sequence[Record]) -> set[int]:

@@ -12,26 +12,28 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from tensorcap.alignment.evidence import Agreement, rounding_of
+from tensorcap.alignment.evidence import Agreement, apart, rounding_of
 from tensorcap.alignment.fitting import Fit
 from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.matching import Candidate, Matching, Place
-from tensorcap.alignment.roles import Index
+from tensorcap.alignment.roles import Index, Role
 from tensorcap_formats.records import Record
 
 if TYPE_CHECKING:
     from tensorcap.alignment.fusing import Fusion
 
+Shapes = tuple[str, str, tuple[int, ...], tuple[int, ...]]  # classes of two modules, shapes of what they hold
+
 _SHOWN: Final = 3
 _TOLD: Final = 2.0  # nats, below which an agreement is not worth a word
-_CLOSE: Final = 0.4  # residual of values that agree; unrelated ones leave 1.4
 _ROUNDINGS: Final = 8  # of the coarser run, by which equal values differ at most
 _LEAST: Final = 2.0**-16  # that they may differ by, however fine the dtype: sums in another order
 _UNRELATED: Final = 0.1  # of the size of most elements, by which errors are no rounding
+_TIED: Final = "ambiguous by values: others have the same, settled by order of results"
 _TURN: Final = ("transpose 0 1",)
 _USUAL: Final = {  # order in which parts of a fused projection mostly stand
     **{"q": 0, "query": 0, "k": 1, "key": 1, "v": 2, "value": 2},
@@ -44,17 +46,35 @@ class Judge:
 
     Args:
         matching: The pairs.
-        turned: Of each two classes of modules, whether matrices that they hold are transposed, as those of
-            unlike sizes show; what is not in it is not known.
+        shapes: Of what other pairs of modules hold.
 
     Attributes:
         bound: How far equal values of floating dtypes may be apart, relative to their size.
     """
 
-    def __init__(self, matching: Matching, turned: Mapping[tuple[str, str], bool]) -> None:
+    def __init__(self, matching: Matching, shapes: Iterable[Shapes] = ()) -> None:
         self._matching = matching
-        self._turned = turned
+        self._shapes = list(shapes)
         self.bound = max(_ROUNDINGS * max(side.rounding for side in matching.sides), _LEAST)
+
+    @cached_property
+    def _turned(self) -> Mapping[tuple[str, str], bool]:
+        """Of each two classes of modules, whether matrices that they hold are transposed, if all agree.
+
+        Those of unlike sizes show it. What is not in it is not known.
+        """
+        found: dict[tuple[str, str], set[bool]] = defaultdict(set)
+        sides = self._matching.sides
+        own = (
+            (sides[0].roles[c.reference], sides[1].roles[c.target])
+            for c in self._matching.accepted
+            if sides[0].roles[c.reference].is_held
+        )
+        shapes = ((o.first.module, t.first.module, o.record.shape, t.record.shape) for o, t in own)
+        for one, other, shape, other_shape in (*shapes, *self._shapes):
+            if len(shape) == 2 and shape[0] != shape[1] and other_shape in (shape, shape[::-1]):
+                found[one, other].add(shape != other_shape)
+        return {classes: said.pop() for classes, said in found.items() if len(said) == 1}
 
     @cached_property
     def _shuffled(self) -> set[tuple[str, str]]:
@@ -70,6 +90,7 @@ class Judge:
         place: Place,
         records: tuple[Sequence[Record], Sequence[Record]],
         how: Fit | None,
+        residuals: Sequence[float | None],
     ) -> tuple[Evidence, str]:
         """Evidence and reason of a pair of roles.
 
@@ -78,6 +99,7 @@ class Judge:
             place: The members whose tensors were read.
             records: Of those.
             how: Their layout; None if there is none.
+            residuals: What it leaves in each place.
         """
         said, doubts = self._said(candidate), self._doubts_of_place(candidate)
         evidence = candidate.evidence
@@ -88,18 +110,24 @@ class Judge:
             doubts.append(f"but shapes {shapes} differ, no layout fits")
         else:
             is_open = how.choices > 1 and not how.is_proven
-            if evidence == "structure" and has_prints and how.is_proven and not candidate.is_tied:
+            agrees = how.residual is not None and how.residual <= _UNRELATED and how.is_proven
+            if evidence == "structure" and has_prints and agrees and not candidate.is_tied:
                 evidence = "values"
             elif evidence == "values" and is_open:
                 evidence = "shape"
                 doubts.append("ambiguous: other layouts fit as well")
             said += read_text(how)
             one, other = self._matching.sides
-            classes = one.roles[candidate.reference].first.module, other.roles[candidate.target].first.module
-            is_turned = self._turned.get(classes)
-            doubts += self.doubts(records, self._distances(candidate), how, is_turned=is_turned)
+            roles = one.roles[candidate.reference], other.roles[candidate.target]
+            is_turned = self.is_turned(*roles) if roles[0].is_held else None
+            distances = _larger(self._distances(candidate), residuals)
+            doubts += self.doubts(records, distances, how, is_turned=is_turned)
             doubts += self._argument_doubts(candidate) if not doubts else []
         return evidence, "; ".join([*said, *doubts])
+
+    def is_turned(self, one: Role, other: Role) -> bool | None:
+        """Whether matrices that modules of two roles hold are transposed; None where that is not known."""
+        return self._turned.get((one.first.module, other.first.module))
 
     def handed_on(
         self, candidate: Candidate, records: tuple[Sequence[Record], Sequence[Record]], how: Fit
@@ -113,6 +141,7 @@ class Judge:
         fusion: Fusion,
         records: tuple[Sequence[Record], Sequence[Record]],
         how: Fit,
+        residuals: Sequence[float | None],
         *,
         is_held: bool,
     ) -> tuple[Evidence, str]:
@@ -121,13 +150,17 @@ class Judge:
         said = ["their shapes add up"]
         if distances:
             said = [_counted(len(distances), len(fusion.places), max(distances), None)]
-        doubts = self.doubts(records, distances, how)
+        known = [fusion.agreeing.get(index) if not is_held else None for index in fusion.places]
+        apart_by = [agreement.distance if agreement else None for agreement in known]
+        doubts = [_TIED] if fusion.is_tied else []
+        doubts += self.doubts(records, _larger(apart_by, residuals), how)
         if fusion.axis is None and not fusion.is_sum:
             doubts += order_doubt([fusion.parts[i] for i in fusion.order], fusion.whole)
         elif list(fusion.order) != sorted(fusion.order):
             doubts.append(f"but they stand in the order {', '.join(map(str, fusion.order))}")
-        is_read = how.residual is not None and how.residual <= _CLOSE
-        return "values" if distances or is_read else "shape", "; ".join([*said, *read_text(how), *doubts])
+        is_read = how.residual is not None and how.residual <= _UNRELATED
+        by: Evidence = "structure" if fusion.is_tied else "values" if distances or is_read else "shape"
+        return by, "; ".join([*said, *read_text(how), *doubts])
 
     def held(
         self,
@@ -135,6 +168,7 @@ class Judge:
         pairs: Sequence[tuple[Sequence[Record], Sequence[Record]]],
         records: tuple[Sequence[Record], Sequence[Record]],
         how: Fit | None,
+        residuals: Sequence[float | None],
         *,
         is_turned: bool | None,
     ) -> tuple[Evidence, str]:
@@ -145,13 +179,15 @@ class Judge:
             pairs: The tensors of all members.
             records: Those that were read.
             how: Their layout; None if there is none.
+            residuals: What it leaves of all members.
             is_turned: Whether it is a matrix that should be transposed; None where that is not known.
         """
         said = ["of modules that belong together"]
         one, other = self._matching.sides
-        found = ((one.print_of_all(mine), other.print_of_all(theirs)) for mine, theirs in pairs)
-        distances = [a.distance(b) for a, b in found if a and b and a.size == b.size]
-        near = [distance for distance in distances if distance <= self.expected(*records)]
+        prints = [(one.print_of_all(mine), other.print_of_all(theirs)) for mine, theirs in pairs]
+        known = [a.distance(b) for a, b in prints if a and b and a.size == b.size]
+        near = [distance for distance in known if distance <= self.expected(*records)]
+        distances = _larger([self._apart(*pair) for pair in pairs], residuals)
         if near:
             said.append(_counted(len(near), len(pairs), max(near), None))
         if how is None:
@@ -160,9 +196,9 @@ class Judge:
         doubts = self.doubts(records, distances, how, is_turned=is_turned)
         if how.choices > 1 and not how.is_proven and not doubts:
             doubts.append("ambiguous: other layouts fit as well")
-        is_proven = near and len(near) == len(distances) and how.is_proven
-        known = evidence if evidence in ("name", "rule") else "values" if is_proven else "structure"
-        return known, "; ".join([*said, *read_text(how), *doubts])
+        is_proven = near and not [d for d in distances if d > self.expected(*records)] and how.is_proven
+        by = evidence if evidence in ("name", "rule") else "values" if is_proven else "structure"
+        return by, "; ".join([*said, *read_text(how), *doubts])
 
     def doubts(
         self,
@@ -221,7 +257,7 @@ class Judge:
         """What other tensors say: that they have the same values, or those that this one should have."""
         found = []
         if candidate.is_tied:
-            found.append("ambiguous by values: others have the same, settled by order of results")
+            found.append(_TIED)
         if candidate.is_named:
             others = [self._matching.values_elsewhere(candidate, place) for place in candidate.places]
             elsewhere = sorted({name for name in others if name})
@@ -253,16 +289,28 @@ class Judge:
             f"but its argument {name} differs by {distance:.1g}" for name, distance in sorted(far.items())
         ]
 
-    def _distances(self, candidate: Candidate) -> list[float]:
-        """How far the prints of all members are apart, as far as they are known and of one count."""
-        found = []
-        for place in candidate.places:
-            left, right = self._matching.sites_of(candidate, place)
-            one = self._matching.sides[0].prints.get(left)
-            other = self._matching.sides[1].prints.get(right)
-            if one is not None and other is not None and one.size == other.size:
-                found.append(one.distance(other))
-        return found
+    def _distances(self, candidate: Candidate) -> list[float | None]:
+        """How far the values of all members are apart at least; None where it is not known."""
+        one, other = self._matching.sides
+        sites = [self._matching.sites_of(candidate, place) for place in candidate.places]
+        return [self._apart(one.records(left), other.records(right)) for left, right in sites]
+
+    def _apart(self, reference: Sequence[Record], target: Sequence[Record]) -> float | None:
+        """How far values are apart at least, by their statistics; None where these are not of one count."""
+        one, other = self._matching.sides
+        if len(reference) == len(target) == 1 and reference[0].size == target[0].size:
+            mine, theirs = one.statistics_of(reference[0]), other.statistics_of(target[0])
+            return apart(mine, theirs, reference[0].size) if mine and theirs else None
+        both = one.print_of_all(reference), other.print_of_all(target)
+        if both[0] is None or both[1] is None or both[0].size != both[1].size:
+            return None
+        return both[0].distance(both[1])
+
+
+def _larger(distances: Sequence[float | None], residuals: Sequence[float | None]) -> list[float]:
+    """The larger of two numbers in each place where one of them is known."""
+    known = ([x for x in pair if x is not None] for pair in zip(distances, residuals, strict=True))
+    return [max(found) for found in known if found]
 
 
 def order_doubt(parts: Sequence[str], whole: str) -> list[str]:
@@ -276,6 +324,10 @@ def order_doubt(parts: Sequence[str], whole: str) -> list[str]:
         >>> order_doubt(["mlp.up_proj", "mlp.gate_proj"], "mlp.gate_up_proj")
         ['but its parts are up, gate by values and gate, up by name']
     """
+    names = [*parts, whole]
+    while all("." in name for name in names) and len({name.rpartition(".")[2] for name in names}) == 1:
+        names = [name.rpartition(".")[0] for name in names]  # `weight`, in a file without slots
+    *parts, whole = names
     words = [_words(part) for part in parts]
     shared = set.intersection(*map(set, words))
     own = [next((word for word in found if word not in shared), "") for found in words]

@@ -6,15 +6,14 @@ known to do no harm: its values have a counterpart under another name, or what c
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal
 
-from tensorcap.alignment.evidence import Near, Print
 from tensorcap.alignment.linking import Link
-from tensorcap.alignment.mapping import LeftOver
+from tensorcap.alignment.mapping import Entry, LeftOver
 from tensorcap.alignment.matching import Matching
+from tensorcap.alignment.scaling import Scaled
 from tensorcap.alignment.survey import Survey, fold
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.records import Record
@@ -25,8 +24,6 @@ Rivals = tuple[Mapping[str, Sequence[str]], Mapping[str, Sequence[str]]]
 _SIDES: Final[tuple[Literal["reference", "target"], ...]] = ("reference", "target")
 _UNKNOWN: Final = "no counterpart was found"
 _SHOWN: Final = 3
-_FACTOR: Final = 2.0**-8  # by which values times a factor may differ; chance comes so near once in thousands
-_EXACT: Final = 2.0**-16
 
 
 class Leavings:
@@ -39,16 +36,8 @@ class Leavings:
 
     def __init__(self, matching: Matching, bound: float) -> None:
         self._matching = matching
-        self._bound = min(bound, _FACTOR)
         self._rivals = rivals(matching)
-        free = [
-            {site: one for site, one in side.prints.items() if not matching.has_partner(i, site)}
-            for i, side in enumerate(matching.sides)
-        ]
-        self._by_shape = [
-            Near(prints, lambda one: one.mean * math.sqrt(one.size) / one.l2) for prints in free
-        ]
-        self._by_l2 = [Near(prints, lambda one: math.log(one.l2)) for prints in free]
+        self._scaled = Scaled(matching, bound)
 
     def sites(self, surveys: tuple[Survey, Survey]) -> list[LeftOver]:
         """The results that are in no entry, by site or by slot, and the sites that were never called."""
@@ -177,9 +166,9 @@ class Leavings:
             return f"has the values of {role.name}, which has a partner", True
         one, other = side.prints.get(site), _SIDES[1 - i]
         if one is not None:
-            likeness = self._likeness(i, one)
-            if likeness:
-                return likeness, False
+            scaled = next(iter(self._scaled.of(i, one).values()), "")
+            if scaled:
+                return scaled, False
             alike = matching.alike(i, site)
             known = [found for found in alike if matching.has_partner(1 - i, found)]
             if known:
@@ -191,18 +180,16 @@ class Leavings:
             return "has no values to find it by, and what comes of them agrees", True
         return _UNKNOWN, False
 
-    def _likeness(self, i: int, one: Print) -> str:
-        """What has the values times a factor or with other signs, and no partner: a mistake of the port."""
-        for sign in (1, -1):
-            for name, other in self._by_shape[1 - i].around(one.times(sign), self._bound):
-                factor = sign * one.l2 / other.l2
-                if other.times(factor).distance(one) <= self._bound:
-                    return f"has the values of {name} times {factor:.4g}"
-        for name, other in self._by_l2[1 - i].around(one, _EXACT):
-            peaks = [max(-p.minimum, p.maximum) for p in (one, other)]
-            if math.isclose(*peaks, rel_tol=_EXACT) and not one.distance(other) <= self._bound:
-                return f"has the magnitudes of {name} with other signs"
-        return ""
+
+def refused(entry: Entry, reason: str) -> list[LeftOver]:
+    """What an entry that fits no records leaves over."""
+    places = list(entry.expanded())
+    return [
+        LeftOver(
+            name, tuple(dict.fromkeys(p for pair in places for p in pair[i])), reason, is_explained=False
+        )
+        for i, name in enumerate(_SIDES)
+    ]
 
 
 def rivals(matching: Matching) -> tuple[dict[str, list[str]], dict[str, list[str]]]:

@@ -42,10 +42,27 @@ def read_map(path: str | os.PathLike[str]) -> Alignment:
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
-        tables = tomllib.loads(text)
     except OSError as error:
         raise ReadError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise ReadError(f"{path}: is no TOML: {error}") from error
+    return parse_map(text, path)
+
+
+def parse_map(text: str, path: str | os.PathLike[str]) -> Alignment:
+    """Read the text of a map file.
+
+    Args:
+        text: The text.
+        path: Where it is from, for messages.
+
+    Raises:
+        ReadError: It is no TOML.
+        UsageError: An entry makes no sense; the message says at which line it begins.
+    """
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
         raise ReadError(f"{path}: is no TOML: {error}") from error
     for name in tables:
         if name not in (*_KINDS, "tokens"):

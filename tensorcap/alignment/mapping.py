@@ -63,11 +63,6 @@ class Entry:
         return UsageError(f"{where}{abbreviate(self.text, 200)}: {reason}", hint=hint)
 
     @property
-    def is_computed(self) -> bool:
-        """Whether nobody wrote it."""
-        return not self.where and self.evidence != "user"
-
-    @property
     def token_steps(self) -> tuple[str, ...]:
         """The steps that are done on the tokens of both sides."""
         return tuple(step for step in self.steps if step in TOKEN_STEPS)

@@ -10,7 +10,7 @@ import bisect
 import math
 import re
 from collections import defaultdict
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -134,6 +134,12 @@ class Matching:
     def _proven(self, *, is_plain: bool) -> list[Candidate]:
         found = [c for c in self._candidates.values() if c.nats >= _ENOUGH or (c.is_named and not is_plain)]
         return [c for c in found if self._is_plain(c)] if is_plain else found
+
+    def likest(self, reference: str, targets: Collection[str]) -> float:
+        """What structure says at most for a proven candidate of one of these roles that is free."""
+        wanted = (c for c in self._candidates.values() if c.reference == reference or c.target in targets)
+        proven = (c for c in wanted if c.nats >= _ENOUGH and any(self.is_free(c, p) for p in c.places))
+        return max(map(self.likeness, proven), default=-math.inf)
 
     def _is_plain(self, candidate: Candidate) -> bool:
         one, other = self.sides[0].roles[candidate.reference], self.sides[1].roles[candidate.target]
@@ -296,7 +302,7 @@ class Matching:
             takers: The sites that were given the values; by default those that were given its main result.
 
         A wrong tensor makes what follows wrong. What took it as an argument says so, or the nearest module
-        around it that has a partner; where there is none, the end of the run does.
+        around it that has a partner; where there is none, the end of the run does, if it has an order.
         """
         if takers is None:
             takers = self.sides[side].takers_of(self.sides[side].records(site)[0])
@@ -307,6 +313,8 @@ class Matching:
             around = around.rpartition(".")[0]
         if around:
             return self._agrees(side, around)
+        if not self.is_ordered:
+            return False
         orders = self._orders[side]
         at = bisect.bisect_right(orders, (self.sides[side].order(site), "\uffff"))
         following = [other for _, other in orders[at:] if other in self.partner[side]]

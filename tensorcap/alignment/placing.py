@@ -30,16 +30,25 @@ _MOST: Final = 250_000  # pairs between two known ones
 def pair_by_place(matching: Matching) -> None:
     """Take the pairs that order and likeness leave no doubt about."""
     chain = _chain(matching)
-    sequences = [sorted(side.roles.values(), key=lambda r: (r.order, r.name)) for side in matching.sides]
+    sequences = [
+        sorted((r for r in s.roles.values() if not matching.is_taken(i, r)), key=lambda r: (r.order, r.name))
+        for i, s in enumerate(matching.sides)
+    ]
     bounds = [(-1, -1), *chain, (math.inf, math.inf)]
     offsets = _offsets(matching)
     rarity = _rarity(matching)
     for (low, low_other), (high, high_other) in itertools.pairwise(bounds):
-        ones = [r for r in sequences[0] if low < r.order < high and not matching.is_taken(0, r)]
-        others = [r for r in sequences[1] if low_other < r.order < high_other and not matching.is_taken(1, r)]
+        ones = _between(sequences[0], low, high)
+        others = _between(sequences[1], low_other, high_other)
         is_lone = len(ones) == len(others) == 1 and (low >= 0 or high < math.inf)
         if ones and others and len(ones) * len(others) <= _MOST:
             _lay(matching, ones, others, offsets, rarity, bonus=_LONE if is_lone else 0.0)
+
+
+def _between(roles: Sequence[Role], low: float, high: float) -> Sequence[Role]:
+    """Those of some roles in order that gave their first result between two others."""
+    start = bisect.bisect_right(roles, low, key=lambda r: r.order)
+    return roles[start : bisect.bisect_left(roles, high, lo=start, key=lambda r: r.order)]
 
 
 def _chain(matching: Matching) -> list[tuple[float, float]]:

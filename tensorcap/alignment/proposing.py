@@ -7,20 +7,24 @@ from typing import Literal
 
 from tensorcap.alignment.entries import entries_of_fusion, entries_of_pair, entries_of_taken
 from tensorcap.alignment.evidence import Prints
-from tensorcap.alignment.fusing import Fusion, claim, fuse_by_shapes, fuse_by_values, is_free, settle
+from tensorcap.alignment.fusing import Fusion, claim, is_free, settle
 from tensorcap.alignment.holding import entries_of_held
-from tensorcap.alignment.leftovers import Leavings
+from tensorcap.alignment.leftovers import Leavings, refused
+from tensorcap.alignment.linking import Link
 from tensorcap.alignment.mapping import Alignment, Entry, LeftOver
 from tensorcap.alignment.matching import Matching
 from tensorcap.alignment.naming import Naming, plain_name
+from tensorcap.alignment.parting import fuse_by_shapes, fuse_by_values
 from tensorcap.alignment.placing import pair_by_place
-from tensorcap.alignment.resolution import resolve
+from tensorcap.alignment.resolution import resolve_each
+from tensorcap.alignment.scaling import pair_scaled
 from tensorcap.alignment.sides import Side
 from tensorcap.alignment.slots import Slots
 from tensorcap.alignment.summing import possible_sums
 from tensorcap.alignment.survey import Survey
 from tensorcap.alignment.taking import taken_results
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.errors import UsageError
 
 By = Literal["all", "values", "names"]
 
@@ -56,7 +60,7 @@ def propose(
     is_ordered = reference.is_ordered and target.is_ordered
     matching = Matching(one, other, None if by == "values" else naming, is_ordered=is_ordered)
     slots = Slots(archives, prints, matching, read_values=read_values)
-    sums = list(possible_sums(matching))
+    sums = possible_sums(matching)
     matching.settle_names({(fusion.whole, part) for fusion in sums for part in fusion.parts})
     fused = _settle_values(matching, slots, sums) if by != "names" else []
     matching.pair_names_left()
@@ -77,9 +81,16 @@ def propose(
     left += unsure
     leavings = Leavings(matching, slots.judge.bound)
     left += leavings.sites(surveys)
-    links = resolve(Alignment(tuple(entries)), reference, target)
+    kept: list[Entry] = []
+    links: list[Link] = []
+    for entry, found in resolve_each(Alignment(tuple(entries)), reference, target):
+        if isinstance(found, UsageError):  # later calls have other shapes, or there are none of the same step
+            left += refused(entry, str(found))
+        else:
+            kept.append(entry)
+            links += found
     left += leavings.records(archives, links, left, contested)
-    return Alignment(tuple(_sorted(entries, one)), tuple(left))
+    return Alignment(tuple(_sorted(kept, one)), tuple(left))
 
 
 def _settle_values(matching: Matching, slots: Slots, sums: Sequence[Fusion]) -> list[Fusion]:
@@ -98,7 +109,8 @@ def _settle_values(matching: Matching, slots: Slots, sums: Sequence[Fusion]) -> 
         pair_by_place(matching)
         fused += fuse_by_shapes(matching, slots)
         pair_by_place(matching)
-    return fused
+    pair_scaled(matching, slots.judge.bound)
+    return fused + settle(matching, slots, sums, may_repeat=True)
 
 
 def _sorted(entries: Iterable[Entry], side: Side) -> list[Entry]:

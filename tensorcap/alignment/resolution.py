@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from tensorcap.alignment.linking import Gatherings, Link, LinkMaker
 from tensorcap.alignment.mapping import Alignment, Entry
 from tensorcap.alignment.tokens import TokenAlignment
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
 
@@ -60,49 +61,65 @@ def _ranked(rank: int, site: str) -> str:
 def resolve(alignment: Alignment, reference: Archive, target: Archive) -> list[Link]:
     """Find the records of all entries, and check their shapes; no tensor is read, save ids and masks.
 
-    Returns:
-        The links; of a computed entry whose sites were never called in the same step and call, none.
-
     Raises:
         UsageError: An entry fits no record of a side; the shapes contradict its steps; it maps a record that
             another one maps already; or tokens are to be matched and cannot be.
         ReadError: Ids or masks cannot be read.
     """
+    links: list[Link] = []
+    for _, found in resolve_each(alignment, reference, target):
+        if isinstance(found, UsageError):
+            raise found
+        links += found
+    return links
+
+
+def resolve_each(
+    alignment: Alignment, reference: Archive, target: Archive
+) -> Iterator[tuple[Entry, list[Link] | UsageError]]:
+    """The links of each entry, or why it has none; see `resolve`."""
     sides = _Side(reference), _Side(target)
     gatherings = Gatherings(alignment.tokens, reference, target)
-    links: list[Link] = []
     mapped: dict[str, Entry] = {}
     for entry in alignment.entries:
-        making, found, seen = LinkMaker(entry, gatherings.of(entry)), 0, [False, False]
-        for names in entry.expanded():
-            placed = [
-                [place for name in side_names for place in side.places(name)]
-                for side, side_names in zip(sides, names, strict=True)
-            ]
-            for i, side in enumerate(sides):
-                seen[i] |= any(side.of(site) for site, _ in placed[i])
-            for ours, theirs in _groups(sides, placed[0], placed[1], making.steps):
-                link = making.link(ours, theirs)
-                if link is None:
-                    continue
-                for record in link.reference:
-                    before = mapped.setdefault(record.key.text, entry)
-                    if before is not entry:
-                        raise entry.refuse(
-                            f"{record.key.text} is mapped already"
-                            + (f", at {before.where}" if before.where else f" by {before.text}")
-                        )
-                links.append(link)
-                found += 1
-        if not found:
-            lacking = [
-                name for name, is_there in zip(("reference", "target"), seen, strict=True) if not is_there
-            ]
-            if lacking:
-                raise entry.refuse(f"fits no record of the {' and none of the '.join(lacking)}")
-            if entry.is_computed:
+        try:
+            links = _links(entry, sides, LinkMaker(entry, gatherings.of(entry)), mapped)
+        except UsageError as error:
+            yield entry, error
+            continue
+        mapped |= {record.key.text: entry for link in links for record in link.reference}
+        yield entry, links
+
+
+def _links(
+    entry: Entry, sides: tuple[_Side, _Side], making: LinkMaker, mapped: Mapping[str, Entry]
+) -> list[Link]:
+    """The links of an entry, none of whose records of the reference others have mapped."""
+    links, seen = [], [False, False]
+    for names in entry.expanded():
+        placed = [
+            [place for name in side_names for place in side.places(name)]
+            for side, side_names in zip(sides, names, strict=True)
+        ]
+        for i, side in enumerate(sides):
+            seen[i] |= any(side.of(site) for site, _ in placed[i])
+        for ours, theirs in _groups(sides, placed[0], placed[1], making.steps):
+            link = making.link(ours, theirs)
+            if link is None:
                 continue
-            raise entry.refuse("both sides have records there, but none with the same step and call")
+            for record in link.reference:
+                before = mapped.get(record.key.text)
+                if before is not None:
+                    raise entry.refuse(
+                        f"{record.key.text} is mapped already"
+                        + (f", at {before.where}" if before.where else f" by {before.text}")
+                    )
+            links.append(link)
+    if not links:
+        lacking = [name for name, is_there in zip(("reference", "target"), seen, strict=True) if not is_there]
+        if lacking:
+            raise entry.refuse(f"fits no record of the {' and none of the '.join(lacking)}")
+        raise entry.refuse("both sides have records there, but none with the same step and call")
     return links
 
 

@@ -79,6 +79,11 @@ class Role:
         return self.site if self.slot else self.name.rpartition(".")[0]
 
     @property
+    def is_held(self) -> bool:
+        """Whether it is what modules hold: parameters, or the tensors of a file without slots."""
+        return self.slot.startswith(HELD) or self.record.key.is_bare
+
+    @property
     def family(self) -> str:
         """What kind of module it is by its class, or by its name where no class is known; or empty."""
         if self.slot:

@@ -10,6 +10,7 @@ from tensorcap.alignment.evidence import Near, Print, Prints, groups, values_of
 from tensorcap.alignment.roles import Index, roles_of
 from tensorcap.alignment.survey import Member, Survey
 from tensorcap_formats.records import Record
+from tensorcap_formats.statistics import Statistics
 
 
 class Side:
@@ -98,6 +99,10 @@ class Side:
     def print_of(self, record: Record) -> Print | None:
         """The print of a record; None where it proves nothing, or values are not to be used."""
         return self._prints.of(record) if self._uses_values else None
+
+    def statistics_of(self, record: Record) -> Statistics | None:
+        """The statistics of a record; None where they are not known, or values are not to be used."""
+        return self._prints.statistics(record) if self._uses_values else None
 
     def print_of_all(self, records: Sequence[Record]) -> Print | None:
         """The print of several records together; None where `print_of` gives none of one of them."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from tensorcap.alignment.evidence import Prints
 from tensorcap.alignment.fitting import Candidate as LayoutChoice
-from tensorcap.alignment.fitting import Fit, fit
-from tensorcap.alignment.judging import Judge
+from tensorcap.alignment.fitting import Fit, fit, residual
+from tensorcap.alignment.judging import Judge, Shapes
 from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.matching import Candidate, Matching, Place
 from tensorcap.alignment.resolution import pair_slots
@@ -19,6 +19,8 @@ from tensorcap_formats.records import Record
 
 Steps = tuple[str, ...]
 
+_READ: Final = 128  # members of a role that are read: the layers of most models
+_MOST: Final = 1 << 24  # elements of them
 _AGREE: Final = 0.4  # residual of values that agree; unrelated ones leave 1.4
 
 
@@ -58,19 +60,19 @@ class Slots:
         matching: Matching,
         *,
         read_values: bool,
-        turned: Mapping[tuple[str, str], bool] | None = None,
+        shapes: Iterable[Shapes] = (),
     ) -> None:
         self._archives = archives
         self._read_values = read_values
         self.prints = prints
         self._fits: dict[tuple[object, ...], Fit | None] = {}
         self.matching = matching
-        self.judge = Judge(matching, turned or {})
+        self.judge = Judge(matching, shapes)
         self.covered: set[str] = set()
 
-    def of(self, matching: Matching, turned: Mapping[tuple[str, str], bool]) -> Slots:
-        """The same for other pairs of the same archives; see `Judge` for what is turned."""
-        return Slots(self._archives, self.prints, matching, read_values=self._read_values, turned=turned)
+    def of(self, matching: Matching, shapes: Iterable[Shapes]) -> Slots:
+        """The same for other pairs of the same archives; see `Judge` for shapes."""
+        return Slots(self._archives, self.prints, matching, read_values=self._read_values, shapes=shapes)
 
     def fit(
         self,
@@ -99,6 +101,24 @@ class Slots:
         archives = self._archives if self._read_values else None
         return fit(reference, target, archives, self.matching.rounding)
 
+    def residuals(
+        self, how: Fit, pairs: Sequence[tuple[Sequence[Record], Sequence[Record]]]
+    ) -> list[float | None]:
+        """The relative error that a layout leaves in each of several places; None where nothing was read."""
+        found: list[float | None] = [None] * len(pairs)
+        left = _MOST
+        for i, (reference, target) in enumerate(pairs[:_READ]):
+            records = (*reference, *target)
+            left -= sum(record.size for record in records)
+            if not self._read_values or left < 0 or not all(record.stored for record in records):
+                continue
+            is_same = len(records) == 2 and records[0].digest and records[0].digest == records[1].digest
+            if is_same and not how.steps:
+                found[i] = 0.0
+            else:
+                found[i] = residual(how, reference, target, self._archives)
+        return found
+
     def members(self, candidate: Candidate, place: Place) -> tuple[Member, Member]:
         """The two members of a place."""
         one, other = self.matching.sides
@@ -120,7 +140,7 @@ class Slots:
             why: dict[tuple[str, str], tuple[Evidence, str]] = {}
             why |= dict.fromkeys(pairs, ("values", "what the two were given, with equal values"))
             for pair in self._others(one, other, known, [*why]):
-                if not self._contradicts(candidate, place, one[pair[0]], other[pair[1]]):
+                if not self._contradicts(candidate, place, pair):
                     why[pair] = self._reason(pair, known)
             found[place] = [
                 Taken(f"input.{a}", f"input.{b}", steps, *why[a, b])
@@ -168,11 +188,13 @@ class Slots:
             pairs.append((floats[0][0], floats[1][0]))
         return [(a, b) for a, b in pairs if one[a].size == other[b].size]
 
-    def _contradicts(self, candidate: Candidate, place: Place, record: Record, other: Record) -> bool:
-        """Whether two arguments differ though what was made of them agrees."""
-        is_near = self._are_near(record, other)
+    def _contradicts(self, candidate: Candidate, place: Place, pair: tuple[str, str]) -> bool:
+        """Whether two arguments differ though results agree, or, if names differ too, may agree."""
+        one, other = (m.arguments[name] for m, name in zip(self.members(candidate, place), pair, strict=True))
+        if self._are_near(one, other) is not False:
+            return False
         results_are = self.matching.are_near(*self.matching.sites_of(candidate, place))
-        return is_near is False and results_are is not False
+        return results_are is not False if pair[0] != pair[1] else results_are is True
 
     @staticmethod
     def _reason(pair: tuple[str, str], known: Mapping[tuple[str, str], None]) -> tuple[Evidence, str]:
@@ -192,13 +214,18 @@ class Slots:
         return None if is_lost else how.steps
 
     def is_whole(self, candidate: Candidate, place: Place, steps: Steps, taken: Sequence[Taken]) -> bool:
-        """Whether an entry of the two sites, with these steps, pairs just what belongs together."""
+        """Whether an entry of the two sites, with these steps, pairs just what belongs together.
+
+        A result that alone differs gets an entry with a reason of its own.
+        """
         one, other = self.members(candidate, place)
         if one.result is None or other.result is None or one.result.key.is_bare or other.result.key.is_bare:
             return True
         wanted = {(one.result.key.slot, other.result.key.slot), *((t.reference, t.target) for t in taken)}
+        is_near = self.matching.are_near(*self.matching.sites_of(candidate, place))
         for left, right in self.further(one, other):
-            if self.plainly(left, right) != steps:
+            is_odd = self._are_near(left, right) is False
+            if self.plainly(left, right) != steps or (is_odd and is_near):
                 return False
             wanted.add((left.key.slot, right.key.slot))
         slots = ({r.key.slot: r for r in (*m.results.values(), *m.arguments.values())} for m in (one, other))

@@ -6,6 +6,7 @@ norms and extremes say what is impossible, and the values, where they may be rea
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections import defaultdict
@@ -13,33 +14,66 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from tensorcap.alignment.evidence import Agreement, Print
-from tensorcap.alignment.fusing import Fusion, places_of, shifts_of
+from tensorcap.alignment.fusing import Fusion
 from tensorcap.alignment.matching import Matching
-from tensorcap.alignment.roles import Role
+from tensorcap.alignment.parting import places_of
+from tensorcap.alignment.roles import Index, Role
+
+Means = dict[int, list[tuple[float, str]]]  # of the results of the reference, by size, in order
 
 _PARTS: Final = (2, 3)
 _ENOUGH: Final = 6.0  # nats
 _UNRELATED: Final = 0.1
 _MOST: Final = 20.0  # nats
+_REACH: Final = 8  # roundings by which the mean of a sum may be off
+_MANY: Final = 64  # results with a mean; more prove nothing
 
 
-def possible_sums(matching: Matching) -> Iterator[Fusion]:
+def possible_sums(matching: Matching) -> list[Fusion]:
     """Results of one site of the target whose means add up to that of a result of the reference."""
-    wholes: dict[int, list[Role]] = defaultdict(list)
-    for role in matching.sides[0].roles.values():
-        wholes[role.record.size].append(role)
+    one, other = matching.sides
+    by_size: Means = defaultdict(list)
+    for site, found in one.prints.items():
+        by_size[found.size].append((found.mean, site))
+    for means in by_size.values():
+        means.sort()
+    tried: dict[tuple[tuple[str, ...], str, Index], Fusion] = {}
     for results in _results(matching):
         for parts in (p for count in _PARTS for p in itertools.combinations(results, count)):
-            sizes = {part.record.size for part in parts}
-            for whole in wholes.get(min(sizes), ()) if len(sizes) == 1 else ():
-                for shift in shifts_of(parts, None, whole):
-                    places = places_of(parts, None, whole, shift)
-                    found = {index: _agreement(matching, *place) for index, place in places.items()}
-                    agreeing = {index: one for index, one in found.items() if one is not None}
-                    names = tuple(part.name for part in parts)
-                    fusion = Fusion(False, names, None, whole.name, places, shift, agreeing, is_sum=True)
-                    if fusion.nats >= _ENOUGH:
-                        yield fusion
+            names = tuple(part.name for part in parts)
+            for index in parts[0].members:
+                sites = [part.members[index].site for part in parts if index in part.members]
+                prints = [other.prints[site] for site in sites if site in other.prints]
+                for whole, numbers in _near(matching, by_size, prints) if len(prints) == len(parts) else ():
+                    if len(numbers) == len(index):
+                        shift = tuple(a - b for a, b in zip(index, numbers, strict=True))
+                        if (names, whole.name, shift) not in tried:
+                            tried[names, whole.name, shift] = _fusion(matching, by_size, parts, whole, shift)
+    return [fusion for fusion in tried.values() if fusion.nats >= _ENOUGH]
+
+
+def _near(matching: Matching, by_size: Means, parts: Sequence[Print]) -> list[tuple[Role, Index]]:
+    """The results of the reference whose mean is that of a sum, if they are few."""
+    if len({part.size for part in parts}) > 1:
+        return []
+    means, (start, stop) = by_size.get(parts[0].size, []), _span(matching, by_size, parts)
+    return [matching.sides[0].by_site[site] for _, site in means[start:stop]] if stop - start <= _MANY else []
+
+
+def _span(matching: Matching, by_size: Means, parts: Sequence[Print]) -> tuple[int, int]:
+    """The places, among the means of the reference in order, of those that are the mean of a sum."""
+    means, mean = by_size.get(parts[0].size, []), sum(part.mean for part in parts)
+    reach = _REACH * matching.rounding * max(part.l2 for part in parts) / math.sqrt(parts[0].size)
+    start = bisect.bisect_left(means, (mean - reach, ""))
+    return start, bisect.bisect_left(means, (mean + reach, ""), lo=start)
+
+
+def _fusion(matching: Matching, by_size: Means, parts: Sequence[Role], whole: Role, shift: Index) -> Fusion:
+    places = places_of(parts, None, whole, shift)
+    found = {index: _agreement(matching, by_size, *place) for index, place in places.items()}
+    agreeing = {index: one for index, one in found.items() if one is not None}
+    names = tuple(part.name for part in parts)
+    return Fusion(False, names, None, whole.name, places, shift, agreeing, is_sum=True)
 
 
 def _results(matching: Matching) -> Iterator[list[Role]]:
@@ -55,27 +89,32 @@ def _results(matching: Matching) -> Iterator[list[Role]]:
             yield sorted(results, key=lambda role: (role.order, role.name))
 
 
-def _agreement(matching: Matching, sites: Sequence[str], whole: str) -> Agreement | None:
+def _agreement(matching: Matching, by_size: Means, sites: Sequence[str], whole: str) -> Agreement | None:
+    """What the mean of a sum proves; None where it proves nothing, or norms or extremes exclude it."""
     one, other = matching.sides
     parts = [other.prints[site] for site in sites if site in other.prints]
     if len(parts) < len(sites) or whole not in one.prints:
         return None
-    if any(matching.is_near(one.prints[whole], part) for part in parts):
+    made, rounding = one.prints[whole], matching.rounding
+    if not _is_possible(made, parts, 8 * rounding):
         return None
-    return _proof(one.prints[whole], parts, matching.rounding)
-
-
-def _proof(whole: Print, parts: Sequence[Print], rounding: float) -> Agreement | None:
-    """What the mean of a sum proves; None where it proves nothing, or norms or extremes exclude it."""
-    scale = max(one.l2 for one in (whole, *parts)) / math.sqrt(whole.size)
-    peak = max(abs(value) for one in (whole, *parts) for value in (one.minimum, one.maximum))
-    slack = 1 + 8 * rounding
-    is_possible = (
-        2 * max(one.l2 for one in (whole, *parts)) <= slack * sum(one.l2 for one in (whole, *parts))
-        and whole.maximum <= sum(part.maximum for part in parts) + 8 * rounding * peak
-        and whole.minimum >= sum(part.minimum for part in parts) - 8 * rounding * peak
-    )
-    distance = abs(whole.mean - sum(part.mean for part in parts)) / scale
-    usual = min(_UNRELATED, max(abs(one.mean) for one in (whole, *parts)) / scale)
+    scale = max(part.l2 for part in (made, *parts)) / math.sqrt(made.size)
+    mean = sum(part.mean for part in parts)
+    start, stop = _span(matching, by_size, parts)
+    means = by_size[made.size]
+    beside = [abs(found - mean) for found, _ in (*means[:start][-1:], *means[stop : stop + 1])]
+    usual = min(_UNRELATED * scale, *(abs(part.mean) for part in (made, *parts)), *beside) / scale
+    distance = abs(made.mean - mean) / scale
     nats = math.log(max(usual, rounding) / max(distance, rounding))
-    return Agreement(distance, usual, min(nats, _MOST)) if is_possible and nats > 1.0 else None
+    return Agreement(distance, usual, min(nats, _MOST)) if nats > 1.0 else None
+
+
+def _is_possible(whole: Print, parts: Sequence[Print], slack: float) -> bool:
+    """Whether norms and extremes allow a tensor to be the sum of others."""
+    every = (whole, *parts)
+    peak = slack * max(abs(value) for one in every for value in (one.minimum, one.maximum))
+    return (
+        2 * max(one.l2 for one in every) <= (1 + slack) * sum(one.l2 for one in every)
+        and whole.maximum <= sum(part.maximum for part in parts) + peak
+        and whole.minimum >= sum(part.minimum for part in parts) - peak
+    )

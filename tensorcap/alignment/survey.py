@@ -31,7 +31,7 @@ class Member:
 
     Attributes:
         site: Its name.
-        result: The main tensor that its first call gave; None where there is none.
+        result: The main tensor that its first call gave, or the first; None where it gave none.
         arguments: The tensors that its first call took, by name.
         parameters: Shapes of its own parameters, by name.
         module: Qualified name of its class; empty where it is not known.
@@ -110,7 +110,8 @@ class Survey:
             module, point = listed.get(site, {}), points.get(site, {})
             calls = point.get("calls")
             slots = results.get(site, {})
-            main = main_of({slot: records[0] for slot, records in slots.items()})
+            firsts = {slot: records[0] for slot, records in slots.items()}
+            main = main_of(firsts) or next(iter(firsts.values()), None)
             shards = slots[main.key.slot] if main else ()
             member = Member(
                 site,
@@ -187,7 +188,11 @@ def _beside(archive: Archive) -> dict[str, dict[str, tuple[Record, ...]]]:
         if not key.is_bare and key.slot.startswith((*HELD, "grad_")):
             found.setdefault(key.site, {}).setdefault(key.slot, {}).setdefault(key.rank, record)
     return {
-        site: {slot: _unlike([ranks[rank] for rank in sorted(ranks)]) for slot, ranks in slots.items()}
+        site: {
+            slot: _unlike([ranks[rank] for rank in sorted(ranks)])
+            for slot, ranks in slots.items()
+            if 0 in ranks
+        }
         for site, slots in found.items()
     }
 

@@ -77,13 +77,13 @@ class Limits:
 
     def unmet(self, steps: int) -> tuple[str, ...]:
         """The steps that were asked for and are beyond a run of so many, each span as a text."""
-        return tuple(f"steps {_span_text(span)}" for span in self.steps if span.start >= steps)
+        return tuple(f"steps {span_text(span)}" for span in self.steps if span.start >= steps)
 
     def describe(self) -> dict[str, Any]:
         """The limits that were given, as the run's metadata keep them."""
         found: dict[str, Any] = {}
         if self.steps:
-            found["steps"] = ",".join(map(_span_text, self.steps))
+            found["steps"] = ",".join(map(span_text, self.steps))
         if self.sample is not None:
             found["sample"] = self.sample
         if self.max_bytes is not None:
@@ -144,7 +144,8 @@ def _span(steps: range | int) -> range:
     return steps
 
 
-def _span_text(span: range) -> str:
+def span_text(span: range) -> str:
+    """A span as `parse_steps` reads it."""
     if len(span) == 1:
         return str(span.start)
     return f"{span.start}-" if span.stop == _OPEN else f"{span.start}-{span.stop - 1}"

@@ -10,7 +10,8 @@ from __future__ import annotations
 import enum
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Set, ValuesView
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Set, ValuesView
+from copy import copy
 from dataclasses import fields, is_dataclass
 from functools import partial
 from types import (
@@ -90,6 +91,67 @@ def walk(value: object, kinds: Kinds) -> list[Leaf]:
     walker = _Walker(kinds)
     walker.visit("", value, 0)
     return _with_unique_names(walker.leaves)
+
+
+def rebuilt(value: Any, kinds: Kinds, change: Callable[[str, Any], Any]) -> Any:
+    """The value with other tensors in it: what holds a tensor that changes is copied, nothing is written to.
+
+    Mappings, lists, tuples, named tuples, deques and dataclasses are entered, with the names of `walk`. What
+    other objects hold (caches, to which the caller goes on writing) stays as it is.
+
+    Args:
+        value: Anything.
+        kinds: As for `walk`.
+        change: Gives for the name of a tensor, and the tensor, what stands there afterwards.
+
+    Returns:
+        The value itself where no tensor changes.
+
+    Example:
+        >>> import numpy as np
+        >>> old = {"rope": (np.ones(2), None)}
+        >>> new = rebuilt(old, Kinds((np.ndarray,)), lambda name, tensor: np.zeros(2))
+        >>> new["rope"], old["rope"][0]
+        ((array([0., 0.]), None), array([1., 1.]))
+    """
+    return _Rebuilder(kinds, change).of("", value, 0)
+
+
+class _Rebuilder:
+    def __init__(self, kinds: Kinds, change: Callable[[str, Any], Any]) -> None:
+        self._kinds = kinds
+        self._change = change
+        self._taken: set[str] = set()
+
+    def of(self, name: str, value: Any, depth: int) -> Any:
+        if isinstance(value, self._kinds.tensors):
+            return self._change(_unique(name, self._taken), value)
+        is_entered = isinstance(value, (Mapping, list, tuple, deque)) or is_dataclass(value)
+        if not is_entered or isinstance(value, (type, self._kinds.opaque)) or depth > MAX_DEPTH:
+            return value
+        prefix = f"{name}." if name else ""
+        items = _items(value) or []
+        found = [self.of(prefix + field, item, depth + 1) for field, item in items]
+        if all(new is old for new, (_, old) in zip(found, items, strict=True)):
+            return value
+        return _holding(value, [field for field, _ in items], found)
+
+
+def _holding(value: Any, names: list[str], items: list[Any]) -> Any:
+    """A container like this one that holds other items."""
+    if isinstance(value, tuple):
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    made = copy(value)
+    if isinstance(value, Mapping):
+        for key, item in zip(value, items, strict=True):
+            made[key] = item
+    elif isinstance(value, (list, deque)):
+        for i, item in enumerate(items):
+            made[i] = item
+    else:
+        for field, item in zip(names, items, strict=True):
+            object.__setattr__(made, field, item)
+    return made
 
 
 def class_name(thing: object) -> str:
@@ -266,11 +328,17 @@ def _with_unique_names(leaves: list[Leaf]) -> list[Leaf]:
     """Give the second leaf of one name another: `{"a.b": x, "a": {"b": y}}` holds two named `a.b`."""
     taken: set[str] = set()
     for i, leaf in enumerate(leaves):
-        name, n = leaf.name, 1
-        while name in taken:
-            n += 1
-            name = f"{leaf.name}:{n}"
-        taken.add(name)
-        if n > 1:
+        name = _unique(leaf.name, taken)
+        if name != leaf.name:
             leaves[i] = leaf._replace(name=name)
     return leaves
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    """The name, or if it is taken that of the second, third, … of it; it is taken then."""
+    found, n = name, 1
+    while found in taken:
+        n += 1
+        found = f"{name}:{n}"
+    taken.add(found)
+    return found

@@ -100,6 +100,7 @@ def account_of(
     flips: Sequence[Flips],
     policy: Policy,
     precision: Callable[[Pair], Precision],
+    is_injected: bool = False,
 ) -> Account:
     """Sum up what the tests found; the arguments are what they worked on."""
     measured = [
@@ -108,9 +109,15 @@ def account_of(
         if pair.reference and pair.difference is not None and row_error(pair) is not None
     ]
     coarsest = max((precision(p) for p in measured if _is_float(p)), key=lambda p: p.unit, default=None)
-    growth = _growth(measured, calls, policy, precision, has_inputs=has_inputs)
+    growth = () if is_injected else _growth(measured, calls, policy, precision, has_inputs=has_inputs)
     worst = max(gains, key=lambda gain: gain.finding.value / gain.finding.limit, default=None)
+    if is_injected:  # what went into modules is known without having been compared
+        untested, has_inputs = (), True
     blind = _blind(reference, untested, growth, flips, coarsest, has_inputs=has_inputs, left_out=left_out)
+    if is_injected and coarsest is not None:
+        seen = policy.judge_own(0.0, coarsest, is_leaf=True).limit
+        least = seen if coarsest.is_wide else seen * coarsest.rounding
+        blind.append(f"An own error of a leaf below {least:.2g} cannot be seen.")
     blind += unexercised(reference)
     return Account(
         policy=policy,

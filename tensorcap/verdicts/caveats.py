@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tensorcap.verdicts.injected import injection_text
 from tensorcap.verdicts.pairing import Pair
 from tensorcap.verdicts.places import points_of
 from tensorcap_formats.archive import Archive
@@ -44,6 +45,13 @@ def caveats(reference: Archive, target: Archive) -> Iterator[str]:
         if not archive.is_complete:
             error = error_of(archive.run)
             yield f"The {name} is incomplete: its run ended early{f' ({error})' if error else ''}."
+    for name, archive in (("reference", reference), ("target", target)):
+        injection = injection_text(archive.run)
+        if injection:
+            yield f"The {name} is an injected run: {injection}."
+    root = target.run.get("injected", {}).get("root") if injection else None
+    if root and reference.root and root != reference.root:
+        yield "What was injected into the target is not of this reference: errors are not its modules' own."
     if not reference.is_ordered:
         yield "The reference has no execution order: natural order of names is used instead."
     steps, others = _steps(reference), _steps(target)

@@ -14,6 +14,8 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
 
 _OWN: Final = (
+    "A",
+    "A'",
     "D",
     "D'",
     "T",
@@ -101,6 +103,8 @@ def _weight(pair: Pair, inputs: _Inputs) -> int:
     """Certain ones first, then a module's own error, then an error that may have come from before it."""
     if pair.status == "unjudged":
         return 3
+    if pair.status == "unmapped" or (pair.status in ABSENT and _is_argument(pair)):
+        return 2  # what it is in the target is not known, or it has another name; a wrong value says more
     if pair.reference is not None and is_inner(pair.reference.key) and pair.status in ABSENT:
         return 1  # another implementation has other ops; a wrong value says more
     tests = {f.test for f in pair.findings if f.status in ("suspect", "diverged")}
@@ -110,6 +114,10 @@ def _weight(pair: Pair, inputs: _Inputs) -> int:
     if pair.status != "suspect":
         return 0
     return 1 if tests & set(_OWN) else 2
+
+
+def _is_argument(pair: Pair) -> bool:
+    return pair.reference is not None and pair.reference.key.slot.partition(".")[0] == "input"
 
 
 def _inherits_rows(pair: Pair, inputs: Sequence[Pair]) -> bool:

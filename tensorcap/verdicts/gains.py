@@ -95,6 +95,7 @@ class Gains:
         precision: The precision of a pair.
         confirm: A second look at a gain that is not green.
         of_rows: A look at the rows whose choices of experts are the same.
+        was_replaced: Whether another value than that of a pair went on, so that it says nothing of a gain.
 
     Attributes:
         untested: Sites of leaves whose inputs were not captured, or not compared.
@@ -112,6 +113,7 @@ class Gains:
         precision: Callable[[Pair], Precision],
         confirm: Confirm,
         of_rows: OfRows,
+        was_replaced: Callable[[Pair], bool] = lambda pair: False,
     ) -> None:
         self._calls = calls
         self._pairs = pairs
@@ -121,6 +123,7 @@ class Gains:
         self._precision = precision
         self._confirm = confirm
         self._of_rows = of_rows
+        self._was_replaced = was_replaced
         self.untested: dict[str, None] = {}
         self.has_inputs = False
         self._done: set[str] = set()
@@ -134,7 +137,7 @@ class Gains:
             yield from self._of_leaf(leaf)
         for core in self._calls.cores():
             sources = self._known(core.sources)
-            if sources is not None:
+            if sources is not None and not any(map(self._was_replaced, sources)):
                 for result in core.results:
                     yield from self._of(core.attention, sources, result, is_core=True, is_centred=False)
 
@@ -142,7 +145,7 @@ class Gains:
         """The gain of experts over the rows that got the same choices: the others compute something else."""
         inputs = self._known(call.inputs) or []
         chosen = [pair for pair in inputs if pair.reference is not None and is_routing(pair.reference)]
-        if not chosen:
+        if not chosen or any(map(self._was_replaced, inputs)):
             return
         rows = _rows(chosen[0])
         sources = [pair for pair in inputs if _is_float(pair) and _rows(pair) == rows]
@@ -170,6 +173,8 @@ class Gains:
         if inputs is None or not inputs:
             if any(_is_float(record) for record in leaf.outputs):
                 self.untested[leaf.site] = None
+            return
+        if any(map(self._was_replaced, inputs)):
             return
         if any(not _is_float(pair) and pair.status != "identical" for pair in inputs):
             return  # other tokens, other experts: the outputs have nothing to do with each other

@@ -17,6 +17,7 @@ from tensorcap.verdicts.explained import explained_leaves
 from tensorcap.verdicts.flips import Flips, copies_of, find_flips, routers, scores_by_choices
 from tensorcap.verdicts.gains import Gains, row_error
 from tensorcap.verdicts.held import same_numbers
+from tensorcap.verdicts.injected import Injected
 from tensorcap.verdicts.looks import SecondLook
 from tensorcap.verdicts.masks import judged_as_masks
 from tensorcap.verdicts.op_gains import OpGains
@@ -73,6 +74,7 @@ class PolicyJudge:
         policy: The limits.
         precision: What the runs can agree in, or None where neither says what it computed in.
         given: What a user gave; pairs that it is about are left as they are.
+        injected: Which values of the target show a module's own error, where it is an injected run.
         calibration: Limits that known-good runs gave, in the place of the policy's of the same quantity.
     """
 
@@ -85,12 +87,14 @@ class PolicyJudge:
         precision: Precision | None,
         given: Thresholds,
         calibration: Calibration | None = None,
+        injected: Injected | None = None,
     ) -> None:
         self._archives = reference, target
         self._policy = policy
         self._runs_precision = precision
         self._given = given
         self._calibration = calibration
+        self._injected = injected
         self._precisions: dict[tuple[str, str], Precision] = {}
 
     def judge(self, pairs: Sequence[Pair]) -> tuple[list[Pair], Account]:
@@ -141,6 +145,7 @@ class PolicyJudge:
             precision=self._precision,
             confirm=second_look,
             of_rows=second_look.of_rows,
+            was_replaced=self._injected.was_replaced if self._injected else lambda pair: False,
         )
         of_ops = OpGains(
             ops,
@@ -164,7 +169,8 @@ class PolicyJudge:
         for gain in found_gains:
             findings[gain.pair.key] += gain.findings
         for pair, finding in explained_leaves(*self._archives, self._calls, by_key, self._policy):
-            findings[pair.key].append(finding)
+            if not self._is_own(pair):  # the rounding of an archived input depends on it, too
+                findings[pair.key].append(finding)
         judged = [self._judged(pair, findings[pair.key]) for pair in pairs]
         account = account_of(
             *self._archives,
@@ -177,6 +183,7 @@ class PolicyJudge:
             flips=flips,
             policy=self._policy,
             precision=self._precision,
+            is_injected=bool(self._injected),
         )
         return judged, account
 
@@ -248,13 +255,26 @@ class PolicyJudge:
             found.append(Finding("zeros", pair.difference.zero_rows, 0, "suspect", text))
         if error is not None:
             is_rough = is_inner(key) or is_gradient(key)
-            found.append(self._policy.judge_total(error * scale, depth, precision, is_rough=is_rough))
+            own = self._of_own(pair, error, precision)
+            found.append(own or self._policy.judge_total(error * scale, depth, precision, is_rough=is_rough))
             outlier = pair.difference.outlier
             is_masked = is_inner(key) and pair.difference.measured < pair.difference.elements
             if outlier is not None and not is_behind and not is_masked:
                 worst = pair.difference.row_error_p95 or error
                 found.append(self._policy.judge_outlier(outlier, error, worst, precision))
         return found
+
+    def _is_own(self, pair: Pair) -> bool:
+        return self._injected is not None and self._injected.own(pair) is not None
+
+    def _of_own(self, pair: Pair, error: float, precision: Precision) -> Finding | None:
+        """Tests A and A', where the error can have come from nowhere else (POL-70, POL-71)."""
+        own = self._injected.own(pair) if self._injected else None
+        if own is None or pair.reference is None:
+            return None
+        site = pair.reference.key.site
+        is_leaf = own == "result" and self._calls.is_leaf(site) and self._calls.is_simple(site)
+        return self._policy.judge_own(error, precision, is_leaf=is_leaf)
 
     def _of_dtypes(self, pair: Pair) -> list[Finding]:
         """A record that is coarser than the other, and than what both runs say that they computed in."""

@@ -94,6 +94,8 @@ class Policy:
         envelope: Test F: `e0 * rho * sqrt(e1 + e2 * n)` at block n.
         rough: Times the limits of F and of float32 runs, of places within a module's code and of
             gradients: powers multiply a relative error, and what cancels makes it larger.
+        leaf_own: Limits of test A, in roundings.
+        composite_own: Limits of test A'.
         explained: Test G: the largest share of the squared error that the input's value may explain.
         explained_bins: Test G: count of bins of the input's value.
         wide_total: float32 against float32: limits of the whole error; of float64 in proportion to u.
@@ -115,6 +117,8 @@ class Policy:
     outlier_spread: float = 5.0
     envelope: tuple[float, float, float] = (2.0, 4.0, 30.0)
     rough: float = 3.0
+    leaf_own: Limits = Limits(2.5, 3.5)
+    composite_own: Limits = Limits(6.0, 9.0)
     explained: float = 0.05
     explained_bins: int = 64
     wide_total: Limits = Limits(1e-5, 1e-4)
@@ -236,6 +240,24 @@ class Policy:
         limits = self.in_proportion(self.wide_own, precision)
         own = math.sqrt(max(0.0, output**2 - (gains.green * inputs) ** 2))
         text = f"error {inputs:.2g} in, {output:.2g} out: {own:.2g} of its own, at most {limits.green:.2g}"
+        return Finding(test, own, limits.green, limits.status(own), text)
+
+    def judge_own(self, error: float, precision: Precision, *, is_leaf: bool) -> Finding:
+        """Judge the error of what was made of the reference's own values: tests A and A'.
+
+        Args:
+            error: Row error.
+            precision: Of the pair.
+            is_leaf: Whether a leaf of known kind made it.
+        """
+        test = "A" if is_leaf else "A'"
+        if precision.is_wide:
+            limits = self.in_proportion(self.wide_own, precision)
+            text = f"error {error:.2g} of its own, at most {limits.green:.2g}"
+            return Finding(test, error, limits.green, limits.status(error), text)
+        limits = self.leaf_own if is_leaf else self.composite_own
+        own = error / precision.rounding
+        text = f"error {error:.2g} of its own: {own:.3g} roundings, at most {limits.green:g}"
         return Finding(test, own, limits.green, limits.status(own), text)
 
     def judge_tail(self, output: float, inputs: float, precision: Precision, *, is_core: bool) -> Finding:

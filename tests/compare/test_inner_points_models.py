@@ -16,8 +16,8 @@ from tensorcap.comparison import Comparison
 
 pytest.importorskip("transformers")
 
-from tests.zoo.mistakes import MISTAKES  # needs transformers
-from tests.zoo.models import archive_of, make, tokens
+from tests.zoo.deep_mistakes import MISTAKES  # needs transformers
+from tests.zoo.deep_models import archive_of, make, tokens
 
 LAYERS = 2
 ARCHITECTURES = ("llama", "gpt2", "qwen3_moe")

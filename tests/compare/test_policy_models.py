@@ -11,8 +11,8 @@ from tensorcap.comparison import Comparison
 
 pytest.importorskip("transformers")
 
-from tests.zoo.mistakes import MISTAKES  # needs transformers
-from tests.zoo.models import ARCHITECTURES, SCALES, archive_of, make
+from tests.zoo.deep_mistakes import MISTAKES  # needs transformers
+from tests.zoo.deep_models import ARCHITECTURES, SCALES, archive_of, make
 
 LAYERS = 32
 WRONG_LAYER = 4

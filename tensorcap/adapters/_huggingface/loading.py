@@ -56,14 +56,7 @@ def build(path: str, options: dict[str, Any], inputs: Mapping[str, StoredInput] 
         ReadError: A file of weights is damaged.
         MissingPackageError: transformers is not installed.
     """
-    unknown = sorted(set(options) - set(_KNOWN))
-    if unknown:
-        raise UsageError(f"{path}: option {unknown[0]!r} is unknown for a Hugging Face model")
-    try:
-        import transformers  # noqa: F401  # found missing now, with a hint
-    except ModuleNotFoundError:
-        raise missing_package(f"a Hugging Face model ({path})", "transformers", extra="hf") from None
-    path = str(Path(path).expanduser()) if path.startswith("~") else path
+    path = _checked(path, options)
     device = device_named(options.get("device") or "cpu")
     with quiet():
         config = load_config(path, options)
@@ -84,6 +77,33 @@ def build(path: str, options: dict[str, Any], inputs: Mapping[str, StoredInput] 
             hint="Leave --max-new-tokens and --teacher-forced out.",
         )
     return Workload(model, arguments, Generation(count, forced))
+
+
+def build_without_weights(path: str, options: Mapping[str, Any]) -> Any:
+    """Make a model on no device, of its configuration alone: what is in it, and no numbers.
+
+    Raises:
+        UsageError: There is no such model or option; the configuration makes no model.
+        MissingPackageError: transformers is not installed.
+    """
+    path = _checked(path, options)
+    drawn = {"random_weights": 0, **options}
+    with quiet():
+        config = load_config(path, drawn)
+        with torch.device("meta"):
+            return load_model(path, config, drawn)
+
+
+def _checked(path: str, options: Mapping[str, Any]) -> str:
+    """The path with a home folder written out."""
+    unknown = sorted(set(options) - set(_KNOWN))
+    if unknown:
+        raise UsageError(f"{path}: option {unknown[0]!r} is unknown for a Hugging Face model")
+    try:
+        import transformers  # noqa: F401  # found missing now, with a hint
+    except ModuleNotFoundError:
+        raise missing_package(f"a Hugging Face model ({path})", "transformers", extra="hf") from None
+    return str(Path(path).expanduser()) if path.startswith("~") else path
 
 
 def load_config(path: str, options: Mapping[str, Any]) -> Any:

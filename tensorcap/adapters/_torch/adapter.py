@@ -22,12 +22,14 @@ from tensorcap.adapters._torch.perturbation import perturb
 from tensorcap.adapters._torch.points import tap_points
 from tensorcap.adapters._torch.roots import Roots
 from tensorcap.adapters._torch.staging import Staging
+from tensorcap.adapters._torch.substituting import Exchange
 from tensorcap.adapters._torch.tap import record_inputs, tap
 from tensorcap.adapters._torch.tensors import device_named, dtype_named, from_stored
 from tensorcap.adapters._torch.view import ops
 from tensorcap.recording.plan import Plan
 from tensorcap.recording.recorder import Recorder
 from tensorcap.recording.structure import class_name
+from tensorcap.substitution import Substitution
 from tensorcap.workload import StoredInput, Workload
 from tensorcap_formats.errors import UsageError
 
@@ -61,7 +63,14 @@ class TorchAdapter:
         return found
 
     @contextmanager
-    def tap(self, model: nn.Module, names: Collection[str], recorder: Recorder, plan: Plan) -> Iterator[None]:
+    def tap(
+        self,
+        model: nn.Module,
+        names: Collection[str],
+        recorder: Recorder,
+        plan: Plan,
+        substitution: Substitution | None = None,
+    ) -> Iterator[None]:
         """Hook the named modules."""
         modules, _ = tree(model)
         note = attention_note(model, modules.values()) if plan.level == "module" else ""
@@ -78,7 +87,15 @@ class TorchAdapter:
                 gradients.watching(modules) if gradients else nullcontext(),
                 tap_points(plan.watch, leaves, eager=plan.eager),
                 ops(model, modules, plan.ops_in, leaves) if plan.level == "op" else nullcontext(),
-                tap(modules, model, names, leaves, inputs=plan.inputs, gradients=gradients),
+                tap(
+                    modules,
+                    model,
+                    names,
+                    leaves,
+                    inputs=plan.inputs,
+                    gradients=gradients,
+                    exchange=None if substitution is None else Exchange(substitution),
+                ),
             ):
                 yield
 

@@ -173,12 +173,12 @@ def _directly(
         seen = _TAPPED.get(id(module), ())
         for tapped in seen:
             call = tapped.begin(module, token)
-            if call is not None and tapped.inputs:
-                tapped.record_inputs(call, args, kwargs)
+            if call is not None:
+                args, kwargs = tapped.given(call, args, kwargs)
         output = original(module, *args, **kwargs)
         if torch._C._get_tracing_state() is None:
             for tapped in reversed(seen):
-                tapped.end(tapped.recorder.leave(tapped.point, token), output)
+                output = tapped.end(tapped.recorder.leave(tapped.point, token), output)
     return output
 
 

@@ -170,8 +170,8 @@ class Around:
         call = tapped.begin(self._module, token)
         if call is None:
             tapped.follow_inputs(token, args, kwargs)
-        elif tapped.inputs:
-            tapped.record_inputs(call, args, kwargs)
+        else:
+            args, kwargs = tapped.given(call, args, kwargs)
         seen = sum(point.calls for point in self._inner)
         output = self._original(*args, **kwargs)
         if torch._C._get_tracing_state() is None:
@@ -179,7 +179,7 @@ class Around:
                 tapped.follow_output(token, output)
             elif sum(point.calls for point in self._inner) == seen:
                 _tell_fused(tapped.recorder, self._inner, call)
-            tapped.end(tapped.recorder.leave(tapped.point, token), output)
+            output = tapped.end(tapped.recorder.leave(tapped.point, token), output)
         return output
 
     def lift(self) -> None:

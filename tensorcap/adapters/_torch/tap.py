@@ -1,7 +1,8 @@
 """Hooks on torch modules: each call's inputs before it, each call's outputs after it.
 
-A hook returns nothing, keeps nothing, and runs no torch function that a mode of the user would see. The
-values are on their way to the disk before it returns, so what is written in place later does not matter.
+A hook returns nothing, save where a substitution has another value to go on with, keeps nothing, and runs no
+torch function that a mode of the user would see. The values are on their way to the disk before it returns,
+and before they are exchanged, so what is written in place later does not matter.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tensorcap.adapters._torch.leaves import KINDS, Leaves, unseen
 from tensorcap.adapters._torch.obstacles import COMPILED, around_forward, fused_layers, holds_compiled
 from tensorcap.adapters._torch.phase import phase_of
 from tensorcap.adapters._torch.scripted import scripted_as_written
+from tensorcap.adapters._torch.substituting import Exchange
 from tensorcap.adapters._torch.tensors import stored
 from tensorcap.recording.point import Point
 from tensorcap.recording.recorder import Call, Recorder
@@ -48,6 +50,7 @@ def tap(
     *,
     inputs: bool,
     gradients: Gradients | None = None,
+    exchange: Exchange | None = None,
 ) -> Iterator[None]:
     """Hook the named modules, and the root, until the block ends, however it ends.
 
@@ -66,7 +69,7 @@ def tap(
                 continue
             slots = tuple(f"input.{escape(n)}" for n in argument_names(module, signatures))
             point, with_inputs = recorder.points[name], inputs or is_root
-            tapped = Tapped(point, recorder, leaves, slots, with_inputs, is_root, gradients)
+            tapped = Tapped(point, recorder, leaves, slots, with_inputs, is_root, gradients, exchange)
             if id(module) in held:
                 inner = [points[id(m)] for m in layers.get(id(module), ()) if id(m) in points]
                 inner = [other for other in inner if other is not point]
@@ -124,6 +127,7 @@ class Tapped:
         inputs: Whether they are recorded.
         is_root: Whether it is the model itself.
         gradients: What follows its values into a backward pass.
+        exchange: What puts other values in the place of its own.
         before_id: The key of our hook among those before a call.
         after_id: The key of our hook among those after a call.
         keyword_slots: Of the keywords that were seen.
@@ -136,6 +140,7 @@ class Tapped:
     inputs: bool
     is_root: bool
     gradients: Gradients | None = None
+    exchange: Exchange | None = None
     before_id: int = -1
     after_id: int = -1
     keyword_slots: dict[str, str] = field(default_factory=dict)
@@ -182,6 +187,19 @@ class Tapped:
                 self.leaves.record(call, slot, value, required=required)
         self.follow_inputs(call.token, args, kwargs)
 
+    def given(
+        self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Record what a call is given, and say what it goes on with."""
+        if self.inputs:
+            self.record_inputs(call, args, kwargs)
+        if self.exchange is None:
+            return args, kwargs
+        slots = [slot for slot, _ in self._named(args, kwargs)]
+        with unseen():
+            values = self.exchange.values(call, "input", slots, [*args, *kwargs.values()])
+        return tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
+
     def follow_inputs(self, token: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Follow what the call of a token is given, which may repeat another in a backward pass."""
         if self.gradients is not None and self.gradients.inputs:
@@ -196,20 +214,24 @@ class Tapped:
                 self.gradients.follow(token, "output", output)
             self.gradients.end(token)
 
-    def end(self, call: Call | None, output: object) -> None:
-        """The call that `leave` found returns; record what it returns."""
+    def end(self, call: Call | None, output: Any) -> Any:
+        """The call that `leave` found returns; record what it returns, and say what its caller gets."""
         recorder = self.recorder
         if call is None:
             if recorder.is_recording and torch._C._current_graph_task_id() == -1:
                 recorder.lose(self.point, "output", _BEGUN_BEFORE)
-            return
+            return output
         if recorder.is_paused:
             recorder.lose(self.point, "output", _PAUSED)
         elif recorder.failure is None:
             with unseen():
                 self.leaves.record(call, "output", output, required=False)
             self.follow_output(call.token, output)
+            if self.exchange is not None:
+                with unseen():
+                    output = self.exchange.values(call, "output", ["output"], [output])[0]
         recorder.finish(call)
+        return output
 
     def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         """The arguments of a call by slot."""
@@ -243,33 +265,35 @@ class _Before(_Hook):
         super().__init__(tapped)
         self._note_compiled = _noting(tapped.recorder, tapped.point)
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if torch.compiler.is_compiling():
             self._note_compiled()
-            return
+            return None
         tapped = self._tapped
         token = id(sys._getframe(1))
         call = tapped.begin(module, token)
         if call is None:
             tapped.follow_inputs(token, args, kwargs)
-            return
+            return None
         hooks: Any = module._forward_hooks
         if next(reversed(hooks), None) != tapped.after_id and not _is_last(hooks, tapped.after_id):
             hooks[tapped.after_id] = hooks.pop(tapped.after_id)  # in time for this call
-        if tapped.inputs:
+        if tapped.inputs or tapped.exchange is not None:
             hooks = module._forward_pre_hooks
             if next(reversed(hooks), None) != tapped.before_id and not _is_last(hooks, tapped.before_id):
                 hooks[tapped.before_id] = hooks.pop(tapped.before_id)  # in time for the next call
                 tapped.recorder.lose(tapped.point, "input", _OVERTAKEN, required=tapped.is_root)
-            tapped.record_inputs(call, args, kwargs)
+            given = tapped.given(call, args, kwargs)
+            return None if tapped.exchange is None else given
+        return None
 
 
 class _After(_Hook):
-    def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object
-    ) -> None:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-            return
+            return None
         tapped = self._tapped
         recorder, point = tapped.recorder, tapped.point
         token = id(sys._getframe(1))
@@ -280,7 +304,8 @@ class _After(_Hook):
             hooks: Any = module._forward_hooks
             if next(reversed(hooks), None) != tapped.after_id and not _is_last(hooks, tapped.after_id):
                 recorder.lose(point, "output", _OVERTAKEN)
-        tapped.end(call, output)
+        result = tapped.end(call, output)
+        return None if result is output else result
 
 
 def _is_last(hooks: Any, own: int) -> bool:

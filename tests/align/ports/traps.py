@@ -521,6 +521,15 @@ def not_transposed() -> Trap:
     return Trap(one, other, frozenset((n, n) for n in one), doubts=("q/param.weight",), sure=sure)
 
 
+def fused_twins() -> Trap:
+    """Two layers with equal values, fused by the port: which is which, values do not say."""
+    gate, up, y = drawn(2, 3, 8), drawn(2, 3, 8), drawn(2, 4)
+    one = {"a": gate, "b": up, "c": y, "d": gate.copy(), "e": up.copy()}
+    fused = np.concatenate([gate, up], -1)
+    other = {"u": fused, "v": y, "w": fused.copy()}
+    return Trap(one, other, frozenset({("c", "v")}), doubts=("a", "b", "d", "e"), by="values")
+
+
 TRAPS = {
     make.__name__: make()
     for make in (
@@ -576,5 +585,6 @@ TRAPS = {
         coarser_weights,
         symmetric_weight,
         not_transposed,
+        fused_twins,
     )
 }

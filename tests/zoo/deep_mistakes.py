@@ -1,4 +1,4 @@
-"""Mistakes of porting, planted into one layer of a model of `models`; each says which site is guilty."""
+"""Mistakes of porting, planted into any layer of a model of `deep_models`; each says which site is guilty."""
 
 from __future__ import annotations
 

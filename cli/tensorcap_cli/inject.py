@@ -1,0 +1,118 @@
+"""`tcap inject`: run a target on a reference's tensors."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from tensorcap_cli.capture_text import progress
+from tensorcap_cli.workload_options import made_recipe, target_options
+
+if TYPE_CHECKING:
+    from tensorcap.workload import Recipe, StoredInput
+    from tensorcap_formats.archive import Archive
+
+_GIVEN: Final = ("prompt", "input_ids", "inputs")
+
+
+@click.command("inject")
+@click.argument("reference", type=click.Path())
+@click.option("--into", metavar="WORKLOAD", help="The target: FILE.py:FUNCTION, or a Hugging Face model.")
+@click.option("-o", "--output", type=click.Path(), help="The archive: .h5, .zarr or .safetensors.")
+@click.option("--inputs", metavar="GLOB", multiple=True, help="Replace these arguments; all by default.")
+@click.option("--outputs", metavar="GLOB", multiple=True, help="Replace these results (graft).")
+@click.option("--steps", metavar="0,1,5-9", help="Only in these calls of the model.")
+@click.option("--calls", metavar="0,1,5-9", help="Only in these calls of a module in a step.")
+@click.option(
+    "--map", "mapping", type=click.Path(), help="A map file (see tcap align); none: equal keys only."
+)
+@click.option("--target", type=click.Path(), help="The target captured without injection, for the mapping.")
+@click.option("--include", metavar="GLOB", multiple=True, help="Record only these sites or keys.")
+@click.option("--exclude", metavar="GLOB", multiple=True, help="Do not record these sites or keys.")
+@target_options
+@click.option("--eager", is_flag=True, help="Run compiled code and fused layers as plain code.")
+@click.option("--dry-run", is_flag=True, help="Run, list what would be replaced, write nothing.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
+def command(
+    reference: str,
+    *,
+    into: str | None,
+    output: str | None,
+    like: str | None,
+    input_file: str | None,
+    mapping: str | None,
+    target: str | None,
+    dry_run: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Run a target with the tensors of REFERENCE in the place of its own.
+
+    Each module is given what the reference's was given, so that its result shows its own error and no
+    inherited one. What it would have been given is recorded before it is replaced: what goes wrong between
+    modules shows there. Globs are for the target's names. The result is an archive that says what was
+    replaced; compare it with the reference as any other.
+
+    \b
+        tcap inject ref.h5 --into port.py:target -o own.h5
+        tcap compare ref.h5 own.h5
+
+    Without --into the reference's own run is repeated, with what is changed of it. Results are replaced
+    where a graft is wanted, and then no arguments unless --inputs names some:
+
+    \b
+        tcap inject ref.h5 --dtype bfloat16 -o own.h5
+        tcap inject ref.h5 --into port.py:target --outputs 'model.layers.7' -o graft.h5
+
+    Where the target has other names or layouts a mapping is used, backwards: --map, or a computed one. The
+    target is run once more for it, without injection, unless --target has that run.
+
+    Exit status: 0 all that was asked for was replaced wherever it was called; 1 something was not, or the
+    run failed; 2 wrong usage, or a tensor that does not fit; 3 an input file cannot be read.
+    """
+    from tensorcap.injecting import inject
+    from tensorcap_cli.inject_text import print_injection
+    from tensorcap_formats.errors import UsageError
+    from tensorcap_formats.opening import open_archive
+
+    if (output is None) is not dry_run:
+        raise UsageError("expected -o ARCHIVE or --dry-run, and not both")
+    chosen = {name: options.pop(name) or () for name in ("outputs", "steps", "calls")}
+    chosen["inputs"] = options.pop("inputs") or None
+    recording = {name: options.pop(name) for name in ("include", "exclude", "eager")}
+    with ExitStack() as files:
+        trusted = files.enter_context(open_archive(reference))
+        before = trusted if like is None else files.enter_context(open_archive(like))
+        recipe, inputs = _workload(into, before, {**options, "inputs": input_file})
+        done = inject(
+            trusted,
+            recipe.build(inputs),
+            output,
+            **chosen,
+            mapping=mapping,
+            target=target,
+            seed=int(recipe.options.get("seed", 0)),
+            run={"workload": recipe.describe()},
+            around=progress,
+            **recording,
+        )
+        status = print_injection(done, as_json=as_json)
+    if status:
+        click.get_current_context().exit(status)
+
+
+def _workload(
+    into: str | None, before: Archive, options: dict[str, Any]
+) -> tuple[Recipe, dict[str, StoredInput] | None]:
+    """The target; a model of its own is run on the archive's inputs unless others are given.
+
+    A function's workload has inputs of its own.
+    """
+    from tensorcap.workload import archived_inputs
+
+    recipe, inputs = made_recipe(into, before if into is None else None, options)
+    if into is not None and recipe.kind == "huggingface" and not any(options.get(n) for n in _GIVEN):
+        inputs = archived_inputs(before)
+    return recipe, inputs

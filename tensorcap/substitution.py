@@ -1,0 +1,288 @@
+"""Substitution: which archived tensors take the place of a running model's own, and what became of each."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from tensorcap.recording.limits import Limits, span_text
+from tensorcap.recording.scope import as_tuple, fits_key
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.errors import TensorcapError, UsageError, no_such_tensor
+from tensorcap_formats.keys import ROOT_SITE, Key
+from tensorcap_formats.records import Record
+
+Kind = Literal["input", "output"]
+Became = Literal["injected", "never-called", "not-in-archive", "left"]
+
+_MOST: Final = 8  # as many keys are named, more are counted
+HELD: Final = "an object holds it that the model goes on writing to, such as a cache"
+_NO_LEAF: Final = "its call has no such tensor"
+_NO_MODULE: Final = "the model has no such module"
+
+
+@dataclass(slots=True)
+class Slot:
+    """What became of one slot of one site.
+
+    Attributes:
+        site: The site, as the model names it.
+        slot: Which tensor there, `input.hidden_states`.
+        archived: How many tensors the archive has for it at the steps and calls that were chosen.
+        injected: In which steps it was replaced, by number of the call.
+        casts: How values were made to fit, each with how often.
+        absent: Keys that the archive has no tensor for.
+        reason: Why it was not replaced although its call took place.
+    """
+
+    site: str
+    slot: str
+    archived: int = 0
+    injected: dict[int, list[int]] = field(default_factory=dict)
+    casts: dict[str, int] = field(default_factory=dict)
+    absent: list[str] = field(default_factory=list)
+    reason: str = ""
+
+    @property
+    def count(self) -> int:
+        """How often it was replaced."""
+        return sum(map(len, self.injected.values()))
+
+    @property
+    def status(self) -> Became:
+        """Exactly one of them; what does not fit ends the run."""
+        if self.injected:
+            return "injected"
+        if self.absent:
+            return "not-in-archive"
+        return "left" if self.reason and self.reason != _NO_MODULE else "never-called"
+
+    def describe(self) -> dict[str, Any]:
+        """The entry of the run's metadata (INJ-21)."""
+        found: dict[str, Any] = {
+            "site": self.site,
+            "slot": self.slot,
+            "status": self.status,
+            "injected": self.count,
+            "archived": self.archived,
+        }
+        if self.injected:
+            found["calls"] = {str(call): _spans(steps) for call, steps in sorted(self.injected.items())}
+        if self.casts:
+            found["casts"] = dict(self.casts)
+        if self.absent:
+            found["absent"] = [*self.absent[:_MOST], *(["…"] if len(self.absent) > _MOST else [])]
+        if self.reason:
+            found["reason"] = self.reason
+        return found
+
+
+class Substitution:
+    """A plan: for a site, a step, a call and a slot, the archived tensor that is to stand there.
+
+    It keeps account of what it gave, so one is for one run.
+
+    Attributes:
+        archive: Where the tensors come from; its keys are those of the model that runs.
+        failure: Why a tensor did not fit; the run ended by it, or should have.
+        map_path: The map file that gave the archive the model's keys, "computed" for a mapping that was; ""
+            where keys are equal.
+        map_text: The mapping as such a file, "" where keys are equal.
+    """
+
+    def __init__(
+        self,
+        archive: Archive,
+        *,
+        inputs: str | Iterable[str] | None = None,
+        outputs: str | Iterable[str] = (),
+        steps: str | Iterable[range | int] = (),
+        calls: str | Iterable[range | int] = (),
+    ) -> None:
+        """Choose tensors of an archive.
+
+        Args:
+            archive: Where the tensors come from.
+            inputs: Globs (NAM-8) of arguments to replace. If None, those of all modules but the model
+                itself, unless outputs are chosen.
+            outputs: Globs of results to replace.
+            steps: Only in these steps; in all if empty.
+            calls: Only in these calls of a site within a step, counted from 0; in all if empty.
+
+        Raises:
+            UsageError: A glob fits no tensor of the archive, or one of which no values were kept.
+        """
+        self.archive = archive
+        self.failure: TensorcapError | None = None
+        self.map_path = self.map_text = ""
+        given = as_tuple(outputs)
+        self._globs: dict[Kind, tuple[str, ...] | None] = {
+            "input": () if inputs is None and given else None if inputs is None else as_tuple(inputs),
+            "output": given,
+        }
+        self._steps, self._calls = Limits.of(steps=steps).steps, Limits.of(steps=calls).steps
+        self._slots: dict[tuple[str, str], Slot] = {}
+        self._sites: dict[str, str] = {}  # names in the archive by names in the model
+        self._asked: set[tuple[str, str]] = set()  # sites with arguments or results to replace
+        self._lock = threading.Lock()
+        self._planned: dict[tuple[str, int, int, str], dict[str, Record]] = {}
+        for record in archive.records:
+            if self._chooses(record.key):
+                self._plan(record)
+        for kind, globs in self._globs.items():
+            for glob in globs or ():
+                if not any(fits_key(glob, record.key) for record in self._records(kind)):
+                    raise no_such_tensor(str(archive.path), glob, {r.key.site for r in archive.records})
+        if not self._planned:
+            raise UsageError(
+                f"{archive.path}: holds no {' or '.join(self._kinds)} of modules that were chosen",
+                hint="Capture it with the inputs of modules, or choose other steps and calls.",
+            )
+
+    @property
+    def slots(self) -> Sequence[Slot]:
+        """What became of each slot that was asked for."""
+        return tuple(self._slots.values())
+
+    @property
+    def sites(self) -> Collection[str]:
+        """The archive's names of the sites at which something is to be replaced."""
+        return dict.fromkeys(site for site, _, _, _ in self._planned)
+
+    def bind(self, sites: Mapping[str, Sequence[str]]) -> set[str]:
+        """Find the chosen sites in a model.
+
+        Args:
+            sites: Further names of each of the model's sites, by its name.
+
+        Returns:
+            Names of those that calls have to be looked at of.
+
+        Raises:
+            UsageError: None of the archive's sites is one of the model's.
+        """
+        wanted = self.sites
+        for site, aliases in sites.items():
+            found = next((name for name in (site, *aliases) if name in wanted), None)
+            if found is not None:
+                self._sites[site] = found
+        known = set(self._sites.values())
+        if not known:
+            some = ", ".join(list(wanted)[:3]) + (", …" if len(wanted) > 3 else "")
+            raise UsageError(
+                f"{self.archive.path}: none of its {len(wanted)} sites is a module of the model: {some}",
+                hint="A mapping says which belong together: see tcap align, and --map.",
+            )
+        for slot in self._slots.values():
+            if slot.site not in known:
+                slot.reason = _NO_MODULE
+        return set(self._sites)
+
+    def planned(self, site: str, step: int, call: int, kind: Kind) -> Mapping[str, Record] | None:
+        """What is to stand in one call of a site, by slot; None if nothing of it was asked for."""
+        name = self._sites.get(site)
+        if name is None or not self._is_within(step, call):
+            return None
+        found = self._planned.get((name, step, call, kind))
+        if found is None and (name, kind) not in self._asked:
+            return None
+        return found or {}
+
+    def note_injected(self, key: Key, cast: str) -> None:
+        """A tensor took the place of the one of this key."""
+        with self._lock:
+            slot = self._slot(key)
+            slot.injected.setdefault(key.call, []).append(key.step)
+            if cast:
+                slot.casts[cast] = slot.casts.get(cast, 0) + 1
+
+    def note_absent(self, key: Key) -> None:
+        """The archive has nothing for a tensor that was asked for."""
+        if self._chooses(key):
+            with self._lock:
+                self._slot(key).absent.append(key.text)
+
+    def note_left(self, key: Key, reason: str = "", *, is_held: bool = False) -> None:
+        """A tensor that the archive has was not put in its place."""
+        with self._lock:
+            self._slot(key).reason = reason or (HELD if is_held else _NO_LEAF)
+
+    def describe(self) -> dict[str, Any]:
+        """The entry `injected` of the run's metadata (INJ-20)."""
+        found: dict[str, Any] = {
+            "source": str(self.archive.path),
+            "root": self.archive.root,
+            "mapping": self.map_path,
+            "inputs": None if self._globs["input"] is None else list(self._globs["input"]),
+            "outputs": list(self._globs["output"] or ()),
+        }
+        for name, spans in (("steps", self._steps), ("calls", self._calls)):
+            if spans:
+                found[name] = ",".join(map(span_text, spans))
+        if self.map_text:
+            found["map"] = self.map_text
+        return {**found, "slots": [slot.describe() for slot in self._slots.values()]}
+
+    @property
+    def _kinds(self) -> list[str]:
+        return [f"{kind}s" for kind, globs in self._globs.items() if globs != ()]
+
+    def _records(self, kind: Kind) -> Iterator[Record]:
+        return (r for r in self.archive.records if not r.key.is_bare and _kind(r.key) == kind)
+
+    def _plan(self, record: Record) -> None:
+        key = record.key
+        if not record.stored:
+            raise UsageError(
+                f"{self.archive.path}: {key.text}: only its statistics were kept",
+                hint="Capture again without --stats-only to have its values.",
+            )
+        if key.rank:
+            raise UsageError(
+                f"{self.archive.path}: {key.text}: is of another rank than 0",
+                hint="A mapping joins what ranks hold: see tcap align.",
+            )
+        self._planned.setdefault((key.site, key.step, key.call, _kind(key)), {})[key.slot] = record
+        self._asked.add((key.site, _kind(key)))
+        slot = self._slots.setdefault((key.site, key.slot), Slot(key.site, key.slot))
+        slot.archived += 1
+
+    def _chooses(self, key: Key) -> bool:
+        """Whether a tensor of the key is to be replaced, there or not."""
+        kind = _kind(key)
+        if key.is_bare or kind not in self._globs or not self._is_within(key.step, key.call):
+            return False
+        globs = self._globs[kind]
+        if globs is None:
+            return key.site != ROOT_SITE and ":" not in key.site
+        return any(fits_key(glob, key) for glob in globs)
+
+    def _is_within(self, step: int, call: int) -> bool:
+        spans = ((step, self._steps), (call, self._calls))
+        return all(not allowed or any(at in span for span in allowed) for at, allowed in spans)
+
+    def _slot(self, key: Key) -> Slot:
+        name = self._sites.get(key.site, key.site)
+        return self._slots.setdefault((name, key.slot), Slot(name, key.slot))
+
+
+def _kind(key: Key) -> str:
+    return key.slot.partition(".")[0]
+
+
+def _spans(steps: Iterable[int]) -> str:
+    """Steps as text, runs of them as spans.
+
+    Example:
+        >>> _spans([0, 1, 2, 5])
+        '0-2,5'
+    """
+    spans: list[range] = []
+    for step in sorted(set(steps)):
+        if spans and spans[-1].stop == step:
+            spans[-1] = range(spans[-1].start, step + 1)
+        else:
+            spans.append(range(step, step + 1))
+    return ",".join(map(span_text, spans))

@@ -1,0 +1,1 @@
+"""Module trees: of archives and live models, folded, and compared."""

@@ -1,0 +1,17 @@
+"""Everything that the zoo holds, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from tests.zoo.correct import CORRECT
+from tests.zoo.dense_mistakes import DENSE_MISTAKES
+from tests.zoo.entry import Entry
+from tests.zoo.expert_mistakes import EXPERT_MISTAKES
+from tests.zoo.gemma_mistakes import GEMMA_MISTAKES
+from tests.zoo.other_mistakes import OTHER_MISTAKES
+
+MISTAKES: Final = (*DENSE_MISTAKES, *GEMMA_MISTAKES, *EXPERT_MISTAKES, *OTHER_MISTAKES)
+_ALL: Final[tuple[Entry, ...]] = (*MISTAKES, *CORRECT)
+ENTRIES: Final[Mapping[str, Entry]] = {entry.name: entry for entry in _ALL}

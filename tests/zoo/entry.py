@@ -1,0 +1,102 @@
+"""What the zoo holds: mistakes of porting, each in one module, and ports that are right though different."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tensorcap.workload import Workload
+from tests.zoo.architectures import ARCHITECTURES, make
+
+Kind = Literal[
+    "activation",
+    "bias",
+    "clip",
+    "dropout",
+    "expert_order",
+    "factor",
+    "mask",
+    "missing_module",
+    "norm_eps",
+    "norm_one_plus",
+    "offset",
+    "permutation",
+    "position",
+    "precision",
+    "residual",
+    "rope",
+    "router_order",
+    "shift",
+    "softcap",
+    "tied_head",
+    "transposition",
+    "window",
+]
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A mistake in one module.
+
+    Attributes:
+        name: Of the entry.
+        architecture: A key of `ARCHITECTURES`.
+        guilty: Site of the module whose own computation is wrong, `@root` for the model itself.
+        kind: The hypothesis that explains it.
+        plant: Makes the mistake in a model.
+        also: Further sites that are as right an answer.
+        also_kinds: Further hypotheses that are true of it.
+    """
+
+    name: str
+    architecture: str
+    guilty: str
+    kind: Kind
+    plant: Callable[[Any], None]
+    also: tuple[str, ...] = ()
+    also_kinds: tuple[Kind, ...] = ()
+
+    def change(self, model: Any) -> Any:
+        """The model with the mistake."""
+        self.plant(model)
+        return model
+
+
+@dataclass(frozen=True)
+class Correct:
+    """A port that computes the same in another way.
+
+    Attributes:
+        name: Of the entry.
+        architecture: A key of `ARCHITECTURES`.
+        change: Makes the port of a model: changes it, or returns another.
+        mapping: A map file's text, where layouts differ that nothing but the author can know.
+        relaid: Ends of sites whose results have another layout, so that they are equal only through the
+            mapping.
+    """
+
+    name: str
+    architecture: str
+    change: Callable[[Any], Any]
+    mapping: str | None = None
+    relaid: tuple[str, ...] = ()
+
+
+Entry = Mistake | Correct
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A reference and a target, ready to run."""
+
+    reference: Workload
+    target: Workload
+
+
+def build(entry: Entry, dtype: str) -> Pair:
+    """Make the reference, in float32, and the target of an entry, in a dtype."""
+    architecture = ARCHITECTURES[entry.architecture]
+    target = entry.change(make(entry.architecture, dtype))
+    return Pair(architecture.workload(make(entry.architecture)), architecture.workload(target))
