@@ -13,9 +13,9 @@ from tensorcap.alignment.gathered import GatheredArchive
 from tensorcap.alignment.map_file import parse_map
 from tensorcap.alignment.mapped import MappedArchive, mapped
 from tensorcap.alignment.mapping import Alignment, Entry
-from tensorcap.alignment.naming import Naming
 from tensorcap.alignment.proposing import By, propose
 from tensorcap.alignment.resolution import token_alignments
+from tensorcap.alignment.rules import Rules
 from tensorcap.alignment.summary import MappingSummary
 from tensorcap.alignment.tokens import TokenAlignment
 from tensorcap.comparison import Side
@@ -68,7 +68,7 @@ def align(
     target: Archive,
     *,
     mapping: MappingSource | None = None,
-    rules: Naming | None = None,
+    rules: Rules | None = None,
     by: By = "all",
     read_values: bool = True,
 ) -> Aligned:
@@ -78,7 +78,7 @@ def align(
         reference: The trusted archive.
         target: The archive under test.
         mapping: A mapping, or a map file, to check; one is computed where there is none.
-        rules: What makes names equal, as for `propose`.
+        rules: Rules that go before those that come with tensorcap, as for `propose`.
         by: As for `propose`.
         read_values: As for `propose`.
 

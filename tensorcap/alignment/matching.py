@@ -7,10 +7,11 @@ has a rival as good as itself waits until the rival is gone, and what is contest
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -226,11 +227,10 @@ class Matching:
         for candidate in self._candidates.values():
             known[candidate.reference, candidate.target].append(candidate)
         for name in sorted(named[0].keys() & named[1].keys()):
-            for one, added in named[0][name]:
-                for other, other_added in named[1][name]:
-                    if one.rank == other.rank == len(added) == len(other_added):
-                        shift = tuple(x - y for x, y in zip(added, other_added, strict=True))
-                        self._add_named(one, other, shift, known[one.name, other.name])
+            for (one, added), (other, other_added) in _namesakes(named[0][name], named[1][name]):
+                if one.rank == other.rank == len(added) == len(other_added):
+                    shift = tuple(x - y for x, y in zip(added, other_added, strict=True))
+                    self._add_named(one, other, shift, known[one.name, other.name])
 
     def _add_named(self, one: Role, other: Role, shift: Index, known: Sequence[Candidate]) -> None:
         """Make the candidate of two roles with equal names; lists may begin at another number."""
@@ -469,6 +469,21 @@ class Matching:
             return 0.0
         both = sum(bool(self.role_partner[name] & others) for name in mine)
         return 12.0 * both / max(len(mine), len(theirs), 1) - 6.0
+
+
+def _namesakes(
+    ones: Sequence[tuple[Role, Index]], others: Sequence[tuple[Role, Index]]
+) -> Iterator[tuple[tuple[Role, Index], tuple[Role, Index]]]:
+    """Roles of both sides whose names mean the same: those of equal names, else what wrappers wrap."""
+    both = {one.name for one, _ in ones} & {other.name for other, _ in others}
+    yield from ((a, b) for a in ones for b in others if a[0].name == b[0].name)
+    mine, theirs = (_inmost([r for r in found if r[0].name not in both]) for found in (ones, others))
+    yield from itertools.product(mine, theirs)
+
+
+def _inmost(roles: Sequence[tuple[Role, Index]]) -> list[tuple[Role, Index]]:
+    """Roles that none of the others lies in."""
+    return [one for one in roles if not any(r.name.startswith(f"{one[0].name}.") for r, _ in roles)]
 
 
 def shifted(one: Role, other: Role, offsets: Index) -> tuple[Place, ...]:
