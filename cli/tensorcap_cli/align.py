@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     default="all",
     help="Look at names alone, or at everything but names.",
 )
+@click.option("--rules", metavar="FILE", type=click.Path(), help="Rules, .toml, before the built-in ones.")
 @click.option("--map", metavar="FILE", type=click.Path(), help="Check this map file; nothing is computed.")
 @click.option("--all", "show_all", is_flag=True, help="Entries of arguments too, and the reason of each.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
@@ -34,6 +35,7 @@ def command(
     output: str | None,
     force: bool,
     by: str,
+    rules: str | None,
     map: str | None,  # the option's name
     show_all: bool,
     as_json: bool,
@@ -47,6 +49,7 @@ def command(
     \b
         tcap align ref.h5 tgt.h5
         tcap align ref.h5 tgt.h5 -o map.toml
+        tcap align ref.h5 tgt.h5 --rules names.toml
         tcap align ref.h5 tgt.h5 --map map.toml
         tcap compare ref.h5 tgt.h5 --map map.toml
 
@@ -54,15 +57,19 @@ def command(
     a map that does not fit; 3 an archive cannot be read.
     """
     from tensorcap.aligning import align
+    from tensorcap.alignment.rules import read_rules
     from tensorcap_formats.opening import open_archive
 
-    if map is not None and (output is not None or by != "all"):
-        raise click.UsageError("--map checks a map, expected neither -o nor --by.")
+    if map is not None and (output is not None or rules is not None or by != "all"):
+        raise click.UsageError("--map checks a map, expected none of -o, --rules and --by.")
+    if rules is not None and by == "values":
+        raise click.UsageError("--by values looks at no names, expected no --rules.")
     if output is not None and not force and Path(output).exists():
         raise click.UsageError(f"-o {output}: is there already; replace it with --force.")
     with open_archive(reference) as trusted, open_archive(target) as tested:
+        known = read_rules(rules) if rules is not None else None
         with working("aligning"):
-            found = align(trusted, tested, mapping=map, by=cast("By", by))
+            found = align(trusted, tested, mapping=map, rules=known, by=cast("By", by))
         if output is not None:
             from tensorcap.alignment.map_file import write_map
 

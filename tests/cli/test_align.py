@@ -122,7 +122,7 @@ def test_names_alone_pair_nothing_here() -> None:
 @pytest.mark.usefixtures("folder")
 def test_checking_a_map_computes_none() -> None:
     error = tcap("align", "ref.h5", "tgt.h5", "--map", "m.toml", "--by", "values", status=2).output
-    assert "--map checks a map, expected neither -o nor --by." in error
+    assert "--map checks a map, expected none of -o, --rules and --by." in error
 
 
 def test_preflight_compares_parameters_through_a_mapping(folder: Path) -> None:

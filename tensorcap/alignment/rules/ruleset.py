@@ -12,7 +12,8 @@ from tensorcap_formats.errors import UsageError, abbreviate
 
 Side = Literal["reference", "target"]
 
-_MOST: Final = 32  # passes over all rules, of which names that come to rest need two or three
+_PASSES: Final = 32  # over all rules; names that come to rest need two or three
+_LONGEST: Final = 1000  # characters that rules add
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,23 +92,17 @@ class Rules:
             self._known[site] = self._renamed(name) + colon + point
         return self._known[site]
 
-    def _renamed(self, name: str) -> str:
-        before, last = "", None
-        start = name
-        for _ in range(_MOST):
+    def _renamed(self, start: str) -> str:
+        name = start
+        for _ in range(_PASSES):
             before = name
             for rule in self.renames:
-                changed = rule.applied(name)
-                if changed != name:
-                    name, last = changed, rule
+                name = rule.applied(name)
+                if len(name) > _LONGEST + len(start):
+                    raise _endless(rule, start)
             if name == before:
                 return name
-        assert last is not None
-        raise UsageError(
-            f"{last.where}: {last.pattern.text!r} to {last.to!r}: {abbreviate(start)!r} comes not to rest "
-            f"in {_MOST} passes over all rules, expected names that no rule changes in the end",
-            hint="Does a rule undo another one, or add what it fits itself?",
-        )
+        raise _endless(next(rule for rule in self.renames if rule.applied(name) != name), start)
 
     def reason(self, side: Side, site: str, module: str) -> str:
         """Why only one side has a module, by its site or its class; empty if no rule says so."""
@@ -126,3 +121,11 @@ class Rules:
             fused=tuple(f for rules in every for f in rules.fused),
             expected=tuple(e for rules in every for e in rules.expected),
         )
+
+
+def _endless(rule: Rename, name: str) -> UsageError:
+    return UsageError(
+        f"{rule.where}: {rule.pattern.text!r} to {rule.to!r}: {abbreviate(name)!r} comes not to rest, "
+        f"expected names that no rule changes after {_PASSES} passes",
+        hint="Does a rule undo another one, or add what it fits itself?",
+    )
