@@ -17,6 +17,7 @@ _COMMANDS: Final = (
     "check",
     "compare",
     "convert",
+    "diagnose",
     "ls",
     "preflight",
     "recover",
