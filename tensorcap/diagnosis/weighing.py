@@ -120,8 +120,8 @@ class Scales:
         if whole:
             self.tried[trial.kind] = min(self.tried.get(trial.kind, math.inf), after / whole)
         n, k = trial.observed.size, trial.parameters
-        left = max(after, self.rounding / 2, 1e-12) / whole if whole else math.inf
-        score = -n * math.log(left) if left > 0 else 0.0
+        left = max(after, 1e-12) / whole if whole else math.inf
+        score = -n * math.log(self._told(after) / whole) if whole else 0.0
         score -= k / 2 * math.log(max(n, 2)) + trial.log_alternatives
         count = _erring(trial)
         is_fair = k * LEAST_PER_PARAMETER <= count and self._log_chance(trial, count, left) <= LOG_CHANCE
@@ -137,6 +137,11 @@ class Scales:
             score,
             trial.facts,
         )
+
+    def _told(self, after: float) -> float:
+        """A residual as far as it tells hypotheses apart: exact, or within a rounding, or as it is."""
+        exact = max(self.rounding / 20, 1e-12)
+        return exact if after <= exact else max(after, self.rounding)
 
     def _log_chance(self, trial: Trial, count: float, left: float) -> float:
         """Logarithm of the chance that as many parameters explain as much of white noise.
