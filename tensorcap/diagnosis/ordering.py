@@ -255,7 +255,7 @@ def _pattern(sources: Values, head_dim: int | None) -> tuple[str, float]:
         split = here.reshape(-1, part // 2, 2)
         if np.array_equal(sources, split.transpose(0, 2, 1).reshape(-1)):
             return f"halves where the reference has pairs, in each {part}", math.log(8)
-    for part in [p for p in dict.fromkeys((head_dim, *_divisors(size))) if p and 1 < p < size]:
+    for part in [p for p in dict.fromkeys((head_dim, *_divisors(size))) if p and 1 < p < size and size % p == 0]:
         blocks = sources.reshape(-1, part)
         if (blocks == blocks[:, :1] + np.arange(part)).all() and (blocks[:, 0] % part == 0).all():
             order = (blocks[:, 0] // part).tolist()

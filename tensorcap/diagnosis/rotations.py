@@ -47,27 +47,25 @@ def _frequencies(exhibit: Exhibit) -> Iterator[Trial]:
 
 def _fit(rows: Values, name: str) -> tuple[Values, float] | None:
     """Frequencies of rows that begin at position 0, refined along the positions; and their scale."""
-    if name == "cosine":
-        scale = float(rows[0].mean())
-        if scale <= 0 or np.abs(rows[0] - scale).max() > 0.01 * scale:
-            return None
-        start = np.arccos(np.clip(rows[1] / scale, -1, 1))
-    else:
-        scale = 1.0
-        if np.abs(rows[0]).max() > 0.01:
-            return None
-        start = np.arcsin(np.clip(rows[1] / scale, -1, 1))
+    scale = float(rows[0].mean()) if name == "cosine" else 1.0
+    if scale <= 0 or np.abs(rows[0] - (scale if name == "cosine" else 0.0)).max() > 0.01 * scale:
+        return None
     function, slope = (np.cos, np.sin) if name == "cosine" else (np.sin, np.cos)
-    found = start
     sign = -1.0 if name == "cosine" else 1.0
+    values = np.clip(rows / scale, -1, 1)
+    far = values < 0.7 if name == "cosine" else values > 0.7  # an angle that can be read off, in the first turn
+    first = np.where(far.any(axis=0), far.argmax(axis=0), len(rows) - 1)
+    there = np.take_along_axis(values, first[None], axis=0)[0]
+    found = (np.arccos(there) if name == "cosine" else np.arcsin(there)) / first
     stop = 2
     while stop < len(rows):  # twice as far each time, so that the angle never leaves its turn
         stop = min(len(rows), 2 * stop)
         at = np.arange(stop)[:, None]
         for _ in range(3):
-            left = rows[:stop] / scale - function(at * found)
+            left = values[:stop] - function(at * found)
             tilt = sign * at * slope(at * found)
-            found = found + (left * tilt).sum(axis=0) / np.maximum((tilt * tilt).sum(axis=0), 1e-12)
+            step = (left * tilt).sum(axis=0) / np.maximum((tilt * tilt).sum(axis=0), 1e-12)
+            found = found + np.where(stop > first, step, 0.0)
     return found, scale
 
 
@@ -101,6 +99,7 @@ def _angles(exhibit: Exhibit) -> Iterator[Trial]:
     half = ours.shape[-1] // 2
     layouts = {"halves": (slice(0, half), slice(half, 2 * half)), "pairs": (slice(0, None, 2), slice(1, None, 2))}
     for name, (real, imaginary) in layouts.items():
+        yield from _steady(ours, theirs, name, real, imaginary)
         z = ours[..., real] + 1j * ours[..., imaginary]
         w = theirs[..., real] + 1j * theirs[..., imaginary]
         turn = (w * z.conj()).sum(axis=(0, 1))
@@ -113,3 +112,34 @@ def _angles(exhibit: Exhibit) -> Iterator[Trial]:
         hint = "Rotary positions: base or scaling of frequencies, positions off by some, or not applied."
         facts = {"layout": name}
         yield Trial("rotary-angles", text, theirs, predicted, ours, turn.size, math.log(2), hint, facts)
+
+
+def _steady(ours: Values, theirs: Values, name: str, real: slice, imaginary: slice) -> Iterator[Trial]:
+    """Angles that grow evenly with the position: other frequencies, or positions off by a number."""
+    z = ours[..., real] + 1j * ours[..., imaginary]
+    turn = ((theirs[..., real] + 1j * theirs[..., imaginary]) * z.conj()).sum(axis=(0, 1))
+    at = np.arange(len(turn))[:, None]
+    step = np.angle((turn[1:] * turn[:-1].conj()).sum(axis=0))
+    start = np.zeros_like(step)
+    weight = np.abs(turn)
+    total = np.maximum(weight.sum(axis=0), 1e-300)
+    for _ in range(3):
+        still = turn * np.exp(-1j * (start + step * at))
+        start = start + np.angle(still.sum(axis=0))
+        left = np.angle(turn * np.exp(-1j * (start + step * at)))
+        middle = (weight * at).sum(axis=0) / total
+        spread = np.maximum((weight * (at - middle) ** 2).sum(axis=0), 1e-300)
+        step = step + (weight * (at - middle) * left).sum(axis=0) / spread
+    turned = z * np.exp(1j * (start + step * at))
+    predicted = np.empty_like(ours)
+    predicted[..., real], predicted[..., imaginary] = turned.real, turned.imag
+    is_shift = bool(np.abs(step).max() < 1e-3)
+    text = f"every head is rotated, in {name}, by angles that {'stay' if is_shift else 'grow'} with the position"
+    hint = (
+        "Positions are off by a number: another start, padding, or a cache."
+        if is_shift
+        else "Rotary positions with another base (theta), or the scaling of positions is absent or another."
+    )
+    kind = "rotary-shift" if is_shift else "rotary-frequencies"
+    facts = {"layout": name, "per_position": step.tolist(), "at_start": start.tolist()}
+    yield Trial(kind, text, theirs, predicted, ours, 2 * len(step), math.log(2), hint, facts)

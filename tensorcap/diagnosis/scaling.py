@@ -45,7 +45,8 @@ def _constants(exhibit: Exhibit) -> Iterator[Trial]:
     factor = float(np.vdot(r, t)) / square
     if factor:
         predicted = factor * r
-        tolerance = min(1e-2, 4 * relative_error(t, predicted) / math.sqrt(r.size) + 1e-5)
+        left = relative_error(t, predicted)
+        tolerance = min(1e-2, 8 * left / math.sqrt(r.size) + left / 20 + 1e-5)
         if abs(factor + 1) <= tolerance:
             hint = "A sign is turned."
             yield Trial("sign", "the target is the reference with its sign turned", t, -r, r, 0, 0, hint)

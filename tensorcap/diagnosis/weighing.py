@@ -18,6 +18,7 @@ INHERITED: Final = 2.0  # or that many times the error that the inputs arrive wi
 LESSENED: Final = 0.316  # and never more than that share: a tenth of the squared error
 LEAST_PER_PARAMETER: Final = 4  # elements for each free parameter
 LOG_CHANCE: Final = math.log(1e-9)  # that one of all that was tried fits noise so well
+_WIDE_NOISE: Final = 2e-7  # what the order of operations in float32 alone may make
 _WITHIN: Final = 2.0  # residuals that are nearer than that to each other are equal
 
 
@@ -141,7 +142,7 @@ class Scales:
     def _told(self, after: float) -> float:
         """A residual as far as it tells hypotheses apart: exact, or within a rounding, or as it is."""
         exact = max(self.rounding / 20, 1e-12)
-        return exact if after <= exact else max(after, self.rounding)
+        return exact if after <= exact else max(after, self.rounding, _WIDE_NOISE)
 
     def _log_chance(self, trial: Trial, count: float, left: float) -> float:
         """Logarithm of the chance that as many parameters explain as much of white noise.
@@ -163,7 +164,7 @@ def ranked(found: Sequence[Explanation]) -> tuple[Explanation, ...]:
 
     A hypothesis with several parameters says nothing beside one with fewer that leaves no more.
     """
-    holding = sorted((e for e in found if e.is_within), key=lambda e: (-e.score, e.kind, e.text))
+    holding = sorted((e for e in found if e.is_within), key=lambda e: (_is_place(e), -e.score, e.kind, e.text))
     kept: list[Explanation] = []
     for one in holding:
         if any(_makes_needless(other, one) for other in holding if other is not one):
@@ -191,10 +192,17 @@ def _makes_needless(other: Explanation, one: Explanation) -> bool:
     floor = max(one.limit / 8, 1e-12)
     if other.after > _WITHIN * max(one.after, floor) or other.elements < one.elements / 2:
         return False
+    if _is_place(one) != _is_place(other):
+        return _is_place(one)
     if one.parameters >= 2 and other.parameters < one.parameters:
         return True
-    is_local = one.kind.startswith("only-") or "where" in one.facts
-    return (is_local or one.kind == other.kind) and other.score > one.score
+    is_special = _is_place(one) or "where" in one.facts or one.kind == other.kind
+    return is_special and other.parameters <= one.parameters and other.score > one.score
+
+
+def _is_place(one: Explanation) -> bool:
+    """Whether it says where the error is and not what it is."""
+    return one.kind.startswith("only-")
 
 
 def _norm(values: Values) -> float:
