@@ -23,7 +23,9 @@ def print_diagnosis(found: Diagnosis, *, show_all: bool) -> None:
         _print_notes(found)
         return
     error = "of other shapes" if found.before is None else f"relative error {number_text(found.before, 3)}"
-    precision = f", one rounding in {found.precision} is {number_text(found.rounding, 2)}" if found.precision else ""
+    precision = (
+        f", one rounding in {found.precision} is {number_text(found.rounding, 2)}" if found.precision else ""
+    )
     click.echo(f"{one_line(pair)}: {error}{precision}")
     for explanation in found.explanations:
         _print_explanation(explanation)

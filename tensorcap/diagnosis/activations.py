@@ -49,8 +49,9 @@ ACTIVATIONS: Final[Mapping[str, Callable[[Values], Values]]] = {
     "mish": lambda x: x * np.tanh(np.logaddexp(x, 0.0)),
 }
 _USUAL: Final = {
-    frozenset(("gelu erf", "gelu tanh")): "GELU by tanh on one side and by erf on the other: frameworks differ "
-    "in what `gelu` means.",
+    frozenset(
+        ("gelu erf", "gelu tanh")
+    ): "GELU by tanh on one side and by erf on the other: frameworks differ in what `gelu` means.",
     frozenset(("gelu erf", "quick gelu")): "The quick GELU, x * sigmoid(1.702 x), on one side.",
     frozenset(("gelu tanh", "quick gelu")): "The quick GELU, x * sigmoid(1.702 x), on one side.",
 }

@@ -36,7 +36,9 @@ def degenerates(r: Values, t: Values) -> Iterator[Trial]:
             hint = "Nothing was written here: an output never filled, a weight not loaded, a mask of zeros."
             yield _exact("zero", "every value of the target is 0", hint, r, same)
         else:
-            hint = "A default stands in the place of a result: a weight as initialised, a buffer never filled."
+            hint = (
+                "A default stands in the place of a result: a weight as initialised, a buffer never filled."
+            )
             text = f"every value of the target is {value:.6g}"
             yield _exact("constant", text, hint, r, same, value)
 

@@ -125,9 +125,7 @@ def diagnose(
     same = exhibit.is_same_shape
     if same and np.array_equal(r, t, equal_nan=True):
         notes = _dtype_notes(ours, theirs)
-        return Diagnosis(
-            ours.key.text, theirs.key.text, "identical", 0.0, rounding, name, 0.0, (), {}, notes
-        )
+        return Diagnosis(ours.key.text, theirs.key.text, "identical", 0.0, rounding, name, 0.0, (), {}, notes)
     inherited, notes = _inherited(exhibit)
     scales = Scales(rounding, inherited)
     weighed = [scales.weigh(trial) for trial in degenerates(r, t)]

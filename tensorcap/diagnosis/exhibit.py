@@ -110,13 +110,14 @@ class Exhibit:
         ndim = len(shape)
         number %= ndim
         if number == ndim - 1:
-            return "channel"
+            is_ids = ndim <= 2 and self.reference.dtype.kind in ("int", "uint", "bool")
+            return "token" if is_ids else "channel"
         if ndim == 4 and number in (1, 2):
             heads = [axis for axis in (1, 2) if shape[axis] in (self.heads, self.kv_heads)]
             if len(heads) == 1:
                 return "head" if number == heads[0] else "token"
             return f"axis {number}"
-        if number == ndim - 2:
+        if number == ndim - 2 and self.axis(-1) == "channel":
             return "token"
         return "batch" if number == 0 else f"axis {number}"
 
@@ -204,7 +205,9 @@ def exhibit_of(
     """
     for archive, record in ((ours, reference), (theirs, target)):
         if record.dtype.kind == "complex":
-            raise UsageError(f"{archive.path}: {record.key.text}: is {record.dtype.name}, expected real values")
+            raise UsageError(
+                f"{archive.path}: {record.key.text}: is {record.dtype.name}, expected real values"
+            )
     window: tuple[int, int, int] | None = None
     if max(reference.size, target.size) <= limit:
         r, t = values_of(ours, reference), values_of(theirs, target)

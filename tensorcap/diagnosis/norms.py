@@ -152,26 +152,43 @@ def _best(
     is_low = dtype not in _WIDE
     known = exhibit.number("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")
     eps = tuple(dict.fromkeys(e for e in (known, near.eps if near else None, *_EPS) if e is not None))
-    coarse_first = [v for v in _variants(weight is not None, False, eps[:1])]
-    errors = {v: relative_error(made, v(x, weight, bias, dtype)) for v in coarse_first}
-    start = min(errors, key=lambda v: errors[v])
-    if start.statistic == "l2":
-        eps = (*eps, *(e * x.shape[1] for e in eps))
-    choices = [
-        v
-        for v in _variants(weight is not None, is_low, (*eps, _fitted_eps(start, x, made, weight, bias)))
-        if v.statistic == start.statistic and (v.weighting.startswith(start.weighting))
-    ]
-    errors = {v: relative_error(made, v(x, weight, bias, dtype)) for v in choices}
-    best = min(errors, key=lambda v: (errors[v], choices.index(v)))
-    limit = max(4 * scales.rounding, 1e-6)
+
+    def left(variant: Variant) -> float:
+        return relative_error(made, variant(x, weight, bias, dtype))
+
+    plain = list(_variants(weight is not None, False, eps))
+    fitted = {replace(v, eps=_fitted_eps(v, x, made, weight, bias)) for v in plain if v.eps == eps[0]}
+    errors = {v: left(v) for v in (*plain, *sorted(fitted - set(plain), key=repr))}
+    best = min(errors, key=lambda v: (errors[v], _changes(near, v)))
+    if is_low:
+        alike = [v for v in _variants(weight is not None, True, (*eps, best.eps)) if _is_alike(v, best)]
+        errors |= {v: left(v) for v in alike if v not in errors}
+    least = min(errors.values())
     if near is not None:
-        left = relative_error(made, near(x, weight, bias, dtype))
-        return best if errors[best] < LESSENED * left else near
-    if errors[best] > limit:
+        usual = left(near)
+        if least >= LESSENED * usual:
+            return near
+    elif least > max(4 * scales.rounding, 1e-6):
         return None
-    plain = [v for v in choices if errors[v] <= max(1.05 * errors[best], 1e-7)]
-    return plain[0]
+    good = [v for v, error in errors.items() if error <= max(1.05 * least, 1e-7)]
+    return min(good, key=lambda v: _changes(near, v))
+
+
+def _is_alike(one: Variant, other: Variant) -> bool:
+    return one.statistic == other.statistic and one.weighting.startswith(other.weighting)
+
+
+def _changes(near: Variant | None, variant: Variant) -> int:
+    """How much a variant differs from another, or from the plainest one."""
+    usual = near or Variant("rms", variant.eps, variant.weighting)
+    changes = (
+        8 * (variant.statistic != usual.statistic),
+        4 * (variant.weighting != usual.weighting),
+        variant.eps != usual.eps,
+        2 * (variant.is_coarse != usual.is_coarse),
+        variant.is_cast_first != usual.is_cast_first,
+    )
+    return sum(map(int, changes))
 
 
 def _as_usual(
@@ -233,7 +250,7 @@ def _difference(one: Variant, other: Variant, slot: str) -> tuple[str, str, str]
     if one.weighting == "w" and other.weighting.startswith("1 +"):
         text = "the target multiplies by one plus the weight, the reference by the weight"
         return text, "norm-with-one-plus", "1 + weight is used where the weight is meant."
-    if other.weighting == "none":
+    if other.weighting == "none" != one.weighting:
         return "the target does not multiply by the weight", "weight-missing", "The weight is not applied."
     if one.weighting != other.weighting:
         text = f"the target multiplies by {other.weighting}, the reference by {one.weighting}"

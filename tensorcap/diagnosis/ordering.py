@@ -118,7 +118,11 @@ def _moved(exhibit: Exhibit, axis: int) -> Iterator[Trial]:
                 hint = "The layout of rotary embeddings: halves on one side, interleaved pairs on the other."
             text = f"{name}s of the target are those of the reference in another order: {pattern}"
             facts = {"axis": axis, "sources": sources.tolist() if size <= 64 else sources[:64].tolist()}
-            kind = "rotary-layout" if pattern.startswith(("halves", "pairs")) else f"{name.replace(' ', '-')}-order"
+            kind = (
+                "rotary-layout"
+                if pattern.startswith(("halves", "pairs"))
+                else f"{name.replace(' ', '-')}-order"
+            )
             yield Trial(kind, text, t, np.take(r, sources, axis), r, 0, logs, hint, facts)
             shifts, counts = np.unique(sources - np.arange(size), return_counts=True)
             for shift in shifts[np.argsort(-counts, kind="stable")][:2].tolist():
@@ -180,7 +184,9 @@ def _head_layouts(exhibit: Exhibit) -> Iterator[Trial]:
     for count in sorted(counts):
         if width % count:
             continue
-        text = f"channels are nested otherwise: {count} groups of {width // count} side by side, or interleaved"
+        text = (
+            f"channels are nested otherwise: {count} groups of {width // count} side by side, or interleaved"
+        )
         hint = "Heads are split as (head_dim, heads) on one side and as (heads, head_dim) on the other."
         for one, other in ((count, width // count), (width // count, count)):
             split = r.reshape(*r.shape[:-1], one, other)
@@ -191,7 +197,9 @@ def _head_layouts(exhibit: Exhibit) -> Iterator[Trial]:
         text = "heads were not moved back behind tokens before they were joined"
         hint = "A transpose of heads and tokens is missing before a reshape."
         split = r.reshape(r.shape[0], r.shape[1], heads, head_dim)
-        yield Trial("heads-not-moved-back", text, t, split.transpose(0, 2, 1, 3).reshape(r.shape), r, 0, logs, hint)
+        yield Trial(
+            "heads-not-moved-back", text, t, split.transpose(0, 2, 1, 3).reshape(r.shape), r, 0, logs, hint
+        )
 
 
 def _signs(exhibit: Exhibit) -> Iterator[Trial]:
@@ -255,12 +263,16 @@ def _pattern(sources: Values, head_dim: int | None) -> tuple[str, float]:
         split = here.reshape(-1, part // 2, 2)
         if np.array_equal(sources, split.transpose(0, 2, 1).reshape(-1)):
             return f"halves where the reference has pairs, in each {part}", math.log(8)
-    for part in [p for p in dict.fromkeys((head_dim, *_divisors(size))) if p and 1 < p < size and size % p == 0]:
+    for part in [
+        p for p in dict.fromkeys((head_dim, *_divisors(size))) if p and 1 < p < size and size % p == 0
+    ]:
         blocks = sources.reshape(-1, part)
         if (blocks == blocks[:, :1] + np.arange(part)).all() and (blocks[:, 0] % part == 0).all():
             order = (blocks[:, 0] // part).tolist()
             shown = ", ".join(map(str, order[:16])) + (", …" if len(order) > 16 else "")
-            return f"blocks of {part} in the order {shown}", len(order) * math.log(len(order)) + math.log(size)
+            return f"blocks of {part} in the order {shown}", len(order) * math.log(len(order)) + math.log(
+                size
+            )
     shown = ", ".join(map(str, sources[:16].tolist())) + (", …" if size > 16 else "")
     return shown, size * math.log(size)
 

@@ -31,7 +31,13 @@ def pointwise(exhibit: Exhibit) -> Iterator[Trial]:
 
 def _clipped(r: Values, t: Values) -> Iterator[Trial]:
     sides = (
-        (t, r, "clipped", "the target is the reference limited to {} and {}", "Values are clamped, or saturate."),
+        (
+            t,
+            r,
+            "clipped",
+            "the target is the reference limited to {} and {}",
+            "Values are clamped, or saturate.",
+        ),
         (
             r,
             t,
@@ -68,7 +74,9 @@ def _roundings(r: Values, t: Values) -> Iterator[Trial]:
             coarse = rounded(scaled, dtype) if dtype != "int8" else np.rint(scaled)
             text = f"the target is the reference rounded to {dtype}, scaled by its largest value"
             hint = f"The target is quantised to {dtype}."
-            yield Trial("rounded", text, t, coarse * scale, r, 0, 0, hint, {"dtype": dtype, "is_scaled": True})
+            yield Trial(
+                "rounded", text, t, coarse * scale, r, 0, 0, hint, {"dtype": dtype, "is_scaled": True}
+            )
 
 
 def _softcaps(exhibit: Exhibit) -> Iterator[Trial]:

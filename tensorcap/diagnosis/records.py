@@ -42,7 +42,9 @@ def _held(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
     t, size = exhibit.t, exhibit.target.size
     ours = exhibit.ours
     fitting = [r for r in ours.records if r.size == size and r.row != exhibit.reference.row and r.stored]
-    fitting = [r for r in fitting if r.dtype.kind == exhibit.reference.dtype.kind and not _is_alias(r, exhibit)]
+    fitting = [
+        r for r in fitting if r.dtype.kind == exhibit.reference.dtype.kind and not _is_alias(r, exhibit)
+    ]
     logs = math.log(1 + len(fitting))
     same = [r for r in fitting if _is_same_print(r, exhibit.target, ours, exhibit.theirs)]
     norm = math.sqrt(float(np.vdot(t, t)))

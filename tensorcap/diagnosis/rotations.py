@@ -53,7 +53,9 @@ def _fit(rows: Values, name: str) -> tuple[Values, float] | None:
     function, slope = (np.cos, np.sin) if name == "cosine" else (np.sin, np.cos)
     sign = -1.0 if name == "cosine" else 1.0
     values = np.clip(rows / scale, -1, 1)
-    far = values < 0.7 if name == "cosine" else values > 0.7  # an angle that can be read off, in the first turn
+    far = (
+        values < 0.7 if name == "cosine" else values > 0.7
+    )  # an angle that can be read off, in the first turn
     first = np.where(far.any(axis=0), far.argmax(axis=0), len(rows) - 1)
     there = np.take_along_axis(values, first[None], axis=0)[0]
     found = (np.arccos(there) if name == "cosine" else np.arcsin(there)) / first
@@ -97,7 +99,10 @@ def _angles(exhibit: Exhibit) -> Iterator[Trial]:
     else:
         return
     half = ours.shape[-1] // 2
-    layouts = {"halves": (slice(0, half), slice(half, 2 * half)), "pairs": (slice(0, None, 2), slice(1, None, 2))}
+    layouts = {
+        "halves": (slice(0, half), slice(half, 2 * half)),
+        "pairs": (slice(0, None, 2), slice(1, None, 2)),
+    }
     for name, (real, imaginary) in layouts.items():
         yield from _steady(ours, theirs, name, real, imaginary)
         z = ours[..., real] + 1j * ours[..., imaginary]
@@ -134,7 +139,9 @@ def _steady(ours: Values, theirs: Values, name: str, real: slice, imaginary: sli
     predicted = np.empty_like(ours)
     predicted[..., real], predicted[..., imaginary] = turned.real, turned.imag
     is_shift = bool(np.abs(step).max() < 1e-3)
-    text = f"every head is rotated, in {name}, by angles that {'stay' if is_shift else 'grow'} with the position"
+    text = (
+        f"every head is rotated, in {name}, by angles that {'stay' if is_shift else 'grow'} with the position"
+    )
     hint = (
         "Positions are off by a number: another start, padding, or a cache."
         if is_shift

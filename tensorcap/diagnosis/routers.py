@@ -65,7 +65,7 @@ def routings(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
         if width == experts:
             yield from _probabilities(exhibit, scales, label, z, own)
         chosen = exhibit.number("num_experts_per_tok", "num_selected_experts", "top_k")
-        if chosen and 1 <= chosen < experts and width != experts and experts == _experts(exhibit):
+        if chosen and 1 <= chosen < experts == _experts(exhibit) and width not in (chosen, experts):
             yield from _scaled_by_weights(exhibit, label, own, int(chosen))
 
 
@@ -73,7 +73,9 @@ def _weights(exhibit: Exhibit, scales: Scales, label: str, z: Values, own: Value
     """Weights of the chosen: each side sorted, since ties and orders of the chosen may differ."""
     count = exhibit.r.shape[-1]
     r, t = (_top(side.reshape(len(z), count), count) for side in (exhibit.r, exhibit.t))
-    factor = exhibit.number("routed_scaling_factor", "router_scaling_factor", "moe_routed_scaling_factor") or 1.0
+    factor = (
+        exhibit.number("routed_scaling_factor", "router_scaling_factor", "moe_routed_scaling_factor") or 1.0
+    )
     factors = tuple(dict.fromkeys((1.0, factor)))
     allowed = max(4 * scales.rounding, 1e-6)
     makers = {

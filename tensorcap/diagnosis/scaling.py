@@ -68,9 +68,7 @@ def _constants(exhibit: Exhibit) -> Iterator[Trial]:
         start = float(t.mean() - slope * r.mean())
         text = f"the target is {slope:.6g} times the reference plus {start:.6g}"
         hint = "Values are normalised with another mean and deviation."
-        yield Trial(
-            "affine", text, t, slope * r + start, r, 2, 0, hint, {"factor": slope, "offset": start}
-        )
+        yield Trial("affine", text, t, slope * r + start, r, 2, 0, hint, {"factor": slope, "offset": start})
 
 
 def _by_parameters(exhibit: Exhibit) -> Iterator[Trial]:
@@ -102,8 +100,18 @@ def _by_parameters(exhibit: Exhibit) -> Iterator[Trial]:
 def _by_weight(r: Values, t: Values, name: str, w: Values) -> Iterator[Trial]:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         factors = (
-            (w / (1 + w), "norm-without-one-plus", f"{name} / (1 + {name})", "{} is used where 1 + {} is meant."),
-            ((1 + w) / w, "norm-with-one-plus", f"(1 + {name}) / {name}", "1 + {} is used where {} is meant."),
+            (
+                w / (1 + w),
+                "norm-without-one-plus",
+                f"{name} / (1 + {name})",
+                "{} is used where 1 + {} is meant.",
+            ),
+            (
+                (1 + w) / w,
+                "norm-with-one-plus",
+                f"(1 + {name}) / {name}",
+                "1 + {} is used where {} is meant.",
+            ),
             (1 / w, "weight-missing", f"1 / {name}", "The multiplication by {} is missing."),
             (1 / (1 + w), "weight-missing", f"1 / (1 + {name})", "The multiplication by 1 + {} is missing."),
             (w, "weight-twice", name, "The multiplication by {} is done once more."),
@@ -162,6 +170,4 @@ def _by_sequence(exhibit: Exhibit) -> Iterator[Trial]:
         slope = np.divide(product, spread, out=np.ones_like(spread), where=spread > 0)
         text = "each channel of the target is that of the reference times a number plus another"
         hint = "A norm of channels, or the mean and deviation of images, has other numbers."
-        yield Trial(
-            "channel-affine", text, t, (r - mean_r) * slope + mean_t, r, 2 * r.shape[-1], 0, hint
-        )
+        yield Trial("channel-affine", text, t, (r - mean_r) * slope + mean_t, r, 2 * r.shape[-1], 0, hint)

@@ -164,7 +164,9 @@ def ranked(found: Sequence[Explanation]) -> tuple[Explanation, ...]:
 
     A hypothesis with several parameters says nothing beside one with fewer that leaves no more.
     """
-    holding = sorted((e for e in found if e.is_within), key=lambda e: (_is_place(e), -e.score, e.kind, e.text))
+    holding = sorted(
+        (e for e in found if e.is_within), key=lambda e: (_is_place(e), -e.score, e.kind, e.text)
+    )
     kept: list[Explanation] = []
     for one in holding:
         if any(_makes_needless(other, one) for other in holding if other is not one):

@@ -84,14 +84,20 @@ def test_another_activation_is_named(
 ) -> None:
     x = rng.standard_normal((2, 30, 48)) * 2
     own = to_bfloat16(x) if precision == "bfloat16" else as_is(x)
-    found = diagnosed({IN: x, OUT: ours(as_is(x).astype(float))}, {IN: x, OUT: theirs(own.astype(float))}, precision=precision)
+    found = diagnosed(
+        {IN: x, OUT: ours(as_is(x).astype(float))},
+        {IN: x, OUT: theirs(own.astype(float))},
+        precision=precision,
+    )
     first = next(e for e in found.explanations if e.kind == "activation")
     assert (first.facts["reference"], first.facts["target"]) == names
     assert found.explanations[0].kind in ("activation", "identity")
 
 
 @pytest.mark.spec("DIA-30")
-def test_the_same_activation_in_low_precision_is_no_other_one(diagnosed: Diagnose, rng: np.random.Generator) -> None:
+def test_the_same_activation_in_low_precision_is_no_other_one(
+    diagnosed: Diagnose, rng: np.random.Generator
+) -> None:
     x = rng.standard_normal((2, 30, 48)) * 2
     found = diagnosed(
         {IN: x, OUT: gelu_erf(as_is(x).astype(float))},
@@ -180,7 +186,10 @@ def test_either_order_of_cast_and_weight_is_right_for_a_wide_reference(
 LOW = [
     pytest.param(lambda x, w: to_bfloat16(rms(x)) * w, lambda x, w: rms(x) * w, "norm-cast-order", id="cast"),
     pytest.param(
-        lambda x, w: rms(x) * (1 + w), lambda x, w: rms(x) * to_bfloat16(1 + w), "norm-weight-rounded", id="1+w"
+        lambda x, w: rms(x) * (1 + w),
+        lambda x, w: rms(x) * to_bfloat16(1 + w),
+        "norm-weight-rounded",
+        id="1+w",
     ),
     pytest.param(
         lambda x, w: rms(x) * w,
@@ -252,7 +261,9 @@ def test_the_transposed_weight_of_a_product_is_found(
 
 
 @pytest.mark.spec("DIA-35")
-def test_a_head_that_is_right_for_other_weights_is_found(diagnosed: Diagnose, rng: np.random.Generator) -> None:
+def test_a_head_that_is_right_for_other_weights_is_found(
+    diagnosed: Diagnose, rng: np.random.Generator
+) -> None:
     x, w, v = rng.standard_normal((1, 6, 32)), rng.standard_normal((64, 32)), rng.standard_normal((64, 32))
     ours = {"0/embed/param.weight": w, IN: x, OUT: x @ w.T}
     theirs = {"0/embed/param.weight": w, "0/m/param.weight": v, IN: x, OUT: x @ v.T}
@@ -286,7 +297,9 @@ def test_other_records_are_found_in_the_values(
 
 
 @pytest.mark.spec("DIA-41")
-def test_a_table_of_positions_that_is_not_added_is_found(diagnosed: Diagnose, rng: np.random.Generator) -> None:
+def test_a_table_of_positions_that_is_not_added_is_found(
+    diagnosed: Diagnose, rng: np.random.Generator
+) -> None:
     r, table = rng.standard_normal((2, 10, 24)), rng.standard_normal((50, 24))
     ours = {"0/positions/param.weight": table, OUT: r + table[:10]}
     found = diagnosed(ours, {**ours, OUT: r})
@@ -301,7 +314,9 @@ def test_a_captured_bias_is_named(
     diagnosed: Diagnose, rng: np.random.Generator, precision: str, sign: int, kind: str
 ) -> None:
     r, b = rng.standard_normal((1, 6, 64)), rng.standard_normal(64)
-    found = diagnosed({"0/m/param.bias": b, OUT: r}, {"0/m/param.bias": b, OUT: r + sign * b}, precision=precision)
+    found = diagnosed(
+        {"0/m/param.bias": b, OUT: r}, {"0/m/param.bias": b, OUT: r + sign * b}, precision=precision
+    )
     assert found.explanations[0].kind == kind
     assert found.explanations[0].facts == {"parameter": "bias"}
 
@@ -333,7 +348,11 @@ def test_padded_tokens_are_told(diagnosed: Diagnose, rng: np.random.Generator, p
 
 @pytest.mark.spec("DIA-12")
 def test_what_arrives_wrong_is_a_floor_and_is_said(diagnosed: Diagnose, rng: np.random.Generator) -> None:
-    x, e, w = rng.standard_normal((1, 40, 32)), rng.standard_normal((1, 40, 32)), rng.standard_normal((32, 32))
+    x, e, w = (
+        rng.standard_normal((1, 40, 32)),
+        rng.standard_normal((1, 40, 32)),
+        rng.standard_normal((32, 32)),
+    )
     y = x + 0.01 * e
     found = diagnosed({IN: x, OUT: x @ w}, {IN: y, OUT: 2 * (y @ w)})
     assert found.explanations[0].kind == "factor"

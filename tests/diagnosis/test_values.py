@@ -57,14 +57,24 @@ PLANTED = [
     plant("channel-order", HEADS[:, :, [2, 0, 3, 1]].reshape(R.shape), "DIA-23", "head-order"),
     plant("head-order", HEADS[:, :, [0, 0, 1, 1]], "DIA-23", "repeated-heads", HEADS),
     plant("token-order", np.roll(R, 1, 1), "DIA-23", "rolled"),
-    plant("token-shift", np.concatenate([RNG.standard_normal((2, 1, 64)), R[:, :-1]], 1), "DIA-23", "shift", shift=-1),
+    plant(
+        "token-shift",
+        np.concatenate([RNG.standard_normal((2, 1, 64)), R[:, :-1]], 1),
+        "DIA-23",
+        "shift",
+        shift=-1,
+    ),
     plant("token-shift", R[:, 1:], "DIA-24", "begin-token", before=1, behind=0, longer="reference"),
     plant("token-shift", R, "DIA-24", "two-more", R[:, 1:-1], before=1, behind=1, longer="target"),
     plant("transposed", R.transpose(0, 2, 1), "DIA-24", "permuted", axes=[0, 2, 1]),
     plant("transposed", R[:, :, :24].transpose(0, 2, 1), "DIA-23", "square", R[:, :, :24], axes=[1, 2]),
     plant("reshaped", R.reshape(48, 64), "DIA-24", "reshaped"),
-    plant("rotary-layout", HEADS.reshape(2, 24, 4, 2, 8).swapaxes(-1, -2).reshape(R.shape), "DIA-25", "pairs"),
-    plant("rotary-layout", HEADS.reshape(2, 24, 4, 8, 2).swapaxes(-1, -2).reshape(R.shape), "DIA-25", "halves"),
+    plant(
+        "rotary-layout", HEADS.reshape(2, 24, 4, 2, 8).swapaxes(-1, -2).reshape(R.shape), "DIA-25", "pairs"
+    ),
+    plant(
+        "rotary-layout", HEADS.reshape(2, 24, 4, 8, 2).swapaxes(-1, -2).reshape(R.shape), "DIA-25", "halves"
+    ),
     plant("rotary-frequencies", cosines(5e5), "DIA-26", "theta", cosines(1e4)),
     plant("factor", cosines(1e4, scale=1.2), "DIA-20", "yarn-scale", cosines(1e4)),
     plant("rotary-frequencies", turned(STEADY), "DIA-26", "other-frequencies", HEADS, layout="halves"),
@@ -87,7 +97,9 @@ PLANTED = [
     plant("mask-sentinel", np.maximum(MASKED, -1e9), "DIA-29", "sentinel", MASKED),
     plant("only-token", np.where(POSITIONS == 23, R[::-1], R), "DIA-50", "last-token", indices=[23]),
     plant("only-token", np.where(POSITIONS >= 15, R[::-1], R), "DIA-50", "tail", indices=list(range(15, 24))),
-    plant("only-head", np.where(np.arange(4)[:, None] % 3 == 0, HEADS[::-1], HEADS), "DIA-50", "heads", HEADS),
+    plant(
+        "only-head", np.where(np.arange(4)[:, None] % 3 == 0, HEADS[::-1], HEADS), "DIA-50", "heads", HEADS
+    ),
     plant("factor", np.where(np.arange(64) // 16 == 2, 2 * R, R), "DIA-52", "scaled-head"),
     plant("offset", np.where(POSITIONS == 0, R + 1, R), "DIA-52", "first-token"),
 ]
@@ -154,10 +166,17 @@ def test_the_window_is_named_where_the_error_begins_with_it(diagnosed: Diagnose,
     [
         pytest.param(2304**0.5, {"hidden_size": 2304}, "sqrt(hidden_size)", id="embedding"),
         pytest.param(80**-0.5, {"head_dim": 80}, "1/sqrt(head_dim)", id="head"),
-        pytest.param((1280 / 80) ** 0.5, {"hidden_size": 1280, "head_dim": 80}, "sqrt(hidden_size / head_dim)", id="both"),
+        pytest.param(
+            (1280 / 80) ** 0.5,
+            {"hidden_size": 1280, "head_dim": 80},
+            "sqrt(hidden_size / head_dim)",
+            id="both",
+        ),
         pytest.param(2.5, {"routed_scaling_factor": 2.5}, "routed_scaling_factor", id="routed"),
         pytest.param(1 / 7, {"num_experts_per_tok": 7}, "1/num_experts_per_tok", id="experts"),
-        pytest.param(12.0, {"text_config": {"embedding_multiplier": 12.0}}, "embedding_multiplier", id="nested"),
+        pytest.param(
+            12.0, {"text_config": {"embedding_multiplier": 12.0}}, "embedding_multiplier", id="nested"
+        ),
     ],
 )
 def test_factors_are_named_by_the_configuration(
@@ -171,9 +190,7 @@ def test_factors_are_named_by_the_configuration(
 @pytest.mark.spec("DIA-27")
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_soft_cap_of_the_configuration_is_named(diagnosed: Diagnose, precision: str) -> None:
-    found = diagnosed(
-        30 * np.tanh(R), 30 * R, config={"final_logit_softcapping": 30.0}, precision=precision
-    )
+    found = diagnosed(30 * np.tanh(R), 30 * R, config={"final_logit_softcapping": 30.0}, precision=precision)
     assert found.explanations[0].kind == "softcap-missing"
     assert found.explanations[0].facts == {"cap": 30.0, "equals": "final_logit_softcapping"}
 
@@ -197,7 +214,12 @@ def test_noise_outliers_and_low_ranks_are_explained_by_nothing(diagnosed: Diagno
         outlier.flat[rng.integers(r.size)] = rng.choice([-30, 3, 30])
         t = r + size * (1e-3 * noise, 1e-2 * noise, 0.3 * noise, 0.2 * low_rank, outlier)[seed % 5]
         x, w = rng.standard_normal(shape), rng.standard_normal(shape[-1])
-        beside = {"0/m/input.x": x, "0/m/param.weight": w, "0/m/param.bias": w, "0/m.a/output": noise[::-1] + x}
+        beside = {
+            "0/m/input.x": x,
+            "0/m/param.weight": w,
+            "0/m/param.bias": w,
+            "0/m.a/output": noise[::-1] + x,
+        }
         found = diagnosed(
             {**beside, "0/m/output": r}, {**beside, "0/m/output": t}, precision=precision, config=CONFIG
         )
