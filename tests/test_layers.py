@@ -40,7 +40,7 @@ def loaded_by(code: str) -> set[str]:
         pytest.param(["--help"], id="help"),
         *(
             pytest.param([name, "--help"], id=name)
-            for name in ("check", "compare", "convert", "ls", "preflight", "recover", "show")
+            for name in ("check", "compare", "convert", "diagnose", "ls", "preflight", "recover", "show")
         ),
         pytest.param(["capture", "torch", "--help"], id="capture-torch"),
         pytest.param(["capture", "script", "--help"], id="capture-script"),

@@ -48,10 +48,9 @@ def command(
     from tensorcap.diagnosis.diagnosing import diagnose
     from tensorcap_formats.opening import open_archive
 
-    with open_archive(reference) as trusted, open_archive(target) as tested:
-        with working("diagnosing"):
-            trusted, tested = (trusted, tested) if target_key else sides(trusted, tested, map)
-            found = diagnose(trusted, tested, key, target_key=target_key, compute_dtype=compute_dtype)
+    with open_archive(reference) as trusted, open_archive(target) as tested, working("diagnosing"):
+        trusted, tested = (trusted, tested) if target_key else sides(trusted, tested, map)
+        found = diagnose(trusted, tested, key, target_key=target_key, compute_dtype=compute_dtype)
     if as_json:
         from tensorcap.reports.reporting import json_value
 

@@ -20,16 +20,16 @@ _CAP: Final = 700.0  # exp of more is beyond float64
 
 def sigmoid(x: Values) -> Values:
     """The logistic function."""
-    return 1 / (1 + np.exp(-np.clip(x, -_CAP, _CAP)))
+    return np.asarray(1 / (1 + np.exp(-np.clip(x, -_CAP, _CAP))))
 
 
 def _gelu(x: Values) -> Values:
     flat = (x / math.sqrt(2)).reshape(-1).tolist()
-    return 0.5 * x * (1 + np.fromiter(map(math.erf, flat), np.float64, x.size).reshape(x.shape))
+    return np.asarray(0.5 * x * (1 + np.fromiter(map(math.erf, flat), np.float64, x.size).reshape(x.shape)))
 
 
 def _gelu_tanh(x: Values) -> Values:
-    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return np.asarray(0.5 * x) * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
 ACTIVATIONS: Final[Mapping[str, Callable[[Values], Values]]] = {
@@ -63,7 +63,7 @@ def activations(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
     if not exhibit.is_same_shape:
         return
     shape = exhibit.r.shape
-    own = [(slot, x, y) for slot, x, y in exhibit.inputs() if x.shape == shape]
+    own = [(slot, x, y) for slot, x, y in exhibit.inputs if x.shape == shape]
     for slot, ours, theirs in own:
         yield from _of_input(exhibit, scales, slot, ours, theirs)
     yield from _gated(exhibit, scales)
@@ -142,7 +142,7 @@ def _gated(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
                     value = changed(x_theirs) * u_theirs
                     yield Trial("activation", text, t, value, usual, 0, logs, hint_of(name, other), facts)
             hint = "Gate and up projections are swapped."
-            text = f"the target puts {u_label} through {name} and multiplies by {x_label}, the reference the reverse"
+            text = f"the target puts {u_label} through {name} in the place of {x_label}"
             yield Trial("gate-swapped", text, t, function(u_theirs) * x_theirs, usual, 0, logs, hint)
             text = f"the target is {name} of {x_label}, without {u_label}"
             hint = "The multiplication by the gate is missing."

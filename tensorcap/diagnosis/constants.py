@@ -55,7 +55,7 @@ HINTS: Final = {
     "residual_multiplier": "The multiplier of residuals is applied on one side only.",
     "logits_scaling": "The scale of logits is applied on one side only.",
     "logit_scale": "The scale of logits is applied on one side only.",
-    "attention_factor": "The scale that goes with stretched rotary positions (YaRN) is applied on one side only.",
+    "attention_factor": "The scale of stretched rotary positions (YaRN) is applied on one side only.",
     "2": "Something is added twice, or a half is left out.",
     "1/2": "Something is added once that is added twice in the reference, or a half is put in twice.",
 }

@@ -63,7 +63,7 @@ def _sentinels(masked: Values, other: Values, side: str, with_infinity: str) -> 
         return
     text = f"where the {with_infinity} has -inf, the {side} has {numbers[0]:.6g}"
     hint = (
-        "Masks with another sentinel: the same after a softmax, unless a row is masked as a whole, the mask is "
+        "Masks with another sentinel: the same after a softmax, unless a whole row is masked, the mask is "
         "added twice, or it is cast to a narrower dtype."
     )
     # what is masked counts as 0 where both agree on it and as 1 where not; the rest as it is

@@ -130,7 +130,8 @@ def diagnose(
     scales = Scales(rounding, inherited)
     weighed = [scales.weigh(trial) for trial in degenerates(r, t)]
     if not any(one.is_within for one in weighed):
-        weighed += [scales.weigh(trial) for trial in _hypotheses(exhibit, scales)]
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            weighed += [scales.weigh(trial) for trial in _hypotheses(exhibit, scales)]
     found = ranked(weighed)
     return Diagnosis(
         ours.key.text,
@@ -176,11 +177,7 @@ def _precision(exhibit: Exhibit, compute_dtype: str | None) -> tuple[str, float]
 
 def _inherited(exhibit: Exhibit) -> tuple[float, tuple[str, ...]]:
     """The largest error that an input of the module arrives with, and what to say of it."""
-    given = [
-        (slot, relative_error(y, x))
-        for slot, x, y in exhibit.inputs()
-        if x.ndim and np.isfinite(x).all() and np.isfinite(y).all()
-    ]
+    given = [(slot, relative_error(y, x)) for slot, x, y in exhibit.inputs if x.ndim]
     if exhibit.reference.key.slot.startswith("input.") or not given:
         return 0.0, ("What the module was given is not known: an error may come from there.",)
     slot, error = max(given, key=lambda item: item[1])
@@ -208,7 +205,22 @@ def _more_notes(exhibit: Exhibit, r: Values, t: Values) -> Iterator[str]:
     if not exhibit.is_same_shape:
         yield f"The shapes differ: {r.shape} in the reference, {t.shape} in the target."
         return
+    yield from _first_token_notes(exhibit)
     size = math.sqrt(float(np.vdot(exhibit.r, exhibit.r)) * float(np.vdot(exhibit.t, exhibit.t)))
     if size and abs(float(np.vdot(exhibit.r, exhibit.t))) < 0.5 * size:
         cosine = float(np.vdot(exhibit.r, exhibit.t)) / size
         yield f"The cosine is {cosine:.3f}: the target is hardly related to the reference."
+
+
+def _first_token_notes(exhibit: Exhibit) -> Iterator[str]:
+    """The first token sees nothing but itself: if it alone is right, that is what is wrong."""
+    axis = next((a for a in range(exhibit.r.ndim) if exhibit.axis(a) == "token"), None)
+    if axis is None or exhibit.r.shape[axis] < 3:
+        return
+    first = (slice(None),) * axis + (slice(0, 1),)
+    wrong = relative_error(exhibit.t, exhibit.r)
+    if relative_error(exhibit.t[first], exhibit.r[first]) < 0.1 * wrong:
+        yield (
+            "The first token is right, or nearly: look at what tokens see of each other (scores of attention, "
+            "masks) and at positions."
+        )

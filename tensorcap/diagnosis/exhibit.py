@@ -121,17 +121,21 @@ class Exhibit:
             return "token"
         return "batch" if number == 0 else f"axis {number}"
 
+    @cached_property
     def inputs(self) -> list[tuple[str, Values, Values]]:
-        """What the module was given, where both sides hold it whole: slot, reference, target."""
+        """What the module was given, finite and whole on both sides: slot, reference, target."""
         if self.window is not None:
             return []
         found = []
         for record in self._of_call(self.ours, self.reference):
             slot = record.key.slot
             partner = self._find(self.theirs, replace(self.target.key, slot=slot))
-            if slot.startswith("input.") and partner is not None and self._is_fit(record):
-                if partner.shape == record.shape and self._is_fit(partner):
-                    found.append((slot, values_of(self.ours, record), values_of(self.theirs, partner)))
+            if not slot.startswith("input.") or partner is None or partner.shape != record.shape:
+                continue
+            if self._is_fit(record) and self._is_fit(partner):
+                sides = values_of(self.ours, record), values_of(self.theirs, partner)
+                if all(np.isfinite(side).all() for side in sides):
+                    found.append((slot, *sides))
         return found
 
     def parameters(self) -> dict[str, tuple[Values | None, Values | None]]:
@@ -175,11 +179,11 @@ class Exhibit:
                 seen.add(record.digest)
             partner = self._find(self.theirs, record.key)
             is_there = partner is not None and partner.shape == record.shape and self._is_fit(partner)
-            yield (
-                record.key.text,
-                values_of(self.ours, record),
-                values_of(self.theirs, partner) if partner is not None and is_there else None,
-            )
+            ours = values_of(self.ours, record)
+            theirs = values_of(self.theirs, partner) if partner is not None and is_there else None
+            if np.isfinite(ours).all():
+                is_finite = theirs is not None and bool(np.isfinite(theirs).all())
+                yield record.key.text, ours, theirs if is_finite else None
 
     def _of_call(self, archive: Archive, record: Record) -> list[Record]:
         where = record.key.where

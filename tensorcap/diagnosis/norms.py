@@ -1,4 +1,4 @@
-"""Norms worked out from their inputs and weights, and which variant makes the reference and which the target."""
+"""Norms worked out from inputs and weights, and which variant makes the reference and which the target."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def norms(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
     if not exhibit.is_same_shape or exhibit.r.ndim < 2 or exhibit.r.shape[-1] < 4:
         return
     width = exhibit.r.shape[-1]
-    given = [(slot, x, y) for slot, x, y in exhibit.inputs() if x.shape == exhibit.r.shape]
+    given = [(slot, x, y) for slot, x, y in exhibit.inputs if x.shape == exhibit.r.shape]
     if len(given) != 1:
         return
     (slot, ours, theirs) = given[0]
@@ -102,13 +102,36 @@ def norms(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
     is_narrowed = is_wide and dtype not in _WIDE
     expected = _as_usual(usual, x, made, own_weight, own_bias, dtype) if is_narrowed else usual
     other = _best(x, made, own_weight, own_bias, dtype, scales, exhibit, near=expected)
-    if other is None or other == expected:
+    if other is None:
+        return
+    if weight is not None and own_weight is not None and not fitted:
+        yield from _own_weight(exhibit, other, theirs, (weight, own_weight), own_bias)
+    if other == expected:
         return
     predicted, baseline = (v(theirs, own_weight, own_bias, dtype) for v in (other, expected))
     text, kind, hint = _difference(expected, other, slot)
     logs = math.log(3 * 4 * 4 * (len(_EPS) + 2))
     facts = {"reference": _facts(usual), "target": _facts(other)}
     yield Trial(kind, text, exhibit.t, predicted, baseline, fitted, logs, hint, facts)
+
+
+def _own_weight(
+    exhibit: Exhibit, variant: Variant, x: Values, weights: tuple[Values, Values], bias: Values | None
+) -> Iterator[Trial]:
+    """The target by the same norm, right for its own weight, which is another one."""
+    dtype = exhibit.target.dtype.name
+    weight, own = weights
+    if np.array_equal(rounded(weight, dtype), own):
+        return
+    kind, text = "other-weights", "the target is right for its own weight, which is not that of the reference"
+    hint = "Weights differ: look at how they are loaded."
+    for shift, name in ((-1, "norm-without-one-plus"), (1, "norm-with-one-plus")):
+        if relative_error(own, weight + shift) < 0.01:
+            kind = name
+            text = f"the weight of the target is that of the reference {'plus' if shift > 0 else 'minus'} one"
+            hint = "One plus the weight is meant on one side and the weight alone on the other."
+    predicted, baseline = variant(x, own, bias, dtype), variant(x, rounded(weight, dtype), bias, dtype)
+    yield Trial(kind, text, exhibit.t, predicted, baseline, 0, 0, hint)
 
 
 def _vector(
@@ -133,9 +156,10 @@ def _variants(has_weight: bool, is_low: bool, eps: tuple[float, ...]) -> Iterato
     if has_weight and is_low:
         weightings = (*weightings, "1 + w, rounded")
     switches = (False, True) if is_low else (False,)
-    for statistic, each, weighting in itertools.product(("rms", "layer", "l2"), eps, weightings):
+    statistics: tuple[Statistic, ...] = ("rms", "layer", "l2")
+    for statistic, each, weighting in itertools.product(statistics, eps, weightings):
         for first, coarse in itertools.product(switches, switches):
-            yield Variant(statistic, each, weighting, first, coarse)  # type: ignore[arg-type] # of literals
+            yield Variant(statistic, each, weighting, first, coarse)
 
 
 def _best(
@@ -224,9 +248,10 @@ def _with_fitted_weight(
     """A norm whose weight is in no archive, but follows from what it made."""
     if len(x) < 8:
         return None
-    for statistic in ("rms", "layer"):
+    statistics: tuple[Statistic, ...] = ("rms", "layer")
+    for statistic in statistics:
         for eps in dict.fromkeys((exhibit.number("rms_norm_eps", "layer_norm_eps") or 1e-6, *_EPS)):
-            variant = Variant(statistic, eps, "w")  # type: ignore[arg-type] # of literals
+            variant = Variant(statistic, eps, "w")
             y = variant(x, None, None, "float64")
             for has_bias in (False, True):
                 mean_y, mean = (y.mean(axis=0), made.mean(axis=0)) if has_bias else (0.0, 0.0)
@@ -235,7 +260,7 @@ def _with_fitted_weight(
                 weight = np.divide(product, square, out=np.ones_like(square), where=square > 0)
                 bias = mean - weight * mean_y if has_bias else None
                 if relative_error(made, variant(x, weight, bias, dtype)) <= max(4 * scales.rounding, 1e-6):
-                    return variant, weight, bias  # type: ignore[return-value] # a float has no bias
+                    return variant, weight, bias
     return None
 
 

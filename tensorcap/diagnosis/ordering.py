@@ -1,4 +1,4 @@
-"""Another order of the same values: axes swapped, slices of an axis moved, layouts of heads and of rotation."""
+"""Another order of the same values: axes swapped, slices moved, layouts of heads and of rotation."""
 
 from __future__ import annotations
 

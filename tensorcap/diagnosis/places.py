@@ -1,4 +1,4 @@
-"""Where the error is when it is not everywhere: some tokens, heads, channels or experts, and what is true there."""
+"""Where the error is if not everywhere: some tokens, heads, channels or experts; and what is true there."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tensorcap.diagnosis.weighing import INHERITED, ROUNDINGS, SHARE, Scales, Tr
 Hypotheses = Callable[[Exhibit], Iterator[Trial]]
 
 _SPREAD: Final = 0.05  # share of the elements there that must take part: a single outlier is no place
+_TAIL: Final = 0.75  # share of the tokens that are still a place where they are the last ones
 _WINDOWS: Final = ("sliding_window", "attention_chunk_size", "original_max_position_embeddings")
 _HINTS: Final = {
     "padded": "Padded positions are computed or masked otherwise; whether that matters is seen behind them.",
@@ -37,7 +38,8 @@ def places(exhibit: Exhibit, scales: Scales, within: Hypotheses) -> Iterator[Tri
         if not 0 < count < size:
             continue
         is_tail = bool(differs[size - count :].all())
-        if (count > size / 2 and not (is_tail and name == "token")) or not _is_spread(r, t, axis, differs):
+        is_few = count <= size / 2 or (is_tail and name == "token" and count <= _TAIL * size)
+        if not is_few or not _is_spread(r, t, axis, differs):
             continue
         where, hint, facts = _described(exhibit, name, differs)
         index = (slice(None),) * axis + (differs,)
@@ -67,7 +69,7 @@ def _differing(r: Values, t: Values, axis: int, limit: float) -> Values:
     others = tuple(other for other in range(r.ndim) if other != axis)
     wrong = ((t - r) ** 2).sum(axis=others)
     size = np.maximum((r * r).sum(axis=others), (t * t).sum(axis=others))
-    return wrong > limit * limit * size
+    return np.asarray(wrong > limit * limit * size)
 
 
 def _is_spread(r: Values, t: Values, axis: int, differs: Values) -> bool:
@@ -153,7 +155,7 @@ def _wrong_rows(exhibit: Exhibit, limit: float) -> Values:
     """Which rows, of all channels, differ: the shape without the last axis."""
     r, t = exhibit.r, exhibit.t
     size = np.maximum((r * r).sum(axis=-1), (t * t).sum(axis=-1))
-    return ((t - r) ** 2).sum(axis=-1) > limit * limit * size
+    return np.asarray(((t - r) ** 2).sum(axis=-1) > limit * limit * size)
 
 
 def _experts(exhibit: Exhibit, limit: float) -> Iterator[Trial]:

@@ -80,7 +80,7 @@ def _roundings(r: Values, t: Values) -> Iterator[Trial]:
 
 
 def _softcaps(exhibit: Exhibit) -> Iterator[Trial]:
-    """c * tanh(x / c), with c from the configuration or fitted."""
+    """The function c * tanh(x / c), with c from the configuration or fitted."""
     r, t = exhibit.r, exhibit.t
     given = {
         name: float(value)
@@ -96,11 +96,11 @@ def _softcaps(exhibit: Exhibit) -> Iterator[Trial]:
             text = f"{start} soft-capped at {cap:g}, which is {name}"
             facts = {"cap": cap, "equals": name}
             yield Trial(kind, text, capped, cap * np.tanh(whole / cap), whole, 0, 0, hint, facts)
-        cap = _fitted_cap(capped, whole)
-        if cap is not None:
-            text = f"{start} soft-capped at {cap:.6g}"
-            predicted = cap * np.tanh(whole / cap)
-            yield Trial(kind, text, capped, predicted, whole, 1, math.log(_STEPS), hint, {"cap": cap})
+        fitted = _fitted_cap(capped, whole)
+        if fitted is not None:
+            text = f"{start} soft-capped at {fitted:.6g}"
+            predicted = fitted * np.tanh(whole / fitted)
+            yield Trial(kind, text, capped, predicted, whole, 1, math.log(_STEPS), hint, {"cap": fitted})
 
 
 def _fitted_cap(capped: Values, whole: Values) -> float | None:

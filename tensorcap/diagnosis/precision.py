@@ -41,4 +41,4 @@ def rounded(values: Values, dtype: str) -> Values:
         return values
     exponent = np.frexp(values)[1] - 1
     step = np.ldexp(1.0, np.maximum(exponent, form.lowest) - form.bits)
-    return np.clip(np.rint(values / step) * step, -form.largest, form.largest)
+    return np.asarray(np.clip(np.rint(values / step) * step, -form.largest, form.largest))

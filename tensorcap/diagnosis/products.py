@@ -24,7 +24,7 @@ def products(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
     if not exhibit.is_same_shape or exhibit.r.ndim < 2:
         return
     width = exhibit.r.shape[-1]
-    given = [(x, y) for _, x, y in exhibit.inputs() if x.shape[:-1] == exhibit.r.shape[:-1]]
+    given = [(x, y) for _, x, y in exhibit.inputs if x.shape[:-1] == exhibit.r.shape[:-1]]
     if len(given) != 1:
         return
     ours, theirs = (side.reshape(-1, side.shape[-1]) for side in given[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Final
@@ -29,7 +30,7 @@ def others(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
 
 
 def _own_input(exhibit: Exhibit) -> Iterator[Trial]:
-    for slot, ours, theirs in exhibit.inputs():
+    for slot, ours, theirs in exhibit.inputs:
         if theirs.size == exhibit.t.size and not np.array_equal(ours.reshape(-1), exhibit.r.reshape(-1)):
             text = f"the target returns its {slot} as it is"
             hint = "The module does nothing: it is skipped, replaced or an identity."
@@ -81,11 +82,7 @@ def _terms(exhibit: Exhibit) -> Iterator[Trial]:
     few = difference.reshape(-1)[picked]
     few_r, few_t = r.reshape(-1)[picked], t.reshape(-1)[picked]
     before = relative_error(few_t, few_r)
-    seen = 0
-    for label, x in _candidates(exhibit):
-        seen += 1
-        if seen > _TERMS:
-            return
+    for label, x in itertools.islice(_candidates(exhibit), _TERMS):
         wide = np.broadcast_to(x, r.shape)
         sample = wide.reshape(-1)[picked]
         size = math.sqrt(float(sample @ sample) * float(few @ few))

@@ -28,12 +28,12 @@ def _frequencies(exhibit: Exhibit) -> Iterator[Trial]:
         return
     count = r.shape[-2]
     for name, function in (("cosine", np.cos), ("sine", np.sin)):
-        found = [_fit(side.reshape(-1, *side.shape[-2:])[0], name) for side in (r, t)]
-        if found[0] is None or found[1] is None:
+        reference, target = (_fit(side.reshape(-1, *side.shape[-2:])[0], name) for side in (r, t))
+        if reference is None or target is None:
             continue
-        (ours, _), (theirs, scale) = found
+        (ours, usual), (theirs, scale) = reference, target
         positions = np.arange(count)[:, None]
-        wanted = function(positions * ours) * found[0][1]
+        wanted = function(positions * ours) * usual
         if np.abs(wanted - r).max() > 0.05:
             continue
         predicted = np.broadcast_to(scale * function(positions * theirs), t.shape)

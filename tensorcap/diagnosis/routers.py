@@ -21,16 +21,16 @@ def softmax(z: Values) -> Values:
     """The softmax of each row."""
     with np.errstate(invalid="ignore"):
         e = np.exp(z - z.max(axis=-1, keepdims=True))
-    return e / e.sum(axis=-1, keepdims=True)
+    return np.asarray(e / e.sum(axis=-1, keepdims=True))
 
 
 def _top(values: Values, count: int) -> Values:
-    return -np.sort(-values, axis=-1, kind="stable")[..., :count]
+    return np.asarray(-np.sort(-values, axis=-1, kind="stable")[..., :count])
 
 
 def _normal(values: Values) -> Values:
     total = values.sum(axis=-1, keepdims=True)
-    return np.divide(values, total, out=np.zeros_like(values), where=total != 0)
+    return np.asarray(np.divide(values, total, out=np.zeros_like(values), where=total != 0))
 
 
 CHOICES: Final[Mapping[str, Callable[[Values, int], Values]]] = {

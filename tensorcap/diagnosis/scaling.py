@@ -1,4 +1,4 @@
-"""Factors and offsets: of the whole tensor, of channels, of tokens, of heads; with parameters that name them."""
+"""Factors and offsets of the whole tensor, of channels, tokens or heads, and parameters that name them."""
 
 from __future__ import annotations
 
@@ -90,11 +90,12 @@ def _by_parameters(exhibit: Exhibit) -> Iterator[Trial]:
                 hint = f"The {last} is added once more."
                 text = f"the target is the reference plus {name}"
                 yield Trial("bias-added", text, t, r + vector, r, 0, 0, hint, {"parameter": name})
-        if last in _BIASES and ours is not None and theirs is not None:
-            if ours.shape == theirs.shape == r.shape[-1:] and not np.array_equal(ours, theirs):
-                text = f"the target is the reference with its own {name}"
-                hint = f"The two sides hold another {name}: look at how weights are loaded."
-                yield Trial("bias-differs", text, t, r - ours + theirs, r, 0, 0, hint, {"parameter": name})
+        if last not in _BIASES or ours is None or theirs is None:
+            continue
+        if ours.shape == theirs.shape == r.shape[-1:] and not np.array_equal(ours, theirs):
+            text = f"the target is the reference with its own {name}"
+            hint = f"The two sides hold another {name}: look at how weights are loaded."
+            yield Trial("bias-differs", text, t, r - ours + theirs, r, 0, 0, hint, {"parameter": name})
 
 
 def _by_weight(r: Values, t: Values, name: str, w: Values) -> Iterator[Trial]:

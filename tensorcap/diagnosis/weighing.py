@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-Values = NDArray[np.float64]
+Values = NDArray[Any]  # float64; also masks and indices of them
 
 ROUNDINGS: Final = 4.0  # a hypothesis may leave that many roundings
 SHARE: Final = 0.01  # or that share of the error before
@@ -118,20 +118,26 @@ class Scales:
         limit = max(ROUNDINGS * self.rounding, SHARE * whole, INHERITED * self.inherited)
         limit = min(limit, LESSENED * whole)
         self.count += 1
-        if whole:
+        if not math.isfinite(after):  # a function that overflows
+            after = math.inf
+        elif whole:
             self.tried[trial.kind] = min(self.tried.get(trial.kind, math.inf), after / whole)
         n, k = trial.observed.size, trial.parameters
         left = max(after, 1e-12) / whole if whole else math.inf
-        score = -n * math.log(self._told(after) / whole) if whole else 0.0
+        score = -n * math.log(self._told(after) / whole) if whole and after < math.inf else 0.0
         score -= k / 2 * math.log(max(n, 2)) + trial.log_alternatives
         count = _erring(trial)
-        is_fair = k * LEAST_PER_PARAMETER <= count and self._log_chance(trial, count, left) <= LOG_CHANCE
+        is_fair = (
+            math.isfinite(left)
+            and k * LEAST_PER_PARAMETER <= count
+            and self._log_chance(trial, count, left) <= LOG_CHANCE
+        )
         return Explanation(
             trial.kind,
             trial.text,
             trial.hint,
             before,
-            after if is_fair and math.isfinite(after) else math.inf,
+            after if is_fair else math.inf,
             limit,
             k,
             n,
@@ -164,9 +170,8 @@ def ranked(found: Sequence[Explanation]) -> tuple[Explanation, ...]:
 
     A hypothesis with several parameters says nothing beside one with fewer that leaves no more.
     """
-    holding = sorted(
-        (e for e in found if e.is_within), key=lambda e: (_is_place(e), -e.score, e.kind, e.text)
-    )
+    holding = [e for e in found if e.is_within]
+    holding.sort(key=lambda e: (_is_place(e), -e.score, e.kind, e.text))
     kept: list[Explanation] = []
     for one in holding:
         if any(_makes_needless(other, one) for other in holding if other is not one):

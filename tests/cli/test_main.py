@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from tensorcap_cli.main import main
 
-COMMANDS = ["capture", "check", "compare", "convert", "ls", "preflight", "recover", "show"]
+COMMANDS = ["capture", "check", "compare", "convert", "diagnose", "ls", "preflight", "recover", "show"]
 
 
 def test_help_lists_every_command(tcap: Callable[..., Any]) -> None:

@@ -27,12 +27,12 @@ def plant(kind: str, target: Array, clause: str, name: str, reference: Array = R
 
 def cosines(base: float, count: int = 24, scale: float = 1.0) -> Array:
     angles = np.arange(count)[:, None] * base ** (-np.arange(16) / 16)
-    return scale * np.cos(np.concatenate([angles, angles], axis=1))[None]
+    return np.asarray(scale * np.cos(np.concatenate([angles, angles], axis=1))[None])
 
 
 def turned(angles: Array) -> Array:
     z = (HEADS[..., :8] + 1j * HEADS[..., 8:]) * np.exp(1j * angles)[None, :, None]
-    return np.concatenate([z.real, z.imag], axis=-1)
+    return np.asarray(np.concatenate([z.real, z.imag], axis=-1))
 
 
 STEADY = np.arange(24)[:, None] * 0.7 ** np.arange(8)
@@ -142,7 +142,7 @@ def test_rounding_to_a_narrower_dtype_is_named(diagnosed: Diagnose, name: str, n
 
 def _truncated(values: Array, bits: int) -> Array:
     fraction, exponent = np.frexp(values)
-    return np.ldexp(np.rint(fraction * 2 ** (bits + 1)) / 2 ** (bits + 1), exponent)
+    return np.asarray(np.ldexp(np.rint(fraction * 2 ** (bits + 1)) / 2 ** (bits + 1), exponent))
 
 
 @pytest.mark.spec("DIA-29")
