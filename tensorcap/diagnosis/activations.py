@@ -29,7 +29,7 @@ def _gelu(x: Values) -> Values:
 
 
 def _gelu_tanh(x: Values) -> Values:
-    return np.asarray(0.5 * x) * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return np.asarray(0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))))
 
 
 ACTIVATIONS: Final[Mapping[str, Callable[[Values], Values]]] = {

@@ -221,6 +221,6 @@ def _first_token_notes(exhibit: Exhibit) -> Iterator[str]:
     wrong = relative_error(exhibit.t, exhibit.r)
     if relative_error(exhibit.t[first], exhibit.r[first]) < 0.1 * wrong:
         yield (
-            "The first token is right, or nearly: look at what tokens see of each other (scores of attention, "
+            "The first token is right, or nearly: look at what tokens see of each other (attention, "
             "masks) and at positions."
         )

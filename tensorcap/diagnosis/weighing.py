@@ -195,7 +195,7 @@ def _erring(trial: Trial) -> float:
 
 
 def _makes_needless(other: Explanation, one: Explanation) -> bool:
-    """Whether `other` says all that `one` does, with less: fewer numbers, no place, or the same kind better."""
+    """Whether `other` says all that `one` does: with fewer numbers, of the whole, or better."""
     floor = max(one.limit / 8, 1e-12)
     if other.after > _WITHIN * max(one.after, floor) or other.elements < one.elements / 2:
         return False
