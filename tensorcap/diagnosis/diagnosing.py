@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from tensorcap.diagnosis.activations import activations
+from tensorcap.diagnosis.attention import attentions
 from tensorcap.diagnosis.degenerate import degenerates
 from tensorcap.diagnosis.exhibit import Exhibit, exhibit_of
 from tensorcap.diagnosis.norms import norms
@@ -155,6 +156,7 @@ def _hypotheses(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
     yield from norms(exhibit, scales)
     yield from products(exhibit, scales)
     yield from routings(exhibit, scales)
+    yield from attentions(exhibit, scales)
     yield from others(exhibit, scales)
     yield from places(exhibit, scales, _simple)
 

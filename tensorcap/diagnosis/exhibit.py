@@ -110,7 +110,8 @@ class Exhibit:
         ndim = len(shape)
         number %= ndim
         if number == ndim - 1:
-            is_ids = ndim <= 2 and self.reference.dtype.kind in ("int", "uint", "bool")
+            is_chosen = shape[-1] == self.number("num_experts_per_tok", "num_selected_experts", "top_k")
+            is_ids = ndim <= 2 and self.reference.dtype.kind in ("int", "uint", "bool") and not is_chosen
             return "token" if is_ids else "channel"
         if ndim == 4 and number in (1, 2):
             heads = [axis for axis in (1, 2) if shape[axis] in (self.heads, self.kv_heads)]

@@ -126,7 +126,7 @@ def _own_weight(
     kind, text = "other-weights", "the target is right for its own weight, which is not that of the reference"
     hint = "Weights differ: look at how they are loaded."
     for shift, name in ((-1, "norm-without-one-plus"), (1, "norm-with-one-plus")):
-        if relative_error(own, weight + shift) < 0.01:
+        if np.linalg.norm(own - weight - shift) < 0.1 * np.linalg.norm(own - weight):
             kind = name
             text = f"the weight of the target is that of the reference {'plus' if shift > 0 else 'minus'} one"
             hint = "One plus the weight is meant on one side and the weight alone on the other."
