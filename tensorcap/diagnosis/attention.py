@@ -1,4 +1,4 @@
-"""The core of an attention, from queries, keys and values recorded beside, and what of it the target does otherwise."""
+"""The core of an attention, from queries, keys and values beside, and what the target does otherwise."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ _NAMES: Final = {
     "v": ("v_norm", "v_proj", "value", "wv", "v_lin", "v"),
     "qkv": ("qkv_proj", "c_attn", "query_key_value", "Wqkv", "qkv"),
 }
+_ROUNDINGS: Final = 12.0  # that it may leave: scores, their softmax and the result are rounded
 _ALLOWED: Final = 1e-5  # what the order of sums may make of the reference in float32
 _STEPS: Final = 24
 _HINTS: Final = {
-    "attention-scale": "The scale of scores: 1/sqrt(head_dim), a setting of the configuration, or applied twice.",
+    "attention-scale": "The scale of scores: 1/sqrt(head_dim), one of the configuration, or applied twice.",
     "attention-mask": "The mask: causal or not, the length of the window, or off by one.",
     "attention-softcap": "The soft cap of scores is missing, or another one.",
-    "attention-heads": "Heads of keys are repeated in another order: each several times, or all of them in turn.",
-    "attention-rotation": "Rotary positions: the layout (halves or pairs), the sign of the sine, or not applied.",
+    "attention-heads": "Heads of keys are repeated in another order: each by itself, or all in turn.",
+    "attention-rotation": "Rotary positions: their layout (halves, pairs), the sign of sines, or not applied.",
 }
 
 
@@ -58,7 +59,7 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What an attention computes with: (batch, head, token, channel); cosines and sines (batch, token, channel)."""
+    """What an attention computes with: (batch, head, token, channel), cosines without heads."""
 
     q: Values
     k: Values
@@ -90,7 +91,11 @@ class Parts:
         sin = -sin if rotation == "turned" else sin
         y, rest = x[..., : 2 * half], x[..., 2 * half :]
         out = np.empty_like(y)
-        first, second = (slice(0, None, 2), slice(1, None, 2)) if rotation == "pairs" else (slice(half), slice(half, None))
+        first, second = (
+            (slice(0, None, 2), slice(1, None, 2))
+            if rotation == "pairs"
+            else (slice(half), slice(half, None))
+        )
         out[..., first] = y[..., first] * cos - y[..., second] * sin
         out[..., second] = y[..., second] * cos + y[..., first] * sin
         return np.concatenate([out, rest], axis=-1)
@@ -120,18 +125,17 @@ def attentions(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
     for kind, text, core in _changes(usual, exhibit, theirs):
         facts = {"reference": _facts(usual), "target": _facts(core)}
         predicted = theirs(core, heads)
-        yield Trial(kind, text, shown, predicted, baseline, 0, math.log(32), _HINTS[kind], facts)
+        yield Trial(kind, text, shown, predicted, baseline, 0, math.log(32), _HINTS[kind], facts, _ROUNDINGS)
     scale = _fitted_scale(usual, theirs, heads, shown)
     factor = scale / usual.scale
     names = named(factor, exhibit, 0.01)
     text = f"scores of the target are scaled by {factor:.4g} times what the reference has"
     text += f", which is {names[0]}" if names else ""
     core = replace(usual, scale=scale)
-    facts = {"factor": factor, "equals": list(names)}
+    told: dict[str, object] = {"factor": factor, "equals": list(names)}
     logs = math.log(_STEPS)
-    yield Trial(
-        "attention-scale", text, shown, theirs(core, heads), baseline, 1, logs, _HINTS["attention-scale"], facts
-    )
+    kind, predicted = "attention-scale", theirs(core, heads)
+    yield Trial(kind, text, shown, predicted, baseline, 1, logs, _HINTS[kind], told, _ROUNDINGS)
 
 
 def _usual(exhibit: Exhibit, is_rotated: bool) -> Iterator[Core]:
@@ -166,7 +170,9 @@ def _changes(usual: Core, exhibit: Exhibit, parts: Parts) -> Iterator[tuple[str,
             yield "attention-mask", text, replace(usual, window=other)
     cap = 0.0 if usual.softcap else exhibit.number("attn_logit_softcapping") or 0.0
     if cap != usual.softcap:
-        text = "the target has no soft cap of scores" if usual.softcap else f"the target caps scores at {cap:g}"
+        text = (
+            "the target has no soft cap of scores" if usual.softcap else f"the target caps scores at {cap:g}"
+        )
         yield "attention-softcap", text, replace(usual, softcap=cap)
     if 1 < parts.k.shape[1] < parts.q.shape[1]:
         text = "the target repeats all heads of keys in turn, the reference each of them"
@@ -201,13 +207,19 @@ def _parts(archive: Archive, record: Record, count: int, dims: int, shape: tuple
     parents = (site.rpartition(".")[0], site)
     for parent in parents:
         around = [
-            r for r in archive.records if r.key.step == record.key.step and r.stored and r.order <= record.order
+            r
+            for r in archive.records
+            if r.key.step == record.key.step and r.stored and r.order <= record.order
         ]
         kin = {r.key.site.rpartition(".")[2]: r for r in around if _is_child(r, parent, record)}
         found = {slot: next((kin[n] for n in names if n in kin), None) for slot, names in _NAMES.items()}
         sides = [_split(archive, found[slot], dims, shape) for slot in ("q", "k", "v")]
         fused = found["qkv"]
-        if any(side is None for side in sides) and fused is not None and fused.size % (shape[0] * shape[1] * dims) == 0:
+        if (
+            any(side is None for side in sides)
+            and fused is not None
+            and fused.size % (shape[0] * shape[1] * dims) == 0
+        ):
             whole = values_of(archive, fused).reshape(*shape[:2], -1, dims).transpose(0, 2, 1, 3)
             keys = (whole.shape[1] - count) // 2
             sides = [whole[:, :count], whole[:, count : count + keys], whole[:, count + keys :]]
@@ -243,7 +255,12 @@ def _angles(
     slot = f"input.position_embeddings.{number}"
     for record in around:
         is_there = record.key.site == parent and record.key.slot == slot
-        if is_there and record.dtype.kind == "float" and len(record.shape) == 3 and record.shape[1] == shape[1]:
+        if (
+            is_there
+            and record.dtype.kind == "float"
+            and len(record.shape) == 3
+            and record.shape[1] == shape[1]
+        ):
             values = values_of(archive, record)
             return np.broadcast_to(values, (shape[0], *values.shape[1:]))
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from tensorcap.diagnosis.activations import activations
 from tensorcap.diagnosis.attention import attentions
 from tensorcap.diagnosis.degenerate import degenerates
-from tensorcap.diagnosis.exhibit import Exhibit, exhibit_of
+from tensorcap.diagnosis.exhibit import Exhibit, exhibit_of, last_input
 from tensorcap.diagnosis.norms import norms
 from tensorcap.diagnosis.ordering import orders
 from tensorcap.diagnosis.places import places
@@ -157,8 +157,19 @@ def _hypotheses(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
     yield from products(exhibit, scales)
     yield from routings(exhibit, scales)
     yield from attentions(exhibit, scales)
+    yield from _within(exhibit, scales)
     yield from others(exhibit, scales)
     yield from places(exhibit, scales, _simple)
+
+
+def _within(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
+    """What the last module within this one is given: the core of an attention, a gated product."""
+    inner = last_input(exhibit)
+    if inner is None:
+        return
+    for trial in (*attentions(inner, scales), *activations(inner, scales)):
+        where = {"key": inner.reference.key.text}
+        yield replace(trial, text=f"in {where['key']}: {trial.text}", facts={**trial.facts, "where": where})
 
 
 def _simple(exhibit: Exhibit) -> Iterator[Trial]:

@@ -233,6 +233,30 @@ def exhibit_of(
     return Exhibit(ours, theirs, reference, target, r, t, window), *raw
 
 
+def last_input(exhibit: Exhibit) -> Exhibit | None:
+    """The pair of what the last module within this one is given; None if there is none, or no difference."""
+    key, slot = exhibit.reference.key, "output"
+    if not key.slot.startswith(slot) or exhibit.window is not None:
+        return None
+    site = module_of(key.site)
+    within = [
+        r
+        for r in exhibit.ours.records
+        if module_of(r.key.site).rpartition(".")[0] == site
+        and (r.key.step, r.key.rank) == (key.step, key.rank)
+        and r.key.slot.startswith("input.")
+        and r.dtype.kind == "float"
+        and r.stored
+        and r.size <= LARGEST
+    ]
+    for record in sorted(within, key=lambda r: -r.order)[:1]:
+        partner = exhibit.theirs.get(record.key) if record.key.text in exhibit.theirs else None
+        if partner is not None and partner.shape == record.shape and partner.stored:
+            inner, r, t = exhibit_of(exhibit.ours, record, exhibit.theirs, partner, limit=LARGEST)
+            return None if np.array_equal(r, t) else inner
+    return None
+
+
 def values_of(archive: Archive, record: Record) -> Values:
     """A tensor's values in float64, in its shape."""
     return archive.load(record).astype(np.float64)

@@ -36,6 +36,7 @@ class Trial:
         log_alternatives: Natural logarithm of how many like it were looked at to find this one.
         hint: The usual mistake that looks so, as a sentence.
         facts: What was fitted or found, as JSON values.
+        roundings: How many roundings it may leave.
     """
 
     kind: str
@@ -47,6 +48,7 @@ class Trial:
     log_alternatives: float = 0.0
     hint: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
+    roundings: float = ROUNDINGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ class Scales:
         after = relative_error(trial.observed, trial.predicted)
         before = None if trial.baseline is None else relative_error(trial.observed, trial.baseline)
         whole = 1.0 if before is None else before
-        limit = max(ROUNDINGS * self.rounding, SHARE * whole, INHERITED * self.inherited)
+        limit = max(trial.roundings * self.rounding, SHARE * whole, INHERITED * self.inherited)
         limit = min(limit, LESSENED * whole)
         self.count += 1
         if not math.isfinite(after):  # a function that overflows
