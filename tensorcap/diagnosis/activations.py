@@ -11,7 +11,7 @@ import numpy as np
 
 from tensorcap.diagnosis.exhibit import Exhibit
 from tensorcap.diagnosis.precision import rounded
-from tensorcap.diagnosis.weighing import LESSENED, Scales, Trial, Values, relative_error
+from tensorcap.diagnosis.weighing import LESSENED, Scales, Trial, Values, inherited, relative_error
 
 _SAMPLE: Final = 1 << 14
 _PARTNERS: Final = 12  # values beside the pair that may be what gates it
@@ -93,6 +93,7 @@ def _of_input(exhibit: Exhibit, scales: Scales, slot: str, ours: Values, theirs:
         return
     dtype = exhibit.target.dtype.name
     usual = rounded(ACTIVATIONS[name](theirs), dtype)
+    yield inherited(exhibit.t, usual, exhibit.r)
     for other, function in ACTIVATIONS.items():
         if other == name:
             continue
@@ -134,6 +135,7 @@ def _gated(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
             if relative_error(sample, function(x) * u) > allowed:
                 continue
             usual = function(x_theirs) * u_theirs
+            yield inherited(t, usual, r)
             logs = math.log(len(ACTIVATIONS))
             for other, changed in ACTIVATIONS.items():
                 if other != name:

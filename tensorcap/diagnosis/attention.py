@@ -12,7 +12,7 @@ import numpy as np
 from tensorcap.diagnosis.constants import named
 from tensorcap.diagnosis.exhibit import Exhibit, values_of
 from tensorcap.diagnosis.routers import softmax
-from tensorcap.diagnosis.weighing import LESSENED, Scales, Trial, Values, relative_error
+from tensorcap.diagnosis.weighing import LESSENED, Scales, Trial, Values, inherited, relative_error
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import module_of
 from tensorcap_formats.records import Record
@@ -32,7 +32,7 @@ _HINTS: Final = {
     "attention-mask": "The mask: causal or not, the length of the window, or off by one.",
     "attention-softcap": "The soft cap of scores is missing, or another one.",
     "attention-heads": "Heads of keys are repeated in another order: each by itself, or all in turn.",
-    "attention-rotation": "Rotary positions: their layout (halves, pairs), the sign of sines, or not applied.",
+    "attention-rotation": "Rotary positions: layout (halves, pairs), the sign of sines, or not applied.",
 }
 
 
@@ -122,6 +122,7 @@ def attentions(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
     if errors[usual] > max(4 * scales.rounding * LESSENED, _ALLOWED):
         return
     baseline = theirs(usual, heads)
+    yield inherited(shown, baseline, made)
     for kind, text, core in _changes(usual, exhibit, theirs):
         facts = {"reference": _facts(usual), "target": _facts(core)}
         predicted = theirs(core, heads)

@@ -12,7 +12,7 @@ import numpy as np
 
 from tensorcap.diagnosis.exhibit import Exhibit
 from tensorcap.diagnosis.precision import rounded
-from tensorcap.diagnosis.weighing import LESSENED, Scales, Trial, Values, relative_error
+from tensorcap.diagnosis.weighing import LESSENED, Scales, Trial, Values, inherited, relative_error
 
 Statistic = Literal["rms", "layer", "l2"]
 Weighting = Literal["w", "1 + w", "1 + w, rounded", "none"]
@@ -104,6 +104,7 @@ def norms(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
     other = _best(x, made, own_weight, own_bias, dtype, scales, exhibit, near=expected)
     if other is None:
         return
+    yield inherited(exhibit.t, expected(theirs, own_weight, own_bias, dtype), exhibit.r)
     if weight is not None and own_weight is not None and not fitted:
         yield from _own_weight(exhibit, other, theirs, (weight, own_weight), own_bias)
     if other == expected:

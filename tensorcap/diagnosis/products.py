@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from tensorcap.diagnosis.exhibit import Exhibit, values_of
-from tensorcap.diagnosis.weighing import Scales, Trial, Values, relative_error
+from tensorcap.diagnosis.weighing import Scales, Trial, Values, inherited, relative_error
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import module_of
 from tensorcap_formats.records import Record
@@ -43,6 +43,7 @@ def products(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
     if matrix is None or relative_error(r, x @ matrix.T + shift) > allowed:
         return
     usual = own @ matrix.T + own_shift
+    yield inherited(t, usual, r)
     own_weight = _weight(exhibit.theirs, exhibit.target, width, x.shape[1])
     if own_weight is not None:
         other = _rows_of(exhibit.theirs, own_weight, picked, width)

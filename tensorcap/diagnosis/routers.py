@@ -11,7 +11,7 @@ import numpy as np
 from tensorcap.diagnosis.activations import sigmoid
 from tensorcap.diagnosis.exhibit import Exhibit
 from tensorcap.diagnosis.precision import rounded
-from tensorcap.diagnosis.weighing import LESSENED, Scales, Trial, Values, relative_error
+from tensorcap.diagnosis.weighing import LESSENED, Scales, Trial, Values, inherited, relative_error
 
 _MOST_EXPERTS: Final = 1024
 _HINT: Final = "The order of softmax and top-k in the router, or whether the chosen weights are renormalised."
@@ -88,6 +88,7 @@ def _weights(exhibit: Exhibit, scales: Scales, label: str, z: Values, own: Value
         return
     dtype = exhibit.target.dtype.name
     baseline = rounded(usual_factor * CHOICES[usual](own, count), dtype)
+    yield inherited(t, baseline, r)
     for name, choice in CHOICES.items():
         for f in factors:
             if (name, f) == (usual, usual_factor):
