@@ -104,7 +104,8 @@ def norms(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
     other = _best(x, made, own_weight, own_bias, dtype, scales, exhibit, near=expected)
     if other is None:
         return
-    yield inherited(exhibit.t, expected(theirs, own_weight, own_bias, dtype), exhibit.r)
+    same = [None if side is None else rounded(side, dtype) for side in (weight, bias)]
+    yield inherited(exhibit.t, expected(theirs, same[0], same[1], dtype), exhibit.r)
     if weight is not None and own_weight is not None and not fitted:
         yield from _own_weight(exhibit, other, theirs, (weight, own_weight), own_bias)
     if other == expected:

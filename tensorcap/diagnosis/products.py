@@ -42,7 +42,7 @@ def products(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
     allowed = max(8 * scales.rounding, 1e-5)
     if matrix is None or relative_error(r, x @ matrix.T + shift) > allowed:
         return
-    usual = own @ matrix.T + own_shift
+    usual = own @ matrix.T + shift
     yield inherited(t, usual, r)
     own_weight = _weight(exhibit.theirs, exhibit.target, width, x.shape[1])
     if own_weight is not None:
