@@ -14,7 +14,7 @@ from tensorcap.diagnosis.weighing import Values
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import decode
 from tensorcap_formats.errors import UsageError
-from tensorcap_formats.keys import Key, module_of, module_site
+from tensorcap_formats.keys import Key, module_of
 from tensorcap_formats.records import Record
 
 _NEAR: Final = 48  # records before and behind that are looked at
@@ -95,14 +95,6 @@ class Exhibit:
         """Count of heads of keys and values."""
         found = self.number(*_KV_HEADS)
         return int(found) if found else self.heads
-
-    @cached_property
-    def class_name(self) -> str:
-        """The class of the module that the pair belongs to, "" where nobody says."""
-        for module in self.ours.run.get("modules") or ():
-            if module_site(str(module.get("path", ""))) == module_of(self.reference.key.site):
-                return str(module.get("class", "")).rpartition(".")[2]
-        return ""
 
     def axis(self, number: int) -> str:
         """What an axis most likely is: `channel`, `token`, `head`, `batch`, or `axis n`."""

@@ -80,13 +80,12 @@ def test_fewer_numbers_come_first_and_make_more_needless() -> None:
 def test_a_few_outliers_in_one_token_are_no_place(diagnosed: Diagnose) -> None:
     r = np.random.default_rng(0).standard_normal((1, 12, 64))
     t = r.copy()
-    t[0, 7, [3, 40]] += 30
+    t[0, 7, [3, 40, 50]] += 30
     assert diagnosed(r, t).status == "unexplained"
 
 
 @pytest.mark.spec("DIA-27")
 def test_two_values_at_a_limit_are_no_clamp(diagnosed: Diagnose) -> None:
     r = np.random.default_rng(0).standard_normal((1, 12, 64))
-    second = np.sort(r.reshape(-1))[-3]
-    t = np.where(r > second, second + 0.01, r)
-    assert diagnosed(r, t).status == "unexplained"
+    r[0, [3, 8], [7, 60]] = 10
+    assert diagnosed(r, np.minimum(r, 5)).status == "unexplained"
