@@ -64,7 +64,7 @@ def command(
 
     \b
         tcap inject ref.h5 --dtype bfloat16 -o own.h5
-        tcap inject ref.h5 --into port.py:target --outputs 'model.layers.7' -o graft.h5
+        tcap inject ref.h5 --into port.py:target --outputs '*layers.7' -o graft.h5
 
     Where the target has other names or layouts a mapping is used, backwards: --map, or a computed one. The
     target is run once more for it, without injection, unless --target has that run.
