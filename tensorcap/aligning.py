@@ -15,7 +15,7 @@ from tensorcap.alignment.mapped import MappedArchive, mapped
 from tensorcap.alignment.mapping import Alignment, Entry
 from tensorcap.alignment.naming import Naming
 from tensorcap.alignment.proposing import By, propose
-from tensorcap.alignment.resolution import token_alignments
+from tensorcap.alignment.resolution import resolve_each, token_alignments
 from tensorcap.alignment.summary import MappingSummary
 from tensorcap.alignment.tokens import TokenAlignment
 from tensorcap.comparison import Side
@@ -97,6 +97,14 @@ def align(
     used = {id(link.entry) for link in theirs.links.values()}
     fitting = replace(found, entries=tuple(entry for entry in found.entries if id(entry) in used))
     return Aligned(fitting, ours, theirs, tuple(token_alignments(fitting, reference, target)))
+
+
+def fitting(alignment: Alignment, reference: Archive, target: Archive) -> Alignment:
+    """Those entries of a mapping that fit two archives, one of which holds a part of a run only."""
+    found = resolve_each(alignment, reference, target)
+    return replace(
+        alignment, entries=tuple(entry for entry, links in found if not isinstance(links, UsageError))
+    )
 
 
 def _public(entry: Entry) -> dict[str, object]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tensorcap.adapters import adapter_for
-from tensorcap.aligning import NO_MAPPING, MappingSource, align, sides
+from tensorcap.aligning import NO_MAPPING, MappingSource, align, fitting, sides
 from tensorcap.alignment.mapping import Alignment
 from tensorcap.bisection_runs import Run, State
 from tensorcap.capturing import capture_workload
@@ -271,7 +271,7 @@ class _Search:
 
     def _final(self, path: Path) -> float:
         """Relative error of the final output of a run."""
-        found = compare(self._reference, path, mapping=self._mapping, only=f"*{ROOT_SITE}/output*")
+        found = self._compared(self._reference, path, only=f"*{ROOT_SITE}/output*")
         measured = [
             (pair.reference.key.step, pair)
             for pair in found.pairs
@@ -304,7 +304,15 @@ class _Search:
                     )
                 trusted = reference_ops(self._folder / "reference.h5", (guilty.site, around))
         path = self._capture("within.h5", at - 1, **options)
-        return compare(trusted, path, mapping=self._mapping)
+        return self._compared(trusted, path)
+
+    def _compared(self, reference: Source, path: Path, **options: Any) -> Comparison:
+        """A run compared with the reference, of which it may hold a part only."""
+        with opened(reference) as trusted, open_archive(path) as run:
+            mapping = self._mapping
+            if isinstance(mapping, Alignment):
+                mapping = fitting(mapping, trusted, run)
+            return compare(trusted, run, mapping=mapping, **options)
 
     def _capture(self, name: str, last: int, **options: Any) -> Path:
         """Run the target, with all results grafted up to one; -1 grafts nothing."""
