@@ -11,7 +11,7 @@ import math
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from tensorcap.adapters import adapter_for
 from tensorcap.aligning import NO_MAPPING, MappingSource, align, fitting, sides
 from tensorcap.alignment.mapping import Alignment
+from tensorcap.alignment.part import Part
 from tensorcap.bisection_runs import Run, State
 from tensorcap.capturing import capture_workload
 from tensorcap.comparing import Source, compare, opened
@@ -32,7 +33,6 @@ from tensorcap.verdicts.pairing import Pair
 from tensorcap.verdicts.places import is_inner
 from tensorcap.verdicts.policy import POLICY
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError, abbreviate
 from tensorcap_formats.keys import ROOT_SITE, Key, module_of
 from tensorcap_formats.opening import open_archive
@@ -128,20 +128,6 @@ def bisect_live(
         stack.callback(search.close)
         search.begin(mapping, state)
         return search.run(level, reference_ops)
-
-
-class _Part(Archive):
-    """Some records of an archive."""
-
-    def __init__(self, whole: Archive, records: Sequence[Record]) -> None:
-        super().__init__(whole.path, whole.container, records, run=whole.run, root=whole.root)
-        self._whole = whole
-
-    def close(self) -> None:
-        """Nothing is held; the archive stays open."""
-
-    def _read_flat(self, record: Record, start: int, out: Array) -> None:
-        self._whole.read_into(self._whole.get(record.key), start, out)
 
 
 class _Search:
@@ -321,7 +307,7 @@ class _Search:
             what = "as it is" if last < 0 else f"grafted up to {self._results[last].key.text}"
             self._tell(len(self._runs) + 1, what)
         if last >= 0:
-            part = _Part(self._source, [self._source.get(r.key) for r in self._results[: last + 1]])
+            part = Part(self._source, [self._source.get(r.key) for r in self._results[: last + 1]])
             options["substitution"] = Substitution(part, outputs=("*/output*",))
         if self._seed is not None:
             adapter_for(self._workload.model).seed(self._seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import click
 
@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 @click.option("--force", is_flag=True, help="Replace a FILE that is there.")
 @click.option(
     "--by",
-    type=click.Choice(["all", "values", "names"]),
+    type=click.Choice(["all", "values", "names", "none"]),
     default="all",
-    help="Look at names alone, or at everything but names.",
+    help="Look at names alone, at everything but names, or compute nothing and check --map.",
 )
-@click.option("--map", metavar="FILE", type=click.Path(), help="Check this map file; nothing is computed.")
+@click.option(
+    "--map", metavar="FILE", type=click.Path(), help="Begin with this map file; the rest is computed."
+)
 @click.option("--all", "show_all", is_flag=True, help="Entries of arguments too, and the reason of each.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
 def command(
@@ -47,7 +49,7 @@ def command(
     \b
         tcap align ref.h5 tgt.h5
         tcap align ref.h5 tgt.h5 -o map.toml
-        tcap align ref.h5 tgt.h5 --map map.toml
+        tcap align ref.h5 tgt.h5 --map mine.toml -o map.toml
         tcap compare ref.h5 tgt.h5 --map map.toml
 
     Exit status: 0 every tensor of REF is mapped, or it is known why not; 1 one is neither; 2 wrong usage, or
@@ -56,13 +58,13 @@ def command(
     from tensorcap.aligning import align
     from tensorcap_formats.opening import open_archive
 
-    if map is not None and (output is not None or by != "all"):
-        raise click.UsageError("--map checks a map, expected neither -o nor --by.")
+    if map is None and by == "none":
+        raise click.UsageError("--by none computes nothing, expected --map.")
     if output is not None and not force and Path(output).exists():
         raise click.UsageError(f"-o {output}: is there already; replace it with --force.")
     with open_archive(reference) as trusted, open_archive(target) as tested:
         with working("aligning"):
-            found = align(trusted, tested, mapping=map, by=cast("By", by))
+            found = align(trusted, tested, mapping=map, by=cast('By | Literal["none"]', by))
         if output is not None:
             from tensorcap.alignment.map_file import write_map
 
