@@ -119,12 +119,12 @@ def test_names_alone_pair_nothing_here() -> None:
     )
 
 
+@pytest.mark.spec("ALN-63")
 def test_a_map_that_is_begun_is_completed(folder: Path) -> None:
     text = '[[pair]]\nreference = "model.layers.1.down_proj"\ntarget = "h.0.down"\n'
     (folder / "mine.toml").write_text(text)  # a mistake of the user's stands all the same
-    lines = tcap(
-        "align", "ref.h5", "tgt.h5", "--map", "mine.toml", "-o", "map.toml", status=1
-    ).output.splitlines()
+    found = tcap("align", "ref.h5", "tgt.h5", "--map", "mine.toml", "-o", "map.toml")
+    lines = found.output.splitlines()
     assert lines[lines.index("BY USER") + 1] == "  model.layers.1.down_proj = h.0.down"
     assert any(line.startswith("  model.layers.{i}.gate_proj + model.layers.{i}.up_proj") for line in lines)
     assert len([entry for entry in read_map(folder / "map.toml").entries if entry.evidence == "user"]) == 1
