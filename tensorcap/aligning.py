@@ -14,10 +14,10 @@ from tensorcap.alignment.linking import Link
 from tensorcap.alignment.map_file import parse_map
 from tensorcap.alignment.mapped import MappedArchive, mapped
 from tensorcap.alignment.mapping import Alignment, Entry
-from tensorcap.alignment.naming import Naming
 from tensorcap.alignment.part import Part
 from tensorcap.alignment.proposing import By, propose
 from tensorcap.alignment.resolution import resolve, resolve_each, token_alignments
+from tensorcap.alignment.rules import Rules
 from tensorcap.alignment.summary import MappingSummary
 from tensorcap.alignment.tokens import TokenAlignment
 from tensorcap.comparison import Side
@@ -70,7 +70,7 @@ def align(
     target: Archive,
     *,
     mapping: MappingSource | None = None,
-    rules: Naming | None = None,
+    rules: Rules | None = None,
     by: By | Literal["none"] | None = None,
     read_values: bool = True,
 ) -> Aligned:
@@ -80,7 +80,7 @@ def align(
         reference: The trusted archive.
         target: The archive under test.
         mapping: A mapping, or a map file; its sites are left out of what is computed.
-        rules: What makes names equal, as for `propose`.
+        rules: Rules that go before those that come with tensorcap, as for `propose`.
         by: As for `propose`; `none` computes nothing, and is the default where a mapping is given.
         read_values: As for `propose`.
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 @click.option(
     "--map", metavar="FILE", type=click.Path(), help="Begin with this map file; the rest is computed."
 )
+@click.option("--rules", metavar="FILE", type=click.Path(), help="Rules, .toml, before the built-in ones.")
 @click.option("--all", "show_all", is_flag=True, help="Entries of arguments too, and the reason of each.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
 def command(
@@ -36,6 +37,7 @@ def command(
     output: str | None,
     force: bool,
     by: str,
+    rules: str | None,
     map: str | None,  # the option's name
     show_all: bool,
     as_json: bool,
@@ -49,6 +51,7 @@ def command(
     \b
         tcap align ref.h5 tgt.h5
         tcap align ref.h5 tgt.h5 -o map.toml
+        tcap align ref.h5 tgt.h5 --rules names.toml
         tcap align ref.h5 tgt.h5 --map mine.toml -o map.toml
         tcap compare ref.h5 tgt.h5 --map map.toml
 
@@ -56,15 +59,19 @@ def command(
     a map that does not fit; 3 an archive cannot be read.
     """
     from tensorcap.aligning import align
+    from tensorcap.alignment.rules import read_rules
     from tensorcap_formats.opening import open_archive
 
     if map is None and by == "none":
         raise click.UsageError("--by none computes nothing, expected --map.")
+    if rules is not None and by in ("values", "none"):
+        raise click.UsageError(f"--by {by} looks at no names, expected no --rules.")
     if output is not None and not force and Path(output).exists():
         raise click.UsageError(f"-o {output}: is there already; replace it with --force.")
     with open_archive(reference) as trusted, open_archive(target) as tested:
+        known = read_rules(rules) if rules is not None else None
         with working("aligning"):
-            found = align(trusted, tested, mapping=map, by=cast('By | Literal["none"]', by))
+            found = align(trusted, tested, mapping=map, rules=known, by=cast('By | Literal["none"]', by))
         if output is not None:
             from tensorcap.alignment.map_file import write_map
 

@@ -41,6 +41,7 @@ class Fusion:
         agreeing: How the values of some of them agree.
         is_sum: Whether the parts are added up, not joined.
         is_tied: Whether only the order of results tells it from others with equal values.
+        is_by_rule: Whether names tell it, by a rule.
         likeness: What nesting, classes and parameters say, in nats.
         how: The layout; None where none is certain.
         order: In which the layout takes or gives the parts.
@@ -55,6 +56,7 @@ class Fusion:
     agreeing: Mapping[Index, Agreement] = field(default_factory=dict)
     is_sum: bool = False
     is_tied: bool = False
+    is_by_rule: bool = False
     likeness: float = 0.0
     how: Fit | None = None
     order: tuple[int, ...] = ()
@@ -90,7 +92,7 @@ def settle(
     """
     chosen: list[Fusion] = []
     for is_leaf in (True, False):
-        free = [_freed(matching, f) for f in found if not is_leaf or _is_leaf(matching, f)]
+        free = [freed(matching, f) for f in found if not is_leaf or _is_leaf(matching, f)]
         live = [replace(f, likeness=_likeness(matching, f)) for f in free if f.nats >= _ENOUGH]
         live.sort(key=lambda f: (-f.score, _order(matching, f), f.parts, f.whole))
         wanted: dict[tuple[int, str], list[int]] = defaultdict(list)
@@ -112,7 +114,7 @@ def settle(
     return chosen
 
 
-def _freed(matching: Matching, fusion: Fusion) -> Fusion:
+def freed(matching: Matching, fusion: Fusion) -> Fusion:
     """A fusion in the places where none of its sites has a partner."""
     part = 0 if fusion.is_split else 1
     places = {

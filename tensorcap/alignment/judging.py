@@ -160,6 +160,8 @@ class Judge:
             doubts.append(f"but they stand in the order {', '.join(map(str, fusion.order))}")
         is_read = how.residual is not None and how.residual <= _UNRELATED
         by: Evidence = "structure" if fusion.is_tied else "values" if distances or is_read else "shape"
+        if fusion.is_by_rule:
+            by, said = "rule", ["by the rule of their names", *said]
         return by, "; ".join([*said, *read_text(how), *doubts])
 
     def held(

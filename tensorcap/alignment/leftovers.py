@@ -13,6 +13,7 @@ from typing import Final, Literal
 from tensorcap.alignment.linking import Link
 from tensorcap.alignment.mapping import Entry, LeftOver
 from tensorcap.alignment.matching import Matching
+from tensorcap.alignment.rules import Rules
 from tensorcap.alignment.scaling import Scaled
 from tensorcap.alignment.survey import Survey, fold
 from tensorcap_formats.archive import Archive
@@ -31,15 +32,25 @@ class Leavings:
 
     Args:
         matching: What is paired.
+        surveys: The sites of both runs.
         bound: How far equal values may be apart.
+        rules: What says which modules only one side has.
     """
 
-    def __init__(self, matching: Matching, bound: float) -> None:
+    def __init__(
+        self, matching: Matching, surveys: tuple[Survey, Survey], bound: float, rules: Rules
+    ) -> None:
         self._matching = matching
+        self._surveys = surveys
+        self._rules = rules
+        self._classes = [
+            {m.site: m.module for template in survey.templates.values() for m in template.members.values()}
+            for survey in surveys
+        ]
         self._rivals = rivals(matching)
         self._scaled = Scaled(matching, bound)
 
-    def sites(self, surveys: tuple[Survey, Survey]) -> list[LeftOver]:
+    def sites(self) -> list[LeftOver]:
         """The results that are in no entry, by site or by slot, and the sites that were never called."""
         matching = self._matching
         found: list[LeftOver] = []
@@ -64,7 +75,7 @@ class Leavings:
                         found.append(LeftOver(name, tuple(sites), f"as others of {role.name}: {known}"))
                     else:
                         found.append(LeftOver(name, tuple(sites), reason, is_explained))
-            never = [site for site in surveys[i].never_called if site not in side.by_site]
+            never = [site for site in self._surveys[i].never_called if site not in side.by_site]
             if never:
                 found.append(LeftOver(name, tuple(never), "never called"))
         return found
@@ -143,7 +154,7 @@ class Leavings:
         other = matching.partner[i].get(site)
         where = f" at {matching.sides[1 - i].by_site[other][0].name}" if other is not None else ""
         if site not in matching.sides[i].by_site or record.key.rank:
-            return _UNKNOWN, False
+            return self._by_rule(i, site)
         is_result = record.key.slot.partition(".")[0] == "output"
         takers = matching.sides[i].takers_of(record) if is_result else [site]
         if matching.is_sealed(i, site, takers):
@@ -178,7 +189,12 @@ class Leavings:
                 return f"nothing in the {other} has its values, and what comes of them agrees", True
         elif side.by_site[site][0].slot and matching.is_sealed(i, site):
             return "has no values to find it by, and what comes of them agrees", True
-        return _UNKNOWN, False
+        return self._by_rule(i, side.module(site))
+
+    def _by_rule(self, i: int, site: str) -> Reason:
+        """Whether a rule says that only this side has a module, and why."""
+        reason = self._rules.reason(_SIDES[i], site, self._classes[i].get(site, ""))
+        return (f"no counterpart by rule: {reason}", True) if reason else (_UNKNOWN, False)
 
 
 def refused(entry: Entry, reason: str) -> list[LeftOver]:

@@ -7,10 +7,11 @@ has a rival as good as itself waits until the rival is gone, and what is contest
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -225,12 +226,33 @@ class Matching:
         known: dict[tuple[str, str], list[Candidate]] = defaultdict(list)
         for candidate in self._candidates.values():
             known[candidate.reference, candidate.target].append(candidate)
+        taken: set[tuple[int, str]] = set()
         for name in sorted(named[0].keys() & named[1].keys()):
-            for one, added in named[0][name]:
-                for other, other_added in named[1][name]:
-                    if one.rank == other.rank == len(added) == len(other_added):
-                        shift = tuple(x - y for x, y in zip(added, other_added, strict=True))
-                        self._add_named(one, other, shift, known[one.name, other.name])
+            for (one, added), (other, other_added) in _namesakes(named[0][name], named[1][name]):
+                if one.rank == other.rank == len(added) == len(other_added):
+                    shift = tuple(x - y for x, y in zip(added, other_added, strict=True))
+                    self._add_named(one, other, shift, known[one.name, other.name])
+                    taken |= {(0, one.name), (1, other.name)}
+        self._add_single_names(canonical, taken)
+
+    def _add_single_names(self, canonical: Canonical, taken: Container[tuple[int, str]]) -> None:
+        """Make candidates of sites whose names are equal, of roles that are told apart by other numbers."""
+        sites: list[dict[str, list[str]]] = [defaultdict(list), defaultdict(list)]
+        for i, side in enumerate(self.sides):
+            for role in side.roles.values():
+                if not role.slot and (i, role.name) not in taken:
+                    for member in role.members.values():
+                        sites[i][canonical(member.site)].append(member.site)
+        groups: dict[tuple[object, ...], list[Place]] = defaultdict(list)
+        for name in sorted(sites[0].keys() & sites[1].keys()):
+            if len(sites[0][name]) == len(sites[1][name]) == 1:
+                (one, a), (other, b) = (
+                    side.by_site[s[name][0]] for side, s in zip(self.sides, sites, strict=True)
+                )
+                apart = tuple(y - x for x, y in zip(a, b, strict=True)) if len(a) == len(b) else (a, b)
+                groups[one.name, other.name, apart].append((a, b))
+        for (left, right, _), places in groups.items():
+            self._mark_named(self.sides[0].roles[str(left)], self.sides[1].roles[str(right)], tuple(places))
 
     def _add_named(self, one: Role, other: Role, shift: Index, known: Sequence[Candidate]) -> None:
         """Make the candidate of two roles with equal names; lists may begin at another number."""
@@ -469,6 +491,35 @@ class Matching:
             return 0.0
         both = sum(bool(self.role_partner[name] & others) for name in mine)
         return 12.0 * both / max(len(mine), len(theirs), 1) - 6.0
+
+
+def _namesakes(
+    ones: Sequence[tuple[Role, Index]], others: Sequence[tuple[Role, Index]]
+) -> Iterator[tuple[tuple[Role, Index], tuple[Role, Index]]]:
+    """Roles of both sides whose names mean the same: those of equal names, else of equal names but for
+    wrappers, else all; of names within one another the inmost, which is what wrappers wrap.
+    """
+    for same in (lambda role: role.name, lambda role: name_of(role, plain_name)[0], lambda _: ""):
+        mine, theirs = (_by_name(found, same) for found in (ones, others))
+        for name in sorted(mine.keys() & theirs.keys()):
+            yield from itertools.product(_inmost(mine[name]), _inmost(theirs[name]))
+        ones, others = (
+            [r for r in found if same(r[0]) not in mine.keys() & theirs.keys()] for found in (ones, others)
+        )
+
+
+def _by_name(
+    roles: Sequence[tuple[Role, Index]], name: Callable[[Role], str]
+) -> dict[str, list[tuple[Role, Index]]]:
+    found: dict[str, list[tuple[Role, Index]]] = defaultdict(list)
+    for one in roles:
+        found[name(one[0])].append(one)
+    return found
+
+
+def _inmost(roles: Sequence[tuple[Role, Index]]) -> list[tuple[Role, Index]]:
+    """Roles that none of the others lies in."""
+    return [one for one in roles if not any(r.name.startswith(f"{one[0].name}.") for r, _ in roles)]
 
 
 def shifted(one: Role, other: Role, offsets: Index) -> tuple[Place, ...]:

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from tensorcap.alignment.roles import Index, Role
+from tensorcap.alignment.rules import wrapper_rules
 
 Canonical = Callable[[str], str]
 
-_WRAPPERS: Final = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod|base_model\.model)\.")
 _MARK: Final = 1_000_000  # stands for a number of a role; rules may add to it
-
-
-class Naming(Protocol):
-    """What makes names of different ecosystems equal."""
-
-    def canonical(self, site: str) -> str:
-        """The name that sites of one meaning share."""
-        ...
 
 
 def plain_name(site: str) -> str:
@@ -29,11 +21,7 @@ def plain_name(site: str) -> str:
         >>> plain_name("module._orig_mod.layers.2.o_proj.o_proj")
         'layers.2.o_proj'
     """
-    before = ""
-    while before != site:
-        before, site = site, _WRAPPERS.sub("", site)
-    parts = site.split(".")
-    return ".".join(part for i, part in enumerate(parts) if i == 0 or part != parts[i - 1])
+    return wrapper_rules().canonical(site)
 
 
 def name_of(role: Role, canonical: Canonical) -> tuple[str, Index]:

@@ -82,7 +82,8 @@ def _possible(matching: Matching, *, is_split: bool) -> Iterator[Fusion]:
                 agreeing = {
                     index: agreement
                     for index, (sites, one) in places.items()
-                    if (agreement := _agreement(matching, side.prints, other.prints, sites, one)) is not None
+                    if (agreement := agreement_of(matching, side.prints, other.prints, sites, one))
+                    is not None
                 }
                 if places:
                     names = tuple(role.name for role in parts)
@@ -157,13 +158,14 @@ def places_of(
     return places
 
 
-def _agreement(
+def agreement_of(
     matching: Matching,
     prints: Mapping[str, Print],
     wholes: Mapping[str, Print],
     sites: Sequence[str],
     whole: str,
 ) -> Agreement | None:
+    """How the statistics of parts, added up, agree with those of a whole; None where they do not."""
     if whole not in wholes or not all(site in prints for site in sites):
         return None
     distance = Print.joined([prints[site] for site in sites]).distance(wholes[whole])

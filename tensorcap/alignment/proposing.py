@@ -13,10 +13,11 @@ from tensorcap.alignment.leftovers import Leavings, refused
 from tensorcap.alignment.linking import Link
 from tensorcap.alignment.mapping import Alignment, Entry, LeftOver
 from tensorcap.alignment.matching import Matching
-from tensorcap.alignment.naming import Naming, plain_name
 from tensorcap.alignment.parting import fuse_by_shapes, fuse_by_values
 from tensorcap.alignment.placing import pair_by_place
 from tensorcap.alignment.resolution import resolve_each
+from tensorcap.alignment.rules import Rules, builtin_rules
+from tensorcap.alignment.ruling import fuse_by_rules
 from tensorcap.alignment.scaling import pair_scaled
 from tensorcap.alignment.sides import Side
 from tensorcap.alignment.slots import Slots
@@ -33,7 +34,7 @@ def propose(
     reference: Archive,
     target: Archive,
     *,
-    rules: Naming | None = None,
+    rules: Rules | None = None,
     by: By = "all",
     read_values: bool = True,
 ) -> Alignment:
@@ -42,7 +43,7 @@ def propose(
     Args:
         reference: The trusted run.
         target: The run under test.
-        rules: What makes names equal; if None, wrappers and doubled components are left out of them.
+        rules: Rules that go before those that come with tensorcap, as `read_rules` reads them.
         by: `names` looks at names alone, `values` at everything but names.
         read_values: Whether tensors may be read: a few, to find layouts, and of a file from elsewhere all of
             them once, for their statistics.
@@ -56,13 +57,15 @@ def propose(
     one, other = (
         Side(survey, found, uses_values=by != "names") for survey, found in zip(surveys, prints, strict=True)
     )
-    naming = plain_name if rules is None else rules.canonical
+    known = Rules() if by == "values" else (rules or Rules()).before(builtin_rules(reference, target))
+    naming = None if by == "values" else known.canonical
     is_ordered = reference.is_ordered and target.is_ordered
-    matching = Matching(one, other, None if by == "values" else naming, is_ordered=is_ordered)
+    matching = Matching(one, other, naming, is_ordered=is_ordered)
     slots = Slots(archives, prints, matching, read_values=read_values)
     sums = possible_sums(matching)
     matching.settle_names({(fusion.whole, part) for fusion in sums for part in fusion.parts})
-    fused = _settle_values(matching, slots, sums) if by != "names" else []
+    fused = fuse_by_rules(matching, slots, known)
+    fused += _settle_values(matching, slots, sums) if by != "names" else []
     matching.pair_names_left()
     entries: list[Entry] = []
     left: list[LeftOver] = []
@@ -76,11 +79,11 @@ def propose(
         left += unsure
     for candidate, argument in taken_results(matching, prints[1]) if by != "names" else ():
         entries += entries_of_taken(slots, candidate, argument)
-    held, unsure, contested = entries_of_held(slots, fused, surveys, None if by == "values" else naming, by)
+    held, unsure, contested = entries_of_held(slots, fused, surveys, naming, by)
     entries += held
     left += unsure
-    leavings = Leavings(matching, slots.judge.bound)
-    left += leavings.sites(surveys)
+    leavings = Leavings(matching, surveys, slots.judge.bound, known)
+    left += leavings.sites()
     kept: list[Entry] = []
     links: list[Link] = []
     for entry, found in resolve_each(Alignment(tuple(entries)), reference, target):

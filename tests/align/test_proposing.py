@@ -13,6 +13,7 @@ from tensorcap.alignment.mapping import Alignment
 from tensorcap.alignment.naming import plain_name
 from tensorcap.alignment.proposing import propose
 from tensorcap.alignment.resolution import resolve
+from tensorcap.alignment.rules import Rules
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import DTYPES, Array
 from tensorcap_formats.keys import Key
@@ -514,13 +515,10 @@ def test_a_result_that_the_target_only_hands_on_is_found_among_its_arguments(tmp
 
 @pytest.mark.spec("ALN-28")
 def test_names_that_only_rules_make_equal_say_so(tmp_path: Path) -> None:
-    class Rules:
-        def canonical(self, site: str) -> str:
-            return site.replace("blocks", "layers")
-
+    rules = Rules(functions=(lambda site: site.replace("blocks", "layers"),))
     one = {"layers.0.mlp": _drawn(_rng(), D), "head": _drawn(_rng(), D)}
     other = {"blocks.0.mlp": _drawn(np.random.default_rng(1), D), "head": one["head"]}
-    alignment, found = _proposed(tmp_path, one, other, rules=Rules())
+    alignment, found = _proposed(tmp_path, one, other, rules=rules)
     assert found == {"layers.0.mlp": "blocks.0.mlp", "head": "head"}
     assert {e.target[0]: e.evidence for e in alignment.entries} == {"blocks.{i}.mlp": "rule", "head": "name"}
 
