@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from tensorcap.alignment.component_mapping import read_mapping
 from tensorcap.alignment.gathered import GatheredArchive
+from tensorcap.alignment.linking import Link
 from tensorcap.alignment.map_file import parse_map
 from tensorcap.alignment.mapped import MappedArchive, mapped
 from tensorcap.alignment.mapping import Alignment, Entry
+from tensorcap.alignment.part import Part
 from tensorcap.alignment.proposing import By, propose
-from tensorcap.alignment.resolution import token_alignments
+from tensorcap.alignment.resolution import resolve, resolve_each, token_alignments
 from tensorcap.alignment.rules import Rules
 from tensorcap.alignment.summary import MappingSummary
 from tensorcap.alignment.tokens import TokenAlignment
@@ -69,7 +71,7 @@ def align(
     *,
     mapping: MappingSource | None = None,
     rules: Rules | None = None,
-    by: By = "all",
+    by: By | Literal["none"] | None = None,
     read_values: bool = True,
 ) -> Aligned:
     """Find which records of two archives belong together, and check it; no tensor is compared.
@@ -77,26 +79,57 @@ def align(
     Args:
         reference: The trusted archive.
         target: The archive under test.
-        mapping: A mapping, or a map file, to check; one is computed where there is none.
+        mapping: A mapping, or a map file; its sites are left out of what is computed.
         rules: Rules that go before those that come with tensorcap, as for `propose`.
-        by: As for `propose`.
+        by: As for `propose`; `none` computes nothing, and is the default where a mapping is given.
         read_values: As for `propose`.
 
     Raises:
         UsageError: An entry of the mapping makes no sense, or does not fit the archives.
         ReadError: A file cannot be read.
     """
-    path = ""
-    if mapping is None:
-        found = propose(reference, target, rules=rules, by=by, read_values=read_values)
-    elif isinstance(mapping, Alignment):
-        found = mapping
-    else:
-        path, found = str(mapping), read_mapping(mapping)
+    path, given = "", Alignment(())
+    if isinstance(mapping, Alignment):
+        given = mapping
+    elif mapping is not None:
+        path, given = str(mapping), read_mapping(mapping)
+    found = given
+    if by is None:
+        by = "all" if mapping is None else "none"
+    if by != "none":
+        links = resolve(given, reference, target)
+        rest = _without(reference, links, 0), _without(target, links, 1)
+        computed = propose(*rest, rules=rules, by=by, read_values=read_values)
+        found = _both(given, computed)
     ours, theirs = mapped(found, reference, target, path=path)
     used = {id(link.entry) for link in theirs.links.values()}
-    fitting = replace(found, entries=tuple(entry for entry in found.entries if id(entry) in used))
-    return Aligned(fitting, ours, theirs, tuple(token_alignments(fitting, reference, target)))
+    found = replace(found, entries=tuple(entry for entry in found.entries if id(entry) in used))
+    return Aligned(found, ours, theirs, tuple(token_alignments(found, reference, target)))
+
+
+def _without(archive: Archive, links: Sequence[Link], side: int) -> Archive:
+    """An archive without the sites that some links have something of."""
+    used = {record.key.site for link in links for record in (link.reference, link.target)[side]}
+    return Part(archive, (r for r in archive.records if r.key.site not in used)) if used else archive
+
+
+def _both(given: Alignment, computed: Alignment) -> Alignment:
+    """A mapping that was given, and what was computed of the rest."""
+    said = {(left.side, place) for left in given.left_over for place in left.places}
+    left_over = []
+    for left in computed.left_over:
+        places = tuple(place for place in left.places if (left.side, place) not in said)
+        if places:
+            left_over.append(replace(left, places=places))
+    return Alignment((*given.entries, *computed.entries), (*given.left_over, *left_over), given.tokens)
+
+
+def fitting(alignment: Alignment, reference: Archive, target: Archive) -> Alignment:
+    """Those entries of a mapping that fit two archives, one of which holds a part of a run only."""
+    found = resolve_each(alignment, reference, target)
+    return replace(
+        alignment, entries=tuple(entry for entry, links in found if not isinstance(links, UsageError))
+    )
 
 
 def _public(entry: Entry) -> dict[str, object]:

@@ -40,7 +40,21 @@ def loaded_by(code: str) -> set[str]:
         pytest.param(["--help"], id="help"),
         *(
             pytest.param([name, "--help"], id=name)
-            for name in ("check", "compare", "convert", "ls", "preflight", "recover", "show", "tree")
+            for name in (
+                "align",
+                "bisect",
+                "calibrate",
+                "check",
+                "compare",
+                "convert",
+                "diagnose",
+                "inject",
+                "ls",
+                "preflight",
+                "recover",
+                "show",
+                "tree",
+            )
         ),
         pytest.param(["capture", "torch", "--help"], id="capture-torch"),
         pytest.param(["capture", "script", "--help"], id="capture-script"),

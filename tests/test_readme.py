@@ -12,7 +12,12 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FENCES = re.findall(r"```(\w*)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-UNEQUAL = {"compare ref.h5 port.h5": 1, "compare ref.h5::0/@root/output.logits": 0}  # expected exit statuses
+UNEQUAL = {  # expected exit statuses
+    "compare ref.h5 port.h5": 1,
+    "compare ref.h5::0/@root/output.logits": 0,
+    "compare ref.h5 own.h5": 1,
+    "bisect ref.h5 --into examples/rewritten.py:wrong": 1,
+}
 
 
 def steps(fence: str) -> list[tuple[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import click
 
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 @click.option("--force", is_flag=True, help="Replace a FILE that is there.")
 @click.option(
     "--by",
-    type=click.Choice(["all", "values", "names"]),
+    type=click.Choice(["all", "values", "names", "none"]),
     default="all",
-    help="Look at names alone, or at everything but names.",
+    help="Look at names alone, at everything but names, or compute nothing and check --map.",
+)
+@click.option(
+    "--map", metavar="FILE", type=click.Path(), help="Begin with this map file; the rest is computed."
 )
 @click.option("--rules", metavar="FILE", type=click.Path(), help="Rules, .toml, before the built-in ones.")
-@click.option("--map", metavar="FILE", type=click.Path(), help="Check this map file; nothing is computed.")
 @click.option("--all", "show_all", is_flag=True, help="Entries of arguments too, and the reason of each.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
 def command(
@@ -50,7 +52,7 @@ def command(
         tcap align ref.h5 tgt.h5
         tcap align ref.h5 tgt.h5 -o map.toml
         tcap align ref.h5 tgt.h5 --rules names.toml
-        tcap align ref.h5 tgt.h5 --map map.toml
+        tcap align ref.h5 tgt.h5 --map mine.toml -o map.toml
         tcap compare ref.h5 tgt.h5 --map map.toml
 
     Exit status: 0 every tensor of REF is mapped, or it is known why not; 1 one is neither; 2 wrong usage, or
@@ -60,16 +62,16 @@ def command(
     from tensorcap.alignment.rules import read_rules
     from tensorcap_formats.opening import open_archive
 
-    if map is not None and (output is not None or rules is not None or by != "all"):
-        raise click.UsageError("--map checks a map, expected none of -o, --rules and --by.")
-    if rules is not None and by == "values":
-        raise click.UsageError("--by values looks at no names, expected no --rules.")
+    if map is None and by == "none":
+        raise click.UsageError("--by none computes nothing, expected --map.")
+    if rules is not None and by in ("values", "none"):
+        raise click.UsageError(f"--by {by} looks at no names, expected no --rules.")
     if output is not None and not force and Path(output).exists():
         raise click.UsageError(f"-o {output}: is there already; replace it with --force.")
     with open_archive(reference) as trusted, open_archive(target) as tested:
         known = read_rules(rules) if rules is not None else None
         with working("aligning"):
-            found = align(trusted, tested, mapping=map, rules=known, by=cast("By", by))
+            found = align(trusted, tested, mapping=map, rules=known, by=cast('By | Literal["none"]', by))
         if output is not None:
             from tensorcap.alignment.map_file import write_map
 

@@ -74,8 +74,10 @@ def _print_mapping(comparison: Comparison) -> None:
     evidence = ", ".join(f"{count} by {name}" for name, count in found.evidence.items())
     mapped = f"{found.reference.mapped} of {found.reference.records} reference tensors"
     click.echo(f"mapping    {found.path or 'computed'}: {mapped} ({evidence or 'none'})")
-    if found.path == "" and (found.reference.unexplained or found.reference.explained):
-        click.echo("           tcap align tells what is left over, and writes a map to edit")
+    if found.reference.explained:
+        click.echo(f"           {found.reference.explained} have no counterpart, which is explained")
+    if found.path == "":
+        click.echo("           tcap align tells it all, and writes a map to edit")
 
 
 def _print_limits(comparison: Comparison) -> None:

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
 import click
 
 from tensorcap_cli.capture_text import progress
-from tensorcap_cli.workload_options import made_recipe, target_options
-
-if TYPE_CHECKING:
-    from tensorcap.workload import Recipe, StoredInput
-    from tensorcap_formats.archive import Archive
-
-_GIVEN: Final = ("prompt", "input_ids", "inputs")
+from tensorcap_cli.workload_options import made_target, target_options
 
 
 @click.command("inject")
@@ -64,7 +58,7 @@ def command(
 
     \b
         tcap inject ref.h5 --dtype bfloat16 -o own.h5
-        tcap inject ref.h5 --into port.py:target --outputs 'model.layers.7' -o graft.h5
+        tcap inject ref.h5 --into port.py:target --outputs '*layers.7' -o graft.h5
 
     Where the target has other names or layouts a mapping is used, backwards: --map, or a computed one. The
     target is run once more for it, without injection, unless --target has that run.
@@ -85,7 +79,7 @@ def command(
     with ExitStack() as files:
         trusted = files.enter_context(open_archive(reference))
         before = trusted if like is None else files.enter_context(open_archive(like))
-        recipe, inputs = _workload(into, before, {**options, "inputs": input_file})
+        recipe, inputs = made_target(into, before, {**options, "inputs": input_file})
         done = inject(
             trusted,
             recipe.build(inputs),
@@ -101,18 +95,3 @@ def command(
         status = print_injection(done, as_json=as_json)
     if status:
         click.get_current_context().exit(status)
-
-
-def _workload(
-    into: str | None, before: Archive, options: dict[str, Any]
-) -> tuple[Recipe, dict[str, StoredInput] | None]:
-    """The target; a model of its own is run on the archive's inputs unless others are given.
-
-    A function's workload has inputs of its own.
-    """
-    from tensorcap.workload import archived_inputs
-
-    recipe, inputs = made_recipe(into, before if into is None else None, options)
-    if into is not None and recipe.kind == "huggingface" and not any(options.get(n) for n in _GIVEN):
-        inputs = archived_inputs(before)
-    return recipe, inputs

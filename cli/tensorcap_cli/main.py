@@ -18,6 +18,7 @@ _COMMANDS: Final = (
     "check",
     "compare",
     "convert",
+    "diagnose",
     "inject",
     "ls",
     "preflight",

@@ -46,7 +46,8 @@ def print_origin(pair: Pair, indent: str = "  ") -> None:
     keys = " + ".join(origin.target[:_FEW])
     more = f" and {len(origin.target) - _FEW} more" if len(origin.target) > _FEW else ""
     steps = f" after {', '.join(origin.steps)}" if origin.steps else ""
-    why = f": {origin.reason}" if origin.reason else ""
+    reason = origin.reason.removeprefix(f"{origin.evidence}: ")
+    why = f": {reason}" if reason else ""
     click.echo(f"{indent}{one_line(f'target {keys}{more}{steps} (by {origin.evidence}{why})')}")
 
 

@@ -73,7 +73,12 @@ def print_pairs(
     """
     from tensorcap.reports.ranking import by_error
 
-    shown = [pair for pair in comparison.pairs if show_all or _is_worth_a_row(pair, told)]
+    is_mapped = comparison.mapping is not None
+    shown = [
+        pair
+        for pair in comparison.pairs
+        if show_all or (_is_worth_a_row(pair, told) and not (is_mapped and _is_explained(pair)))
+    ]
     if order == "error":
         shown.sort(key=by_error, reverse=True)
     rows = shown if show_all else _most_telling(shown, _ROWS)
@@ -130,6 +135,14 @@ def _usual(comparison: Comparison, is_narrow: bool) -> list[str]:
 
 def _is_worth_a_row(pair: Pair, told: Collection[str]) -> bool:
     return pair.status not in ("identical", "excluded") and pair.key not in told
+
+
+def _is_explained(pair: Pair) -> bool:
+    """Whether a mapping says why a side lacks a tensor."""
+    is_lone = pair.status == "missing-in-reference" or (
+        pair.status == "missing-in-target" and pair.is_optional
+    )
+    return is_lone and bool(pair.reason)
 
 
 def _most_telling(pairs: Sequence[Pair], limit: int) -> list[Pair]:

@@ -92,6 +92,21 @@ def made_recipe(
     return recipe, archived_inputs(before) if before is not None and has_inputs else None
 
 
+def made_target(
+    into: str | None, before: Archive, options: dict[str, Any]
+) -> tuple[Recipe, dict[str, StoredInput] | None]:
+    """How to make a target; a model of its own is run on the archive's inputs unless others are given.
+
+    A function's workload has inputs of its own. Without a target it is the archive's own run, with changes.
+    """
+    from tensorcap.workload import INPUT_OPTIONS, archived_inputs
+
+    recipe, inputs = made_recipe(into, before if into is None else None, options)
+    if into is not None and recipe.kind == "huggingface" and not any(options.get(n) for n in INPUT_OPTIONS):
+        inputs = archived_inputs(before)
+    return recipe, inputs
+
+
 def _recipe(model: str | None, given: dict[str, Any]) -> Recipe:
     from tensorcap.workload import Recipe
     from tensorcap_formats.errors import UsageError

@@ -78,11 +78,11 @@ def test_a_map_that_was_written_can_be_edited_checked_and_used(folder: Path) -> 
     assert "mapping    map.toml: 6 of 6 reference tensors (6 by values)" in output
     text = (folder / "map.toml").read_text()
     (folder / "map.toml").write_text(text.replace('i = "0-1"', 'i = "0"'))
-    output = tcap("align", "ref.h5", "tgt.h5", "--map", "map.toml", status=1).output
+    output = tcap("align", "ref.h5", "tgt.h5", "--map", "map.toml", "--by", "none", status=1).output
     assert "3 of 6 reference tensors are mapped" in output
     assert "? 0/model.layers.1.gate_proj/output: nothing is known of a counterpart" in output
     (folder / "map.toml").write_text(text.replace("split 1 2", "split 1 3"))
-    error = tcap("align", "ref.h5", "tgt.h5", "--map", "map.toml", status=2).output
+    error = tcap("align", "ref.h5", "tgt.h5", "--map", "map.toml", "--by", "none", status=2).output
     assert error.startswith("Error: map.toml:")
     assert "gives 3 tensors, the reference has 2" in error
 
@@ -119,10 +119,19 @@ def test_names_alone_pair_nothing_here() -> None:
     )
 
 
-@pytest.mark.usefixtures("folder")
-def test_checking_a_map_computes_none() -> None:
-    error = tcap("align", "ref.h5", "tgt.h5", "--map", "m.toml", "--by", "values", status=2).output
-    assert "--map checks a map, expected none of -o, --rules and --by." in error
+@pytest.mark.spec("ALN-63")
+def test_a_map_that_is_begun_is_completed(folder: Path) -> None:
+    text = '[[pair]]\nreference = "model.layers.1.down_proj"\ntarget = "h.0.down"\n'
+    (folder / "mine.toml").write_text(text)  # a mistake of the user's stands all the same
+    found = tcap("align", "ref.h5", "tgt.h5", "--map", "mine.toml", "-o", "map.toml")
+    lines = found.output.splitlines()
+    assert lines[lines.index("BY USER") + 1] == "  model.layers.1.down_proj = h.0.down"
+    assert any(line.startswith("  model.layers.{i}.gate_proj + model.layers.{i}.up_proj") for line in lines)
+    assert len([entry for entry in read_map(folder / "map.toml").entries if entry.evidence == "user"]) == 1
+    output = tcap("align", "ref.h5", "tgt.h5", "--map", "mine.toml", "--by", "none", status=1).output
+    assert "1 of 6 reference tensors are mapped" in output
+    error = tcap("align", "ref.h5", "tgt.h5", "--by", "none", status=2).output
+    assert "--by none computes nothing, expected --map." in error
 
 
 def test_preflight_compares_parameters_through_a_mapping(folder: Path) -> None:

@@ -14,7 +14,22 @@ from click.testing import CliRunner
 
 from tensorcap_cli.main import main
 
-COMMANDS = ["capture", "check", "compare", "convert", "ls", "preflight", "recover", "show", "tree"]
+COMMANDS = [
+    "align",
+    "bisect",
+    "calibrate",
+    "capture",
+    "check",
+    "compare",
+    "convert",
+    "diagnose",
+    "inject",
+    "ls",
+    "preflight",
+    "recover",
+    "show",
+    "tree",
+]
 
 
 def test_help_lists_every_command(tcap: Callable[..., Any]) -> None:

@@ -1,0 +1,1 @@
+"""Hypotheses about one pair that differs: what mistake would make these values of those."""

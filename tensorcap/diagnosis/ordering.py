@@ -1,0 +1,285 @@
+"""Another order of the same values: axes swapped, slices moved, layouts of heads and of rotation."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+
+from tensorcap.diagnosis.exhibit import Exhibit
+from tensorcap.diagnosis.weighing import Trial, Values
+
+_WIDEST: Final = 4096  # slices of an axis whose order is looked for
+_SAMPLE: Final = 256  # elements of a slice by which it is found again
+_MOST_AXES: Final = 5
+_HINTS: Final = {
+    "token": "Tokens are shifted: a begin token on one side, another padding side, or positions off by some.",
+    "channel": "Channels are in another order: the layout of fused or rotated weights.",
+    "head": "Heads are in another order: how they are split, repeated or gathered.",
+    "batch": "Sequences are in another order.",
+}
+
+
+def orders(exhibit: Exhibit) -> Iterator[Trial]:
+    """All orders."""
+    r, t = exhibit.r, exhibit.t
+    if min(r.size, t.size) < 4:
+        return
+    if not exhibit.is_same_shape:
+        yield from _other_shapes(exhibit)
+        return
+    yield from _swaps(r, t)
+    yield from _head_layouts(exhibit)
+    for axis in range(r.ndim):
+        if r.shape[axis] > 1:
+            yield from _moved(exhibit, axis)
+    yield from _signs(exhibit)
+    if r.ndim >= 3 and r.shape[0] > 1:
+        yield from _shifts_by_sequence(exhibit)
+
+
+def _swaps(r: Values, t: Values) -> Iterator[Trial]:
+    hint = "A tensor or a square weight is transposed."
+    for one, other in itertools.combinations(range(r.ndim), 2):
+        if r.shape[one] == r.shape[other] > 1:
+            text = f"the target is the reference with axes {one} and {other} swapped"
+            facts = {"axes": [one, other]}
+            yield Trial("transposed", text, t, np.swapaxes(r, one, other), r, 0, 0, hint, facts)
+
+
+def _other_shapes(exhibit: Exhibit) -> Iterator[Trial]:
+    r, t = exhibit.r, exhibit.t
+    if r.size == t.size:
+        text = f"the target holds the same values in the same order in another shape, {t.shape} for {r.shape}"
+        yield Trial("reshaped", text, t, r.reshape(t.shape), None, 0, 0, "Compare with a step that reshapes.")
+        if 2 <= r.ndim <= _MOST_AXES:
+            hint = "Compare with a step that permutes axes, or look for a transpose on one side."
+            for order in itertools.permutations(range(r.ndim)):
+                if order != tuple(range(r.ndim)):
+                    moved = np.transpose(r, order)
+                    if moved.shape == t.shape or moved.ndim != t.ndim:
+                        text = f"the target is the reference with its axes in the order {order}"
+                        yield Trial(
+                            "transposed",
+                            text,
+                            t,
+                            moved.reshape(t.shape),
+                            None,
+                            0,
+                            math.log(math.factorial(r.ndim)),
+                            hint,
+                            {"axes": list(order)},
+                        )
+        return
+    if r.ndim != t.ndim:
+        return
+    differing = [axis for axis in range(r.ndim) if r.shape[axis] != t.shape[axis]]
+    if len(differing) != 1:
+        return
+    (axis,) = differing
+    name = exhibit.axis(axis)
+    longer, shorter = (r, t) if r.shape[axis] > t.shape[axis] else (t, r)
+    extra = longer.shape[axis] - shorter.shape[axis]
+    side = "reference" if longer is r else "target"
+    for start in dict.fromkeys((*range(min(extra + 1, 65)), extra)):
+        part = _slices(longer, axis, start, start + shorter.shape[axis])
+        text = (
+            f"the {side} has {extra} {name}{'s' if extra > 1 else ''} more: {start} before and "
+            f"{extra - start} behind those that both have"
+        )
+        hint = _HINTS.get(name, "") if name == "token" else f"The {side} is padded along its {name}s."
+        facts = {"axis": axis, "before": start, "behind": extra - start, "longer": side}
+        yield Trial(
+            "token-shift" if name == "token" else "padded",
+            text,
+            shorter,
+            part,
+            None,
+            0,
+            math.log(extra + 1),
+            hint,
+            facts,
+        )
+
+
+def _moved(exhibit: Exhibit, axis: int) -> Iterator[Trial]:
+    """Slices along an axis found again elsewhere along it."""
+    r, t = exhibit.r, exhibit.t
+    size, name = r.shape[axis], exhibit.axis(axis)
+    if size <= _WIDEST and r.size // size >= 2:
+        sources = _nearest(np.moveaxis(r, axis, 0), np.moveaxis(t, axis, 0))
+        if not np.array_equal(sources, np.arange(size)):
+            pattern, logs = _pattern(sources, exhibit.head_dim if name == "channel" else None)
+            hint = _HINTS.get(name, "")
+            if pattern.startswith(("halves", "pairs")):
+                hint = "The layout of rotary embeddings: halves on one side, interleaved pairs on the other."
+            text = f"{name}s of the target are those of the reference in another order: {pattern}"
+            facts = {"axis": axis, "sources": sources.tolist() if size <= 64 else sources[:64].tolist()}
+            kind = (
+                "rotary-layout"
+                if pattern.startswith(("halves", "pairs"))
+                else f"{name.replace(' ', '-')}-order"
+            )
+            yield Trial(kind, text, t, np.take(r, sources, axis), r, 0, logs, hint, facts)
+            shifts, counts = np.unique(sources - np.arange(size), return_counts=True)
+            for shift in shifts[np.argsort(-counts, kind="stable")][:2].tolist():
+                if 0 < abs(shift) <= size / 2:
+                    yield _shift(exhibit, axis, shift)
+    for shift in (-1, 1):
+        if size > 2:
+            yield _shift(exhibit, axis, shift)
+
+
+def _shift(exhibit: Exhibit, axis: int, shift: int) -> Trial:
+    """The target at i is the reference at i + shift; what falls out at the ends is left out."""
+    r, t = exhibit.r, exhibit.t
+    size, name = r.shape[axis], exhibit.axis(axis)
+    start, stop = max(0, -shift), min(size, size - shift)
+    observed = _slices(t, axis, start, stop)
+    predicted = _slices(r, axis, start + shift, stop + shift)
+    where = "behind" if shift > 0 else "before"
+    text = f"each {name} of the target is that of the reference {abs(shift)} {where} it"
+    return Trial(
+        f"{name.replace(' ', '-')}-shift",
+        text,
+        observed,
+        predicted,
+        _slices(r, axis, start, stop),
+        0,
+        math.log(2 * size),
+        _HINTS.get(name, ""),
+        {"axis": axis, "shift": shift},
+    )
+
+
+def _shifts_by_sequence(exhibit: Exhibit) -> Iterator[Trial]:
+    """Each sequence of a batch rolled by a number of its own: padding on the other side."""
+    r, t = exhibit.r, exhibit.t
+    axis = next((a for a in range(1, r.ndim) if exhibit.axis(a) == "token"), None)
+    if axis is None or not 1 < r.shape[axis] <= _WIDEST:
+        return
+    size = r.shape[axis]
+    shifts, rolled = [], np.empty_like(r)
+    for row in range(r.shape[0]):
+        moved = _nearest(np.moveaxis(r[row], axis - 1, 0), np.moveaxis(t[row], axis - 1, 0))
+        values, counts = np.unique((moved - np.arange(size)) % size, return_counts=True)
+        shifts.append(int(values[counts.argmax()]))
+        rolled[row] = np.roll(r[row], -shifts[-1], axis - 1)
+    if len(set(shifts)) > 1:
+        text = f"each sequence is rolled by a number of tokens of its own: {shifts[:8]}"
+        hint = "Padding is on the left on one side and on the right on the other."
+        logs = len(shifts) * math.log(size)
+        yield Trial("padding-side", text, t, rolled, r, 0, logs, hint, {"shifts": shifts})
+
+
+def _head_layouts(exhibit: Exhibit) -> Iterator[Trial]:
+    """Channels that are heads, or a head's parts, in another nesting."""
+    r, t = exhibit.r, exhibit.t
+    width, head_dim = r.shape[-1], exhibit.head_dim
+    counts = {n for n in (exhibit.heads, exhibit.kv_heads, 3, head_dim) if n and 1 < n < width}
+    logs = math.log(2 * len(counts) + 4)
+    for count in sorted(counts):
+        if width % count:
+            continue
+        text = (
+            f"channels are nested otherwise: {count} groups of {width // count} side by side, or interleaved"
+        )
+        hint = "Heads are split as (head_dim, heads) on one side and as (heads, head_dim) on the other."
+        for one, other in ((count, width // count), (width // count, count)):
+            split = r.reshape(*r.shape[:-1], one, other)
+            moved = np.swapaxes(split, -1, -2).reshape(r.shape)
+            yield Trial("head-nesting", text, t, moved, r, 0, logs, hint, {"groups": one})
+    if r.ndim == 3 and head_dim and width % head_dim == 0 and width > head_dim and r.shape[1] > 1:
+        heads = width // head_dim
+        text = "heads were not moved back behind tokens before they were joined"
+        hint = "A transpose of heads and tokens is missing before a reshape."
+        split = r.reshape(r.shape[0], r.shape[1], heads, head_dim)
+        yield Trial(
+            "heads-not-moved-back", text, t, split.transpose(0, 2, 1, 3).reshape(r.shape), r, 0, logs, hint
+        )
+
+
+def _signs(exhibit: Exhibit) -> Iterator[Trial]:
+    """Some channels with their sign turned."""
+    r, t = exhibit.r, exhibit.t
+    others = tuple(range(r.ndim - 1))
+    turned = (r * t).sum(axis=others) < 0
+    count, width = int(turned.sum()), r.shape[-1] if r.ndim else 1
+    if not 0 < count < width:
+        return
+    each = exhibit.head_dim or width
+    pattern, logs = f"{count} of {width} channels", width * math.log(2)
+    hint = "A sign is turned in some channels."
+    for size in dict.fromkeys((each, width)):
+        if size % 2 or width % size:
+            continue
+        within = turned.reshape(-1, size)
+        layouts = {"first half": within[:, : size // 2], "second half": within[:, size // 2 :]}
+        layouts |= {"even channels": within[:, ::2], "odd channels": within[:, 1::2]}
+        for name, part in layouts.items():
+            if part.all() and count == part.size:
+                pattern, logs = f"the {name} of every {size} channels", math.log(8)
+                hint = "The sign within the rotation of halves (rotate_half), or that of the sine, is turned."
+                break
+    text = f"the sign is turned in {pattern}"
+    facts = {"channels": np.flatnonzero(turned)[:64].tolist()}
+    yield Trial("channel-signs", text, t, np.where(turned, -r, r), r, 0, logs, hint, facts)
+
+
+def _nearest(r: Values, t: Values) -> Values:
+    """For each slice of `t` along the first axis, which slice of `r` is nearest to it."""
+    size = len(r)
+    ours, theirs = r.reshape(size, -1), t.reshape(size, -1)
+    if ours.shape[1] > _SAMPLE:
+        picked = np.linspace(0, ours.shape[1] - 1, _SAMPLE).astype(np.int64)
+        ours, theirs = ours[:, picked], theirs[:, picked]
+    squares = (ours * ours).sum(axis=1)
+    scale = float(squares.mean()) or 1.0
+    distance = (squares[None, :] - 2 * theirs @ ours.T) / scale
+    near = distance.argmin(axis=1)
+    # where the slice at the same place is as near, as among equal slices, nothing has moved
+    here = np.arange(size)
+    stays = distance[here, here] <= distance[here, near] + 1e-9
+    return np.where(stays, here, near)
+
+
+def _pattern(sources: Values, head_dim: int | None) -> tuple[str, float]:
+    """A name for an order, and the logarithm of how many orders of that name there are."""
+    size = len(sources)
+    here = np.arange(size)
+    if np.array_equal(sources, here[::-1]):
+        return "reversed", math.log(2)
+    rolls = (sources - here) % size
+    if (rolls == rolls[0]).all():
+        by = int(-rolls[0] % size)
+        return f"rolled by {by if by <= size / 2 else by - size}", math.log(size)
+    for part in dict.fromkeys(p for p in (head_dim, size) if p and p % 2 == 0 and size % p == 0 and p > 2):
+        split = here.reshape(-1, 2, part // 2)
+        if np.array_equal(sources, split.transpose(0, 2, 1).reshape(-1)):
+            return f"pairs where the reference has halves, in each {part}", math.log(8)
+        split = here.reshape(-1, part // 2, 2)
+        if np.array_equal(sources, split.transpose(0, 2, 1).reshape(-1)):
+            return f"halves where the reference has pairs, in each {part}", math.log(8)
+    for part in [
+        p for p in dict.fromkeys((head_dim, *_divisors(size))) if p and 1 < p < size and size % p == 0
+    ]:
+        blocks = sources.reshape(-1, part)
+        if (blocks == blocks[:, :1] + np.arange(part)).all() and (blocks[:, 0] % part == 0).all():
+            order = (blocks[:, 0] // part).tolist()
+            shown = ", ".join(map(str, order[:16])) + (", …" if len(order) > 16 else "")
+            return f"blocks of {part} in the order {shown}", len(order) * math.log(len(order)) + math.log(
+                size
+            )
+    shown = ", ".join(map(str, sources[:16].tolist())) + (", …" if size > 16 else "")
+    return shown, size * math.log(size)
+
+
+def _divisors(size: int) -> Sequence[int]:
+    return [part for part in range(size // 2, 1, -1) if size % part == 0]
+
+
+def _slices(values: Values, axis: int, start: int, stop: int) -> Values:
+    return values[(slice(None),) * axis + (slice(start, stop),)]

@@ -1,0 +1,174 @@
+"""Factors and offsets of the whole tensor, of channels, tokens or heads, and parameters that name them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from tensorcap.diagnosis.constants import hint_of, named
+from tensorcap.diagnosis.exhibit import Exhibit
+from tensorcap.diagnosis.weighing import Trial, Values, relative_error
+
+_WEIGHTS: Final = ("weight", "scale", "gamma")
+_BIASES: Final = ("bias", "beta")
+_TINY: Final = 1e-6
+_FACTOR_HINTS: Final = {
+    "channel": "A weight that belongs to channels, as that of a norm, is missing or another one.",
+    "token": "Weights of experts are not renormalised, or a norm divides by another number.",
+    "head": "A scale that belongs to heads is missing or another one.",
+}
+_OFFSET_HINTS: Final = {
+    "channel": "A bias was dropped or added: the same vector is missing in every token.",
+    "token": "The mean was not subtracted, or values are normalised as logarithms on one side.",
+    "batch": "A table of positions is missing or another one: the same in every sequence.",
+}
+
+
+def scalings(exhibit: Exhibit) -> Iterator[Trial]:
+    """All factors and offsets."""
+    if not exhibit.is_same_shape or exhibit.r.size < 4:
+        return
+    yield from _constants(exhibit)
+    if exhibit.r.ndim >= 1:
+        yield from _by_parameters(exhibit)
+    yield from _along_axes(exhibit)
+
+
+def _constants(exhibit: Exhibit) -> Iterator[Trial]:
+    r, t = exhibit.r, exhibit.t
+    square = float(np.vdot(r, r))
+    if not square:
+        return
+    factor = float(np.vdot(r, t)) / square
+    if factor:
+        predicted = factor * r
+        left = relative_error(t, predicted)
+        tolerance = min(1e-2, 8 * left / math.sqrt(r.size) + left / 20 + 1e-5)
+        if abs(factor + 1) <= tolerance:
+            hint = "A sign is turned."
+            yield Trial("sign", "the target is the reference with its sign turned", t, -r, r, 0, 0, hint)
+        else:
+            names = named(abs(factor), exhibit, tolerance)
+            equal = f", which is {'-' if factor < 0 else ''}{names[0]}" if names else ""
+            if len(names) > 1:
+                equal += f" (or {', '.join(names[1:])})"
+            text = f"the target is the reference times {factor:.6g}{equal}"
+            facts = {"factor": factor, "equals": list(names)}
+            yield Trial("factor", text, t, predicted, r, 1, 0, hint_of(names), facts)
+    offset = float((t - r).mean())
+    text = f"the target is the reference plus {offset:.6g}"
+    yield Trial("offset", text, t, r + offset, r, 1, 0, "A constant is missing or added.", {"offset": offset})
+    centred = r - r.mean()
+    spread = float(np.vdot(centred, centred))
+    if spread:
+        slope = float(np.vdot(centred, t)) / spread
+        start = float(t.mean() - slope * r.mean())
+        text = f"the target is {slope:.6g} times the reference plus {start:.6g}"
+        hint = "Values are normalised with another mean and deviation."
+        yield Trial("affine", text, t, slope * r + start, r, 2, 0, hint, {"factor": slope, "offset": start})
+
+
+def _by_parameters(exhibit: Exhibit) -> Iterator[Trial]:
+    """Factors and offsets that parameters of the module say: nothing is fitted."""
+    r, t = exhibit.r, exhibit.t
+    for name, (ours, theirs) in exhibit.parameters().items():
+        last = name.rpartition(".")[2]
+        for side, vector in (("reference", ours), ("target", theirs)):
+            if vector is None or vector.shape != r.shape[-1:]:
+                continue
+            if side == "target" and ours is not None and np.array_equal(ours, vector):
+                continue
+            if last in _WEIGHTS:
+                yield from _by_weight(r, t, name, vector)
+            if last in _BIASES:
+                hint = f"The {last} was dropped: the same vector is missing in every token."
+                text = f"the target lacks {name}: it is the reference minus {name}"
+                yield Trial("bias-dropped", text, t, r - vector, r, 0, 0, hint, {"parameter": name})
+                hint = f"The {last} is added once more."
+                text = f"the target is the reference plus {name}"
+                yield Trial("bias-added", text, t, r + vector, r, 0, 0, hint, {"parameter": name})
+        if last not in _BIASES or ours is None or theirs is None:
+            continue
+        if ours.shape == theirs.shape == r.shape[-1:] and not np.array_equal(ours, theirs):
+            text = f"the target is the reference with its own {name}"
+            hint = f"The two sides hold another {name}: look at how weights are loaded."
+            yield Trial("bias-differs", text, t, r - ours + theirs, r, 0, 0, hint, {"parameter": name})
+
+
+def _by_weight(r: Values, t: Values, name: str, w: Values) -> Iterator[Trial]:
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        factors = (
+            (
+                w / (1 + w),
+                "norm-without-one-plus",
+                f"{name} / (1 + {name})",
+                "{} is used where 1 + {} is meant.",
+            ),
+            (
+                (1 + w) / w,
+                "norm-with-one-plus",
+                f"(1 + {name}) / {name}",
+                "1 + {} is used where {} is meant.",
+            ),
+            (1 / w, "weight-missing", f"1 / {name}", "The multiplication by {} is missing."),
+            (1 / (1 + w), "weight-missing", f"1 / (1 + {name})", "The multiplication by 1 + {} is missing."),
+            (w, "weight-twice", name, "The multiplication by {} is done once more."),
+        )
+    for factor, kind, text, hint in factors:
+        sane = np.isfinite(factor) & (np.abs(factor) < 1 / _TINY)
+        if sane.all() and not np.all(factor == 1):
+            says = f"the target is the reference times {text}, channel by channel"
+            hint = hint.replace("{}", f"the {name}", 1).replace("{}", name)
+            hint = hint[:1].upper() + hint[1:]
+            yield Trial(kind, says, t, r * factor, r, 0, 0, hint, {"parameter": name})
+
+
+def _along_axes(exhibit: Exhibit) -> Iterator[Trial]:
+    """A factor, or an offset, for each index of an axis; and for each row of all channels."""
+    r, t = exhibit.r, exhibit.t
+    groups: list[tuple[str, tuple[int, ...]]] = []
+    for axis in range(r.ndim):
+        if r.shape[axis] > 1:
+            others = tuple(other for other in range(r.ndim) if other != axis)
+            groups.append((exhibit.axis(axis), others))
+    if r.ndim > 2:
+        groups.append(("row", (r.ndim - 1,)))
+    for name, summed in groups:
+        if not summed or math.prod(r.shape[axis] for axis in summed) < 2:
+            continue
+        square = (r * r).sum(axis=summed, keepdims=True)
+        product = (r * t).sum(axis=summed, keepdims=True)
+        factor = np.divide(product, square, out=np.ones_like(square), where=square > 0)
+        low, high = float(factor.min()), float(factor.max())
+        hint = _FACTOR_HINTS.get("token" if name == "row" else name, "")
+        text = f"each {name} of the target is that of the reference times a number, {low:.4g} to {high:.4g}"
+        facts = {"lowest": low, "highest": high}
+        yield Trial(f"{name.replace(' ', '-')}-factor", text, t, r * factor, r, factor.size, 0, hint, facts)
+        offset = (t - r).mean(axis=summed, keepdims=True)
+        low, high = float(offset.min()), float(offset.max())
+        hint = _OFFSET_HINTS.get("token" if name == "row" else name, "")
+        text = f"each {name} of the target is that of the reference plus a number, {low:.4g} to {high:.4g}"
+        facts = {"lowest": low, "highest": high}
+        yield Trial(f"{name.replace(' ', '-')}-offset", text, t, r + offset, r, offset.size, 0, hint, facts)
+    yield from _by_sequence(exhibit)
+
+
+def _by_sequence(exhibit: Exhibit) -> Iterator[Trial]:
+    """The same offset in each sequence of a batch; another factor and offset for each channel."""
+    r, t = exhibit.r, exhibit.t
+    if r.ndim >= 3 and r.shape[0] >= 4:
+        offset = (t - r).mean(axis=0, keepdims=True)
+        text = "the difference is the same in every sequence of the batch"
+        yield Trial("position-offset", text, t, r + offset, r, offset.size, 0, _OFFSET_HINTS["batch"])
+    others = tuple(range(r.ndim - 1))
+    if r.ndim >= 2:
+        mean_r, mean_t = r.mean(axis=others), t.mean(axis=others)
+        spread = ((r - mean_r) ** 2).sum(axis=others)
+        product = ((r - mean_r) * t).sum(axis=others)
+        slope = np.divide(product, spread, out=np.ones_like(spread), where=spread > 0)
+        text = "each channel of the target is that of the reference times a number plus another"
+        hint = "A norm of channels, or the mean and deviation of images, has other numbers."
+        yield Trial("channel-affine", text, t, (r - mean_r) * slope + mean_t, r, 2 * r.shape[-1], 0, hint)

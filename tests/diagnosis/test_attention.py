@@ -1,0 +1,113 @@
+"""Cores of attention worked out by numpy, with one thing done otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorcap_formats.dtypes import Array
+from tests.diagnosis.conftest import Diagnose, to_bfloat16
+
+HEADS, KEYS, DIM, TOKENS = 4, 2, 16, 24
+CONFIG = {
+    "hidden_size": HEADS * DIM,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KEYS,
+    "head_dim": DIM,
+    "sliding_window": 8,
+    "attn_logit_softcapping": 5.0,
+}
+CORE, OUT = "0/attn.o_proj/input.input", "0/attn/output.0"
+
+
+def rotated(x: Array, angles: Array, layout: str) -> Array:
+    cos, sin = np.cos(angles)[None, :, None], np.sin(angles)[None, :, None]
+    a, b = (x[..., : DIM // 2], x[..., DIM // 2 :]) if layout == "halves" else (x[..., ::2], x[..., 1::2])
+    parts = a * cos - b * sin, b * cos + a * sin
+    return np.concatenate(parts, -1) if layout == "halves" else np.stack(parts, -1).reshape(x.shape)
+
+
+def core(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    scale: float = DIM**-0.5,
+    layout: str = "halves",
+    window: int = 8,
+    cap: float = 5.0,
+    tiled: bool = False,
+    causal: bool = True,
+) -> Array:
+    q, k, v = (x.reshape(1, TOKENS, -1, DIM).astype(float) for x in (q, k, v))
+    angles = np.arange(TOKENS)[:, None] * 100.0 ** (-np.arange(8) / 8)
+    if layout != "none":
+        q, k = rotated(q, angles, layout), rotated(k, angles, layout)
+    out = np.empty_like(q)
+    for head in range(HEADS):
+        key = head % KEYS if tiled else head // (HEADS // KEYS)
+        scores = q[0, :, head] @ k[0, :, key].T * scale
+        scores = cap * np.tanh(scores / cap) if cap else scores
+        for i in range(TOKENS):
+            seen = [j for j in range(TOKENS) if (j <= i or not causal) and (not window or i - j < window)]
+            e = np.exp(scores[i, seen] - scores[i, seen].max())
+            out[0, i, head] = e / e.sum() @ v[0, seen, key]
+    return out.reshape(1, TOKENS, -1)
+
+
+MISTAKES = [
+    pytest.param({"scale": 2 * DIM**-0.5}, "attention-scale", id="scale"),
+    pytest.param({"scale": 1.0}, "attention-scale", id="no-scale"),
+    pytest.param({"layout": "pairs"}, "attention-rotation", id="pairs"),
+    pytest.param({"layout": "none"}, "attention-rotation", id="not-rotated"),
+    pytest.param({"window": 7}, "attention-mask", id="window-off-by-one"),
+    pytest.param({"window": 0}, "attention-mask", id="no-window"),
+    pytest.param({"causal": False}, "attention-mask", id="not-causal"),
+    pytest.param({"cap": 0.0}, "attention-softcap", id="no-softcap"),
+    pytest.param({"tiled": True}, "attention-heads", id="tiled"),
+]
+
+
+@pytest.mark.spec("DIA-36")
+@pytest.mark.spec("DIA-37")
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("change", "kind"), MISTAKES)
+def test_what_an_attention_does_otherwise_is_named(
+    diagnosed: Diagnose, change: dict[str, Any], kind: str, precision: str
+) -> None:
+    rng = np.random.default_rng(5)
+    q, k, v, w = (rng.standard_normal((1, TOKENS, n)) for n in (64, 32, 32, 64))
+    w = rng.standard_normal((64, 64)) / 8
+    narrow = to_bfloat16 if precision == "bfloat16" else lambda x: x.astype(np.float32)
+    angles = np.arange(TOKENS)[:, None] * 100.0 ** (-np.arange(8) / 8)
+    beside = {
+        "0/attn/input.position_embeddings.0": np.tile(np.cos(angles), 2)[None],
+        "0/attn/input.position_embeddings.1": np.tile(np.sin(angles), 2)[None],
+        "0/attn.q_proj/output": 2 * q,
+        "0/attn.k_proj/output": 2 * k,
+        "0/attn.v_proj/output": v,
+    }
+    ours = core(*(x.astype(np.float32) for x in (2 * q, 2 * k, v)))
+    theirs = core(*(narrow(x) for x in (2 * q, 2 * k, v)), **change)
+    reference = {**beside, CORE: ours, OUT: ours @ w}
+    target = {**beside, CORE: theirs, OUT: theirs @ w}
+    found = diagnosed(reference, target, key=CORE, precision=precision, config=CONFIG)
+    assert found.explanations[0].kind == kind
+    whole = diagnosed(reference, target, key=OUT, precision=precision, config=CONFIG)
+    assert whole.explanations[0].kind == kind
+    assert whole.explanations[0].text.startswith(f"in {CORE}: ")
+
+
+@pytest.mark.spec("DIA-36")
+def test_a_right_attention_in_low_precision_is_not_accused(diagnosed: Diagnose) -> None:
+    rng = np.random.default_rng(5)
+    q, k, v = (rng.standard_normal((1, TOKENS, n)) for n in (64, 32, 32))
+    beside = {"0/attn.q_proj/output": q, "0/attn.k_proj/output": k, "0/attn.v_proj/output": v}
+    ours = core(*(x.astype(np.float32) for x in (q, k, v)), layout="none")
+    theirs = core(*(to_bfloat16(x) for x in (q, k, v)), layout="none")
+    found = diagnosed(
+        {**beside, CORE: ours}, {**beside, CORE: theirs}, key=CORE, precision="bfloat16", config=CONFIG
+    )
+    assert not [e for e in found.explanations if e.kind.startswith("attention")]

@@ -1,0 +1,387 @@
+"""Mistakes of modules whose inputs and parameters are in the archives, planted by numpy alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorcap_formats.dtypes import Array
+from tests.diagnosis.conftest import Diagnose, to_bfloat16
+
+OUT, IN = "0/m/output", "0/m/input.x"
+PRECISIONS = ["float32", "bfloat16"]
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(3)
+
+
+def as_is(values: Array) -> Array:
+    return np.asarray(values, np.float32)
+
+
+def erf(x: Array) -> Array:
+    return np.asarray(np.vectorize(math.erf)(x))
+
+
+def gelu_erf(x: Array) -> Array:
+    return np.asarray(x * 0.5 * (1 + erf(x / np.sqrt(2))))
+
+
+def gelu_tanh(x: Array) -> Array:
+    return np.asarray(0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))))
+
+
+def quick_gelu(x: Array) -> Array:
+    return np.asarray(x / (1 + np.exp(-1.702 * x)))
+
+
+def silu(x: Array) -> Array:
+    return np.asarray(x / (1 + np.exp(-x)))
+
+
+def softmax(z: Array) -> Array:
+    e = np.exp(z - z.max(-1, keepdims=True))
+    return np.asarray(e / e.sum(-1, keepdims=True))
+
+
+def top(z: Array, count: int) -> Array:
+    return np.asarray(-np.sort(-z, axis=-1)[..., :count])
+
+
+def rms(x: Array, eps: float = 1e-6) -> Array:
+    return np.asarray(x / np.sqrt((x * x).mean(-1, keepdims=True) + eps))
+
+
+def layer(x: Array, eps: float = 1e-5) -> Array:
+    return np.asarray((x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps))
+
+
+ACTIVATIONS = [
+    pytest.param(gelu_erf, gelu_tanh, ("gelu erf", "gelu tanh"), id="gelu-forms"),
+    pytest.param(gelu_tanh, quick_gelu, ("gelu tanh", "quick gelu"), id="quick-gelu"),
+    pytest.param(silu, gelu_tanh, ("silu", "gelu tanh"), id="silu"),
+    pytest.param(silu, lambda x: np.maximum(x, 0), ("silu", "relu"), id="relu"),
+    pytest.param(gelu_erf, lambda x: x, ("gelu erf", "identity"), id="left-out"),
+]
+
+
+@pytest.mark.spec("DIA-30")
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("ours", "theirs", "names"), ACTIVATIONS)
+def test_another_activation_is_named(
+    diagnosed: Diagnose,
+    rng: np.random.Generator,
+    precision: str,
+    ours: Callable[[Array], Array],
+    theirs: Callable[[Array], Array],
+    names: tuple[str, str],
+) -> None:
+    x = rng.standard_normal((2, 30, 48)) * 2
+    own = to_bfloat16(x) if precision == "bfloat16" else as_is(x)
+    found = diagnosed(
+        {IN: x, OUT: ours(as_is(x).astype(float))},
+        {IN: x, OUT: theirs(own.astype(float))},
+        precision=precision,
+    )
+    first = next(e for e in found.explanations if e.kind == "activation")
+    assert (first.facts["reference"], first.facts["target"]) == names
+    assert found.explanations[0].kind in ("activation", "identity")
+
+
+@pytest.mark.spec("DIA-30")
+def test_the_same_activation_in_low_precision_is_no_other_one(
+    diagnosed: Diagnose, rng: np.random.Generator
+) -> None:
+    x = rng.standard_normal((2, 30, 48)) * 2
+    found = diagnosed(
+        {IN: x, OUT: gelu_erf(as_is(x).astype(float))},
+        {IN: x, OUT: gelu_erf(to_bfloat16(x).astype(float))},
+        precision="bfloat16",
+    )
+    assert {e.kind for e in found.explanations} <= {"inherited"}
+
+
+@pytest.mark.spec("DIA-31")
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [
+        pytest.param(lambda g, u: gelu_tanh(g) * u, "activation", id="other"),
+        pytest.param(lambda g, u: silu(u) * g, "gate-swapped", id="swapped"),
+        pytest.param(lambda g, u: silu(g), "gate-missing", id="missing"),
+        pytest.param(lambda g, u: g * u, "activation", id="none"),
+    ],
+)
+def test_a_gated_product_is_worked_out_from_its_parts(
+    diagnosed: Diagnose, rng: np.random.Generator, precision: str, target: Any, kind: str
+) -> None:
+    g, u = rng.standard_normal((2, 1, 20, 32))
+    ours = {"0/mlp.gate/output": g, "0/mlp.up/output": u, "0/mlp.down/input.x": silu(as_is(g)) * as_is(u)}
+    narrow = to_bfloat16 if precision == "bfloat16" else as_is
+    theirs = {**ours, "0/mlp.down/input.x": target(narrow(g), narrow(u))}
+    found = diagnosed(ours, theirs, key="0/mlp.down/input.x", precision=precision)
+    assert found.explanations[0].kind == kind
+
+
+NORMS = [
+    pytest.param(lambda x, w: rms(x) * (1 + w), lambda x, w: rms(x) * w, "norm-without-one-plus", id="w"),
+    pytest.param(lambda x, w: rms(x) * w, lambda x, w: rms(x) * (1 + w), "norm-with-one-plus", id="1+w"),
+    pytest.param(lambda x, w: rms(x) * w, lambda x, w: rms(x), "weight-missing", id="no-weight"),
+    pytest.param(lambda x, w: rms(x) * w, lambda x, w: layer(x, 1e-6) * w, "norm-statistic", id="mean"),
+    pytest.param(lambda x, w: layer(x) * w, lambda x, w: rms(x, 1e-5) * w, "norm-statistic", id="no-mean"),
+    pytest.param(lambda x, w: rms(x) * w, lambda x, w: rms(x, 1e-2) * w, "norm-eps", id="eps"),
+]
+
+
+@pytest.mark.spec("DIA-32")
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    ("ours", "theirs", "kind", "with_weight"),
+    [pytest.param(*norm.values, True, id=f"{norm.id}-weight") for norm in NORMS]
+    + [pytest.param(*norm.values, False, id=str(norm.id)) for norm in NORMS[3:]],
+)
+def test_another_variant_of_a_norm_is_named(
+    diagnosed: Diagnose,
+    rng: np.random.Generator,
+    precision: str,
+    ours: Any,
+    theirs: Any,
+    kind: str,
+    with_weight: bool,
+) -> None:
+    x = rng.standard_normal((1, 64, 32)) + 0.5
+    x[0, ::3] *= 0.1
+    w = rng.standard_normal(32) * 0.3 + 0.4
+    weights = {"0/m/param.weight": w} if with_weight else {}
+    narrow = to_bfloat16 if precision == "bfloat16" else as_is
+    found = diagnosed(
+        {**weights, IN: x, OUT: ours(as_is(x).astype(float), as_is(w))},
+        {**weights, IN: x, OUT: theirs(narrow(x).astype(float), narrow(w))},
+        precision=precision,
+    )
+    assert found.explanations[0].kind == kind
+
+
+@pytest.mark.spec("DIA-32")
+@pytest.mark.parametrize("order", ["first", "last"])
+def test_either_order_of_cast_and_weight_is_right_for_a_wide_reference(
+    diagnosed: Diagnose, rng: np.random.Generator, order: str
+) -> None:
+    x, w = rng.standard_normal((1, 64, 32)), rng.standard_normal(32)
+    y = rms(to_bfloat16(x).astype(float))
+    made = to_bfloat16(y) * to_bfloat16(w) if order == "first" else y * to_bfloat16(w)
+    found = diagnosed(
+        {"0/m/param.weight": w, IN: x, OUT: rms(as_is(x).astype(float)) * w},
+        {"0/m/param.weight": w, IN: x, OUT: made},
+        precision="bfloat16",
+    )
+    assert {e.kind for e in found.explanations} <= {"inherited"}
+
+
+LOW = [
+    pytest.param(lambda x, w: to_bfloat16(rms(x)) * w, lambda x, w: rms(x) * w, "norm-cast-order", id="cast"),
+    pytest.param(
+        lambda x, w: rms(x) * (1 + w),
+        lambda x, w: rms(x) * to_bfloat16(1 + w),
+        "norm-weight-rounded",
+        id="1+w",
+    ),
+    pytest.param(
+        lambda x, w: rms(x) * w,
+        lambda x, w: x / np.sqrt(to_bfloat16(to_bfloat16(x * x).mean(-1, keepdims=True)) + 1e-6) * w,
+        "norm-variance-precision",
+        id="variance",
+    ),
+]
+
+
+@pytest.mark.spec("DIA-33")
+@pytest.mark.parametrize(("ours", "theirs", "kind"), LOW)
+def test_low_precision_within_a_norm_is_named(
+    diagnosed: Diagnose, rng: np.random.Generator, ours: Any, theirs: Any, kind: str
+) -> None:
+    x = to_bfloat16(rng.standard_normal((1, 64, 64))).astype(float)
+    w = to_bfloat16(rng.standard_normal(64)).astype(float)
+    found = diagnosed(
+        {"0/m/param.weight": w, IN: x, OUT: ours(x, w)},
+        {"0/m/param.weight": w, IN: x, OUT: theirs(x, w)},
+        precision="bfloat16",
+        reference_precision="bfloat16",
+    )
+    assert found.explanations[0].kind == kind
+
+
+ROUTES = [
+    pytest.param(lambda z: top(softmax(z), 2), "softmax, top-k, not renormalised", id="not-renormalised"),
+    pytest.param(lambda z: top(z, 2), "top-k of raw scores", id="raw"),
+    pytest.param(lambda z: top(1 / (1 + np.exp(-z)), 2), "sigmoid, top-k, not renormalised", id="sigmoid"),
+]
+
+
+@pytest.mark.spec("DIA-34")
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("target", "name"), ROUTES)
+def test_the_order_of_softmax_and_choice_is_named(
+    diagnosed: Diagnose, rng: np.random.Generator, precision: str, target: Any, name: str
+) -> None:
+    z = rng.standard_normal((40, 8))
+    narrow = to_bfloat16 if precision == "bfloat16" else as_is
+    ours = {"0/mlp.gate/output.0": z, "0/mlp.gate/output.1": softmax(top(as_is(z), 2))}
+    theirs = {"0/mlp.gate/output.0": z, "0/mlp.gate/output.1": target(narrow(z))}
+    found = diagnosed(ours, theirs, key="0/mlp.gate/output.1", precision=precision)
+    assert found.explanations[0].kind == "router-order"
+    assert found.explanations[0].facts["target"] == name
+    assert found.explanations[0].facts["reference"] == "softmax, top-k, renormalised"
+
+
+@pytest.mark.spec("DIA-34")
+def test_softmax_after_choice_is_no_mistake(diagnosed: Diagnose, rng: np.random.Generator) -> None:
+    z = rng.standard_normal((40, 8))
+    p = top(softmax(z), 2)
+    ours = {"0/mlp.gate/output.0": z, "0/mlp.gate/output.1": softmax(top(z, 2))}
+    theirs = {"0/mlp.gate/output.0": z, "0/mlp.gate/output.1": p / p.sum(-1, keepdims=True)}
+    found = diagnosed(ours, theirs, key="0/mlp.gate/output.1")
+    assert found.status == "identical" or (found.before or 0) < 1e-6
+
+
+@pytest.mark.spec("DIA-35")
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_transposed_weight_of_a_product_is_found(
+    diagnosed: Diagnose, rng: np.random.Generator, precision: str
+) -> None:
+    x, w = rng.standard_normal((1, 20, 32)), rng.standard_normal((32, 32))
+    ours = {"0/m/param.weight": w, IN: x, OUT: x @ w.T}
+    found = diagnosed(ours, {**ours, OUT: x @ w}, precision=precision)
+    assert found.explanations[0].kind == "weight-transposed"
+
+
+@pytest.mark.spec("DIA-35")
+def test_a_head_that_is_right_for_other_weights_is_found(
+    diagnosed: Diagnose, rng: np.random.Generator
+) -> None:
+    x, w, v = rng.standard_normal((1, 6, 32)), rng.standard_normal((64, 32)), rng.standard_normal((64, 32))
+    ours = {"0/embed/param.weight": w, IN: x, OUT: x @ w.T}
+    theirs = {"0/embed/param.weight": w, "0/m/param.weight": v, IN: x, OUT: x @ v.T}
+    found = diagnosed(ours, theirs)
+    assert [e.kind for e in found.explanations] == ["other-weights"]
+    assert any("hardly related" in note for note in found.notes)
+
+
+RECORDS = [
+    pytest.param("identity", lambda r, x, y: x, id="identity"),
+    pytest.param("holds", lambda r, x, y: y, id="holds"),
+    pytest.param("term-twice", lambda r, x, y: r + x, id="twice"),
+    pytest.param("term-missing", lambda r, x, y: r - x, id="missing"),
+    pytest.param("term-scaled", lambda r, x, y: r + 0.37 * x, id="scaled"),
+    pytest.param("product-added", lambda r, x, y: r * y, id="product"),
+]
+
+
+@pytest.mark.spec("DIA-40")
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("kind", "make"), RECORDS)
+def test_other_records_are_found_in_the_values(
+    diagnosed: Diagnose, rng: np.random.Generator, precision: str, kind: str, make: Any
+) -> None:
+    r, x, y, z = rng.standard_normal((4, 1, 30, 48))
+    ours = {IN: x, "0/m.a/output": y, "0/m.b/output": z, OUT: r}
+    found = diagnosed(ours, {**ours, OUT: make(r, x, y)}, precision=precision)
+    assert found.explanations[0].kind == kind
+    if kind == "holds":
+        assert found.explanations[0].facts["key"] == "0/m.a/output"
+
+
+@pytest.mark.spec("DIA-41")
+def test_a_table_of_positions_that_is_not_added_is_found(
+    diagnosed: Diagnose, rng: np.random.Generator
+) -> None:
+    r, table = rng.standard_normal((2, 10, 24)), rng.standard_normal((50, 24))
+    ours = {"0/positions/param.weight": table, OUT: r + table[:10]}
+    found = diagnosed(ours, {**ours, OUT: r})
+    assert found.explanations[0].kind == "term-missing"
+    assert found.explanations[0].facts["key"] == "0/positions/param.weight[0:10]"
+
+
+@pytest.mark.spec("DIA-21")
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("sign", "kind"), [(-1, "bias-dropped"), (1, "bias-added")])
+def test_a_captured_bias_is_named(
+    diagnosed: Diagnose, rng: np.random.Generator, precision: str, sign: int, kind: str
+) -> None:
+    r, b = rng.standard_normal((1, 6, 64)), rng.standard_normal(64)
+    found = diagnosed(
+        {"0/m/param.bias": b, OUT: r}, {"0/m/param.bias": b, OUT: r + sign * b}, precision=precision
+    )
+    assert found.explanations[0].kind == kind
+    assert found.explanations[0].facts == {"parameter": "bias"}
+
+
+@pytest.mark.spec("DIA-51")
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_tokens_of_one_expert_are_told(
+    diagnosed: Diagnose, rng: np.random.Generator, precision: str
+) -> None:
+    r, e = rng.standard_normal((60, 32)), rng.standard_normal((60, 32))
+    chosen = np.argsort(rng.standard_normal((60, 8)), axis=1)[:, :2]
+    t = np.where((chosen == 5).any(axis=1, keepdims=True), r + e, r)
+    ours = {"0/moe/input.top_k_index": chosen, "0/moe/output": r}
+    found = diagnosed(ours, {**ours, "0/moe/output": t}, key="0/moe/output", precision=precision)
+    assert found.explanations[0].kind == "only-expert"
+    assert found.explanations[0].facts["experts"] == [5]
+
+
+@pytest.mark.spec("DIA-51")
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_padded_tokens_are_told(diagnosed: Diagnose, rng: np.random.Generator, precision: str) -> None:
+    r, e = rng.standard_normal((2, 3, 12, 32))
+    mask = np.arange(12)[None] >= np.array([[0], [3], [5]])
+    t = np.where(mask[..., None], r, r + e)
+    ours = {"0/@root/input.attention_mask": mask.astype(np.int64), OUT: r}
+    found = diagnosed(ours, {**ours, OUT: t}, precision=precision)
+    assert found.explanations[0].kind == "only-padded"
+
+
+@pytest.mark.spec("DIA-38")
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    ("make", "size"),
+    [
+        pytest.param(lambda x, w: x @ w.T, (32, 32), id="product"),
+        pytest.param(lambda x, w: rms(x) * w, (32,), id="norm"),
+        pytest.param(lambda x, w: silu(x), (1,), id="activation"),
+    ],
+)
+def test_a_module_that_is_right_for_what_it_was_given_is_not_accused(
+    diagnosed: Diagnose, rng: np.random.Generator, make: Any, size: tuple[int, ...], precision: str
+) -> None:
+    x, e, w = rng.standard_normal((1, 40, 32)), rng.standard_normal((1, 40, 32)), rng.standard_normal(size)
+    weight = {"0/m/param.weight": w}
+    narrow = to_bfloat16 if precision == "bfloat16" else as_is
+    x, y, w = as_is(x), narrow(x + 0.2 * e), narrow(w)
+    found = diagnosed(
+        {**weight, IN: x, OUT: make(x.astype(float), as_is(w))},
+        {**weight, IN: y, OUT: make(y.astype(float), as_is(w))},
+        precision=precision,
+    )
+    assert [e.kind for e in found.explanations] == ["inherited"]
+
+
+@pytest.mark.spec("DIA-12")
+def test_what_arrives_wrong_is_a_floor_and_is_said(diagnosed: Diagnose, rng: np.random.Generator) -> None:
+    x, e, w = (
+        rng.standard_normal((1, 40, 32)),
+        rng.standard_normal((1, 40, 32)),
+        rng.standard_normal((32, 32)),
+    )
+    y = x + 0.01 * e
+    found = diagnosed({IN: x, OUT: x @ w}, {IN: y, OUT: 2 * (y @ w)})
+    assert found.explanations[0].kind == "factor"
+    assert found.inherited == pytest.approx(0.01, rel=0.1)
+    assert found.explanations[0].after == pytest.approx(0.01, rel=0.3)
+    assert found.notes[0].startswith("input.x arrives with a relative error of 0.0")

@@ -1,0 +1,91 @@
+"""What it takes to believe a hypothesis, on numbers that can be worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorcap.diagnosis.weighing import Scales, Trial, ranked
+from tests.diagnosis.conftest import Diagnose
+
+R = np.random.default_rng(2).standard_normal(64)
+
+
+def trial(kind: str = "x", *, count: int = 64, left: float = 0.0, **options: Any) -> Trial:
+    """One that explains a doubled tensor, but for a share of the error."""
+    r = R[:count]
+    return Trial(kind, kind, 2 * r, 2 * r - left * r, r, **options)
+
+
+@pytest.mark.spec("DIA-10")
+@pytest.mark.parametrize(
+    ("rounding", "inherited", "left", "is_within"),
+    [
+        pytest.param(0.0, 0.0, 0.009, True, id="below-1-percent"),
+        pytest.param(0.0, 0.0, 0.011, False, id="above-1-percent"),
+        pytest.param(0.01, 0.0, 0.079, True, id="below-4-roundings"),  # 0.079 of 0.5 is 0.0395
+        pytest.param(0.01, 0.0, 0.082, False, id="above-4-roundings"),
+        pytest.param(0.0, 0.02, 0.079, True, id="below-twice-what-arrives"),
+        pytest.param(0.0, 0.02, 0.082, False, id="above-twice-what-arrives"),
+        pytest.param(0.0, 0.3, 0.32, False, id="not-a-tenth-of-the-squared-error"),
+    ],
+)
+def test_what_a_hypothesis_may_leave(rounding: float, inherited: float, left: float, is_within: bool) -> None:
+    found = Scales(rounding, inherited).weigh(trial(left=left))
+    assert found.before == pytest.approx(0.5)
+    assert found.after == pytest.approx(left / 2) or not is_within
+    assert found.is_within is is_within
+
+
+@pytest.mark.spec("DIA-13")
+def test_each_fitted_number_needs_four_elements() -> None:
+    scales = Scales(0.0, 0.0)
+    assert not scales.weigh(trial(parameters=17)).is_within
+    even = np.full(64, 3.0)  # all elements err alike, and all of them count
+    assert scales.weigh(Trial("x", "x", 2 * even, 2 * even, even, parameters=16)).is_within
+
+
+@pytest.mark.spec("DIA-13")
+def test_an_outlier_counts_as_one_element() -> None:
+    t = R.copy()
+    t[5] += 100
+    assert not Scales(0.0, 0.0).weigh(Trial("x", "x", t, t.copy(), R, parameters=1)).is_within
+
+
+@pytest.mark.spec("DIA-14")
+def test_few_values_and_many_alternatives_prove_nothing() -> None:
+    scales = Scales(0.0, 0.0)
+    assert not scales.weigh(trial(count=2, left=0.005)).is_within  # 2/2 ln(1 / 0.005^2) = 10.6 < ln(10^9)
+    assert scales.weigh(trial(count=16, left=0.005)).is_within
+    assert not scales.weigh(trial(count=16, left=0.005, log_alternatives=80.0)).is_within
+
+
+@pytest.mark.spec("DIA-15")
+def test_fewer_numbers_come_first_and_make_more_needless() -> None:
+    scales = Scales(1e-8, 0.0)
+    found = [
+        scales.weigh(trial("many", parameters=8)),
+        scales.weigh(trial("one", parameters=1)),
+        scales.weigh(trial("none")),
+        scales.weigh(trial("only-here")),
+        scales.weigh(trial("far", left=0.5)),
+    ]
+    assert [e.kind for e in ranked(found)] == ["none", "one"]
+    assert [e.kind for e in ranked(found[3:])] == ["only-here"]
+
+
+@pytest.mark.spec("DIA-50")
+def test_a_few_outliers_in_one_token_are_no_place(diagnosed: Diagnose) -> None:
+    r = np.random.default_rng(0).standard_normal((1, 12, 64))
+    t = r.copy()
+    t[0, 7, [3, 40, 50]] += 30
+    assert diagnosed(r, t).status == "unexplained"
+
+
+@pytest.mark.spec("DIA-27")
+def test_two_values_at_a_limit_are_no_clamp(diagnosed: Diagnose) -> None:
+    r = np.random.default_rng(0).standard_normal((1, 12, 64))
+    r[0, [3, 8], [7, 60]] = 10
+    assert diagnosed(r, np.minimum(r, 5)).status == "unexplained"
