@@ -10,13 +10,14 @@ import click
 from tensorcap_cli.output import print_json, working
 
 if TYPE_CHECKING:
+    from tensorcap.alignment.mapping import Alignment
     from tensorcap.alignment.proposing import By
 
 
 @click.command("align", short_help="Find which tensors of two archives belong together.")
 @click.argument("reference", metavar="REF", type=click.Path())
 @click.argument("target", metavar="TGT", type=click.Path())
-@click.option("-o", "--output", metavar="FILE", type=click.Path(), help="Write the mapping, .toml, to edit.")
+@click.option("-o", "--output", metavar="FILE", type=click.Path(), help="Write the mapping, .toml or .json.")
 @click.option("--force", is_flag=True, help="Replace a FILE that is there.")
 @click.option(
     "--by",
@@ -46,7 +47,7 @@ def command(
 
     Tensors may be fused, split, stacked or laid out otherwise; `{i}` stands for the indices of a list. Each
     entry says by what evidence it was made. What is left over is listed with the reason, marked `?` where
-    none is known. `tcap compare --map FILE` compares by the file that is written here, edited or not.
+    none is known. `tcap compare --map FILE` compares by the file that is written here, edited or not; a .json is the Equivalence method's component_mapping.json.
 
     \b
         tcap align ref.h5 tgt.h5
@@ -73,10 +74,8 @@ def command(
         with working("aligning"):
             found = align(trusted, tested, mapping=map, rules=known, by=cast('By | Literal["none"]', by))
         if output is not None:
-            from tensorcap.alignment.map_file import write_map
-
             title = f"What of {target} is what of {reference}.\nSpecified in specs/alignment.md."
-            write_map(found.alignment, output, title=title, replace=force)
+            _write(found.alignment, output, title, replace=force)
         if as_json:
             from tensorcap.reports.reporting import json_value
 
@@ -88,3 +87,16 @@ def command(
             if output is not None:
                 click.echo(f"Written to {output}.", err=True)
     click.get_current_context().exit(found.summary.exit_status)
+
+
+def _write(alignment: Alignment, output: str, title: str, *, replace: bool) -> None:
+    """Write a mapping in the form that the file's name asks for."""
+    if output.endswith(".json"):
+        from tensorcap.alignment.component_mapping import write_component_mapping
+
+        for remark in write_component_mapping(alignment, output, replace=replace):
+            click.echo(f"note: {remark}", err=True)
+    else:
+        from tensorcap.alignment.map_file import write_map
+
+        write_map(alignment, output, title=title, replace=replace)

@@ -134,6 +134,16 @@ def test_a_map_that_is_begun_is_completed(folder: Path) -> None:
     assert "--by none computes nothing, expected --map." in error
 
 
+def test_a_json_is_the_mapping_of_the_equivalence_method(folder: Path) -> None:
+    found = tcap("align", "ref.h5", "tgt.h5", "-o", "component_mapping.json")
+    content = json.loads((folder / "component_mapping.json").read_text())
+    assert [["model.layers.{i}.down_proj"], ["h.{i}.down"]] in content["component_mapping"]
+    assert content["variables"] == {"i": ["0", "1"]}
+    assert "note: " in found.stderr
+    output = tcap("compare", "ref.h5", "tgt.h5", "--map", "component_mapping.json").output
+    assert "6 of 6 reference tensors compared: 6 identical" in output
+
+
 def test_preflight_compares_parameters_through_a_mapping(folder: Path) -> None:
     drawn = np.random.default_rng(4).standard_normal((3, 8, 24)).astype(np.float32)
     for name, sites, last in (("r.h5", ("q", "k"), drawn[2]), ("t.h5", ("a", "b"), drawn[2] + 1)):
