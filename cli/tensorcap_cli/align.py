@@ -47,7 +47,8 @@ def command(
 
     Tensors may be fused, split, stacked or laid out otherwise; `{i}` stands for the indices of a list. Each
     entry says by what evidence it was made. What is left over is listed with the reason, marked `?` where
-    none is known. `tcap compare --map FILE` compares by the file that is written here, edited or not; a .json is the Equivalence method's component_mapping.json.
+    none is known. `tcap compare --map FILE` compares by the file that is written here, edited or not; a .json
+    is the Equivalence method's component_mapping.json.
 
     \b
         tcap align ref.h5 tgt.h5
