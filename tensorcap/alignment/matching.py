@@ -14,6 +14,7 @@ from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from tensorcap.alignment.drift import Drift
 from tensorcap.alignment.evidence import Agreement, Print, agreements
 from tensorcap.alignment.likeness import roles_alike
 from tensorcap.alignment.mapping import Evidence
@@ -109,7 +110,7 @@ class Matching:
         self._group_by_drift()
         self._candidates = self._by_values()
         self._orders = [sorted((side.order(site), site) for site in side.prints) for side in self.sides]
-        self._seen, self._nearness = -1, 0.0
+        self._seen, self._known_drifts = -1, (Drift(()), Drift(()))
         if canonical is not None:
             self._add_names(canonical)
 
@@ -271,7 +272,8 @@ class Matching:
     def is_refuted(self, candidate: Candidate, place: Place) -> bool:
         """Whether two members cannot belong together: their values differ, and what comes of them agrees."""
         left, right = self.sites_of(candidate, place)
-        if self.are_near(left, right) is not False:
+        one, other = self.sides[0].prints.get(left), self.sides[1].prints.get(right)
+        if one is None or other is None or one.distance(other) <= self._near_before(0, left):
             return False
         return self.contradicts(candidate, place) or self.is_sealed(0, left) or self.is_sealed(1, right)
 
@@ -286,12 +288,30 @@ class Matching:
     @property
     def _near(self) -> float:
         """How far pairs are apart, mostly."""
-        if self._seen != len(self.accepted):
-            self._seen = len(self.accepted)
-            proven = [a.distance for c in self.accepted for a in c.agreeing.values() if a.nats >= _ENOUGH]
-            drift = sorted(proven)[len(proven) * 3 // 4] if proven else 0.0
-            self._nearness = 4 * max(self.rounding, min(drift, _UNRELATED))
-        return self._nearness
+        return self._drifts()[0].near(self.rounding)
+
+    def _near_before(self, side: int, site: str) -> float:
+        """How far those pairs are apart, mostly, whose results came before a site's.
+
+        What an error of this site does to those that follow says nothing about what it may differ by.
+        """
+        if not self.is_ordered:
+            return self._near
+        rounding = max(one.rounding for one in self.sides)
+        return self._drifts()[side].near(rounding, self.sides[side].order(site))
+
+    def _drifts(self) -> tuple[Drift, Drift]:
+        """What the pairs are apart that values prove, by the order of either side."""
+        proven = [(c, p, a) for c in self.accepted for p, a in c.agreeing.items() if a.nats >= _ENOUGH]
+        if self._seen != len(proven):
+            self._seen = len(proven)
+            found = [(self.sites_of(c, p), a.distance) for c, p, a in proven]
+            one, other = (
+                Drift((side.order(sites[i]), distance) for sites, distance in found)
+                for i, side in enumerate(self.sides)
+            )
+            self._known_drifts = one, other
+        return self._known_drifts
 
     def is_sealed(self, side: int, site: str, takers: Sequence[str] | None = None) -> bool:
         """Whether a site's values were right, as what they were used for agrees.
@@ -306,23 +326,26 @@ class Matching:
         """
         if takers is None:
             takers = self.sides[side].takers_of(self.sides[side].records(site)[0])
-        if any(taker in self.partner[side] and self._agrees(side, taker) for taker in takers):
+        near = self._near_before(side, site)
+        if any(taker in self.partner[side] and self._agrees(side, taker, near) for taker in takers):
             return True
         around = self.sides[side].module(site).rpartition(".")[0]
         while around and around not in self.partner[side]:
             around = around.rpartition(".")[0]
         if around:
-            return self._agrees(side, around)
+            return self._agrees(side, around, near)
         if not self.is_ordered:
             return False
         orders = self._orders[side]
         at = bisect.bisect_right(orders, (self.sides[side].order(site), "\uffff"))
         following = [other for _, other in orders[at:] if other in self.partner[side]]
-        return bool(following) and all(self._agrees(side, other) for other in following[-_LAST:])
+        return bool(following) and all(self._agrees(side, other, near) for other in following[-_LAST:])
 
-    def _agrees(self, side: int, site: str) -> bool:
-        other = self.partner[side][site]
-        return bool(self.are_near(site, other) if side == 0 else self.are_near(other, site))
+    def _agrees(self, side: int, site: str, near: float) -> bool:
+        """Whether a site and its partner are no further apart than that."""
+        one = self.sides[side].prints.get(site)
+        other = self.sides[1 - side].prints.get(self.partner[side][site])
+        return one is not None and other is not None and one.distance(other) <= near
 
     def alike(self, side: int, site: str) -> list[str]:
         """The sites of the other side with a site's values, though nothing may prove it."""
