@@ -64,6 +64,7 @@ def propose(
     matching.settle_names({(fusion.whole, part) for fusion in sums for part in fusion.parts})
     fused = _settle_values(matching, slots, sums) if by != "names" else []
     matching.pair_names_left()
+    slots.learn()
     entries: list[Entry] = []
     left: list[LeftOver] = []
     for candidate in sorted(matching.accepted, key=lambda c: bool(one.roles[c.reference].slot)):
