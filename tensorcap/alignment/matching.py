@@ -272,33 +272,38 @@ class Matching:
     def is_refuted(self, candidate: Candidate, place: Place) -> bool:
         """Whether two members cannot belong together: their values differ, and what comes of them agrees."""
         left, right = self.sites_of(candidate, place)
-        one, other = self.sides[0].prints.get(left), self.sides[1].prints.get(right)
-        if one is None or other is None or one.distance(other) <= self._near_before(0, left):
+        if self.are_near(left, right) is not False:
             return False
         return self.contradicts(candidate, place) or self.is_sealed(0, left) or self.is_sealed(1, right)
 
     def are_near(self, left: str, right: str) -> bool | None:
-        """Whether two sites have values as near as those of pairs are; None where they tell nothing."""
-        return self.is_near(self.sides[0].prints.get(left), self.sides[1].prints.get(right))
+        """Whether two sites have values as near as pairs before them are; None where they tell nothing."""
+        one, other = self.sides[0].prints.get(left), self.sides[1].prints.get(right)
+        return self.is_near(one, other, self.sides[0].order(left))
 
-    def is_near(self, one: Print | None, other: Print | None) -> bool | None:
-        """Whether values are as near as those of pairs are; None where they tell nothing."""
-        return None if one is None or other is None else one.distance(other) <= self._near
+    def is_near(self, one: Print | None, other: Print | None, order: int) -> bool | None:
+        """Whether values are as near as pairs before that are; None where they tell nothing.
+
+        Args:
+            one: The reference's.
+            other: The target's.
+            order: When the reference gave or took it.
+        """
+        return None if one is None or other is None else one.distance(other) <= self._near_before(0, order)
 
     @property
     def _near(self) -> float:
         """How far pairs are apart, mostly."""
         return self._drifts()[0].near(self.rounding)
 
-    def _near_before(self, side: int, site: str) -> float:
-        """How far those pairs are apart, mostly, whose results came before a site's.
+    def _near_before(self, side: int, order: int) -> float:
+        """How far those pairs are apart, mostly, whose results a side gave before.
 
-        What an error of this site does to those that follow says nothing about what it may differ by.
+        What an error does to those that follow says nothing about what it may differ by itself.
         """
         if not self.is_ordered:
             return self._near
-        rounding = max(one.rounding for one in self.sides)
-        return self._drifts()[side].near(rounding, self.sides[side].order(site))
+        return self._drifts()[side].near(max(one.rounding for one in self.sides), order)
 
     def _drifts(self) -> tuple[Drift, Drift]:
         """What the pairs are apart that values prove, by the order of either side."""
@@ -326,7 +331,7 @@ class Matching:
         """
         if takers is None:
             takers = self.sides[side].takers_of(self.sides[side].records(site)[0])
-        near = self._near_before(side, site)
+        near = self._near_before(side, self.sides[side].order(site))
         if any(taker in self.partner[side] and self._agrees(side, taker, near) for taker in takers):
             return True
         around = self.sides[side].module(site).rpartition(".")[0]

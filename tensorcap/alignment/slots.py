@@ -168,7 +168,8 @@ class Slots:
         ]
         pairs = []
         for name, mine in prints[0].items():
-            near = [other for other, theirs in prints[1].items() if self.matching.is_near(mine, theirs)]
+            order = one.arguments[name].order
+            near = [key for key, theirs in prints[1].items() if self.matching.is_near(mine, theirs, order)]
             if name in near or len(near) == 1:
                 pairs.append((name, name if name in near else near[0]))
         return pairs
@@ -176,7 +177,7 @@ class Slots:
     def _are_near(self, record: Record, other: Record) -> bool | None:
         """Whether two tensors have near values; None where values tell nothing, or are not to be used."""
         sides = self.matching.sides
-        return self.matching.is_near(sides[0].print_of(record), sides[1].print_of(other))
+        return self.matching.is_near(sides[0].print_of(record), sides[1].print_of(other), record.order)
 
     @staticmethod
     def _others(
@@ -258,8 +259,9 @@ class Slots:
             return None
         shape, other = reference[0].shape, target[0].shape
         for kind in ((shape, other), (len(shape), len(other))):
-            for steps, count in self._usual[kind].most_common(1):
-                if 2 * count > self._usual[kind].total() and fits_shapes(steps, shape, other):
+            known = {k: n for k, n in self._usual[kind].items() if fits_shapes(k, shape, other)}
+            for steps, count in known.items():
+                if 2 * count > sum(known.values()):
                     return steps
         return plain([shape], [other])
 
