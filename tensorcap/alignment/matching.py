@@ -213,8 +213,17 @@ class Matching:
         """Whether the values of one of two members belong elsewhere."""
         sites = self.sites_of(candidate, place)
         numbers = [side.group_of.get(site, -1) for side, site in zip(self.sides, sites, strict=True)]
-        left, right = (claims.get(n) for claims, n in zip(self._claims, numbers, strict=True))
-        return (left is not None and left != numbers[1]) or (right is not None and right != numbers[0])
+        claimed = [claims.get(n) for claims, n in zip(self._claims, numbers, strict=True)]
+        return any(
+            claim is not None and claim != numbers[1 - i] and not self._is_met(i, numbers[i], claim)
+            for i, claim in enumerate(claimed)
+        )
+
+    def _is_met(self, side: int, number: int, claim: int) -> bool:
+        """Whether all sites with the values of a group have a partner in it, so that it may have others."""
+        group = self.sides[side].groups[number]
+        partners = [self.partner[1 - side].get(site) for site in self.sides[1 - side].groups[claim]]
+        return all(partner in group for partner in partners)
 
     def _add_names(self, canonical: Canonical) -> None:
         """Make candidates of roles whose names are equal."""
@@ -449,6 +458,13 @@ class Matching:
         self.accepted.append(candidate)
         self.role_partner[candidate.reference].add(candidate.target)
         for place in places:
+            left, right = self.sites_of(candidate, place)
+            self.partner[0][left], self.partner[1][right] = right, left
+
+    def extend(self, candidate: Candidate, places: Iterable[Place]) -> None:
+        """Take further members of a pair."""
+        candidate.places = tuple(sorted({*candidate.places, *places}))
+        for place in candidate.places:
             left, right = self.sites_of(candidate, place)
             self.partner[0][left], self.partner[1][right] = right, left
 

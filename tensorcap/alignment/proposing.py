@@ -15,7 +15,7 @@ from tensorcap.alignment.mapping import Alignment, Entry, LeftOver
 from tensorcap.alignment.matching import Matching
 from tensorcap.alignment.naming import Naming, plain_name
 from tensorcap.alignment.parting import fuse_by_shapes, fuse_by_values
-from tensorcap.alignment.placing import pair_by_place
+from tensorcap.alignment.placing import complete_roles, pair_by_place, pair_lone_children
 from tensorcap.alignment.resolution import resolve_each
 from tensorcap.alignment.scaling import pair_scaled
 from tensorcap.alignment.sides import Side
@@ -106,10 +106,12 @@ def _settle_values(matching: Matching, slots: Slots, sums: Sequence[Fusion]) -> 
         if fusion.how is not None or is_free(matching, fusion):
             claim(matching, fusion)
             fused.append(fusion)
+    complete_roles(matching)
     if matching.is_ordered:
         pair_by_place(matching)
         fused += fuse_by_shapes(matching, slots)
         pair_by_place(matching)
+    pair_lone_children(matching)
     pair_scaled(matching, slots.judge.bound)
     return fused + settle(matching, slots, sums, may_repeat=True)
 
