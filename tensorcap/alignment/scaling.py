@@ -68,7 +68,7 @@ def pair_scaled(matching: Matching, bound: float) -> None:
         places[role.name, target.name].append((a, b))
     for (role_name, target_name), pairs in sorted(places.items()):
         candidate = Candidate(role_name, target_name, tuple(pairs))
-        candidate.places = tuple(p for p in pairs if not matching.is_refuted(candidate, p))
+        candidate.places = tuple(p for p in pairs if not _is_refuted(matching, candidate, p))
         if candidate.places:
             matching.accept(candidate, candidate.places)
 
@@ -89,3 +89,14 @@ def _standing(matching: Matching, left: str, right: str) -> int:
     )
     is_given = any(matching.is_near(a, b, one.order(left)) for a in mine for b in theirs)
     return is_given + bool(takers.intersection(other.takers_of(other.result(right))))
+
+
+def _is_refuted(matching: Matching, candidate: Candidate, place: Place) -> bool:
+    """Whether values belong elsewhere, or what comes of them agrees; norms do, whatever the factor."""
+    if matching.contradicts(candidate, place):
+        return True
+    for i, (side, site) in enumerate(zip(matching.sides, matching.sites_of(candidate, place), strict=True)):
+        takers = side.takers_of(side.result(site))
+        if matching.is_sealed(i, site, [t for t in takers if side.by_site[t][0].family != "norm"]):
+            return True
+    return False
