@@ -96,7 +96,7 @@ class Matching:
     ) -> None:
         self.is_ordered = is_ordered
         self.sides = reference, target
-        self.rounding = max(reference.rounding, target.rounding)
+        self.rounding = self._dtype_rounding = max(reference.rounding, target.rounding)
         self.accepted: list[Candidate] = []
         self.contested: list[Candidate] = []
         self.given: set[str] = set()  # sites of the reference whose results the target has as arguments
@@ -312,13 +312,13 @@ class Matching:
         """
         if not self.is_ordered:
             return self._near
-        return self._drifts()[side].near(max(one.rounding for one in self.sides), order)
+        return self._drifts()[side].near(self._dtype_rounding, order)
 
     def _drifts(self) -> tuple[Drift, Drift]:
         """What the pairs are apart that values prove, by the order of either side."""
-        proven = [(c, p, a) for c in self.accepted for p, a in c.agreeing.items() if a.nats >= _ENOUGH]
-        if self._seen != len(proven):
-            self._seen = len(proven)
+        if self._seen != len(self.accepted):
+            self._seen = len(self.accepted)
+            proven = [(c, p, a) for c in self.accepted for p, a in c.agreeing.items() if a.nats >= _ENOUGH]
             found = [(self.sites_of(c, p), a.distance) for c, p, a in proven]
             one, other = (
                 Drift((side.order(sites[i]), distance) for sites, distance in found)
