@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Final
 
@@ -72,19 +72,22 @@ def complete_roles(matching: Matching) -> None:
 def pair_lone_children(matching: Matching) -> None:
     """Pair roles that alone are left within two paired modules, whatever their order, if they are alike."""
     offsets = _offsets(matching)
+    children: list[dict[str, list[Role]]] = [defaultdict(list), defaultdict(list)]
+    for i, side in enumerate(matching.sides):
+        for role in side.roles.values():
+            if role.family and not matching.is_taken(i, role):
+                children[i][role.parent].append(role)
     for pair in list(matching.accepted):
         names = pair.reference, pair.target
         free = [
-            [r for r in side.roles.values() if r.parent == name and r.family and not matching.is_taken(i, r)]
-            for i, (side, name) in enumerate(zip(matching.sides, names, strict=True))
+            [role for role in children[i].get(name, ()) if not matching.is_taken(i, role)]
+            for i, name in enumerate(names)
         ]
         every = (_possible(matching, one, other, offsets) for one in free[0] for other in free[1])
         found = [c for c in every if c is not None and c.likeness >= _CHILD]
         for candidate in found:
             rivals = [
-                c
-                for c in found
-                if (c.reference == candidate.reference) != (c.target == candidate.target)
+                c for c in found if (c.reference == candidate.reference) != (c.target == candidate.target)
             ]
             if not rivals:
                 matching.accept(candidate, candidate.places)

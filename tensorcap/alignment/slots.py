@@ -157,7 +157,7 @@ class Slots:
         return found
 
     def _names(self, candidate: Candidate, place: Place) -> tuple[frozenset[str], ...]:
-        """What the arguments of two members are called: a layer that takes others says nothing of this one."""
+        """What the arguments of two members are called; layers that take others say nothing of this one."""
         return tuple(frozenset(member.arguments) for member in self.members(candidate, place))
 
     def near_arguments(self, one: Member, other: Member) -> list[tuple[str, str]]:
@@ -235,7 +235,7 @@ class Slots:
         return None if steps is None else (steps, f"; but {lack(how, is_lost=bool(is_lost))}")
 
     def learn(self) -> None:
-        """Note the layouts that values prove between tensors of pairs: others are mostly laid out like them."""
+        """Note the layouts that values prove, since most other tensors are laid out like them."""
         for candidate in self.matching.accepted:
             best = min(candidate.agreeing, key=lambda p: (candidate.agreeing[p].distance, p), default=None)
             if best is None:
