@@ -7,13 +7,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from tensorcap.alignment.fitting import Fit, plain
+from tensorcap.alignment.fitting import Fit
 from tensorcap.alignment.fusing import Fusion, tensors_of
 from tensorcap.alignment.mapping import Entry, Evidence, LeftOver, Values
 from tensorcap.alignment.matching import Candidate, Place
 from tensorcap.alignment.roles import Index, Role, pattern
 from tensorcap.alignment.sides import Side
-from tensorcap.alignment.slots import Slots
+from tensorcap.alignment.slots import Slots, lack
 from tensorcap.alignment.survey import Member
 
 Made = tuple[list[Entry], list[LeftOver]]
@@ -39,14 +39,14 @@ def entries_of_pair(slots: Slots, candidate: Candidate) -> Made:
     is_lost = how is not None and _is_in_another_order(candidate, place, how)
     steps: tuple[str, ...] | None = ()
     if how is None or not how.is_sure or is_lost:
-        steps = plain(*([found.shape for found in side] for side in records))
+        steps = slots.usual(*records)
         if steps is None and not (candidate.is_named and how is None):
-            return [], _unsure(slots, candidate, _lack(how, is_lost=is_lost))
+            return [], _unsure(slots, candidate, lack(how, is_lost=is_lost))
     evidence, reason = slots.judge.pair(
         candidate, place, (records[0], records[1]), how, _residuals(slots, candidate, how)
     )
     if how is None or not how.is_sure or is_lost:  # what is certain is that they belong together
-        reason += f"; but {_lack(how, is_lost=is_lost)}" if steps is not None else ""
+        reason += f"; but {lack(how, is_lost=is_lost)}" if steps is not None else ""
         how = Fit(steps or (), (0,), None, float("inf"), 0, is_sure=False)
     prefix = tuple("rank*/" if len(found) > 1 else "" for found in records)
     by_slots: dict[tuple[str, str, tuple[str, ...], Evidence, str], list[Place]] = defaultdict(list)
@@ -186,9 +186,9 @@ def _parts_arguments(slots: Slots, fusion: Fusion) -> list[Entry]:
             pair = part_side.member(site), whole
             mine_by, theirs_by = pair if fusion.is_split else pair[::-1]
             for mine, theirs in slots.near_arguments(mine_by, theirs_by):
-                steps = slots.plainly(mine_by.arguments[mine], theirs_by.arguments[theirs])
-                if steps is not None and mine not in done:
-                    by_slots[name, mine, theirs, steps].append(index)
+                how = slots.laid(mine_by.arguments[mine], theirs_by.arguments[theirs])
+                if how is not None and mine not in done:
+                    by_slots[name, mine, theirs, how[0]].append(index)
                     done |= set() if fusion.is_split else {mine}
     made = []
     for (name, mine, theirs, steps), found in by_slots.items():
@@ -253,15 +253,6 @@ def _products(indices: Sequence[Index]) -> list[list[list[int]]]:
     for number, rest in rests.items():
         alike.setdefault(tuple(rest), []).append(number)
     return [[numbers, *box] for rest, numbers in alike.items() for box in _products(rest)]
-
-
-def _lack(how: Fit | None, *, is_lost: bool) -> str:
-    """What a pair that belongs together lacks."""
-    if is_lost:
-        return "their elements are in different orders and no layout brings them together"
-    if how is None:
-        return "no layout fits their shapes"
-    return f"{how.choices} layouts fit their shapes and none is certain"
 
 
 def _unsure(slots: Slots, candidate: Candidate, what: str) -> list[LeftOver]:

@@ -369,6 +369,11 @@ def _fits(candidate: Candidate, reference: Sequence[Shape], target: Sequence[Sha
     return made == tuple(reference[i] for i in order)
 
 
+def fits_shapes(steps: Steps, reference: Shape, target: Shape) -> bool:
+    """Whether steps make a tensor of one shape of one of another."""
+    return _fits((steps, (0,)), [reference], [target])
+
+
 def _values(archive: Archive, record: Record) -> Array:
     values = decode(archive.read(record), record.dtype)
     return values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from dataclasses import dataclass, field
 from typing import Final
 
+from tensorcap.alignment.drift import Drift
 from tensorcap.alignment.evidence import Agreement, Print, agreements
 from tensorcap.alignment.likeness import roles_alike
 from tensorcap.alignment.mapping import Evidence
@@ -96,7 +97,7 @@ class Matching:
     ) -> None:
         self.is_ordered = is_ordered
         self.sides = reference, target
-        self.rounding = max(reference.rounding, target.rounding)
+        self.rounding = self._dtype_rounding = max(reference.rounding, target.rounding)
         self.accepted: list[Candidate] = []
         self.contested: list[Candidate] = []
         self.given: set[str] = set()  # sites of the reference whose results the target has as arguments
@@ -110,7 +111,7 @@ class Matching:
         self._group_by_drift()
         self._candidates = self._by_values()
         self._orders = [sorted((side.order(site), site) for site in side.prints) for side in self.sides]
-        self._seen, self._nearness = -1, 0.0
+        self._seen, self._known_drifts = -1, (Drift(()), Drift(()))
         if canonical is not None:
             self._add_names(canonical)
 
@@ -213,8 +214,17 @@ class Matching:
         """Whether the values of one of two members belong elsewhere."""
         sites = self.sites_of(candidate, place)
         numbers = [side.group_of.get(site, -1) for side, site in zip(self.sides, sites, strict=True)]
-        left, right = (claims.get(n) for claims, n in zip(self._claims, numbers, strict=True))
-        return (left is not None and left != numbers[1]) or (right is not None and right != numbers[0])
+        claimed = [claims.get(n) for claims, n in zip(self._claims, numbers, strict=True)]
+        return any(
+            claim is not None and claim != numbers[1 - i] and not self._is_met(i, numbers[i], claim)
+            for i, claim in enumerate(claimed)
+        )
+
+    def _is_met(self, side: int, number: int, claim: int) -> bool:
+        """Whether all sites with the values of a group have a partner in it, so that it may have others."""
+        group = self.sides[side].groups[number]
+        partners = [self.partner[1 - side].get(site) for site in self.sides[1 - side].groups[claim]]
+        return all(partner in group for partner in partners)
 
     def _add_names(self, canonical: Canonical) -> None:
         """Make candidates of roles whose names are equal."""
@@ -298,22 +308,46 @@ class Matching:
         return self.contradicts(candidate, place) or self.is_sealed(0, left) or self.is_sealed(1, right)
 
     def are_near(self, left: str, right: str) -> bool | None:
-        """Whether two sites have values as near as those of pairs are; None where they tell nothing."""
-        return self.is_near(self.sides[0].prints.get(left), self.sides[1].prints.get(right))
+        """Whether two sites have values as near as pairs before them are; None where they tell nothing."""
+        one, other = self.sides[0].prints.get(left), self.sides[1].prints.get(right)
+        return self.is_near(one, other, self.sides[0].order(left))
 
-    def is_near(self, one: Print | None, other: Print | None) -> bool | None:
-        """Whether values are as near as those of pairs are; None where they tell nothing."""
-        return None if one is None or other is None else one.distance(other) <= self._near
+    def is_near(self, one: Print | None, other: Print | None, order: int) -> bool | None:
+        """Whether values are as near as pairs before that are; None where they tell nothing.
+
+        Args:
+            one: The reference's.
+            other: The target's.
+            order: When the reference gave or took it.
+        """
+        return None if one is None or other is None else one.distance(other) <= self._near_before(0, order)
 
     @property
     def _near(self) -> float:
         """How far pairs are apart, mostly."""
+        return self._drifts()[0].near(self.rounding)
+
+    def _near_before(self, side: int, order: int) -> float:
+        """How far those pairs are apart, mostly, whose results a side gave before.
+
+        What an error does to those that follow says nothing about what it may differ by itself.
+        """
+        if not self.is_ordered:
+            return self._near
+        return self._drifts()[side].near(self._dtype_rounding, order)
+
+    def _drifts(self) -> tuple[Drift, Drift]:
+        """What the pairs are apart that values prove, by the order of either side."""
         if self._seen != len(self.accepted):
             self._seen = len(self.accepted)
-            proven = [a.distance for c in self.accepted for a in c.agreeing.values() if a.nats >= _ENOUGH]
-            drift = sorted(proven)[len(proven) * 3 // 4] if proven else 0.0
-            self._nearness = 4 * max(self.rounding, min(drift, _UNRELATED))
-        return self._nearness
+            proven = [(c, p, a) for c in self.accepted for p, a in c.agreeing.items() if a.nats >= _ENOUGH]
+            found = [(self.sites_of(c, p), a.distance) for c, p, a in proven]
+            one, other = (
+                Drift((side.order(sites[i]), distance) for sites, distance in found)
+                for i, side in enumerate(self.sides)
+            )
+            self._known_drifts = one, other
+        return self._known_drifts
 
     def is_sealed(self, side: int, site: str, takers: Sequence[str] | None = None) -> bool:
         """Whether a site's values were right, as what they were used for agrees.
@@ -328,23 +362,26 @@ class Matching:
         """
         if takers is None:
             takers = self.sides[side].takers_of(self.sides[side].records(site)[0])
-        if any(taker in self.partner[side] and self._agrees(side, taker) for taker in takers):
+        near = self._near_before(side, self.sides[side].order(site))
+        if any(taker in self.partner[side] and self._agrees(side, taker, near) for taker in takers):
             return True
         around = self.sides[side].module(site).rpartition(".")[0]
         while around and around not in self.partner[side]:
             around = around.rpartition(".")[0]
         if around:
-            return self._agrees(side, around)
+            return self._agrees(side, around, near)
         if not self.is_ordered:
             return False
         orders = self._orders[side]
         at = bisect.bisect_right(orders, (self.sides[side].order(site), "\uffff"))
         following = [other for _, other in orders[at:] if other in self.partner[side]]
-        return bool(following) and all(self._agrees(side, other) for other in following[-_LAST:])
+        return bool(following) and all(self._agrees(side, other, near) for other in following[-_LAST:])
 
-    def _agrees(self, side: int, site: str) -> bool:
-        other = self.partner[side][site]
-        return bool(self.are_near(site, other) if side == 0 else self.are_near(other, site))
+    def _agrees(self, side: int, site: str, near: float) -> bool:
+        """Whether a site and its partner are no further apart than that."""
+        one = self.sides[side].prints.get(site)
+        other = self.sides[1 - side].prints.get(self.partner[side][site])
+        return one is not None and other is not None and one.distance(other) <= near
 
     def alike(self, side: int, site: str) -> list[str]:
         """The sites of the other side with a site's values, though nothing may prove it."""
@@ -443,6 +480,13 @@ class Matching:
         self.accepted.append(candidate)
         self.role_partner[candidate.reference].add(candidate.target)
         for place in places:
+            left, right = self.sites_of(candidate, place)
+            self.partner[0][left], self.partner[1][right] = right, left
+
+    def extend(self, candidate: Candidate, places: Iterable[Place]) -> None:
+        """Take further members of a pair."""
+        candidate.places = tuple(sorted({*candidate.places, *places}))
+        for place in candidate.places:
             left, right = self.sites_of(candidate, place)
             self.partner[0][left], self.partner[1][right] = right, left
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Final
 
@@ -24,6 +24,7 @@ _ROUNDING: Final = 1e-9  # of sums that were added up in another order
 _PAIRED: Final = 1.0  # nats that a pair is better than none
 _LONE: Final = 1.0  # nats that it says to be alone between the same neighbours
 _MARGIN: Final = 0.5  # by which another way has to be worse
+_CHILD: Final = 4.0  # nats of likeness of two that are left: of one kind, and with parameters of one size
 _MOST: Final = 250_000  # pairs between two known ones
 
 
@@ -43,6 +44,53 @@ def pair_by_place(matching: Matching) -> None:
         is_lone = len(ones) == len(others) == 1 and (low >= 0 or high < math.inf)
         if ones and others and len(ones) * len(others) <= _MOST:
             _lay(matching, ones, others, offsets, rarity, bonus=_LONE if is_lone else 0.0)
+
+
+def complete_roles(matching: Matching) -> None:
+    """Give pairs of roles the members that values put elsewhere: what holds of others holds of them."""
+    found = []
+    wanted: Counter[tuple[int, str]] = Counter()
+    for candidate in matching.accepted:
+        one, other = matching.sides[0].roles[candidate.reference], matching.sides[1].roles[candidate.target]
+        if one.rank != other.rank or len(candidate.places) == len(one.members):
+            continue
+        offsets = tuple(y - x for x, y in zip(*candidate.places[0], strict=True))
+        places = [
+            place
+            for place in shifted(one, other, offsets)
+            if matching.is_free(candidate, place)
+            and matching.sizes_fit(candidate, place)
+            and not matching.is_refuted(candidate, place)
+        ]
+        found.append((candidate, places))
+        wanted.update((i, s) for p in places for i, s in enumerate(matching.sites_of(candidate, p)))
+    for candidate, places in found:
+        lone = [p for p in places if all(wanted[x] == 1 for x in enumerate(matching.sites_of(candidate, p)))]
+        matching.extend(candidate, lone)
+
+
+def pair_lone_children(matching: Matching) -> None:
+    """Pair roles that alone are left within two paired modules, whatever their order, if they are alike."""
+    offsets = _offsets(matching)
+    children: list[dict[str, list[Role]]] = [defaultdict(list), defaultdict(list)]
+    for i, side in enumerate(matching.sides):
+        for role in side.roles.values():
+            if role.family and not matching.is_taken(i, role):
+                children[i][role.parent].append(role)
+    for pair in list(matching.accepted):
+        names = pair.reference, pair.target
+        free = [
+            [role for role in children[i].get(name, ()) if not matching.is_taken(i, role)]
+            for i, name in enumerate(names)
+        ]
+        every = (_possible(matching, one, other, offsets) for one in free[0] for other in free[1])
+        found = [c for c in every if c is not None and c.likeness >= _CHILD]
+        for candidate in found:
+            rivals = [
+                c for c in found if (c.reference == candidate.reference) != (c.target == candidate.target)
+            ]
+            if not rivals:
+                matching.accept(candidate, candidate.places)
 
 
 def _between(roles: Sequence[Role], low: float, high: float) -> Sequence[Role]:

@@ -14,7 +14,7 @@ from tensorcap.alignment.linking import Link
 from tensorcap.alignment.mapping import Alignment, Entry, LeftOver
 from tensorcap.alignment.matching import Matching
 from tensorcap.alignment.parting import fuse_by_shapes, fuse_by_values
-from tensorcap.alignment.placing import pair_by_place
+from tensorcap.alignment.placing import complete_roles, pair_by_place, pair_lone_children
 from tensorcap.alignment.resolution import resolve_each
 from tensorcap.alignment.rules import Rules, builtin_rules
 from tensorcap.alignment.ruling import fuse_by_rules
@@ -67,6 +67,7 @@ def propose(
     fused = fuse_by_rules(matching, slots, known)
     fused += _settle_values(matching, slots, sums) if by != "names" else []
     matching.pair_names_left()
+    slots.learn()
     entries: list[Entry] = []
     left: list[LeftOver] = []
     for candidate in sorted(matching.accepted, key=lambda c: bool(one.roles[c.reference].slot)):
@@ -108,10 +109,12 @@ def _settle_values(matching: Matching, slots: Slots, sums: Sequence[Fusion]) -> 
         if fusion.how is not None or is_free(matching, fusion):
             claim(matching, fusion)
             fused.append(fusion)
+    complete_roles(matching)
     if matching.is_ordered:
         pair_by_place(matching)
         fused += fuse_by_shapes(matching, slots)
         pair_by_place(matching)
+    pair_lone_children(matching)
     pair_scaled(matching, slots.judge.bound)
     return fused + settle(matching, slots, sums, may_repeat=True)
 

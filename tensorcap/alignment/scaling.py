@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from tensorcap.alignment.evidence import Near, Print
@@ -59,13 +59,44 @@ def pair_scaled(matching: Matching, bound: float) -> None:
     for site, print_ in one.prints.items():
         if matching.has_partner(0, site):
             continue
-        found = list(scaled.of(0, print_))
-        if len(found) != 1 or list(scaled.of(1, other.prints[found[0]])) != [site]:
+        found = _likest(matching, ((site, name) for name in scaled.of(0, print_)))
+        if found is None:
             continue
-        (role, a), (target, b) = one.by_site[site], other.by_site[found[0]]
+        if _likest(matching, ((name, found[1]) for name in scaled.of(1, other.prints[found[1]]))) != found:
+            continue
+        (role, a), (target, b) = one.by_site[site], other.by_site[found[1]]
         places[role.name, target.name].append((a, b))
     for (role_name, target_name), pairs in sorted(places.items()):
         candidate = Candidate(role_name, target_name, tuple(pairs))
-        candidate.places = tuple(p for p in pairs if not matching.is_refuted(candidate, p))
+        candidate.places = tuple(p for p in pairs if not _is_refuted(matching, candidate, p))
         if candidate.places:
             matching.accept(candidate, candidate.places)
+
+
+def _likest(matching: Matching, pairs: Iterable[tuple[str, str]]) -> tuple[str, str] | None:
+    """The pair of sites that stand at one place in both runs: they took the same, the same took them."""
+    found = {pair: _standing(matching, *pair) for pair in pairs}
+    best = [pair for pair, standing in found.items() if standing == max(found.values())]
+    return best[0] if len(best) == 1 else None
+
+
+def _standing(matching: Matching, left: str, right: str) -> int:
+    one, other = matching.sides
+    takers = {matching.partner[0].get(taker) for taker in one.takers_of(one.result(left))}
+    mine, theirs = (
+        [side.print_of(record) for record in side.member(site).arguments.values()]
+        for side, site in ((one, left), (other, right))
+    )
+    is_given = any(matching.is_near(a, b, one.order(left)) for a in mine for b in theirs)
+    return is_given + bool(takers.intersection(other.takers_of(other.result(right))))
+
+
+def _is_refuted(matching: Matching, candidate: Candidate, place: Place) -> bool:
+    """Whether values belong elsewhere, or what comes of them agrees; norms do, whatever the factor."""
+    if matching.contradicts(candidate, place):
+        return True
+    for i, (side, site) in enumerate(zip(matching.sides, matching.sites_of(candidate, place), strict=True)):
+        takers = side.takers_of(side.result(site))
+        if matching.is_sealed(i, site, [t for t in takers if side.by_site[t][0].family != "norm"]):
+            return True
+    return False

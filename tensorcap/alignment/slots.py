@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from tensorcap.alignment.evidence import Prints
 from tensorcap.alignment.fitting import Candidate as LayoutChoice
-from tensorcap.alignment.fitting import Fit, fit, residual
+from tensorcap.alignment.fitting import Fit, fit, fits_shapes, plain, residual
 from tensorcap.alignment.judging import Judge, Shapes
 from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.matching import Candidate, Matching, Place
@@ -66,6 +67,7 @@ class Slots:
         self._read_values = read_values
         self.prints = prints
         self._fits: dict[tuple[object, ...], Fit | None] = {}
+        self._usual: dict[tuple[object, object], Counter[Steps]] = defaultdict(Counter)
         self.matching = matching
         self.judge = Judge(matching, shapes)
         self.covered: set[str] = set()
@@ -133,21 +135,30 @@ class Slots:
         names, or that alone are left.
         """
         near = {place: self.near_arguments(*self.members(candidate, place)) for place in candidate.places}
-        known = dict.fromkeys(pair for pairs in near.values() for pair in pairs)
+        by_names: dict[tuple[frozenset[str], ...], dict[tuple[str, str], None]] = defaultdict(dict)
+        for place, pairs in near.items():
+            by_names[self._names(candidate, place)] |= dict.fromkeys(pairs)
         found = {}
         for place, pairs in near.items():
             one, other = (member.arguments for member in self.members(candidate, place))
+            known = by_names[self._names(candidate, place)]
             why: dict[tuple[str, str], tuple[Evidence, str]] = {}
             why |= dict.fromkeys(pairs, ("values", "what the two were given, with equal values"))
             for pair in self._others(one, other, known, [*why]):
                 if not self._contradicts(candidate, place, pair):
                     why[pair] = self._reason(pair, known)
+            is_wrong = self.matching.are_near(*self.matching.sites_of(candidate, place)) is False
+            laid = {(a, b): self.laid(one[a], other[b], is_wrong=is_wrong) for a, b in why}
             found[place] = [
-                Taken(f"input.{a}", f"input.{b}", steps, *why[a, b])
-                for a, b in why
-                if (steps := self.plainly(one[a], other[b])) is not None
+                Taken(f"input.{a}", f"input.{b}", how[0], why[a, b][0], why[a, b][1] + how[1])
+                for (a, b), how in laid.items()
+                if how is not None
             ]
         return found
+
+    def _names(self, candidate: Candidate, place: Place) -> tuple[frozenset[str], ...]:
+        """What the arguments of two members are called; layers that take others say nothing of this one."""
+        return tuple(frozenset(member.arguments) for member in self.members(candidate, place))
 
     def near_arguments(self, one: Member, other: Member) -> list[tuple[str, str]]:
         """Names of arguments that have equal values, if of the target's only one has, or one of that name."""
@@ -157,7 +168,8 @@ class Slots:
         ]
         pairs = []
         for name, mine in prints[0].items():
-            near = [other for other, theirs in prints[1].items() if self.matching.is_near(mine, theirs)]
+            order = one.arguments[name].order
+            near = [key for key, theirs in prints[1].items() if self.matching.is_near(mine, theirs, order)]
             if name in near or len(near) == 1:
                 pairs.append((name, name if name in near else near[0]))
         return pairs
@@ -165,7 +177,7 @@ class Slots:
     def _are_near(self, record: Record, other: Record) -> bool | None:
         """Whether two tensors have near values; None where values tell nothing, or are not to be used."""
         sides = self.matching.sides
-        return self.matching.is_near(sides[0].print_of(record), sides[1].print_of(other))
+        return self.matching.is_near(sides[0].print_of(record), sides[1].print_of(other), record.order)
 
     @staticmethod
     def _others(
@@ -204,14 +216,54 @@ class Slots:
             return "name", "what the two were given, of the same name"
         return "structure", "what the two were given, alone of its size"
 
-    def plainly(self, record: Record, other: Record) -> Steps | None:
-        """The steps between two tensors; None if no layout is certain, or none makes equal values equal."""
+    def laid(self, record: Record, other: Record, *, is_wrong: bool = False) -> tuple[Steps, str] | None:
+        """The steps between two tensors, and what of them is to be told.
+
+        Args:
+            record: The reference's.
+            other: The target's.
+            is_wrong: Whether what comes of them differs, so that they may.
+
+        Returns:
+            None if no layout is certain, or none makes equal values equal, and no mistake explains that.
+        """
         how = self.fit([record], [other])
-        if how is None or not how.is_sure:
+        is_lost = self._are_near(record, other) and how is not None and (how.residual or 0.0) > _AGREE
+        if how is not None and how.is_sure and not is_lost:
+            return how.steps, ""
+        steps = self.usual([record], [other]) if is_wrong else None
+        return None if steps is None else (steps, f"; but {lack(how, is_lost=bool(is_lost))}")
+
+    def learn(self) -> None:
+        """Note the layouts that values prove, since most other tensors are laid out like them."""
+        for candidate in self.matching.accepted:
+            best = min(candidate.agreeing, key=lambda p: (candidate.agreeing[p].distance, p), default=None)
+            if best is None:
+                continue
+            one, other = self.members(candidate, best)
+            records = [
+                side.records(site)
+                for side, site in zip(self.matching.sides, (one.site, other.site), strict=True)
+            ]
+            given = [(one.arguments[a], other.arguments[b]) for a, b in self.near_arguments(one, other)]
+            for mine, theirs in [tuple(records), *(((a,), (b,)) for a, b in given)]:
+                how = self.fit(mine, theirs) if len(mine) == len(theirs) == 1 else None
+                if how is not None and how.is_proven:
+                    shapes = mine[0].shape, theirs[0].shape
+                    self._usual[shapes][how.steps] += 1
+                    self._usual[len(shapes[0]), len(shapes[1])][how.steps] += 1
+
+    def usual(self, reference: Sequence[Record], target: Sequence[Record]) -> Steps | None:
+        """The layout that most pairs of such shapes have, or else one that moves no element."""
+        if len(reference) != 1 or len(target) != 1:
             return None
-        is_near = self._are_near(record, other)
-        is_lost = is_near and how.residual is not None and how.residual > _AGREE
-        return None if is_lost else how.steps
+        shape, other = reference[0].shape, target[0].shape
+        for kind in ((shape, other), (len(shape), len(other))):
+            known = {k: n for k, n in self._usual[kind].items() if fits_shapes(k, shape, other)}
+            for steps, count in known.items():
+                if 2 * count > sum(known.values()):
+                    return steps
+        return plain([shape], [other])
 
     def is_whole(self, candidate: Candidate, place: Place, steps: Steps, taken: Sequence[Taken]) -> bool:
         """Whether an entry of the two sites, with these steps, pairs just what belongs together.
@@ -225,12 +277,12 @@ class Slots:
         is_near = self.matching.are_near(*self.matching.sites_of(candidate, place))
         for left, right in self.further(one, other):
             is_odd = self._are_near(left, right) is False
-            if self.plainly(left, right) != steps or (is_odd and is_near):
+            if self.laid(left, right) != (steps, "") or (is_odd and is_near):
                 return False
             wanted.add((left.key.slot, right.key.slot))
         slots = ({r.key.slot: r for r in (*m.results.values(), *m.arguments.values())} for m in (one, other))
         made = {(mine.key.slot, theirs.key.slot) for mine, theirs in pair_slots(*slots)}
-        return made == wanted and all(t.steps == steps for t in taken)
+        return made == wanted and all(t.steps == steps and "but " not in t.reason for t in taken)
 
     def further(self, one: Member, other: Member) -> list[tuple[Record, Record]]:
         """Results of two sites, besides their main ones, that are paired with each other."""
@@ -241,3 +293,12 @@ class Slots:
             for slot, site in sites
             if (theirs := site.removeprefix(f"{other.site}/")) in other.further
         ]
+
+
+def lack(how: Fit | None, *, is_lost: bool) -> str:
+    """What a pair that belongs together lacks."""
+    if is_lost:
+        return "their elements are in different orders and no layout brings them together"
+    if how is None:
+        return "no layout fits their shapes"
+    return f"{how.choices} layouts fit their shapes and none is certain"
