@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from tensorcap.alignment.layout import Layout
 from tensorcap.alignment.linking import Gatherings, Link, LinkMaker
 from tensorcap.alignment.mapping import Alignment, Entry
 from tensorcap.alignment.tokens import TokenAlignment
@@ -103,7 +104,7 @@ def _links(
         ]
         for i, side in enumerate(sides):
             seen[i] |= any(side.of(site) for site, _ in placed[i])
-        for ours, theirs in _groups(sides, placed[0], placed[1], making.steps):
+        for ours, theirs in _groups(sides, placed[0], placed[1], making.steps, entry.layout()):
             link = making.link(ours, theirs)
             if link is None:
                 continue
@@ -140,6 +141,7 @@ def _groups(
     reference: Sequence[tuple[str, str]],
     target: Sequence[tuple[str, str]],
     steps_of: Callable[[int], tuple[int, ...]],
+    layout: Layout,
 ) -> Iterable[tuple[tuple[Record, ...], list[tuple[Record, ...]]]]:
     """Records of all places, for each step and call of the reference and the target's steps for it."""
     left = [_calls(sides[0].of(site), slot) for site, slot in reference]
@@ -154,7 +156,7 @@ def _groups(
             continue
         if len(left) == len(right) == 1:
             theirs = [right[0][other] for other in calls]
-            for one, first in pair_slots(slots, theirs[0]):
+            for one, first in pair_slots(slots, theirs[0], layout):
                 rest = [found.get(first.key.slot) for found in theirs[1:]]
                 if all(rest):
                     yield (one,), [(first,), *((record,) for record in rest if record)]
@@ -182,12 +184,31 @@ def main_of(slots: dict[str, Record]) -> Record | None:
     return next((slots[name] for name in _MAIN if name in slots), None)
 
 
-def pair_slots(reference: dict[str, Record], target: dict[str, Record]) -> list[tuple[Record, Record]]:
+def pair_slots(
+    reference: dict[str, Record], target: dict[str, Record], layout: Layout
+) -> list[tuple[Record, Record]]:
     """Pair what two calls took and gave.
 
     Equal names belong together. Of what is left, one result and one argument on each side do: the main
-    result, and an argument that alone is left, or alone has its shape.
+    result, and an argument that alone is left, or alone has its shape. A layout is that of the main results;
+    besides those, it pairs what it moves no element of and brings to the other's shape.
     """
+    pairs = _paired(reference, target)
+    if not layout.steps or len(pairs) == 1:
+        return pairs
+    mains = main_of(reference), main_of(target)
+    return [pair for pair in pairs if pair == mains or (not layout.moves and _fits(layout, *pair))]
+
+
+def _fits(layout: Layout, reference: Record, target: Record) -> bool:
+    try:
+        return layout.shapes([target.shape]) == (reference.shape,)
+    except UsageError:
+        return False
+
+
+def _paired(reference: dict[str, Record], target: dict[str, Record]) -> list[tuple[Record, Record]]:
+    """Pairs by names, kinds and shapes."""
     pairs = [(record, target[name]) for name, record in reference.items() if name in target]
     for kind in ("output", "input"):
         ones, others = (

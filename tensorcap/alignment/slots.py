@@ -11,6 +11,7 @@ from tensorcap.alignment.evidence import Prints
 from tensorcap.alignment.fitting import Candidate as LayoutChoice
 from tensorcap.alignment.fitting import Fit, fit, fits_shapes, plain, residual
 from tensorcap.alignment.judging import Judge, Shapes
+from tensorcap.alignment.layout import Layout
 from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.matching import Candidate, Matching, Place
 from tensorcap.alignment.resolution import pair_slots
@@ -280,8 +281,11 @@ class Slots:
             if self.laid(left, right) != (steps, "") or (is_odd and is_near):
                 return False
             wanted.add((left.key.slot, right.key.slot))
-        slots = ({r.key.slot: r for r in (*m.results.values(), *m.arguments.values())} for m in (one, other))
-        made = {(mine.key.slot, theirs.key.slot) for mine, theirs in pair_slots(*slots)}
+        mine_by, theirs_by = (
+            {r.key.slot: r for r in (*m.results.values(), *m.arguments.values())} for m in (one, other)
+        )
+        pairs = pair_slots(mine_by, theirs_by, Layout.parse(steps))
+        made = {(mine.key.slot, theirs.key.slot) for mine, theirs in pairs}
         return made == wanted and all(t.steps == steps and "but " not in t.reason for t in taken)
 
     def further(self, one: Member, other: Member) -> list[tuple[Record, Record]]:

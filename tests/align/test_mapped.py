@@ -219,3 +219,31 @@ def test_a_map_file_that_makes_no_sense_is_refused_with_its_line(
 @pytest.mark.parametrize("text", ["0", "0-31", "3,7,11", "0-2,7,q,9-10", "up,down"])
 def test_values_are_written_as_they_were_read(text: str) -> None:
     assert values_text(parse_values(text)) == text
+
+
+@pytest.mark.spec("ALN-3")
+def test_steps_that_move_elements_are_of_main_results_only(tmp_path: Path) -> None:
+    x, y = _drawn(3, 8), _drawn(3, 8)
+    entry = Entry(("q_proj",), ("q",), steps=("flip -1",))
+    target = {"0/q/input.x": x, "0/q/output": y[:, ::-1]}
+    found = _mapped(tmp_path, Alignment((entry,)), {"0/q_proj/input.x": x, "0/q_proj/output": y}, target)
+    assert [
+        (r.key.text, np.array_equal(found.read(r), a)) for r, a in zip(found.records, (x, y), strict=True)
+    ] == [
+        ("0/q/input.x", True),
+        ("0/q_proj/output", True),
+    ]
+
+
+@pytest.mark.spec("ALN-3")
+def test_steps_that_move_none_are_of_all_that_they_fit(tmp_path: Path) -> None:
+    x, y, mask = _drawn(1, 3, 8), _drawn(1, 3, 8), _drawn(3, 3)
+    entry = Entry(("q_proj",), ("q",), steps=("unsqueeze 0",))
+    target = {"0/q/input.x": x[0], "0/q/input.mask": mask, "0/q/output": y[0]}
+    one = {"0/q_proj/input.x": x, "0/q_proj/input.mask": mask, "0/q_proj/output": y}
+    found = _mapped(tmp_path, Alignment((entry,)), one, target)
+    assert {r.key.text: r.shape for r in found.records} == {
+        "0/q_proj/input.x": (1, 3, 8),
+        "0/q/input.mask": (3, 3),
+        "0/q_proj/output": (1, 3, 8),
+    }
