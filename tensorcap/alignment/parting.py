@@ -74,9 +74,13 @@ def _possible(matching: Matching, *, is_split: bool) -> Iterator[Fusion]:
     by_size: dict[int, list[Role]] = defaultdict(list)
     for role in wholes:
         by_size[sum(record.size for record in other.records(role.first.site))].append(role)
-    for parts, axis in (*_siblings(roles), *_lists(roles)):
-        sizes = [r.size for part in parts for m in _group(part, axis) for r in side.records(m.site)]
-        for whole in by_size.get(sum(sizes), ()):
+    sizes = {role.name: sum(record.size for record in side.records(role.first.site)) for role in roles}
+    for parts, axis in itertools.chain(_siblings(roles), _lists(roles)):
+        if axis is None:
+            size = sum(sizes[part.name] for part in parts)
+        else:
+            size = sum(r.size for part in parts for m in _group(part, axis) for r in side.records(m.site))
+        for whole in by_size.get(size, ()):
             for shift in _shifts(parts, axis, whole):
                 places = places_of(parts, axis, whole, shift)
                 agreeing = {
@@ -93,6 +97,7 @@ def _possible(matching: Matching, *, is_split: bool) -> Iterator[Fusion]:
 def _siblings(roles: Sequence[Role]) -> Iterator[tuple[tuple[Role, ...], int | None]]:
     """Roles of one parent, and the results of one site."""
     families: dict[tuple[str, bool], list[Role]] = defaultdict(list)
+    ranks = {role.name: role.rank for role in roles}
     for role in roles:
         families[role.parent, bool(role.slot)].append(role)
         module, _, last = role.name.rpartition(".")
@@ -107,9 +112,8 @@ def _siblings(roles: Sequence[Role]) -> Iterator[tuple[tuple[Role, ...], int | N
             window = children[start : start + (_SIBLINGS if len(children) <= _SIBLINGS else _WINDOW)]
             for count in _PARTS:
                 for rest in itertools.combinations(window[1:], count - 1):
-                    parts = (window[0], *rest)
-                    if len({part.rank for part in parts}) == 1:
-                        yield parts, None
+                    if all(ranks[part.name] == ranks[window[0].name] for part in rest):
+                        yield (window[0], *rest), None
 
 
 def _lists(roles: Sequence[Role]) -> Iterator[tuple[tuple[Role, ...], int | None]]:
