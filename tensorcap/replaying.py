@@ -264,6 +264,7 @@ class _Judge:
             return "diverged", (Finding(pair.status, 1, 0, "diverged", _wrong(pair)),)
         error = row_error(pair)
         assert pair.reference is not None
+        key = pair.reference.key
         assert pair.target is not None
         if error is None or pair.reference.dtype.kind not in _FLOATS:
             return (pair.status if pair.status in SEVERITY else "unjudged"), pair.findings
@@ -273,18 +274,18 @@ class _Judge:
         found = list(POLICY.judge_replayed(error, pair.difference.row_error_p95, precision, is_leaf=is_leaf))
         if ratio is not None and ratio <= POLICY.twin_ratio.green:  # the model itself rounds as much
             found = [replace(f, status="within-rounding") for f in found]
-        elif ratio is not None and math.isfinite(ratio) and is_leaf:
+        elif ratio is not None and math.isfinite(ratio) and is_leaf and not self._calls.is_linear(key.site):
             found.append(POLICY.judge_twin(ratio))
         found += [finding for finding in pair.findings if finding.test == "E"]
         found += self._of_bits(pair)
         return max((f.status for f in found), key=SEVERITY.index), tuple(found)
 
     def _of_bits(self, pair: Pair) -> list[Finding]:
-        """Test C, of leaves that compute one element of one element."""
+        """Test C, of leaves that compute a tensor of another of its shape: activations and norms."""
         assert pair.reference is not None
         assert pair.target is not None
         key, twin = pair.reference.key, self._twin
-        if twin is None or key.text not in twin or not self._is_elementwise(pair.reference):
+        if twin is None or key.text not in twin or not self._keeps_shape(pair.reference):
             return []
         other = twin.get(key.text)
         if other.dtype != pair.target.dtype or other.shape != pair.target.shape:
@@ -293,13 +294,13 @@ class _Judge:
         theirs = decode(self._target.read(pair.target), pair.target.dtype).astype(np.float64)
         return [POLICY.judge_bits(share_off(ours, theirs, POLICY.units[other.dtype.name]))]
 
-    def _is_elementwise(self, record: Record) -> bool:
+    def _keeps_shape(self, record: Record) -> bool:
         key = record.key
         if not (self._calls.is_leaf(key.site) and self._calls.is_simple(key.site)):
             return False
         inputs = self._inputs.get((key.rank, key.step, key.site, key.call), ())
         is_alone = len(inputs) == 1 and inputs[0].shape == record.shape
-        return is_alone and not self._calls.has_parameters(key.site)
+        return is_alone and not self._calls.is_linear(key.site)
 
 
 def share_off(ours: Any, theirs: Any, unit: float) -> float:

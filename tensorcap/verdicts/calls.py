@@ -113,6 +113,10 @@ class Calls:
         name = self._kind(site)
         return _SIMPLE.search(name) is not None and _SENSITIVE.search(name) is None
 
+    def is_linear(self, site: str) -> bool:
+        """Whether a leaf is known to be a product with a weight, which may be summed in any order."""
+        return _LINEAR.search(self._kind(site)) is not None
+
     def is_centred(self, site: str) -> bool:
         """Whether a leaf takes the mean away first."""
         return _CENTRED.search(self._kind(site)) is not None
