@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tensorcap.aligning import MappingSource, sides
 from tensorcap.capturing import Capture
+from tensorcap.alignment.part import Part
 from tensorcap.comparing import Source, compare, opened
 from tensorcap.comparison import Comparison
 from tensorcap.diagnosis.diagnosing import diagnose
@@ -148,7 +149,10 @@ def _by_replay(done: Replayed, free: Comparison, compute_dtype: str | None) -> L
         found = None
         if place < _DIAGNOSED:
             keys = [own.key for own in against[:_DIAGNOSED]]
-            found = _explained(done.run, done.target, keys, compute_dtype)
+            found = next(
+                (e for key in keys for e in _explanations(_until(done.run, key), done.target, key, compute_dtype)),
+                None,
+            )
         inherited, total = around.of(module)
         name = calls.class_of(module)
         suspects.append(Suspect(module, name, first.key, first.error, inherited, total, reason, found))
@@ -178,7 +182,7 @@ def _by_archives(
     for place, (module, (pair, reason)) in enumerate(accused.items()):
         found = None
         if place < _DIAGNOSED:
-            found = _explained(reference, target, [pair.key], compute_dtype)
+            found = next(_explanations(reference, target, pair.key, compute_dtype), None)
         inherited, total = around.of(module)
         name = calls.class_of(module)
         suspects.append(Suspect(module, name, pair.key, None, inherited, total, reason, found))
@@ -214,24 +218,23 @@ class _Around:
         return self._in.get(module), self._out.get(module)
 
 
-def _explained(
-    reference: Archive, target: Archive, keys: Sequence[str], compute_dtype: str | None
-) -> Explanation | None:
-    """The first explanation of a mistake that holds for one of the tensors."""
-    return next(_explanations(reference, target, keys, compute_dtype), None)
+def _until(run: Archive, key: str) -> Archive:
+    """What a replay had made until a tensor: what came after it was made of the target's value of it."""
+    last = run.get(key).order
+    return Part(run, [r for r in run.records if r.order <= last or is_parameter(r.key)])
 
 
 def _explanations(
-    reference: Archive, target: Archive, keys: Sequence[str], compute_dtype: str | None
+    reference: Archive, target: Archive, key: str, compute_dtype: str | None
 ) -> Iterator[Explanation]:
-    for key in keys:
-        try:
-            found = diagnose(reference, target, key, compute_dtype=compute_dtype)
-        except TensorcapError:  # complex values, or none were kept: nothing to look at
-            continue
-        for explanation in found.explanations:
-            if explanation.kind != "inherited" and not explanation.kind.startswith("only-"):
-                yield explanation
+    """What explains a tensor as a mistake of the module that made it, the best first."""
+    try:
+        found = diagnose(reference, target, key, compute_dtype=compute_dtype)
+    except TensorcapError:  # complex values, or none were kept: nothing to look at
+        return
+    for explanation in found.explanations:
+        if explanation.kind != "inherited" and not explanation.kind.startswith("only-"):
+            yield explanation
 
 
 def _severity(own: Own) -> int:

@@ -292,7 +292,10 @@ class _Judge:
             return []
         ours = decode(twin.read(other), other.dtype).astype(np.float64)
         theirs = decode(self._target.read(pair.target), pair.target.dtype).astype(np.float64)
-        return [POLICY.judge_bits(share_off(ours, theirs, POLICY.units[other.dtype.name]))]
+        found = [POLICY.judge_bits(share_off(ours, theirs, POLICY.units[other.dtype.name]))]
+        if not self._calls.has_parameters(key.site):
+            found.append(POLICY.judge_other_values(float((ours != theirs).mean()) if ours.size else 0.0))
+        return found
 
     def _keeps_shape(self, record: Record) -> bool:
         key = record.key

@@ -101,6 +101,7 @@ class Policy:
         replayed_tail: Times these limits, of the 95th percentile of rows.
         twin_ratio: Limits of test B.
         twin_bits: Limits of test C, shares of elements.
+        twin_values: Test C: the share of elements of an activation that may differ at all.
         explained: Test G: the largest share of the squared error that the input's value may explain.
         explained_bins: Test G: count of bins of the input's value.
         wide_total: float32 against float32: limits of the whole error; of float64 in proportion to u.
@@ -129,6 +130,7 @@ class Policy:
     replayed_tail: float = 1.5
     twin_ratio: Limits = Limits(1.2, 1.5)
     twin_bits: Limits = Limits(0.001, 0.005)
+    twin_values: float = 0.01
     explained: float = 0.05
     explained_bins: int = 64
     wide_total: Limits = Limits(1e-5, 1e-4)
@@ -308,6 +310,12 @@ class Policy:
         """Judge the share of elements that are more than one unit in the last place off: test C."""
         text = f"{100 * share:.2g} % of elements are more than 1 ulp off, at most {100 * self.twin_bits.green:g} %"
         return Finding("C", share, self.twin_bits.green, self.twin_bits.status(share), text)
+
+    def judge_other_values(self, share: float) -> Finding:
+        """Judge the share of an activation's elements that are not the twin's: test C, never more than suspect."""
+        status: Status = "within-rounding" if share <= self.twin_values else "suspect"
+        text = f"{100 * share:.2g} % of elements are not the twin's, at most {100 * self.twin_values:g} %"
+        return Finding("C", share, self.twin_values, status, text)
 
     def judge_tail(self, output: float, inputs: float, precision: Precision, *, is_core: bool) -> Finding:
         """Judge what a leaf or core adds to the error of the worst rows: T and T', not of float32 runs.

@@ -75,7 +75,6 @@ _KINDS: Final[Mapping[str, str]] = {
     "weight-transposed": "transposition",
     "transposed": "transposition",
     "other-weights": "tied_head",
-    "holds": "tied_head",
     "position-offset": "position",
     "padding-side": "position",
     "*-shift": "shift",
