@@ -292,9 +292,11 @@ class _Judge:
             return []
         ours = decode(twin.read(other), other.dtype).astype(np.float64)
         theirs = decode(self._target.read(pair.target), pair.target.dtype).astype(np.float64)
-        found = [POLICY.judge_bits(share_off(ours, theirs, POLICY.units[other.dtype.name]))]
+        exact = decode(self._run.read(pair.reference), pair.reference.dtype).astype(np.float64)
+        off, other_values = shares_off(exact, ours, theirs, POLICY.units[other.dtype.name])
+        found = [POLICY.judge_bits(off)]
         if not self._calls.has_parameters(key.site):
-            found.append(POLICY.judge_other_values(float((ours != theirs).mean()) if ours.size else 0.0))
+            found.append(POLICY.judge_other_values(other_values))
         return found
 
     def _keeps_shape(self, record: Record) -> bool:
@@ -306,20 +308,28 @@ class _Judge:
         return is_alone and not self._calls.is_linear(key.site)
 
 
-def share_off(ours: Any, theirs: Any, unit: float) -> float:
-    """Share of elements that are more than one unit in the last place apart.
+def shares_off(exact: Any, twin: Any, target: Any, unit: float) -> tuple[float, float]:
+    """How many elements are neither the twin's nor the exact ones rounded once (test C).
 
     Args:
-        ours: Finite values of a dtype, float64.
-        theirs: The same.
-        unit: `u` of the dtype.
+        exact: What the model makes in its own precision, float64.
+        twin: What it makes in the target's.
+        target: What the target made.
+        unit: `u` of the target's dtype.
+
+    Returns:
+        The share of elements that are more than one unit in the last place off both, and of those that are
+        off at all.
     """
-    size = np.maximum(np.abs(ours), np.abs(theirs))
-    _, exponent = np.frexp(size)
+    if not target.size:
+        return 0.0, 0.0
+    _, exponent = np.frexp(np.maximum(np.abs(exact), np.abs(target)))
     ulp = np.ldexp(2 * unit, exponent - 1)
     with np.errstate(invalid="ignore"):
-        off = np.abs(ours - theirs) > 1.001 * ulp
-    return float(off.mean()) if off.size else 0.0
+        from_twin, from_exact = np.abs(target - twin), np.abs(target - exact)
+        far = (from_twin > 1.001 * ulp) & (from_exact > 1.501 * ulp)
+        other = (from_twin > 0) & (from_exact > 0.501 * ulp)
+    return float(far.mean()), float(other.mean())
 
 
 def _is_exchanged(reference: Archive, record: Record) -> bool:
