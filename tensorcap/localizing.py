@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tensorcap.aligning import MappingSource, sides
-from tensorcap.capturing import Capture
 from tensorcap.alignment.part import Part
+from tensorcap.capturing import Capture
 from tensorcap.comparing import Source, compare, opened
 from tensorcap.comparison import Comparison
 from tensorcap.diagnosis.diagnosing import diagnose
@@ -134,9 +134,7 @@ def _by_replay(done: Replayed, free: Comparison, compute_dtype: str | None) -> L
         if own.is_bad:
             bad.setdefault(own.module, []).append(own)
     order = {module: at for at, module in enumerate(bad)}
-    ranked = sorted(
-        bad, key=lambda m: (-max(map(_severity, bad[m])), not calls.is_leaf(m), order[m])
-    )
+    ranked = sorted(bad, key=lambda m: (-max(map(_severity, bad[m])), not calls.is_leaf(m), order[m]))
     suspects = []
     for place, module in enumerate(ranked):
         against = sorted(bad[module], key=lambda own: -_severity(own))
@@ -150,7 +148,11 @@ def _by_replay(done: Replayed, free: Comparison, compute_dtype: str | None) -> L
         if place < _DIAGNOSED:
             keys = [own.key for own in against[:_DIAGNOSED]]
             found = next(
-                (e for key in keys for e in _explanations(_until(done.run, key), done.target, key, compute_dtype)),
+                (
+                    e
+                    for key in keys
+                    for e in _explanations(_until(done.run, key), done.target, key, compute_dtype)
+                ),
                 None,
             )
         inherited, total = around.of(module)

@@ -277,7 +277,8 @@ class _Judge:
         elif ratio is not None and math.isfinite(ratio) and is_leaf and not self._calls.is_linear(key.site):
             found.append(POLICY.judge_twin(ratio))
         found += [finding for finding in pair.findings if finding.test == "E"]
-        found += self._of_bits(pair)
+        if ratio is None or ratio >= POLICY.twin_precise:
+            found += self._of_bits(pair)
         return max((f.status for f in found), key=SEVERITY.index), tuple(found)
 
     def _of_bits(self, pair: Pair) -> list[Finding]:
@@ -293,9 +294,11 @@ class _Judge:
         ours = decode(twin.read(other), other.dtype).astype(np.float64)
         theirs = decode(self._target.read(pair.target), pair.target.dtype).astype(np.float64)
         exact = decode(self._run.read(pair.reference), pair.reference.dtype).astype(np.float64)
-        off, other_values = shares_off(exact, ours, theirs, POLICY.units[other.dtype.name])
+        is_plain = not self._calls.has_parameters(key.site)
+        unit = POLICY.units[other.dtype.name]
+        off, other_values = shares_off(exact, ours, theirs, unit, rounds_once=is_plain)
         found = [POLICY.judge_bits(off)]
-        if not self._calls.has_parameters(key.site):
+        if is_plain:
             found.append(POLICY.judge_other_values(other_values))
         return found
 
@@ -308,7 +311,9 @@ class _Judge:
         return is_alone and not self._calls.is_linear(key.site)
 
 
-def shares_off(exact: Any, twin: Any, target: Any, unit: float) -> tuple[float, float]:
+def shares_off(
+    exact: Any, twin: Any, target: Any, unit: float, *, rounds_once: bool = True
+) -> tuple[float, float]:
     """How many elements are neither the twin's nor the exact ones rounded once (test C).
 
     Args:
@@ -316,10 +321,11 @@ def shares_off(exact: Any, twin: Any, target: Any, unit: float) -> tuple[float, 
         twin: What it makes in the target's.
         target: What the target made.
         unit: `u` of the target's dtype.
+        rounds_once: Whether the exact ones rounded once are as good as the twin's, to the last place.
 
     Returns:
-        The share of elements that are more than one unit in the last place off both, and of those that are
-        off at all.
+        The share of elements that are more than one unit in the last place off, and of those that are off
+        both at all.
     """
     if not target.size:
         return 0.0, 0.0
@@ -327,8 +333,10 @@ def shares_off(exact: Any, twin: Any, target: Any, unit: float) -> tuple[float, 
     ulp = np.ldexp(2 * unit, exponent - 1)
     with np.errstate(invalid="ignore"):
         from_twin, from_exact = np.abs(target - twin), np.abs(target - exact)
-        far = (from_twin > 1.001 * ulp) & (from_exact > 1.501 * ulp)
+        far = from_twin > 1.001 * ulp
         other = (from_twin > 0) & (from_exact > 0.501 * ulp)
+        if rounds_once:
+            far &= from_exact > 1.501 * ulp
     return float(far.mean()), float(other.mean())
 
 

@@ -94,7 +94,12 @@ def command(
                         "ratio": json_value(own.ratio),
                         "status": own.status,
                         "findings": [
-                            {"test": f.test, "value": json_value(f.value), "limit": f.limit, "status": f.status}
+                            {
+                                "test": f.test,
+                                "value": json_value(f.value),
+                                "limit": f.limit,
+                                "status": f.status,
+                            }
                             for f in own.findings
                         ],
                     }
@@ -112,7 +117,9 @@ def _print(found: Any) -> None:
     for note in found.notes:
         click.secho(note, fg="yellow")
     if found.is_self and not found.exit_status:
-        click.secho(f"The model gives its own {plural(len(found.owns), 'tensor')} back bit for bit.", fg="green")
+        click.secho(
+            f"The model gives its own {plural(len(found.owns), 'tensor')} back bit for bit.", fg="green"
+        )
         return
     bad = sorted(found.bad, key=lambda own: own.made != "result" or not own.is_leaf)
     if not bad:

@@ -100,6 +100,7 @@ class Policy:
         replayed_composite: Limits of test A' there.
         replayed_tail: Times these limits, of the 95th percentile of rows.
         twin_ratio: Limits of test B.
+        twin_precise: R below which a target is over-precise, which is no mistake.
         twin_bits: Limits of test C, shares of elements.
         twin_values: Test C: the share of elements of an activation that may differ at all.
         explained: Test G: the largest share of the squared error that the input's value may explain.
@@ -129,6 +130,7 @@ class Policy:
     replayed_composite: Limits = Limits(4.0, 6.0)
     replayed_tail: float = 1.5
     twin_ratio: Limits = Limits(1.2, 1.5)
+    twin_precise: float = 0.95
     twin_bits: Limits = Limits(0.001, 0.005)
     twin_values: float = 0.01
     explained: float = 0.05
@@ -303,7 +305,9 @@ class Policy:
 
     def judge_twin(self, ratio: float) -> Finding:
         """Judge how a leaf's own error compares with that of the same leaf in low precision: test B."""
-        text = f"{ratio:.3g} times the error of the model in that precision, at most {self.twin_ratio.green:g}"
+        text = (
+            f"{ratio:.3g} times the error of the model in that precision, at most {self.twin_ratio.green:g}"
+        )
         return Finding("B", ratio, self.twin_ratio.green, self.twin_ratio.status(ratio), text)
 
     def judge_bits(self, share: float) -> Finding:
