@@ -1,4 +1,4 @@
-"""Localise: which module is guilty, by its own error where a model can be replayed, else by archives alone."""
+"""Localise: which module is guilty, by its own error under replay, or by archives alone."""
 
 from __future__ import annotations
 

@@ -266,7 +266,7 @@ class _Judge:
         assert pair.reference is not None
         key = pair.reference.key
         assert pair.target is not None
-        if error is None or pair.reference.dtype.kind not in _FLOATS:
+        if error is None or pair.difference is None or pair.reference.dtype.kind not in _FLOATS:
             return (pair.status if pair.status in SEVERITY else "unjudged"), pair.findings
         precision = POLICY.precision_of_pair(
             self._precision, pair.reference.dtype.name, pair.target.dtype.name

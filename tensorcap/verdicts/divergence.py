@@ -179,6 +179,7 @@ def caller_of(site: str, called: Iterable[str]) -> str:
 
 
 def called_sites(reference: Archive) -> set[str]:
+    """Sites of modules that were called, as a run's records and capture points tell."""
     called = {record.key.site for record in reference.records}
     for point in points_of(reference.run):
         if point.get("status") != "never-called":

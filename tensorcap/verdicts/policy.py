@@ -312,11 +312,12 @@ class Policy:
 
     def judge_bits(self, share: float) -> Finding:
         """Judge the share of elements that are more than one unit in the last place off: test C."""
-        text = f"{100 * share:.2g} % of elements are more than 1 ulp off, at most {100 * self.twin_bits.green:g} %"
-        return Finding("C", share, self.twin_bits.green, self.twin_bits.status(share), text)
+        limit = self.twin_bits.green
+        text = f"{100 * share:.2g} % of elements are more than 1 ulp off, at most {100 * limit:g} %"
+        return Finding("C", share, limit, self.twin_bits.status(share), text)
 
     def judge_other_values(self, share: float) -> Finding:
-        """Judge the share of an activation's elements that are not the twin's: test C, never more than suspect."""
+        """Judge the share of an activation's elements that are not the twin's: test C, at most suspect."""
         status: Status = "within-rounding" if share <= self.twin_values else "suspect"
         text = f"{100 * share:.2g} % of elements are not the twin's, at most {100 * self.twin_values:g} %"
         return Finding("C", share, self.twin_values, status, text)

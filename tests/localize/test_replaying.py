@@ -63,16 +63,17 @@ class Norm(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         wide = hidden_states.float() * torch.rsqrt(self.variance(hidden_states).float() + 1e-6)
-        if self.rounds:
-            return self.weight * wide.to(hidden_states.dtype)
-        return (self.weight.float() * wide).to(hidden_states.dtype)
+        once: Tensor = (self.weight.float() * wide).to(hidden_states.dtype)
+        twice: Tensor = self.weight * wide.to(hidden_states.dtype)
+        return twice if self.rounds else once
 
 
 def low_sum(x: Tensor) -> Tensor:
     total = torch.zeros_like(x[..., :1])
     for at in range(x.shape[-1]):
         total = total + x[..., at : at + 1] * x[..., at : at + 1]
-    return total / x.shape[-1]
+    mean: Tensor = total / x.shape[-1]
+    return mean
 
 
 def normed(variance: Callable[[Tensor], Tensor], *, rounds: bool = True) -> Plant:
