@@ -277,7 +277,8 @@ class _Judge:
         elif ratio is not None and math.isfinite(ratio) and is_leaf and not self._calls.is_linear(key.site):
             found.append(POLICY.judge_twin(ratio))
         found += [finding for finding in pair.findings if finding.test == "E"]
-        if ratio is None or ratio >= POLICY.twin_precise:
+        is_precise = ratio is not None and ratio < POLICY.twin_precise
+        if not (is_precise and self._calls.has_parameters(key.site)):
             found += self._of_bits(pair)
         return max((f.status for f in found), key=SEVERITY.index), tuple(found)
 
