@@ -100,6 +100,7 @@ class Substitution:
         outputs: str | Iterable[str] = (),
         steps: str | Iterable[range | int] = (),
         calls: str | Iterable[range | int] = (),
+        keys: Collection[str] | None = None,
     ) -> None:
         """Choose tensors of an archive.
 
@@ -110,6 +111,7 @@ class Substitution:
             outputs: Globs of results to replace.
             steps: Only in these steps; in all if empty.
             calls: Only in these calls of a site within a step, counted from 0; in all if empty.
+            keys: Key texts of what to replace, arguments and results, in the place of globs.
 
         Raises:
             UsageError: A glob fits no tensor of the archive, or one of which no values were kept.
@@ -117,6 +119,7 @@ class Substitution:
         self.archive = archive
         self.failure: TensorcapError | None = None
         self.map_path = self.map_text = ""
+        self._keys = None if keys is None else frozenset(keys)
         given = as_tuple(outputs)
         self._globs: dict[Kind, tuple[str, ...] | None] = {
             "input": () if inputs is None and given else None if inputs is None else as_tuple(inputs),
@@ -251,6 +254,8 @@ class Substitution:
 
     def _chooses(self, key: Key) -> bool:
         """Whether a tensor of the key is to be replaced, there or not."""
+        if self._keys is not None:
+            return key.text in self._keys
         kind = _kind(key)
         if key.is_bare or kind not in self._globs or not self._is_within(key.step, key.call):
             return False

@@ -20,9 +20,11 @@ _COMMANDS: Final = (
     "convert",
     "diagnose",
     "inject",
+    "localize",
     "ls",
     "preflight",
     "recover",
+    "replay",
     "show",
     "tree",
 )

@@ -92,7 +92,7 @@ def _explained(reference: Archive, pair: Pair, key: Key) -> Divergence:
     elif is_gradient(key):
         explanation = f"The way back through {module} made this gradient."
     elif kind == "input":
-        module = _caller(key.site, _called_sites(reference))
+        module = caller_of(key.site, called_sites(reference))
         explanation = f"The code of {module} made this argument of {key.site}."
     else:
         explanation = f"{module} made this tensor."
@@ -167,7 +167,7 @@ def _fed(key: Key) -> str:
     return f"This is an input of step {key.step}: the code that calls the model made it."
 
 
-def _caller(site: str, called: Iterable[str]) -> str:
+def caller_of(site: str, called: Iterable[str]) -> str:
     """The nearest module around a site that was itself called; a list of layers is not."""
     known = set(called)
     around = site
@@ -178,7 +178,8 @@ def _caller(site: str, called: Iterable[str]) -> str:
     return ROOT_SITE
 
 
-def _called_sites(reference: Archive) -> set[str]:
+def called_sites(reference: Archive) -> set[str]:
+    """Sites of modules that were called, as a run's records and capture points tell."""
     called = {record.key.site for record in reference.records}
     for point in points_of(reference.run):
         if point.get("status") != "never-called":

@@ -96,6 +96,13 @@ class Policy:
             gradients: powers multiply a relative error, and what cancels makes it larger.
         leaf_own: Limits of test A, in roundings.
         composite_own: Limits of test A'.
+        replayed_leaf: Limits of test A where a model was replayed, in roundings.
+        replayed_composite: Limits of test A' there.
+        replayed_tail: Times these limits, of the 95th percentile of rows.
+        twin_ratio: Limits of test B.
+        twin_precise: R below which a target is over-precise, which is no mistake.
+        twin_bits: Limits of test C, shares of elements.
+        twin_values: Test C: the share of elements of an activation that may differ at all.
         explained: Test G: the largest share of the squared error that the input's value may explain.
         explained_bins: Test G: count of bins of the input's value.
         wide_total: float32 against float32: limits of the whole error; of float64 in proportion to u.
@@ -119,6 +126,13 @@ class Policy:
     rough: float = 3.0
     leaf_own: Limits = Limits(2.5, 3.5)
     composite_own: Limits = Limits(6.0, 9.0)
+    replayed_leaf: Limits = Limits(2.0, 3.0)
+    replayed_composite: Limits = Limits(4.0, 6.0)
+    replayed_tail: float = 1.5
+    twin_ratio: Limits = Limits(1.2, 1.5)
+    twin_precise: float = 0.95
+    twin_bits: Limits = Limits(0.001, 0.005)
+    twin_values: float = 0.01
     explained: float = 0.05
     explained_bins: int = 64
     wide_total: Limits = Limits(1e-5, 1e-4)
@@ -259,6 +273,54 @@ class Policy:
         own = error / precision.rounding
         text = f"error {error:.2g} of its own: {own:.3g} roundings, at most {limits.green:g}"
         return Finding(test, own, limits.green, limits.status(own), text)
+
+    def judge_replayed(
+        self, error: float, worst_rows: float | None, precision: Precision, *, is_leaf: bool
+    ) -> tuple[Finding, ...]:
+        """Judge what a model made of a target's values: tests A and A', and the same of the worst rows.
+
+        Args:
+            error: Row error of the target.
+            worst_rows: Its 95th percentile.
+            precision: Of the pair.
+            is_leaf: Whether a leaf of known kind made it.
+        """
+        test = "A" if is_leaf else "A'"
+        measured = [(error, 1.0, "")]
+        if worst_rows is not None:
+            measured.append((worst_rows, self.replayed_tail, " in the worst rows"))
+        found = []
+        for value, times, where in measured:
+            if precision.is_wide:
+                limits = self.in_proportion(self.wide_own, precision)
+                text = f"error {value:.2g} of its own{where}, at most {limits.green:.2g}"
+                found.append(Finding(test, value, limits.green, limits.status(value), text))
+                continue
+            given = self.replayed_leaf if is_leaf else self.replayed_composite
+            limits = Limits(times * given.green, times * given.suspect)
+            own = value / precision.rounding
+            text = f"error {value:.2g} of its own{where}: {own:.3g} roundings, at most {limits.green:g}"
+            found.append(Finding(test, own, limits.green, limits.status(own), text))
+        return tuple(found)
+
+    def judge_twin(self, ratio: float) -> Finding:
+        """Judge how a leaf's own error compares with that of the same leaf in low precision: test B."""
+        text = (
+            f"{ratio:.3g} times the error of the model in that precision, at most {self.twin_ratio.green:g}"
+        )
+        return Finding("B", ratio, self.twin_ratio.green, self.twin_ratio.status(ratio), text)
+
+    def judge_bits(self, share: float) -> Finding:
+        """Judge the share of elements that are more than one unit in the last place off: test C."""
+        limit = self.twin_bits.green
+        text = f"{100 * share:.2g} % of elements are more than 1 ulp off, at most {100 * limit:g} %"
+        return Finding("C", share, limit, self.twin_bits.status(share), text)
+
+    def judge_other_values(self, share: float) -> Finding:
+        """Judge the share of an activation's elements that are not the twin's: test C, at most suspect."""
+        status: Status = "within-rounding" if share <= self.twin_values else "suspect"
+        text = f"{100 * share:.2g} % of elements are not the twin's, at most {100 * self.twin_values:g} %"
+        return Finding("C", share, self.twin_values, status, text)
 
     def judge_tail(self, output: float, inputs: float, precision: Precision, *, is_core: bool) -> Finding:
         """Judge what a leaf or core adds to the error of the worst rows: T and T', not of float32 runs.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from tensorcap.comparing import compare
+from tensorcap.localizing import localize
 from tensorcap.verdicts.pairing import ABSENT
 from tensorcap.workload import Workload
 
@@ -47,7 +49,79 @@ def first_blame(
     return [Suspect(found.module)] if found is not None and is_blamed else []
 
 
+# What the zoo calls the kinds of specs/diagnosis.md; the first pattern that fits counts.
+_KINDS: Final[Mapping[str, str]] = {
+    "activation*": "activation",
+    "gate-*": "activation",
+    "bias-*": "bias",
+    "clip*": "clip",
+    "attention-scale": "factor",
+    "attention-rotation": "rope",
+    "attention-mask": "mask",
+    "attention-softcap": "softcap",
+    "attention-heads": "permutation",
+    "softcap-*": "softcap",
+    "mask-sentinel": "mask",
+    "identity": "missing_module",
+    "norm-eps": "norm_eps",
+    "norm-with*": "norm_one_plus",
+    "norm-*": "precision",
+    "rounded": "precision",
+    "not-rounded": "precision",
+    "term-*": "residual",
+    "rotary-*": "rope",
+    "router-*": "router_order",
+    "routed-scaling": "factor",
+    "weight-transposed": "transposition",
+    "transposed": "transposition",
+    "other-weights": "tied_head",
+    "position-offset": "position",
+    "padding-side": "position",
+    "*-shift": "shift",
+    "*-order": "permutation",
+    "head-nesting": "permutation",
+    "heads-not-moved-back": "permutation",
+    "*-offset": "offset",
+    "offset": "offset",
+    "*factor": "factor",
+    "sign": "factor",
+    "affine": "factor",
+    "softmax-scale": "factor",
+    "weight-*": "factor",
+    "product-*": "factor",
+}
+
+
+def _kind(kind: str | None) -> str | None:
+    if kind is None:
+        return None
+    return next((name for glob, name in _KINDS.items() if fnmatch.fnmatchcase(kind, glob)), kind)
+
+
+def _localised(
+    reference: Path, target: Path, workload: Workload | None, mapping: Path | None
+) -> Sequence[Suspect]:
+    found = localize(reference, target, workload, mapping=mapping, seed=0)
+    return [Suspect(s.module, _kind(s.diagnosis.kind if s.diagnosis else None)) for s in found.suspects]
+
+
+def replay(
+    reference: Path, target: Path, workload: Workload, _: Workload, mapping: Path | None
+) -> Sequence[Suspect]:
+    """`localize` with the reference's model."""
+    return _localised(reference, target, workload, mapping)
+
+
+def archives(
+    reference: Path, target: Path, _: Workload, __: Workload, mapping: Path | None
+) -> Sequence[Suspect]:
+    """`localize` with the archives alone."""
+    return _localised(reference, target, None, mapping)
+
+
 LOCALISERS: Final[Mapping[str, Localiser]] = {
     "first-divergence": first_divergence,
     "first-blame": first_blame,
+    "replay": replay,
+    "archives": archives,
 }

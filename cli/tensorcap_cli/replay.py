@@ -1,0 +1,140 @@
+"""`tcap replay`: run a trusted model on another run's values, module by module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from tensorcap_cli.capture_text import progress
+from tensorcap_cli.output import DASH, number_text, one_line, plural, print_json, print_table
+from tensorcap_cli.workload_options import made_target, target_options
+
+_SHOWN = 20
+
+
+@click.command("replay", short_help="Run a trusted model on another run's values, module by module.")
+@click.argument("reference", metavar="REF", type=click.Path())
+@click.argument("target", metavar="[TGT]", type=click.Path(), required=False)
+@click.option(
+    "--reference",
+    "model",
+    metavar="MODEL",
+    help="The trusted model: FILE.py:FUNCTION, or a Hugging Face model; by default that of REF's own run.",
+)
+@click.option("--map", "mapping", metavar="FILE", type=click.Path(), help="As for `tcap compare`.")
+@click.option("--compute-dtype", metavar="DTYPE", help="Precision in which TGT computed, if it does not say.")
+@click.option("--twin/--no-twin", default=True, help="Run the model in TGT's precision too; on by default.")
+@target_options
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
+def command(
+    reference: str,
+    target: str | None,
+    *,
+    model: str | None,
+    mapping: str | None,
+    compute_dtype: str | None,
+    twin: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Run the model of REF on what TGT holds, and hold what each module makes of it against TGT's results.
+
+    Every module is given what the target's was given, so that no error is inherited: what differs is made by
+    that module. An argument that differs is made by the code of the module that calls. The target itself is
+    not needed, only its archive; where it has other names a mapping is used.
+
+    \b
+        tcap replay ref.h5 tgt.h5 --reference model.py:reference
+        tcap replay ref.h5 tgt.h5
+
+    Without TGT the model is run on its own values, which it has to give back bit for bit: do that first.
+
+    \b
+        tcap replay ref.h5 --reference model.py:reference
+
+    To run the target on the reference's values, see `tcap inject`.
+
+    Exit status: 0 nothing is suspect; 1 something is, or the run does not repeat itself; 2 wrong usage; 3 an
+    input file cannot be read.
+    """
+    from tensorcap.replaying import replay
+    from tensorcap.reports.reporting import json_value
+    from tensorcap_formats.opening import open_archive
+
+    with open_archive(reference) as trusted:
+        recipe, inputs = made_target(model, trusted, {**options, "inputs": options.pop("input_file")})
+        found = replay(
+            trusted,
+            recipe.build(inputs),
+            target,
+            mapping=mapping,
+            twin=twin,
+            compute_dtype=compute_dtype,
+            seed=int(recipe.options.get("seed", 0)),
+            around=progress,
+        )
+    if as_json:
+        print_json(
+            {
+                "format": "tensorcap-replay",
+                "version": 1,
+                "precision": found.precision or None,
+                "replaced": found.replaced,
+                "natural": list(found.natural),
+                "is_self": found.is_self,
+                "notes": list(found.notes),
+                "owns": [
+                    {
+                        "key": own.key,
+                        "module": own.module,
+                        "made": own.made,
+                        "is_leaf": own.is_leaf,
+                        "error": json_value(own.error),
+                        "ratio": json_value(own.ratio),
+                        "status": own.status,
+                        "findings": [
+                            {
+                                "test": f.test,
+                                "value": json_value(f.value),
+                                "limit": f.limit,
+                                "status": f.status,
+                            }
+                            for f in own.findings
+                        ],
+                    }
+                    for own in found.owns
+                ],
+                "exit_status": found.exit_status,
+            }
+        )
+    else:
+        _print(found)
+    click.get_current_context().exit(found.exit_status)
+
+
+def _print(found: Any) -> None:
+    for note in found.notes:
+        click.secho(note, fg="yellow")
+    if found.is_self and not found.exit_status:
+        click.secho(
+            f"The model gives its own {plural(len(found.owns), 'tensor')} back bit for bit.", fg="green"
+        )
+        return
+    bad = sorted(found.bad, key=lambda own: own.made != "result" or not own.is_leaf)
+    if not bad:
+        count = plural(len(found.owns), "tensor")
+        click.secho(f"No module makes an error of its own: {count} within rounding.", fg="green", bold=True)
+        return
+    rows = []
+    for own in bad[:_SHOWN]:
+        error = DASH if own.error is None else number_text(own.error, 3)
+        ratio = DASH if own.ratio is None else number_text(own.ratio, 3)
+        tests = ",".join(dict.fromkeys(f.test for f in own.findings if f.status in ("suspect", "diverged")))
+        rows.append((own.module, own.key, own.status, error, ratio, tests or DASH))
+    print_table(("MODULE", "KEY", "STATUS", "OWN ERROR", "R", "TESTS"), rows, left=(0, 1, 2, 5), flexible=1)
+    if len(bad) > _SHOWN:
+        click.echo(f"and {len(bad) - _SHOWN} more")
+    for finding in bad[0].findings:
+        if finding.status in ("suspect", "diverged"):
+            click.echo(f"  {one_line(finding.text)}")

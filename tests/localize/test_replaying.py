@@ -1,0 +1,266 @@
+"""Seeded mistakes in a Llama, found by its own model on the target's values, or by archives alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+from torch import Tensor, nn  # noqa: E402  # after the check that it is there
+
+from tensorcap.capturing import capture_workload  # noqa: E402
+from tensorcap.localizing import localize  # noqa: E402
+from tensorcap.replaying import Own, Replay, replay, shares_off  # noqa: E402
+from tensorcap.workload import Workload  # noqa: E402
+from tensorcap_formats.errors import UsageError  # noqa: E402
+
+NORM = "model.layers.1.post_attention_layernorm"
+Plant = Callable[[Any], None]
+
+
+def llama(activation: str = "silu") -> Any:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=100,
+        hidden_act=activation,
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            nn.init.normal_(parameter, std=0.2)
+        else:
+            nn.init.normal_(parameter, 1.0, 0.2)
+    return model
+
+
+def workload(model: Any) -> Workload:
+    ids = torch.randint(0, 100, (2, 48), generator=torch.Generator().manual_seed(1))
+    return Workload(model, {"input_ids": ids})
+
+
+def narrow(model: Any) -> Any:
+    tables = model.model.rotary_emb
+    frequencies = tables.inv_freq.clone()
+    model.to(torch.bfloat16)
+    tables.inv_freq = frequencies
+    return model
+
+
+class Norm(nn.Module):
+    def __init__(self, own: Any, variance: Callable[[Tensor], Tensor], *, rounds: bool = True) -> None:
+        super().__init__()
+        self.weight, self.variance, self.rounds = own.weight, variance, rounds
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        wide = hidden_states.float() * torch.rsqrt(self.variance(hidden_states).float() + 1e-6)
+        once: Tensor = (self.weight.float() * wide).to(hidden_states.dtype)
+        twice: Tensor = self.weight * wide.to(hidden_states.dtype)
+        return twice if self.rounds else once
+
+
+def low_sum(x: Tensor) -> Tensor:
+    total = torch.zeros_like(x[..., :1])
+    for at in range(x.shape[-1]):
+        total = total + x[..., at : at + 1] * x[..., at : at + 1]
+    mean: Tensor = total / x.shape[-1]
+    return mean
+
+
+def normed(variance: Callable[[Tensor], Tensor], *, rounds: bool = True) -> Plant:
+    def plant(model: Any) -> None:
+        layer = model.model.layers[1]
+        layer.post_attention_layernorm = Norm(layer.post_attention_layernorm, variance, rounds=rounds)
+
+    return plant
+
+
+def without_activation(model: Any) -> None:
+    model.model.layers[1].mlp.act_fn = nn.Identity()
+
+
+def other_theta(model: Any) -> None:
+    model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq * 0.7
+
+
+def gelu_tanh(model: Any) -> None:
+    model.model.layers[1].mlp.act_fn = nn.GELU(approximate="tanh")
+
+
+def half_scale(model: Any) -> None:
+    model.model.layers[1].self_attn.scaling *= 2
+
+
+@pytest.fixture
+def captured(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
+    def make(plant: Plant | None, activation: str = "silu", *, is_narrow: bool = True) -> tuple[Path, Path]:
+        capture_workload(workload(llama(activation)), tmp_path / "ref.h5")
+        target = narrow(llama(activation)) if is_narrow else llama(activation)
+        if plant is not None:
+            plant(target)
+        capture_workload(workload(target), tmp_path / "tgt.h5")
+        return tmp_path / "ref.h5", tmp_path / "tgt.h5"
+
+    return make
+
+
+def own(found: Replay, key: str) -> Own:
+    return next(one for one in found.owns if one.key == key)
+
+
+@pytest.mark.spec("RPL-1")
+@pytest.mark.spec("RPL-10")
+@pytest.mark.spec("RPL-11")
+@pytest.mark.parametrize(
+    ("plant", "module"),
+    [
+        pytest.param(normed(low_sum), NORM, id="norm-variance-in-bf16"),
+        pytest.param(
+            normed(lambda x: (x * x).float().mean(-1, keepdim=True)), NORM, id="norm-squares-in-bf16"
+        ),
+        pytest.param(without_activation, "model.layers.1.mlp.act_fn", id="no-activation"),
+        pytest.param(other_theta, "model.rotary_emb", id="rope-theta"),
+        pytest.param(half_scale, "model.layers.1.self_attn", id="attention-scale"),
+    ],
+)
+def test_only_the_wrong_module_makes_an_error_of_its_own(captured: Any, plant: Plant, module: str) -> None:
+    reference, target = captured(plant)
+    found = replay(reference, workload(llama()), target)
+    assert {one.module for one in found.bad} == {module}
+    assert found.exit_status == 1
+
+
+@pytest.mark.spec("RPL-11")
+def test_a_norm_that_rounds_less_than_the_model_is_told_and_not_accused(captured: Any) -> None:
+    mean = normed(lambda x: x.float().pow(2).mean(-1, keepdim=True), rounds=False)
+    reference, target = captured(mean)
+    found = replay(reference, workload(llama()), target)
+    assert not found.bad
+    ratio = own(found, f"0/{NORM}/output").ratio
+    assert ratio is not None
+    assert ratio < 0.9
+
+
+@pytest.mark.spec("RPL-12")
+def test_gelu_tanh_for_erf_in_bfloat16_is_seen_in_bits_alone(captured: Any) -> None:
+    reference, target = captured(gelu_tanh, "gelu")
+    found = replay(reference, workload(llama("gelu")), target)
+    assert [one.key for one in found.bad] == ["0/model.layers.1.mlp.act_fn/output"]
+    assert {f.test for f in found.bad[0].findings if f.status != "within-rounding"} == {"C"}
+    without = replay(reference, workload(llama("gelu")), target, twin=False)
+    assert not without.bad
+
+
+@pytest.mark.spec("RPL-12")
+def test_elements_count_that_are_neither_the_twins_nor_the_exact_ones_rounded() -> None:
+    exact = np.array([1.0, 1.003, 2.0, 4.0])
+    twin = np.array([1.0, 1.0078125, 2.0, 4.0])
+    target = np.array([1.0, 1.0, 2.015625, 4.125])  # equal; rounded once; 1 ulp off; 4 ulp off
+    assert shares_off(exact, twin, target, 2.0**-8) == (0.25, 0.5)
+
+
+@pytest.mark.spec("RPL-10")
+def test_float32_runs_are_held_against_wide_limits(captured: Any) -> None:
+    reference, target = captured(gelu_tanh, "gelu", is_narrow=False)
+    found = replay(reference, workload(llama("gelu")), target)
+    assert [(one.module, one.status) for one in found.bad] == [("model.layers.1.mlp.act_fn", "diverged")]
+    assert found.precision == "float32"
+
+
+@pytest.mark.spec("RPL-2")
+def test_a_model_gives_its_own_run_back_bit_for_bit(captured: Any) -> None:
+    reference, _ = captured(None)
+    found = replay(reference, workload(llama()))
+    assert {one.status for one in found.owns} == {"identical"}
+    assert found.exit_status == 0
+
+
+@pytest.mark.spec("RPL-2")
+def test_another_model_is_not_believed(captured: Any) -> None:
+    reference, _ = captured(None)
+    model = llama()
+    half_scale(model)
+    found = replay(reference, workload(model))
+    assert found.exit_status == 1
+    assert "believe nothing else" in found.notes[0]
+
+
+@pytest.mark.spec("RPL-3")
+def test_arguments_that_the_target_lacks_stay_natural_and_are_counted(captured: Any, tmp_path: Path) -> None:
+    reference, _ = captured(None)
+    target = tmp_path / "less.h5"
+    capture_workload(workload(narrow(llama())), target, exclude="*.q_proj/input*")
+    found = replay(reference, workload(llama()), target)
+    assert len(found.natural) == 3
+    assert not found.bad
+
+
+@pytest.mark.spec("RPL-3")
+def test_archives_with_nothing_in_common_are_refused(captured: Any, tmp_path: Path) -> None:
+    reference, _ = captured(None)
+    capture_workload(Workload(nn.Sequential(nn.Linear(3, 3)), (torch.ones(1, 3),)), tmp_path / "o.h5")
+    with pytest.raises(UsageError, match="has no argument or result"):
+        replay(reference, workload(llama()), tmp_path / "o.h5", mapping="none")
+
+
+@pytest.mark.spec("RPL-13")
+@pytest.mark.spec("LCL-5")
+def test_a_nan_is_blamed_on_the_module_that_makes_it(captured: Any) -> None:
+    def plant(model: Any) -> None:
+        with torch.no_grad():
+            model.model.layers[1].mlp.up_proj.weight[3] = float("nan")
+
+    reference, target = captured(plant)
+    found = localize(reference, target, workload(llama()))
+    assert [s.module for s in found.suspects] == ["model.layers.1.mlp.up_proj"]
+    assert found.nonfinite == ("0/model.layers.1.mlp.up_proj/output", "model.layers.1.mlp.up_proj")
+
+
+@pytest.mark.spec("LCL-1")
+@pytest.mark.spec("LCL-2")
+@pytest.mark.spec("LCL-3")
+def test_suspects_are_ranked_with_their_errors_and_explained(captured: Any) -> None:
+    def plant(model: Any) -> None:
+        half_scale(model)
+        without_activation(model)
+
+    reference, target = captured(plant, is_narrow=False)
+    found = localize(reference, target, workload(llama()))
+    assert [s.module for s in found.suspects] == ["model.layers.1.mlp.act_fn", "model.layers.1.self_attn"]
+    leaf, attention = found.suspects
+    assert leaf.own is not None
+    assert leaf.inherited is not None
+    assert leaf.total is not None
+    assert leaf.own > 0.1
+    assert leaf.inherited > 0.01
+    assert attention.key == "0/model.layers.1.self_attn.o_proj/input.input"
+    assert attention.diagnosis is not None
+    assert attention.diagnosis.kind == "attention-scale"
+
+
+@pytest.mark.spec("LCL-4")
+def test_archives_alone_accuse_what_stands_out_and_say_so(captured: Any) -> None:
+    reference, target = captured(without_activation)
+    found = localize(reference, target)
+    assert found.by == "archives"
+    assert found.suspects[0].module == "model.layers.1.mlp.act_fn"
+    assert "No model was replayed" in found.notes[0]
+
+
+@pytest.mark.spec("LCL-1")
+@pytest.mark.spec("LCL-4")
+@pytest.mark.parametrize("has_model", [True, False])
+def test_a_correct_port_accuses_nobody(captured: Any, has_model: bool) -> None:
+    reference, target = captured(None)
+    found = localize(reference, target, workload(llama()) if has_model else None)
+    assert not found.suspects
+    assert found.exit_status == 0
