@@ -25,6 +25,7 @@ _COMMANDS: Final = (
     "recover",
     "show",
     "tree",
+    "verify",
 )
 _INTERRUPTED: Final = 130  # 128 + SIGINT, as shells say it
 
