@@ -19,10 +19,10 @@ class Port:
     """What `tcap verify FILE.py:NAME` needs to know of a port.
 
     Attributes:
-        reference: A workload, or a function that makes one; where there are `inputs` it makes the model alone.
+        reference: A workload, or a function that makes one; with `inputs` it makes the model alone.
         target: The same of the model under test.
-        inputs: Gives the arguments of a side, `reference` or `target`: what each makes of the same text, image
-            or sound is written here. None where the workloads have their own.
+        inputs: Gives the arguments of a side, `reference` or `target`: what each makes of the same text,
+            image or sound is written here. None where the workloads have their own.
         rules: A file of rules for names that tensorcap does not know.
         mapping: A map file, where what belongs together is known.
         dtypes: Precisions that the target may be run in; any if empty.

@@ -1,4 +1,4 @@
-"""Verify a port: capture, match and compare both sides, free-running and injected, and write what was found."""
+"""Verify a port: capture, match and compare both sides, free-running and injected, and write a report."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def verify(
                 inject(trusted, workload, path, mapping=known, target=tested, seed=seed, around=around)
                 why_not = ""
             except UsageError as error:  # a tensor does not fit, or nothing belongs together
-                why_not = str(error)
+                why_not = str(error).replace(f"{folder}{os.sep}", "")
             else:
                 injected = stack.enter_context(opened(path))
                 own_sides = sides(trusted, injected, known)

@@ -98,7 +98,7 @@ class Depth:
         elif self.factor < 1 / _STEADY:
             how = f"falls with depth, by a factor of {1 / self.factor:.3g}"
         else:
-            how = "neither grows nor falls with depth, but by less than a factor of 2"
+            how = "neither grows nor falls with depth by a factor of 2 or more"
         return f"The error {how} over {self.blocks} blocks."
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -64,7 +65,7 @@ def write_files(
         notes += _write_scenario(folder / name, name, rows[name], originals, found)
         if layers:
             _write_layers(folder / name, sides, comparison)
-        scenarios[name] = _scenario(rows[name], comparison)
+        scenarios[name] = _scenario(rows[name], comparison, folder)
     found = replace(found, notes=tuple(dict.fromkeys(notes)))
     found = replace(found, summary=summary_of(found, rows[FREE]))
     (folder / "summary.txt").write_text("".join(f"{_line(s)}\n" for s in found.summary), encoding="utf-8")
@@ -123,7 +124,7 @@ def _write_layers(folder: Path, sides: Sides, comparison: Comparison) -> None:
         (folder / name / "layer_metadata.json").write_text(text + "\n", encoding="utf-8")
 
 
-def _scenario(layers: tuple[Layer, ...], comparison: Comparison) -> dict[str, Any]:
+def _scenario(layers: tuple[Layer, ...], comparison: Comparison, folder: Path) -> dict[str, Any]:
     first = comparison.divergence
     return {
         "is_green": comparison.is_green,
@@ -138,7 +139,7 @@ def _scenario(layers: tuple[Layer, ...], comparison: Comparison) -> dict[str, An
         "components": json_value(by_component(layers)),
         "depth": json_value(depth_of(layers)),
         "layers": json_value(layers),
-        "warnings": list(comparison.warnings),
+        "warnings": [text.replace(f"{folder}{os.sep}", "") for text in comparison.warnings],
     }
 
 
