@@ -165,7 +165,7 @@ def verify(
             trusted.path = _lasting(trusted.path, folder, final)  # which the injected run's metadata name
             path = folder / "with_injection" / TARGET
             path.parent.mkdir()
-            seed = target.seed if isinstance(target, Runnable) else None
+            seed = target.seed if isinstance(target, Runnable) else 0  # as the free run had
             try:
                 inject(trusted, workload, path, mapping=known, target=tested, seed=seed, around=around)
                 why_not = ""

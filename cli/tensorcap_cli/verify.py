@@ -134,7 +134,7 @@ def _sides(reference: str, target: str | None, output: Path, options: dict[str, 
         assert before is not None
         given = options if target is None else _for(target, options)
         recipe, inputs = made_target(target, before, given)
-        generates = recipe.kind == "huggingface" and recipe.options.get("max_new_tokens")
+        generates = recipe.kind == "huggingface" and _generates(before, recipe.options)
         if generates:
             recipe = recipe.changed(teacher_forced=str(before.path))
         workload = recipe.build(inputs)
@@ -145,6 +145,16 @@ def _sides(reference: str, target: str | None, output: Path, options: dict[str, 
     ours = Runnable(make_reference, seed) if is_workload(reference) else reference
     theirs = Runnable(make_target, seed) if target is None or is_workload(target) else target
     return ours, theirs
+
+
+def _generates(reference: Archive, options: Mapping[str, Any]) -> bool:
+    """Whether a run has to follow the reference's tokens."""
+    run = reference.run.get("workload")
+    before = run.get("options") if isinstance(run, Mapping) else None
+    made = before if isinstance(before, Mapping) else {}
+    return not options.get("teacher_forced") and bool(
+        options.get("max_new_tokens") or made.get("max_new_tokens")
+    )
 
 
 def _for(path: str, options: dict[str, Any]) -> dict[str, Any]:

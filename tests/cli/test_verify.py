@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from tensorcap_formats.opening import open_archive
 from tests.cli.conftest import ROOT, Tcap
 
 MODELS = ROOT / "examples" / "models.py"
@@ -74,3 +75,29 @@ def test_wrong_usage_is_refused_before_anything_runs(tcap: Tcap, folder: Path) -
     assert "runs in" not in refused.stderr
     tcap("verify", "no.h5", "no2.h5", "-o", "report", status=3)
     assert [path.name for path in folder.iterdir()] == ["mine"]
+
+
+@pytest.mark.spec("VER-5")
+def test_a_target_generates_with_the_tokens_of_the_reference(tcap_json: Any, folder: Path) -> None:
+    from transformers import LlamaConfig
+
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
+    )
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(folder / "small")
+    asked = ("--input-ids", "1,2,3", "--max-new-tokens", "3")
+    told = tcap_json("verify", "small", "small", "--random-weights", "0", *asked, "-o", "one")
+    assert (told["exit_status"], told["with_injection"]["is_green"]) == (0, True)
+    assert {layer["key"][0] for layer in told["with_injection"]["layers"]} == {"0", "1", "2"}
+    reference = folder / "one" / "reference.h5"
+    # other weights would choose other tokens; those of the reference are what both are given
+    told = tcap_json("verify", str(reference), "small", "--random-weights", "1", "-o", "two", status=1)
+    assert "missing-in-target" not in told["without_injection"]["counts"]
+    for name in ("one", "two"):
+        with open_archive(folder / name / "target.h5") as archive:
+            assert archive.run["workload"]["options"]["teacher_forced"] == str(reference)
+    with open_archive(reference) as ours, open_archive(folder / "two" / "target.h5") as theirs:
+        for step in range(3):
+            key = f"{step}/model.embed_tokens/input.input"
+            assert (ours.load(ours.get(key)) == theirs.load(theirs.get(key))).all()
