@@ -5,6 +5,7 @@ from tensorcap.comparing import compare, compare_records
 from tensorcap.comparison import Comparison
 from tensorcap.graph import Graph
 from tensorcap.metrics.difference import Difference
+from tensorcap.port import Port
 from tensorcap.recording.plain_log import PlainLog
 from tensorcap.recording.probing import probe
 from tensorcap.recording.summary import Summary
@@ -24,6 +25,7 @@ __all__ = [
     "Key",
     "Pair",
     "PlainLog",
+    "Port",
     "Record",
     "Summary",
     "Workload",

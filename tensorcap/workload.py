@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tensorcap.adapters import Adapter, adapter_named
@@ -196,21 +197,34 @@ def archived_inputs(archive: Archive) -> dict[str, StoredInput]:
     return chosen
 
 
-def _load_function(path: str) -> Callable[..., Any]:
-    """Import a file by its path, beside which it finds its own modules, and get its function."""
-    file_text, _, name = path.rpartition(":")
-    file = Path(file_text).expanduser()
+def load_file(path: str) -> ModuleType:
+    """Import a file by its path, beside which it finds its own modules.
+
+    Raises:
+        UsageError: It is no Python file.
+    """
+    file = Path(path).expanduser()
     if not file.is_file():
-        raise UsageError(f"{path}: there is no file {file_text!r}")
+        raise UsageError(f"there is no file {path!r}")
     spec = importlib.util.spec_from_file_location(f"tcap_workload_{file.stem}", file)
     if spec is None or spec.loader is None:
-        raise UsageError(f"{path}: {file_text!r} is no Python file")
+        raise UsageError(f"{path!r} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and pickles look their module up there
     folder = str(file.parent.resolve())
     if folder not in sys.path:
         sys.path.insert(0, folder)
     spec.loader.exec_module(module)
+    return module
+
+
+def _load_function(path: str) -> Callable[..., Any]:
+    """Import a file by its path, and get its function."""
+    file_text, _, name = path.rpartition(":")
+    try:
+        module = load_file(file_text)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
     found = getattr(module, name, None)
     if not callable(found):
         names = [n for n, v in vars(module).items() if inspect.isfunction(v) and not n.startswith("_")]

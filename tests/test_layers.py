@@ -54,6 +54,7 @@ def loaded_by(code: str) -> set[str]:
                 "recover",
                 "show",
                 "tree",
+                "verify",
             )
         ),
         pytest.param(["capture", "torch", "--help"], id="capture-torch"),

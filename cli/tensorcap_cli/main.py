@@ -27,6 +27,7 @@ _COMMANDS: Final = (
     "replay",
     "show",
     "tree",
+    "verify",
 )
 _INTERRUPTED: Final = 130  # 128 + SIGINT, as shells say it
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from tensorcap_cli.output import one_line, plural, print_json
+from tensorcap_cli.workload_options import is_workload
 
 if TYPE_CHECKING:
     from tensorcap.trees.difference import Difference
     from tensorcap.trees.tree import Tree
 
 _FORMATS = ("text", "full", "compressed", "paths")
-_ARCHIVES = (".h5", ".hdf5", ".zarr", ".safetensors", ".npz", ".npy", ".pt")
 _SAME_NAMES = "The names are equal; types and shapes are not known on both sides."
 _VERBS = {
     "missing": "missing",
@@ -76,7 +75,7 @@ def command(
         from tensorcap.workload import parse_setting
 
         given["config"] = dict(map(parse_setting, given["config"]))
-    if given and not any(_is_model(path) for path in (source, other) if path):
+    if given and not any(is_workload(path) for path in (source, other) if path):
         raise click.UsageError(f"--{next(iter(given)).replace('_', '-')} is for models, found archives only.")
     tree = _tree(source, given)
     if other is not None:
@@ -84,20 +83,10 @@ def command(
     _print(tree, form, depth, params=params, as_json=as_json)
 
 
-def _is_model(path: str) -> bool:
-    """Whether a path is of a model: a function, a folder with a configuration, or an id that is no path."""
-    file, _, function = path.rpartition(":")
-    if file.endswith(".py") and function.isidentifier():
-        return True
-    if os.path.isdir(os.path.expanduser(path)):
-        return os.path.isfile(os.path.join(os.path.expanduser(path), "config.json"))
-    return not os.path.exists(path) and path.count("/") <= 1 and not path.endswith(_ARCHIVES)
-
-
 def _tree(path: str, options: dict[str, Any]) -> Tree:
     from tensorcap.trees.tree import Tree
 
-    if _is_model(path):
+    if is_workload(path):
         from tensorcap.workload import Recipe
 
         recipe = Recipe(path, options if not path.rpartition(":")[0].endswith(".py") else {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from tensorcap.workload import Recipe, StoredInput
     from tensorcap_formats.archive import Archive
 
+_ARCHIVES: Final = (".h5", ".hdf5", ".zarr", ".safetensors", ".npz", ".npy", ".pt")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _INPUTS: Final = click.option(
@@ -43,6 +45,16 @@ _OPTIONS: Final = (
     ),
     click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the model."),
 )
+
+
+def is_workload(path: str) -> bool:
+    """Whether a path is of a model: a function, a folder with a configuration, or an id that is no path."""
+    file, _, function = path.rpartition(":")
+    if file.endswith(".py") and function.isidentifier():
+        return True
+    if os.path.isdir(os.path.expanduser(path)):
+        return os.path.isfile(os.path.join(os.path.expanduser(path), "config.json"))
+    return not os.path.exists(path) and path.count("/") <= 1 and not path.endswith(_ARCHIVES)
 
 
 def workload_options(function: _Function) -> _Function:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from tensorcap.alignment.linking import Link
 from tensorcap_formats.keys import Key
+from tensorcap_formats.records import Record
 
 _SHOWN: Final = 5
 
@@ -56,16 +57,18 @@ def order_of(links: Sequence[Link]) -> Order:
     A result that is made of several tensors counts as made with the last of them. Those that stay are a
     longest non-decreasing subsequence of the target's order numbers, taken in the reference's order.
     """
-    made = sorted(
-        (
-            (record, max(link.target, key=lambda source: source.order))
-            for link in links
-            if not link.gathers
-            for record in link.reference
-            if _is_result(record.key) and all(_is_result(source.key) for source in link.target)
-        ),
-        key=lambda pair: pair[0].order,
+    return order_between(
+        (record, max(link.target, key=lambda source: source.order))
+        for link in links
+        if not link.gathers
+        for record in link.reference
+        if all(_is_result(source.key) for source in link.target)
     )
+
+
+def order_between(pairs: Iterable[tuple[Record, Record]]) -> Order:
+    """Compare the order of results, each of the reference with the one of the target that it belongs to."""
+    made = sorted((pair for pair in pairs if _is_result(pair[0].key)), key=lambda pair: pair[0].order)
     places = [target.order for _, target in made]
     staying = _longest(places)
     moved = [i for i in range(len(made)) if i not in staying]

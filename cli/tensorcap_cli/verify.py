@@ -1,0 +1,170 @@
+"""`tcap verify`: a port verified in one command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from tensorcap_cli.capture_text import progress
+from tensorcap_cli.output import one_line, print_json_pieces
+from tensorcap_cli.workload_options import is_workload, made_recipe, made_target, target_options
+
+if TYPE_CHECKING:
+    from tensorcap.port import Port
+    from tensorcap.verifying import Runnable
+    from tensorcap.workload import Workload
+    from tensorcap_formats.archive import Archive
+
+_OF_TARGET: Final = ("dtype", "device", "perturb", "teacher_forced")  # the reference runs as it is
+
+
+@click.command("verify", short_help="Capture, match, compare, inject and diagnose, in one command.")
+@click.argument("reference", type=click.Path())
+@click.argument("target", metavar="[TARGET]", type=click.Path(), required=False)
+@click.option("-o", "--output", type=click.Path(), required=True, help="The folder of reports.")
+@click.option("--force", is_flag=True, help="Replace a folder that an earlier tcap verify wrote.")
+@click.option("--map", "mapping", metavar="FILE", type=click.Path(), help="As for `tcap compare`.")
+@click.option("--rules", metavar="FILE", type=click.Path(), help="Rules, .toml, before the built-in ones.")
+@click.option("--layers", is_flag=True, help="A file for each tensor too.")
+@target_options
+@click.option("--json", "as_json", is_flag=True, help="Print verify.json instead of the summary.")
+def command(
+    reference: str,
+    target: str | None,
+    *,
+    output: str,
+    force: bool,
+    mapping: str | None,
+    rules: str | None,
+    layers: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Verify that TARGET computes what REFERENCE does, and write a folder that says where it does not.
+
+    Both are FILE.py:FUNCTION, Hugging Face models, or archives; or REFERENCE alone is FILE.py:NAME of a
+    tensorcap.Port. Both are captured and matched, and compared twice: as they run, and with each module of
+    the target given the reference's tensors, so that it shows its own error alone. A target that is an
+    archive cannot be run again, and is compared once.
+
+    \b
+        tcap verify models.py:reference models.py:port -o report/
+        tcap verify meta-llama/Llama-3.2-1B port.py:target --prompt "The sky is" -o report/
+        tcap verify ports.py:llama --dtype bfloat16 -o report/
+
+    --dtype, --device, --perturb and --teacher-forced are for the target alone; other options of runs are for
+    both sides, where they are Hugging Face models. Without TARGET the reference's own run is repeated with
+    them.
+
+    Exit status: that of `tcap compare`, of the worse of both comparisons.
+    """
+    from tensorcap.port import port_at
+    from tensorcap.verifying import verify
+
+    options = {**options, "inputs": options.pop("input_file")}
+    if options.pop("like") is not None:
+        raise click.UsageError("--like is for one run, expected REFERENCE to be the archive.")
+    port = port_at(reference) if target is None else None
+    if port is not None:
+        ours, theirs = _of_port(port, options)
+        mapping = mapping or _text(port.mapping)
+        rules = rules or _text(port.rules)
+    else:
+        ours, theirs = _sides(reference, target, Path(output), options)
+    found = verify(
+        ours,
+        theirs,
+        output,
+        mapping=mapping,
+        rules=rules,
+        layers=layers,
+        force=force,
+        around=progress,
+        tell=lambda what: click.echo(f"{what} …", err=True),
+    )
+    if as_json:
+        print_json_pieces([(found.path / "verify.json").read_text(encoding="utf-8")])
+    else:
+        for sentence in found.summary:
+            click.echo(one_line(sentence))
+        click.echo(f"\n{one_line(str(found.path))}: reports", err=True)
+    click.get_current_context().exit(found.exit_status)
+
+
+def _of_port(port: Port, options: dict[str, Any]) -> tuple[Runnable, Runnable]:
+    from tensorcap.adapters import adapter_for
+    from tensorcap.verifying import Runnable
+
+    given = {name: value for name, value in options.items() if value not in (None, False, ())}
+    for name in given:
+        if name not in ("dtype", "device", "seed"):
+            raise click.UsageError(f"--{name.replace('_', '-')} is not for a Port, which says what it runs.")
+    dtype, device, seed = (given.get(name) for name in ("dtype", "device", "seed"))
+    port.allow(dtype, device)
+
+    def make_reference(_: Archive | None) -> tuple[Workload, Mapping[str, Any]]:
+        return port.make("reference"), {}
+
+    def make_target(_: Archive | None) -> tuple[Workload, Mapping[str, Any]]:
+        made = port.make("target")
+        adapter = adapter_for(made.model)
+        return adapter.prepare(made, dtype=dtype, input_dtype=dtype, device=device), {}
+
+    return Runnable(make_reference, seed or 0), Runnable(make_target, seed or 0)
+
+
+def _sides(reference: str, target: str | None, output: Path, options: dict[str, Any]) -> tuple[Any, Any]:
+    """What each side is: a path of an archive, or how to make a workload."""
+    from tensorcap.verifying import Runnable
+
+    seed = int(options.get("seed") or 0)
+    changes = {name: value for name, value in options.items() if value not in (None, False, ())}
+    if target is None and not changes:
+        raise click.UsageError("Missing argument: expected TARGET, or what to change of the reference's run.")
+
+    def make_reference(_: Archive | None) -> tuple[Workload, Mapping[str, Any]]:
+        given = {name: value for name, value in options.items() if name not in _OF_TARGET}
+        recipe, inputs = made_recipe(reference, None, _for(reference, given))
+        return recipe.build(inputs), {"workload": recipe.describe()}
+
+    def make_target(before: Archive | None) -> tuple[Workload, Mapping[str, Any]]:
+        assert before is not None
+        given = options if target is None else _for(target, options)
+        recipe, inputs = made_target(target, before, given)
+        generates = recipe.kind == "huggingface" and _generates(before, recipe.options)
+        if generates:
+            recipe = recipe.changed(teacher_forced=str(before.path))
+        workload = recipe.build(inputs)
+        if generates and is_workload(reference):  # its archive is going to be in the folder
+            recipe = recipe.changed(teacher_forced=str(output.absolute() / "reference.h5"))
+        return workload, {"workload": recipe.describe()}
+
+    ours = Runnable(make_reference, seed) if is_workload(reference) else reference
+    theirs = Runnable(make_target, seed) if target is None or is_workload(target) else target
+    return ours, theirs
+
+
+def _generates(reference: Archive, options: Mapping[str, Any]) -> bool:
+    """Whether a run has to follow the reference's tokens."""
+    run = reference.run.get("workload")
+    before = run.get("options") if isinstance(run, Mapping) else None
+    made = before if isinstance(before, Mapping) else {}
+    return not options.get("teacher_forced") and bool(
+        options.get("max_new_tokens") or made.get("max_new_tokens")
+    )
+
+
+def _for(path: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options that a workload takes: a function of the user's makes its own inputs."""
+    from tensorcap.workload import Recipe
+
+    if Recipe(path).kind == "huggingface":
+        return options
+    return {name: value for name, value in options.items() if name in ("dtype", "device", "seed", "perturb")}
+
+
+def _text(path: Any) -> str | None:
+    return None if path is None else str(path)

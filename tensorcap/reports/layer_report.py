@@ -1,0 +1,253 @@
+"""The layer verification report: errors of a comparison by layer, by component, and with depth, as text."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tensorcap.comparison import Comparison
+from tensorcap.reports.ranking import error_of
+from tensorcap.verdicts.pairing import Pair, Status
+from tensorcap.verdicts.places import is_inner
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.keys import ROOT_SITE, Key
+
+_STEADY: Final = 2.0  # an error that changes by less from the first layer to the last does neither
+_FEWEST: Final = 3  # layers, to say anything of depth
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A result of a module, on both sides.
+
+    Attributes:
+        key: Key text of the reference's record.
+        class_name: Class of the module in the reference, "" where unknown.
+        component: What kind of module it is: its path below the numbered block that it is in.
+        status: Of the pair.
+        mse: Mean squared error; None where nothing was measured.
+        error: Relative Frobenius error, no unit; None where nothing was measured.
+        inputs: Shapes of what the reference's call was given, in the order of the records.
+        outputs: Shape of the result in the reference, and in the target, as it is compared; None if missing.
+    """
+
+    key: str
+    class_name: str
+    component: str
+    status: Status
+    mse: float | None
+    error: float | None
+    inputs: tuple[tuple[int, ...], ...]
+    outputs: tuple[tuple[int, ...], tuple[int, ...] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Mean squared errors of some layers.
+
+    Attributes:
+        layers: Count of them.
+        finite: Count of those with an error that is a finite number.
+        minimum: The smallest of these, None without any; so are the others.
+        maximum: The largest.
+        mean: The mean.
+        median: The median.
+    """
+
+    layers: int
+    finite: int
+    minimum: float | None
+    maximum: float | None
+    mean: float | None
+    median: float | None
+
+    @classmethod
+    def of(cls, layers: Iterable[Layer]) -> Spread:
+        """Sum up layers."""
+        listed = list(layers)
+        found = [one.mse for one in listed if one.mse is not None and math.isfinite(one.mse)]
+        if not found:
+            return cls(len(listed), 0, None, None, None, None)
+        mean, median = math.fsum(found) / len(found), statistics.median(found)
+        return cls(len(listed), len(found), min(found), max(found), mean, median)
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """How the error of numbered blocks changes with their number.
+
+    Attributes:
+        blocks: Count of blocks with an error that is not zero.
+        factor: What the relative error is multiplied by from the first of them to the last, by a straight
+            line through its logarithms; None for fewer than three.
+    """
+
+    blocks: int
+    factor: float | None
+
+    @property
+    def text(self) -> str:
+        """It as a sentence."""
+        if self.factor is None:
+            return "Too few numbered blocks have an error to say how it changes with depth."
+        if self.factor > _STEADY:
+            how = f"grows with depth, by a factor of {self.factor:.3g}"
+        elif self.factor < 1 / _STEADY:
+            how = f"falls with depth, by a factor of {1 / self.factor:.3g}"
+        else:
+            how = "neither grows nor falls with depth by a factor of 2 or more"
+        return f"The error {how} over {self.blocks} blocks."
+
+
+def component_of(site: str) -> str:
+    """What kind of module a site is: its path below the innermost number, or the whole without numbers.
+
+    Example:
+        >>> component_of("model.layers.2.mlp.act_fn"), component_of("model.layers.2"), component_of("lm_head")
+        ('mlp.act_fn', 'layers', 'lm_head')
+    """
+    if site == ROOT_SITE:
+        return "model"
+    parts = site.split(".")
+    at = next((i for i in reversed(range(len(parts))) if parts[i].isdigit()), None)
+    if at is None:
+        return site
+    below = parts[at + 1 :]
+    if below:
+        return ".".join(below)
+    return parts[at - 1] if at else "block"
+
+
+def layers_of(reference: Archive, comparison: Comparison) -> tuple[Layer, ...]:
+    """Results of modules, in execution order of the reference; ops and values within modules are left out."""
+    given: dict[str, list[tuple[int, ...]]] = {}
+    for record in reference.records:
+        if record.key.slot.startswith("input"):
+            given.setdefault(record.key.where, []).append(record.shape)
+    classes = _classes(reference)
+    pairs = sorted(filter(_is_layer, comparison.pairs), key=lambda p: p.reference.order if p.reference else 0)
+    return tuple(_layer(pair, classes, given) for pair in pairs)
+
+
+def _layer(pair: Pair, classes: dict[str, str], given: dict[str, list[tuple[int, ...]]]) -> Layer:
+    assert pair.reference is not None
+    key, found = pair.reference.key, pair.difference
+    mse = found.mse if found else (0.0 if pair.status == "identical" else None)
+    return Layer(
+        pair.key,
+        classes.get(key.site, ""),
+        component_of(key.site),
+        pair.status,
+        None if mse is None else float(mse),
+        error_of(pair),
+        tuple(given.get(key.where, ())),
+        (pair.reference.shape, pair.target.shape if pair.target else None),
+    )
+
+
+def _is_layer(pair: Pair) -> bool:
+    record = pair.reference
+    if record is None or pair.status == "excluded" or record.key.is_bare or is_inner(record.key):
+        return False
+    return record.key.slot.partition(".")[0] == "output"
+
+
+def _classes(archive: Archive) -> dict[str, str]:
+    listed = archive.run.get("modules")
+    modules = [m for m in listed if isinstance(m, dict)] if isinstance(listed, list) else []
+    return {str(m.get("path") or ROOT_SITE): str(m.get("class") or "").rpartition(".")[2] for m in modules}
+
+
+def by_component(layers: Iterable[Layer]) -> dict[str, Spread]:
+    """The spread of each component, the largest mean first."""
+    groups: dict[str, list[Layer]] = {}
+    for layer in layers:
+        groups.setdefault(layer.component, []).append(layer)
+    found = {name: Spread.of(group) for name, group in groups.items()}
+    return dict(sorted(found.items(), key=lambda item: -1.0 if item[1].mean is None else item[1].mean)[::-1])
+
+
+def depth_of(layers: Iterable[Layer]) -> Depth:
+    """How the error of the results of numbered blocks changes: of those of the list with the most members."""
+    lists: dict[str, list[tuple[int, float]]] = {}
+    for layer in layers:
+        key = Key.parse(layer.key)
+        parent, _, number = key.site.rpartition(".")
+        if number.isdigit() and layer.error is not None and 0 < layer.error < math.inf:
+            lists.setdefault(parent, []).append((int(number), math.log(layer.error)))
+    points = max(lists.values(), key=lambda found: len({number for number, _ in found}), default=[])
+    numbers = {number for number, _ in points}
+    if len(numbers) < _FEWEST:
+        return Depth(len(numbers), None)
+    slope = statistics.linear_regression(*zip(*points, strict=True)).slope
+    return Depth(len(numbers), math.exp(slope * (max(numbers) - min(numbers))))
+
+
+def layer_report(title: str, layers: Sequence[Layer], order: str, notes: Sequence[str] = ()) -> str:
+    """The report as text.
+
+    Args:
+        title: What was compared.
+        layers: As `layers_of` gives them.
+        order: What is to be said of the execution order.
+        notes: What else a reader should know, a sentence each.
+    """
+    return "\n".join(_lines(title, layers, order, notes)) + "\n"
+
+
+def _lines(title: str, layers: Sequence[Layer], order: str, notes: Sequence[str]) -> Iterator[str]:
+    yield title
+    yield "=" * len(title)
+    yield from notes
+    yield ""
+    yield "EXECUTION ORDER"
+    yield order
+    yield ""
+    yield "MEAN SQUARED ERROR"
+    total = Spread.of(layers)
+    yield f"layers  {total.layers}"
+    yield f"finite  {total.finite}"
+    for name in ("minimum", "maximum", "mean", "median"):
+        yield f"{name:7} {_number(getattr(total, name))}"
+    yield depth_of(layers).text
+    yield ""
+    yield "BY COMPONENT"
+    rows: list[tuple[str, ...]] = [("component", "layers", "finite", "minimum", "maximum", "mean", "median")]
+    for name, one in by_component(layers).items():
+        numbers = map(_number, (one.minimum, one.maximum, one.mean, one.median))
+        rows.append((name, str(one.layers), str(one.finite), *numbers))
+    yield from _table(rows)
+    yield ""
+    yield "BY LAYER, in execution order"
+    heads = ("layer", "class", "status", "MSE", "relative error", "inputs", "output", "in the target")
+    yield from _table([heads, *map(_row, layers)])
+
+
+def _row(layer: Layer) -> tuple[str, ...]:
+    ours, theirs = layer.outputs
+    given = " ".join(map(_shape, layer.inputs)) or "-"
+    other = "-" if theirs is None else "same" if theirs == ours else _shape(theirs)
+    numbers = _number(layer.mse), _number(layer.error)
+    return layer.key, layer.class_name or "-", layer.status, *numbers, given, _shape(ours), other
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (_plain(cell).ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip()
+
+
+def _plain(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _shape(shape: Iterable[int]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def _number(value: Any) -> str:
+    return "-" if value is None else f"{value:.3e}"

@@ -1,0 +1,281 @@
+"""Verify a port: capture, match and compare both sides, free-running and injected, and write a report."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tensorcap.adapters import adapter_for
+from tensorcap.aligning import Aligned, MappingSource, align, sides
+from tensorcap.alignment.order import Order, order_between
+from tensorcap.alignment.rules import read_rules
+from tensorcap.capturing import capture_workload
+from tensorcap.comparing import compare, opened
+from tensorcap.comparison import Comparison
+from tensorcap.diagnosis.diagnosing import Diagnosis, diagnose
+from tensorcap.injecting import Around, inject
+from tensorcap.preflight.checklist import Preflight, preflight
+from tensorcap.reports.report_folder import replaced_folder
+from tensorcap.reports.verification_files import write_files
+from tensorcap.verdicts.divergence import first_divergence
+from tensorcap.verdicts.pairing import ABSENT, Pair
+from tensorcap.workload import Workload
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.errors import ReadError, UsageError
+from tensorcap_formats.keys import ROOT_SITE
+
+Source = Archive | str | os.PathLike[str]
+REFERENCE: Final = "reference.h5"
+TARGET: Final = "target.h5"
+_DIAGNOSED: Final = 3  # suspects
+_OWN: Final = frozenset({"A", "A'"})
+_ARCHIVE: Final = "the target is an archive, which cannot be run again"
+
+
+@dataclass(frozen=True)
+class Runnable:
+    """A side that is run.
+
+    Attributes:
+        make: Makes the workload, and what the run's metadata say of it besides; of the target, given the
+            reference's archive, of the reference None.
+        seed: Of the random generators before each run.
+    """
+
+    make: Callable[[Archive | None], tuple[Workload, Mapping[str, Any]]]
+    seed: int = 0
+
+    @classmethod
+    def of(cls, workload: Workload) -> Runnable:
+        """A workload that is there already."""
+        return cls(lambda _: (workload, {}))
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A module that is accused.
+
+    Attributes:
+        module: Its site in the reference, `@root` for the model itself.
+        class_name: Its class there, "" where unknown.
+        pair: What shows it.
+        explanation: How the module was found, as a sentence.
+        is_own: Whether the error is known to be the module's own: it was given the reference's tensors.
+        diagnosis: What kind of mistake it is; None where the values could not be looked at.
+    """
+
+    module: str
+    class_name: str
+    pair: Pair
+    explanation: str
+    is_own: bool
+    diagnosis: Diagnosis | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What was found of a port.
+
+    Attributes:
+        path: The folder.
+        preflight: What differs apart from tensors.
+        order: Both orders of execution; None where a side has none.
+        free: The comparison of the free runs.
+        injected: That of the injected run; None without one.
+        why_not_injected: Why there is none, "" if there is.
+        suspects: Modules that are accused, the first one first.
+        inheriting: Keys of what is not green in the free run, and green once the inputs are right.
+        notes: What could not be written, a sentence each.
+        summary: What is wrong, as sentences.
+    """
+
+    path: Path
+    preflight: Preflight
+    order: Order | None
+    free: Comparison
+    injected: Comparison | None
+    why_not_injected: str
+    suspects: Sequence[Suspect]
+    inheriting: Sequence[str]
+    notes: Sequence[str] = ()
+    summary: Sequence[str] = ()
+
+    @property
+    def exit_status(self) -> int:
+        """That of the worse comparison (VER-40)."""
+        return max(self.free.exit_status, self.injected.exit_status if self.injected else 0)
+
+
+def verify(
+    reference: Runnable | Workload | Source,
+    target: Runnable | Workload | Source,
+    output: str | os.PathLike[str],
+    *,
+    mapping: MappingSource | None = None,
+    rules: str | os.PathLike[str] | None = None,
+    layers: bool = False,
+    force: bool = False,
+    around: Around | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> Verification:
+    """Verify a port, and write a folder that tells what came of it (`specs/verify.md`).
+
+    Args:
+        reference: The trusted side: a workload, or an archive, open or a path.
+        target: The side under test; it is not injected if it is an archive.
+        output: The folder, which is written whole or not at all.
+        mapping: What belongs together, as for `compare`.
+        rules: A file of rules for names, which go before those that come with tensorcap.
+        layers: Whether to write a file for each tensor too.
+        force: Whether to replace a folder that an earlier verification wrote.
+        around: As for `capture_workload`, of each run.
+        tell: Told what is done next.
+
+    Raises:
+        UsageError: The folder exists, a side is none, or the mapping does not fit.
+        CaptureError: A run gave nothing.
+        ReadError: An archive cannot be read.
+    """
+    say = tell or (lambda _: None)
+    final = Path(output)
+    with replaced_folder(final, force=force) as folder, ExitStack() as stack:
+        say("capturing the reference")
+        trusted, _ = _captured(reference, folder / REFERENCE, None, around)
+        trusted = stack.enter_context(opened(trusted))
+        say("capturing the target")
+        tested, workload = _captured(target, folder / TARGET, trusted, around)
+        tested = stack.enter_context(opened(tested))
+        say("aligning")
+        aligned = _ruled(trusted, tested, mapping, rules)
+        known = mapping if aligned is None else aligned.alignment
+        ours, theirs = (
+            sides(trusted, tested, mapping) if aligned is None else (aligned.reference, aligned.target)
+        )
+        say("looking at what differs before any tensor does")
+        checked = preflight(ours, theirs)
+        say("comparing")
+        free = compare(ours, theirs, mapping=None if ours is not trusted else "none")
+        own, own_sides, why_not = None, (ours, theirs), _ARCHIVE
+        if workload is not None:
+            say("injecting")
+            trusted.path = _lasting(trusted.path, folder, final)  # which the injected run's metadata name
+            path = folder / "with_injection" / TARGET
+            path.parent.mkdir()
+            seed = target.seed if isinstance(target, Runnable) else 0  # as the free run had
+            try:
+                inject(trusted, workload, path, mapping=known, target=tested, seed=seed, around=around)
+                why_not = ""
+            except UsageError as error:  # a tensor does not fit, or nothing belongs together
+                why_not = str(error).replace(f"{folder}{os.sep}", "")
+            else:
+                injected = stack.enter_context(opened(path))
+                own_sides = sides(trusted, injected, known)
+                own = compare(*own_sides, mapping="none")
+        say("diagnosing")
+        suspects = [
+            Suspect(s.module, s.class_name, s.pair, s.explanation, s.is_own, _diagnosed(*own_sides, s.pair))
+            if at < _DIAGNOSED
+            else s
+            for at, s in enumerate(suspects_of(trusted, free, own))
+        ]
+        order = free.mapping.order if free.mapping else _order(free)
+        found = Verification(
+            final, checked, order, free, own, why_not, tuple(suspects), _inheriting(free, own)
+        )
+        say("writing")
+        return write_files(
+            folder,
+            found,
+            (ours, theirs),
+            own_sides if own else None,
+            originals=(trusted, tested),
+            layers=layers,
+        )
+
+
+def suspects_of(reference: Archive, free: Comparison, own: Comparison | None) -> list[Suspect]:
+    """Modules that are accused, the first one first.
+
+    With an injected run, those with an error of their own, in execution order, what an earlier one within
+    them explains left out. Without one, the module of the first divergence, if an error of its own is told
+    from one that only grew.
+    """
+    comparison = own or free
+    first = comparison.divergence
+    found: list[Suspect] = []
+    if first is not None and not first.is_growth and first.pair.status not in ABSENT:
+        is_own = own is not None
+        found.append(Suspect(first.module, first.class_name, first.pair, first.explanation, is_own))
+    for pair in own.pairs if own is not None else ():
+        if not (pair.is_required and not pair.is_green and pair.reference and _OWN & _failed(pair)):
+            continue
+        blamed = first_divergence(reference, [pair])
+        if blamed is None or any(_is_within(one.module, blamed.module) for one in found):
+            continue
+        found.append(Suspect(blamed.module, blamed.class_name, pair, blamed.explanation, True))
+    return found
+
+
+def _failed(pair: Pair) -> set[str]:
+    return {finding.test for finding in pair.findings if finding.status in ("suspect", "diverged")}
+
+
+def _is_within(module: str, other: str) -> bool:
+    return other in (module, ROOT_SITE) or module.startswith(f"{other}.")
+
+
+def _captured(
+    side: Runnable | Workload | Source, path: Path, before: Archive | None, around: Around | None
+) -> tuple[Source, Workload | None]:
+    """The archive of a side; of one that is run also its workload."""
+    if isinstance(side, Workload):
+        side = Runnable.of(side)
+    if not isinstance(side, Runnable):
+        return side, None
+    workload, run = side.make(before)
+    adapter_for(workload.model).seed(side.seed)
+    capture_workload(workload, path, run=run, around=around)
+    return path, workload
+
+
+def _lasting(path: Path, folder: Path, final: Path) -> Path:
+    """Where an archive is going to be."""
+    return final.absolute() / path.relative_to(folder) if path.is_relative_to(folder) else path
+
+
+def _ruled(
+    reference: Archive,
+    target: Archive,
+    mapping: MappingSource | None,
+    rules: str | os.PathLike[str] | None,
+) -> Aligned | None:
+    """What rules of the user's make of two archives; None without rules."""
+    if rules is None:
+        return None
+    return align(reference, target, mapping=mapping, rules=read_rules(rules), by="all")
+
+
+def _order(comparison: Comparison) -> Order | None:
+    if not (comparison.reference.is_ordered and comparison.target.is_ordered):
+        return None
+    return order_between((p.reference, p.target) for p in comparison.pairs if p.reference and p.target)
+
+
+def _diagnosed(reference: Archive, target: Archive, pair: Pair) -> Diagnosis | None:
+    if pair.reference is None or pair.target is None:
+        return None
+    try:
+        return diagnose(reference, target, pair.key, target_key=pair.target.key.text)
+    except (UsageError, ReadError):  # complex values, or statistics alone
+        return None
+
+
+def _inheriting(free: Comparison, own: Comparison | None) -> tuple[str, ...]:
+    if own is None:
+        return ()
+    right = {pair.key for pair in own.pairs if pair.is_green}
+    return tuple(p.key for p in free.pairs if p.is_required and not p.is_green and p.key in right)

@@ -1,0 +1,103 @@
+"""`tcap verify` at the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from tensorcap_formats.opening import open_archive
+from tests.cli.conftest import ROOT, Tcap
+
+MODELS = ROOT / "examples" / "models.py"
+PORTS = f"""
+import sys
+sys.path.insert(0, {str(MODELS.parent)!r})
+import models
+import tensorcap
+
+PORTS = {{"llama": tensorcap.Port(models.reference, models.port, dtypes=("float32",))}}
+twin = tensorcap.Port(models.reference, models.reference)
+"""
+
+
+@pytest.mark.spec("VER-32")
+@pytest.mark.spec("VER-40")
+def test_the_wrong_activation_is_named_with_what_it_is(tcap: Tcap, folder: Path) -> None:
+    done = tcap("verify", f"{MODELS}:reference", f"{MODELS}:port", "-o", "report", status=1)
+    lines = done.stdout.splitlines()
+    accused = [line for line in lines if line.startswith(("1. ", "2. "))]
+    assert len(accused) == 1
+    assert accused[0].startswith("1. model.layers.2.mlp.act_fn (SiLUActivation) is wrong: its own error is ")
+    assert "gelu tanh where the reference has silu" in accused[0]
+    assert any("only inherit an error" in line for line in lines)
+    assert any(line.startswith("The execution order is the same: ") for line in lines)
+    assert lines == (folder / "report" / "summary.txt").read_text().splitlines()
+    assert "injecting …" in done.stderr
+
+
+@pytest.mark.spec("VER-1")
+@pytest.mark.spec("VER-4")
+@pytest.mark.spec("VER-40")
+def test_the_reference_in_bfloat16_is_not_accused(tcap_json: Any, folder: Path) -> None:
+    told = tcap_json("verify", f"{MODELS}:reference", "--dtype", "bfloat16", "-o", "report")
+    assert (told["exit_status"], told["suspects"]) == (0, [])
+    assert (told["reference"]["dtype"], told["target"]["dtype"]) == ("float32", "bfloat16")
+    assert "Nothing is wrong that these runs show." in told["summary"]
+    assert told == json.loads((folder / "report" / "verify.json").read_text())
+
+
+@pytest.mark.spec("VER-1")
+@pytest.mark.spec("VER-4")
+def test_a_port_is_found_by_its_name(tcap: Tcap, folder: Path) -> None:
+    (folder / "ports.py").write_text(PORTS)
+    assert "model.layers.2.mlp.act_fn" in tcap("verify", "ports.py:llama", "-o", "one", status=1).stdout
+    assert "Nothing is wrong" in tcap("verify", "ports.py:twin", "-o", "two").stdout
+    refused = tcap("verify", "ports.py:llama", "--dtype", "bfloat16", "-o", "three", status=2)
+    assert "port: dtype: found bfloat16, expected float32" in refused.stderr
+    refused = tcap("verify", "ports.py:llama", "--prompt", "a", "-o", "three", status=2)
+    assert "--prompt is not for a Port" in refused.stderr
+
+
+@pytest.mark.spec("VER-1")
+@pytest.mark.spec("VER-20")
+def test_wrong_usage_is_refused_before_anything_runs(tcap: Tcap, folder: Path) -> None:
+    missing = tcap("verify", f"{MODELS}:reference", "-o", "report", status=2)
+    assert "expected TARGET, or what to change" in missing.stderr
+    (folder / "mine").mkdir()
+    refused = tcap("verify", f"{MODELS}:reference", f"{MODELS}:port", "-o", "mine", "--force", status=2)
+    assert "mine: exists and is no report" in refused.stderr
+    assert "runs in" not in refused.stderr
+    tcap("verify", "no.h5", "no2.h5", "-o", "report", status=3)
+    assert [path.name for path in folder.iterdir()] == ["mine"]
+
+
+@pytest.mark.spec("VER-5")
+def test_a_target_generates_with_the_tokens_of_the_reference(tcap_json: Any, folder: Path) -> None:
+    from transformers import LlamaConfig
+
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
+    )
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(folder / "small")
+    asked = ("--input-ids", "1,2,3", "--max-new-tokens", "3")
+    told = tcap_json("verify", "small", "small", "--random-weights", "0", *asked, "-o", "one")
+    assert (told["exit_status"], told["with_injection"]["is_green"]) == (0, True)
+    assert {layer["key"][0] for layer in told["with_injection"]["layers"]} == {"0", "1", "2"}
+    reference = folder / "one" / "reference.h5"
+    # other weights would choose other tokens; those of the reference are what both are given
+    told = tcap_json("verify", str(reference), "small", "--random-weights", "1", "-o", "two", status=1)
+    assert "missing-in-target" not in told["without_injection"]["counts"]
+    for name in ("one", "two"):
+        with open_archive(folder / name / "target.h5") as archive:
+            assert archive.run["workload"]["options"]["teacher_forced"] == str(reference)
+    with open_archive(reference) as ours, open_archive(folder / "two" / "target.h5") as theirs:
+        for step in range(3):
+            key = f"{step}/model.embed_tokens/input.input"
+            assert (ours.load(ours.get(key)) == theirs.load(theirs.get(key))).all()

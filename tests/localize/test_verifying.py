@@ -1,0 +1,279 @@
+"""A port is verified in one go, and the folder says what is wrong with it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import Tensor, nn  # noqa: E402  # after the check that it is there
+
+import tensorcap  # noqa: E402
+from tensorcap.aligning import align  # noqa: E402
+from tensorcap.comparing import opened  # noqa: E402
+from tensorcap.port import Port  # noqa: E402
+from tensorcap.reports.layer_report import Layer, depth_of  # noqa: E402
+from tensorcap.verifying import Runnable, verify  # noqa: E402
+from tensorcap.workload import Workload  # noqa: E402
+from tensorcap_formats.errors import UsageError  # noqa: E402
+from tests.align.ports import llama  # noqa: E402
+
+X = torch.linspace(-1, 1, 4 * 8).reshape(4, 8)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+        self.act = nn.SiLU()
+        self.spare = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = x + self.act(self.fc(x))
+        return made
+
+
+def chain() -> Any:
+    torch.manual_seed(0)
+    return nn.Sequential(*(Block() for _ in range(5))).eval()
+
+
+def wrong() -> Any:
+    model = chain()
+    with torch.no_grad():
+        model[1].fc.weight.mul_(1.5)
+    return model
+
+
+class TwiceGate(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = x.chunk(2, -1)
+        return nn.functional.gelu(gate) * up
+
+
+def report_of(folder: Path) -> Any:
+    return json.loads((folder / "verify.json").read_text())
+
+
+@pytest.mark.spec("VER-2")
+@pytest.mark.spec("VER-10")
+@pytest.mark.spec("VER-12")
+@pytest.mark.spec("VER-13")
+def test_a_wrong_module_is_named_and_what_inherits_is_not(tmp_path: Path) -> None:
+    found = verify(Workload(chain(), (X,)), Workload(wrong(), (X,)), tmp_path / "report")
+    assert [one.module for one in found.suspects] == ["1.fc"]
+    assert found.suspects[0].is_own
+    assert found.suspects[0].diagnosis is not None
+    assert found.suspects[0].pair.key == "0/1.fc/output"
+    assert {"0/1.act/output", "0/2.fc/output", "0/4/output"} <= set(found.inheriting)
+    assert "0/1.fc/output" not in found.inheriting
+    assert found.exit_status == 1
+
+
+@pytest.mark.spec("VER-21")
+@pytest.mark.spec("VER-22")
+@pytest.mark.spec("VER-30")
+@pytest.mark.spec("VER-31")
+def test_the_folder_holds_what_the_specification_lists(tmp_path: Path) -> None:
+    folder = tmp_path / "report"
+    verify(Workload(chain(), (X,)), Workload(wrong(), (X,)), folder)
+    assert {path.name for path in folder.iterdir()} == {
+        "reference.h5",
+        "target.h5",
+        "summary.txt",
+        "verify.json",
+        "without_injection",
+        "with_injection",
+    }
+    assert (folder / "with_injection" / "target.h5").is_file()
+    names = (folder / "with_injection" / "module_names_target.txt").read_text().splitlines()
+    assert names[:5] == [
+        "@root Sequential",
+        "0 Block",
+        "0.fc Linear",
+        "0.act SiLU",
+        "0.spare Linear (never called)",
+    ]
+    told = report_of(folder)
+    assert (told["format"], told["version"], told["exit_status"]) == ("tensorcap-verification", 1, 1)
+    assert (told["reference"]["path"], told["target"]["path"]) == ("reference.h5", "target.h5")
+    assert told["with_injection"]["divergence"] == {
+        "key": "0/1.fc/output",
+        "module": "1.fc",
+        "is_growth": False,
+    }
+    assert told["summary"] == (folder / "summary.txt").read_text().splitlines()
+    assert list(tmp_path.iterdir()) == [folder]
+    assert ".report-" not in (folder / "verify.json").read_text()
+    with tensorcap.open_archive(folder / "with_injection" / "target.h5") as archive:
+        assert archive.run["injected"]["source"] == str(folder / "reference.h5")
+
+
+@pytest.mark.spec("VER-23")
+def test_errors_in_the_report_are_those_that_numpy_computes(tmp_path: Path) -> None:
+    folder = tmp_path / "report"
+    verify(Workload(chain(), (X,)), Workload(wrong(), (X,)), folder)
+    with torch.no_grad():
+        errors, x, y = [], X, X
+        for one, other in zip(chain(), wrong(), strict=True):
+            for a, b in (
+                (one.fc(x), other.fc(y)),
+                (one.act(one.fc(x)), other.act(other.fc(y))),
+                (one(x), other(y)),
+            ):
+                errors.append(float(np.square(a.double().numpy() - b.double().numpy()).mean()))
+            x, y = one(x), other(y)
+    errors.append(errors[-1])  # the model gives what its last block does
+    told = report_of(folder)["without_injection"]
+    assert [layer["mse"] for layer in told["layers"]] == pytest.approx(errors, rel=1e-6)
+    assert told["mse"] == {
+        "layers": 16,
+        "finite": 16,
+        "minimum": 0.0,
+        "maximum": pytest.approx(max(errors)),
+        "mean": pytest.approx(sum(errors) / 16),
+        "median": pytest.approx(float(np.median(errors))),
+    }
+    assert told["components"]["fc"]["maximum"] == pytest.approx(max(errors[0:15:3]))
+    assert {layer["component"] for layer in told["layers"]} == {"fc", "act", "block", "model"}
+    text = (folder / "without_injection" / "layer_verification_report_Sequential_float32.txt").read_text()
+    assert "The execution order is the same: 16 results compared." in text
+    assert f"maximum {max(errors):.3e}" in text
+    row = next(line for line in text.splitlines() if line.startswith("0/1.fc/output"))
+    assert row.split()[1:3] == ["Linear", "diverged"]
+    assert row.split()[-3:] == ["4x8", "4x8", "same"]
+
+
+@pytest.mark.spec("VER-24")
+@pytest.mark.parametrize(
+    ("errors", "factor", "says"),
+    [
+        ([1e-6, 1e-5, 1e-4], 100.0, "grows with depth, by a factor of 100"),
+        ([1e-4, 1e-5, 1e-6], 0.01, "falls with depth, by a factor of 100"),
+        ([1e-6, 1e-6, 1e-6], 1.0, "neither grows nor falls"),
+        ([0.0, 1e-6, 1e-5], None, "Too few"),
+    ],
+)
+def test_depth_is_told_from_the_slope(errors: list[float], factor: float | None, says: str) -> None:
+    layers = [
+        Layer(f"0/blocks.{i}/output", "", "blocks", "unjudged", 0.0, error, (), ((1,), (1,)))
+        for i, error in enumerate(errors)
+    ]
+    found = depth_of([*layers, Layer("0/head/output", "", "head", "unjudged", 0.0, 9.0, (), ((1,), (1,)))])
+    assert says in found.text
+    if factor is None:
+        assert found.factor is None
+    else:
+        assert found.factor is not None
+        assert math.isclose(found.factor, factor, rel_tol=1e-9)
+
+
+@pytest.mark.spec("VER-2")
+def test_a_rewritten_model_under_other_names_is_judged_through_the_mapping(tmp_path: Path) -> None:
+    def target(planted: bool) -> Workload:
+        model, inputs = llama.PORT.reference()
+        made, given = llama.PORT.target(model.state_dict(), inputs)
+        if planted:
+            made.layers[1].ffn.act_mul = TwiceGate()  # type: ignore[index,union-attr]
+        return Workload(made.eval(), given)
+
+    reference = Workload(*llama.PORT.reference())
+    right = verify(reference, target(planted=False), tmp_path / "right")
+    assert (right.suspects, right.why_not_injected) == ((), "")
+    found = verify(reference, target(planted=True), tmp_path / "wrong")
+    assert found.suspects[0].module in ("model.layers.1.mlp", "model.layers.1.mlp.act_fn")
+    assert found.free.mapping is not None
+    with ExitStack() as files:
+        runs = (files.enter_context(opened(tmp_path / "right" / f"{n}.h5")) for n in ("reference", "target"))
+        known = align(*runs).alignment  # what a planted mistake hides of it is not this test's matter
+    found = verify(reference, target(planted=True), tmp_path / "known", mapping=known)
+    assert [one.module for one in found.suspects] == ["model.layers.1.mlp"]
+
+
+@pytest.mark.spec("VER-3")
+@pytest.mark.spec("VER-11")
+def test_archives_are_compared_without_injection_and_it_is_said(tmp_path: Path) -> None:
+    for name, model in (("ref", chain()), ("tgt", wrong())):
+        with torch.no_grad(), tensorcap.capture(model, tmp_path / f"{name}.h5"):
+            model(X)
+    folder = tmp_path / "report"
+    found = verify(tmp_path / "ref.h5", tmp_path / "tgt.h5", folder)
+    assert found.injected is None
+    assert [(one.module, one.is_own) for one in found.suspects] == [("1.fc", False)]
+    assert "Without injection: the target is an archive" in (folder / "summary.txt").read_text()
+    told = report_of(folder)
+    assert told["with_injection"] is None
+    assert told["reference"]["path"] == str(tmp_path / "ref.h5")
+    assert not (folder / "with_injection").exists()
+    assert not (folder / "reference.h5").exists()
+
+
+@pytest.mark.spec("VER-20")
+def test_nothing_is_left_of_a_run_that_fails_and_nothing_is_overwritten(tmp_path: Path) -> None:
+    def fail(_: object) -> Any:
+        raise RuntimeError("no target")
+
+    folder = tmp_path / "report"
+    with pytest.raises(RuntimeError, match="no target"):
+        verify(Workload(chain(), (X,)), Runnable(fail), folder)
+    assert list(tmp_path.iterdir()) == []
+    verify(Workload(chain(), (X,)), Workload(chain(), (X,)), folder)
+    with pytest.raises(UsageError, match="exists"):
+        verify(Workload(chain(), (X,)), Workload(wrong(), (X,)), folder)
+    with pytest.raises(RuntimeError, match="no target"):
+        verify(Workload(chain(), (X,)), Runnable(fail), folder, force=True)
+    assert report_of(folder)["exit_status"] == 0
+    verify(Workload(chain(), (X,)), Workload(wrong(), (X,)), folder, force=True)
+    assert report_of(folder)["exit_status"] == 1
+    assert list(tmp_path.iterdir()) == [folder]
+    other = tmp_path / "mine"
+    other.mkdir()
+    with pytest.raises(UsageError, match="is no report"):
+        verify(Workload(chain(), (X,)), Workload(wrong(), (X,)), other, force=True)
+    assert other.is_dir()
+
+
+@pytest.mark.spec("VER-25")
+def test_the_plot_is_written_or_its_absence_said(tmp_path: Path) -> None:
+    found = verify(Workload(chain(), (X,)), Workload(wrong(), (X,)), tmp_path / "report")
+    plots = [tmp_path / "report" / name / "mse_plot.png" for name in ("without_injection", "with_injection")]
+    if importlib.util.find_spec("matplotlib") is None:
+        assert not any(plot.exists() for plot in plots)
+        assert [note for note in found.summary if "'matplotlib'" in note] == list(found.notes)
+        assert len(found.notes) == 1
+    else:
+        assert all(plot.read_bytes().startswith(b"\x89PNG") for plot in plots)
+        assert found.notes == ()
+
+
+@pytest.mark.spec("VER-26")
+def test_layers_are_written_in_the_same_layout_on_request(tmp_path: Path) -> None:
+    verify(Workload(chain(), (X,)), Workload(wrong(), (X,)), tmp_path / "report", layers=True)
+    folder = tmp_path / "report" / "with_injection"
+    about = json.loads((folder / "reference_layers" / "layer_metadata.json").read_text())
+    file = next(name for name, entry in about.items() if entry["key"] == "0/1.fc/output")
+    assert about[file]["shape"] == [4, 8]
+    with torch.no_grad():
+        given = chain()[0](X)
+        np.testing.assert_array_equal(
+            np.load(folder / "reference_layers" / file), chain()[1].fc(given).numpy()
+        )
+        np.testing.assert_array_equal(np.load(folder / "target_layers" / file), wrong()[1].fc(given).numpy())
+
+
+@pytest.mark.spec("VER-4")
+def test_a_port_makes_both_sides_and_refuses_what_it_is_not_made_for() -> None:
+    port = Port(chain, wrong, inputs=lambda side: (X if side == "reference" else X * 2,), dtypes=("float32",))
+    assert torch.equal(port.make("target").inputs[0], X * 2)  # type: ignore[index]
+    port.allow("float32", "cuda")
+    with pytest.raises(UsageError, match="dtype: found bfloat16, expected float32"):
+        port.allow("bfloat16", None)
+    with pytest.raises(UsageError, match=r"reference: found a Sequential, expected a tensorcap\.Workload"):
+        Port(chain, wrong).make("reference")
