@@ -6,6 +6,7 @@ import difflib
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -173,6 +174,7 @@ def _dtype_after(step: Step, dtypes: Sequence[DType]) -> DType:
     return dtypes[0]
 
 
+@lru_cache(maxsize=4096)
 def parse_step(text: str) -> Step:
     """Read one step.
 
