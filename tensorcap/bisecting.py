@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from tensorcap.aligning import NO_MAPPING, MappingSource, sides
-from tensorcap.comparing import Source, compare, opened
+from tensorcap.comparing import Source, compare, opened, paired
 from tensorcap.comparison import Comparison
 from tensorcap.verdicts.divergence import Divergence
-from tensorcap.verdicts.pairing import Pair, Selection, pair_records
+from tensorcap.verdicts.pairing import ABSENT, Pair, Selection
 from tensorcap.verdicts.places import is_gradient, is_inner, is_parameter
 from tensorcap.verdicts.settling import settle
 from tensorcap_formats.archive import Archive
@@ -38,6 +38,7 @@ class Bisection:
             that all of them up to the first bad one were read; `index` where digests settled it.
         read: Key texts of the results and inputs that were read, in that order.
         against: The first result that the search took for good or bad and is not; "" where there is none.
+        lacking: Key texts of results of the reference that the target lacks, which nothing explains.
     """
 
     results: int
@@ -47,11 +48,12 @@ class Bisection:
     how: How
     read: tuple[str, ...]
     against: str = ""
+    lacking: tuple[str, ...] = ()
 
     @property
     def exit_status(self) -> int:
-        """0 if no result was found that is not green, else 1 (BIS-5)."""
-        return 0 if self.first is None else 1
+        """0 if no result was found that is not green, and none is lacking, else 1 (BIS-5)."""
+        return 0 if self.first is None and not self.lacking else 1
 
 
 def bisect_archives(
@@ -104,7 +106,7 @@ def bisect_archives(
             ),
             tell,
         )
-        return search.run()
+        return replace(search.run(), lacking=search.lacking)
 
 
 class _Search:
@@ -115,6 +117,9 @@ class _Search:
         target: The archive under test.
         compare_only: Compares records of these keys alone.
         tell: Told of each result that is read.
+
+    Attributes:
+        lacking: Key texts of results that the target lacks, which nothing explains.
     """
 
     def __init__(
@@ -130,13 +135,18 @@ class _Search:
         self._tell = tell
         self._read: list[str] = []
         self._known: dict[int, Pair] = {}
-        pairs = pair_records(reference, target, Selection())
+        pairs = paired(reference, target, Selection())
         results = [p for p in pairs if p.reference and p.target and _is_result(p.reference)]
         if not results:
             raise UsageError(
                 f"{reference.path} and {target.path}: have no results of modules in common",
                 hint="tcap align tells what belongs together.",
             )
+        self.lacking = tuple(
+            p.key
+            for p in pairs
+            if p.reference and p.is_required and p.status in ABSENT and _is_result(p.reference)
+        )
         self._pairs = sorted(results, key=lambda p: p.reference.order if p.reference else 0)
         for i, pair in enumerate(self._pairs):
             settled = settle(reference, target, pair)

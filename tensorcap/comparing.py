@@ -91,9 +91,7 @@ def compare(
         trusted, tested = (stack.enter_context(opened(source)) for source in (reference, target))
         twin = None if baseline is None else stack.enter_context(opened(baseline))
         trusted, tested = sides(trusted, tested, mapping)
-        pairs = pair_records(trusted, tested, selection)
-        if isinstance(tested, MappedArchive):
-            pairs = with_mapping(pairs, tested)
+        pairs = paired(trusted, tested, selection)
         given.require_hits(pair.key for pair in pairs)
         run = _Run(trusted, tested, given, calibrated, compute_dtype, progress)
         return run.compare(pairs, selection, twin)
@@ -139,6 +137,12 @@ def compare_records(
 
 def _globs(given: str | Iterable[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
+
+
+def paired(reference: Archive, target: Archive, selection: Selection) -> list[Pair]:
+    """Pair the records of two archives as `pair_records` does, with what a mapping says of each."""
+    pairs = pair_records(reference, target, selection)
+    return with_mapping(pairs, target) if isinstance(target, MappedArchive) else pairs
 
 
 @contextmanager

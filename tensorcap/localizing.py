@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tensorcap.aligning import MappingSource, sides
@@ -68,17 +68,20 @@ class Localization:
         by: Whether a model was replayed, or the archives alone say it.
         nonfinite: Key text of the first tensor that is finite on one side only, and its module; None if none.
         notes: What else a reader should know, as sentences.
+        open: Key texts of what is required, not green by more than growth, and no suspect answers for; none
+            where there are suspects.
     """
 
     suspects: tuple[Suspect, ...]
     by: By
     nonfinite: tuple[str, str] | None
     notes: tuple[str, ...]
+    open: tuple[str, ...] = ()
 
     @property
     def exit_status(self) -> int:
-        """1 where a module is accused, else 0."""
-        return int(bool(self.suspects))
+        """1 where a module is accused, or something is wrong that no module is accused of; else 0."""
+        return int(bool(self.suspects or self.open))
 
 
 def localize(
@@ -112,7 +115,7 @@ def localize(
         reduced, mapped = sides(trusted, tested, mapping)
         free = compare(reduced, mapped, mapping="none", compute_dtype=compute_dtype)
         if workload is None:
-            return _by_archives(reduced, mapped, free, compute_dtype)
+            return _with_open(_by_archives(reduced, mapped, free, compute_dtype), free, ())
         done = replay_within(
             stack,
             trusted,
@@ -123,7 +126,22 @@ def localize(
             seed=seed,
             around=around,
         )
-        return _by_replay(done, free, compute_dtype)
+        unjudged = (*done.found.lacking, *(own.key for own in done.found.unjudged))
+        return _with_open(_by_replay(done, free, compute_dtype), free, unjudged)
+
+
+def _with_open(found: Localization, free: Comparison, unjudged: Iterable[str]) -> Localization:
+    """What was found, and what is wrong that nobody is accused of."""
+    if found.suspects:
+        return found
+    wrong = (
+        pair.key for pair in free.pairs if pair.is_required and not pair.is_green and pair.status != "suspect"
+    )
+    keys = tuple(dict.fromkeys([*wrong, *unjudged]))
+    if not keys:
+        return found
+    note = f"{len(keys)} tensors are not green and no module is accused of them: {keys[0]}; see tcap compare."
+    return replace(found, open=keys, notes=(*found.notes, note))
 
 
 def _by_replay(done: Replayed, free: Comparison, compute_dtype: str | None) -> Localization:

@@ -27,7 +27,7 @@ from tensorcap.substitution import Substitution
 from tensorcap.verdicts.calls import Calls
 from tensorcap.verdicts.divergence import called_sites, caller_of
 from tensorcap.verdicts.gains import row_error
-from tensorcap.verdicts.pairing import Finding, Pair, Status
+from tensorcap.verdicts.pairing import ABSENT, Finding, Pair, Status
 from tensorcap.verdicts.places import is_inner
 from tensorcap.verdicts.policy import POLICY, SEVERITY, Precision
 from tensorcap_formats.archive import Archive
@@ -85,6 +85,7 @@ class Replay:
         precision: Name of the precision that errors were held against; "" where no run says one.
         replaced: Count of tensors that were put in the place of the model's own.
         natural: Key texts of arguments that the archive has no tensor for, so that they stayed natural.
+        lacking: Key texts of results of the reference that the target lacks, which nothing explains.
         is_self: Whether the model was run on its own tensors.
         notes: What else a reader should know, as sentences.
     """
@@ -93,6 +94,7 @@ class Replay:
     precision: str
     replaced: int
     natural: tuple[str, ...]
+    lacking: tuple[str, ...]
     is_self: bool
     notes: tuple[str, ...]
 
@@ -102,11 +104,16 @@ class Replay:
         return [own for own in self.owns if own.is_bad]
 
     @property
+    def unjudged(self) -> Sequence[Own]:
+        """What nothing could judge, such as a tensor that cannot be read."""
+        return [own for own in self.owns if own.status == "unjudged"]
+
+    @property
     def exit_status(self) -> int:
-        """1 where something is suspect or worse, or a run does not repeat itself; else 0."""
+        """1 where something is suspect or worse or not judged, or a run does not repeat itself; else 0."""
         if self.is_self:
-            return int(any(own.status != "identical" for own in self.owns))
-        return int(bool(self.bad))
+            return int(not self.owns or any(own.status != "identical" for own in self.owns))
+        return int(bool(self.bad or self.unjudged or self.lacking) or not self.owns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,10 +225,14 @@ def replay_within(
         for record in original.records
         if record.key.slot.startswith("input") and not is_inner(record.key) and record.key.text not in keys
     ]
-    is_self = target is None
-    notes = tuple(_notes(owns, natural, is_self=is_self))
+    lacking = [
+        pair.key
+        for pair in compared.pairs
+        if pair.is_required and pair.status in ABSENT and _is_result(pair) and pair.key in original
+    ]
     name = "" if precision is None else precision.name
-    found = Replay(owns, name, len(keys), tuple(natural), is_self, notes)
+    found = Replay(owns, name, len(keys), tuple(natural), tuple(lacking), target is None, ())
+    found = replace(found, notes=tuple(_notes(found)))
     return Replayed(found, original, tested, run)
 
 
@@ -365,6 +376,11 @@ def _is_of_module(pair: Pair) -> bool:
     )
 
 
+def _is_result(pair: Pair) -> bool:
+    key = pair.reference.key if pair.reference else None
+    return key is not None and _is_slot(key) and key.slot.startswith("output")
+
+
 def _wrong(pair: Pair) -> str:
     if pair.status == "nonfinite" and pair.difference is not None:
         count, all_of = pair.difference.mask_mismatches, pair.difference.elements
@@ -372,11 +388,20 @@ def _wrong(pair: Pair) -> str:
     return pair.reason or "the shapes differ"
 
 
-def _notes(owns: Sequence[Own], natural: Sequence[str], *, is_self: bool) -> list[str]:
+def _notes(found: Replay) -> list[str]:
     notes = []
-    if is_self and any(own.status != "identical" for own in owns):
-        first = next(own.key for own in owns if own.status != "identical")
+    first = next((own.key for own in found.owns if own.status != "identical"), "")
+    if found.is_self and first:
         notes.append(f"The model does not repeat its own run ({first}): believe nothing else that it says.")
-    if natural:
-        notes.append(f"{len(natural)} arguments of the reference have none in the target: they stay natural.")
+    if found.natural:
+        count = len(found.natural)
+        notes.append(f"{count} arguments of the reference have none in the target: they stay natural.")
+    if found.lacking:
+        count, first = len(found.lacking), found.lacking[0]
+        notes.append(
+            f"{count} results of the reference have none in the target and were not judged: {first}."
+        )
+    if found.unjudged:
+        count, first = len(found.unjudged), found.unjudged[0].key
+        notes.append(f"{count} tensors could not be judged: {first}.")
     return notes

@@ -87,6 +87,7 @@ class Verification:
         free: The comparison of the free runs.
         injected: That of the injected run; None without one.
         why_not_injected: Why there is none, "" if there is.
+        is_refused: Whether there should have been one, and the reference's tensors did not fit.
         suspects: Modules that are accused, the first one first.
         inheriting: Keys of what is not green in the free run, and green once the inputs are right.
         notes: What could not be written, a sentence each.
@@ -99,6 +100,7 @@ class Verification:
     free: Comparison
     injected: Comparison | None
     why_not_injected: str
+    is_refused: bool
     suspects: Sequence[Suspect]
     inheriting: Sequence[str]
     notes: Sequence[str] = ()
@@ -106,8 +108,9 @@ class Verification:
 
     @property
     def exit_status(self) -> int:
-        """That of the worse comparison (VER-40)."""
-        return max(self.free.exit_status, self.injected.exit_status if self.injected else 0)
+        """That of the worse comparison, and 1 at least if an injection was refused (VER-40)."""
+        injected = self.injected.exit_status if self.injected else int(self.is_refused)
+        return max(self.free.exit_status, injected)
 
 
 def verify(
@@ -184,7 +187,15 @@ def verify(
         ]
         order = free.mapping.order if free.mapping else _order(free)
         found = Verification(
-            final, checked, order, free, own, why_not, tuple(suspects), _inheriting(free, own)
+            final,
+            checked,
+            order,
+            free,
+            own,
+            why_not,
+            workload is not None and own is None,
+            tuple(suspects),
+            _inheriting(free, own),
         )
         say("writing")
         return write_files(

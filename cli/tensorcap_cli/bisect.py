@@ -62,7 +62,8 @@ def command(
         tcap bisect ref.h5 --into port.py:target --level op
         tcap bisect ref.h5 --into port.py:target --check ./good.sh
 
-    Exit status: 0 no result is bad; 1 one is; 2 wrong usage; 3 an archive or a tensor cannot be read.
+    Exit status: 0 no result is bad; 1 one is, or TGT lacks one; 2 wrong usage; 3 an archive or a tensor
+    cannot be read.
     """
     ours = {name: options.pop(name) for name in ("rtol", "atol", "compute_dtype")}
     live = {name: options.pop(name) for name in ("limit", "check", "level", "state")}
@@ -103,14 +104,19 @@ def _of_archives(
                 "how": found.how,
                 "against": found.against or None,
                 "read": list(found.read),
+                "lacking": list(found.lacking),
                 "exit_status": found.exit_status,
             }
         )
         return found.exit_status
     if found.against:
         click.echo(f"Errors do not stay: {found.against} spoke against the search, so it read on in order.")
+    if found.lacking:
+        lacking = plural(len(found.lacking), "result")
+        click.secho(f"The target lacks {lacking} of the reference, the first {found.lacking[0]}.", fg="red")
     if first is None:
-        click.secho("No result that was looked at is bad.", fg="green", bold=True)
+        color = "yellow" if found.lacking else "green"
+        click.secho("No result that was looked at is bad.", fg=color, bold=True)
     else:
         click.secho(f"FIRST BAD RESULT  {first.key}  ({first.status})", fg="red", bold=True)
         for finding in first.findings[:1]:

@@ -54,7 +54,8 @@ def command(
     \b
         tcap localize ref.h5 tgt.h5 --reference none
 
-    Exit status: 0 nobody is accused; 1 somebody is; 2 wrong usage; 3 an input file cannot be read.
+    Exit status: 0 nobody is accused, and nothing is wrong or missing; 1 somebody is, or something is; 2 wrong
+    usage; 3 an input file cannot be read.
     """
     from tensorcap.localizing import localize
     from tensorcap.reports.reporting import json_value
@@ -113,6 +114,7 @@ def command(
                 "nonfinite": None
                 if found.nonfinite is None
                 else {"key": found.nonfinite[0], "module": found.nonfinite[1]},
+                "open": list(found.open),
                 "notes": notes,
                 "exit_status": found.exit_status,
             }
@@ -123,7 +125,7 @@ def command(
         if found.nonfinite is not None:
             click.echo(f"First tensor that is not finite on one side only: {found.nonfinite[0]}")
         if not found.suspects:
-            click.secho("Nobody is accused.", fg="green", bold=True)
+            click.secho("Nobody is accused.", fg="yellow" if found.open else "green", bold=True)
         for place, suspect in enumerate(found.suspects[:_SHOWN], 1):
             _print(place, suspect)
         if len(found.suspects) > _SHOWN:

@@ -55,8 +55,8 @@ def command(
 
     To run the target on the reference's values, see `tcap inject`.
 
-    Exit status: 0 nothing is suspect; 1 something is, or the run does not repeat itself; 2 wrong usage; 3 an
-    input file cannot be read.
+    Exit status: 0 nothing is suspect; 1 something is, was not judged, or is missing in TGT, or the run does
+    not repeat itself; 2 wrong usage; 3 an input file cannot be read.
     """
     from tensorcap.replaying import replay
     from tensorcap.reports.reporting import json_value
@@ -82,6 +82,7 @@ def command(
                 "precision": found.precision or None,
                 "replaced": found.replaced,
                 "natural": list(found.natural),
+                "lacking": list(found.lacking),
                 "is_self": found.is_self,
                 "notes": list(found.notes),
                 "owns": [
@@ -123,8 +124,10 @@ def _print(found: Any) -> None:
         return
     bad = sorted(found.bad, key=lambda own: own.made != "result" or not own.is_leaf)
     if not bad:
-        count = plural(len(found.owns), "tensor")
-        click.secho(f"No module makes an error of its own: {count} within rounding.", fg="green", bold=True)
+        judged = plural(len(found.owns) - len(found.unjudged), "tensor")
+        what = "No module makes" if not found.exit_status else "No module that could be judged makes"
+        color = "yellow" if found.exit_status else "green"
+        click.secho(f"{what} an error of its own: {judged} within rounding.", fg=color, bold=True)
         return
     rows = []
     for own in bad[:_SHOWN]:

@@ -138,3 +138,10 @@ def test_a_file_without_an_order_is_refused(tmp_path: Path) -> None:
     one, other = run(tmp_path / "r.h5", lambda i: 0), run(tmp_path / "t.h5", lambda i: 0.3, sites=["z.0"])
     with pytest.raises(UsageError, match="have no results of modules in common"):
         bisect_archives(one, other, mapping="none")
+
+
+@pytest.mark.spec("BIS-5")
+def test_a_result_that_the_target_lacks_is_no_success(tmp_path: Path) -> None:
+    one, other = run(tmp_path / "r.h5", lambda i: 0), run(tmp_path / "t.h5", lambda i: 0, sites=SITES[:39])
+    found = bisect_archives(one, other)
+    assert (found.first, found.lacking, found.exit_status) == (None, ("0/layers.39/output",), 1)

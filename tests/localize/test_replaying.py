@@ -205,6 +205,22 @@ def test_arguments_that_the_target_lacks_stay_natural_and_are_counted(captured: 
 
 
 @pytest.mark.spec("RPL-3")
+@pytest.mark.spec("LCL-6")
+def test_a_result_that_the_target_lacks_is_no_success(captured: Any, tmp_path: Path) -> None:
+    reference, _ = captured(None)
+    target = tmp_path / "less.h5"
+    capture_workload(workload(narrow(llama())), target, exclude="*layers.2.mlp.down_proj/output")
+    lacking = "0/model.layers.2.mlp.down_proj/output"
+    found = replay(reference, workload(llama()), target)
+    assert (found.bad, found.lacking, found.exit_status) == ([], (lacking,), 1)
+    assert any(lacking in note for note in found.notes)
+    for model in (workload(llama()), None):
+        told = localize(reference, target, model)
+        assert (told.suspects, told.open, told.exit_status) == ((), (lacking,), 1)
+        assert lacking in told.notes[-1]
+
+
+@pytest.mark.spec("RPL-3")
 def test_archives_with_nothing_in_common_are_refused(captured: Any, tmp_path: Path) -> None:
     reference, _ = captured(None)
     capture_workload(Workload(nn.Sequential(nn.Linear(3, 3)), (torch.ones(1, 3),)), tmp_path / "o.h5")

@@ -197,6 +197,21 @@ def test_a_rewritten_model_under_other_names_is_judged_through_the_mapping(tmp_p
     assert [one.module for one in found.suspects] == ["model.layers.1.mlp"]
 
 
+@pytest.mark.spec("VER-40")
+def test_an_injection_that_does_not_fit_is_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:  # a fake: what fits the comparison fits here as a rule
+        raise UsageError("1.fc/input.x: [4, 8] does not fit [8, 4]")
+
+    monkeypatch.setattr("tensorcap.verifying.inject", refused)
+    found = verify(Workload(chain(), (X,)), Workload(chain(), (X,)), tmp_path / "report")
+    assert found.free.exit_status == 0
+    assert (found.why_not_injected, found.exit_status) == ("1.fc/input.x: [4, 8] does not fit [8, 4]", 1)
+    assert report_of(tmp_path / "report")["exit_status"] == 1
+    assert found.why_not_injected in (tmp_path / "report" / "summary.txt").read_text()
+
+
 @pytest.mark.spec("VER-3")
 @pytest.mark.spec("VER-11")
 def test_archives_are_compared_without_injection_and_it_is_said(tmp_path: Path) -> None:
