@@ -142,7 +142,7 @@ def _globs(given: str | Iterable[str]) -> tuple[str, ...]:
 def paired(reference: Archive, target: Archive, selection: Selection) -> list[Pair]:
     """Pair the records of two archives as `pair_records` does, with what a mapping says of each."""
     pairs = pair_records(reference, target, selection)
-    return with_mapping(pairs, target) if isinstance(target, MappedArchive) else pairs
+    return with_mapping(pairs, target, selection) if isinstance(target, MappedArchive) else pairs
 
 
 @contextmanager

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,16 +14,15 @@ from tensorcap.aligning import NO_MAPPING, Aligned, MappingSource, align
 from tensorcap.alignment.map_file import map_text
 from tensorcap.alignment.reversed import ReversedArchive
 from tensorcap.capturing import Capture, capture_workload
+from tensorcap.comparing import Source, opened
 from tensorcap.substitution import Substitution
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import module_site
-from tensorcap_formats.opening import open_archive
 
 if TYPE_CHECKING:
     from tensorcap.workload import Workload
 
-Source = Archive | str | os.PathLike[str]
 Around = Callable[[Capture], AbstractContextManager[Any]]
 
 
@@ -82,7 +81,7 @@ def inject(
             adapter.seed(seed)
 
     with ExitStack() as stack:
-        trusted = stack.enter_context(_opened(reference))
+        trusted = stack.enter_context(opened(reference))
         metadata = dict(run or {})
         source: Archive = trusted
         aligned: Aligned | None = None
@@ -92,7 +91,7 @@ def inject(
                 target = Path(folder) / "target.h5"
                 seeded()
                 capture_workload(workload, target, around=around)
-            tested = stack.enter_context(_opened(target))
+            tested = stack.enter_context(opened(target))
             aligned = align(trusted, tested, mapping=mapping)
             source = _reversed(trusted, tested, aligned)
         substitution = Substitution(source, inputs=inputs, outputs=outputs, steps=steps, calls=calls)
@@ -139,12 +138,3 @@ def _has_its_sites(archive: Archive, model: Any) -> bool:
 
 def _map_path(mapping: object) -> str:
     return str(mapping) if isinstance(mapping, (str, os.PathLike)) else "computed"
-
-
-@contextmanager
-def _opened(source: Source) -> Iterator[Archive]:
-    if isinstance(source, Archive):
-        yield source
-    else:
-        with open_archive(source) as archive:
-            yield archive

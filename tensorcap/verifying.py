@@ -14,7 +14,7 @@ from tensorcap.aligning import Aligned, MappingSource, align, sides
 from tensorcap.alignment.order import Order, order_between
 from tensorcap.alignment.rules import read_rules
 from tensorcap.capturing import capture_workload
-from tensorcap.comparing import compare, opened
+from tensorcap.comparing import Source, compare, opened
 from tensorcap.comparison import Comparison
 from tensorcap.diagnosis.diagnosing import Diagnosis, diagnose
 from tensorcap.injecting import Around, inject
@@ -28,7 +28,6 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import ReadError, UsageError
 from tensorcap_formats.keys import ROOT_SITE
 
-Source = Archive | str | os.PathLike[str]
 REFERENCE: Final = "reference.h5"
 TARGET: Final = "target.h5"
 _DIAGNOSED: Final = 3  # suspects

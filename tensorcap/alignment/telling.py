@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from tensorcap.alignment.coverage import Reasons
 from tensorcap.alignment.mapped import MappedArchive
-from tensorcap.verdicts.pairing import Origin, Pair
+from tensorcap.verdicts.pairing import Origin, Pair, Selection
 
 
-def with_mapping(pairs: Iterable[Pair], target: MappedArchive) -> list[Pair]:
+def with_mapping(pairs: Sequence[Pair], target: MappedArchive, selection: Selection) -> list[Pair]:
     """Say of each pair what the mapping says of it (CMP-74, CMP-75).
 
     Args:
         pairs: As `pair_records` gives them for the mapped target.
         target: The target, under the reference's keys.
+        selection: What a user asked for: what that requires may not be missing, whatever a mapping explains.
     """
     ours, theirs = Reasons(target.left_over, "reference"), Reasons(target.left_over, "target")
     sites = {record.key.site for link in target.links.values() for record in link.reference}
-    return [_told(pair, target, ours, theirs, sites) for pair in pairs]
+    told = (_told(pair, target, ours, theirs, sites) for pair in pairs)
+    if not selection.require:
+        return list(told)
+    return [
+        pair if selection.is_optional(pair.key) else replace(pair, is_optional=before.is_optional)
+        for pair, before in zip(told, pairs, strict=True)
+    ]
 
 
 def _told(pair: Pair, target: MappedArchive, ours: Reasons, theirs: Reasons, sites: Collection[str]) -> Pair:

@@ -151,6 +151,17 @@ def test_what_a_mapping_explains_may_be_missing_and_what_it_does_not_is_unmapped
     }
 
 
+@pytest.mark.spec("CMP-75")
+def test_what_a_user_requires_may_not_be_missing_though_a_mapping_explains_it(tmp_path: Path) -> None:
+    reference = made(tmp_path / "r.h5", {"first": DRAWN[0], "drop": DRAWN[1]})
+    target = made(tmp_path / "t.h5", {"a": DRAWN[0]})
+    left = LeftOver("reference", ("drop",), "dropout is absent")
+    alignment = Alignment((Entry(("first",), ("a",)),), (left,))
+    assert compare(reference, target, mapping=alignment).exit_status == 0
+    assert compare(reference, target, mapping=alignment, require="drop").exit_status == 1
+    assert compare(reference, target, mapping=alignment, require="first").exit_status == 0
+
+
 @pytest.mark.spec("ALN-61")
 def test_every_record_is_mapped_explained_or_neither(tmp_path: Path) -> None:
     reference = made(
