@@ -11,11 +11,10 @@ from tensorcap.comparing import Source, compare, opened, paired
 from tensorcap.comparison import Comparison
 from tensorcap.verdicts.divergence import Divergence
 from tensorcap.verdicts.pairing import ABSENT, Pair, Selection
-from tensorcap.verdicts.places import is_gradient, is_inner, is_parameter
+from tensorcap.verdicts.places import is_result
 from tensorcap.verdicts.settling import settle
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
-from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
 
 How = Literal["search", "scan", "index"]
@@ -222,11 +221,7 @@ class _Search:
 
 
 def _is_result(record: Record) -> bool:
-    key: Key = record.key
-    if key.is_bare:
-        return True
-    is_other = is_inner(key) or is_gradient(key) or is_parameter(key)
-    return not is_other and key.slot.partition(".")[0] == "output" and record.dtype.kind != "bool"
+    return record.key.is_bare or (is_result(record.key) and record.dtype.kind != "bool")
 
 
 def _literal(key: str) -> str:

@@ -382,12 +382,15 @@ class Capture:
         )
 
 
+Around = Callable[[Capture], AbstractContextManager[Any]]  # lives as long as a run does, to show its progress
+
+
 def capture_workload(
     workload: Workload,
     path: str | os.PathLike[str] | None,
     *,
     run: Mapping[str, Any] | None = None,
-    around: Callable[[Capture], AbstractContextManager[Any]] | None = None,
+    around: Around | None = None,
     **options: Any,
 ) -> Capture:
     """Run a workload once, under capture.

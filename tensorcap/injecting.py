@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,7 +13,7 @@ from tensorcap.adapters import adapter_for
 from tensorcap.aligning import NO_MAPPING, Aligned, MappingSource, align
 from tensorcap.alignment.map_file import map_text
 from tensorcap.alignment.reversed import ReversedArchive
-from tensorcap.capturing import Capture, capture_workload
+from tensorcap.capturing import Around, Capture, capture_workload
 from tensorcap.comparing import Source, opened
 from tensorcap.substitution import Substitution
 from tensorcap_formats.archive import Archive
@@ -22,8 +22,6 @@ from tensorcap_formats.keys import module_site
 
 if TYPE_CHECKING:
     from tensorcap.workload import Workload
-
-Around = Callable[[Capture], AbstractContextManager[Any]]
 
 
 def inject(

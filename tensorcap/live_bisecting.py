@@ -30,7 +30,7 @@ from tensorcap.substitution import Substitution
 from tensorcap.verdicts.divergence import Divergence
 from tensorcap.verdicts.ops import ops_of
 from tensorcap.verdicts.pairing import Pair
-from tensorcap.verdicts.places import is_inner
+from tensorcap.verdicts.places import is_inner, is_result
 from tensorcap.verdicts.policy import POLICY
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError, abbreviate
@@ -316,9 +316,7 @@ class _Search:
 
 
 def _is_graft(record: Record) -> bool:
-    key = record.key
-    is_result = key.slot.partition(".")[0] == "output" and not key.is_bare
-    return is_result and key.site != ROOT_SITE and not is_inner(key) and key.rank == 0
+    return is_result(record.key) and record.key.site != ROOT_SITE and record.key.rank == 0
 
 
 def _block(record: Record) -> str:

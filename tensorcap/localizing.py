@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from tensorcap.aligning import MappingSource, sides
 from tensorcap.alignment.part import Part
-from tensorcap.capturing import Capture
+from tensorcap.capturing import Around
 from tensorcap.comparing import Source, compare, opened
 from tensorcap.comparison import Comparison
 from tensorcap.diagnosis.diagnosing import diagnose
@@ -92,7 +92,7 @@ def localize(
     mapping: MappingSource | Literal["none"] | None = None,
     compute_dtype: str | None = None,
     seed: int | None = None,
-    around: Callable[[Capture], AbstractContextManager[Any]] | None = None,
+    around: Around | None = None,
 ) -> Localization:
     """Rank the modules of a target by the evidence that they are wrong themselves.
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import copy
 import math
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -21,7 +21,7 @@ import numpy as np
 
 from tensorcap.adapters import adapter_for
 from tensorcap.aligning import MappingSource, sides
-from tensorcap.capturing import Capture, capture_workload
+from tensorcap.capturing import Around, capture_workload
 from tensorcap.comparing import Source, compare, opened
 from tensorcap.substitution import Substitution
 from tensorcap.verdicts.calls import Calls
@@ -40,7 +40,6 @@ from tensorcap_formats.records import Record
 if TYPE_CHECKING:
     from tensorcap.workload import Workload
 
-Around = Callable[[Capture], AbstractContextManager[Any]]
 Made = Literal["result", "argument"]
 
 _FLOATS: Final = ("float", "complex")

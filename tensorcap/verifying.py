@@ -13,11 +13,11 @@ from tensorcap.adapters import adapter_for
 from tensorcap.aligning import Aligned, MappingSource, align, sides
 from tensorcap.alignment.order import Order, order_between
 from tensorcap.alignment.rules import read_rules
-from tensorcap.capturing import capture_workload
+from tensorcap.capturing import Around, capture_workload
 from tensorcap.comparing import Source, compare, opened
 from tensorcap.comparison import Comparison
 from tensorcap.diagnosis.diagnosing import Diagnosis, diagnose
-from tensorcap.injecting import Around, inject
+from tensorcap.injecting import inject
 from tensorcap.preflight.checklist import Preflight, preflight
 from tensorcap.reports.report_folder import replaced_folder
 from tensorcap.reports.verification_files import write_files

@@ -16,6 +16,11 @@ def is_inner(key: Key) -> bool:
     return ":" in key.site and not key.is_bare
 
 
+def is_result(key: Key) -> bool:
+    """Whether a record is what a module returned."""
+    return _kind(key) == "output" and not is_inner(key)
+
+
 def is_gradient(key: Key) -> bool:
     """Whether a record is of the way back through the model."""
     return _kind(key) in _GRADIENTS and not is_inner(key)
