@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from tensorcap.alignment.evidence import Prints
-from tensorcap.alignment.fitting import Candidate as LayoutChoice
-from tensorcap.alignment.fitting import Fit, fit, fits_shapes, plain, residual
+from tensorcap.alignment.fitting import Fit, fit, residual
 from tensorcap.alignment.judging import Judge, Shapes
 from tensorcap.alignment.layout import Layout
+from tensorcap.alignment.layout_candidates import Candidate as LayoutChoice
+from tensorcap.alignment.layout_candidates import fits_shapes, plain
 from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.matching import Candidate, Matching, Place
 from tensorcap.alignment.resolution import pair_slots
