@@ -6,7 +6,8 @@ import bisect
 from collections.abc import Iterable
 from typing import Final
 
-_UNRELATED: Final = 0.1
+from tensorcap.alignment.evidence import UNRELATED
+
 _REACH: Final = 4  # of what pairs mostly differ by, that others may
 
 
@@ -29,4 +30,4 @@ class Drift:
     def near(self, rounding: float, before: float = float("inf")) -> float:
         """How far pairs may be apart by what those before a result are, mostly."""
         usual = self._usual[bisect.bisect_left(self._orders, before)]
-        return _REACH * max(rounding, min(usual, _UNRELATED))
+        return _REACH * max(rounding, min(usual, UNRELATED))

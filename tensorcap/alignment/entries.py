@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from tensorcap.alignment.fitting import Fit
+from tensorcap.alignment.candidates import ENOUGH, Candidate, Place
+from tensorcap.alignment.fitting import CLOSE, Fit
 from tensorcap.alignment.fusing import Fusion, tensors_of
 from tensorcap.alignment.mapping import Entry, Evidence, LeftOver, Values
-from tensorcap.alignment.matching import Candidate, Place
 from tensorcap.alignment.roles import Index, Role, pattern
 from tensorcap.alignment.sides import Side
 from tensorcap.alignment.slots import Slots, lack
@@ -19,9 +19,7 @@ from tensorcap.alignment.survey import Member
 Made = tuple[list[Entry], list[LeftOver]]
 
 _VARIABLES: Final = string.ascii_lowercase[8:]  # i, j, k …
-_PROVEN: Final = 6.0  # nats
 _TRIED: Final = 3  # members on which layouts are tried, if the first leave doubt
-_AGREE: Final = 0.4  # residual of values that agree; unrelated ones leave 1.4
 
 
 def entries_of_pair(slots: Slots, candidate: Candidate) -> Made:
@@ -122,8 +120,8 @@ def entries_of_taken(slots: Slots, candidate: Candidate, argument: str) -> list[
 def _is_in_another_order(candidate: Candidate, place: Place, how: Fit) -> bool:
     """Whether two tensors have the same elements, by their prints, and no layout brings them together."""
     agreement = candidate.agreeing.get(place)
-    proves = agreement is not None and agreement.nats >= _PROVEN
-    return proves and how.residual is not None and how.residual > _AGREE
+    proves = agreement is not None and agreement.nats >= ENOUGH
+    return proves and how.residual is not None and how.residual > CLOSE
 
 
 def entries_of_fusion(slots: Slots, fusion: Fusion, *, held: tuple[str, str] | None = None) -> Made:

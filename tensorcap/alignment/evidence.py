@@ -23,7 +23,7 @@ from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import Statistics
 
 _FEW: Final = 8  # elements: a smaller tensor proves nothing
-_UNRELATED: Final = 0.1  # a usual distance of tensors that have nothing to do with each other
+UNRELATED: Final = 0.1  # a usual distance of tensors that have nothing to do with each other
 _FREE: Final = 3  # numbers of a print that are independent of each other, taken low
 _MOST: Final = 20.0  # nats that one tensor may prove
 _MANY: Final = 3000  # prints of one size, above which only neighbours by l2 are looked at
@@ -251,7 +251,7 @@ def agreements(
             if left[j] != i:
                 continue
             distance = reference[ones[i]].distance(target[others[j]])
-            other = float(min(right_next[i], left_next[j], _UNRELATED))
+            other = float(min(right_next[i], left_next[j], UNRELATED))
             nats = _FREE * math.log(max(other, rounding) / max(distance, rounding))
             found[ones[i], others[j]] = Agreement(distance, other, min(max(nats, 0.0), _MOST))
     return found
@@ -259,7 +259,7 @@ def agreements(
 
 def proof(distance: float, other: float, rounding: float) -> float:
     """What a distance proves, in nats, where the next best is so far away."""
-    nats = _FREE * math.log(max(min(other, _UNRELATED), rounding) / max(distance, rounding))
+    nats = _FREE * math.log(max(min(other, UNRELATED), rounding) / max(distance, rounding))
     return min(max(nats, 0.0), _MOST)
 
 

@@ -22,7 +22,7 @@ from tensorcap_formats.errors import UsageError
 from tensorcap_formats.records import Record
 
 _FAR: Final = 2.5  # times worse: another layout
-_CLOSE: Final = 0.4  # residual up to which values agree; unrelated ones leave 1.4
+CLOSE: Final = 0.4  # residual up to which values agree; unrelated ones leave 1.4
 _EXACT: Final = 2.0**-16  # residual at which nothing better is looked for, or so many roundings
 _ROUNDINGS: Final = 16
 _MOST: Final = 1 << 26  # elements that are read for one layout
@@ -94,7 +94,7 @@ def fit(
     further = [c for c in reordered(shapes[0][0], shapes[1][0]) if fits(c, *shapes)]
     residuals += [_left(candidate, wanted, given) for candidate in further]
     best = _chosen([*found, *further], residuals, shapes, rounding)
-    if best.residual is None or best.residual > _CLOSE:
+    if best.residual is None or best.residual > CLOSE:
         return plain
     return replace(best, typical=_typical(best, wanted, given))
 
@@ -114,7 +114,7 @@ def _chosen(
         for i, residual in enumerate(residuals)
         if i != best and (residual >= _FAR * floor or _moves(found[i], *shapes) != moves)
     ]
-    is_proven = residuals[best] <= _CLOSE and all(residual >= _FAR * floor for residual in rest)
+    is_proven = residuals[best] <= CLOSE and all(residual >= _FAR * floor for residual in rest)
     is_plain = not found[0][0]
     if not is_proven and is_plain and not residuals[0] > _FAR * floor:
         best = 0
@@ -173,7 +173,7 @@ def residual(
 def _typical(how: Fit, wanted: Sequence[Array], given: Sequence[Array]) -> float | None:
     """The median error relative to the median element, the worst of all tensors."""
     made = _made(how.steps, given)
-    if made is None or how.residual is None or how.residual > _CLOSE:
+    if made is None or how.residual is None or how.residual > CLOSE:
         return None
     worst = 0.0
     for i, values in zip(how.order, made, strict=True):

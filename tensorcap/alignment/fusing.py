@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from tensorcap.alignment.candidates import ENOUGH
 from tensorcap.alignment.evidence import Agreement
-from tensorcap.alignment.fitting import Fit
+from tensorcap.alignment.fitting import CLOSE, Fit
 from tensorcap.alignment.matching import Matching
 from tensorcap.alignment.roles import Index, Role
 from tensorcap.alignment.sides import Side
@@ -21,9 +22,7 @@ from tensorcap.alignment.slots import Slots
 from tensorcap_formats.records import Record
 
 _PARTS: Final = 4  # tensors whose order in a fused one is looked for
-_ENOUGH: Final = 6.0
 _MARGIN: Final = 1.0  # nats by which a fusion has to be better than its rivals
-_AGREE: Final = 0.4  # residual of values that agree; unrelated ones leave 1.4
 _SUMMED: Final = 0.05  # of sums, of which one part may be nearly the whole
 
 
@@ -93,7 +92,7 @@ def settle(
     chosen: list[Fusion] = []
     for is_leaf in (True, False):
         free = [freed(matching, f) for f in found if not is_leaf or _is_leaf(matching, f)]
-        live = [replace(f, likeness=_likeness(matching, f)) for f in free if f.nats >= _ENOUGH]
+        live = [replace(f, likeness=_likeness(matching, f)) for f in free if f.nats >= ENOUGH]
         live.sort(key=lambda f: (-f.score, _order(matching, f), f.parts, f.whole))
         wanted: dict[tuple[int, str], list[int]] = defaultdict(list)
         for i, fusion in enumerate(live):
@@ -225,7 +224,7 @@ def fitted(matching: Matching, slots: Slots, fusion: Fusion, held: tuple[str, st
     plain = tuple(range(len(target)))
     is_fixed = fusion.is_split or fusion.is_sum or len(target) > _PARTS
     tried = [plain] if is_fixed else list(itertools.permutations(plain))
-    most = _SUMMED if fusion.is_sum else _AGREE if fusion.agreeing and held is None else math.inf
+    most = _SUMMED if fusion.is_sum else CLOSE if fusion.agreeing and held is None else math.inf
     sure = [
         (order, how)
         for order in tried

@@ -12,13 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from tensorcap.alignment.candidates import Candidate, Place
 from tensorcap.alignment.entries import Made, entries_of_fusion, entries_of_pair, placed
 from tensorcap.alignment.fitting import Fit
 from tensorcap.alignment.fusing import Fusion, fitted
 from tensorcap.alignment.judging import Judge, Shapes
 from tensorcap.alignment.leftovers import Rivals, rivals
 from tensorcap.alignment.mapping import Entry, LeftOver
-from tensorcap.alignment.matching import Candidate, Matching, Place
+from tensorcap.alignment.matching import Matching
 from tensorcap.alignment.naming import Canonical
 from tensorcap.alignment.parting import fuse_by_values
 from tensorcap.alignment.roles import Role

@@ -16,10 +16,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+from tensorcap.alignment.candidates import Candidate, Place
 from tensorcap.alignment.evidence import Agreement, apart, rounding_of
 from tensorcap.alignment.fitting import Fit
 from tensorcap.alignment.mapping import Evidence
-from tensorcap.alignment.matching import Candidate, Matching, Place
+from tensorcap.alignment.matching import Matching
 from tensorcap.alignment.roles import Index, Role
 from tensorcap_formats.records import Record
 

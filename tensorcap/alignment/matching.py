@@ -6,112 +6,43 @@ has a rival as good as itself waits until the rival is gone, and what is contest
 
 from __future__ import annotations
 
-import bisect
-import itertools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Container, Iterable, Sequence
 from typing import Final
 
-from tensorcap.alignment.drift import Drift
-from tensorcap.alignment.evidence import Agreement, Print, agreements
+from tensorcap.alignment.candidates import ENOUGH, Candidate, Place, namesakes, shifted
+from tensorcap.alignment.evidence import Agreement, agreements
 from tensorcap.alignment.likeness import roles_alike
-from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.naming import Canonical, name_of, plain_name
+from tensorcap.alignment.pairs import Pairs
 from tensorcap.alignment.roles import Index, Role
 from tensorcap.alignment.sides import Side
 
-Place = tuple[Index, Index]  # numbers of the reference's member, and of the target's
-
-_ENOUGH: Final = 6.0  # nats: one in 400 by chance
 _MARGIN: Final = 1.0  # by which a candidate has to be better than its rivals
-_UNRELATED: Final = 0.1
 _DRIFT: Final = 0.01  # of the values, that runs are taken to differ by at most for being equal
-_TINY: Final = 1e-12
-_LAST: Final = 3  # of a run's sites that are asked whether it ended right
 _PRODUCT: Final = 4096  # of sites with equal values on both sides; more prove nothing about one another
 
 
-@dataclass(slots=True)
-class Candidate:
-    """A role of the reference that may be a role of the target.
-
-    Attributes:
-        reference: The one's name.
-        target: The other's.
-        places: Members that would belong together.
-        agreeing: How the values of some of them agree.
-        is_named: Whether their names are equal, by rules.
-        is_by_rule: Whether they are so by rules only.
-        is_placed: Whether their place between others is what speaks for them.
-        is_tied: Whether only the order of results tells it from others with equal values.
-        likeness: What structure, shapes and arguments say, in nats.
-    """
-
-    reference: str
-    target: str
-    places: tuple[Place, ...]
-    agreeing: dict[Place, Agreement] = field(default_factory=dict)
-    is_named: bool = False
-    is_by_rule: bool = False
-    is_placed: bool = False
-    is_tied: bool = False
-    likeness: float = 0.0
-
-    @property
-    def nats(self) -> float:
-        """What the values prove."""
-        return sum(agreement.nats for agreement in self.agreeing.values())
-
-    @property
-    def score(self) -> float:
-        """What speaks for it altogether."""
-        return self.nats + self.likeness
-
-    @property
-    def order(self) -> tuple[float, str, str]:
-        """The better first; names settle nothing, they only make the order the same every time."""
-        return -self.score, self.reference, self.target
-
-    @property
-    def evidence(self) -> Evidence:
-        """What it is known by."""
-        if self.is_named:
-            return "rule" if self.is_by_rule else "name"
-        return "values" if self.nats >= _ENOUGH and not self.is_tied else "structure"
-
-
-class Matching:
+class Matching(Pairs):
     """Pairs of roles, found step by step.
 
     Attributes:
-        is_ordered: Whether both archives have an order of results.
-        accepted: The pairs.
         contested: Candidates that others are as good as.
     """
 
     def __init__(
         self, reference: Side, target: Side, canonical: Canonical | None, *, is_ordered: bool = True
     ) -> None:
-        self.is_ordered = is_ordered
-        self.sides = reference, target
-        self.rounding = self._dtype_rounding = max(reference.rounding, target.rounding)
-        self.accepted: list[Candidate] = []
+        super().__init__(reference, target, is_ordered=is_ordered)
         self.contested: list[Candidate] = []
-        self.given: set[str] = set()  # sites of the reference whose results the target has as arguments
-        self.partner: tuple[dict[str, str], dict[str, str]] = ({}, {})  # by site
-        self.fused: set[tuple[int, str]] = set()  # sites in fusions, with the number of their side
-        self.role_partner: dict[str, set[str]] = defaultdict(set)
         self._misfits: list[Candidate] = []
         self._canonical = canonical
         self._claims: tuple[dict[int, int], dict[int, int]] = ({}, {})
         self._alike: dict[tuple[str, str], float] = {}
         self._group_by_drift()
         self._candidates = self._by_values()
-        self._orders = [sorted((side.order(site), site) for site in side.prints) for side in self.sides]
-        self._seen, self._known_drifts = -1, (Drift(()), Drift(()))
         if canonical is not None:
             self._add_names(canonical)
 
@@ -134,13 +65,13 @@ class Matching:
             self._settle(proven)
 
     def _proven(self, *, is_plain: bool) -> list[Candidate]:
-        found = [c for c in self._candidates.values() if c.nats >= _ENOUGH or (c.is_named and not is_plain)]
+        found = [c for c in self._candidates.values() if c.nats >= ENOUGH or (c.is_named and not is_plain)]
         return [c for c in found if self._is_plain(c)] if is_plain else found
 
     def likest(self, reference: str, targets: Collection[str]) -> float:
         """What structure says at most for a proven candidate of one of these roles that is free."""
         wanted = (c for c in self._candidates.values() if c.reference == reference or c.target in targets)
-        proven = (c for c in wanted if c.nats >= _ENOUGH and any(self.is_free(c, p) for p in c.places))
+        proven = (c for c in wanted if c.nats >= ENOUGH and any(self.is_free(c, p) for p in c.places))
         return max(map(self.likeness, proven), default=-math.inf)
 
     def _is_plain(self, candidate: Candidate) -> bool:
@@ -154,14 +85,6 @@ class Matching:
             if places:
                 self.accept(candidate, places)
 
-    def has_partner(self, side: int, site: str) -> bool:
-        """Whether a site is in a pair or in a fusion."""
-        return site in self.partner[side] or (side, site) in self.fused
-
-    def is_taken(self, side: int, role: Role) -> bool:
-        """Whether all sites of a role have a partner, or are in a fusion."""
-        return all(self.has_partner(side, member.site) for member in role.members.values())
-
     def _is_leaf(self, candidate: Candidate) -> bool:
         return not (
             self.sides[0].roles[candidate.reference].inside or self.sides[1].roles[candidate.target].inside
@@ -174,7 +97,7 @@ class Matching:
 
     def _group_by_drift(self) -> None:
         """Take as rounding what the runs differ by, if that is more than one rounding of their dtypes."""
-        distances = sorted(a.distance for a in self._nearest().values() if a.nats >= _ENOUGH)
+        distances = sorted(a.distance for a in self._nearest().values() if a.nats >= ENOUGH)
         if distances:
             self.rounding = max(self.rounding, min(2 * distances[len(distances) // 2], _DRIFT))
         for side in self.sides:
@@ -184,7 +107,7 @@ class Matching:
         one, other = self.sides
         found: dict[tuple[object, ...], Candidate] = {}
         for (i, j), agreement in sorted(self._nearest().items()):
-            if agreement.nats >= _ENOUGH:
+            if agreement.nats >= ENOUGH:
                 self._claims[0][i], self._claims[1][j] = j, i
             if len(one.groups[i]) * len(other.groups[j]) > _PRODUCT:
                 continue
@@ -238,7 +161,7 @@ class Matching:
             known[candidate.reference, candidate.target].append(candidate)
         taken: set[tuple[int, str]] = set()
         for name in sorted(named[0].keys() & named[1].keys()):
-            for (one, added), (other, other_added) in _namesakes(named[0][name], named[1][name]):
+            for (one, added), (other, other_added) in namesakes(named[0][name], named[1][name]):
                 if one.rank == other.rank == len(added) == len(other_added):
                     shift = tuple(x - y for x, y in zip(added, other_added, strict=True))
                     self._add_named(one, other, shift, known[one.name, other.name])
@@ -268,7 +191,7 @@ class Matching:
         """Make the candidate of two roles with equal names; lists may begin at another number."""
         starts = tuple(b - a for a, b in zip(min(one.members), min(other.members), strict=True))
         if starts != shift and len(one.members) == len(other.members):
-            proven = [c for c in known if c.nats >= _ENOUGH and 2 * len(c.agreeing) > len(c.places)]
+            proven = [c for c in known if c.nats >= ENOUGH and 2 * len(c.agreeing) > len(c.places)]
             if proven:
                 self._mark_named(one, other, max(proven, key=lambda c: (c.nats, c.places)).places)
                 return
@@ -307,90 +230,6 @@ class Matching:
             return False
         return self.contradicts(candidate, place) or self.is_sealed(0, left) or self.is_sealed(1, right)
 
-    def are_near(self, left: str, right: str) -> bool | None:
-        """Whether two sites have values as near as pairs before them are; None where they tell nothing."""
-        one, other = self.sides[0].prints.get(left), self.sides[1].prints.get(right)
-        return self.is_near(one, other, self.sides[0].order(left))
-
-    def is_near(self, one: Print | None, other: Print | None, order: int) -> bool | None:
-        """Whether values are as near as pairs before that are; None where they tell nothing.
-
-        Args:
-            one: The reference's.
-            other: The target's.
-            order: When the reference gave or took it.
-        """
-        return None if one is None or other is None else one.distance(other) <= self._near_before(0, order)
-
-    @property
-    def _near(self) -> float:
-        """How far pairs are apart, mostly."""
-        return self._drifts()[0].near(self.rounding)
-
-    def _near_before(self, side: int, order: int) -> float:
-        """How far those pairs are apart, mostly, whose results a side gave before.
-
-        What an error does to those that follow says nothing about what it may differ by itself.
-        """
-        if not self.is_ordered:
-            return self._near
-        return self._drifts()[side].near(self._dtype_rounding, order)
-
-    def _drifts(self) -> tuple[Drift, Drift]:
-        """What the pairs are apart that values prove, by the order of either side."""
-        if self._seen != len(self.accepted):
-            self._seen = len(self.accepted)
-            proven = [(c, p, a) for c in self.accepted for p, a in c.agreeing.items() if a.nats >= _ENOUGH]
-            found = [(self.sites_of(c, p), a.distance) for c, p, a in proven]
-            one, other = (
-                Drift((side.order(sites[i]), distance) for sites, distance in found)
-                for i, side in enumerate(self.sides)
-            )
-            self._known_drifts = one, other
-        return self._known_drifts
-
-    def is_sealed(self, side: int, site: str, takers: Sequence[str] | None = None) -> bool:
-        """Whether a site's values were right, as what they were used for agrees.
-
-        Args:
-            side: The number of its side.
-            site: The site.
-            takers: The sites that were given the values; by default those that were given its main result.
-
-        A wrong tensor makes what follows wrong. What took it as an argument says so, or the nearest module
-        around it that has a partner; where there is none, the end of the run does, if it has an order.
-        """
-        if takers is None:
-            takers = self.sides[side].takers_of(self.sides[side].records(site)[0])
-        near = self._near_before(side, self.sides[side].order(site))
-        if any(taker in self.partner[side] and self._agrees(side, taker, near) for taker in takers):
-            return True
-        around = self.sides[side].module(site).rpartition(".")[0]
-        while around and around not in self.partner[side]:
-            around = around.rpartition(".")[0]
-        if around:
-            return self._agrees(side, around, near)
-        if not self.is_ordered:
-            return False
-        orders = self._orders[side]
-        at = bisect.bisect_right(orders, (self.sides[side].order(site), "\uffff"))
-        following = [other for _, other in orders[at:] if other in self.partner[side]]
-        return bool(following) and all(self._agrees(side, other, near) for other in following[-_LAST:])
-
-    def _agrees(self, side: int, site: str, near: float) -> bool:
-        """Whether a site and its partner are no further apart than that."""
-        one = self.sides[side].prints.get(site)
-        other = self.sides[1 - side].prints.get(self.partner[side][site])
-        return one is not None and other is not None and one.distance(other) <= near
-
-    def alike(self, side: int, site: str) -> list[str]:
-        """The sites of the other side with a site's values, though nothing may prove it."""
-        one, near = self.sides[side].prints.get(site), self._near
-        if one is None:
-            return []
-        others = self.sides[1 - side].by_l2.around(one, -math.log1p(-near) + _TINY)
-        return [name for name, other in others if one.distance(other) <= near]
-
     def values_elsewhere(self, candidate: Candidate, place: Place) -> str:
         """The role of the target that has the values of the reference's member, where that is another one."""
         left, right = self.sites_of(candidate, place)
@@ -416,7 +255,7 @@ class Matching:
         live = [c for c in candidates if any(self.is_free(c, place) for place in c.places)]
         for candidate in live:
             candidate.likeness = self.likeness(candidate)
-        live = sorted((c for c in live if c.score >= _ENOUGH or c.is_named), key=lambda c: c.order)
+        live = sorted((c for c in live if c.score >= ENOUGH or c.is_named), key=lambda c: c.order)
         scores = [c.score for c in live]
         wanted: tuple[dict[str, list[tuple[int, str]]], ...] = (defaultdict(list), defaultdict(list))
         for number, candidate in enumerate(live):
@@ -469,34 +308,6 @@ class Matching:
                         return True
         return False
 
-    def is_free(self, candidate: Candidate, place: Place) -> bool:
-        """Whether neither of two members has a partner."""
-        return not any(self.has_partner(i, site) for i, site in enumerate(self.sites_of(candidate, place)))
-
-    def accept(self, candidate: Candidate, places: tuple[Place, ...]) -> None:
-        """Take a candidate as a pair."""
-        candidate.places = places
-        candidate.agreeing = {p: a for p, a in candidate.agreeing.items() if p in places}
-        self.accepted.append(candidate)
-        self.role_partner[candidate.reference].add(candidate.target)
-        for place in places:
-            left, right = self.sites_of(candidate, place)
-            self.partner[0][left], self.partner[1][right] = right, left
-
-    def extend(self, candidate: Candidate, places: Iterable[Place]) -> None:
-        """Take further members of a pair."""
-        candidate.places = tuple(sorted({*candidate.places, *places}))
-        for place in candidate.places:
-            left, right = self.sites_of(candidate, place)
-            self.partner[0][left], self.partner[1][right] = right, left
-
-    def sites_of(self, candidate: Candidate, place: Place) -> tuple[str, str]:
-        """The two sites of a place."""
-        return (
-            self.sides[0].site(candidate.reference, place[0]),
-            self.sides[1].site(candidate.target, place[1]),
-        )
-
     def likeness(self, candidate: Candidate) -> float:
         """What structure, shapes and arguments say of a candidate, in nats."""
         key = candidate.reference, candidate.target
@@ -535,38 +346,3 @@ class Matching:
             return 0.0
         both = sum(bool(self.role_partner[name] & others) for name in mine)
         return 12.0 * both / max(len(mine), len(theirs), 1) - 6.0
-
-
-def _namesakes(
-    ones: Sequence[tuple[Role, Index]], others: Sequence[tuple[Role, Index]]
-) -> Iterator[tuple[tuple[Role, Index], tuple[Role, Index]]]:
-    """Roles of both sides whose names mean the same: those of equal names, else of equal names but for
-    wrappers, else all; of names within one another the inmost, which is what wrappers wrap.
-    """
-    for same in (lambda role: role.name, lambda role: name_of(role, plain_name)[0], lambda _: ""):
-        mine, theirs = (_by_name(found, same) for found in (ones, others))
-        for name in sorted(mine.keys() & theirs.keys()):
-            yield from itertools.product(_inmost(mine[name]), _inmost(theirs[name]))
-        ones, others = (
-            [r for r in found if same(r[0]) not in mine.keys() & theirs.keys()] for found in (ones, others)
-        )
-
-
-def _by_name(
-    roles: Sequence[tuple[Role, Index]], name: Callable[[Role], str]
-) -> dict[str, list[tuple[Role, Index]]]:
-    found: dict[str, list[tuple[Role, Index]]] = defaultdict(list)
-    for one in roles:
-        found[name(one[0])].append(one)
-    return found
-
-
-def _inmost(roles: Sequence[tuple[Role, Index]]) -> list[tuple[Role, Index]]:
-    """Roles that none of the others lies in."""
-    return [one for one in roles if not any(r.name.startswith(f"{one[0].name}.") for r, _ in roles)]
-
-
-def shifted(one: Role, other: Role, offsets: Index) -> tuple[Place, ...]:
-    """Members whose numbers differ by these offsets."""
-    found = ((a, tuple(x + y for x, y in zip(a, offsets, strict=True))) for a in one.members)
-    return tuple((a, b) for a, b in found if b in other.members)

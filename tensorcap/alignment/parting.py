@@ -12,7 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from tensorcap.alignment.evidence import Agreement, Print, proof
+from tensorcap.alignment.candidates import ENOUGH
+from tensorcap.alignment.evidence import UNRELATED, Agreement, Print, proof
 from tensorcap.alignment.fusing import Fusion, claim, fitted, settle
 from tensorcap.alignment.matching import Matching
 from tensorcap.alignment.roles import Index, Role
@@ -22,8 +23,6 @@ from tensorcap.alignment.survey import Member
 _PARTS: Final = (2, 3, 4)
 _WINDOW: Final = 6  # neighbours in order, where there are no siblings
 _SIBLINGS: Final = 12
-_ENOUGH: Final = 6.0
-_UNRELATED: Final = 0.1
 
 
 def fuse_by_values(matching: Matching, slots: Slots) -> list[Fusion]:
@@ -32,7 +31,7 @@ def fuse_by_values(matching: Matching, slots: Slots) -> list[Fusion]:
     Those for which no layout is certain come without one, and leave their sites free.
     """
     found = [f for is_split in (True, False) for f in _possible(matching, is_split=is_split)]
-    return settle(matching, slots, [f for f in found if f.nats >= _ENOUGH])
+    return settle(matching, slots, [f for f in found if f.nats >= ENOUGH])
 
 
 def fuse_by_shapes(matching: Matching, slots: Slots) -> list[Fusion]:
@@ -173,5 +172,5 @@ def agreement_of(
     if whole not in wholes or not all(site in prints for site in sites):
         return None
     distance = Print.joined([prints[site] for site in sites]).distance(wholes[whole])
-    nats = proof(distance, _UNRELATED, matching.rounding)
-    return Agreement(distance, _UNRELATED, nats) if nats > 1.0 else None
+    nats = proof(distance, UNRELATED, matching.rounding)
+    return Agreement(distance, UNRELATED, nats) if nats > 1.0 else None

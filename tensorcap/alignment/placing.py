@@ -14,8 +14,9 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Final
 
+from tensorcap.alignment.candidates import Candidate, shifted
 from tensorcap.alignment.likeness import Shape, roles_alike, shape_of
-from tensorcap.alignment.matching import Candidate, Matching, shifted
+from tensorcap.alignment.matching import Matching
 from tensorcap.alignment.roles import Index, Role
 
 _RAREST: Final = 2.0  # nats that an equal shape may say

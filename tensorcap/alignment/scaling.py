@@ -7,8 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from tensorcap.alignment.candidates import Candidate, Place
 from tensorcap.alignment.evidence import Near, Print
-from tensorcap.alignment.matching import Candidate, Matching, Place
+from tensorcap.alignment.matching import Matching
 
 _FACTOR: Final = 2.0**-8  # by which values times a factor may differ; chance comes so near once in thousands
 _EXACT: Final = 2.0**-16

@@ -7,14 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from tensorcap.alignment.candidates import Candidate, Place
 from tensorcap.alignment.evidence import Prints
-from tensorcap.alignment.fitting import Fit, fit, residual
+from tensorcap.alignment.fitting import CLOSE, Fit, fit, residual
 from tensorcap.alignment.judging import Judge, Shapes
 from tensorcap.alignment.layout import Layout
 from tensorcap.alignment.layout_candidates import Candidate as LayoutChoice
 from tensorcap.alignment.layout_candidates import fits_shapes, plain
 from tensorcap.alignment.mapping import Evidence
-from tensorcap.alignment.matching import Candidate, Matching, Place
+from tensorcap.alignment.matching import Matching
 from tensorcap.alignment.resolution import pair_slots
 from tensorcap.alignment.survey import Member
 from tensorcap_formats.archive import Archive
@@ -24,7 +25,6 @@ Steps = tuple[str, ...]
 
 _READ: Final = 128  # members of a role that are read: the layers of most models
 _MOST: Final = 1 << 24  # elements of them
-_AGREE: Final = 0.4  # residual of values that agree; unrelated ones leave 1.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ class Slots:
             None if no layout is certain, or none makes equal values equal, and no mistake explains that.
         """
         how = self.fit([record], [other])
-        is_lost = self._are_near(record, other) and how is not None and (how.residual or 0.0) > _AGREE
+        is_lost = self._are_near(record, other) and how is not None and (how.residual or 0.0) > CLOSE
         if how is not None and how.is_sure and not is_lost:
             return how.steps, ""
         steps = self.usual([record], [other]) if is_wrong else None

@@ -13,7 +13,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from tensorcap.alignment.evidence import Agreement, Print
+from tensorcap.alignment.candidates import ENOUGH
+from tensorcap.alignment.evidence import UNRELATED, Agreement, Print
 from tensorcap.alignment.fusing import Fusion
 from tensorcap.alignment.matching import Matching
 from tensorcap.alignment.parting import places_of
@@ -22,8 +23,6 @@ from tensorcap.alignment.roles import Index, Role
 Means = dict[int, list[tuple[float, str]]]  # of the results of the reference, by size, in order
 
 _PARTS: Final = (2, 3)
-_ENOUGH: Final = 6.0  # nats
-_UNRELATED: Final = 0.1
 _MOST: Final = 20.0  # nats
 _REACH: Final = 8  # roundings by which the mean of a sum may be off
 _MANY: Final = 64  # results with a mean; more prove nothing
@@ -49,7 +48,7 @@ def possible_sums(matching: Matching) -> list[Fusion]:
                         shift = tuple(a - b for a, b in zip(index, numbers, strict=True))
                         if (names, whole.name, shift) not in tried:
                             tried[names, whole.name, shift] = _fusion(matching, by_size, parts, whole, shift)
-    return [fusion for fusion in tried.values() if fusion.nats >= _ENOUGH]
+    return [fusion for fusion in tried.values() if fusion.nats >= ENOUGH]
 
 
 def _near(matching: Matching, by_size: Means, parts: Sequence[Print]) -> list[tuple[Role, Index]]:
@@ -103,7 +102,7 @@ def _agreement(matching: Matching, by_size: Means, sites: Sequence[str], whole: 
     start, stop = _span(matching, by_size, parts)
     means = by_size[made.size]
     beside = [abs(found - mean) for found, _ in (*means[:start][-1:], *means[stop : stop + 1])]
-    usual = min(_UNRELATED * scale, *(abs(part.mean) for part in (made, *parts)), *beside) / scale
+    usual = min(UNRELATED * scale, *(abs(part.mean) for part in (made, *parts)), *beside) / scale
     distance = abs(made.mean - mean) / scale
     nats = math.log(max(usual, rounding) / max(distance, rounding))
     return Agreement(distance, usual, min(nats, _MOST)) if nats > 1.0 else None

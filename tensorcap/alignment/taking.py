@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
+from tensorcap.alignment.candidates import Candidate, Place
 from tensorcap.alignment.evidence import Agreement, Print, Prints, agreements
-from tensorcap.alignment.matching import Candidate, Matching, Place
+from tensorcap.alignment.matching import Matching
 from tensorcap.alignment.roles import Index
 
 _ENOUGH = 6.0  # nats

@@ -1,0 +1,102 @@
+"""Candidates: roles that may belong together, which of their members would, and by what names."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from tensorcap.alignment.evidence import Agreement
+from tensorcap.alignment.mapping import Evidence
+from tensorcap.alignment.naming import name_of, plain_name
+from tensorcap.alignment.roles import Index, Role
+
+Place = tuple[Index, Index]  # numbers of the reference's member, and of the target's
+
+ENOUGH: Final = 6.0  # nats of proof: one in 400 by chance
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A role of the reference that may be a role of the target.
+
+    Attributes:
+        reference: The one's name.
+        target: The other's.
+        places: Members that would belong together.
+        agreeing: How the values of some of them agree.
+        is_named: Whether their names are equal, by rules.
+        is_by_rule: Whether they are so by rules only.
+        is_placed: Whether their place between others is what speaks for them.
+        is_tied: Whether only the order of results tells it from others with equal values.
+        likeness: What structure, shapes and arguments say, in nats.
+    """
+
+    reference: str
+    target: str
+    places: tuple[Place, ...]
+    agreeing: dict[Place, Agreement] = field(default_factory=dict)
+    is_named: bool = False
+    is_by_rule: bool = False
+    is_placed: bool = False
+    is_tied: bool = False
+    likeness: float = 0.0
+
+    @property
+    def nats(self) -> float:
+        """What the values prove."""
+        return sum(agreement.nats for agreement in self.agreeing.values())
+
+    @property
+    def score(self) -> float:
+        """What speaks for it altogether."""
+        return self.nats + self.likeness
+
+    @property
+    def order(self) -> tuple[float, str, str]:
+        """The better first; names settle nothing, they only make the order the same every time."""
+        return -self.score, self.reference, self.target
+
+    @property
+    def evidence(self) -> Evidence:
+        """What it is known by."""
+        if self.is_named:
+            return "rule" if self.is_by_rule else "name"
+        return "values" if self.nats >= ENOUGH and not self.is_tied else "structure"
+
+
+def shifted(one: Role, other: Role, offsets: Index) -> tuple[Place, ...]:
+    """Members whose numbers differ by these offsets."""
+    found = ((a, tuple(x + y for x, y in zip(a, offsets, strict=True))) for a in one.members)
+    return tuple((a, b) for a, b in found if b in other.members)
+
+
+def namesakes(
+    ones: Sequence[tuple[Role, Index]], others: Sequence[tuple[Role, Index]]
+) -> Iterator[tuple[tuple[Role, Index], tuple[Role, Index]]]:
+    """Roles of both sides whose names mean the same: those of equal names, else of equal names but for
+    wrappers, else all; of names within one another the inmost, which is what wrappers wrap.
+    """
+    for same in (lambda role: role.name, lambda role: name_of(role, plain_name)[0], lambda _: ""):
+        mine, theirs = (_by_name(found, same) for found in (ones, others))
+        for name in sorted(mine.keys() & theirs.keys()):
+            yield from itertools.product(_inmost(mine[name]), _inmost(theirs[name]))
+        ones, others = (
+            [r for r in found if same(r[0]) not in mine.keys() & theirs.keys()] for found in (ones, others)
+        )
+
+
+def _by_name(
+    roles: Sequence[tuple[Role, Index]], name: Callable[[Role], str]
+) -> dict[str, list[tuple[Role, Index]]]:
+    found: dict[str, list[tuple[Role, Index]]] = defaultdict(list)
+    for one in roles:
+        found[name(one[0])].append(one)
+    return found
+
+
+def _inmost(roles: Sequence[tuple[Role, Index]]) -> list[tuple[Role, Index]]:
+    """Roles that none of the others lies in."""
+    return [one for one in roles if not any(r.name.startswith(f"{one[0].name}.") for r, _ in roles)]
