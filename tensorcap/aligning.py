@@ -177,10 +177,9 @@ def sides(
         with suppress(UsageError):  # a part of the run was recorded, which lacks what entries name
             aligned = align(reference, target, mapping=kept)
             return aligned.reference, aligned.target
-    if not _both_lack_partners(reference, target):
+    if not both_lack_partners(reference, target):
         return reference, target
-    knows_modules = all(archive.run.get("modules") for archive in (reference, target))
-    found = propose(reference, target, by="all" if knows_modules else "names")
+    found = propose(reference, target, by=evidence_between(reference, target))
     keeping = tuple(_as_it_is(entry) for entry in found.entries)
     if all(entry.reference == entry.target for entry in keeping):
         return reference, target
@@ -199,7 +198,12 @@ def _as_it_is(entry: Entry) -> Entry:
     return replace(entry, steps=()) if entry.reference == entry.target and entry.layout().moves else entry
 
 
-def _both_lack_partners(reference: Archive, target: Archive) -> bool:
+def evidence_between(reference: Archive, target: Archive) -> By:
+    """What may pair two runs without being asked: values only if both list their modules (CMP-74)."""
+    return "all" if all(archive.run.get("modules") for archive in (reference, target)) else "names"
+
+
+def both_lack_partners(reference: Archive, target: Archive) -> bool:
     """Whether each side has records of modules, not of what is within them, that the other has not."""
     ours = {record.key.text for record in reference.records if not is_inner(record.key)}
     theirs = {record.key.text for record in target.records if not is_inner(record.key)}

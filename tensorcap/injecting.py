@@ -91,7 +91,7 @@ def inject(
                 capture_workload(workload, target, around=around)
             tested = stack.enter_context(opened(target))
             aligned = align(trusted, tested, mapping=mapping)
-            source = _reversed(trusted, tested, aligned)
+            source = reversed_by(aligned, trusted, tested)
         substitution = Substitution(source, inputs=inputs, outputs=outputs, steps=steps, calls=calls)
         if aligned is not None:
             substitution.map_path = _map_path(mapping)
@@ -113,10 +113,15 @@ def reverse(reference: Archive, target: Archive, mapping: MappingSource | None =
     Raises:
         UsageError: The mapping does not fit, or nothing of it can be undone.
     """
-    return _reversed(reference, target, align(reference, target, mapping=mapping))
+    return reversed_by(align(reference, target, mapping=mapping), reference, target)
 
 
-def _reversed(reference: Archive, target: Archive, aligned: Aligned) -> ReversedArchive:
+def reversed_by(aligned: Aligned, reference: Archive, target: Archive) -> ReversedArchive:
+    """The same by a mapping that is resolved already.
+
+    Raises:
+        UsageError: Nothing of it can be undone.
+    """
     links = {id(link): link for link in aligned.target.links.values()}
     found = ReversedArchive(reference, target, links.values())
     if not len(found):

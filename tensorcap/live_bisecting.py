@@ -18,14 +18,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tensorcap.adapters import adapter_for
-from tensorcap.aligning import NO_MAPPING, MappingSource, align, fitting, sides
+from tensorcap.aligning import (
+    NO_MAPPING,
+    Aligned,
+    MappingSource,
+    align,
+    both_lack_partners,
+    evidence_between,
+    fitting,
+)
 from tensorcap.alignment.mapping import Alignment
 from tensorcap.alignment.part import Part
 from tensorcap.bisection_runs import Run, State
 from tensorcap.capturing import capture_workload
 from tensorcap.comparing import Source, compare, opened
 from tensorcap.comparison import Comparison
-from tensorcap.injecting import reverse
+from tensorcap.injecting import reversed_by
 from tensorcap.substitution import Substitution
 from tensorcap.verdicts.divergence import Divergence
 from tensorcap.verdicts.ops import ops_of
@@ -164,10 +172,10 @@ class _Search:
         """Run the target as it is, and find what of it can be grafted."""
         free = self._files.enter_context(open_archive(self._capture("free.h5", -1)))
         source: Archive = self._reference
-        mapped = self._computed(free) if mapping is None else mapping
-        if mapped != NO_MAPPING:
-            self._mapping = align(self._reference, free, mapping=mapped).alignment
-            source = reverse(self._reference, free, self._mapping)
+        aligned = self._aligned(free, mapping)
+        if aligned is not None:
+            self._mapping = aligned.alignment
+            source = reversed_by(aligned, self._reference, free)
         self._source = source
         self._precision = POLICY.precision_of_runs(self._reference.run, free.run, None)
         there = {record.key.text for record in source.records}
@@ -219,10 +227,15 @@ class _Search:
             tuple(ops[:_SHOWN]),
         )
 
-    def _computed(self, free: Archive) -> MappingSource:
-        """A mapping where names leave both sides over; else none."""
-        _, tested = sides(self._reference, free)
-        return NO_MAPPING if tested is free else align(self._reference, free).alignment
+    def _aligned(self, free: Archive, mapping: MappingSource | None) -> Aligned | None:
+        """The mapping that is given, or one that is computed where names leave both sides over."""
+        if mapping is not None:
+            return None if mapping == NO_MAPPING else align(self._reference, free, mapping=mapping)
+        if not both_lack_partners(self._reference, free):
+            return None
+        found = align(self._reference, free, by=evidence_between(self._reference, free))
+        is_plain = all(entry.reference == entry.target for entry in found.alignment.entries)
+        return None if is_plain else found
 
     def _at(self, last: int, name: str = "") -> Run:
         """The run with all results grafted up to one."""
