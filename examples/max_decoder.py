@@ -2,9 +2,9 @@
 
     tcap verify examples/max_decoder.py:llama -o report/
 
-Verifying a port to Modular MAX takes four things: a model to trust (`reference`), the same in `max.nn` (`Decoder`),
-the weights of the one under the names of the other (`adapted`), and inputs for both. MAX has no batch axis: what
-is `(1, token, feature)` in torch is `(token, feature)` here.
+Verifying a port to Modular MAX takes four things: a model to trust (`reference`), the same in `max.nn`
+(`Decoder`), the weights of the one under the names of the other (`adapted`), and inputs for both. MAX has no
+batch axis: what is `(1, token, feature)` in torch is `(token, feature)` here.
 """
 
 import math
@@ -20,14 +20,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import tensorcap
 
-CONFIG = LlamaConfig(
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    initializer_range=0.2,
-)
 TOKENS = (3, 17, 5, 60, 9)
 CPU = DeviceRef.CPU()
 
@@ -106,7 +98,7 @@ def position_tables(config: LlamaConfig, count: int) -> tuple[np.ndarray, np.nda
 
 
 def rotated(x: TensorValue, cos: TensorValue, sin: TensorValue) -> TensorValue:
-    """`x`, (head, token, feature), turned by its positions: the first half of the features with the second."""
+    """`x`, (head, token, feature), turned by position: the first half of the features with the second."""
     half = int(x.shape[2]) // 2
     a, b = x[:, :, :half], x[:, :, half:]
     return ops.concat([a * cos - b * sin, b * cos + a * sin], -1)
@@ -117,34 +109,44 @@ def adapted(weights: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
     return {name.removeprefix("model."): weight.numpy() for name, weight in weights.items()}
 
 
-def original() -> LlamaForCausalLM:
+def original(num_hidden_layers: int = 2) -> LlamaForCausalLM:
     """The model to trust, with random weights."""
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=num_hidden_layers,
+        num_attention_heads=4,
+        initializer_range=0.2,
+    )
     torch.manual_seed(0)
-    return LlamaForCausalLM(CONFIG).eval()
+    return LlamaForCausalLM(config).eval()
 
 
-def reference() -> tensorcap.Workload:
+def ported(model: LlamaForCausalLM) -> Decoder:
+    """The port of a model, with its weights."""
+    decoder = Decoder(model.config)
+    decoder.load_state_dict(adapted(model.state_dict()), weight_alignment=1)  # wherever they lie in memory
+    return decoder
+
+
+def reference(num_hidden_layers: int = 2) -> tensorcap.Workload:
     """The model to trust, and what it is fed."""
-    return tensorcap.Workload(original(), {"input_ids": torch.tensor([TOKENS]), "use_cache": False})
+    inputs = {"input_ids": torch.tensor([TOKENS]), "use_cache": False}
+    return tensorcap.Workload(original(num_hidden_layers), inputs)
 
 
-def port() -> tensorcap.Workload:
+def port(num_hidden_layers: int = 2) -> tensorcap.Workload:
     """The port, on the same tokens."""
-    return ported(adapted(original().state_dict()))
+    return tensorcap.Workload(ported(original(num_hidden_layers)), {"tokens": np.array(TOKENS)})
 
 
 def wrong() -> tensorcap.Workload:
     """The same with a mistake: a weight of layer 0 was converted with a scale too much."""
-    weights = adapted(original().state_dict())
-    weights["layers.0.self_attn.o_proj.weight"] *= np.float32(1.5)
-    return ported(weights)
-
-
-def ported(weights: Mapping[str, np.ndarray]) -> tensorcap.Workload:
-    """The port with some weights."""
-    decoder = Decoder(CONFIG)
-    decoder.load_state_dict(weights, weight_alignment=1)  # numpy aligns less than MAX asks for
-    return tensorcap.Workload(decoder, {"tokens": np.array(TOKENS)})
+    model = original()
+    with torch.no_grad():
+        model.model.layers[0].self_attn.o_proj.weight.mul_(1.5)
+    return tensorcap.Workload(ported(model), {"tokens": np.array(TOKENS)})
 
 
 llama = tensorcap.Port(reference, port)

@@ -10,6 +10,7 @@ import click
 
 from tensorcap_cli.capture_text import progress
 from tensorcap_cli.output import one_line, print_json_pieces
+from tensorcap_cli.time_limit import time_limit_option
 from tensorcap_cli.workload_options import is_workload, made_recipe, made_target, target_options
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from tensorcap.workload import Workload
     from tensorcap_formats.archive import Archive
 
+_OF_FUNCTIONS: Final = ("dtype", "device", "num_hidden_layers", "perturb", "seed")
 _OF_TARGET: Final = ("dtype", "device", "perturb", "teacher_forced")  # the reference runs as it is
 
 
@@ -30,6 +32,7 @@ _OF_TARGET: Final = ("dtype", "device", "perturb", "teacher_forced")  # the refe
 @click.option("--rules", metavar="FILE", type=click.Path(), help="Rules, .toml, before the built-in ones.")
 @click.option("--layers", is_flag=True, help="A file for each tensor too.")
 @target_options
+@time_limit_option
 @click.option("--json", "as_json", is_flag=True, help="Print verify.json instead of the summary.")
 def command(
     reference: str,
@@ -163,7 +166,7 @@ def _for(path: str, options: dict[str, Any]) -> dict[str, Any]:
 
     if Recipe(path).kind == "huggingface":
         return options
-    return {name: value for name, value in options.items() if name in ("dtype", "device", "seed", "perturb")}
+    return {name: value for name, value in options.items() if name in _OF_FUNCTIONS}
 
 
 def _text(path: Any) -> str | None:
