@@ -134,7 +134,7 @@ class Slots:
         """Which arguments of each pair of sites belong together: those with equal values.
 
         Where results differ, so may arguments: there those do that have equal values in other layers, equal
-        names, or that alone are left.
+        names, or that alone are left, of floats or of whole numbers.
         """
         near = {place: self.near_arguments(*self.members(candidate, place)) for place in candidate.places}
         by_names: dict[tuple[frozenset[str], ...], dict[tuple[str, str], None]] = defaultdict(dict)
@@ -188,18 +188,19 @@ class Slots:
         known: Mapping[tuple[str, str], None],
         done: Sequence[tuple[str, str]],
     ) -> list[tuple[str, str]]:
-        """Pairs of what is left: as in other layers, of equal names, the only floats of one size."""
+        """Pairs of what is left: as in other layers, of equal names, the only floats or whole numbers."""
         mine, theirs = (
             [n for n in side if n not in {p[i] for p in done}] for i, side in enumerate((one, other))
         )
         pairs = [(a, b) for a, b in known if a in mine and b in theirs]
         pairs += [(n, n) for n in mine if n in theirs and (n, n) not in known]
-        floats = [
-            [n for n in names if side[n].dtype.kind == "float" and n not in {p[i] for p in pairs}]
-            for i, (names, side) in enumerate(((mine, one), (theirs, other)))
-        ]
-        if len(floats[0]) == len(floats[1]) == 1:
-            pairs.append((floats[0][0], floats[1][0]))
+        for kinds in (("float",), ("int", "uint")):
+            alike = [
+                [n for n in names if side[n].dtype.kind in kinds and n not in {p[i] for p in pairs}]
+                for i, (names, side) in enumerate(((mine, one), (theirs, other)))
+            ]
+            if len(alike[0]) == len(alike[1]) == 1:
+                pairs.append((alike[0][0], alike[1][0]))
         return [(a, b) for a, b in pairs if one[a].size == other[b].size]
 
     def _contradicts(self, candidate: Candidate, place: Place, pair: tuple[str, str]) -> bool:
