@@ -1,5 +1,6 @@
 """The debugger for model ports: capture a model's tensors, keep them in an archive, compare two runs."""
 
+from tensorcap.adapters._max.model import MaxModel
 from tensorcap.capturing import Capture, capture
 from tensorcap.comparing import compare, compare_records
 from tensorcap.comparison import Comparison
@@ -23,6 +24,7 @@ __all__ = [
     "Difference",
     "Graph",
     "Key",
+    "MaxModel",
     "Pair",
     "PlainLog",
     "Port",

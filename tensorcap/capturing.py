@@ -63,6 +63,7 @@ def capture(
     container: str | None = None,
     fsync: bool = False,
     substitution: Substitution | None = None,
+    room: str | Iterable[str] = (),
 ) -> Capture:
     """Capture what happens in a model during a `with` block.
 
@@ -102,6 +103,8 @@ def capture(
         fsync: Make each tensor durable against a power cut.
         substitution: Archived tensors that take the place of the model's own, which are recorded first; the
             model then computes something else, and the archive says what.
+        room: Which values, `input` or `output`, later runs of the same model are going to replace: a model
+            that has to be compiled then makes room for them at once.
 
     Returns:
         A context manager; `pause`, `resume` and `paused` say what part of the block is recorded, and
@@ -130,7 +133,7 @@ def capture(
             exclude,
             Limits.of(steps=steps, sample=sample, max_bytes=max_bytes, slices=slices),
         ),
-        plan=Plan(inputs, level, as_tuple(ops_in), as_tuple(watch), grads, params, eager),
+        plan=Plan(inputs, level, as_tuple(ops_in), as_tuple(watch), grads, params, eager, as_tuple(room)),
         log=log,
         stats_only=stats_only,
         run=run,

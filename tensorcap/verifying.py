@@ -149,7 +149,7 @@ def verify(
         trusted, _ = _captured(reference, folder / REFERENCE, None, around)
         trusted = stack.enter_context(opened(trusted))
         say("capturing the target")
-        tested, workload = _captured(target, folder / TARGET, trusted, around)
+        tested, workload = _captured(target, folder / TARGET, trusted, around, room=("input",))
         tested = stack.enter_context(opened(tested))
         say("aligning")
         aligned = _ruled(trusted, tested, mapping, rules)
@@ -239,7 +239,11 @@ def _is_within(module: str, other: str) -> bool:
 
 
 def _captured(
-    side: Runnable | Workload | Source, path: Path, before: Archive | None, around: Around | None
+    side: Runnable | Workload | Source,
+    path: Path,
+    before: Archive | None,
+    around: Around | None,
+    room: Sequence[str] = (),
 ) -> tuple[Source, Workload | None]:
     """The archive of a side; of one that is run also its workload."""
     if isinstance(side, Workload):
@@ -248,7 +252,7 @@ def _captured(
         return side, None
     workload, run = side.make(before)
     adapter_for(workload.model).seed(side.seed)
-    capture_workload(workload, path, run=run, around=around)
+    capture_workload(workload, path, run=run, around=around, room=room)
     return path, workload
 
 

@@ -23,6 +23,8 @@ class Plan:
         grads: Whether gradients of activations and of parameters are recorded.
         params: Whether parameters and buffers are recorded, once.
         eager: Whether what is compiled or fused runs as the plain code that it was made from.
+        room: Which values, `input` or `output`, later runs of the same model are going to replace: what has
+            to be compiled makes room for them at once.
     """
 
     inputs: bool = True
@@ -32,6 +34,7 @@ class Plan:
     grads: bool = False
     params: bool = False
     eager: bool = False
+    room: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse a plan that contradicts itself.

@@ -1,0 +1,256 @@
+"""What happens in a model while MAX traces it into a graph, noted in order.
+
+The calls of modules are wrapped on their classes, so that what a call is given is noted before what happens
+in it, as in frameworks that run a model as it is written. MAX's own hooks come after a call, and its list of
+them is everybody's. A note holds no tensor: it says which input or output of the graph will be one.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple, Protocol
+
+from tensorcap.adapters._max.engine import (
+    BufferValue,
+    DeviceRef,
+    Dim,
+    Graph,
+    Layer,
+    MaxDType,
+    NoBitsError,
+    TensorValue,
+    Value,
+    is_nested,
+    logical,
+)
+from tensorcap.recording.structure import Kinds, rebuilt, walk
+from tensorcap.substitution import Kind
+from tensorcap_formats.keys import escape
+
+KINDS: Final = Kinds(tensors=(Value,), opaque=(Layer, Graph), texts=(MaxDType, DeviceRef, Dim))
+IN_SUBGRAPH: Final = (
+    "within a subgraph, of whose values the graph around it gives out none "
+    "(build the model with use_subgraphs=False)"
+)
+_IN_BRANCH: Final = "within a branch or a loop of the graph"
+_BUFFER: Final = "a buffer that the graph writes to, such as a cache"
+
+
+class Enter(NamedTuple):
+    """A call of a module begins."""
+
+    name: str
+
+
+class Leave(NamedTuple):
+    """The call that began last returns."""
+
+
+class Passed(NamedTuple):
+    """A probe is passed; what follows with its slots is of it, up to `Leave`."""
+
+    name: str
+    module: str
+
+
+class Tensor(NamedTuple):
+    """A tensor of the call that is under way: the input or the output of the graph at `at`."""
+
+    slot: str
+    at: int
+    is_input: bool
+    dims: tuple[str, ...]
+
+
+class Plain(NamedTuple):
+    """A leaf that is no tensor."""
+
+    slot: str
+    value: Any
+
+
+class Lost(NamedTuple):
+    """A leaf that cannot be had."""
+
+    slot: str
+    reason: str
+
+
+Event = Enter | Leave | Passed | Tensor | Plain | Lost
+
+
+class Switcher(Protocol):
+    """What puts another value in the place of one that is traced."""
+
+    def __call__(self, name: str, call: int, kind: Kind, slot: str, value: TensorValue) -> TensorValue:
+        """What goes on in the place of a value of a call, which was noted."""
+
+
+class Tracing:
+    """Notes what happens while one graph is made.
+
+    Attributes:
+        events: What happened, in order.
+        values: What the graph has to give out besides its own outputs, each once.
+        graph: The graph; values of another are not to be had.
+        switch: Puts other values in the place of those that are traced.
+    """
+
+    def __init__(self, names: Mapping[int, str], switch: Switcher | None = None) -> None:
+        self.events: list[Event] = []
+        self.values: list[TensorValue] = []
+        self.graph: Graph | None = None
+        self._names = names
+        self.switch = switch
+        self._given: dict[Any, int] = {}
+        self._found: dict[Any, int] = {}
+        self._active: dict[int, int] = {}
+        self._calls: dict[str, int] = {}
+        self._path: list[str] = []
+        self._thread = threading.get_ident()
+
+    def begin(self, graph: Graph, inputs: Iterable[Any]) -> None:
+        """A graph with these inputs is traced from now on."""
+        self.graph = graph
+        self._given = {value._mlir_value: i for i, value in enumerate(inputs)}
+
+    @property
+    def current(self) -> str | None:
+        """The module whose call is under way; None outside of any."""
+        return self._path[-1] if self._path else None
+
+    def call(
+        self, original: Callable[..., Any], layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Trace a call of a layer, and note it if the layer is one of those that are watched."""
+        name = self._names.get(id(layer))
+        if name is None or id(layer) in self._active or threading.get_ident() != self._thread:
+            return original(layer, *args, **kwargs)  # also what a class has of its base: it is one call
+        number = self._calls.get(name, 0)
+        self._calls[name] = number + 1
+        self._active[id(layer)] = number
+        self._path.append(name)
+        self.events.append(Enter(name))
+        try:
+            slots = list(_slots(type(layer), len(args), kwargs))
+            given = [
+                self._value(name, number, "input", slot, value)
+                for slot, value in zip(slots, [*args, *kwargs.values()], strict=True)
+            ]
+            kwargs = dict(zip(kwargs, given[len(args) :], strict=True))
+            result = original(layer, *given[: len(args)], **kwargs)
+            result = self._value(name, number, "output", "output", result)
+        finally:
+            self._path.pop()
+            del self._active[id(layer)]
+        self.events.append(Leave())
+        return result
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a call of the model is being traced in this thread."""
+        return bool(self._path) and threading.get_ident() == self._thread
+
+    def probed(self, name: str, value: object, *, is_alone: bool) -> None:
+        """Note a value that code of the model has given a name."""
+        self.events.append(Passed(name, self.current or ""))
+        self.note("value", value)
+        self.events.append(Leave())
+
+    def note(self, slot: str, value: object) -> None:
+        """Note all leaves of a value."""
+        for leaf in walk(value, KINDS):
+            name = f"{slot}.{escape(leaf.name)}" if leaf.name else slot
+            if leaf.is_tensor:
+                self.events.append(self._leaf(name, leaf.value))
+            elif leaf.reason:
+                self.events.append(Lost(name, leaf.reason))
+            else:
+                self.events.append(Plain(name, leaf.value))
+
+    def _value(self, name: str, call: int, kind: Kind, slot: str, value: Any) -> Any:
+        """Note a value of a call, and say what goes on in its place."""
+        self.note(slot, value)
+        switch = self.switch
+        if switch is None or not self._can_give_out:
+            return value
+
+        def change(path: str, natural: Any) -> Any:
+            if not isinstance(natural, TensorValue):
+                return natural
+            return switch(name, call, kind, f"{slot}.{escape(path)}" if path else slot, natural)
+
+        return rebuilt(value, KINDS, change)
+
+    @property
+    def _can_give_out(self) -> bool:
+        return self.graph is not None and Graph.current is self.graph and not is_nested(self.graph)
+
+    def _leaf(self, slot: str, value: Any) -> Event:
+        if isinstance(value, BufferValue):
+            return Lost(slot, _BUFFER)
+        if not isinstance(value, TensorValue):
+            return Lost(slot, f"a {type(value).__name__.lstrip('_')} of the graph")
+        if Graph.current is not self.graph:
+            return Lost(slot, IN_SUBGRAPH)
+        if not self._can_give_out:
+            return Lost(slot, _IN_BRANCH)
+        try:
+            logical(value.dtype)
+        except NoBitsError as error:
+            return Lost(slot, str(error))
+        dims = tuple(map(str, value.shape))
+        key = value._mlir_value
+        if key in self._given:
+            return Tensor(slot, self._given[key], True, dims)
+        index = self._found.setdefault(key, len(self.values))
+        if index == len(self.values):
+            self.values.append(value)
+        return Tensor(slot, index, False, dims)
+
+
+@contextmanager
+def watching(tracing: Tracing, classes: Iterable[type]) -> Iterator[None]:
+    """Have calls of layers of these classes go through a tracing until the block ends."""
+    wrapped: dict[type, Any] = {}
+    try:
+        for cls in dict.fromkeys(base for each in classes for base in each.__mro__):
+            original = cls.__dict__.get("__call__")
+            if original is not None and issubclass(cls, Layer):
+                wrapped[cls] = original
+                cls.__call__ = _through(tracing, original)  # type: ignore[method-assign] # as MAX's hooks do
+        yield
+    finally:
+        for cls, original in wrapped.items():
+            cls.__call__ = original  # type: ignore[method-assign]
+
+
+def _through(tracing: Tracing, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return tracing.call(original, self, args, kwargs)
+
+    return call
+
+
+def argument_names(cls: Any) -> tuple[str, ...]:
+    """Names of the positional parameters of a layer's call; none where they cannot be told."""
+    try:
+        parameters = list(inspect.signature(cls.__call__).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return ()
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(p.name for p in parameters if p.kind in positional)
+
+
+def _slots(cls: type, positional: int, kwargs: Iterable[str]) -> Iterator[str]:
+    """The slot of each argument of a call."""
+    names = argument_names(cls)
+    for i in range(positional):
+        yield f"input.{escape(names[i])}" if i < len(names) else f"input.args.{i - len(names)}"
+    for name in kwargs:
+        yield f"input.{escape(name)}"
