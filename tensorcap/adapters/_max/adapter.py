@@ -30,7 +30,8 @@ from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import escape
 
 _A_LIST: Final = "a list, whose members are called one by one"
-_FUSED: Final = "never called; a module around it may use its weights"
+_UNUSED: Final = "none of its weights is in the graph"
+_FUSED: Final = "code around it uses its weights and does not call it"
 
 
 class MaxAdapter:
@@ -62,7 +63,7 @@ class MaxAdapter:
         modules, _ = tree(known.module)
         if plan.params:
             _record_weights(known, modules, recorder)
-        known.compiled.tapped = Tapped(known, names, recorder, plan, substitution)
+        tapped = known.compiled.tapped = Tapped(known, names, recorder, plan, substitution)
         try:
             yield
         finally:
@@ -70,7 +71,7 @@ class MaxAdapter:
             for name, module in modules.items():
                 point = recorder.points[name]
                 if recorder.last_step >= 0 and not point.calls and own_weights(module):
-                    point.note = _FUSED
+                    point.note = _UNUSED if name in tapped.unused else _FUSED
 
     def describe(self, model: Any) -> dict[str, Any]:
         """Classes, weights, configuration."""
