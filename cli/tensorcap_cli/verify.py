@@ -58,9 +58,12 @@ def command(
         tcap verify meta-llama/Llama-3.2-1B port.py:target --prompt "The sky is" -o report/
         tcap verify ports.py:llama --dtype bfloat16 -o report/
 
+    Of two frameworks (a torch model, and its port to MAX) the weights are compared first, through a mapping
+    of their own. --timeout is for a target that has to be compiled.
+
     --dtype, --device, --perturb and --teacher-forced are for the target alone; other options of runs are for
-    both sides, where they are Hugging Face models. Without TARGET the reference's own run is repeated with
-    them.
+    both sides, where they are Hugging Face models; --num-hidden-layers is for functions too. Without TARGET
+    the reference's own run is repeated with them.
 
     Exit status: that of `tcap compare`, of the worse of both comparisons.
     """
@@ -122,6 +125,7 @@ def _of_port(port: Port, options: dict[str, Any]) -> tuple[Runnable, Runnable]:
 def _sides(reference: str, target: str | None, output: Path, options: dict[str, Any]) -> tuple[Any, Any]:
     """What each side is: a path of an archive, or how to make a workload."""
     from tensorcap.verifying import Runnable
+    from tensorcap.workload import Recipe
 
     seed = int(options.get("seed") or 0)
     changes = {name: value for name, value in options.items() if value not in (None, False, ())}
@@ -146,7 +150,8 @@ def _sides(reference: str, target: str | None, output: Path, options: dict[str, 
         return workload, {"workload": recipe.describe()}
 
     ours = Runnable(make_reference, seed) if is_workload(reference) else reference
-    theirs = Runnable(make_target, seed) if target is None or is_workload(target) else target
+    framework = "torch" if target is not None and Recipe(target).kind == "huggingface" else None
+    theirs = Runnable(make_target, seed, framework) if target is None or is_workload(target) else target
     return ours, theirs
 
 
