@@ -141,9 +141,9 @@ def port(num_hidden_layers: int = 2) -> tensorcap.Workload:
     return tensorcap.Workload(ported(original(num_hidden_layers)), {"tokens": np.array(TOKENS)})
 
 
-def wrong() -> tensorcap.Workload:
+def wrong(num_hidden_layers: int = 2) -> tensorcap.Workload:
     """The same with a mistake: a weight of layer 0 was converted with a scale too much."""
-    model = original()
+    model = original(num_hidden_layers)
     with torch.no_grad():
         model.model.layers[0].self_attn.o_proj.weight.mul_(1.5)
     return tensorcap.Workload(ported(model), {"tokens": np.array(TOKENS)})

@@ -269,7 +269,7 @@ def _both(
     around: Around | None,
     say: Callable[[str], None],
 ) -> _Runs:
-    """Capture both sides; in between, compare the weights of unlike frameworks, since somebody adapted them."""
+    """Capture both sides; in between, compare the weights of unlike frameworks, as somebody adapted them."""
     trusted, made = reference, _made(reference, None)
     if made is not None:
         say("capturing the reference")

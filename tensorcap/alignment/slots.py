@@ -25,6 +25,7 @@ Steps = tuple[str, ...]
 
 _READ: Final = 128  # members of a role that are read: the layers of most models
 _MOST: Final = 1 << 24  # elements of them
+_WHOLE: Final = ("int", "uint")  # kinds of dtypes
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +179,9 @@ class Slots:
 
     def _are_near(self, record: Record, other: Record) -> bool | None:
         """Whether two tensors have near values; None where values tell nothing, or are not to be used."""
+        if record.dtype.kind in _WHOLE and other.dtype.kind in _WHOLE:
+            how = self.fit([record], [other])
+            return None if how is None or how.residual is None else how.residual == 0
         sides = self.matching.sides
         return self.matching.is_near(sides[0].print_of(record), sides[1].print_of(other), record.order)
 
@@ -194,7 +198,7 @@ class Slots:
         )
         pairs = [(a, b) for a, b in known if a in mine and b in theirs]
         pairs += [(n, n) for n in mine if n in theirs and (n, n) not in known]
-        for kinds in (("float",), ("int", "uint")):
+        for kinds in (("float",), _WHOLE):
             alike = [
                 [n for n in names if side[n].dtype.kind in kinds and n not in {p[i] for p in pairs}]
                 for i, (names, side) in enumerate(((mine, one), (theirs, other)))
