@@ -12,10 +12,12 @@ import numpy as np
 from tensorcap.adapters import CalledRoot, Site
 from tensorcap.adapters._max.description import describe
 from tensorcap.adapters._max.engine import LayerList, MaxDType, Module, bits, buffer_of
+from tensorcap.adapters._max.foreign import Foreign
 from tensorcap.adapters._max.given import ARRAYS, named
 from tensorcap.adapters._max.model import MaxModel
 from tensorcap.adapters._max.modules import own_weights, tree
 from tensorcap.adapters._max.playing import record
+from tensorcap.adapters._max.roots import Roots
 from tensorcap.adapters._max.running import Tapped, weights_of
 from tensorcap.casting import encode
 from tensorcap.metrics.representable import FORMATS
@@ -62,9 +64,11 @@ class MaxAdapter:
         modules, _ = tree(known.module)
         if plan.params:
             _record_weights(known, modules, recorder)
-        known.compiled.tapped = Tapped(known, names, recorder, plan, substitution)
+        foreign = Foreign(modules, names, recorder, plan, substitution)
+        known.compiled.tapped = Tapped(known, names, recorder, plan, substitution, foreign)
         try:
-            yield
+            with foreign.watch():
+                yield
         finally:
             known.compiled.tapped = None
             for name, module in modules.items():
@@ -184,7 +188,7 @@ class MaxAdapter:
         self, pattern: str | None, take: Callable[[Any], bool]
     ) -> AbstractContextManager[list[CalledRoot]]:
         """Look out for models whose graphs a program makes."""
-        raise NotImplementedError
+        return Roots(pattern, take).watch()
 
 
 def _module(model: Any) -> Module:
