@@ -16,6 +16,7 @@ from typing import Any, Final, TextIO
 
 from tensorcap.adapters import CalledRoot, adapter_named
 from tensorcap.capturing import Capture, capture
+from tensorcap.patching import replaced
 from tensorcap.recording.limits import Limits
 from tensorcap.recording.scope import Scope
 from tensorcap.script import Script, as_main, code_of
@@ -101,8 +102,8 @@ class ScriptRun:
             watch(lambda: self._look_out(stack))
             code = self._code(main)
             for name in _REPLACES_PROCESS:
-                stack.enter_context(_replaced(os, name, self._replacing))
-            stack.enter_context(_replaced(os, "_exit", self._exiting))
+                stack.enter_context(replaced(os, name, self._replacing))
+            stack.enter_context(replaced(os, "_exit", self._exiting))
             if code is not None:
                 try:
                     exec(code, vars(main))
@@ -310,18 +311,6 @@ class _Waiting:
 
             loader.exec_module = exec_module
         return spec  # it may only be asked whether there is such a package
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, around: Callable[[Any], Any]) -> Iterator[None]:
-    original = getattr(owner, name)
-    replacement = around(original)
-    setattr(owner, name, replacement)
-    try:
-        yield
-    finally:
-        if getattr(owner, name) is replacement:
-            setattr(owner, name, original)
 
 
 def _is_waited_for(thread: threading.Thread) -> bool:

@@ -12,10 +12,12 @@ import numpy as np
 from tensorcap.adapters import CalledRoot, Site
 from tensorcap.adapters._max.description import describe
 from tensorcap.adapters._max.engine import LayerList, MaxDType, Module, bits, buffer_of
+from tensorcap.adapters._max.foreign import Foreign
 from tensorcap.adapters._max.given import ARRAYS, named
 from tensorcap.adapters._max.model import MaxModel
-from tensorcap.adapters._max.modules import own_weights, tree
+from tensorcap.adapters._max.modules import is_in_graph, own_weights, tree
 from tensorcap.adapters._max.playing import record
+from tensorcap.adapters._max.roots import Roots
 from tensorcap.adapters._max.running import Tapped, weights_of
 from tensorcap.casting import encode
 from tensorcap.metrics.representable import FORMATS
@@ -63,15 +65,20 @@ class MaxAdapter:
         modules, _ = tree(known.module)
         if plan.params:
             _record_weights(known, modules, recorder)
-        tapped = known.compiled.tapped = Tapped(known, names, recorder, plan, substitution)
+        foreign = Foreign(modules, names, recorder, plan, substitution)
+        tapped = Tapped(known, names, recorder, plan, substitution, foreign)
+        known.compiled.tapped = tapped
         try:
-            yield
+            with foreign.watch():
+                yield
         finally:
             known.compiled.tapped = None
             for name, module in modules.items():
-                point = recorder.points[name]
-                if recorder.last_step >= 0 and not point.calls and own_weights(module):
-                    point.note = _UNUSED if name in tapped.unused else _FUSED
+                point, weights = recorder.points[name], own_weights(module).values()
+                if recorder.last_step >= 0 and not point.calls and weights:
+                    unused = tapped.unused
+                    is_used = any(map(is_in_graph, weights)) if unused is None else name not in unused
+                    point.note = _FUSED if is_used else _UNUSED
 
     def describe(self, model: Any) -> dict[str, Any]:
         """Classes, weights, configuration."""
@@ -185,7 +192,7 @@ class MaxAdapter:
         self, pattern: str | None, take: Callable[[Any], bool]
     ) -> AbstractContextManager[list[CalledRoot]]:
         """Look out for models whose graphs a program makes."""
-        raise NotImplementedError
+        return Roots(pattern, take).watch()
 
 
 def _module(model: Any) -> Module:

@@ -169,7 +169,7 @@ def _traced(
             tracing.switch = _Switches(places, inputs[own:])
         args, kwargs = given.put(inputs[:own])
         with (
-            watching(tracing, map(type, modules.values())),
+            watching(tracing.call, map(type, modules.values())),
             probing(tracing) if taps else nullcontext(),
             _refusals(class_name(model.module)),
         ):

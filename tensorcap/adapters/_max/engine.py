@@ -16,7 +16,18 @@ try:
     from max.driver import CPU
     from max.dtype import DType as MaxDType
     from max.engine import InferenceSession, Model
-    from max.graph import BufferType, BufferValue, DeviceRef, Dim, Graph, TensorType, TensorValue, Value, ops
+    from max.graph import (
+        BufferType,
+        BufferValue,
+        DeviceRef,
+        Dim,
+        Graph,
+        TensorType,
+        TensorValue,
+        Value,
+        Weight,
+        ops,
+    )
     from max.nn import LayerList
     from max.nn.layer import Layer, Module
 
@@ -49,12 +60,14 @@ __all__ = [
     "TensorType",
     "TensorValue",
     "Value",
+    "Weight",
     "bits",
     "buffer",
     "buffer_of",
     "compiled",
     "initialised",
     "is_nested",
+    "is_subgraph",
     "load_buffer",
     "logical",
     "ops",
@@ -167,3 +180,8 @@ def is_nested(graph: Graph) -> bool:
     """Whether what is traced now lies in a branch or a loop of a graph."""
     body = getattr(graph, "_graph_body", None)
     return getattr(graph, "_current_block", body) is not body
+
+
+def is_subgraph(graph: Graph) -> bool:
+    """Whether a graph is a part that others call, which is given the order of effects by its caller."""
+    return bool(getattr(graph, "_has_chain_input", False))

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from tensorcap.adapters._max.building import Built, Place
-from tensorcap.adapters._max.engine import Buffer, buffer_of, logical
+from tensorcap.adapters._max.engine import Buffer, MaxDType, buffer_of, logical
 from tensorcap.adapters._max.given import Given
 from tensorcap.adapters._max.tracing import Enter, Event, Leave, Lost, Passed, Plain, Tensor
 from tensorcap.casting import cast
@@ -68,59 +68,75 @@ class _Exchange:
 
     def fill(self, substitution: Substitution) -> None:
         """Look up what a substitution has for each call."""
-        for name, call, leaves in _calls(self._built.events):
-            site = module_site(name)
-            for kind in _KINDS:
-                planned = substitution.planned(site, self._step, call, kind)
-                if planned is None:
-                    continue
-                left = dict(planned)
-                for leaf in leaves:
-                    if leaf.slot.partition(".")[0] == kind:
-                        key = Key(site, leaf.slot, self._step, call)
-                        self._exchange(substitution, key, Place(name, call, leaf.slot), leaf, left)
-                for slot in left:
-                    substitution.note_left(Key(site, slot, self._step, call))
-
-    def _exchange(
-        self,
-        substitution: Substitution,
-        key: Key,
-        place: Place,
-        leaf: Tensor | Plain | Lost,
-        left: dict[str, Record],
-    ) -> None:
-        if isinstance(leaf, Plain):
-            return
-        record = left.pop(leaf.slot, None)
-        wanted = self._built.switches.get(place)
-        is_own = isinstance(leaf, Tensor) and leaf.is_input and not place.name
-        if record is None:
-            substitution.note_absent(key)
-        elif isinstance(leaf, Lost):
-            substitution.note_left(key, leaf.reason)
-        elif is_own:
-            made, cast_text = self._made(substitution, key, record, self._given.types[leaf.at])
-            self.own[leaf.at] = made
-            substitution.note_injected(key, cast_text)
-        elif wanted is None:
-            substitution.note_left(key, _NO_SWITCH if place.name else _OWN_RESULT)
-        else:
-            self.values[place], cast_text = self._made(substitution, key, record, wanted)
-            substitution.note_injected(key, cast_text)
+        for key, place, leaf, record in planned(self._built.events, substitution, self._step):
+            wanted = self._built.switches.get(place)
+            if leaf.is_input and not place.name:
+                self.own[leaf.at], text = self._made(substitution, key, record, self._given.types[leaf.at])
+            elif wanted is not None:
+                self.values[place], text = self._made(substitution, key, record, wanted)
+            else:
+                substitution.note_left(key, _NO_SWITCH if place.name else _OWN_RESULT)
+                continue
+            substitution.note_injected(key, text)
 
     def _made(self, substitution: Substitution, key: Key, record: Record, wanted: Any) -> tuple[Any, str]:
         """An archived tensor as a buffer of the type that is wanted, and how it was cast."""
-        archive = substitution.archive
-        stored = archive.read(record)
-        shape = self._given.size_of(wanted.shape) or ()
-        if stored.shape != shape:
-            raise no_fit(archive, key, stored.shape, shape)
-        try:
-            made, text = cast(stored, record.dtype, logical(wanted.dtype))
-        except UsageError as error:
-            raise UsageError(f"{archive.path}: {key.text}: does not fit: {error}", hint=error.hint) from None
-        return _on_device(buffer_of(made, logical(wanted.dtype)), wanted), text
+        made, text = archived(
+            substitution, key, record, wanted.dtype, self._given.size_of(wanted.shape) or ()
+        )
+        return _on_device(made, wanted), text
+
+
+def planned(
+    events: Sequence[Event], substitution: Substitution, step: int
+) -> Iterator[tuple[Key, Place, Tensor, Record]]:
+    """The tensors of a run for which a substitution has others, each with its archived one.
+
+    The substitution is told of those that it has none for, and of those that are not in the run.
+
+    Args:
+        events: What happens in the run.
+        substitution: What is to stand where.
+        step: The number of the step that the run is.
+    """
+    for name, call, leaves in _calls(events):
+        site = module_site(name)
+        for kind in _KINDS:
+            found = substitution.planned(site, step, call, kind)
+            if found is None:
+                continue
+            left = dict(found)
+            for leaf in leaves:
+                if leaf.slot.partition(".")[0] != kind or isinstance(leaf, Plain):
+                    continue
+                key, record = Key(site, leaf.slot, step, call), left.pop(leaf.slot, None)
+                if record is None:
+                    substitution.note_absent(key)
+                elif isinstance(leaf, Lost):
+                    substitution.note_left(key, leaf.reason)
+                else:
+                    yield key, Place(name, call, leaf.slot), leaf, record
+            for slot in left:
+                substitution.note_left(Key(site, slot, step, call))
+
+
+def archived(
+    substitution: Substitution, key: Key, record: Record, dtype: MaxDType, shape: tuple[int, ...]
+) -> tuple[Any, str]:
+    """An archived tensor as a buffer of a dtype, and how it was cast.
+
+    Raises:
+        UsageError: It does not fit.
+    """
+    archive = substitution.archive
+    stored, wanted = archive.read(record), logical(dtype)
+    if stored.shape != shape:
+        raise no_fit(archive, key, stored.shape, shape)
+    try:
+        made, text = cast(stored, record.dtype, wanted)
+    except UsageError as error:
+        raise UsageError(f"{archive.path}: {key.text}: does not fit: {error}", hint=error.hint) from None
+    return buffer_of(made, wanted), text
 
 
 def _calls(events: Sequence[Event]) -> Iterator[tuple[str, int, list[Tensor | Plain | Lost]]]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from tensorcap.adapters._max.engine import NoBitsError, bits
-from tensorcap.adapters._max.tracing import Enter, Event, Leave, Lost, Passed, Plain
+from tensorcap.adapters._max.tracing import Enter, Event, Leave, Lost, Passed, Plain, Tensor
 from tensorcap.recording.recorder import Call, Recorder
 from tensorcap.recording.slices import NothingLeftError
-from tensorcap_formats.keys import ROOT_SITE, module_site
+from tensorcap_formats.keys import PROBES, ROOT_SITE, inner_site, module_site
 
 
 def play(
@@ -79,3 +79,17 @@ def record(recorder: Recorder, call: Call, slot: str, array: Any, *, required: b
         recorder.lose(call.point, slot, str(error), call=call, required=required)
         return
     recorder.tensor(call, slot, stored, dtype, stored.shape, required=required)
+
+
+def symbolic_shapes(events: Sequence[Event]) -> Iterator[tuple[str, list[str]]]:
+    """Dimensions as MAX names them, by `SITE/SLOT`, of shapes that are not known before a run."""
+    path: list[str] = []
+    for event in events:
+        if isinstance(event, Enter):
+            path.append(module_site(event.name))
+        elif isinstance(event, Passed):
+            path.append(inner_site(PROBES, event.name))
+        elif isinstance(event, Leave) and path:
+            path.pop()
+        elif isinstance(event, Tensor) and path and not all(dim.isdigit() for dim in event.dims):
+            yield f"{path[-1]}/{event.slot}", list(event.dims)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,17 +10,16 @@ import numpy as np
 from tensorcap.adapters._max.building import Built, build
 from tensorcap.adapters._max.engine import BufferType, NoBitsError, bits, initialised
 from tensorcap.adapters._max.exchanging import feed
+from tensorcap.adapters._max.foreign import Foreign
 from tensorcap.adapters._max.given import Given
 from tensorcap.adapters._max.model import MaxModel
-from tensorcap.adapters._max.playing import play
-from tensorcap.adapters._max.tracing import Enter, Event, Leave, Passed, Tensor
+from tensorcap.adapters._max.playing import play, symbolic_shapes
 from tensorcap.recording.plan import Plan
 from tensorcap.recording.recorder import Recorder
 from tensorcap.recording.structure import class_name
 from tensorcap.substitution import Substitution
 from tensorcap_formats.dtypes import decode
 from tensorcap_formats.errors import UsageError
-from tensorcap_formats.keys import PROBES, inner_site, module_site
 
 
 def run(model: MaxModel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -74,7 +73,7 @@ class Tapped:
     """A capture of a model that is under way.
 
     Attributes:
-        unused: Names of modules with weights of which none is in the graph that ran last.
+        unused: Names of modules with weights of which none is in the graph that ran last; None before.
     """
 
     def __init__(
@@ -84,18 +83,24 @@ class Tapped:
         recorder: Recorder,
         plan: Plan,
         substitution: Substitution | None,
+        foreign: Foreign,
     ) -> None:
-        self.unused: frozenset[str] = frozenset()
+        self.unused: frozenset[str] | None = None
         self._model = model
         self._names = names
         self._recorder = recorder
         self._plan = plan
         self._substitution = substitution
+        self._foreign = foreign
         self._executions = Executions(model)
         self._is_controlled = not model.control or substitution is not None
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Run the model, record what happens in it, and return what it gives."""
+        with self._foreign.paused():
+            return self._run(args, kwargs)
+
+    def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         recorder, executions = self._recorder, self._executions
         substitution = self._substitution if recorder.is_recording else None
         given = Given(self._model, args, kwargs)
@@ -184,17 +189,3 @@ def control_text(told: Sequence[Mapping[str, Any]]) -> str:
     )
     unlike = sum(int(entry.get("nonfinite_mismatches", 0)) for entry in told)
     return f"{text}; and {unlike} of its elements are not finite in one of both" if unlike else text
-
-
-def symbolic_shapes(events: Sequence[Event]) -> Iterator[tuple[str, list[str]]]:
-    """Dimensions as MAX names them, by `SITE/SLOT`, of shapes that are not known before a run."""
-    path: list[str] = []
-    for event in events:
-        if isinstance(event, Enter):
-            path.append(module_site(event.name))
-        elif isinstance(event, Passed):
-            path.append(inner_site(PROBES, event.name))
-        elif isinstance(event, Leave) and path:
-            path.pop()
-        elif isinstance(event, Tensor) and path and not all(dim.isdigit() for dim in event.dims):
-            yield f"{path[-1]}/{event.slot}", list(event.dims)

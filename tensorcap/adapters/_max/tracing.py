@@ -213,26 +213,42 @@ class Tracing:
         return Tensor(slot, index, False, dims)
 
 
+Through = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
 @contextmanager
-def watching(tracing: Tracing, classes: Iterable[type]) -> Iterator[None]:
-    """Have calls of layers of these classes go through a tracing until the block ends."""
-    wrapped: dict[type, Any] = {}
+def watching(through: Through, classes: Iterable[type]) -> Iterator[Callable[[type], None]]:
+    """Have calls of layers of these classes go through a function until the block ends.
+
+    Args:
+        through: Is given the original method, the layer and its arguments; gives what the caller gets.
+        classes: The classes, of which the bases are watched too.
+
+    Returns:
+        What has a class watched that is made in the block.
+    """
+    wrapped: dict[type, tuple[Any, Any]] = {}
+
+    def watch(cls: type) -> None:
+        original = cls.__dict__.get("__call__")
+        if original is not None and issubclass(cls, Layer) and cls not in wrapped:
+            wrapped[cls] = original, _wrapped(through, original)
+            cls.__call__ = wrapped[cls][1]  # type: ignore[method-assign] # as MAX does for its hooks
+
     try:
         for cls in dict.fromkeys(base for each in classes for base in each.__mro__):
-            original = cls.__dict__.get("__call__")
-            if original is not None and issubclass(cls, Layer):
-                wrapped[cls] = original
-                cls.__call__ = _through(tracing, original)  # type: ignore[method-assign] # as MAX's hooks do
-        yield
+            watch(cls)
+        yield watch
     finally:
-        for cls, original in wrapped.items():
-            cls.__call__ = original  # type: ignore[method-assign]
+        for cls, (original, ours) in wrapped.items():
+            if cls.__dict__.get("__call__") is ours:
+                cls.__call__ = original  # type: ignore[method-assign]
 
 
-def _through(tracing: Tracing, original: Callable[..., Any]) -> Callable[..., Any]:
+def _wrapped(through: Through, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return tracing.call(original, self, args, kwargs)
+        return through(original, self, args, kwargs)
 
     return call
 

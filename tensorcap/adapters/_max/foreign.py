@@ -1,0 +1,248 @@
+"""Somebody else's program that makes, compiles and runs graphs of a model, captured without an edit.
+
+Each graph in which a module of the model is called gives out what happens in it, behind its own outputs; the
+caller of the compiled graph gets its own alone. Compiled graphs are told apart by their names.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
+
+from tensorcap.adapters._max.engine import Graph, InferenceSession, Model, Module, is_subgraph
+from tensorcap.adapters._max.planting import Planted
+from tensorcap.adapters._max.playing import play, symbolic_shapes
+from tensorcap.adapters._max.tracing import Event, Tracing, watching
+from tensorcap.patching import replaced
+from tensorcap.recording.plan import Plan
+from tensorcap.recording.probing import probing
+from tensorcap.recording.recorder import Recorder
+from tensorcap.substitution import Substitution
+from tensorcap_formats.errors import CaptureError, TensorcapError
+
+_REPLAYS: Final = ("capture", "replay", "debug_verify_replay")  # of Model, past its execute
+_NO_CONTROL: Final = (
+    "taps may end the fusion of kernels; no run without them was made to see what they change"
+)
+
+
+class _Traced:
+    """A graph of the model that the program makes.
+
+    Attributes:
+        graph: The graph, until it is made.
+        tracing: What takes notes of it.
+        planted: The weights that stand in it for archived tensors.
+        events: The notes.
+        own: How many outputs are the program's.
+        taps: How many are ours.
+        runs: How often it was run under capture.
+        is_ambiguous: Whether another graph of its name was made before it was compiled.
+    """
+
+    def __init__(self, graph: Graph, tracing: Tracing, planted: Planted | None) -> None:
+        self.graph: Graph | None = graph
+        self.tracing = tracing
+        self.planted = planted
+        self.events: Sequence[Event] = ()
+        self.own = 0
+        self.taps = 0
+        self.runs = 0
+        self.is_ambiguous = False
+
+
+class Foreign:
+    """Watches a program for graphs of a model.
+
+    Attributes:
+        is_paused: Whether it looks away, while we make and run graphs of our own.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[str, Module],
+        names: Collection[str],
+        recorder: Recorder,
+        plan: Plan,
+        substitution: Substitution | None,
+    ) -> None:
+        self.is_paused = False
+        self._modules = modules
+        self._by_id = {id(module): name for name, module in modules.items()}
+        self._names = names
+        self._recorder = recorder
+        self._plan = plan
+        self._substitution = substitution
+        self._tracings: list[_Traced] = []
+        self._made: dict[str, _Traced] = {}
+        self._ready: dict[int, tuple[Any, _Traced]] = {}
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """See graphs that are made, compiled and run in the block."""
+        binds = "init_all" if hasattr(InferenceSession, "init_all") else "load"
+        with ExitStack() as stack:
+            stack.enter_context(watching(self._call, map(type, self._modules.values())))
+            stack.enter_context(probing(self))
+            stack.enter_context(replaced(Graph, "output", self._output))
+            stack.enter_context(replaced(InferenceSession, binds, self._bind))
+            stack.enter_context(replaced(Model, "execute", self._execute))
+            for name in _REPLAYS:
+                if name in vars(Model):
+                    stack.enter_context(replaced(Model, name, functools.partial(self._refuse, name)))
+            yield
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Look away until the block ends."""
+        before, self.is_paused = self.is_paused, True
+        try:
+            yield
+        finally:
+            self.is_paused = before
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a call of the model is being traced in this thread."""
+        return any(traced.tracing.is_under_way for traced in self._tracings)
+
+    def probed(self, name: str, value: object, *, is_alone: bool) -> None:
+        """Note a value that code of the model has given a name."""
+        traced = None if self.is_paused else self._current()
+        if traced is not None:
+            traced.tracing.probed(name, value, is_alone=is_alone)
+
+    def _current(self) -> _Traced | None:
+        """The graph that is traced in this thread; none outside of any, and in a subgraph of no call."""
+        for traced in self._tracings:
+            if traced.tracing.is_under_way:
+                return traced
+        try:
+            graph = Graph.current
+        except LookupError:
+            return None
+        for traced in self._tracings:
+            if traced.graph is graph:
+                return traced
+        if is_subgraph(graph):
+            return None
+        planted = None if self._substitution is None else Planted(self._substitution)
+        traced = _Traced(graph, Tracing(self._by_id, planted), planted)
+        traced.tracing.begin(graph, graph.inputs)
+        self._tracings.append(traced)
+        return traced
+
+    def _call(
+        self, original: Callable[..., Any], layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if self.is_paused or id(layer) not in self._by_id:
+            return original(layer, *args, **kwargs)
+        traced = self._current()
+        if traced is None:
+            return original(layer, *args, **kwargs)
+        return traced.tracing.call(original, layer, args, kwargs)
+
+    def _output(self, original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def output(graph: Graph, *outputs: Any) -> None:
+            traced = next((t for t in self._tracings if t.graph is graph), None)
+            if traced is None or self.is_paused:
+                return original(graph, *outputs)
+            values = traced.tracing.values
+            original(graph, *outputs, *values)
+            self._tracings.remove(traced)
+            traced.graph, traced.own, traced.taps = None, len(outputs), len(values)
+            traced.events = tuple(traced.tracing.events)
+            values.clear()
+            before = self._made.get(graph.name)
+            is_in_doubt = before is not None and not any(t is before for _, t in self._ready.values())
+            traced.is_ambiguous = is_in_doubt
+            self._made[graph.name] = traced
+            return None
+
+        return output
+
+    def _bind(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Where weights are given to compiled graphs, give ours too, and note which graph each model runs."""
+
+        @functools.wraps(original)
+        def bind(session: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self.is_paused:
+                more: dict[str, Any] = {}
+                for traced in self._made.values():
+                    if traced.planted is not None:
+                        more |= traced.planted.values
+                if more:
+                    kwargs["weights_registry"] = {**(kwargs.get("weights_registry") or {}), **more}
+            found = original(session, *args, **kwargs)
+            if not self.is_paused:
+                for model in found.values() if isinstance(found, dict) else [found]:
+                    made = self._made.get(getattr(model, "name", ""))
+                    if made is not None and len(model.output_metadata) == made.own + made.taps:
+                        self._ready[id(model)] = model, made
+            return found
+
+        return bind
+
+    def _execute(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def execute(model: Any, *args: Any) -> Any:
+            _, traced = self._ready.get(id(model), (None, None))
+            if traced is None:
+                return original(model, *args)
+            if traced.is_ambiguous:
+                raise self._failed(
+                    CaptureError(
+                        f"two graphs named {model.name!r} were made before one of them was compiled",
+                        hint="Give the graphs different names.",
+                    )
+                )
+            if traced.planted is not None and self._recorder.is_recording:
+                if traced.runs:
+                    raise self._failed(
+                        CaptureError(
+                            f"{model.name}: is run a second time, and what is injected is of one run",
+                            hint="A workload of a MaxModel is injected step by step.",
+                        )
+                    )
+                traced.planted.tell(traced.events)
+            traced.runs += 1
+            found = list(original(model, *args))
+            self._play(model.name, traced, args, found[traced.own :])
+            return found[: traced.own]
+
+        return execute
+
+    def _play(self, name: str, traced: _Traced, args: Sequence[Any], found: Sequence[Any]) -> None:
+        recorder = self._recorder
+        if not recorder.is_recording:
+            return
+        play(traced.events, args, found, recorder, self._names, inputs=self._plan.inputs)
+        graphs = recorder.facts.setdefault("graphs", {})
+        graphs[name] = {"outputs": traced.own, "taps": traced.taps}
+        notes = recorder.facts.setdefault("notes", [])
+        if _NO_CONTROL not in notes:
+            notes.append(_NO_CONTROL)
+        shapes = dict(symbolic_shapes(traced.events))
+        if shapes:
+            recorder.facts.setdefault("symbolic_shapes", {}).update(shapes)
+
+    def _refuse(self, what: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def refuse(model: Any, *args: Any, **kwargs: Any) -> Any:
+            if id(model) in self._ready:
+                raise self._failed(
+                    CaptureError(
+                        f"{model.name}: Model.{what}: what a device graph replays is not seen",
+                        hint="Switch device graphs off in the program (device_graph_capture=False).",
+                    )
+                )
+            return original(model, *args, **kwargs)
+
+        return refuse
+
+    def _failed(self, error: TensorcapError) -> TensorcapError:
+        self._recorder.failure = error
+        return error
