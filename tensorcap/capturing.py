@@ -192,7 +192,8 @@ class Capture:
     def progress(self) -> str:
         """How far it is, as a short text."""
         sink = self._writer or self.tally
-        return f"{sink.records_count} tensors, last {self._recorder.last_point or 'none'}"
+        count = f"{sink.records_count} tensors, last {self._recorder.last_point or 'none'}"
+        return self._recorder.waiting.text or count
 
     def pause(self) -> None:
         """Record nothing until `resume`; forwards in between count as no steps."""

@@ -7,16 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tensorcap.adapters import adapter_for
 from tensorcap.aligning import Aligned, MappingSource, align, sides
 from tensorcap.alignment.order import Order, order_between
 from tensorcap.alignment.rules import read_rules
+from tensorcap.auditing import Audit, audit
 from tensorcap.capturing import Around, capture_workload
 from tensorcap.comparing import Source, compare, opened
 from tensorcap.comparison import Comparison
-from tensorcap.diagnosis.diagnosing import Diagnosis, diagnose
+from tensorcap.diagnosis.diagnosing import Diagnosis, diagnose_pair
 from tensorcap.injecting import inject
 from tensorcap.preflight.checklist import Preflight, preflight
 from tensorcap.reports.report_folder import replaced_folder
@@ -25,7 +26,7 @@ from tensorcap.verdicts.divergence import first_divergence
 from tensorcap.verdicts.pairing import ABSENT, Pair
 from tensorcap.workload import Workload
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.errors import ReadError, UsageError
+from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import ROOT_SITE
 
 REFERENCE: Final = "reference.h5"
@@ -43,10 +44,12 @@ class Runnable:
         make: Makes the workload, and what the run's metadata say of it besides; of the target, given the
             reference's archive, of the reference None.
         seed: Of the random generators before each run.
+        framework: Whose model it makes; None where that is known only once it is made.
     """
 
     make: Callable[[Archive | None], tuple[Workload, Mapping[str, Any]]]
     seed: int = 0
+    framework: str | None = None
 
     @classmethod
     def of(cls, workload: Workload) -> Runnable:
@@ -89,6 +92,8 @@ class Verification:
         is_refused: Whether there should have been one, and the reference's tensors did not fit.
         suspects: Modules that are accused, the first one first.
         inheriting: Keys of what is not green in the free run, and green once the inputs are right.
+        weights: The comparison of weights before the target ran, of unlike frameworks.
+        control: Of each output of a compiled target, how far a run without taps is from the free run.
         notes: What could not be written, a sentence each.
         summary: What is wrong, as sentences.
     """
@@ -102,14 +107,16 @@ class Verification:
     is_refused: bool
     suspects: Sequence[Suspect]
     inheriting: Sequence[str]
+    weights: Audit | None = None
+    control: Sequence[Mapping[str, Any]] = ()
     notes: Sequence[str] = ()
     summary: Sequence[str] = ()
 
     @property
     def exit_status(self) -> int:
-        """That of the worse comparison, and 1 at least if an injection was refused (VER-40)."""
+        """That of the worst comparison, and 1 at least if an injection was refused (VER-40)."""
         injected = self.injected.exit_status if self.injected else int(self.is_refused)
-        return max(self.free.exit_status, injected)
+        return max(self.free.exit_status, injected, self.weights.exit_status if self.weights else 0)
 
 
 def verify(
@@ -145,12 +152,7 @@ def verify(
     say = tell or (lambda _: None)
     final = Path(output)
     with replaced_folder(final, force=force) as folder, ExitStack() as stack:
-        say("capturing the reference")
-        trusted, _ = _captured(reference, folder / REFERENCE, None, around)
-        trusted = stack.enter_context(opened(trusted))
-        say("capturing the target")
-        tested, workload = _captured(target, folder / TARGET, trusted, around, room=("input",))
-        tested = stack.enter_context(opened(tested))
+        trusted, tested, tried, weights = _both(reference, target, folder, stack, rules, around, say)
         say("aligning")
         aligned = _ruled(trusted, tested, mapping, rules)
         known = mapping if aligned is None else aligned.alignment
@@ -162,14 +164,21 @@ def verify(
         say("comparing")
         free = compare(ours, theirs, mapping=None if ours is not trusted else "none")
         own, own_sides, why_not = None, (ours, theirs), _ARCHIVE
-        if workload is not None:
+        if tried is not None:
             say("injecting")
             trusted.path = _lasting(trusted.path, folder, final)  # which the injected run's metadata name
             path = folder / "with_injection" / TARGET
             path.parent.mkdir()
-            seed = target.seed if isinstance(target, Runnable) else 0  # as the free run had
             try:
-                inject(trusted, workload, path, mapping=known, target=tested, seed=seed, around=around)
+                inject(
+                    trusted,
+                    tried.workload,
+                    path,
+                    mapping=known,
+                    target=tested,
+                    seed=tried.seed,  # as the free run had
+                    around=around,
+                )
                 why_not = ""
             except UsageError as error:  # a tensor does not fit, or nothing belongs together
                 why_not = str(error).replace(f"{folder}{os.sep}", "")
@@ -179,7 +188,9 @@ def verify(
                 own = compare(*own_sides, mapping="none")
         say("diagnosing")
         suspects = [
-            Suspect(s.module, s.class_name, s.pair, s.explanation, s.is_own, _diagnosed(*own_sides, s.pair))
+            Suspect(
+                s.module, s.class_name, s.pair, s.explanation, s.is_own, diagnose_pair(*own_sides, s.pair)
+            )
             if at < _DIAGNOSED
             else s
             for at, s in enumerate(suspects_of(trusted, free, own))
@@ -192,9 +203,11 @@ def verify(
             free,
             own,
             why_not,
-            workload is not None and own is None,
+            tried is not None and own is None,
             tuple(suspects),
             _inheriting(free, own),
+            weights,
+            _control(tested.run),
         )
         say("writing")
         return write_files(
@@ -238,22 +251,79 @@ def _is_within(module: str, other: str) -> bool:
     return other in (module, ROOT_SITE) or module.startswith(f"{other}.")
 
 
-def _captured(
-    side: Runnable | Workload | Source,
-    path: Path,
-    before: Archive | None,
+class _Runs(NamedTuple):
+    """Both archives, what the target's is of, and what its weights are."""
+
+    reference: Archive
+    target: Archive
+    made: _Made | None
+    weights: Audit | None
+
+
+def _both(
+    reference: Runnable | Workload | Source,
+    target: Runnable | Workload | Source,
+    folder: Path,
+    stack: ExitStack,
+    rules: str | os.PathLike[str] | None,
     around: Around | None,
-    room: Sequence[str] = (),
-) -> tuple[Source, Workload | None]:
-    """The archive of a side; of one that is run also its workload."""
+    say: Callable[[str], None],
+) -> _Runs:
+    """Capture both sides; in between, compare the weights of unlike frameworks, as somebody adapted them."""
+    trusted, made = reference, _made(reference, None)
+    if made is not None:
+        say("capturing the reference")
+        trusted = _captured(made, folder / REFERENCE, around)
+    trusted = stack.enter_context(opened(trusted))
+    if isinstance(target, Runnable) and target.framework == "torch":
+        made = None  # whose weights take memory, and nobody is going to look at
+    tried, weights = _made(target, trusted), None
+    if tried is None:
+        return _Runs(trusted, stack.enter_context(opened(target)), None, None)
+    if _framework_of(trusted.run) != _framework_of(
+        adapter_for(tried.workload.model).describe(tried.workload.model)
+    ):
+        say("comparing weights")
+        model = trusted if made is None else made.workload.model
+        weights = audit(model, tried.workload.model, rules=None if rules is None else read_rules(rules))
+        if weights is not None and weights.unlike:
+            count = weights.comparison.compared
+            say(f"{len(weights.unlike)} of {count} weights are not the same numbers; going on")
+    made = None
+    say("capturing the target")
+    tested = _captured(tried, folder / TARGET, around, room=("input",))
+    return _Runs(trusted, stack.enter_context(opened(tested)), tried, weights)
+
+
+class _Made(NamedTuple):
+    """A side that is going to be run."""
+
+    workload: Workload
+    run: Mapping[str, Any]
+    seed: int
+
+
+def _made(side: Runnable | Workload | Source, before: Archive | None) -> _Made | None:
+    """The workload of a side; None of an archive."""
     if isinstance(side, Workload):
         side = Runnable.of(side)
-    if not isinstance(side, Runnable):
-        return side, None
-    workload, run = side.make(before)
-    adapter_for(workload.model).seed(side.seed)
-    capture_workload(workload, path, run=run, around=around, room=room)
-    return path, workload
+    return _Made(*side.make(before), side.seed) if isinstance(side, Runnable) else None
+
+
+def _captured(made: _Made, path: Path, around: Around | None, room: Sequence[str] = ()) -> Path:
+    adapter_for(made.workload.model).seed(made.seed)
+    capture_workload(made.workload, path, run=made.run, around=around, room=room)
+    return path
+
+
+def _framework_of(run: Mapping[str, Any]) -> object:
+    about = run.get("framework")
+    return about.get("name") if isinstance(about, Mapping) else None
+
+
+def _control(run: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    told = run.get("control")
+    return tuple(one for one in told if isinstance(one, Mapping)) if isinstance(told, list) else ()
 
 
 def _lasting(path: Path, folder: Path, final: Path) -> Path:
@@ -277,15 +347,6 @@ def _order(comparison: Comparison) -> Order | None:
     if not (comparison.reference.is_ordered and comparison.target.is_ordered):
         return None
     return order_between((p.reference, p.target) for p in comparison.pairs if p.reference and p.target)
-
-
-def _diagnosed(reference: Archive, target: Archive, pair: Pair) -> Diagnosis | None:
-    if pair.reference is None or pair.target is None:
-        return None
-    try:
-        return diagnose(reference, target, pair.key, target_key=pair.target.key.text)
-    except (UsageError, ReadError):  # complex values, or statistics alone
-        return None
 
 
 def _inheriting(free: Comparison, own: Comparison | None) -> tuple[str, ...]:

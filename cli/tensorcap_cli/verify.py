@@ -10,6 +10,7 @@ import click
 
 from tensorcap_cli.capture_text import progress
 from tensorcap_cli.output import one_line, print_json_pieces
+from tensorcap_cli.time_limit import time_limit_option
 from tensorcap_cli.workload_options import is_workload, made_recipe, made_target, target_options
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from tensorcap.workload import Workload
     from tensorcap_formats.archive import Archive
 
+_OF_FUNCTIONS: Final = ("dtype", "device", "num_hidden_layers", "perturb", "seed")
 _OF_TARGET: Final = ("dtype", "device", "perturb", "teacher_forced")  # the reference runs as it is
 
 
@@ -30,6 +32,7 @@ _OF_TARGET: Final = ("dtype", "device", "perturb", "teacher_forced")  # the refe
 @click.option("--rules", metavar="FILE", type=click.Path(), help="Rules, .toml, before the built-in ones.")
 @click.option("--layers", is_flag=True, help="A file for each tensor too.")
 @target_options
+@time_limit_option
 @click.option("--json", "as_json", is_flag=True, help="Print verify.json instead of the summary.")
 def command(
     reference: str,
@@ -55,9 +58,12 @@ def command(
         tcap verify meta-llama/Llama-3.2-1B port.py:target --prompt "The sky is" -o report/
         tcap verify ports.py:llama --dtype bfloat16 -o report/
 
+    Of two frameworks (a torch model, and its port to MAX) the weights are compared first, through a mapping
+    of their own. --timeout is for a target that has to be compiled.
+
     --dtype, --device, --perturb and --teacher-forced are for the target alone; other options of runs are for
-    both sides, where they are Hugging Face models. Without TARGET the reference's own run is repeated with
-    them.
+    both sides, where they are Hugging Face models; --num-hidden-layers is for functions too. Without TARGET
+    the reference's own run is repeated with them.
 
     Exit status: that of `tcap compare`, of the worse of both comparisons.
     """
@@ -119,6 +125,7 @@ def _of_port(port: Port, options: dict[str, Any]) -> tuple[Runnable, Runnable]:
 def _sides(reference: str, target: str | None, output: Path, options: dict[str, Any]) -> tuple[Any, Any]:
     """What each side is: a path of an archive, or how to make a workload."""
     from tensorcap.verifying import Runnable
+    from tensorcap.workload import Recipe
 
     seed = int(options.get("seed") or 0)
     changes = {name: value for name, value in options.items() if value not in (None, False, ())}
@@ -143,7 +150,8 @@ def _sides(reference: str, target: str | None, output: Path, options: dict[str, 
         return workload, {"workload": recipe.describe()}
 
     ours = Runnable(make_reference, seed) if is_workload(reference) else reference
-    theirs = Runnable(make_target, seed) if target is None or is_workload(target) else target
+    framework = "torch" if target is not None and Recipe(target).kind == "huggingface" else None
+    theirs = Runnable(make_target, seed, framework) if target is None or is_workload(target) else target
     return ours, theirs
 
 
@@ -163,7 +171,7 @@ def _for(path: str, options: dict[str, Any]) -> dict[str, Any]:
 
     if Recipe(path).kind == "huggingface":
         return options
-    return {name: value for name, value in options.items() if name in ("dtype", "device", "seed", "perturb")}
+    return {name: value for name, value in options.items() if name in _OF_FUNCTIONS}
 
 
 def _text(path: Any) -> str | None:

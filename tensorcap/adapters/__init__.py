@@ -27,6 +27,9 @@ _ADAPTERS: Final = {  # root package of the model's class, or of a base class; s
 }
 
 
+FRAMEWORKS: Final = tuple(_ADAPTERS)
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """A place in a model that records may come from.

@@ -15,7 +15,7 @@ from tensorcap.adapters._max.engine import LayerList, MaxDType, Module, bits, bu
 from tensorcap.adapters._max.foreign import Foreign
 from tensorcap.adapters._max.given import ARRAYS, named
 from tensorcap.adapters._max.model import MaxModel
-from tensorcap.adapters._max.modules import own_weights, tree
+from tensorcap.adapters._max.modules import is_in_graph, own_weights, tree
 from tensorcap.adapters._max.playing import record
 from tensorcap.adapters._max.roots import Roots
 from tensorcap.adapters._max.running import Tapped, weights_of
@@ -32,7 +32,8 @@ from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import escape
 
 _A_LIST: Final = "a list, whose members are called one by one"
-_FUSED: Final = "never called; a module around it may use its weights"
+_UNUSED: Final = "none of its weights is in the graph"
+_FUSED: Final = "code around it uses its weights and does not call it"
 
 
 class MaxAdapter:
@@ -65,16 +66,19 @@ class MaxAdapter:
         if plan.params:
             _record_weights(known, modules, recorder)
         foreign = Foreign(modules, names, recorder, plan, substitution)
-        known.compiled.tapped = Tapped(known, names, recorder, plan, substitution, foreign)
+        tapped = Tapped(known, names, recorder, plan, substitution, foreign)
+        known.compiled.tapped = tapped
         try:
             with foreign.watch():
                 yield
         finally:
             known.compiled.tapped = None
             for name, module in modules.items():
-                point = recorder.points[name]
-                if recorder.last_step >= 0 and not point.calls and own_weights(module):
-                    point.note = _FUSED
+                point, weights = recorder.points[name], own_weights(module).values()
+                if recorder.last_step >= 0 and not point.calls and weights:
+                    unused = tapped.unused
+                    is_used = any(map(is_in_graph, weights)) if unused is None else name not in unused
+                    point.note = _FUSED if is_used else _UNUSED
 
     def describe(self, model: Any) -> dict[str, Any]:
         """Classes, weights, configuration."""

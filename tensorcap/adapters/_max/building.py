@@ -22,7 +22,7 @@ from tensorcap.adapters._max.engine import (
 )
 from tensorcap.adapters._max.given import Given
 from tensorcap.adapters._max.model import MaxModel
-from tensorcap.adapters._max.modules import as_before, tree
+from tensorcap.adapters._max.modules import as_before, is_in_graph, own_weights, tree
 from tensorcap.adapters._max.tracing import KINDS, Event, Tracing, watching
 from tensorcap.recording.probing import probing
 from tensorcap.recording.structure import class_name, walk
@@ -54,6 +54,7 @@ class Built:
         room: The kinds of values that have switches.
         seconds: What making it took.
         signature: Of the arguments that it is for.
+        unused: Names of modules with weights of which none is in it.
     """
 
     session: InferenceSession
@@ -65,6 +66,7 @@ class Built:
     room: frozenset[Kind]
     seconds: float
     signature: tuple[Any, ...]
+    unused: frozenset[str]
 
 
 class _Places:
@@ -120,7 +122,7 @@ def build(model: MaxModel, given: Given, *, taps: bool, room: Collection[Kind] =
         _traced(model, given, modules, Tracing(names, listing), {}, taps=False)
         places = listing.found
     tracing = Tracing(names)
-    graph, own_slots = _traced(model, given, modules, tracing, places, taps=taps)
+    graph, own_slots, unused = _traced(model, given, modules, tracing, places, taps=taps)
     session = model.compiled.session
     if session is None:
         session = model.compiled.session = InferenceSession(devices=list(model.devices) or [CPU()])
@@ -141,6 +143,7 @@ def build(model: MaxModel, given: Given, *, taps: bool, room: Collection[Kind] =
         frozenset(room),
         time.perf_counter() - began,
         given.signature,
+        unused,
     )
 
 
@@ -152,8 +155,8 @@ def _traced(
     places: Mapping[Place, TensorType],
     *,
     taps: bool,
-) -> tuple[Graph, list[str]]:
-    """A graph of the model, and the slots of its own outputs."""
+) -> tuple[Graph, list[str], frozenset[str]]:
+    """A graph of the model, the slots of its own outputs, and the modules whose weights are not in it."""
     flag = TensorType(MaxDType.bool, [], DeviceRef.CPU())
     types = [*given.types, *places.values(), *([flag] * len(places))]
     own = len(given.types)
@@ -176,7 +179,13 @@ def _traced(
                 result = model.forward(model.module, *args, **kwargs)
             leaves = [leaf for leaf in walk(result, KINDS) if leaf.is_tensor]
             graph.output(*(leaf.value for leaf in leaves), *(tracing.values if taps else ()))
-    return graph, [f"output.{escape(leaf.name)}" if leaf.name else "output" for leaf in leaves]
+        unused = frozenset(
+            name
+            for name, module in modules.items()
+            if (weights := own_weights(module).values()) and not any(map(is_in_graph, weights))
+        )
+    slots = [f"output.{escape(leaf.name)}" if leaf.name else "output" for leaf in leaves]
+    return graph, slots, unused
 
 
 @contextmanager

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from tensorcap.adapters._max.engine import Module
+
+_VALUE: Final = "_mlir_value"  # of a weight: its value in a graph
 
 
 def tree(model: Module) -> tuple[dict[str, Module], dict[str, str]]:
@@ -46,6 +48,11 @@ def own_weights(module: Module) -> dict[str, Any]:
     return {name: weight for name, weight in module.layer_weights.items() if name not in shared}
 
 
+def is_in_graph(weight: Any) -> bool:
+    """Whether the graph that is being made of a module has used a weight."""
+    return _VALUE in vars(weight)
+
+
 @contextmanager
 def as_before(modules: Mapping[str, Module]) -> Iterator[None]:
     """Undo what making a graph does to modules: values of it that they and their weights keep.
@@ -58,7 +65,7 @@ def as_before(modules: Mapping[str, Module]) -> Iterator[None]:
         for thing in (module, *module.layer_weights.values()):
             held.append((vars(thing), dict(vars(thing))))
     for attributes, _ in held:
-        attributes.pop("_mlir_value", None)  # of a graph that somebody made before
+        attributes.pop(_VALUE, None)  # of a graph that somebody made before
     try:
         yield
     finally:

@@ -70,7 +70,11 @@ class Executions:
 
 
 class Tapped:
-    """A capture of a model that is under way."""
+    """A capture of a model that is under way.
+
+    Attributes:
+        unused: Names of modules with weights of which none is in the graph that ran last; None before.
+    """
 
     def __init__(
         self,
@@ -81,6 +85,7 @@ class Tapped:
         substitution: Substitution | None,
         foreign: Foreign,
     ) -> None:
+        self.unused: frozenset[str] | None = None
         self._model = model
         self._names = names
         self._recorder = recorder
@@ -101,9 +106,12 @@ class Tapped:
         substitution = self._substitution if recorder.is_recording else None
         given = Given(self._model, args, kwargs)
         room = {*self._plan.room, *(substitution.kinds if substitution else ())}
-        built = executions.built(given, taps=True, room=room)
+        with recorder.waiting.on("MAX compiles the model"):
+            built = executions.built(given, taps=True, room=room)
+        self.unused = built.unused
         buffers = feed(built, given, substitution, recorder.last_step + 1)
-        alone = None if self._is_controlled else executions.control(given)
+        with recorder.waiting.on("MAX compiles the model without taps, as a control"):
+            alone = None if self._is_controlled else executions.control(given)
         # a graph writes to what it is given of a buffer type, and its notes hold none of those
         found = executions.execute(built, buffers)
         own = len(built.own_slots)
