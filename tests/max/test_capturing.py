@@ -134,7 +134,7 @@ def test_a_module_that_is_never_called_is_told_with_its_weights(captured: Captur
     assert summary.never_called == ("fused.gate",)
     point = next(p for p in captured.archive.run["points"] if p["site"] == "fused.gate")
     assert point["status"] == "never-called"
-    assert "a module around it may use its weights" in point["reason"]
+    assert point["reason"] == "code around it uses its weights and does not call it"
     np.testing.assert_array_equal(
         captured.values["0/fused.gate/param.weight"], EVERYTHING["fused.gate.weight"]
     )
