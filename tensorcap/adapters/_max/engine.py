@@ -37,7 +37,7 @@ except (ImportError, AttributeError) as error:
         raise
     raise MissingPackageError(
         f"max: {error}; expected Modular MAX of a release that has max.nn and max.graph",
-        hint="pip install 'tensorcap[max]'",
+        hint="Install it with: pip install 'tensorcap[max]'",
     ) from None
 
 __all__ = [

@@ -1,7 +1,7 @@
 """Somebody else's program that makes, compiles and runs graphs of a model, captured without an edit.
 
 Each graph in which a module of the model is called gives out what happens in it, behind its own outputs; the
-caller of the compiled graph gets its own alone. Compiled graphs are told apart by their names.
+caller of the compiled graph gets its own alone.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ class _Traced:
     """A graph of the model that the program makes.
 
     Attributes:
-        graph: The graph, until it is made.
+        graph: The graph.
+        name: Its name.
         tracing: What takes notes of it.
         planted: The weights that stand in it for archived tensors.
         events: The notes.
         own: How many outputs are the program's.
         taps: How many are ours.
         runs: How often it was run under capture.
-        is_ambiguous: Whether another graph of its name was made before it was compiled.
     """
 
     def __init__(self, graph: Graph, tracing: Tracing, planted: Planted | None) -> None:
-        self.graph: Graph | None = graph
+        self.graph = graph
+        self.name = str(graph.name)
         self.tracing = tracing
         self.planted = planted
         self.events: Sequence[Event] = ()
         self.own = 0
         self.taps = 0
         self.runs = 0
-        self.is_ambiguous = False
 
 
 class Foreign:
@@ -76,7 +76,8 @@ class Foreign:
         self._plan = plan
         self._substitution = substitution
         self._tracings: list[_Traced] = []
-        self._made: dict[str, _Traced] = {}
+        self._made: list[_Traced] = []
+        self._compiled: dict[int, tuple[Any, list[_Traced]]] = {}
         self._ready: dict[int, tuple[Any, _Traced]] = {}
 
     @contextmanager
@@ -87,6 +88,8 @@ class Foreign:
             stack.enter_context(watching(self._call, map(type, self._modules.values())))
             stack.enter_context(probing(self))
             stack.enter_context(replaced(Graph, "output", self._output))
+            if "compile_async" in vars(InferenceSession):
+                stack.enter_context(replaced(InferenceSession, "compile_async", self._compile))
             stack.enter_context(replaced(InferenceSession, binds, self._bind))
             stack.enter_context(replaced(Model, "execute", self._execute))
             for name in _REPLAYS:
@@ -153,38 +156,66 @@ class Foreign:
             values = traced.tracing.values
             original(graph, *outputs, *values)
             self._tracings.remove(traced)
-            traced.graph, traced.own, traced.taps = None, len(outputs), len(values)
+            self._made.append(traced)
+            traced.own, traced.taps = len(outputs), len(values)
             traced.events = tuple(traced.tracing.events)
             values.clear()
-            before = self._made.get(graph.name)
-            is_in_doubt = before is not None and not any(t is before for _, t in self._ready.values())
-            traced.is_ambiguous = is_in_doubt
-            self._made[graph.name] = traced
             return None
 
         return output
+
+    def _compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Note which graphs a compiled artifact is of; its own names may be those of equal graphs before."""
+
+        @functools.wraps(original)
+        def compile_(session: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+            compiled = original(session, model, *args, **kwargs)
+            made = self._of(model)
+            if made:
+                self._compiled[id(compiled)] = compiled, made
+            return compiled
+
+        return compile_
 
     def _bind(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Where weights are given to compiled graphs, give ours too, and note which graph each model runs."""
 
         @functools.wraps(original)
-        def bind(session: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self.is_paused:
-                more: dict[str, Any] = {}
-                for traced in self._made.values():
-                    if traced.planted is not None:
-                        more |= traced.planted.values
-                if more:
-                    kwargs["weights_registry"] = {**(kwargs.get("weights_registry") or {}), **more}
-            found = original(session, *args, **kwargs)
-            if not self.is_paused:
-                for model in found.values() if isinstance(found, dict) else [found]:
-                    made = self._made.get(getattr(model, "name", ""))
-                    if made is not None and len(model.output_metadata) == made.own + made.taps:
-                        self._ready[id(model)] = model, made
+        def bind(session: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+            _, made = self._compiled.get(id(model), (None, None))
+            made = made or self._of(model)
+            if not made:
+                return original(session, model, *args, **kwargs)
+            more = {n: v for traced in made if traced.planted for n, v in traced.planted.values.items()}
+            if more:
+                kwargs["weights_registry"] = {**(kwargs.get("weights_registry") or {}), **more}
+            found = original(session, model, *args, **kwargs)
+            models = list(found.values()) if isinstance(found, dict) else [found]
+            by_name = {traced.name: traced for traced in made}
+            for each in models:
+                traced = made[0] if len(models) == len(made) == 1 else by_name.get(each.name)
+                if traced is None and len(made) == len(models):
+                    raise self._failed(
+                        CaptureError(
+                            f"{each.name}: cannot be told from the other graphs that were compiled with it: "
+                            f"{', '.join(by_name)}",
+                            hint="Compile the graphs one by one.",
+                        )
+                    )
+                if traced is not None:
+                    self._ready[id(each)] = each, traced
             return found
 
         return bind
+
+    def _of(self, model: Any) -> list[_Traced]:
+        """The graphs of ours in what is compiled: a graph, or a module of several."""
+        if self.is_paused:
+            return []
+        if isinstance(model, Graph):
+            return [traced for traced in self._made if traced.graph is model]
+        inner = getattr(model, "mlir_module", None)
+        return [t for t in self._made if inner is not None and t.graph.module.mlir_module is inner]
 
     def _execute(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -192,36 +223,29 @@ class Foreign:
             _, traced = self._ready.get(id(model), (None, None))
             if traced is None:
                 return original(model, *args)
-            if traced.is_ambiguous:
-                raise self._failed(
-                    CaptureError(
-                        f"two graphs named {model.name!r} were made before one of them was compiled",
-                        hint="Give the graphs different names.",
-                    )
-                )
             if traced.planted is not None and self._recorder.is_recording:
                 if traced.runs:
                     raise self._failed(
                         CaptureError(
-                            f"{model.name}: is run a second time, and what is injected is of one run",
+                            f"{traced.name}: is run a second time, and what is injected is of one run",
                             hint="A workload of a MaxModel is injected step by step.",
                         )
                     )
                 traced.planted.tell(traced.events)
             traced.runs += 1
             found = list(original(model, *args))
-            self._play(model.name, traced, args, found[traced.own :])
+            self._play(traced, args, found[traced.own :])
             return found[: traced.own]
 
         return execute
 
-    def _play(self, name: str, traced: _Traced, args: Sequence[Any], found: Sequence[Any]) -> None:
+    def _play(self, traced: _Traced, args: Sequence[Any], found: Sequence[Any]) -> None:
         recorder = self._recorder
         if not recorder.is_recording:
             return
-        play(traced.events, args, found, recorder, self._names, inputs=self._plan.inputs)
+        play(traced.events, args, args, found, recorder, self._names, inputs=self._plan.inputs)
         graphs = recorder.facts.setdefault("graphs", {})
-        graphs[name] = {"outputs": traced.own, "taps": traced.taps}
+        graphs[traced.name] = {"outputs": traced.own, "taps": traced.taps}
         notes = recorder.facts.setdefault("notes", [])
         if _NO_CONTROL not in notes:
             notes.append(_NO_CONTROL)
@@ -232,10 +256,11 @@ class Foreign:
     def _refuse(self, what: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def refuse(model: Any, *args: Any, **kwargs: Any) -> Any:
-            if id(model) in self._ready:
+            _, traced = self._ready.get(id(model), (None, None))
+            if traced is not None:
                 raise self._failed(
                     CaptureError(
-                        f"{model.name}: Model.{what}: what a device graph replays is not seen",
+                        f"{traced.name}: Model.{what}: what a device graph replays is not seen",
                         hint="Switch device graphs off in the program (device_graph_capture=False).",
                     )
                 )

@@ -17,6 +17,7 @@ from tensorcap_formats.keys import PROBES, ROOT_SITE, inner_site, module_site
 def play(
     events: Sequence[Event],
     given: Sequence[Any],
+    fed: Sequence[Any],
     found: Sequence[Any],
     recorder: Recorder,
     names: Collection[str],
@@ -27,7 +28,8 @@ def play(
 
     Args:
         events: What was noted when the graph was made.
-        given: The graph's inputs, as they were before anything was exchanged.
+        given: What the model was given, before anything was exchanged.
+        fed: What its graph was.
         found: What it gave out besides its own outputs.
         recorder: Records.
         names: Of the modules whose calls are recorded; the model's own inputs are in any case.
@@ -62,7 +64,8 @@ def play(
                 if recorder.wants(call, event.slot, required=required):
                     recorder.value(call, event.slot, event.value, required=required)
             else:
-                array = (given if event.is_input else found)[event.at]
+                source = found if not event.is_input else given if is_root else fed
+                array = source[event.at]
                 record(recorder, call, event.slot, array, required=required)
 
 

@@ -44,7 +44,7 @@ class Roots:
         with watching(self._call, _subclasses(Layer)) as watch:
 
             def with_new(original: Any) -> Any:
-                def initialise(cls: type, **options: Any) -> None:
+                def initialise(cls: Any, /, **options: Any) -> None:
                     original.__func__(cls, **options)
                     watch(cls)
 

@@ -92,7 +92,7 @@ class Tapped:
         self._plan = plan
         self._substitution = substitution
         self._foreign = foreign
-        self._executions = Executions(model)
+        self._executions: Executions | None = None
         self._is_controlled = not model.control or substitution is not None
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -101,7 +101,8 @@ class Tapped:
             return self._run(args, kwargs)
 
     def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        recorder, executions = self._recorder, self._executions
+        recorder = self._recorder
+        executions = self._executions = self._executions or Executions(self._model)
         substitution = self._substitution if recorder.is_recording else None
         given = Given(self._model, args, kwargs)
         room = {*self._plan.room, *(substitution.kinds if substitution else ())}
@@ -114,7 +115,9 @@ class Tapped:
         # a graph writes to what it is given of a buffer type, and its notes hold none of those
         found = executions.execute(built, buffers)
         own = len(built.own_slots)
-        play(built.events, given.buffers, found[own:], recorder, self._names, inputs=self._plan.inputs)
+        play(
+            built.events, given.buffers, buffers, found[own:], recorder, self._names, inputs=self._plan.inputs
+        )
         recorder.facts["graph"] = {
             "compile_seconds": round(built.seconds, 3),
             "outputs": own,

@@ -1,0 +1,45 @@
+"""What is said where there is no MAX, or none that is understood."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.spec("MAX-22")
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        pytest.param({}, "needs the package 'max', which is not installed", id="absent"),
+        pytest.param({"max.py": ""}, "max: No module named 'max.driver'", id="somebody-elses"),
+        pytest.param(
+            {"max/__init__.py": "", "max/driver.py": "class CPU: pass"}, "expected Modular MAX", id="other"
+        ),
+    ],
+)
+def test_the_command_to_install_it_is_named_in_a_line(
+    tmp_path: Path, files: dict[str, str], said: str
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    # without files, as where no finder has such a package
+    hide = f"sys.path.insert(0, {str(tmp_path)!r})" if files else "sys.meta_path.insert(0, Hides)"
+    code = (
+        "import sys\n"
+        "class Hides:\n"
+        "    def find_spec(name, *_):\n"
+        "        if name == 'max': raise ModuleNotFoundError(name=name)\n"
+        f"{hide}\n"
+        "from tensorcap.adapters import adapter_named\n"
+        "from tensorcap_formats.errors import MissingPackageError\n"
+        "try: adapter_named('max')\n"
+        "except MissingPackageError as e: print(e, '|', e.hint)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said in done.stdout
+    assert "pip install 'tensorcap[max]'" in done.stdout
+    assert done.stdout.count("\n") == 1

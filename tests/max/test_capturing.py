@@ -1,0 +1,290 @@
+"""A max.nn model is captured as a torch module is: real MAX, on elementwise graphs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+pytest.importorskip("max.nn")
+from max.dtype import DType  # after the check that it is there
+from max.graph import DeviceRef, Graph, TensorType, ops
+from max.nn.layer import Module, add_layer_hook, layer
+
+from tensorcap import MaxModel, Workload, open_archive
+from tensorcap.capturing import capture_workload
+from tensorcap_formats.errors import UsageError
+from tests.max.nets import (
+    AFTER,
+    EVERYTHING,
+    IDS,
+    ON_CPU,
+    WEIGHTS,
+    Chain,
+    Everything,
+    Scale,
+    X,
+    chain,
+    everything,
+)
+
+pytestmark = pytest.mark.slow
+
+
+class Captured:
+    """What one capture of `Everything` left, and what it did to the model."""
+
+    def __init__(self, path: Path) -> None:
+        self.module = everything()
+        self.calls: list[str] = []
+        add_layer_hook(lambda found, *_: self.calls.append(type(found).__name__))
+        self.hooks = list(layer._LAYER_HOOKS)
+        self.methods = {cls: cls.__dict__.get("__call__") for cls in (Everything, Scale, Graph)}
+        self.attributes = {name: dict(vars(m)) for name, m in self.module.named_modules()}
+        try:
+            workload = Workload(self.module, {"x": X, "ids": IDS, "scale": 2.0})
+            self.capture = capture_workload(workload, path, params=True)
+            self.hooks_after = list(layer._LAYER_HOOKS)
+        finally:
+            layer._LAYER_HOOKS.clear()
+        self.archive = open_archive(path)
+        self.values = {r.key.text: self.archive.read(r) for r in self.archive.records}
+
+
+@pytest.fixture(scope="module")
+def captured(tmp_path_factory: pytest.TempPathFactory) -> Captured:
+    return Captured(tmp_path_factory.mktemp("max") / "all.h5")
+
+
+@pytest.mark.spec("MAX-10")
+def test_every_slot_of_every_call_is_recorded_in_the_order_in_which_it_happens(captured: Captured) -> None:
+    keys = [r.key.text for r in sorted(captured.archive.records, key=lambda r: r.order or 0)]
+    assert [key for key in keys if "/param." not in key] == [
+        "0/@root/input.x",
+        "0/@root/input.ids",
+        "0/twice/input.x",
+        "0/twice/output",
+        "0/twice@1/input.x",
+        "0/twice@1/output",
+        "0/loud/input.x",
+        "0/loud/input.shift",
+        "0/loud/output",
+        "0/split/input.pair.a",
+        "0/split/input.pair.b",
+        "0/split/output.high",
+        "0/split/output.low",
+        "0/probe:between/value.low",
+        "0/stack/input.x",
+        "0/part/input.x",
+        "0/part/output",
+        "0/stack/output",
+        "0/fused/input.x",
+        "0/fused/output",
+        "0/@root/output.sum",
+        "0/@root/output.fused",
+    ]
+
+
+@pytest.mark.spec("MAX-10")
+def test_values_are_those_of_the_moment(captured: Captured) -> None:
+    twice = 2 * (2 * X + 1) + 1
+    loud = 3 * twice + 1 + twice
+    expected = {
+        "0/twice/output": 2 * X + 1,
+        "0/twice@1/input.x": 2 * X + 1,
+        "0/loud/input.shift": twice,
+        "0/loud/output": loud,
+        "0/split/output.high": loud + IDS,
+        "0/probe:between/value.low": loud - IDS,
+        "0/part/output": loud + IDS + 1,
+        "0/@root/output.sum": 2 * (loud + IDS + 1),
+        "0/@root/output.fused": 5 * (loud - IDS),
+    }
+    for key, value in expected.items():
+        np.testing.assert_array_equal(captured.values[key], value, err_msg=key)
+
+
+@pytest.mark.spec("MAX-10")
+def test_leaves_that_are_no_tensors_are_kept_too(captured: Captured) -> None:
+    values = captured.archive.values
+    assert values["0/@root/input.scale"] == 2.0
+    assert values["0/loud/input.by"] == 0.5
+    assert values["0/probe:between/module"] == "@root"
+
+
+@pytest.mark.spec("MAX-11")
+def test_names_are_those_of_weights_without_what_max_leaves_out(captured: Captured) -> None:
+    paths = [module["path"] for module in captured.archive.run["modules"]]
+    assert paths == ["", "twice", "loud", "split", "stack", "part", "fused", "fused.gate"]
+    assert captured.archive.run["aliases"] == {"again": "twice"}
+
+
+@pytest.mark.spec("MAX-12")
+def test_one_value_is_given_out_once_and_an_input_not_at_all(captured: Captured) -> None:
+    # twice, twice@1, loud, pair.b, high, low, part = stack, fused, sum, and fused is an output already
+    assert captured.archive.run["graph"]["taps"] == 9
+
+
+@pytest.mark.spec("MAX-13")
+def test_a_module_that_is_never_called_is_told_with_its_weights(captured: Captured) -> None:
+    summary = captured.capture.summary
+    assert summary is not None
+    assert summary.never_called == ("fused.gate",)
+    point = next(p for p in captured.archive.run["points"] if p["site"] == "fused.gate")
+    assert point["status"] == "never-called"
+    assert point["reason"] == "code around it uses its weights and does not call it"
+    np.testing.assert_array_equal(
+        captured.values["0/fused.gate/param.weight"], EVERYTHING["fused.gate.weight"]
+    )
+
+
+@pytest.mark.spec("MAX-14")
+def test_the_run_says_what_it_was_of(captured: Captured) -> None:
+    run = captured.archive.run
+    assert run["framework"] == {"name": "max", "version": "26.7.0"}
+    assert run["model"]["class"] == "tests.max.nets.Everything"
+    assert run["model"]["file"].endswith("nets.py")
+    assert "class Loud(Scale):" in run["sources"]["tests.max.nets.Loud"]["text"]
+    assert run["modules"][1]["parameters"] == {"weight": {"shape": [4], "dtype": "float32"}}
+    assert (run["dtype"], run["device"]) == ("float32", "cpu")
+    assert "0/@root/input.ids" in run["inputs"]
+
+
+@pytest.mark.spec("MAX-15")
+def test_the_model_and_everybodys_hooks_are_as_before(captured: Captured) -> None:
+    assert captured.hooks_after == captured.hooks
+    assert captured.calls  # somebody's own hook went on being called
+    assert {c: c.__dict__.get("__call__") for c in captured.methods} == captured.methods
+    assert {n: dict(vars(m)) for n, m in captured.module.named_modules()} == captured.attributes
+
+
+@pytest.mark.spec("MAX-16")
+def test_a_run_without_taps_says_what_taps_change(captured: Captured) -> None:
+    control = captured.archive.run["control"]
+    assert [entry["slot"] for entry in control] == ["output.sum", "output.fused"]
+    assert all(entry["identical"] for entry in control)
+    assert captured.archive.run["notes"] == ["a run without taps gave the same bits"]
+
+
+@pytest.mark.spec("MAX-17")
+def test_bfloat16_and_symbolic_shapes_are_kept_exactly(tmp_path: Path) -> None:
+    module = Chain(DType.bfloat16)
+    bits = {name: (value.view(np.uint32) >> 16).astype(np.uint16) for name, value in WEIGHTS.items()}
+    from max.driver import Buffer
+
+    def as_bfloat16(array: Any) -> Any:
+        return Buffer.from_numpy(array).view(DType.bfloat16)
+
+    module.load_state_dict({n: as_bfloat16(v) for n, v in bits.items()}, weight_alignment=1)
+    model = MaxModel(module, input_types=[TensorType(DType.bfloat16, ["rows", 4], ON_CPU)])
+    x = as_bfloat16((X.view(np.uint32) >> 16).astype(np.uint16))
+    capture_workload(Workload(model, (x,)), tmp_path / "a.h5")
+    archive = open_archive(tmp_path / "a.h5")
+    record = archive.get("0/layers.1/output")
+    assert (record.dtype.name, record.shape) == ("bfloat16", (2, 4))
+    # small whole numbers are exact in bfloat16
+    expected = (AFTER[1].view(np.uint32) >> 16).astype(np.uint16)
+    np.testing.assert_array_equal(archive.read(record), expected)
+    assert archive.run["symbolic_shapes"]["layers.1/output"] == ["rows", "4"]
+    assert archive.run["dtype"] == "bfloat16"
+
+
+@pytest.mark.spec("MAX-18")
+def test_graphs_are_made_once_and_a_module_can_be_captured_again(tmp_path: Path) -> None:
+    module = chain()
+    for name in ("a.h5", "b.h5"):
+        capture_workload(Workload(module, (X,)), tmp_path / name)
+    graphs = MaxModel.of(module).compiled.graphs
+    assert [graph.taps for graph in graphs] == [3, None]
+    with Graph("again", module, input_types=[TensorType(DType.float32, [2, 4], ON_CPU)]) as graph:
+        pass
+    assert graph.name == "again"
+    first, second = (open_archive(tmp_path / name) for name in ("a.h5", "b.h5"))
+    assert first.root == second.root
+
+
+@pytest.mark.spec("MAX-18")
+def test_weights_that_were_loaded_anew_are_those_of_the_next_run(tmp_path: Path) -> None:
+    module = chain()
+    capture_workload(Workload(module, (X,)), tmp_path / "a.h5")
+    module.load_state_dict({n: w + np.float32(1) for n, w in WEIGHTS.items()}, weight_alignment=1)
+    capture_workload(Workload(module, (X,)), tmp_path / "b.h5")
+    archive = open_archive(tmp_path / "b.h5")
+    np.testing.assert_array_equal(archive.read(archive.get("0/layers.0/output")), 3 * X + 1)
+
+
+class Keeper(Scale):
+    """Keeps a value of its first graph where nobody looks."""
+
+    kept: ClassVar[dict[str, Any]] = {}
+
+    def __call__(self, x: Any) -> Any:
+        if not self.kept:
+            self.kept["one"] = ops.constant(np.float32(1), DType.float32, DeviceRef.CPU())
+        return x + self.kept["one"]
+
+
+@pytest.mark.spec("MAX-15")
+def test_a_module_whose_first_graph_cannot_be_forgotten_is_refused_in_a_line(tmp_path: Path) -> None:
+    module = Keeper()
+    module.load_state_dict({"weight": np.ones(4, np.float32)}, weight_alignment=1)
+    with pytest.raises(UsageError, match="holds values of a graph that was made of it before") as caught:
+        capture_workload(Workload(module, (X,)), tmp_path / "a.h5")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "a.h5").exists()
+
+
+@pytest.mark.spec("MAX-19")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param({"level": "op"}, "level op", id="ops"),
+        pytest.param({"level": "export"}, "level export", id="export"),
+        pytest.param({"grads": True}, "gradients", id="gradients"),
+    ],
+)
+def test_what_compiled_graphs_have_not_is_refused_before_one_is_made(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    module = chain()
+    with pytest.raises(UsageError, match=message):
+        capture_workload(Workload(module, (X,)), tmp_path / "a.h5", **options)
+    assert not MaxModel.of(module).compiled.graphs
+
+
+@pytest.mark.spec("MAX-20")
+def test_inputs_that_do_not_fit_their_types_are_named_with_both(tmp_path: Path) -> None:
+    model = MaxModel(chain(), input_types=[TensorType(DType.float32, ["rows", 5], ON_CPU)])
+    with pytest.raises(UsageError, match=r"input x: found float32\[2, 4\], expected float32\[rows, 5\]"):
+        capture_workload(Workload(model, (X,)), tmp_path / "a.h5")
+
+
+@pytest.mark.spec("MAX-20")
+def test_weights_that_were_never_loaded_are_no_zeros(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"'layers\.0\.weight' was not initialized"):
+        capture_workload(Workload(Chain(), (X,)), tmp_path / "a.h5")
+
+
+class InSubgraph(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = Chain().layers
+
+    def __call__(self, x: Any) -> Any:
+        part = self.layers[0].build_subgraph("part", [x], weight_prefix="layers.0.")
+        for i in range(3):
+            x = ops.call(part, x, prefix=f"layers.{i}.")[0].tensor
+        return x
+
+
+@pytest.mark.spec("MAX-21")
+def test_what_happens_in_a_subgraph_is_told_with_how_to_see_it(tmp_path: Path) -> None:
+    module = InSubgraph()
+    module.load_state_dict(WEIGHTS, weight_alignment=1)
+    done = capture_workload(Workload(module, (X,)), tmp_path / "a.h5")
+    assert done.summary is not None
+    assert "use_subgraphs=False" in done.summary.not_capturable["layers.0"]
+    archive = open_archive(tmp_path / "a.h5")
+    np.testing.assert_array_equal(archive.read(archive.get("0/@root/output")), AFTER[2])
