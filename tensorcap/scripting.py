@@ -261,8 +261,9 @@ class ScriptRun:
                 f"{where}: called no model that has parameters and is not scripted, but {told(self.roots)}",
                 hint=f"If that is the model: --root {self.roots[0].name}",
             )
+        of_framework = "" if self._framework is None else f"{self._framework} "
         return CaptureError(
-            f"{where}: called no {' or '.join(self._frameworks())} model in this process",
+            f"{where}: called no {of_framework}model in this process",
             hint="What it runs in other processes is not seen.",
         )
 

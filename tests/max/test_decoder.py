@@ -238,6 +238,6 @@ def test_a_program_that_compiles_and_runs_the_graph_itself_is_captured_unchanged
     (folder / "program.py").write_text(PROGRAM)
     done = tcap(folder, "capture", "script", "-o", "served.h5", "--", "program.py")
     reference, target = results(folder / "ref.h5", "model."), results(folder / "served.h5")
-    assert done.stdout.strip() == f"[5, 64] {reference['@root'].argmax(-1)}"
+    assert done.stdout.strip() == f"(5, 64) {reference['@root'].argmax(-1)}"
     for site in ("@root", *SITES):
         assert np.abs(target[site] - reference[site]).max() <= 1e-5, site
