@@ -25,7 +25,14 @@ from tensorcap_formats.writer import Writer
 
 _OURS: Final = tuple(
     str(Path(__file__).parent.joinpath(*parts))
-    for parts in (("scripting.py",), ("adapters", "_torch", "roots.py"), ("adapters", "_torch", "direct.py"))
+    for parts in (
+        ("scripting.py",),
+        ("adapters", "_torch", "roots.py"),
+        ("adapters", "_torch", "direct.py"),
+        ("adapters", "_max", "tracing.py"),
+        ("adapters", "_max", "roots.py"),
+        ("adapters", "_max", "foreign.py"),
+    )
 )
 _PATIENCE_SECONDS: Final = 10
 _REPLACES_PROCESS: Final = ("execv", "execve")  # by which the others of their family are written
@@ -287,17 +294,26 @@ def _on_import(package: str) -> Iterator[Callable[[Callable[[], None]], None]]:
 
 
 class _Waiting:
-    """Among the finders of modules, waits for one package; another finds it."""
+    """Among the finders of modules, waits for one package; another finds it.
+
+    Of a package that is no more than its folder (a namespace), it waits for the first module in it.
+    """
 
     def __init__(self, package: str) -> None:
         self._package = package
+        self._first = ""  # module of a package that is found without a loader
+        self._is_bare = False
         self.then: Callable[[], None] = lambda: None
 
     def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
-        if name != self._package:
+        if self._is_bare and not self._first and name.startswith(f"{self._package}."):
+            self._first = name
+        if name not in (self._package, self._first):
             return None
         others = [finder for finder in sys.meta_path if finder is not self]
-        spec = next(filter(None, (finder.find_spec(name, None, None) for finder in others)), None)
+        found = (finder.find_spec(name, path, None) for finder in others)  # type: ignore[arg-type]
+        spec = next(filter(None, found), None)
+        self._is_bare = self._is_bare or (spec is not None and spec.loader is None)
         if spec is not None and spec.loader is not None:
             loader: Any = spec.loader
             load = loader.exec_module
