@@ -42,9 +42,9 @@ def script_command(
     The model is the outermost module with parameters that is called, or the larger one that it is a part
     of; its calls are the steps, those of its `forward` included. Other models that were called are told at
     the end: --root names one of them, or of the modules within, by the class's name, qualified or not.
-    Models in processes that the script starts are not seen. Of Modular MAX, the model is the outermost
-    max.nn module of a graph that the script makes: its graph is compiled with taps, and the script is given
-    its own outputs alone.
+    Models in processes that the script starts are not seen. Of MAX, the model is the first module with
+    weights that a graph is made of; runs of its compiled graph are the steps, and the script is given its
+    own outputs alone.
 
     The archive is written when the script ends. If it ends by an error, by an exit status that is not 0,
     or by Ctrl-C, what was recorded until then is kept as an incomplete archive, and never in the place of

@@ -70,7 +70,9 @@ def test_the_command_to_install_it_is_named_in_a_line(
         "try: adapter_named('max')\n"
         "except MissingPackageError as e: print(e, '|', e.hint)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ)
+    )
     assert said in done.stdout
     assert "pip install 'tensorcap[max]'" in done.stdout
     assert done.stdout.count("\n") == 1

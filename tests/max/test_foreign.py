@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +200,19 @@ def test_a_model_that_only_a_script_has_is_found_where_its_graph_is_made(tmp_pat
     with open_archive(tmp_path / "a.h5") as archive:
         np.testing.assert_array_equal(archive.read(archive.get("0/layers.2/output")), AFTER[2])
         assert archive.run["script"]["file"].endswith("program.py")
+
+
+@pytest.mark.spec("MAX-43")
+def test_the_command_waits_for_the_script_to_import_max(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(SCRIPT + "print('theirs:', len(outputs))", encoding="utf-8")
+    command = [sys.executable, "-m", "tensorcap_cli", "capture", "script", "--framework", "max"]
+    command += ["-o", str(tmp_path / "a.h5"), "--", str(tmp_path / "program.py")]
+    # MAX sets variables past os.environ that would hide what is installed from another Python
+    done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), check=False)
+    assert done.returncode == 0, done.stderr
+    assert "theirs: 1" in done.stdout
+    assert "8 tensors" in done.stderr
+    assert "modules: 4 captured, 0 never called" in done.stderr
 
 
 @pytest.mark.spec("MAX-43")

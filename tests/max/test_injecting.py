@@ -13,7 +13,7 @@ from max.dtype import DType
 from max.graph import TensorType
 
 from tensorcap import MaxModel, Workload, compare, open_archive
-from tensorcap.adapters._max import building
+from tensorcap.adapters._max import building, engine
 from tensorcap.capturing import capture_workload
 from tensorcap.injecting import inject
 from tensorcap.live_bisecting import bisect_live
@@ -68,12 +68,13 @@ def test_any_choice_of_places_needs_no_other_graph(
 ) -> None:
     monkeypatch.setattr(building, "compiled", lambda *_: pytest.fail("a graph was compiled"))
     wrong = Workload(model.with_weights(with_wrong_first()), (X,))
-    for globs, expected in (
+    cases: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
         ({"inputs": ["layers.1"]}, {"layers.0": 3 * X + 1, "layers.1": AFTER[1], "layers.2": AFTER[2]}),
         ({"inputs": ["layers.2"]}, {"layers.1": 9 * X + 4, "layers.2": AFTER[2]}),
         ({"outputs": ["layers.0"]}, {"layers.0": 3 * X + 1, "layers.1": AFTER[1], "layers.2": AFTER[2]}),
         ({"outputs": ["layers.1"]}, {"layers.1": 9 * X + 4, "layers.2": AFTER[2]}),
-    ):
+    )
+    for globs, expected in cases:
         inject(reference, wrong, tmp_path / "a.h5", **globs)
         found = values(tmp_path / "a.h5")
         for name, value in expected.items():
@@ -92,7 +93,7 @@ def test_a_bisection_names_the_wrong_module_without_another_graph(
 @pytest.mark.spec("MAX-31")
 def test_verify_makes_two_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     count = 0
-    compiled = building.compiled
+    compiled = engine.compiled
 
     def counting(*arguments: Any) -> Any:
         nonlocal count

@@ -119,7 +119,7 @@ def _is_tracing() -> bool:
         return False
 
 
-def _subclasses(cls: type) -> Iterator[type]:
+def _subclasses(cls: Any) -> Iterator[type]:
     yield cls
-    for found in cls.__subclasses__():
-        yield from _subclasses(found)
+    for inner in cls.__subclasses__():
+        yield from _subclasses(inner)
