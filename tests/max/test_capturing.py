@@ -140,6 +140,28 @@ def test_a_module_that_is_never_called_is_told_with_its_weights(captured: Captur
     )
 
 
+class Forgetful(Module):
+    """Has a layer that nothing is computed with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.forgotten = Scale(), Scale()
+
+    def __call__(self, x: Any) -> Any:
+        return self.first(x)
+
+
+@pytest.mark.spec("MAX-13")
+def test_a_module_that_somebody_forgot_to_call_is_told_apart_from_a_fused_one(tmp_path: Path) -> None:
+    module = Forgetful()
+    weights = {f"{name}.weight": np.full(4, 2, np.float32) for name in ("first", "forgotten")}
+    module.load_state_dict(weights, weight_alignment=1)
+    capture_workload(Workload(MaxModel(module, control=False), {"x": X}), tmp_path / "a.h5")
+    with open_archive(tmp_path / "a.h5") as archive:
+        reasons = {point["site"]: point.get("reason") for point in archive.run["points"]}
+    assert reasons["forgotten"] == "none of its weights is in the graph"
+
+
 @pytest.mark.spec("MAX-14")
 def test_the_run_says_what_it_was_of(captured: Captured) -> None:
     run = captured.archive.run

@@ -18,7 +18,7 @@ pytest.importorskip("transformers")
 from tensorcap import open_archive
 from tensorcap_formats.dtypes import Array
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("decoder")]  # fixtures are made once
 
 ROOT = Path(__file__).parents[2]
 DECODER = "examples/max_decoder.py"
