@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,6 +16,7 @@ from max.graph import DeviceRef, Graph, TensorType, ops
 from max.nn.layer import Module, add_layer_hook, layer
 
 from tensorcap import MaxModel, Workload, open_archive
+from tensorcap.adapters._max import building
 from tensorcap.capturing import capture_workload
 from tensorcap_formats.errors import UsageError
 from tests.max.nets import (
@@ -138,6 +141,32 @@ def test_a_module_that_is_never_called_is_told_with_its_weights(captured: Captur
     np.testing.assert_array_equal(
         captured.values["0/fused.gate/param.weight"], EVERYTHING["fused.gate.weight"]
     )
+
+
+def test_that_max_compiles_is_shown_with_the_time_so_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captures: list[Any] = []
+    seen: list[str] = []
+    compiled = building.compiled
+
+    def watched(*args: Any) -> Any:
+        seen.append(captures[0].progress)
+        return compiled(*args)
+
+    @contextmanager
+    def around(capture: Any) -> Iterator[None]:
+        captures.append(capture)
+        yield
+        seen.append(capture.progress)
+
+    monkeypatch.setattr(building, "compiled", watched)
+    capture_workload(Workload(chain(), {"x": X}), tmp_path / "a.h5", around=around)
+    assert seen == [
+        "MAX compiles the model, 0 s",
+        "MAX compiles the model without taps, as a control, 0 s",
+        "8 tensors, last 0/@root",
+    ]
 
 
 class Forgetful(Module):

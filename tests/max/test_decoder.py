@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -112,8 +113,9 @@ def captured(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def report(folder: Path) -> dict[str, Any]:
-    """What comes of verifying the port with a wrong weight in layer 0."""
-    tcap(folder, "verify", f"{DECODER}:reference", f"{DECODER}:wrong", "-o", "report", status=1)
+    """What comes of verifying the port with a wrong weight in layer 0, as the README says it."""
+    (command,) = re.findall(r"```sh\ntcap (verify .*)\n```", (ROOT / "README.md").read_text())
+    tcap(folder, *command.split(), status=1)
     told: dict[str, Any] = json.loads((folder / "report" / "verify.json").read_text())
     return told
 
