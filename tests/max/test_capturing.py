@@ -28,6 +28,7 @@ from tests.max.nets import (
     X,
     chain,
     everything,
+    in_subgraph,
 )
 
 pytestmark = pytest.mark.slow
@@ -267,24 +268,63 @@ def test_weights_that_were_never_loaded_are_no_zeros(tmp_path: Path) -> None:
         capture_workload(Workload(Chain(), (X,)), tmp_path / "a.h5")
 
 
-class InSubgraph(Module):
+@pytest.mark.spec("MAX-23")
+def test_each_call_of_a_subgraph_is_one_of_the_module_that_it_stands_for(tmp_path: Path) -> None:
+    done = capture_workload(Workload(in_subgraph(), (X,)), tmp_path / "a.h5")
+    assert done.summary is not None
+    assert [name for name in done.summary.captured if name.count(".") == 1] == [
+        "layers.0",
+        "layers.1",
+        "layers.2",
+    ]
+    assert "use_subgraphs=False" in done.summary.not_capturable["layers.1.first/output"]
+    archive = open_archive(tmp_path / "a.h5")
+    after = X
+    for i in range(3):
+        np.testing.assert_array_equal(archive.read(archive.get(f"0/layers.{i}/input.x")), after)
+        np.testing.assert_array_equal(archive.read(archive.get(f"0/layers.{i}/input.by")), X + 1)
+        after = ((after * (i + 1) + 1) * (i + 2) + 1) * (X + 1)
+        np.testing.assert_array_equal(archive.read(archive.get(f"0/layers.{i}/output")), after)
+
+
+@pytest.mark.spec("MAX-24")
+def test_what_a_subgraph_holds_back_is_printed_and_its_last_run_is_kept(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    module = in_subgraph()
+    done = capture_workload(Workload(module, (X,)), tmp_path / "a.h5", prints=True)
+    assert done.summary is not None
+    assert "only what the last run prints is left" in done.summary.not_capturable["layers.1.first/output"]
+    archive = open_archive(tmp_path / "a.h5")
+    found = {r.key.text: archive.read(r) for r in archive.records}
+    before = found["0/layers.2/input.x"]
+    np.testing.assert_array_equal(found["0/layers.2.first/output"], before * 3 + 1)
+    np.testing.assert_array_equal(found["0/layers.2.second/output"], (before * 3 + 1) * 4 + 1)
+    np.testing.assert_array_equal(found["0/probe:halfway@2/value"], (before * 3 + 1) * 4 + 1)
+    assert archive.run["scope"]["prints"] is True
+    assert "[" not in capfd.readouterr().out  # nothing on the screen
+    # the graph that prints is another than the one that does not
+    capture_workload(Workload(module, (X,)), tmp_path / "b.h5")
+    assert [graph.prints for graph in MaxModel.of(module).compiled.graphs] == [True, False, False]
+
+
+class Branch(Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = Chain().layers
+        self.scale = Scale()
 
     def __call__(self, x: Any) -> Any:
-        part = self.layers[0].build_subgraph("part", [x], weight_prefix="layers.0.")
-        for i in range(3):
-            x = ops.call(part, x, prefix=f"layers.{i}.")[0].tensor
-        return x
+        is_first = x[0, 0] > 100.0
+        return ops.cond(is_first, [x.type], lambda: x + 1.0, lambda: self.scale(x))[0].tensor
 
 
 @pytest.mark.spec("MAX-21")
-def test_what_happens_in_a_subgraph_is_told_with_how_to_see_it(tmp_path: Path) -> None:
-    module = InSubgraph()
-    module.load_state_dict(WEIGHTS, weight_alignment=1)
+def test_what_happens_in_a_branch_is_told_or_printed(tmp_path: Path) -> None:
+    module = Branch()
+    module.load_state_dict({"scale.weight": np.full(4, 2, np.float32)}, weight_alignment=1)
     done = capture_workload(Workload(module, (X,)), tmp_path / "a.h5")
     assert done.summary is not None
-    assert "use_subgraphs=False" in done.summary.not_capturable["layers.0"]
-    archive = open_archive(tmp_path / "a.h5")
-    np.testing.assert_array_equal(archive.read(archive.get("0/@root/output")), AFTER[2])
+    assert "within a branch or a loop" in done.summary.not_capturable["scale"]
+    capture_workload(Workload(module, (X,)), tmp_path / "b.h5", prints=True)
+    archive = open_archive(tmp_path / "b.h5")
+    np.testing.assert_array_equal(archive.read(archive.get("0/scale/output")), 2 * X + 1)

@@ -23,6 +23,7 @@ from tensorcap.adapters._max.engine import (
 from tensorcap.adapters._max.given import Given
 from tensorcap.adapters._max.model import MaxModel
 from tensorcap.adapters._max.modules import as_before, is_in_graph, own_weights, tree
+from tensorcap.adapters._max.subgraphs import subgraphs
 from tensorcap.adapters._max.tracing import KINDS, Event, Tracing, watching
 from tensorcap.recording.probing import probing
 from tensorcap.recording.structure import class_name, walk
@@ -54,6 +55,7 @@ class Built:
         room: The kinds of values that have switches.
         seconds: What making it took.
         signature: Of the arguments that it is for.
+        prints: Whether it prints what it cannot give out.
         unused: Names of modules with weights of which none is in it.
     """
 
@@ -67,6 +69,7 @@ class Built:
     seconds: float
     signature: tuple[Any, ...]
     unused: frozenset[str]
+    prints: bool
 
 
 class _Places:
@@ -100,7 +103,9 @@ class _Switches:
         return ops.where(flag, self._values[Place(name, call, slot)], value)
 
 
-def build(model: MaxModel, given: Given, *, taps: bool, room: Collection[Kind] = ()) -> Built:
+def build(
+    model: MaxModel, given: Given, *, taps: bool, room: Collection[Kind] = (), prints: bool = False
+) -> Built:
     """Make a graph of a model and compile it.
 
     Args:
@@ -108,6 +113,7 @@ def build(model: MaxModel, given: Given, *, taps: bool, room: Collection[Kind] =
         given: What it is run on, whose types the graph is for.
         taps: Whether it gives out what happens in the model.
         room: Which values can be exchanged.
+        prints: Whether it prints what it cannot give out.
 
     Raises:
         UsageError: A second graph cannot be made of the module, or MAX refuses its graph.
@@ -121,7 +127,7 @@ def build(model: MaxModel, given: Given, *, taps: bool, room: Collection[Kind] =
         listing = _Places(room, given)
         _traced(model, given, modules, Tracing(names, listing), {}, taps=False)
         places = listing.found
-    tracing = Tracing(names)
+    tracing = Tracing(names, prints=prints)
     graph, own_slots, unused = _traced(model, given, modules, tracing, places, taps=taps)
     session = model.compiled.session
     if session is None:
@@ -144,6 +150,7 @@ def build(model: MaxModel, given: Given, *, taps: bool, room: Collection[Kind] =
         time.perf_counter() - began,
         given.signature,
         unused,
+        prints,
     )
 
 
@@ -171,6 +178,7 @@ def _traced(
         with (
             watching(tracing.call, map(type, modules.values())),
             probing(tracing) if taps else nullcontext(),
+            subgraphs(lambda: tracing) if taps else nullcontext(),
             _refusals(class_name(model.module)),
         ):
             if model.forward is None:

@@ -14,6 +14,7 @@ from tensorcap.adapters._max.foreign import Foreign
 from tensorcap.adapters._max.given import Given
 from tensorcap.adapters._max.model import MaxModel
 from tensorcap.adapters._max.playing import play, symbolic_shapes
+from tensorcap.adapters._max.printing import printing
 from tensorcap.recording.plan import Plan
 from tensorcap.recording.recorder import Recorder
 from tensorcap.recording.structure import class_name
@@ -42,14 +43,14 @@ class Executions:
         self.weights = weights_of(model)
         self._ready: list[tuple[Built, Any]] = []
 
-    def built(self, given: Given, *, taps: bool, room: Collection[Any] = ()) -> Built:
+    def built(self, given: Given, *, taps: bool, room: Collection[Any] = (), prints: bool = False) -> Built:
         """A graph for these arguments, made if there is none."""
         graphs = self._model.compiled.graphs
         for known in graphs:
             fits = known.signature == given.signature and (known.taps is not None) == taps
-            if fits and known.room.issuperset(room):
+            if fits and known.room.issuperset(room) and known.prints == prints:
                 return known
-        graphs.append(build(self._model, given, taps=taps, room=room))
+        graphs.append(build(self._model, given, taps=taps, room=room, prints=prints))
         return graphs[-1]
 
     def execute(self, built: Built, buffers: Sequence[Any]) -> list[Any]:
@@ -107,17 +108,25 @@ class Tapped:
         given = Given(self._model, args, kwargs)
         room = {*self._plan.room, *(substitution.kinds if substitution else ())}
         with recorder.waiting.on("MAX compiles the model"):
-            built = executions.built(given, taps=True, room=room)
+            built = executions.built(given, taps=True, room=room, prints=self._plan.prints)
         self.unused = built.unused
         buffers = feed(built, given, substitution, recorder.last_step + 1)
         with recorder.waiting.on("MAX compiles the model without taps, as a control"):
             alone = None if self._is_controlled else executions.control(given)
         # a graph writes to what it is given of a buffer type, and its notes hold none of those
-        found = executions.execute(built, buffers)
         own = len(built.own_slots)
-        play(
-            built.events, given.buffers, buffers, found[own:], recorder, self._names, inputs=self._plan.inputs
-        )
+        with printing(built.session, built.events) as printed:
+            found = executions.execute(built, buffers)
+            play(
+                built.events,
+                given.buffers,
+                buffers,
+                found[own:],
+                recorder,
+                self._names,
+                inputs=self._plan.inputs,
+                printed=printed,
+            )
         recorder.facts["graph"] = {
             "compile_seconds": round(built.seconds, 3),
             "outputs": own,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -34,9 +34,10 @@ from tensorcap_formats.keys import escape
 KINDS: Final = Kinds(tensors=(Value,), opaque=(Layer, Graph), texts=(MaxDType, DeviceRef, Dim))
 IN_SUBGRAPH: Final = (
     "within a subgraph, of whose values the graph around it gives out none "
-    "(build the model with use_subgraphs=False)"
+    "(build the model with use_subgraphs=False, or capture with prints=True)"
 )
-_IN_BRANCH: Final = "within a branch or a loop of the graph"
+PRINTED_OVER: Final = "its subgraph was run again, and only what the last run prints is left"
+_IN_BRANCH: Final = "within a branch or a loop of the graph (prints=True shows what was run last)"
 _BUFFER: Final = "a buffer that the graph writes to, such as a cache"
 
 
@@ -73,6 +74,21 @@ class Plain(NamedTuple):
     value: Any
 
 
+class Inner(NamedTuple):
+    """A tensor within a subgraph: the value it has there, and the label by which it is printed, if it is."""
+
+    slot: str
+    value: Any
+    label: str
+
+
+class Printed(NamedTuple):
+    """A tensor that the graph prints into a file of this label."""
+
+    slot: str
+    label: str
+
+
 class Lost(NamedTuple):
     """A leaf that cannot be had."""
 
@@ -80,7 +96,7 @@ class Lost(NamedTuple):
     reason: str
 
 
-Event = Enter | Leave | Passed | Tensor | Plain | Lost
+Event = Enter | Leave | Passed | Tensor | Plain | Inner | Printed | Lost
 
 
 class Switcher(Protocol):
@@ -98,17 +114,23 @@ class Tracing:
         values: What the graph has to give out besides its own outputs, each once.
         graph: The graph; values of another are not to be had.
         switch: Puts other values in the place of those that are traced.
+        prints: Whether values that cannot be given out are printed.
     """
 
-    def __init__(self, names: Mapping[int, str], switch: Switcher | None = None) -> None:
+    def __init__(
+        self, names: Mapping[int, str], switch: Switcher | None = None, *, prints: bool = False
+    ) -> None:
         self.events: list[Event] = []
         self.values: list[TensorValue] = []
         self.graph: Graph | None = None
-        self._names = names
         self.switch = switch
+        self.prints = prints
+        self._names = names
+        self._bodies: dict[int, Body] = {}
+        self._labels: dict[Any, str] = {}
         self._given: dict[Any, int] = {}
         self._found: dict[Any, int] = {}
-        self._active: dict[int, int] = {}
+        self._active: set[int] = set()
         self._calls: dict[str, int] = {}
         self._path: list[str] = []
         self._thread = threading.get_ident()
@@ -130,11 +152,9 @@ class Tracing:
         name = self._names.get(id(layer))
         if name is None or id(layer) in self._active or threading.get_ident() != self._thread:
             return original(layer, *args, **kwargs)  # also what a class has of its base: it is one call
-        number = self._calls.get(name, 0)
-        self._calls[name] = number + 1
-        self._active[id(layer)] = number
+        self._active.add(id(layer))
         self._path.append(name)
-        self.events.append(Enter(name))
+        number = self._enter(name)
         try:
             slots = list(_slots(type(layer), len(args), kwargs))
             given = [
@@ -146,9 +166,65 @@ class Tracing:
             result = self._value(name, number, "output", "output", result)
         finally:
             self._path.pop()
-            del self._active[id(layer)]
-        self.events.append(Leave())
+            self._active.discard(id(layer))
+        self._noted.append(Leave())
         return result
+
+    def _enter(self, name: str) -> int:
+        """Note that a call begins; its number, of one that is no part of a subgraph."""
+        self._noted.append(Enter(name))
+        number = self._calls.get(name, 0)
+        if self._noted is self.events:
+            self._calls[name] = number + 1
+        return number
+
+    @property
+    def _noted(self) -> list[Event]:
+        """Where it is noted what happens in the graph that is traced now."""
+        return self.events if Graph.current is self.graph else self._body(Graph.current).events
+
+    def _body(self, graph: Graph) -> Body:
+        return self._bodies.setdefault(id(graph), Body(graph))
+
+    def ended(self, graph: Graph, outputs: Iterable[Any]) -> None:
+        """A subgraph is made, and gives these values to those who call it."""
+        self._body(graph).outputs = [getattr(value, "_mlir_value", None) for value in outputs]
+
+    def called(self, graph: Graph, args: Iterable[Any], prefix: str, results: Iterable[Any]) -> None:
+        """A subgraph is called: note what happens in it, as far as the graph around it shows that.
+
+        Args:
+            graph: The subgraph.
+            args: What it is given.
+            prefix: Of the names of the weights in this call, which is the path of a module.
+            results: What it gives.
+        """
+        body = self._bodies.get(id(graph))
+        if body is None:
+            return
+        seen = dict(zip((value._mlir_value for value in graph.inputs), args, strict=False))
+        seen |= zip(body.outputs, results, strict=False)
+        into = self._noted
+        for at in body.printed:
+            lost = into[at]
+            if isinstance(lost, Printed):
+                into[at] = Lost(lost.slot, PRINTED_OVER)
+        body.printed.clear()
+        rename = body.renaming(prefix.rstrip("."), self._names.values())
+        for event in tuple(body.events):
+            if isinstance(event, Enter):
+                self._enter(rename(event.name))
+            elif isinstance(event, Passed):
+                into.append(Passed(event.name, rename(event.module)))
+            elif not isinstance(event, Inner):
+                into.append(event)
+            elif event.value in seen:
+                into.append(self._leaf(event.slot, seen[event.value]))
+            elif event.label:
+                body.printed.append(len(into))
+                into.append(Printed(event.slot, event.label))
+            else:
+                into.append(Lost(event.slot, IN_SUBGRAPH))
 
     @property
     def is_under_way(self) -> bool:
@@ -157,20 +233,20 @@ class Tracing:
 
     def probed(self, name: str, value: object, *, is_alone: bool) -> None:
         """Note a value that code of the model has given a name."""
-        self.events.append(Passed(name, self.current or ""))
+        self._noted.append(Passed(name, self.current or ""))
         self.note("value", value)
-        self.events.append(Leave())
+        self._noted.append(Leave())
 
     def note(self, slot: str, value: object) -> None:
         """Note all leaves of a value."""
         for leaf in walk(value, KINDS):
             name = f"{slot}.{escape(leaf.name)}" if leaf.name else slot
             if leaf.is_tensor:
-                self.events.append(self._leaf(name, leaf.value))
+                self._noted.append(self._leaf(name, leaf.value))
             elif leaf.reason:
-                self.events.append(Lost(name, leaf.reason))
+                self._noted.append(Lost(name, leaf.reason))
             else:
-                self.events.append(Plain(name, leaf.value))
+                self._noted.append(Plain(name, leaf.value))
 
     def _value(self, name: str, call: int, kind: Kind, slot: str, value: Any) -> Any:
         """Note a value of a call, and say what goes on in its place."""
@@ -186,6 +262,16 @@ class Tracing:
 
         return rebuilt(value, KINDS, change)
 
+    def _label(self, value: TensorValue) -> str:
+        """The label by which a value is printed from now on; none if values are not."""
+        if not self.prints:
+            return ""
+        key = value._mlir_value
+        if key not in self._labels:
+            self._labels[key] = f"tensorcap.{len(self._labels)}"
+            value.print(self._labels[key])
+        return self._labels[key]
+
     @property
     def _can_give_out(self) -> bool:
         return self.graph is not None and Graph.current is self.graph and not is_nested(self.graph)
@@ -195,14 +281,14 @@ class Tracing:
             return Lost(slot, _BUFFER)
         if not isinstance(value, TensorValue):
             return Lost(slot, f"a {type(value).__name__.lstrip('_')} of the graph")
-        if Graph.current is not self.graph:
-            return Lost(slot, IN_SUBGRAPH)
-        if not self._can_give_out:
-            return Lost(slot, _IN_BRANCH)
         try:
             logical(value.dtype)
         except NoBitsError as error:
             return Lost(slot, str(error))
+        if Graph.current is not self.graph:
+            return Inner(slot, value._mlir_value, self._label(value))
+        if not self._can_give_out:
+            return Printed(slot, self._label(value)) if self.prints else Lost(slot, _IN_BRANCH)
         dims = tuple(map(str, value.shape))
         key = value._mlir_value
         if key in self._given:
@@ -211,6 +297,32 @@ class Tracing:
         if index == len(self.values):
             self.values.append(value)
         return Tensor(slot, index, False, dims)
+
+
+class Body:
+    """What happens in a subgraph.
+
+    Attributes:
+        graph: The subgraph.
+        events: What happens, once for all calls of it.
+        outputs: The values that it gives.
+        printed: Where the notes of its last call have what it prints.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.events: list[Event] = []
+        self.outputs: list[Any] = []
+        self.printed: list[int] = []
+
+    def renaming(self, path: str, known: Collection[str]) -> Callable[[str], str]:
+        """How modules are named in a call that stands for the module at a path."""
+        traced = next((event.name for event in self.events if isinstance(event, Enter)), "")
+        if not path or not traced or path not in known:
+            return lambda name: name
+        return lambda name: (
+            path + name[len(traced) :] if name == traced or name.startswith(f"{traced}.") else name
+        )
 
 
 Through = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
