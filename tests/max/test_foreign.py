@@ -23,7 +23,7 @@ from tensorcap.script import Script
 from tensorcap.scripting import ScriptRun
 from tensorcap.substitution import Substitution
 from tensorcap_formats.errors import CaptureError
-from tests.max.nets import AFTER, TYPES, Chain, Scale, X, chain, somebody_elses, with_wrong_first
+from tests.max.nets import AFTER, TYPES, Chain, Scale, X, chain, in_subgraph, somebody_elses, with_wrong_first
 
 pytestmark = pytest.mark.slow
 
