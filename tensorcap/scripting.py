@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib.util
 import os
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, Final, TextIO
 
-from tensorcap.adapters import CalledRoot, adapter_named
+from tensorcap.adapters import FRAMEWORKS, MODEL_MODULES, CalledRoot, adapter_named
 from tensorcap.capturing import Capture, capture
 from tensorcap.patching import replaced
 from tensorcap.recording.limits import Limits
@@ -29,9 +30,9 @@ _OURS: Final = tuple(
         ("scripting.py",),
         ("adapters", "_torch", "roots.py"),
         ("adapters", "_torch", "direct.py"),
-        ("adapters", "_max", "tracing.py"),
         ("adapters", "_max", "roots.py"),
         ("adapters", "_max", "foreign.py"),
+        ("adapters", "_max", "tracing.py"),
     )
 )
 _PATIENCE_SECONDS: Final = 10
@@ -44,7 +45,6 @@ class ScriptRun:
     Attributes:
         script: What is run.
         capture: The capture, which is over; None if no model was captured.
-        roots: The models that it called.
         error: What the script ended by, other than its end or `sys.exit(0)`.
         trouble: What is wrong with the capture.
         status: The script's own exit status.
@@ -56,7 +56,7 @@ class ScriptRun:
         path: str | os.PathLike[str] | None,
         *,
         root: str | None = None,
-        framework: str = "torch",
+        framework: str | None = None,
         begun: Callable[[Capture], None] = lambda _: None,
         ended: Callable[[ScriptRun], None] = lambda _: None,
         **options: Any,
@@ -68,7 +68,7 @@ class ScriptRun:
             path: As for `capture`.
             root: A glob for the class of the model to capture, or one and `@N` for the N-th such model;
                 None for the first model that is called.
-            framework: Whose models are looked for.
+            framework: Whose models are looked for; those of all that are installed if None.
             begun: Is called when a model is under capture.
             ended: Is called when the script and its capture are over, also where the script ends the
                 process at once.
@@ -76,13 +76,13 @@ class ScriptRun:
         """
         self.script = script
         self.capture: Capture | None = None
-        self.roots: list[CalledRoot] = []
         self.error: BaseException | None = None
         self.trouble: TensorcapError | None = None
         self.status = 0
         self._path = None if path is None else Path(path).absolute()  # the script may go elsewhere
         self._root = root
         self._framework = framework
+        self._found: list[list[CalledRoot]] = []  # of each framework
         self._begun = begun
         self._ended = ended
         self._options = options
@@ -100,13 +100,14 @@ class ScriptRun:
         Raises:
             UsageError: There is no such script, or it is no Python; an option cannot be read.
             WriteError: The archive could not be written there.
-            MissingPackageError: The framework is not installed.
+            MissingPackageError: The framework is not installed, or none is.
         """
         self._check_options()
         with ExitStack() as stack:
-            watch = stack.enter_context(_on_import(self._framework))
+            watches = {name: stack.enter_context(_on_import(name)) for name in self._frameworks()}
             main = stack.enter_context(as_main(self.script))
-            watch(lambda: self._look_out(stack))
+            for name, watch in watches.items():
+                watch(functools.partial(self._look_out, name, stack))
             code = self._code(main)
             for name in _REPLACES_PROCESS:
                 stack.enter_context(replaced(os, name, self._replacing))
@@ -119,6 +120,11 @@ class ScriptRun:
             self._wait()
             self.finish()
         return self
+
+    @property
+    def roots(self) -> list[CalledRoot]:
+        """The models that it called."""
+        return [root for roots in self._found for root in roots]
 
     @property
     def others(self) -> list[CalledRoot]:
@@ -152,12 +158,20 @@ class ScriptRun:
         if self._path is not None:
             Writer(self._path, container=given.get("container")).abandon(discard=True)
 
-    def _look_out(self, stack: ExitStack) -> None:
-        """Watch for models, now that the framework is there."""
-        self.roots = stack.enter_context(adapter_named(self._framework).roots(self._root, self._take))
+    def _frameworks(self) -> tuple[str, ...]:
+        """Whose models are looked for."""
+        if self._framework is not None:
+            return (self._framework,)
+        return tuple(name for name in FRAMEWORKS if _is_installed(name)) or ("torch",)
+
+    def _look_out(self, framework: str, stack: ExitStack) -> None:
+        """Watch for models of a framework, now that it is there."""
+        self._found.append(stack.enter_context(adapter_named(framework).roots(self._root, self._take)))
 
     def _take(self, model: Any) -> bool:
         """Put a model under capture; an error of ours ends the script, which would run in vain."""
+        if self.capture is not None:
+            return False  # one of another framework is
         try:
             found = capture(model, self._path, run={"script": self._about}, **self._options)
             found._warns = False  # whoever runs this has the summary
@@ -247,8 +261,9 @@ class ScriptRun:
                 f"{where}: called no model that has parameters and is not scripted, but {told(self.roots)}",
                 hint=f"If that is the model: --root {self.roots[0].name}",
             )
+        of_framework = "" if self._framework is None else f"{self._framework} "
         return CaptureError(
-            f"{where}: called no {self._framework} model in this process",
+            f"{where}: called no {of_framework}model in this process",
             hint="What it runs in other processes is not seen.",
         )
 
@@ -269,18 +284,19 @@ def told(roots: Sequence[CalledRoot], few: int = 8) -> str:
 
 
 @contextmanager
-def _on_import(package: str) -> Iterator[Callable[[Callable[[], None]], None]]:
-    """Call a function as soon as a package is imported, which is then not sooner than without us.
+def _on_import(framework: str) -> Iterator[Callable[[Callable[[], None]], None]]:
+    """Call a function as soon as a framework is imported, which is then not sooner than without us.
 
     Raises:
         MissingPackageError: It is not installed.
     """
-    if package not in sys.modules and importlib.util.find_spec(package) is None:
-        raise missing_package("capturing a script", package, extra=package)
-    waiting = _Waiting(package)
+    if not _is_installed(framework):
+        raise missing_package("capturing a script", framework, extra=framework)
+    module = MODEL_MODULES[framework]
+    waiting = _Waiting(module)
 
     def begin(then: Callable[[], None]) -> None:
-        if package in sys.modules:
+        if module in sys.modules:
             then()
         else:
             waiting.then = then
@@ -293,27 +309,22 @@ def _on_import(package: str) -> Iterator[Callable[[Callable[[], None]], None]]:
             sys.meta_path.remove(waiting)
 
 
+def _is_installed(framework: str) -> bool:
+    return framework in sys.modules or importlib.util.find_spec(framework) is not None
+
+
 class _Waiting:
-    """Among the finders of modules, waits for one package; another finds it.
+    """Among the finders of modules, waits for one module; another finds it."""
 
-    Of a package that is no more than its folder (a namespace), it waits for the first module in it.
-    """
-
-    def __init__(self, package: str) -> None:
-        self._package = package
-        self._first = ""  # module of a package that is found without a loader
-        self._is_bare = False
+    def __init__(self, name: str) -> None:
+        self._name = name
         self.then: Callable[[], None] = lambda: None
 
-    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
-        if self._is_bare and not self._first and name.startswith(f"{self._package}."):
-            self._first = name
-        if name not in (self._package, self._first):
+    def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
+        if name != self._name:
             return None
         others = [finder for finder in sys.meta_path if finder is not self]
-        found = (finder.find_spec(name, path, None) for finder in others)  # type: ignore[arg-type]
-        spec = next(filter(None, found), None)
-        self._is_bare = self._is_bare or (spec is not None and spec.loader is None)
+        spec = next(filter(None, (finder.find_spec(name, path) for finder in others)), None)
         if spec is not None and spec.loader is not None:
             loader: Any = spec.loader
             load = loader.exec_module

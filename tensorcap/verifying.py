@@ -270,22 +270,22 @@ def _both(
     say: Callable[[str], None],
 ) -> _Runs:
     """Capture both sides; in between, compare the weights of unlike frameworks, as somebody adapted them."""
-    trusted, made = reference, _made(reference, None)
-    if made is not None:
+    made: _Made | None = None
+    if isinstance(reference, (Runnable, Workload)):
         say("capturing the reference")
-        trusted = _captured(made, folder / REFERENCE, around)
-    trusted = stack.enter_context(opened(trusted))
+        made = _made(reference, None)
+        reference = _captured(made, folder / REFERENCE, around)
+    trusted = stack.enter_context(opened(reference))
+    if not isinstance(target, (Runnable, Workload)):
+        return _Runs(trusted, stack.enter_context(opened(target)), None, None)
     if isinstance(target, Runnable) and target.framework == "torch":
         made = None  # whose weights take memory, and nobody is going to look at
     tried, weights = _made(target, trusted), None
-    if tried is None:
-        return _Runs(trusted, stack.enter_context(opened(target)), None, None)
-    if _framework_of(trusted.run) != _framework_of(
-        adapter_for(tried.workload.model).describe(tried.workload.model)
-    ):
+    model = tried.workload.model
+    if _framework_of(trusted.run) != _framework_of(adapter_for(model).describe(model)):
         say("comparing weights")
-        model = trusted if made is None else made.workload.model
-        weights = audit(model, tried.workload.model, rules=None if rules is None else read_rules(rules))
+        before = None if rules is None else read_rules(rules)
+        weights = audit(trusted if made is None else made.workload.model, model, rules=before)
         if weights is not None and weights.unlike:
             count = weights.comparison.compared
             say(f"{len(weights.unlike)} of {count} weights are not the same numbers; going on")
@@ -303,11 +303,10 @@ class _Made(NamedTuple):
     seed: int
 
 
-def _made(side: Runnable | Workload | Source, before: Archive | None) -> _Made | None:
-    """The workload of a side; None of an archive."""
-    if isinstance(side, Workload):
-        side = Runnable.of(side)
-    return _Made(*side.make(before), side.seed) if isinstance(side, Runnable) else None
+def _made(side: Runnable | Workload, before: Archive | None) -> _Made:
+    """The workload of a side."""
+    runnable = Runnable.of(side) if isinstance(side, Workload) else side
+    return _Made(*runnable.make(before), runnable.seed)
 
 
 def _captured(made: _Made, path: Path, around: Around | None, room: Sequence[str] = ()) -> Path:

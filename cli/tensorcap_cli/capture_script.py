@@ -22,15 +22,11 @@ if TYPE_CHECKING:
     "--root", metavar="GLOB", help="The class of the model to capture, if it is not the first; @N: the N-th."
 )
 @click.option(
-    "--framework",
-    type=click.Choice(["max", "torch"]),
-    default="torch",
-    show_default=True,
-    help="Whose models are looked for.",
+    "--framework", type=click.Choice(["max", "torch"]), help="Whose models are looked for; all by default."
 )
 @recording_options
 def script_command(
-    arguments: tuple[str, ...], *, root: str | None, framework: str, as_json: bool, **options: Any
+    arguments: tuple[str, ...], *, root: str | None, framework: str | None, as_json: bool, **options: Any
 ) -> None:
     """Run a Python script unchanged, and capture the first model that it calls.
 
@@ -47,7 +43,8 @@ def script_command(
     of; its calls are the steps, those of its `forward` included. Other models that were called are told at
     the end: --root names one of them, or of the modules within, by the class's name, qualified or not.
     Models in processes that the script starts are not seen. Of MAX, the model is the first module with
-    weights that a graph is made of; runs of its compiled graph are the steps.
+    weights that a graph is made of; runs of its compiled graph are the steps, and the script is given its
+    own outputs alone.
 
     The archive is written when the script ends. If it ends by an error, by an exit status that is not 0,
     or by Ctrl-C, what was recorded until then is kept as an incomplete archive, and never in the place of
@@ -75,10 +72,9 @@ def script_command(
         warnings.showwarning = getattr(
             warnings, "_showwarning_orig", warnings.showwarning
         )  # as Python has it
-        made = ScriptRun(
+        done = ScriptRun(
             script, path, root=root, framework=framework, begun=print_model, ended=ended, **recording
-        )
-        done = made.run()
+        ).run()
     if isinstance(done.error, KeyboardInterrupt):
         raise done.error
     if done.trouble is not None and done.error is None:

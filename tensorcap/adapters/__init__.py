@@ -28,6 +28,10 @@ _ADAPTERS: Final = {  # root package of the model's class, or of a base class; s
 
 
 FRAMEWORKS: Final = tuple(_ADAPTERS)
+MODEL_MODULES: Final = {  # by whose import a program shows that it has models of a framework
+    "max": "max.nn",
+    "torch": "torch",
+}
 
 
 @dataclass(frozen=True, slots=True)

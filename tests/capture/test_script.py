@@ -554,7 +554,7 @@ def test_a_script_that_removes_the_folder_of_the_archive_is_told_so(tmp_path: Pa
         pytest.param(
             "print()",
             None,
-            "called no torch model in this process",
+            "called no model in this process",
             "What it runs in other processes is not seen.",
             id="none",
         ),
@@ -680,12 +680,12 @@ def test_a_script_that_fails_before_it_calls_a_model_leaves_the_archive_before(t
     assert sorted(p.name for p in tmp_path.iterdir()) == ["ref.h5", "script.py"]
 
 
-def test_without_torch_the_command_says_what_to_install(tmp_path: Path) -> None:
+def test_without_a_framework_the_command_says_what_to_install(tmp_path: Path) -> None:
     written(tmp_path, "", head="")
     code = (
         "import importlib.util as u\n"
         "real = u.find_spec\n"
-        "u.find_spec = lambda name, *a: None if name == 'torch' else real(name, *a)\n"
+        "u.find_spec = lambda name, *a: None if name in ('max', 'torch') else real(name, *a)\n"
         "from tensorcap_cli.main import main\n"
         "main(['capture', 'script', '-o', 'ref.h5', '--', 'script.py'])\n"
     )

@@ -9,6 +9,36 @@ from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
+HIDDEN = (
+    "import sys\n"
+    "class Hides:\n"
+    "    def find_spec(name, *_):\n"
+    "        if name == 'max': raise ModuleNotFoundError(name=name)\n"
+    "sys.meta_path.insert(0, Hides)\n"
+)
+
+
+@pytest.mark.spec("MAX-22")
+@pytest.mark.parametrize(
+    "command", ["capture max port.py:target --dry-run", "verify port.py:target a.h5 -o r"]
+)
+def test_a_workload_that_needs_it_is_a_line_too(tmp_path: Path, command: str) -> None:
+    (tmp_path / "port.py").write_text("from max.nn import Linear\n")
+    code = f"{HIDDEN}from tensorcap_cli.main import main\nmain({command.split()!r})\n"
+    paths = os.pathsep.join(str(ROOT / part) for part in (".", "formats", "cli"))
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == "Hint: Install it with: pip install 'tensorcap[max]'"
+    assert "needs the package 'max', which is not installed" in done.stderr.splitlines()[-2]
+
 
 @pytest.mark.spec("MAX-22")
 @pytest.mark.parametrize(
