@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 pytest.importorskip("max.nn")
+from max.driver import Buffer
 from max.dtype import DType  # after the check that it is there
-from max.graph import DeviceRef, Graph, TensorType, ops
+from max.graph import BufferType, DeviceRef, Graph, TensorType, ops
 from max.nn.layer import Module, add_layer_hook, layer
 
+import tensorcap
 from tensorcap import MaxModel, Workload, open_archive
 from tensorcap.capturing import capture_workload
 from tensorcap_formats.errors import UsageError
@@ -173,7 +175,6 @@ def test_a_run_without_taps_says_what_taps_change(captured: Captured) -> None:
 def test_bfloat16_and_symbolic_shapes_are_kept_exactly(tmp_path: Path) -> None:
     module = Chain(DType.bfloat16)
     bits = {name: (value.view(np.uint32) >> 16).astype(np.uint16) for name, value in WEIGHTS.items()}
-    from max.driver import Buffer
 
     def as_bfloat16(array: Any) -> Any:
         return Buffer.from_numpy(array).view(DType.bfloat16)
@@ -198,12 +199,30 @@ def test_graphs_are_made_once_and_a_module_can_be_captured_again(tmp_path: Path)
     for name in ("a.h5", "b.h5"):
         capture_workload(Workload(module, (X,)), tmp_path / name)
     graphs = MaxModel.of(module).compiled.graphs
-    assert [graph.taps for graph in graphs] == [3, None]
+    assert [(graph.taps, graph.told is None) for graph in graphs] == [(3, False), (0, True)]
     with Graph("again", module, input_types=[TensorType(DType.float32, [2, 4], ON_CPU)]) as graph:
         pass
     assert graph.name == "again"
     first, second = (open_archive(tmp_path / name) for name in ("a.h5", "b.h5"))
     assert first.root == second.root
+
+
+@pytest.mark.spec("MAX-12")
+def test_what_is_not_asked_for_is_not_given_out(tmp_path: Path) -> None:
+    module = chain()
+    workload = Workload(module, (X,))
+    capture_workload(workload, tmp_path / "a.h5", include=["layers.0", "@root"], inputs=False)
+    with open_archive(tmp_path / "a.h5") as archive:
+        assert [r.key.text for r in archive.records] == [
+            "0/@root/input.x",
+            "0/layers.0/output",
+            "0/@root/output",
+        ]
+        assert archive.run["graph"]["taps"] == 2
+    # a graph that tells more does for less
+    capture_workload(workload, tmp_path / "b.h5")
+    capture_workload(workload, tmp_path / "c.h5", include=["layers.1"])
+    assert len(MaxModel.of(module).compiled.graphs) == 3
 
 
 @pytest.mark.spec("MAX-18")
@@ -305,7 +324,8 @@ def test_what_a_subgraph_holds_back_is_printed_and_its_last_run_is_kept(
     assert "[" not in capfd.readouterr().out  # nothing on the screen
     # the graph that prints is another than the one that does not
     capture_workload(Workload(module, (X,)), tmp_path / "b.h5")
-    assert [graph.prints for graph in MaxModel.of(module).compiled.graphs] == [True, False, False]
+    told = [graph.told and graph.told.prints for graph in MaxModel.of(module).compiled.graphs]
+    assert told == [True, None, False]
 
 
 class Branch(Module):
@@ -328,3 +348,39 @@ def test_what_happens_in_a_branch_is_told_or_printed(tmp_path: Path) -> None:
     capture_workload(Workload(module, (X,)), tmp_path / "b.h5", prints=True)
     archive = open_archive(tmp_path / "b.h5")
     np.testing.assert_array_equal(archive.read(archive.get("0/scale/output")), 2 * X + 1)
+
+
+class Counter(Module):
+    """Adds to a buffer of the caller's, as a model does to its cache."""
+
+    def __call__(self, x: Any, total: Any) -> Any:
+        total[...] = total[...] + x
+        return total[...] * 1.0
+
+
+@pytest.mark.spec("MAX-16")
+@pytest.mark.spec("MAX-21")
+def test_a_buffer_that_the_model_writes_to_is_written_to_once(tmp_path: Path) -> None:
+    types = [TensorType(DType.float32, [2, 4], ON_CPU), BufferType(DType.float32, [2, 4], ON_CPU)]
+    total = Buffer.from_numpy(np.zeros((2, 4), np.float32))
+    model = MaxModel(Counter(), input_types=types)
+    done = capture_workload(Workload(model, (X, total)), tmp_path / "a.h5")
+    assert done.summary is not None
+    assert "a buffer that the graph writes to" in done.summary.not_capturable["@root/input.total"]
+    np.testing.assert_array_equal(total.to_numpy(), X)
+    assert done.summary.notes == ("a run without taps gave the same bits",)
+    with open_archive(tmp_path / "a.h5") as archive:
+        np.testing.assert_array_equal(archive.read(archive.get("0/@root/output")), X)
+
+
+@pytest.mark.spec("MAX-10")
+def test_a_model_runs_as_it_is_outside_of_a_capture_and_while_one_is_paused(tmp_path: Path) -> None:
+    model = MaxModel(chain())
+    np.testing.assert_array_equal(model(X)[0].to_numpy(), AFTER[2])
+    with tensorcap.capture(model, tmp_path / "a.h5") as cap:
+        model(X)
+        with cap.paused():
+            np.testing.assert_array_equal(model(x=X)[0].to_numpy(), AFTER[2])
+        model(X)
+    assert cap.summary is not None
+    assert (cap.summary.steps, cap.summary.tensors) == (2, 16)

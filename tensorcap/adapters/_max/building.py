@@ -41,6 +41,28 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Told:
+    """What a graph tells besides what the model gives.
+
+    Attributes:
+        names: Of the modules whose calls it tells of.
+        inputs: Whether their arguments too; those of the model itself in any case.
+        room: The kinds of values that have switches.
+        prints: Whether it prints what it cannot give out.
+    """
+
+    names: frozenset[str]
+    inputs: bool = True
+    room: frozenset[str] = frozenset()
+    prints: bool = False
+
+    def covers(self, other: Told) -> bool:
+        """Whether a graph that tells this can stand for one that tells the other."""
+        is_more = self.names >= other.names and self.inputs >= other.inputs and self.room >= other.room
+        return is_more and self.prints == other.prints
+
+
+@dataclass(frozen=True)
 class Built:
     """A graph of a model, compiled.
 
@@ -49,13 +71,12 @@ class Built:
         artifact: What it made.
         events: What happens in the model, in order.
         own_slots: Of the model's own outputs, which come first.
-        taps: How many further outputs it has; None of a graph that is not to tell of itself.
+        taps: How many further outputs it has.
         switches: Places whose values can be exchanged, with the type of what goes in. The graph has an input
             for each after the model's own, and behind those as many flags.
-        room: The kinds of values that have switches.
         seconds: What making it took.
         signature: Of the arguments that it is for.
-        prints: Whether it prints what it cannot give out.
+        told: What it tells; None of a control.
         unused: Names of modules with weights of which none is in it.
     """
 
@@ -63,19 +84,18 @@ class Built:
     artifact: Any
     events: Sequence[Event]
     own_slots: Sequence[str]
-    taps: int | None
+    taps: int
     switches: Mapping[Place, TensorType]
-    room: frozenset[Kind]
     seconds: float
     signature: tuple[Any, ...]
+    told: Told | None
     unused: frozenset[str]
-    prints: bool
 
 
 class _Places:
     """Lists the places of a graph that is traced to find them."""
 
-    def __init__(self, room: Collection[Kind], given: Given) -> None:
+    def __init__(self, room: Collection[str], given: Given) -> None:
         self.found: dict[Place, TensorType] = {}
         self._room = room
         self._given = given
@@ -103,17 +123,13 @@ class _Switches:
         return ops.where(flag, self._values[Place(name, call, slot)], value)
 
 
-def build(
-    model: MaxModel, given: Given, *, taps: bool, room: Collection[Kind] = (), prints: bool = False
-) -> Built:
+def build(model: MaxModel, given: Given, told: Told | None) -> Built:
     """Make a graph of a model and compile it.
 
     Args:
         model: The model.
         given: What it is run on, whose types the graph is for.
-        taps: Whether it gives out what happens in the model.
-        room: Which values can be exchanged.
-        prints: Whether it prints what it cannot give out.
+        told: What it tells besides what the model gives; None for nothing, as a control.
 
     Raises:
         UsageError: A second graph cannot be made of the module, or MAX refuses its graph.
@@ -121,14 +137,15 @@ def build(
     """
     began = time.perf_counter()
     modules, _ = tree(model.module)
-    names = {id(module): name for name, module in modules.items()} if taps else {}
+    wanted = told or Told(frozenset())
+    names = {id(m): name for name, m in modules.items() if told and (name in told.names or not name)}
     places: Mapping[Place, TensorType] = {}
-    if room:
-        listing = _Places(room, given)
-        _traced(model, given, modules, Tracing(names, listing), {}, taps=False)
+    if wanted.room:
+        listing = _Places(wanted.room, given)
+        _traced(model, given, modules, Tracing(names, listing), {}, told=None)
         places = listing.found
-    tracing = Tracing(names, prints=prints)
-    graph, own_slots, unused = _traced(model, given, modules, tracing, places, taps=taps)
+    tracing = Tracing(names, inputs=wanted.inputs, prints=wanted.prints)
+    graph, own_slots, unused = _traced(model, given, modules, tracing, places, told=told)
     session = model.compiled.session
     if session is None:
         session = model.compiled.session = InferenceSession(devices=list(model.devices) or [CPU()])
@@ -144,13 +161,12 @@ def build(
         artifact,
         tuple(tracing.events),
         own_slots,
-        len(tracing.values) if taps else None,
+        len(tracing.values),
         places,
-        frozenset(room),
         time.perf_counter() - began,
         given.signature,
+        told,
         unused,
-        prints,
     )
 
 
@@ -161,7 +177,7 @@ def _traced(
     tracing: Tracing,
     places: Mapping[Place, TensorType],
     *,
-    taps: bool,
+    told: Told | None,
 ) -> tuple[Graph, list[str], frozenset[str]]:
     """A graph of the model, the slots of its own outputs, and the modules whose weights are not in it."""
     flag = TensorType(MaxDType.bool, [], DeviceRef.CPU())
@@ -177,8 +193,8 @@ def _traced(
         args, kwargs = given.put(inputs[:own])
         with (
             watching(tracing.call, map(type, modules.values())),
-            probing(tracing) if taps else nullcontext(),
-            subgraphs(lambda: tracing) if taps else nullcontext(),
+            probing(tracing) if told else nullcontext(),
+            subgraphs(lambda: tracing) if told else nullcontext(),
             _refusals(class_name(model.module)),
         ):
             if model.forward is None:
@@ -186,7 +202,8 @@ def _traced(
             else:
                 result = model.forward(model.module, *args, **kwargs)
             leaves = [leaf for leaf in walk(result, KINDS) if leaf.is_tensor]
-            graph.output(*(leaf.value for leaf in leaves), *(tracing.values if taps else ()))
+            with redirect_stdout(io.StringIO()):  # where it prints a graph that it refuses, which may be long
+                graph.output(*(leaf.value for leaf in leaves), *(tracing.values if told else ()))
         unused = frozenset(
             name
             for name, module in modules.items()
@@ -198,10 +215,9 @@ def _traced(
 
 @contextmanager
 def _refusals(who: str) -> Iterator[None]:
-    """Say in a line why MAX takes no graph; it prints such a graph, which may be long."""
+    """Say in a line why MAX takes no graph."""
     try:
-        with redirect_stdout(io.StringIO()):
-            yield
+        yield
     except ValueError as error:
         text = str(error)
         if "outside" in text and "region" in text:

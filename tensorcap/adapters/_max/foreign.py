@@ -72,7 +72,8 @@ class Foreign:
     ) -> None:
         self.is_paused = False
         self._modules = modules
-        self._by_id = {id(module): name for name, module in modules.items()}
+        self._by_id = {id(m): name for name, m in modules.items() if name in names or not name}
+        self._inputs = plan.inputs or substitution is not None
         self._names = names
         self._recorder = recorder
         self._plan = plan
@@ -143,7 +144,9 @@ class Foreign:
         if is_subgraph(graph) or not is_new:
             return None
         planted = None if self._substitution is None else Planted(self._substitution)
-        traced = _Traced(graph, Tracing(self._by_id, planted, prints=self._plan.prints), planted)
+        traced = _Traced(
+            graph, Tracing(self._by_id, planted, inputs=self._inputs, prints=self._plan.prints), planted
+        )
         traced.tracing.begin(graph, graph.inputs)
         self._tracings.append(traced)
         return traced

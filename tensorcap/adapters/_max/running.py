@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorcap.adapters._max.building import Built, build
+from tensorcap.adapters._max.building import Built, Told, build
 from tensorcap.adapters._max.engine import BufferType, NoBitsError, bits, initialised
 from tensorcap.adapters._max.exchanging import feed
 from tensorcap.adapters._max.foreign import Foreign
@@ -43,14 +43,14 @@ class Executions:
         self.weights = weights_of(model)
         self._ready: list[tuple[Built, Any]] = []
 
-    def built(self, given: Given, *, taps: bool, room: Collection[Any] = (), prints: bool = False) -> Built:
-        """A graph for these arguments, made if there is none."""
+    def built(self, given: Given, told: Told | None) -> Built:
+        """A graph for these arguments that tells so much, made if there is none."""
         graphs = self._model.compiled.graphs
         for known in graphs:
-            fits = known.signature == given.signature and (known.taps is not None) == taps
-            if fits and known.room.issuperset(room) and known.prints == prints:
+            is_enough = known.told is told if not (known.told and told) else known.told.covers(told)
+            if is_enough and known.signature == given.signature:
                 return known
-        graphs.append(build(self._model, given, taps=taps, room=room, prints=prints))
+        graphs.append(build(self._model, given, told))
         return graphs[-1]
 
     def execute(self, built: Built, buffers: Sequence[Any]) -> list[Any]:
@@ -67,7 +67,7 @@ class Executions:
             b.copy() if isinstance(t, BufferType) else b  # which a run writes to
             for b, t in zip(given.buffers, given.types, strict=True)
         ]
-        return self.execute(self.built(given, taps=False), buffers)
+        return self.execute(self.built(given, None), buffers)
 
 
 class Tapped:
@@ -106,9 +106,11 @@ class Tapped:
         executions = self._executions = self._executions or Executions(self._model)
         substitution = self._substitution if recorder.is_recording else None
         given = Given(self._model, args, kwargs)
-        room = {*self._plan.room, *(substitution.kinds if substitution else ())}
+        room = frozenset({*self._plan.room, *(substitution.kinds if substitution else ())})
+        inputs = self._plan.inputs or "input" in room
+        told = Told(frozenset(self._names), inputs, room, self._plan.prints)
         with recorder.waiting.on("MAX compiles the model"):
-            built = executions.built(given, taps=True, room=room, prints=self._plan.prints)
+            built = executions.built(given, told)
         self.unused = built.unused
         buffers = feed(built, given, substitution, recorder.last_step + 1)
         with recorder.waiting.on("MAX compiles the model without taps, as a control"):
@@ -138,9 +140,9 @@ class Tapped:
             recorder.facts["symbolic_shapes"] = shapes
         if alone is not None:
             self._is_controlled = True
-            told = [of_control(*two) for two in zip(built.own_slots, alone, found[:own], strict=True)]
-            recorder.facts["control"] = told
-            recorder.facts.setdefault("notes", []).append(control_text(told))
+            control = [of_control(*two) for two in zip(built.own_slots, alone, found[:own], strict=True)]
+            recorder.facts["control"] = control
+            recorder.facts.setdefault("notes", []).append(control_text(control))
         return found[:own]
 
 

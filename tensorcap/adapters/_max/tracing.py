@@ -114,16 +114,23 @@ class Tracing:
         values: What the graph has to give out besides its own outputs, each once.
         graph: The graph; values of another are not to be had.
         switch: Puts other values in the place of those that are traced.
+        inputs: Whether arguments are noted, besides those of the model itself.
         prints: Whether values that cannot be given out are printed.
     """
 
     def __init__(
-        self, names: Mapping[int, str], switch: Switcher | None = None, *, prints: bool = False
+        self,
+        names: Mapping[int, str],
+        switch: Switcher | None = None,
+        *,
+        inputs: bool = True,
+        prints: bool = False,
     ) -> None:
         self.events: list[Event] = []
         self.values: list[TensorValue] = []
         self.graph: Graph | None = None
         self.switch = switch
+        self.inputs = inputs
         self.prints = prints
         self._names = names
         self._bodies: dict[int, Body] = {}
@@ -250,7 +257,8 @@ class Tracing:
 
     def _value(self, name: str, call: int, kind: Kind, slot: str, value: Any) -> Any:
         """Note a value of a call, and say what goes on in its place."""
-        self.note(slot, value)
+        if self.inputs or kind == "output" or not name:
+            self.note(slot, value)
         switch = self.switch
         if switch is None or not self._can_give_out:
             return value
