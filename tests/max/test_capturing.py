@@ -311,7 +311,7 @@ def test_what_a_subgraph_holds_back_is_printed_and_its_last_run_is_kept(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     module = in_subgraph()
-    done = capture_workload(Workload(module, (X,)), tmp_path / "a.h5", prints=True)
+    done = capture_workload(Workload(module, (X,)), tmp_path / "a.h5", inner=True)
     assert done.summary is not None
     assert "only what the last run prints is left" in done.summary.not_capturable["layers.1.first/output"]
     archive = open_archive(tmp_path / "a.h5")
@@ -320,7 +320,7 @@ def test_what_a_subgraph_holds_back_is_printed_and_its_last_run_is_kept(
     np.testing.assert_array_equal(found["0/layers.2.first/output"], before * 3 + 1)
     np.testing.assert_array_equal(found["0/layers.2.second/output"], (before * 3 + 1) * 4 + 1)
     np.testing.assert_array_equal(found["0/probe:halfway@2/value"], (before * 3 + 1) * 4 + 1)
-    assert archive.run["scope"]["prints"] is True
+    assert archive.run["scope"]["inner"] is True
     assert "[" not in capfd.readouterr().out  # nothing on the screen
     # the graph that prints is another than the one that does not
     capture_workload(Workload(module, (X,)), tmp_path / "b.h5")
@@ -345,7 +345,7 @@ def test_what_happens_in_a_branch_is_told_or_printed(tmp_path: Path) -> None:
     done = capture_workload(Workload(module, (X,)), tmp_path / "a.h5")
     assert done.summary is not None
     assert "within a branch or a loop" in done.summary.not_capturable["scale"]
-    capture_workload(Workload(module, (X,)), tmp_path / "b.h5", prints=True)
+    capture_workload(Workload(module, (X,)), tmp_path / "b.h5", inner=True)
     archive = open_archive(tmp_path / "b.h5")
     np.testing.assert_array_equal(archive.read(archive.get("0/scale/output")), 2 * X + 1)
 

@@ -115,7 +115,7 @@ def test_a_second_run_under_injection_is_refused(reference: Path, tmp_path: Path
 @pytest.mark.spec("MAX-40")
 def test_subgraphs_of_somebody_elses_are_seen_too(tmp_path: Path) -> None:
     module = in_subgraph()
-    with tensorcap.capture(module, tmp_path / "a.h5", prints=True):
+    with tensorcap.capture(module, tmp_path / "a.h5", inner=True):
         outputs = somebody_elses(module)
     assert len(outputs[0]) == 1
     with open_archive(tmp_path / "a.h5") as archive:

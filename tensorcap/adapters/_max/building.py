@@ -23,8 +23,10 @@ from tensorcap.adapters._max.engine import (
 from tensorcap.adapters._max.given import Given
 from tensorcap.adapters._max.model import MaxModel
 from tensorcap.adapters._max.modules import as_before, is_in_graph, own_weights, tree
+from tensorcap.adapters._max.notes import Event
 from tensorcap.adapters._max.subgraphs import subgraphs
-from tensorcap.adapters._max.tracing import KINDS, Event, Tracing, watching
+from tensorcap.adapters._max.tracing import KINDS, Tracing
+from tensorcap.adapters._max.watching import watching
 from tensorcap.recording.probing import probing
 from tensorcap.recording.structure import class_name, walk
 from tensorcap.substitution import Kind

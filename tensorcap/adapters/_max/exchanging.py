@@ -10,7 +10,7 @@ import numpy as np
 from tensorcap.adapters._max.building import Built, Place
 from tensorcap.adapters._max.engine import Buffer, MaxDType, buffer_of, logical
 from tensorcap.adapters._max.given import Given
-from tensorcap.adapters._max.tracing import Enter, Event, Inner, Leave, Lost, Passed, Plain, Printed, Tensor
+from tensorcap.adapters._max.notes import Enter, Event, Inner, Leave, Lost, Passed, Plain, Printed, Tensor
 from tensorcap.casting import cast
 from tensorcap.substitution import Kind, Substitution, no_fit
 from tensorcap_formats.dtypes import DTYPES

@@ -12,11 +12,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 from tensorcap.adapters._max.engine import Graph, InferenceSession, Model, Module, is_subgraph
+from tensorcap.adapters._max.notes import Event
 from tensorcap.adapters._max.planting import Planted
 from tensorcap.adapters._max.playing import play, symbolic_shapes
 from tensorcap.adapters._max.printing import printing
 from tensorcap.adapters._max.subgraphs import subgraphs
-from tensorcap.adapters._max.tracing import Event, Tracing, watching
+from tensorcap.adapters._max.tracing import Tracing
+from tensorcap.adapters._max.watching import watching
 from tensorcap.patching import replaced
 from tensorcap.recording.plan import Plan
 from tensorcap.recording.probing import probing
@@ -145,7 +147,7 @@ class Foreign:
             return None
         planted = None if self._substitution is None else Planted(self._substitution)
         traced = _Traced(
-            graph, Tracing(self._by_id, planted, inputs=self._inputs, prints=self._plan.prints), planted
+            graph, Tracing(self._by_id, planted, inputs=self._inputs, prints=self._plan.inner), planted
         )
         traced.tracing.begin(graph, graph.inputs)
         self._tracings.append(traced)

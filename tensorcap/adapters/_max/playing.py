@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from tensorcap.adapters._max.engine import NoBitsError, bits
-from tensorcap.adapters._max.tracing import Enter, Event, Leave, Lost, Passed, Plain, Printed, Tensor
+from tensorcap.adapters._max.notes import Enter, Event, Leave, Lost, Passed, Plain, Printed, Tensor
 from tensorcap.recording.recorder import Call, Recorder
 from tensorcap.recording.slices import NothingLeftError
 from tensorcap_formats.keys import PROBES, ROOT_SITE, inner_site, module_site

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorcap.adapters._max.engine import InferenceSession, load_buffer
-from tensorcap.adapters._max.tracing import Event, Printed
+from tensorcap.adapters._max.notes import Event, Printed
 
 
 @contextmanager

@@ -108,7 +108,7 @@ class Tapped:
         given = Given(self._model, args, kwargs)
         room = frozenset({*self._plan.room, *(substitution.kinds if substitution else ())})
         inputs = self._plan.inputs or "input" in room
-        told = Told(frozenset(self._names), inputs, room, self._plan.prints)
+        told = Told(frozenset(self._names), inputs, room, self._plan.inner)
         with recorder.waiting.on("MAX compiles the model"):
             built = executions.built(given, told)
         self.unused = built.unused

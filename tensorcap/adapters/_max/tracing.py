@@ -7,12 +7,10 @@ them is everybody's. A note holds no tensor: it says which input or output of th
 
 from __future__ import annotations
 
-import functools
 import inspect
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, Protocol
 
 from tensorcap.adapters._max.engine import (
     BufferValue,
@@ -27,76 +25,30 @@ from tensorcap.adapters._max.engine import (
     is_nested,
     logical,
 )
+from tensorcap.adapters._max.notes import (
+    Body,
+    Enter,
+    Event,
+    Inner,
+    Leave,
+    Lost,
+    Passed,
+    Plain,
+    Printed,
+    Tensor,
+)
 from tensorcap.recording.structure import Kinds, rebuilt, walk
 from tensorcap.substitution import Kind
 from tensorcap_formats.keys import escape
 
 KINDS: Final = Kinds(tensors=(Value,), opaque=(Layer, Graph), texts=(MaxDType, DeviceRef, Dim))
-IN_SUBGRAPH: Final = (
+_IN_SUBGRAPH: Final = (
     "within a subgraph, of whose values the graph around it gives out none "
-    "(build the model with use_subgraphs=False, or capture with prints=True)"
+    "(build the model with use_subgraphs=False, or capture with inner=True, --inner)"
 )
-PRINTED_OVER: Final = "its subgraph was run again, and only what the last run prints is left"
-_IN_BRANCH: Final = "within a branch or a loop of the graph (prints=True shows what was run last)"
+_PRINTED_OVER: Final = "its subgraph was run again, and only what the last run prints is left"
+_IN_BRANCH: Final = "within a branch or a loop of the graph (inner=True, --inner, shows what was run last)"
 _BUFFER: Final = "a buffer that the graph writes to, such as a cache"
-
-
-class Enter(NamedTuple):
-    """A call of a module begins."""
-
-    name: str
-
-
-class Leave(NamedTuple):
-    """The call that began last returns."""
-
-
-class Passed(NamedTuple):
-    """A probe is passed; what follows with its slots is of it, up to `Leave`."""
-
-    name: str
-    module: str
-
-
-class Tensor(NamedTuple):
-    """A tensor of the call that is under way: the input or the output of the graph at `at`."""
-
-    slot: str
-    at: int
-    is_input: bool
-    dims: tuple[str, ...]
-
-
-class Plain(NamedTuple):
-    """A leaf that is no tensor."""
-
-    slot: str
-    value: Any
-
-
-class Inner(NamedTuple):
-    """A tensor within a subgraph: the value it has there, and the label by which it is printed, if it is."""
-
-    slot: str
-    value: Any
-    label: str
-
-
-class Printed(NamedTuple):
-    """A tensor that the graph prints into a file of this label."""
-
-    slot: str
-    label: str
-
-
-class Lost(NamedTuple):
-    """A leaf that cannot be had."""
-
-    slot: str
-    reason: str
-
-
-Event = Enter | Leave | Passed | Tensor | Plain | Inner | Printed | Lost
 
 
 class Switcher(Protocol):
@@ -215,7 +167,7 @@ class Tracing:
         for at in body.printed:
             lost = into[at]
             if isinstance(lost, Printed):
-                into[at] = Lost(lost.slot, PRINTED_OVER)
+                into[at] = Lost(lost.slot, _PRINTED_OVER)
         body.printed.clear()
         rename = body.renaming(prefix.rstrip("."), self._names.values())
         for event in tuple(body.events):
@@ -231,7 +183,7 @@ class Tracing:
                 body.printed.append(len(into))
                 into.append(Printed(event.slot, event.label))
             else:
-                into.append(Lost(event.slot, IN_SUBGRAPH))
+                into.append(Lost(event.slot, _IN_SUBGRAPH))
 
     @property
     def is_under_way(self) -> bool:
@@ -305,72 +257,6 @@ class Tracing:
         if index == len(self.values):
             self.values.append(value)
         return Tensor(slot, index, False, dims)
-
-
-class Body:
-    """What happens in a subgraph.
-
-    Attributes:
-        graph: The subgraph.
-        events: What happens, once for all calls of it.
-        outputs: The values that it gives.
-        printed: Where the notes of its last call have what it prints.
-    """
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.events: list[Event] = []
-        self.outputs: list[Any] = []
-        self.printed: list[int] = []
-
-    def renaming(self, path: str, known: Collection[str]) -> Callable[[str], str]:
-        """How modules are named in a call that stands for the module at a path."""
-        traced = next((event.name for event in self.events if isinstance(event, Enter)), "")
-        if not path or not traced or path not in known:
-            return lambda name: name
-        return lambda name: (
-            path + name[len(traced) :] if name == traced or name.startswith(f"{traced}.") else name
-        )
-
-
-Through = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
-
-
-@contextmanager
-def watching(through: Through, classes: Iterable[type]) -> Iterator[Callable[[type], None]]:
-    """Have calls of layers of these classes go through a function until the block ends.
-
-    Args:
-        through: Is given the original method, the layer and its arguments; gives what the caller gets.
-        classes: The classes, of which the bases are watched too.
-
-    Returns:
-        What has a class watched that is made in the block.
-    """
-    wrapped: dict[type, tuple[Any, Any]] = {}
-
-    def watch(cls: type) -> None:
-        original = cls.__dict__.get("__call__")
-        if original is not None and issubclass(cls, Layer) and cls not in wrapped:
-            wrapped[cls] = original, _wrapped(through, original)
-            cls.__call__ = wrapped[cls][1]  # type: ignore[method-assign] # as MAX does for its hooks
-
-    try:
-        for cls in dict.fromkeys(base for each in classes for base in each.__mro__):
-            watch(cls)
-        yield watch
-    finally:
-        for cls, (original, ours) in wrapped.items():
-            if cls.__dict__.get("__call__") is ours:
-                cls.__call__ = original  # type: ignore[method-assign]
-
-
-def _wrapped(through: Through, original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return through(original, self, args, kwargs)
-
-    return call
 
 
 def argument_names(cls: Any) -> tuple[str, ...]:
