@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tensorcap.adapters import adapter_for
 from tensorcap.aligning import align
 from tensorcap.alignment.part import Part
 from tensorcap.alignment.rules import Rules
@@ -52,21 +53,18 @@ def audit(reference: Archive | Any, target: Any, *, rules: Rules | None = None) 
         rules: Rules for names, which go before those that come with tensorcap.
 
     Returns:
-        None if an archive holds no parameters.
-
-    Raises:
-        CaptureError: A model has none.
+        None if one of both has no parameters.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tensorcap-")))
         if isinstance(reference, Archive):
             held = [record for record in reference.records if is_parameter(record.key) and record.stored]
-            if not held:
-                return None
-            ours: Archive = Part(reference, held)
+            ours: Archive | None = Part(reference, held) if held else None
         else:
-            ours = stack.enter_context(open_archive(_captured(reference, folder / "reference.h5")))
-        theirs = stack.enter_context(open_archive(_captured(target, folder / "target.h5")))
+            ours = _parameters(reference, folder / "reference.h5", stack)
+        theirs = _parameters(target, folder / "target.h5", stack)
+        if ours is None or theirs is None:
+            return None
         aligned = align(ours, theirs, rules=rules, by="all")
         comparison = compare(aligned.reference, aligned.target, mapping="none")
         unlike = [pair for pair in comparison.pairs if pair.is_compared and not pair.is_green]
@@ -75,10 +73,14 @@ def audit(reference: Archive | Any, target: Any, *, rules: Rules | None = None) 
         return Audit(comparison, tuple(unlike), diagnosis)
 
 
-def _captured(model: Any, path: Path) -> Path:
+def _parameters(model: Any, path: Path, stack: ExitStack) -> Archive | None:
+    """The parameters of a model as an archive, None if it has none."""
+    listed = adapter_for(model).describe(model)["modules"]
+    if not any(module["parameters"] for module in listed):
+        return None
     with capture(model, path, params=True, include=_PARAMETERS):
         pass
-    return path
+    return stack.enter_context(open_archive(path))
 
 
 def _error(pair: Pair) -> float:

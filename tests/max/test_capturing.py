@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,6 +18,7 @@ from max.nn.layer import Module, add_layer_hook, layer
 
 import tensorcap
 from tensorcap import MaxModel, Workload, open_archive
+from tensorcap.adapters._max import building
 from tensorcap.capturing import capture_workload
 from tensorcap_formats.errors import UsageError
 from tests.max.nets import (
@@ -141,6 +144,54 @@ def test_a_module_that_is_never_called_is_told_with_its_weights(captured: Captur
     np.testing.assert_array_equal(
         captured.values["0/fused.gate/param.weight"], EVERYTHING["fused.gate.weight"]
     )
+
+
+def test_that_max_compiles_is_shown_with_the_time_so_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captures: list[Any] = []
+    seen: list[str] = []
+    compiled = building.compiled
+
+    def watched(*args: Any) -> Any:
+        seen.append(captures[0].progress)
+        return compiled(*args)
+
+    @contextmanager
+    def around(capture: Any) -> Iterator[None]:
+        captures.append(capture)
+        yield
+        seen.append(capture.progress)
+
+    monkeypatch.setattr(building, "compiled", watched)
+    capture_workload(Workload(chain(), {"x": X}), tmp_path / "a.h5", around=around)
+    assert seen == [
+        "MAX compiles the model, 0 s",
+        "MAX compiles the model without taps, as a control, 0 s",
+        "8 tensors, last 0/@root",
+    ]
+
+
+class Forgetful(Module):
+    """Has a layer that nothing is computed with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.forgotten = Scale(), Scale()
+
+    def __call__(self, x: Any) -> Any:
+        return self.first(x)
+
+
+@pytest.mark.spec("MAX-13")
+def test_a_module_that_somebody_forgot_to_call_is_told_apart_from_a_fused_one(tmp_path: Path) -> None:
+    module = Forgetful()
+    weights = {f"{name}.weight": np.full(4, 2, np.float32) for name in ("first", "forgotten")}
+    module.load_state_dict(weights, weight_alignment=1)
+    capture_workload(Workload(MaxModel(module, control=False), {"x": X}), tmp_path / "a.h5")
+    with open_archive(tmp_path / "a.h5") as archive:
+        reasons = {point["site"]: point.get("reason") for point in archive.run["points"]}
+    assert reasons["forgotten"] == "none of its weights is in the graph"
 
 
 @pytest.mark.spec("MAX-14")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ pytest.importorskip("transformers")
 from tensorcap import open_archive
 from tensorcap_formats.dtypes import Array
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("decoder")]  # fixtures are made once
 
 ROOT = Path(__file__).parents[2]
 DECODER = "examples/max_decoder.py"
@@ -112,8 +113,9 @@ def captured(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def report(folder: Path) -> dict[str, Any]:
-    """What comes of verifying the port with a wrong weight in layer 0."""
-    tcap(folder, "verify", f"{DECODER}:reference", f"{DECODER}:wrong", "-o", "report", status=1)
+    """What comes of verifying the port with a wrong weight in layer 0, as the README says it."""
+    (command,) = re.findall(r"```sh\ntcap (verify .*)\n```", (ROOT / "README.md").read_text())
+    tcap(folder, *command.split(), status=1)
     told: dict[str, Any] = json.loads((folder / "report" / "verify.json").read_text())
     return told
 
