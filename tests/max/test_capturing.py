@@ -18,7 +18,7 @@ from max.nn.layer import Module, add_layer_hook, layer
 
 import tensorcap
 from tensorcap import MaxModel, Workload, open_archive
-from tensorcap.adapters._max import building
+from tensorcap.adapters._max import building, engine
 from tensorcap.capturing import capture_workload
 from tensorcap_formats.errors import UsageError
 from tests.max.nets import (
@@ -151,7 +151,7 @@ def test_that_max_compiles_is_shown_with_the_time_so_far(
 ) -> None:
     captures: list[Any] = []
     seen: list[str] = []
-    compiled = building.compiled
+    compiled = engine.compiled
 
     def watched(*args: Any) -> Any:
         seen.append(captures[0].progress)
@@ -355,6 +355,19 @@ def test_each_call_of_a_subgraph_is_one_of_the_module_that_it_stands_for(tmp_pat
         np.testing.assert_array_equal(archive.read(archive.get(f"0/layers.{i}/input.by")), X + 1)
         after = ((after * (i + 1) + 1) * (i + 2) + 1) * (X + 1)
         np.testing.assert_array_equal(archive.read(archive.get(f"0/layers.{i}/output")), after)
+
+
+@pytest.mark.spec("MAX-23")
+def test_calls_of_a_subgraph_are_told_apart_whatever_is_asked_for(tmp_path: Path) -> None:
+    module = in_subgraph()
+    capture_workload(Workload(module, (X,)), tmp_path / "a.h5", include=["*.first"])
+    with open_archive(tmp_path / "a.h5") as archive:
+        assert [r.key.text for r in archive.records] == [
+            "0/@root/input.x",
+            "0/layers.0.first/input.x",
+            "0/layers.1.first/input.x",
+            "0/layers.2.first/input.x",
+        ]
 
 
 @pytest.mark.spec("MAX-24")

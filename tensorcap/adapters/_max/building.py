@@ -140,13 +140,14 @@ def build(model: MaxModel, given: Given, told: Told | None) -> Built:
     began = time.perf_counter()
     modules, _ = tree(model.module)
     wanted = told or Told(frozenset())
-    names = {id(m): name for name, m in modules.items() if told and (name in told.names or not name)}
+    names = {id(module): name for name, module in modules.items()} if told else {}
+    noted = {*wanted.names, ""}
     places: Mapping[Place, TensorType] = {}
     if wanted.room:
         listing = _Places(wanted.room, given)
-        _traced(model, given, modules, Tracing(names, listing), {}, told=None)
+        _traced(model, given, modules, Tracing(names, noted, listing), {}, told=told)
         places = listing.found
-    tracing = Tracing(names, inputs=wanted.inputs, prints=wanted.prints)
+    tracing = Tracing(names, noted, inputs=wanted.inputs, prints=wanted.prints)
     graph, own_slots, unused = _traced(model, given, modules, tracing, places, told=told)
     session = model.compiled.session
     if session is None:

@@ -19,7 +19,7 @@ from tensorcap_formats.keys import Key, module_site
 from tensorcap_formats.records import Record
 
 _OWN_RESULT: Final = "the model itself returns it, and nothing of the run comes after that"
-_NO_SWITCH: Final = "its shape is known only from what is computed"
+_NO_SWITCH: Final = "nothing can stand for it: it is within a subgraph, or its shape is only computed"
 _ELSEWHERE: Final = "it is within a subgraph, a branch or a loop of the graph"
 _KINDS: Final[tuple[Kind, ...]] = ("input", "output")
 

@@ -74,7 +74,8 @@ class Foreign:
     ) -> None:
         self.is_paused = False
         self._modules = modules
-        self._by_id = {id(m): name for name, m in modules.items() if name in names or not name}
+        self._by_id = {id(module): name for name, module in modules.items()}
+        self._noted = {*names, ""}
         self._inputs = plan.inputs or substitution is not None
         self._names = names
         self._recorder = recorder
@@ -147,7 +148,9 @@ class Foreign:
             return None
         planted = None if self._substitution is None else Planted(self._substitution)
         traced = _Traced(
-            graph, Tracing(self._by_id, planted, inputs=self._inputs, prints=self._plan.inner), planted
+            graph,
+            Tracing(self._by_id, self._noted, planted, inputs=self._inputs, prints=self._plan.inner),
+            planted,
         )
         traced.tracing.begin(graph, graph.inputs)
         self._tracings.append(traced)

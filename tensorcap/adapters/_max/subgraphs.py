@@ -33,11 +33,12 @@ def subgraphs(current: Callable[[], Tracing | None]) -> Iterator[None]:
     def with_calls(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def call(graph: Graph, *args: Any, prefix: str = "", **options: Any) -> Any:
-            results = original(graph, *args, prefix=prefix, **options)
             tracing = current()
-            if tracing is not None:
-                tracing.called(graph, args, prefix, results)
-            return results
+            if tracing is None:
+                return original(graph, *args, prefix=prefix, **options)
+            return tracing.called(
+                graph, args, prefix, lambda given: original(graph, *given, prefix=prefix, **options)
+            )
 
         return call
 

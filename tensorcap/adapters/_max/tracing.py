@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from tensorcap.adapters._max.engine import (
@@ -73,6 +73,7 @@ class Tracing:
     def __init__(
         self,
         names: Mapping[int, str],
+        wanted: Collection[str],
         switch: Switcher | None = None,
         *,
         inputs: bool = True,
@@ -85,6 +86,7 @@ class Tracing:
         self.inputs = inputs
         self.prints = prints
         self._names = names
+        self._wanted = wanted
         self._bodies: dict[int, Body] = {}
         self._labels: dict[Any, str] = {}
         self._given: dict[Any, int] = {}
@@ -111,6 +113,10 @@ class Tracing:
         name = self._names.get(id(layer))
         if name is None or id(layer) in self._active or threading.get_ident() != self._thread:
             return original(layer, *args, **kwargs)  # also what a class has of its base: it is one call
+        if Graph.current is not self.graph and self._body(Graph.current).path is None:
+            self._body(Graph.current).path = name
+        if name not in self._wanted:
+            return original(layer, *args, **kwargs)
         self._active.add(id(layer))
         self._path.append(name)
         number = self._enter(name)
@@ -149,28 +155,75 @@ class Tracing:
         """A subgraph is made, and gives these values to those who call it."""
         self._body(graph).outputs = [getattr(value, "_mlir_value", None) for value in outputs]
 
-    def called(self, graph: Graph, args: Iterable[Any], prefix: str, results: Iterable[Any]) -> None:
+    def called(
+        self, graph: Graph, args: Sequence[Any], prefix: str, run: Callable[[Sequence[Any]], Iterable[Any]]
+    ) -> list[Any]:
         """A subgraph is called: note what happens in it, as far as the graph around it shows that.
 
         Args:
             graph: The subgraph.
             args: What it is given.
             prefix: Of the names of the weights in this call, which is the path of a module.
-            results: What it gives.
+            run: Makes the call with what goes on in the place of that, and gives its results.
+
+        Returns:
+            What goes on in the place of the results.
         """
         body = self._bodies.get(id(graph))
         if body is None:
-            return
-        seen = dict(zip((value._mlir_value for value in graph.inputs), args, strict=False))
-        seen |= zip(body.outputs, results, strict=False)
-        into = self._noted
+            return list(run(args))
+        rename = body.renaming(prefix.rstrip("."), self._names.values())
+        inputs = [value._mlir_value for value in graph.inputs]
+        given = self._exchanged("input", body, rename, inputs, args)
+        results = list(run(given))
+        made = self._exchanged("output", body, rename, body.outputs, results)
+        natural = dict(zip((*inputs, *body.outputs), (*args, *results), strict=False))
+        handed = natural | dict(zip(inputs, given, strict=False))
+        self._note_body(body, rename, natural, handed)
+        return made
+
+    def _exchanged(
+        self,
+        kind: Kind,
+        body: Body,
+        rename: Callable[[str], str],
+        inner: Sequence[Any],
+        values: Sequence[Any],
+    ) -> list[Any]:
+        """What goes on in the place of values that a subgraph is given, or gives."""
+        found = list(values)
+        if self.switch is not None and self._can_give_out:
+            for name, before, leaf in body.outer_leaves(kind):
+                site = rename(name)
+                at = inner.index(leaf.value) if leaf.value in inner else -1
+                if at >= 0 and isinstance(found[at], TensorValue):
+                    call = self._calls.get(site, 0) + before
+                    found[at] = self.switch(site, call, kind, leaf.slot, found[at])
+        return found
+
+    def _note_body(
+        self,
+        body: Body,
+        rename: Callable[[str], str],
+        natural: Mapping[Any, Any],
+        handed: Mapping[Any, Any],
+    ) -> None:
+        """Note one call of a subgraph.
+
+        Args:
+            body: What happens in it.
+            rename: How its modules are named in this call.
+            natural: What stands outside for values within, before anything is exchanged.
+            handed: The same of what is within the module that is called.
+        """
+        into, depth = self._noted, 0
         for at in body.printed:
             lost = into[at]
             if isinstance(lost, Printed):
                 into[at] = Lost(lost.slot, _PRINTED_OVER)
         body.printed.clear()
-        rename = body.renaming(prefix.rstrip("."), self._names.values())
         for event in tuple(body.events):
+            seen = natural if depth <= 1 else handed
             if isinstance(event, Enter):
                 self._enter(rename(event.name))
             elif isinstance(event, Passed):
@@ -184,6 +237,7 @@ class Tracing:
                 into.append(Printed(event.slot, event.label))
             else:
                 into.append(Lost(event.slot, _IN_SUBGRAPH))
+            depth += isinstance(event, (Enter, Passed)) - isinstance(event, Leave)
 
     @property
     def is_under_way(self) -> bool:
