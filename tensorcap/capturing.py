@@ -64,6 +64,7 @@ def capture(
     fsync: bool = False,
     substitution: Substitution | None = None,
     room: str | Iterable[str] = (),
+    inner: bool = False,
 ) -> Capture:
     """Capture what happens in a model during a `with` block.
 
@@ -105,6 +106,8 @@ def capture(
             model then computes something else, and the archive says what.
         room: Which values, `input` or `output`, later runs of the same model are going to replace: a model
             that has to be compiled then makes room for them at once.
+        inner: Whether a graph that MAX compiles prints into files what it cannot give out: what lies within
+            subgraphs, branches and loops, of which the last run is left.
 
     Returns:
         A context manager; `pause`, `resume` and `paused` say what part of the block is recorded, and
@@ -133,7 +136,9 @@ def capture(
             exclude,
             Limits.of(steps=steps, sample=sample, max_bytes=max_bytes, slices=slices),
         ),
-        plan=Plan(inputs, level, as_tuple(ops_in), as_tuple(watch), grads, params, eager, as_tuple(room)),
+        plan=Plan(
+            inputs, level, as_tuple(ops_in), as_tuple(watch), grads, params, eager, as_tuple(room), inner
+        ),
         log=log,
         stats_only=stats_only,
         run=run,

@@ -12,7 +12,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # Each as `run["scope"]` names it
 _LISTS: Final = ("include", "exclude", "ops_in", "watch", "slices")
-_FLAGS: Final = ("grads", "params", "eager")
+_FLAGS: Final = ("grads", "params", "eager", "inner")
 _LIMITS: Final = ("steps", "sample", "max_bytes")
 _WHICH: Final = (
     click.option("-o", "--output", type=click.Path(), help="The archive: .h5, .zarr or .safetensors."),
@@ -77,6 +77,12 @@ _WHAT_ELSE: Final = (
     ),
 )
 
+inner_option: Final = click.option(
+    "--inner",
+    is_flag=True,
+    help="MAX: print into files, and keep, what lies within subgraphs, branches and loops.",
+)
+
 
 def recording_options(function: _Function) -> _Function:
     """Give a command the options that say what is recorded, and where it goes."""
@@ -87,7 +93,7 @@ def recording_options(function: _Function) -> _Function:
 
 def recording_options_of_graphs(function: _Function) -> _Function:
     """The same where a compiled graph is run, in whose modules nothing else can be seen."""
-    for option in reversed((*_WHICH, *_WHAT_ELSE)):
+    for option in reversed((*_WHICH, inner_option, *_WHAT_ELSE)):
         function = option(function)
     return function
 

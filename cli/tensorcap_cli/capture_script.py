@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tensorcap_cli.capture_options import recording_arguments, recording_options
+from tensorcap_cli.capture_options import inner_option, recording_arguments, recording_options
 from tensorcap_cli.capture_text import print_model, print_outcome
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 @click.option(
     "--framework", type=click.Choice(["max", "torch"]), help="Whose models are looked for; all by default."
 )
+@inner_option
 @recording_options
 def script_command(
     arguments: tuple[str, ...], *, root: str | None, framework: str | None, as_json: bool, **options: Any

@@ -131,6 +131,42 @@ def everything() -> Everything:
     return made
 
 
+class Block(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Scale(), Scale()
+
+    def __call__(self, x: Any, by: Any) -> Any:
+        return tensorcap.probe("halfway", self.second(self.first(x))) * by
+
+
+class InSubgraph(Module):
+    """Three blocks, traced once and called for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = LayerList([Block() for _ in range(3)])
+
+    def __call__(self, x: Any) -> Any:
+        by = x + 1.0
+        part = self.layers[0].build_subgraph("part", [x, by], weight_prefix="layers.0.")
+        for i in range(3):
+            x = ops.call(part, x, by, prefix=f"layers.{i}.")[0].tensor
+        return x
+
+
+def in_subgraph() -> InSubgraph:
+    module = InSubgraph()
+    # x*w + 1, twice: with w 1 and 2 in the first block, 2 and 3 in the next
+    weights = {
+        f"layers.{i}.{name}.weight": np.full(4, i + at, np.float32)
+        for i in range(3)
+        for at, name in enumerate(("first", "second"), 1)
+    }
+    module.load_state_dict(weights, weight_alignment=1)
+    return module
+
+
 def somebody_elses(module: Module, *, runs: int = 1) -> list[list[Any]]:
     """A program that knows nothing of tensorcap: it makes, compiles and runs a graph of a module."""
     graph = Graph("theirs", module, input_types=TYPES)

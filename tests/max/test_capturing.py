@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 
 pytest.importorskip("max.nn")
+from max.driver import Buffer
 from max.dtype import DType  # after the check that it is there
-from max.graph import DeviceRef, Graph, TensorType, ops
+from max.graph import BufferType, DeviceRef, Graph, TensorType, ops
 from max.nn.layer import Module, add_layer_hook, layer
 
+import tensorcap
 from tensorcap import MaxModel, Workload, open_archive
-from tensorcap.adapters._max import building
+from tensorcap.adapters._max import building, engine
 from tensorcap.capturing import capture_workload
 from tensorcap_formats.errors import UsageError
 from tests.max.nets import (
@@ -31,6 +33,7 @@ from tests.max.nets import (
     X,
     chain,
     everything,
+    in_subgraph,
 )
 
 pytestmark = pytest.mark.slow
@@ -148,7 +151,7 @@ def test_that_max_compiles_is_shown_with_the_time_so_far(
 ) -> None:
     captures: list[Any] = []
     seen: list[str] = []
-    compiled = building.compiled
+    compiled = engine.compiled
 
     def watched(*args: Any) -> Any:
         seen.append(captures[0].progress)
@@ -223,7 +226,6 @@ def test_a_run_without_taps_says_what_taps_change(captured: Captured) -> None:
 def test_bfloat16_and_symbolic_shapes_are_kept_exactly(tmp_path: Path) -> None:
     module = Chain(DType.bfloat16)
     bits = {name: (value.view(np.uint32) >> 16).astype(np.uint16) for name, value in WEIGHTS.items()}
-    from max.driver import Buffer
 
     def as_bfloat16(array: Any) -> Any:
         return Buffer.from_numpy(array).view(DType.bfloat16)
@@ -248,12 +250,30 @@ def test_graphs_are_made_once_and_a_module_can_be_captured_again(tmp_path: Path)
     for name in ("a.h5", "b.h5"):
         capture_workload(Workload(module, (X,)), tmp_path / name)
     graphs = MaxModel.of(module).compiled.graphs
-    assert [graph.taps for graph in graphs] == [3, None]
+    assert [(graph.taps, graph.told is None) for graph in graphs] == [(3, False), (0, True)]
     with Graph("again", module, input_types=[TensorType(DType.float32, [2, 4], ON_CPU)]) as graph:
         pass
     assert graph.name == "again"
     first, second = (open_archive(tmp_path / name) for name in ("a.h5", "b.h5"))
     assert first.root == second.root
+
+
+@pytest.mark.spec("MAX-12")
+def test_what_is_not_asked_for_is_not_given_out(tmp_path: Path) -> None:
+    module = chain()
+    workload = Workload(module, (X,))
+    capture_workload(workload, tmp_path / "a.h5", include=["layers.0", "@root"], inputs=False)
+    with open_archive(tmp_path / "a.h5") as archive:
+        assert [r.key.text for r in archive.records] == [
+            "0/@root/input.x",
+            "0/layers.0/output",
+            "0/@root/output",
+        ]
+        assert archive.run["graph"]["taps"] == 2
+    # a graph that tells more does for less
+    capture_workload(workload, tmp_path / "b.h5")
+    capture_workload(workload, tmp_path / "c.h5", include=["layers.1"])
+    assert len(MaxModel.of(module).compiled.graphs) == 3
 
 
 @pytest.mark.spec("MAX-18")
@@ -318,24 +338,113 @@ def test_weights_that_were_never_loaded_are_no_zeros(tmp_path: Path) -> None:
         capture_workload(Workload(Chain(), (X,)), tmp_path / "a.h5")
 
 
-class InSubgraph(Module):
+@pytest.mark.spec("MAX-23")
+def test_each_call_of_a_subgraph_is_one_of_the_module_that_it_stands_for(tmp_path: Path) -> None:
+    done = capture_workload(Workload(in_subgraph(), (X,)), tmp_path / "a.h5")
+    assert done.summary is not None
+    assert [name for name in done.summary.captured if name.count(".") == 1] == [
+        "layers.0",
+        "layers.1",
+        "layers.2",
+    ]
+    assert "use_subgraphs=False" in done.summary.not_capturable["layers.1.first/output"]
+    archive = open_archive(tmp_path / "a.h5")
+    after = X
+    for i in range(3):
+        np.testing.assert_array_equal(archive.read(archive.get(f"0/layers.{i}/input.x")), after)
+        np.testing.assert_array_equal(archive.read(archive.get(f"0/layers.{i}/input.by")), X + 1)
+        after = ((after * (i + 1) + 1) * (i + 2) + 1) * (X + 1)
+        np.testing.assert_array_equal(archive.read(archive.get(f"0/layers.{i}/output")), after)
+
+
+@pytest.mark.spec("MAX-23")
+def test_calls_of_a_subgraph_are_told_apart_whatever_is_asked_for(tmp_path: Path) -> None:
+    module = in_subgraph()
+    capture_workload(Workload(module, (X,)), tmp_path / "a.h5", include=["*.first"])
+    with open_archive(tmp_path / "a.h5") as archive:
+        assert [r.key.text for r in archive.records] == [
+            "0/@root/input.x",
+            "0/layers.0.first/input.x",
+            "0/layers.1.first/input.x",
+            "0/layers.2.first/input.x",
+        ]
+
+
+@pytest.mark.spec("MAX-24")
+def test_what_a_subgraph_holds_back_is_printed_and_its_last_run_is_kept(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    module = in_subgraph()
+    done = capture_workload(Workload(module, (X,)), tmp_path / "a.h5", inner=True)
+    assert done.summary is not None
+    assert "only what the last run prints is left" in done.summary.not_capturable["layers.1.first/output"]
+    archive = open_archive(tmp_path / "a.h5")
+    found = {r.key.text: archive.read(r) for r in archive.records}
+    before = found["0/layers.2/input.x"]
+    np.testing.assert_array_equal(found["0/layers.2.first/output"], before * 3 + 1)
+    np.testing.assert_array_equal(found["0/layers.2.second/output"], (before * 3 + 1) * 4 + 1)
+    np.testing.assert_array_equal(found["0/probe:halfway@2/value"], (before * 3 + 1) * 4 + 1)
+    assert archive.run["scope"]["inner"] is True
+    assert "[" not in capfd.readouterr().out  # nothing on the screen
+    # the graph that prints is another than the one that does not
+    capture_workload(Workload(module, (X,)), tmp_path / "b.h5")
+    told = [graph.told and graph.told.prints for graph in MaxModel.of(module).compiled.graphs]
+    assert told == [True, None, False]
+
+
+class Branch(Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = Chain().layers
+        self.scale = Scale()
 
     def __call__(self, x: Any) -> Any:
-        part = self.layers[0].build_subgraph("part", [x], weight_prefix="layers.0.")
-        for i in range(3):
-            x = ops.call(part, x, prefix=f"layers.{i}.")[0].tensor
-        return x
+        is_first = x[0, 0] > 100.0
+        return ops.cond(is_first, [x.type], lambda: x + 1.0, lambda: self.scale(x))[0].tensor
 
 
 @pytest.mark.spec("MAX-21")
-def test_what_happens_in_a_subgraph_is_told_with_how_to_see_it(tmp_path: Path) -> None:
-    module = InSubgraph()
-    module.load_state_dict(WEIGHTS, weight_alignment=1)
+def test_what_happens_in_a_branch_is_told_or_printed(tmp_path: Path) -> None:
+    module = Branch()
+    module.load_state_dict({"scale.weight": np.full(4, 2, np.float32)}, weight_alignment=1)
     done = capture_workload(Workload(module, (X,)), tmp_path / "a.h5")
     assert done.summary is not None
-    assert "use_subgraphs=False" in done.summary.not_capturable["layers.0"]
-    archive = open_archive(tmp_path / "a.h5")
-    np.testing.assert_array_equal(archive.read(archive.get("0/@root/output")), AFTER[2])
+    assert "within a branch or a loop" in done.summary.not_capturable["scale"]
+    capture_workload(Workload(module, (X,)), tmp_path / "b.h5", inner=True)
+    archive = open_archive(tmp_path / "b.h5")
+    np.testing.assert_array_equal(archive.read(archive.get("0/scale/output")), 2 * X + 1)
+
+
+class Counter(Module):
+    """Adds to a buffer of the caller's, as a model does to its cache."""
+
+    def __call__(self, x: Any, total: Any) -> Any:
+        total[...] = total[...] + x
+        return total[...] * 1.0
+
+
+@pytest.mark.spec("MAX-16")
+@pytest.mark.spec("MAX-21")
+def test_a_buffer_that_the_model_writes_to_is_written_to_once(tmp_path: Path) -> None:
+    types = [TensorType(DType.float32, [2, 4], ON_CPU), BufferType(DType.float32, [2, 4], ON_CPU)]
+    total = Buffer.from_numpy(np.zeros((2, 4), np.float32))
+    model = MaxModel(Counter(), input_types=types)
+    done = capture_workload(Workload(model, (X, total)), tmp_path / "a.h5")
+    assert done.summary is not None
+    assert "a buffer that the graph writes to" in done.summary.not_capturable["@root/input.total"]
+    np.testing.assert_array_equal(total.to_numpy(), X)
+    assert done.summary.notes == ("a run without taps gave the same bits",)
+    with open_archive(tmp_path / "a.h5") as archive:
+        np.testing.assert_array_equal(archive.read(archive.get("0/@root/output")), X)
+
+
+@pytest.mark.spec("MAX-10")
+def test_a_model_runs_as_it_is_outside_of_a_capture_and_while_one_is_paused(tmp_path: Path) -> None:
+    model = MaxModel(chain())
+    np.testing.assert_array_equal(model(X)[0].to_numpy(), AFTER[2])
+    with tensorcap.capture(model, tmp_path / "a.h5") as cap:
+        model(X)
+        with cap.paused():
+            np.testing.assert_array_equal(model(x=X)[0].to_numpy(), AFTER[2])
+        model(X)
+    assert cap.summary is not None
+    assert (cap.summary.steps, cap.summary.tensors) == (2, 16)

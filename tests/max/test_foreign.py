@@ -23,7 +23,7 @@ from tensorcap.script import Script
 from tensorcap.scripting import ScriptRun
 from tensorcap.substitution import Substitution
 from tensorcap_formats.errors import CaptureError
-from tests.max.nets import AFTER, TYPES, Chain, Scale, X, chain, somebody_elses, with_wrong_first
+from tests.max.nets import AFTER, TYPES, Chain, Scale, X, chain, in_subgraph, somebody_elses, with_wrong_first
 
 pytestmark = pytest.mark.slow
 
@@ -109,6 +109,23 @@ def test_a_second_run_under_injection_is_refused(reference: Path, tmp_path: Path
             tensorcap.capture(module, tmp_path / "a.h5", substitution=plan),
         ):
             somebody_elses(module, runs=2)
+
+
+@pytest.mark.spec("MAX-24")
+@pytest.mark.spec("MAX-40")
+def test_subgraphs_of_somebody_elses_are_seen_too(tmp_path: Path) -> None:
+    module = in_subgraph()
+    with tensorcap.capture(module, tmp_path / "a.h5", inner=True):
+        outputs = somebody_elses(module)
+    assert len(outputs[0]) == 1
+    with open_archive(tmp_path / "a.h5") as archive:
+        found = {r.key.text: archive.read(r) for r in archive.records}
+    after = X
+    for i in range(3):
+        np.testing.assert_array_equal(found[f"0/layers.{i}/input.x"], after)
+        after = ((after * (i + 1) + 1) * (i + 2) + 1) * (X + 1)
+    np.testing.assert_array_equal(found["0/layers.2/output"], after)
+    np.testing.assert_array_equal(found["0/layers.2.first/output"], found["0/layers.2/input.x"] * 3 + 1)
 
 
 @pytest.mark.spec("MAX-42")

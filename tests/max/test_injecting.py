@@ -19,7 +19,7 @@ from tensorcap.injecting import inject
 from tensorcap.live_bisecting import bisect_live
 from tensorcap.verifying import verify
 from tensorcap_formats.errors import UsageError
-from tests.max.nets import AFTER, ON_CPU, WEIGHTS, X, chain, with_wrong_first
+from tests.max.nets import AFTER, ON_CPU, WEIGHTS, X, chain, in_subgraph, with_wrong_first
 
 pytestmark = pytest.mark.slow
 
@@ -164,3 +164,23 @@ def test_several_runs_of_a_workload_are_injected_step_by_step(model: MaxModel, t
     np.testing.assert_array_equal(found["0/layers.1/output"], 9 * X + 4)
     np.testing.assert_array_equal(found["1/layers.1/output"], 6 * (X + 1) + 4)
     assert WEIGHTS["layers.0.weight"][0] == 2
+
+
+@pytest.mark.spec("MAX-23")
+def test_a_module_that_a_subgraph_stands_for_is_injected_as_others_are(tmp_path: Path) -> None:
+    right = MaxModel(in_subgraph())
+    capture_workload(Workload(right, (X,)), tmp_path / "ref.h5", room=ROOM)
+    weights = dict(right.module.state_dict())
+    weights["layers.1.second.weight"] = weights["layers.1.second.weight"] * np.float32(2)
+    wrong = Workload(right.with_weights(weights), (X,))
+    done = inject(tmp_path / "ref.h5", wrong, tmp_path / "a.h5")
+    reference, found = values(tmp_path / "ref.h5"), values(tmp_path / "a.h5")
+    unlike = [key for key in reference if reference[key].tobytes() != found[key].tobytes()]
+    assert unlike == ["0/layers.1/output", "0/layers.2/input.x"]  # the natural one, before it was replaced
+    assert done.substitution is not None
+    became = {slot.site: (slot.status, slot.reason) for slot in done.substitution.slots}
+    assert became["layers.1"] == ("injected", "")
+    assert became["layers.1.first"][0] == "left"
+    assert "within a subgraph" in became["layers.1.first"][1]
+    assert bisect_live(tmp_path / "ref.h5", wrong).module == "layers.1"
+    assert len(right.compiled.graphs) == 2

@@ -23,7 +23,10 @@ from tensorcap.adapters._max.engine import (
 from tensorcap.adapters._max.given import Given
 from tensorcap.adapters._max.model import MaxModel
 from tensorcap.adapters._max.modules import as_before, is_in_graph, own_weights, tree
-from tensorcap.adapters._max.tracing import KINDS, Event, Tracing, watching
+from tensorcap.adapters._max.notes import Event
+from tensorcap.adapters._max.subgraphs import subgraphs
+from tensorcap.adapters._max.tracing import KINDS, Tracing
+from tensorcap.adapters._max.watching import watching
 from tensorcap.recording.probing import probing
 from tensorcap.recording.structure import class_name, walk
 from tensorcap.substitution import Kind
@@ -40,6 +43,28 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Told:
+    """What a graph tells besides what the model gives.
+
+    Attributes:
+        names: Of the modules whose calls it tells of.
+        inputs: Whether their arguments too; those of the model itself in any case.
+        room: The kinds of values that have switches.
+        prints: Whether it prints what it cannot give out.
+    """
+
+    names: frozenset[str]
+    inputs: bool = True
+    room: frozenset[str] = frozenset()
+    prints: bool = False
+
+    def covers(self, other: Told) -> bool:
+        """Whether a graph that tells this can stand for one that tells the other."""
+        is_more = self.names >= other.names and self.inputs >= other.inputs and self.room >= other.room
+        return is_more and self.prints == other.prints
+
+
+@dataclass(frozen=True)
 class Built:
     """A graph of a model, compiled.
 
@@ -48,12 +73,12 @@ class Built:
         artifact: What it made.
         events: What happens in the model, in order.
         own_slots: Of the model's own outputs, which come first.
-        taps: How many further outputs it has; None of a graph that is not to tell of itself.
+        taps: How many further outputs it has.
         switches: Places whose values can be exchanged, with the type of what goes in. The graph has an input
             for each after the model's own, and behind those as many flags.
-        room: The kinds of values that have switches.
         seconds: What making it took.
         signature: Of the arguments that it is for.
+        told: What it tells; None of a control.
         unused: Names of modules with weights of which none is in it.
     """
 
@@ -61,18 +86,18 @@ class Built:
     artifact: Any
     events: Sequence[Event]
     own_slots: Sequence[str]
-    taps: int | None
+    taps: int
     switches: Mapping[Place, TensorType]
-    room: frozenset[Kind]
     seconds: float
     signature: tuple[Any, ...]
+    told: Told | None
     unused: frozenset[str]
 
 
 class _Places:
     """Lists the places of a graph that is traced to find them."""
 
-    def __init__(self, room: Collection[Kind], given: Given) -> None:
+    def __init__(self, room: Collection[str], given: Given) -> None:
         self.found: dict[Place, TensorType] = {}
         self._room = room
         self._given = given
@@ -100,14 +125,13 @@ class _Switches:
         return ops.where(flag, self._values[Place(name, call, slot)], value)
 
 
-def build(model: MaxModel, given: Given, *, taps: bool, room: Collection[Kind] = ()) -> Built:
+def build(model: MaxModel, given: Given, told: Told | None) -> Built:
     """Make a graph of a model and compile it.
 
     Args:
         model: The model.
         given: What it is run on, whose types the graph is for.
-        taps: Whether it gives out what happens in the model.
-        room: Which values can be exchanged.
+        told: What it tells besides what the model gives; None for nothing, as a control.
 
     Raises:
         UsageError: A second graph cannot be made of the module, or MAX refuses its graph.
@@ -115,14 +139,16 @@ def build(model: MaxModel, given: Given, *, taps: bool, room: Collection[Kind] =
     """
     began = time.perf_counter()
     modules, _ = tree(model.module)
-    names = {id(module): name for name, module in modules.items()} if taps else {}
+    wanted = told or Told(frozenset())
+    names = {id(module): name for name, module in modules.items()} if told else {}
+    noted = {*wanted.names, ""}
     places: Mapping[Place, TensorType] = {}
-    if room:
-        listing = _Places(room, given)
-        _traced(model, given, modules, Tracing(names, listing), {}, taps=False)
+    if wanted.room:
+        listing = _Places(wanted.room, given)
+        _traced(model, given, modules, Tracing(names, noted, listing), {}, told=told)
         places = listing.found
-    tracing = Tracing(names)
-    graph, own_slots, unused = _traced(model, given, modules, tracing, places, taps=taps)
+    tracing = Tracing(names, noted, inputs=wanted.inputs, prints=wanted.prints)
+    graph, own_slots, unused = _traced(model, given, modules, tracing, places, told=told)
     session = model.compiled.session
     if session is None:
         session = model.compiled.session = InferenceSession(devices=list(model.devices) or [CPU()])
@@ -138,11 +164,11 @@ def build(model: MaxModel, given: Given, *, taps: bool, room: Collection[Kind] =
         artifact,
         tuple(tracing.events),
         own_slots,
-        len(tracing.values) if taps else None,
+        len(tracing.values),
         places,
-        frozenset(room),
         time.perf_counter() - began,
         given.signature,
+        told,
         unused,
     )
 
@@ -154,7 +180,7 @@ def _traced(
     tracing: Tracing,
     places: Mapping[Place, TensorType],
     *,
-    taps: bool,
+    told: Told | None,
 ) -> tuple[Graph, list[str], frozenset[str]]:
     """A graph of the model, the slots of its own outputs, and the modules whose weights are not in it."""
     flag = TensorType(MaxDType.bool, [], DeviceRef.CPU())
@@ -170,7 +196,8 @@ def _traced(
         args, kwargs = given.put(inputs[:own])
         with (
             watching(tracing.call, map(type, modules.values())),
-            probing(tracing) if taps else nullcontext(),
+            probing(tracing) if told else nullcontext(),
+            subgraphs(lambda: tracing) if told else nullcontext(),
             _refusals(class_name(model.module)),
         ):
             if model.forward is None:
@@ -178,7 +205,8 @@ def _traced(
             else:
                 result = model.forward(model.module, *args, **kwargs)
             leaves = [leaf for leaf in walk(result, KINDS) if leaf.is_tensor]
-            graph.output(*(leaf.value for leaf in leaves), *(tracing.values if taps else ()))
+            with redirect_stdout(io.StringIO()):  # where it prints a graph that it refuses, which may be long
+                graph.output(*(leaf.value for leaf in leaves), *(tracing.values if told else ()))
         unused = frozenset(
             name
             for name, module in modules.items()
@@ -190,10 +218,9 @@ def _traced(
 
 @contextmanager
 def _refusals(who: str) -> Iterator[None]:
-    """Say in a line why MAX takes no graph; it prints such a graph, which may be long."""
+    """Say in a line why MAX takes no graph."""
     try:
-        with redirect_stdout(io.StringIO()):
-            yield
+        yield
     except ValueError as error:
         text = str(error)
         if "outside" in text and "region" in text:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
@@ -156,7 +157,7 @@ def _is_exchanged(dtype: DType) -> bool:
     return dtype.is_native and dtype.kind != "bool"
 
 
-def load_buffer(path: str) -> Any:
+def load_buffer(path: Path) -> Any:
     """What MAX's own reader makes of a `.max` file."""
     load = getattr(driver, "load_max_buffer", None) or driver.load_max_tensor
     return load(path)

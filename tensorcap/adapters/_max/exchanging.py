@@ -10,7 +10,7 @@ import numpy as np
 from tensorcap.adapters._max.building import Built, Place
 from tensorcap.adapters._max.engine import Buffer, MaxDType, buffer_of, logical
 from tensorcap.adapters._max.given import Given
-from tensorcap.adapters._max.tracing import Enter, Event, Leave, Lost, Passed, Plain, Tensor
+from tensorcap.adapters._max.notes import Enter, Event, Inner, Leave, Lost, Passed, Plain, Printed, Tensor
 from tensorcap.casting import cast
 from tensorcap.substitution import Kind, Substitution, no_fit
 from tensorcap_formats.dtypes import DTYPES
@@ -19,8 +19,11 @@ from tensorcap_formats.keys import Key, module_site
 from tensorcap_formats.records import Record
 
 _OWN_RESULT: Final = "the model itself returns it, and nothing of the run comes after that"
-_NO_SWITCH: Final = "its shape is known only from what is computed"
+_NO_SWITCH: Final = "nothing can stand for it: it is within a subgraph, or its shape is only computed"
+_ELSEWHERE: Final = "it is within a subgraph, a branch or a loop of the graph"
 _KINDS: Final[tuple[Kind, ...]] = ("input", "output")
+
+_Leaf = Tensor | Plain | Printed | Lost
 
 
 def feed(built: Built, given: Given, substitution: Substitution | None, step: int) -> list[Any]:
@@ -112,8 +115,8 @@ def planned(
                 key, record = Key(site, leaf.slot, step, call), left.pop(leaf.slot, None)
                 if record is None:
                     substitution.note_absent(key)
-                elif isinstance(leaf, Lost):
-                    substitution.note_left(key, leaf.reason)
+                elif not isinstance(leaf, Tensor):
+                    substitution.note_left(key, leaf.reason if isinstance(leaf, Lost) else _ELSEWHERE)
                 else:
                     yield key, Place(name, call, leaf.slot), leaf, record
             for slot in left:
@@ -139,10 +142,10 @@ def archived(
     return buffer_of(made, wanted), text
 
 
-def _calls(events: Sequence[Event]) -> Iterator[tuple[str, int, list[Tensor | Plain | Lost]]]:
+def _calls(events: Sequence[Event]) -> Iterator[tuple[str, int, list[_Leaf]]]:
     """Each call of a module: its name, its number, and the leaves of its arguments and its result."""
     counts: dict[str, int] = {}
-    stack: list[tuple[str, int, list[Tensor | Plain | Lost]]] = []
+    stack: list[tuple[str, int, list[_Leaf]]] = []
     for event in events:
         if isinstance(event, Enter):
             number = counts.get(event.name, 0)
@@ -154,7 +157,7 @@ def _calls(events: Sequence[Event]) -> Iterator[tuple[str, int, list[Tensor | Pl
             call = stack.pop()
             if call[1] >= 0:
                 yield call
-        else:
+        elif not isinstance(event, Inner):
             stack[-1][2].append(event)
 
 

@@ -12,9 +12,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 from tensorcap.adapters._max.engine import Graph, InferenceSession, Model, Module, is_subgraph
+from tensorcap.adapters._max.notes import Event
 from tensorcap.adapters._max.planting import Planted
 from tensorcap.adapters._max.playing import play, symbolic_shapes
-from tensorcap.adapters._max.tracing import Event, Tracing, watching
+from tensorcap.adapters._max.printing import printing
+from tensorcap.adapters._max.subgraphs import subgraphs
+from tensorcap.adapters._max.tracing import Tracing
+from tensorcap.adapters._max.watching import watching
 from tensorcap.patching import replaced
 from tensorcap.recording.plan import Plan
 from tensorcap.recording.probing import probing
@@ -71,6 +75,8 @@ class Foreign:
         self.is_paused = False
         self._modules = modules
         self._by_id = {id(module): name for name, module in modules.items()}
+        self._noted = {*names, ""}
+        self._inputs = plan.inputs or substitution is not None
         self._names = names
         self._recorder = recorder
         self._plan = plan
@@ -78,7 +84,7 @@ class Foreign:
         self._tracings: list[_Traced] = []
         self._made: list[_Traced] = []
         self._compiled: dict[int, tuple[Any, list[_Traced]]] = {}
-        self._ready: dict[int, tuple[Any, _Traced]] = {}
+        self._ready: dict[int, tuple[Any, _Traced, InferenceSession]] = {}
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -87,6 +93,7 @@ class Foreign:
         with ExitStack() as stack:
             stack.enter_context(watching(self._call, map(type, self._modules.values())))
             stack.enter_context(probing(self))
+            stack.enter_context(subgraphs(self._tracing))
             stack.enter_context(replaced(Graph, "output", self._output))
             if "compile_async" in vars(InferenceSession):
                 stack.enter_context(replaced(InferenceSession, "compile_async", self._compile))
@@ -117,8 +124,16 @@ class Foreign:
         if traced is not None:
             traced.tracing.probed(name, value, is_alone=is_alone)
 
-    def _current(self) -> _Traced | None:
-        """The graph that is traced in this thread; none outside of any, and in a subgraph of no call."""
+    def _tracing(self) -> Tracing | None:
+        traced = None if self.is_paused else self._current(is_new=False)
+        return None if traced is None else traced.tracing
+
+    def _current(self, *, is_new: bool = True) -> _Traced | None:
+        """The graph that is traced in this thread; none outside of any, and in a subgraph of no call.
+
+        Args:
+            is_new: Whether it may be one of which nothing was noted before.
+        """
         for traced in self._tracings:
             if traced.tracing.is_under_way:
                 return traced
@@ -129,10 +144,14 @@ class Foreign:
         for traced in self._tracings:
             if traced.graph is graph:
                 return traced
-        if is_subgraph(graph):
+        if is_subgraph(graph) or not is_new:
             return None
         planted = None if self._substitution is None else Planted(self._substitution)
-        traced = _Traced(graph, Tracing(self._by_id, planted), planted)
+        traced = _Traced(
+            graph,
+            Tracing(self._by_id, self._noted, planted, inputs=self._inputs, prints=self._plan.inner),
+            planted,
+        )
         traced.tracing.begin(graph, graph.inputs)
         self._tracings.append(traced)
         return traced
@@ -203,7 +222,7 @@ class Foreign:
                         )
                     )
                 if traced is not None:
-                    self._ready[id(each)] = each, traced
+                    self._ready[id(each)] = each, traced, session
             return found
 
         return bind
@@ -220,8 +239,8 @@ class Foreign:
     def _execute(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def execute(model: Any, *args: Any) -> Any:
-            _, traced = self._ready.get(id(model), (None, None))
-            if traced is None:
+            _, traced, session = self._ready.get(id(model), (None, None, None))
+            if traced is None or session is None:
                 return original(model, *args)
             if traced.planted is not None and self._recorder.is_recording:
                 if traced.runs:
@@ -233,17 +252,33 @@ class Foreign:
                     )
                 traced.planted.tell(traced.events)
             traced.runs += 1
-            found = list(original(model, *args))
-            self._play(traced, args, found[traced.own :])
+            with printing(session, traced.events) as printed:
+                found = list(original(model, *args))
+                self._play(traced, args, found[traced.own :], printed)
             return found[: traced.own]
 
         return execute
 
-    def _play(self, traced: _Traced, args: Sequence[Any], found: Sequence[Any]) -> None:
+    def _play(
+        self,
+        traced: _Traced,
+        args: Sequence[Any],
+        found: Sequence[Any],
+        printed: Callable[[str], Any],
+    ) -> None:
         recorder = self._recorder
         if not recorder.is_recording:
             return
-        play(traced.events, args, args, found, recorder, self._names, inputs=self._plan.inputs)
+        play(
+            traced.events,
+            args,
+            args,
+            found,
+            recorder,
+            self._names,
+            inputs=self._plan.inputs,
+            printed=printed,
+        )
         graphs = recorder.facts.setdefault("graphs", {})
         graphs[traced.name] = {"outputs": traced.own, "taps": traced.taps}
         notes = recorder.facts.setdefault("notes", [])
@@ -256,7 +291,7 @@ class Foreign:
     def _refuse(self, what: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def refuse(model: Any, *args: Any, **kwargs: Any) -> Any:
-            _, traced = self._ready.get(id(model), (None, None))
+            _, traced, _ = self._ready.get(id(model), (None, None, None))
             if traced is not None:
                 raise self._failed(
                     CaptureError(

@@ -34,7 +34,8 @@ class MaxModel:
     A module alone does as the model of a `Workload` too, if its weights were loaded (`load_state_dict`): its
     graph is then for the shapes of the inputs, on the CPU. Arguments may be numpy arrays, MAX buffers, arrays
     of other frameworks (DLPack), or structures of them; other leaves are constants of the graph. Graphs are
-    compiled when they are needed and kept as long as the module.
+    compiled when they are needed and kept as long as the module. A workload's own `run` is given a `MaxModel`
+    in either case, and calls it.
 
     Attributes:
         module: The module.

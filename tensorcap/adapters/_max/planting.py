@@ -8,7 +8,7 @@ from typing import Any, Final
 from tensorcap.adapters._max.building import Place
 from tensorcap.adapters._max.engine import TensorValue, Weight
 from tensorcap.adapters._max.exchanging import archived, planned
-from tensorcap.adapters._max.tracing import Event
+from tensorcap.adapters._max.notes import Event
 from tensorcap.substitution import Kind, Substitution
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import Key, module_site

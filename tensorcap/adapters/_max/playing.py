@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, Final
 
 import numpy as np
 
 from tensorcap.adapters._max.engine import NoBitsError, bits
-from tensorcap.adapters._max.tracing import Enter, Event, Leave, Lost, Passed, Plain, Tensor
+from tensorcap.adapters._max.notes import Enter, Event, Leave, Lost, Passed, Plain, Printed, Tensor
 from tensorcap.recording.recorder import Call, Recorder
 from tensorcap.recording.slices import NothingLeftError
 from tensorcap_formats.keys import PROBES, ROOT_SITE, inner_site, module_site
+
+_NOT_RUN: Final = "the graph did not run what computes it"
 
 
 def play(
@@ -23,6 +25,7 @@ def play(
     names: Collection[str],
     *,
     inputs: bool,
+    printed: Callable[[str], Any] = lambda _: None,
 ) -> None:
     """Tell a recorder what happened in a run.
 
@@ -34,6 +37,7 @@ def play(
         recorder: Records.
         names: Of the modules whose calls are recorded; the model's own inputs are in any case.
         inputs: Whether the arguments of modules are.
+        printed: Gives what the graph printed with a label; None if it printed nothing with that.
     """
     stack: list[tuple[Call | None, bool]] = []  # and whether it is of the model itself
     for token, event in enumerate(events, 1):
@@ -63,10 +67,15 @@ def play(
             elif isinstance(event, Plain):
                 if recorder.wants(call, event.slot, required=required):
                     recorder.value(call, event.slot, event.value, required=required)
-            else:
+            elif isinstance(event, Printed):
+                array = printed(event.label)
+                if array is None:
+                    recorder.lose(call.point, event.slot, _NOT_RUN, call=call, required=required)
+                else:
+                    record(recorder, call, event.slot, array, required=required)
+            elif isinstance(event, Tensor):
                 source = found if not event.is_input else given if is_root else fed
-                array = source[event.at]
-                record(recorder, call, event.slot, array, required=required)
+                record(recorder, call, event.slot, source[event.at], required=required)
 
 
 def record(recorder: Recorder, call: Call, slot: str, array: Any, *, required: bool = False) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tensorcap.adapters import CalledRoot
 from tensorcap.adapters._max.engine import Graph, Layer, Module
-from tensorcap.adapters._max.tracing import watching
+from tensorcap.adapters._max.watching import watching
 from tensorcap.patching import replaced
 
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from tensorcap.adapters._max.building import Built, build
+from tensorcap.adapters._max.building import Built, Told, build
 from tensorcap.adapters._max.engine import BufferType, NoBitsError, bits, initialised
 from tensorcap.adapters._max.exchanging import feed
 from tensorcap.adapters._max.foreign import Foreign
 from tensorcap.adapters._max.given import Given
 from tensorcap.adapters._max.model import MaxModel
 from tensorcap.adapters._max.playing import play, symbolic_shapes
+from tensorcap.adapters._max.printing import printing
 from tensorcap.recording.plan import Plan
 from tensorcap.recording.recorder import Recorder
 from tensorcap.recording.structure import class_name
@@ -42,14 +43,14 @@ class Executions:
         self.weights = weights_of(model)
         self._ready: list[tuple[Built, Any]] = []
 
-    def built(self, given: Given, *, taps: bool, room: Collection[Any] = ()) -> Built:
-        """A graph for these arguments, made if there is none."""
+    def built(self, given: Given, told: Told | None) -> Built:
+        """A graph for these arguments that tells so much, made if there is none."""
         graphs = self._model.compiled.graphs
         for known in graphs:
-            fits = known.signature == given.signature and (known.taps is not None) == taps
-            if fits and known.room.issuperset(room):
+            is_enough = known.told is told if not (known.told and told) else known.told.covers(told)
+            if is_enough and known.signature == given.signature:
                 return known
-        graphs.append(build(self._model, given, taps=taps, room=room))
+        graphs.append(build(self._model, given, told))
         return graphs[-1]
 
     def execute(self, built: Built, buffers: Sequence[Any]) -> list[Any]:
@@ -66,7 +67,7 @@ class Executions:
             b.copy() if isinstance(t, BufferType) else b  # which a run writes to
             for b, t in zip(given.buffers, given.types, strict=True)
         ]
-        return self.execute(self.built(given, taps=False), buffers)
+        return self.execute(self.built(given, None), buffers)
 
 
 class Tapped:
@@ -105,19 +106,29 @@ class Tapped:
         executions = self._executions = self._executions or Executions(self._model)
         substitution = self._substitution if recorder.is_recording else None
         given = Given(self._model, args, kwargs)
-        room = {*self._plan.room, *(substitution.kinds if substitution else ())}
+        room = frozenset({*self._plan.room, *(substitution.kinds if substitution else ())})
+        inputs = self._plan.inputs or "input" in room
+        told = Told(frozenset(self._names), inputs, room, self._plan.inner)
         with recorder.waiting.on("MAX compiles the model"):
-            built = executions.built(given, taps=True, room=room)
+            built = executions.built(given, told)
         self.unused = built.unused
         buffers = feed(built, given, substitution, recorder.last_step + 1)
         with recorder.waiting.on("MAX compiles the model without taps, as a control"):
             alone = None if self._is_controlled else executions.control(given)
         # a graph writes to what it is given of a buffer type, and its notes hold none of those
-        found = executions.execute(built, buffers)
         own = len(built.own_slots)
-        play(
-            built.events, given.buffers, buffers, found[own:], recorder, self._names, inputs=self._plan.inputs
-        )
+        with printing(built.session, built.events) as printed:
+            found = executions.execute(built, buffers)
+            play(
+                built.events,
+                given.buffers,
+                buffers,
+                found[own:],
+                recorder,
+                self._names,
+                inputs=self._plan.inputs,
+                printed=printed,
+            )
         recorder.facts["graph"] = {
             "compile_seconds": round(built.seconds, 3),
             "outputs": own,
@@ -129,9 +140,9 @@ class Tapped:
             recorder.facts["symbolic_shapes"] = shapes
         if alone is not None:
             self._is_controlled = True
-            told = [of_control(*two) for two in zip(built.own_slots, alone, found[:own], strict=True)]
-            recorder.facts["control"] = told
-            recorder.facts.setdefault("notes", []).append(control_text(told))
+            control = [of_control(*two) for two in zip(built.own_slots, alone, found[:own], strict=True)]
+            recorder.facts["control"] = control
+            recorder.facts.setdefault("notes", []).append(control_text(control))
         return found[:own]
 
 

@@ -7,12 +7,10 @@ them is everybody's. A note holds no tensor: it says which input or output of th
 
 from __future__ import annotations
 
-import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 from tensorcap.adapters._max.engine import (
     BufferValue,
@@ -27,60 +25,30 @@ from tensorcap.adapters._max.engine import (
     is_nested,
     logical,
 )
+from tensorcap.adapters._max.notes import (
+    Body,
+    Enter,
+    Event,
+    Inner,
+    Leave,
+    Lost,
+    Passed,
+    Plain,
+    Printed,
+    Tensor,
+)
 from tensorcap.recording.structure import Kinds, rebuilt, walk
 from tensorcap.substitution import Kind
 from tensorcap_formats.keys import escape
 
 KINDS: Final = Kinds(tensors=(Value,), opaque=(Layer, Graph), texts=(MaxDType, DeviceRef, Dim))
-IN_SUBGRAPH: Final = (
+_IN_SUBGRAPH: Final = (
     "within a subgraph, of whose values the graph around it gives out none "
-    "(build the model with use_subgraphs=False)"
+    "(build the model with use_subgraphs=False, or capture with inner=True, --inner)"
 )
-_IN_BRANCH: Final = "within a branch or a loop of the graph"
+_PRINTED_OVER: Final = "its subgraph was run again, and only what the last run prints is left"
+_IN_BRANCH: Final = "within a branch or a loop of the graph (inner=True, --inner, shows what was run last)"
 _BUFFER: Final = "a buffer that the graph writes to, such as a cache"
-
-
-class Enter(NamedTuple):
-    """A call of a module begins."""
-
-    name: str
-
-
-class Leave(NamedTuple):
-    """The call that began last returns."""
-
-
-class Passed(NamedTuple):
-    """A probe is passed; what follows with its slots is of it, up to `Leave`."""
-
-    name: str
-    module: str
-
-
-class Tensor(NamedTuple):
-    """A tensor of the call that is under way: the input or the output of the graph at `at`."""
-
-    slot: str
-    at: int
-    is_input: bool
-    dims: tuple[str, ...]
-
-
-class Plain(NamedTuple):
-    """A leaf that is no tensor."""
-
-    slot: str
-    value: Any
-
-
-class Lost(NamedTuple):
-    """A leaf that cannot be had."""
-
-    slot: str
-    reason: str
-
-
-Event = Enter | Leave | Passed | Tensor | Plain | Lost
 
 
 class Switcher(Protocol):
@@ -98,17 +66,32 @@ class Tracing:
         values: What the graph has to give out besides its own outputs, each once.
         graph: The graph; values of another are not to be had.
         switch: Puts other values in the place of those that are traced.
+        inputs: Whether arguments are noted, besides those of the model itself.
+        prints: Whether values that cannot be given out are printed.
     """
 
-    def __init__(self, names: Mapping[int, str], switch: Switcher | None = None) -> None:
+    def __init__(
+        self,
+        names: Mapping[int, str],
+        wanted: Collection[str],
+        switch: Switcher | None = None,
+        *,
+        inputs: bool = True,
+        prints: bool = False,
+    ) -> None:
         self.events: list[Event] = []
         self.values: list[TensorValue] = []
         self.graph: Graph | None = None
-        self._names = names
         self.switch = switch
+        self.inputs = inputs
+        self.prints = prints
+        self._names = names
+        self._wanted = wanted
+        self._bodies: dict[int, Body] = {}
+        self._labels: dict[Any, str] = {}
         self._given: dict[Any, int] = {}
         self._found: dict[Any, int] = {}
-        self._active: dict[int, int] = {}
+        self._active: set[int] = set()
         self._calls: dict[str, int] = {}
         self._path: list[str] = []
         self._thread = threading.get_ident()
@@ -130,11 +113,13 @@ class Tracing:
         name = self._names.get(id(layer))
         if name is None or id(layer) in self._active or threading.get_ident() != self._thread:
             return original(layer, *args, **kwargs)  # also what a class has of its base: it is one call
-        number = self._calls.get(name, 0)
-        self._calls[name] = number + 1
-        self._active[id(layer)] = number
+        if Graph.current is not self.graph and self._body(Graph.current).path is None:
+            self._body(Graph.current).path = name
+        if name not in self._wanted:
+            return original(layer, *args, **kwargs)
+        self._active.add(id(layer))
         self._path.append(name)
-        self.events.append(Enter(name))
+        number = self._enter(name)
         try:
             slots = list(_slots(type(layer), len(args), kwargs))
             given = [
@@ -146,9 +131,113 @@ class Tracing:
             result = self._value(name, number, "output", "output", result)
         finally:
             self._path.pop()
-            del self._active[id(layer)]
-        self.events.append(Leave())
+            self._active.discard(id(layer))
+        self._noted.append(Leave())
         return result
+
+    def _enter(self, name: str) -> int:
+        """Note that a call begins; its number, of one that is no part of a subgraph."""
+        self._noted.append(Enter(name))
+        number = self._calls.get(name, 0)
+        if self._noted is self.events:
+            self._calls[name] = number + 1
+        return number
+
+    @property
+    def _noted(self) -> list[Event]:
+        """Where it is noted what happens in the graph that is traced now."""
+        return self.events if Graph.current is self.graph else self._body(Graph.current).events
+
+    def _body(self, graph: Graph) -> Body:
+        return self._bodies.setdefault(id(graph), Body(graph))
+
+    def ended(self, graph: Graph, outputs: Iterable[Any]) -> None:
+        """A subgraph is made, and gives these values to those who call it."""
+        self._body(graph).outputs = [getattr(value, "_mlir_value", None) for value in outputs]
+
+    def called(
+        self, graph: Graph, args: Sequence[Any], prefix: str, run: Callable[[Sequence[Any]], Iterable[Any]]
+    ) -> list[Any]:
+        """A subgraph is called: note what happens in it, as far as the graph around it shows that.
+
+        Args:
+            graph: The subgraph.
+            args: What it is given.
+            prefix: Of the names of the weights in this call, which is the path of a module.
+            run: Makes the call with what goes on in the place of that, and gives its results.
+
+        Returns:
+            What goes on in the place of the results.
+        """
+        body = self._bodies.get(id(graph))
+        if body is None:
+            return list(run(args))
+        rename = body.renaming(prefix.rstrip("."), self._names.values())
+        inputs = [value._mlir_value for value in graph.inputs]
+        given = self._exchanged("input", body, rename, inputs, args)
+        results = list(run(given))
+        made = self._exchanged("output", body, rename, body.outputs, results)
+        natural = dict(zip((*inputs, *body.outputs), (*args, *results), strict=False))
+        handed = natural | dict(zip(inputs, given, strict=False))
+        self._note_body(body, rename, natural, handed)
+        return made
+
+    def _exchanged(
+        self,
+        kind: Kind,
+        body: Body,
+        rename: Callable[[str], str],
+        inner: Sequence[Any],
+        values: Sequence[Any],
+    ) -> list[Any]:
+        """What goes on in the place of values that a subgraph is given, or gives."""
+        found = list(values)
+        if self.switch is not None and self._can_give_out:
+            for name, before, leaf in body.outer_leaves(kind):
+                site = rename(name)
+                at = inner.index(leaf.value) if leaf.value in inner else -1
+                if at >= 0 and isinstance(found[at], TensorValue):
+                    call = self._calls.get(site, 0) + before
+                    found[at] = self.switch(site, call, kind, leaf.slot, found[at])
+        return found
+
+    def _note_body(
+        self,
+        body: Body,
+        rename: Callable[[str], str],
+        natural: Mapping[Any, Any],
+        handed: Mapping[Any, Any],
+    ) -> None:
+        """Note one call of a subgraph.
+
+        Args:
+            body: What happens in it.
+            rename: How its modules are named in this call.
+            natural: What stands outside for values within, before anything is exchanged.
+            handed: The same of what is within the module that is called.
+        """
+        into, depth = self._noted, 0
+        for at in body.printed:
+            lost = into[at]
+            if isinstance(lost, Printed):
+                into[at] = Lost(lost.slot, _PRINTED_OVER)
+        body.printed.clear()
+        for event in tuple(body.events):
+            seen = natural if depth <= 1 else handed
+            if isinstance(event, Enter):
+                self._enter(rename(event.name))
+            elif isinstance(event, Passed):
+                into.append(Passed(event.name, rename(event.module)))
+            elif not isinstance(event, Inner):
+                into.append(event)
+            elif event.value in seen:
+                into.append(self._leaf(event.slot, seen[event.value]))
+            elif event.label:
+                body.printed.append(len(into))
+                into.append(Printed(event.slot, event.label))
+            else:
+                into.append(Lost(event.slot, _IN_SUBGRAPH))
+            depth += isinstance(event, (Enter, Passed)) - isinstance(event, Leave)
 
     @property
     def is_under_way(self) -> bool:
@@ -157,24 +246,25 @@ class Tracing:
 
     def probed(self, name: str, value: object, *, is_alone: bool) -> None:
         """Note a value that code of the model has given a name."""
-        self.events.append(Passed(name, self.current or ""))
+        self._noted.append(Passed(name, self.current or ""))
         self.note("value", value)
-        self.events.append(Leave())
+        self._noted.append(Leave())
 
     def note(self, slot: str, value: object) -> None:
         """Note all leaves of a value."""
         for leaf in walk(value, KINDS):
             name = f"{slot}.{escape(leaf.name)}" if leaf.name else slot
             if leaf.is_tensor:
-                self.events.append(self._leaf(name, leaf.value))
+                self._noted.append(self._leaf(name, leaf.value))
             elif leaf.reason:
-                self.events.append(Lost(name, leaf.reason))
+                self._noted.append(Lost(name, leaf.reason))
             else:
-                self.events.append(Plain(name, leaf.value))
+                self._noted.append(Plain(name, leaf.value))
 
     def _value(self, name: str, call: int, kind: Kind, slot: str, value: Any) -> Any:
         """Note a value of a call, and say what goes on in its place."""
-        self.note(slot, value)
+        if self.inputs or kind == "output" or not name:
+            self.note(slot, value)
         switch = self.switch
         if switch is None or not self._can_give_out:
             return value
@@ -186,6 +276,16 @@ class Tracing:
 
         return rebuilt(value, KINDS, change)
 
+    def _label(self, value: TensorValue) -> str:
+        """The label by which a value is printed from now on; none if values are not."""
+        if not self.prints:
+            return ""
+        key = value._mlir_value
+        if key not in self._labels:
+            self._labels[key] = f"tensorcap.{len(self._labels)}"
+            value.print(self._labels[key])
+        return self._labels[key]
+
     @property
     def _can_give_out(self) -> bool:
         return self.graph is not None and Graph.current is self.graph and not is_nested(self.graph)
@@ -195,14 +295,14 @@ class Tracing:
             return Lost(slot, _BUFFER)
         if not isinstance(value, TensorValue):
             return Lost(slot, f"a {type(value).__name__.lstrip('_')} of the graph")
-        if Graph.current is not self.graph:
-            return Lost(slot, IN_SUBGRAPH)
-        if not self._can_give_out:
-            return Lost(slot, _IN_BRANCH)
         try:
             logical(value.dtype)
         except NoBitsError as error:
             return Lost(slot, str(error))
+        if Graph.current is not self.graph:
+            return Inner(slot, value._mlir_value, self._label(value))
+        if not self._can_give_out:
+            return Printed(slot, self._label(value)) if self.prints else Lost(slot, _IN_BRANCH)
         dims = tuple(map(str, value.shape))
         key = value._mlir_value
         if key in self._given:
@@ -211,46 +311,6 @@ class Tracing:
         if index == len(self.values):
             self.values.append(value)
         return Tensor(slot, index, False, dims)
-
-
-Through = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
-
-
-@contextmanager
-def watching(through: Through, classes: Iterable[type]) -> Iterator[Callable[[type], None]]:
-    """Have calls of layers of these classes go through a function until the block ends.
-
-    Args:
-        through: Is given the original method, the layer and its arguments; gives what the caller gets.
-        classes: The classes, of which the bases are watched too.
-
-    Returns:
-        What has a class watched that is made in the block.
-    """
-    wrapped: dict[type, tuple[Any, Any]] = {}
-
-    def watch(cls: type) -> None:
-        original = cls.__dict__.get("__call__")
-        if original is not None and issubclass(cls, Layer) and cls not in wrapped:
-            wrapped[cls] = original, _wrapped(through, original)
-            cls.__call__ = wrapped[cls][1]  # type: ignore[method-assign] # as MAX does for its hooks
-
-    try:
-        for cls in dict.fromkeys(base for each in classes for base in each.__mro__):
-            watch(cls)
-        yield watch
-    finally:
-        for cls, (original, ours) in wrapped.items():
-            if cls.__dict__.get("__call__") is ours:
-                cls.__call__ = original  # type: ignore[method-assign]
-
-
-def _wrapped(through: Through, original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return through(original, self, args, kwargs)
-
-    return call
 
 
 def argument_names(cls: Any) -> tuple[str, ...]:
