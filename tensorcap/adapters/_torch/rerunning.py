@@ -1,0 +1,304 @@
+"""One call of a torch module, to be made again: with the target's arguments, and its results of calls within.
+
+The workload runs once until the call. Afterwards the module alone is called, as often as one likes: calls
+within it return what they returned then.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import CodeType
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import nn
+
+from tensorcap.adapters._torch.description import tree
+from tensorcap.adapters._torch.leaves import KINDS
+from tensorcap.adapters._torch.substituting import Exchange
+from tensorcap.adapters._torch.tap import argument_names
+from tensorcap.recording.point import Point
+from tensorcap.recording.recorder import Call
+from tensorcap.recording.structure import rebuilt, walk
+from tensorcap.substitution import Substitution
+from tensorcap.variation import Change, Edit, Filled, Ordered
+from tensorcap_formats.dtypes import Array
+from tensorcap_formats.keys import Key, escape, module_site
+
+Forward = Callable[..., Any]
+Values = dict[str, Any]
+
+_NOT_SETTINGS: Final = ("training", "layer_idx")
+_FAILURES: Final = (Exception,)  # whatever a changed module may run into
+
+
+class _Enough(BaseException):
+    """Ends a run: what it was for is there."""
+
+
+class Rerunning:
+    """One call of a module."""
+
+    def __init__(self, model: nn.Module, substitution: Substitution, site: str, key: Key) -> None:
+        """Prepare to find the call.
+
+        Args:
+            model: The model.
+            substitution: What the target's calls were given and returned.
+            site: The module whose call it is.
+            key: The tensor that its code makes: a result of its own, or an argument of a call within it.
+        """
+        modules, aliases = tree(model)
+        further: dict[str, list[str]] = {}
+        for alias, name in aliases.items():
+            further.setdefault(name, []).append(module_site(alias))
+        names = {name: (module_site(name), *further.get(name, ())) for name in modules}
+        substitution.bind({own: others for own, *others in names.values()})
+        own = next(name for name, known in names.items() if site in known)
+        self._module = modules[own]
+        self._names = {id(module): names[name] for name, module in modules.items()}
+        prefix = f"{own}." if own else ""
+        self._within = {n.removeprefix(prefix): m for n, m in modules.items() if n != own and n.startswith(prefix)}
+        self._model, self._exchange, self._key = model, Exchange(substitution), key
+        self._signatures: dict[Any, list[str]] = {}
+        self._step = -1
+        self._calls: dict[int, int] = {}
+        self._depth = 0
+        self._returned: dict[int, list[Any]] = {}
+        self._found: torch.Tensor | None = None
+        self._given: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+
+    @property
+    def class_name(self) -> str:
+        """The module's class."""
+        return type(self._module).__name__
+
+    @property
+    def tensors(self) -> Mapping[str, tuple[int, ...]]:
+        """Those of the module itself, and of modules within it whose own code did not run."""
+        return {name: tuple(holder[own].shape) for name, (holder, own) in self._tensors().items()}
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Attributes, and entries of the configuration, whose names the code of its class has."""
+        used = _names_used(type(self._module))
+        found = {name: value for name, value in vars(self._module).items() if name in used}
+        config = getattr(self._module, "config", None)
+        if config is not None and not isinstance(config, nn.Module):
+            found |= {f"config.{name}": value for name, value in vars(config).items() if name in used}
+        return {
+            name: value
+            for name, value in found.items()
+            if not name.rpartition(".")[2].startswith("_") and name not in _NOT_SETTINGS and _is_setting(value)
+        }
+
+    def find(self, run: Callable[[], None]) -> bool:
+        """Run the workload until the call is over; whether it came.
+
+        Args:
+            run: Runs it once.
+        """
+        forwards: dict[int, tuple[nn.Module, Callable[[nn.Module, Forward], Forward]]] = {
+            id(module): (module, self._inner) for module in self._within.values()
+        }
+        forwards[id(self._module)] = self._module, self._outer
+        with ExitStack() as stack:
+            stack.callback(self._model.register_forward_pre_hook(self._count_step).remove)
+            for module, wrap in forwards.values():
+                stack.enter_context(_with_forward(module, wrap(module, module.forward)))
+            try:
+                run()
+            except _Enough:
+                return True
+        return False
+
+    def made(self, change: Change) -> Array | None:
+        """Call the module again."""
+        args, kwargs = copy.deepcopy(self._given)
+        self._found = None
+        with ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            for module in self._within.values():
+                stack.enter_context(_with_forward(module, self._stub(module)))
+            self._calls = {}
+            try:
+                stack.enter_context(self._changed(change))
+                result = self._module(*args, **kwargs)
+                if self._key.slot.startswith("output"):
+                    self._take("output", result)
+            except _Enough:
+                pass
+            except _FAILURES:
+                return None
+        return None if self._found is None else self._found.double().cpu().numpy()
+
+    def _count_step(self, *_: Any) -> None:
+        self._step += 1
+        self._calls = {}
+
+    def _outer(self, module: nn.Module, forward: Forward) -> Forward:
+        """The module's own calls: the right one is given what the target's was given."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            number = self._number(module)
+            is_result = self._key.slot.startswith("output")
+            if self._step != self._key.step or (is_result and number != self._key.call):
+                return forward(*args, **kwargs)
+            slots = [slot for slot, _ in self._named(module, args, kwargs)]
+            values = self._exchanged(module, number, "input", slots, [*args, *kwargs.values()])
+            args, kwargs = tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
+            self._given, self._returned, self._depth = copy.deepcopy((args, kwargs)), {}, 1
+            try:
+                result = forward(*args, **kwargs)
+            finally:
+                self._depth = 0
+            if is_result or self._found is not None:
+                raise _Enough
+            return self._exchanged(module, number, "output", ["output"], [result])[0]
+
+        return call
+
+    def _inner(self, module: nn.Module, forward: Forward) -> Forward:
+        """Calls within it: they return what the target's did, which is kept."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            number = self._number(module)
+            if self._depth != 1:
+                return forward(*args, **kwargs)
+            if number == self._key.call and self._key.site in self._names[id(module)]:
+                for slot, value in self._named(module, args, kwargs):
+                    self._take(slot, value)
+            self._depth = 2
+            try:
+                result = forward(*args, **kwargs)
+            finally:
+                self._depth = 1
+            result = self._exchanged(module, number, "output", ["output"], [result])[0]
+            self._returned.setdefault(id(module), []).append((number, _copied(result)))
+            return result
+
+        return call
+
+    def _stub(self, module: nn.Module) -> Forward:
+        kept = self._returned.get(id(module), [])
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            number, result = kept[self._number(module)]
+            if number == self._key.call and self._key.site in self._names[id(module)]:
+                for slot, value in self._named(module, args, kwargs):
+                    self._take(slot, value)
+                if self._found is not None:
+                    raise _Enough
+            return _copied(result)
+
+        return call
+
+    def _take(self, slot: str, value: Any) -> None:
+        for leaf in walk(value, KINDS):
+            name = f"{slot}.{escape(leaf.name)}" if leaf.name else slot
+            if name == self._key.slot and isinstance(leaf.value, torch.Tensor):
+                self._found = leaf.value.detach().clone()
+
+    def _number(self, module: nn.Module) -> int:
+        number = self._calls.get(id(module), 0)
+        self._calls[id(module)] = number + 1
+        return number
+
+    def _exchanged(
+        self, module: nn.Module, number: int, kind: Any, slots: list[str], values: list[Any]
+    ) -> list[Any]:
+        call = Call(Point(self._names[id(module)][0]), self._step, number)
+        return self._exchange.values(call, kind, slots, values)
+
+    def _named(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Iterator[tuple[str, Any]]:
+        names = argument_names(module, self._signatures)
+        for i, value in enumerate(args):
+            yield f"input.{escape(names[i]) if i < len(names) else f'args.{i - len(names)}'}", value
+        for name, value in kwargs.items():
+            yield f"input.{escape(name)}", value
+
+    def _tensors(self) -> dict[str, tuple[dict[str, Any], str]]:
+        """What may be changed: by name, what holds it and its name there."""
+        found = {}
+        for path, module in {"": self._module, **self._within}.items():
+            if path and id(module) in self._returned:
+                continue
+            for holder in (module._parameters, module._buffers):
+                for name, tensor in holder.items():
+                    if tensor is not None and tensor.is_floating_point():
+                        found[f"{path}.{name}" if path else name] = (holder, name)
+        return found
+
+    @contextmanager
+    def _changed(self, change: Change) -> Iterator[None]:
+        """The module as it would be with the mistake, within a block."""
+        tensors = self._tensors()
+        with ExitStack() as stack:
+            for name, edit in change.tensors.items():
+                holder, own = tensors[name]
+                tensor, before = holder[own], holder[own].data
+                stack.callback(setattr, tensor, "data", before)
+                tensor.data = _edited(before, edit)
+            for name, value in change.settings.items():
+                owner, _, entry = name.rpartition(".")
+                holding = self._module.config if owner else self._module
+                stack.callback(setattr, holding, entry, getattr(holding, entry))
+                setattr(holding, entry, value)
+            yield
+
+
+def _edited(tensor: torch.Tensor, edit: Edit) -> torch.Tensor:
+    if isinstance(edit, Filled):
+        return torch.full_like(tensor, edit.value)
+    if isinstance(edit, Ordered):
+        return tensor.index_select(edit.axis, torch.from_numpy(np.asarray(edit.order)).to(tensor.device))
+    return tensor.transpose(*edit.axes).contiguous()
+
+
+def _copied(value: Any) -> Any:
+    return rebuilt(value, KINDS, lambda _, tensor: tensor.clone() if isinstance(tensor, torch.Tensor) else tensor)
+
+
+@contextmanager
+def _with_forward(module: nn.Module, forward: Forward) -> Iterator[None]:
+    """A module with another `forward` within a block."""
+    held = vars(module).get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if held is None:
+            del module.forward
+        else:
+            module.forward = held
+
+
+def _is_setting(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return len(set(value)) > 1 if all(isinstance(item, str) for item in value) else False
+    return isinstance(value, (bool, int, float))
+
+
+def _names_used(cls: type) -> set[str]:
+    """Names in the code of a class and of what it inherits, the framework's own bases apart."""
+    found: set[str] = set()
+
+    def add(code: CodeType) -> None:
+        found.update(code.co_names)
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                add(constant)
+
+    for base in cls.__mro__:
+        if base not in (nn.Module, object):
+            for member in vars(base).values():
+                function = inspect.unwrap(member) if callable(member) else None
+                if hasattr(function, "__code__") and getattr(member, "__name__", "") != "__init__":
+                    add(function.__code__)
+    return found

@@ -1,0 +1,66 @@
+"""Variation: one call of one module of a reference, made again on a target's values with something changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A tensor of one number."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """A tensor with the slices of an axis in another order: slice n is that of `order[n]`."""
+
+    axis: int
+    order: NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Transposed:
+    """A tensor with two axes exchanged."""
+
+    axes: tuple[int, int]
+
+
+Edit = Filled | Ordered | Transposed
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is different in a module.
+
+    Attributes:
+        tensors: Parameters and buffers by name, and what becomes of each.
+        settings: Other values of attributes, and of entries of its configuration (`config.NAME`), by name.
+    """
+
+    tensors: Mapping[str, Edit] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Rerun(Protocol):
+    """One call of a module, given what the target's was given, and so the calls within it."""
+
+    @property
+    def class_name(self) -> str:
+        """The module's class."""
+
+    @property
+    def tensors(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of floating parameters and buffers that the module's own code reads, by name."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Numbers, switches and lists of words that its code reads, by name."""
+
+    def made(self, change: Change) -> NDArray[Any] | None:
+        """The tensor in question as float64, with something changed; None where the call fails."""
