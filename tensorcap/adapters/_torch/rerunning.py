@@ -64,7 +64,10 @@ class Rerunning:
         prefix = f"{own}." if own else ""
         self._within = {n.removeprefix(prefix): m for n, m in modules.items() if n != own and n.startswith(prefix)}
         self._model, self._exchange, self._key = model, Exchange(substitution), key
-        self._signatures: dict[Any, list[str]] = {}
+        signatures: dict[Any, list[str]] = {}
+        self._arguments = {
+            id(module): argument_names(module, signatures) for module in (self._module, *self._within.values())
+        }
         self._step = -1
         self._calls: dict[int, int] = {}
         self._depth = 0
@@ -217,7 +220,7 @@ class Rerunning:
     def _named(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Iterator[tuple[str, Any]]:
-        names = argument_names(module, self._signatures)
+        names = self._arguments[id(module)]
         for i, value in enumerate(args):
             yield f"input.{escape(names[i]) if i < len(names) else f'args.{i - len(names)}'}", value
         for name, value in kwargs.items():
