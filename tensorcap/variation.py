@@ -31,7 +31,27 @@ class Transposed:
     axes: tuple[int, int]
 
 
-Edit = Filled | Ordered | Transposed
+@dataclass(frozen=True, slots=True)
+class Added:
+    """A tensor of whole numbers with another number added."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """No tensor at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shifted:
+    """A tensor moved along an axis, behind or ahead; zeros come in."""
+
+    axis: int
+    by: int
+
+
+Edit = Filled | Ordered | Transposed | Added | Absent | Shifted
 
 
 @dataclass(frozen=True)
@@ -41,10 +61,14 @@ class Change:
     Attributes:
         tensors: Parameters and buffers by name, and what becomes of each.
         settings: Other values of attributes, and of entries of its configuration (`config.NAME`), by name.
+        arguments: Tensors that it is given, by name, and what becomes of each.
+        results: Calls within it by name; what becomes of the result, or whose result it returns.
     """
 
     tensors: Mapping[str, Edit] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Edit] = field(default_factory=dict)
+    results: Mapping[str, Edit | str] = field(default_factory=dict)
 
 
 class Rerun(Protocol):
@@ -61,6 +85,14 @@ class Rerun(Protocol):
     @property
     def settings(self) -> Mapping[str, Any]:
         """Numbers, switches and lists of words that its code reads, by name."""
+
+    @property
+    def arguments(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+        """Kinds (`float`, `int`, `bool`) and shapes of the tensors that it is given, by name."""
+
+    @property
+    def results(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of what calls within it return, of one tensor each, by the module's name, in their order."""
 
     def made(self, change: Change) -> NDArray[Any] | None:
         """The tensor in question as float64, with something changed; None where the call fails."""

@@ -12,14 +12,15 @@ import numpy as np
 from tensorcap.diagnosis.constants import hint_of, named
 from tensorcap.diagnosis.exhibit import Exhibit
 from tensorcap.diagnosis.weighing import LESSENED, Trial, Values, relative_error
-from tensorcap.variation import Change, Edit, Filled, Ordered, Rerun, Transposed
+from tensorcap.variation import Absent, Added, Change, Edit, Filled, Ordered, Rerun, Shifted, Transposed
 
 _REPEATS: Final = 1e-5  # what a call that is made again may leave of what it made the first time
 _LARGEST: Final = 1 << 26  # elements of a tensor that is put in another order
 _EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 _EPS: Final = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.0)
 _SMALL: Final = 1e-2  # a setting below it is an eps, of which only usual values are tried
-_STEPS: Final = 20
+_STEPS: Final = 32
+_NEIGHBOURS: Final = 2  # results of calls are exchanged with those of so many that come next
 _FACTORS: Final = tuple(2.0**power for power in range(-8, 9))
 _KINDS: Final[Mapping[str, tuple[str, str]]] = {  # of settings, by a part of their names
     "eps": ("norm-eps", "Another eps; it shows in rows of small values only."),
@@ -59,7 +60,12 @@ def variants(exhibit: Exhibit, rerun: Rerun | None) -> Iterator[Trial]:
     usual = rerun.made(Change())
     if usual is None or usual.shape != exhibit.r.shape or relative_error(usual, exhibit.r) > _REPEATS:
         return
-    tried = [*_of_tensors(exhibit, rerun), *_of_settings(exhibit, rerun)]
+    tried = [
+        *_of_tensors(exhibit, rerun),
+        *_of_settings(rerun),
+        *_of_arguments(rerun),
+        *_of_results(rerun),
+    ]
     logs = math.log(max(len(tried), 1))
     for one in tried:
         made = _made(rerun, one.change, usual)
@@ -175,7 +181,7 @@ def _orders(exhibit: Exhibit, axis: int, size: int) -> Iterator[tuple[str, Order
             yield name, Ordered(axis, np.ascontiguousarray(order))
 
 
-def _of_settings(exhibit: Exhibit, rerun: Rerun) -> Iterator[_Variant]:
+def _of_settings(rerun: Rerun) -> Iterator[_Variant]:
     for name, value in rerun.settings.items():
         for other in _values(value):
             kind, hint = _kind(name)
@@ -183,6 +189,60 @@ def _of_settings(exhibit: Exhibit, rerun: Rerun) -> Iterator[_Variant]:
             text = f"with {shown} in the place of {value!r} for its setting {name}"
             facts = {"setting": name, "reference": value, "target": other}
             yield _Variant(kind, text, hint, Change(settings={name: other}), facts)
+
+
+def _of_arguments(rerun: Rerun) -> Iterator[_Variant]:
+    for name, (kind, shape) in rerun.arguments.items():
+        short = name.removeprefix("input.")
+        what = next((w for w in ("mask", "position") if w in short), "term")
+        hints = {
+            "mask": "The mask is not looked at.",
+            "position": "Positions are not looked at, or counted from another number.",
+            "term": "A residual, or another term, is missing.",
+        }
+        edits: list[tuple[str, str, Edit]] = [(f"{what}-missing", f"without its {short}", Absent())]
+        if kind == "float":
+            edits.append((f"{what}-missing", f"with zeros for its {short}", Filled(0.0)))
+        if kind == "int":
+            for step in (1, -1):
+                text = f"with its {short} {'plus' if step > 0 else 'minus'} one"
+                edits.append(("position-differs" if what == "position" else "index-differs", text, Added(step)))
+        edits += [(k, f"with its {short} {text}", edit) for k, text, edit in _shifts(shape)]
+        for found, text, edit in edits:
+            change = Change(arguments={name: edit})
+            yield _Variant(found, text, hints[what], change, {"argument": short})
+
+
+def _of_results(rerun: Rerun) -> Iterator[_Variant]:
+    shapes = rerun.results
+    by_shape: dict[tuple[int, ...], list[str]] = {}
+    for name, shape in shapes.items():
+        by_shape.setdefault(shape, []).append(name)
+        hint = f"What {name} returns is not added, or not looked at."
+        change = Change(results={name: Filled(0.0)})
+        yield _Variant("term-missing", f"with zeros for the result of {name}", hint, change, {"call": name})
+        for kind, how, edit in _shifts(shape):
+            text, hint = f"with the result of {name} {how}", "Tokens are one off: padding, a cache, a convolution."
+            yield _Variant(kind, text, hint, Change(results={name: edit}), {"call": name})
+    for names in by_shape.values():
+        for at, one in enumerate(names):
+            for other in names[at + 1 : at + 1 + _NEIGHBOURS]:
+                text = f"with the results of {one} and {other} exchanged"
+                hint = f"{one} and {other} stand in each other's place."
+                change = Change(results={one: other, other: one})
+                yield _Variant("results-exchanged", text, hint, change, {"calls": [one, other]})
+
+
+def _shifts(shape: tuple[int, ...]) -> Iterator[tuple[str, str, Edit]]:
+    """One index further and one back along each axis but the last."""
+    for axis, size in enumerate(shape[:-1]):
+        if size > 2:
+            kind = "token-shift" if axis == len(shape) - 2 else "axis-shift"
+            for by in (1, -1):
+                where = f"one index {'behind' if by > 0 else 'ahead'} on axis {axis}"
+                yield kind, where, Shifted(axis, by)
+                order = np.roll(np.arange(size), by)
+                yield kind, f"{where}, the other end coming in", Ordered(axis, order)
 
 
 def _values(value: Any) -> Iterator[Any]:

@@ -56,6 +56,7 @@ _KINDS: Final[Mapping[str, str]] = {
     "window-*": "window",
     "mask-*": "mask",
     "position-*": "position",
+    "results-exchanged": "permutation",
     "activation*": "activation",
     "gate-*": "activation",
     "bias-*": "bias",

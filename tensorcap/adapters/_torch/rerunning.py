@@ -25,7 +25,7 @@ from tensorcap.recording.point import Point
 from tensorcap.recording.recorder import Call
 from tensorcap.recording.structure import rebuilt, walk
 from tensorcap.substitution import Substitution
-from tensorcap.variation import Change, Edit, Filled, Ordered
+from tensorcap.variation import Absent, Added, Change, Edit, Filled, Ordered, Shifted
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import Key, escape, module_site
 
@@ -72,6 +72,7 @@ class Rerunning:
         self._calls: dict[int, int] = {}
         self._depth = 0
         self._returned: dict[int, list[Any]] = {}
+        self._order: dict[int, int] = {}
         self._found: torch.Tensor | None = None
         self._given: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
 
@@ -99,6 +100,27 @@ class Rerunning:
             if not name.rpartition(".")[2].startswith("_") and name not in _NOT_SETTINGS and _is_setting(value)
         }
 
+    @property
+    def arguments(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+        """Those that are tensors themselves, and those within tuples and mappings."""
+        args, kwargs = self._given
+        return {
+            f"{slot}.{leaf.name}" if leaf.name else slot: (_kind(leaf.value), tuple(leaf.value.shape))
+            for slot, value in self._named(self._module, args, kwargs)
+            for leaf in walk(value, KINDS)
+            if isinstance(leaf.value, torch.Tensor)
+        }
+
+    @property
+    def results(self) -> Mapping[str, tuple[int, ...]]:
+        """Those of modules that return one tensor of floats."""
+        found = {}
+        for name, module in self._within.items():
+            kept = self._returned.get(id(module), [])
+            if kept and isinstance(kept[0][1], torch.Tensor) and kept[0][1].is_floating_point():
+                found[name] = self._order[id(module)], tuple(kept[0][1].shape)
+        return {name: shape for name, (_, shape) in sorted(found.items(), key=lambda item: item[1][0])}
+
     def find(self, run: Callable[[], None]) -> bool:
         """Run the workload until the call is over; whether it came.
 
@@ -121,12 +143,12 @@ class Rerunning:
 
     def made(self, change: Change) -> Array | None:
         """Call the module again."""
-        args, kwargs = copy.deepcopy(self._given)
+        args, kwargs = self._with_arguments(change.arguments)
         self._found = None
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             for module in self._within.values():
-                stack.enter_context(_with_forward(module, self._stub(module)))
+                stack.enter_context(_with_forward(module, self._stub(module, change.results)))
             self._calls = {}
             try:
                 stack.enter_context(self._changed(change))
@@ -181,13 +203,32 @@ class Rerunning:
             finally:
                 self._depth = 1
             result = self._exchanged(module, number, "output", ["output"], [result])[0]
+            self._order.setdefault(id(module), len(self._order))
             self._returned.setdefault(id(module), []).append((number, _copied(result)))
             return result
 
         return call
 
-    def _stub(self, module: nn.Module) -> Forward:
-        kept = self._returned.get(id(module), [])
+    def _with_arguments(self, edits: Mapping[str, Edit]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """A copy of what the call is given."""
+        args, kwargs = copy.deepcopy(self._given)
+        if not edits:
+            return args, kwargs
+
+        def edited(slot: str, value: Any) -> Any:
+            def change(name: str, tensor: Any) -> Any:
+                edit = edits.get(f"{slot}.{name}" if name else slot)
+                return tensor if edit is None else _edited(tensor, edit)
+
+            return rebuilt(value, KINDS, change)
+
+        values = [edited(slot, value) for slot, value in self._named(self._module, args, kwargs)]
+        return tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
+
+    def _stub(self, module: nn.Module, results: Mapping[str, Edit | str]) -> Forward:
+        name = next(name for name, other in self._within.items() if other is module)
+        other = results.get(name)
+        kept = self._returned.get(id(self._within[other] if isinstance(other, str) else module), [])
 
         def call(*args: Any, **kwargs: Any) -> Any:
             number, result = kept[self._number(module)]
@@ -196,7 +237,7 @@ class Rerunning:
                     self._take(slot, value)
                 if self._found is not None:
                     raise _Enough
-            return _copied(result)
+            return _edited(result, other) if isinstance(other, Edit) else _copied(result)
 
         return call
 
@@ -256,7 +297,15 @@ class Rerunning:
             yield
 
 
-def _edited(tensor: torch.Tensor, edit: Edit) -> torch.Tensor:
+def _edited(tensor: torch.Tensor, edit: Edit) -> torch.Tensor | None:
+    if isinstance(edit, Absent):
+        return None
+    if isinstance(edit, Shifted):
+        moved = tensor.roll(edit.by, edit.axis)
+        moved.narrow(edit.axis, 0 if edit.by > 0 else edit.by, abs(edit.by)).zero_()
+        return moved
+    if isinstance(edit, Added):
+        return tensor + edit.value
     if isinstance(edit, Filled):
         return torch.full_like(tensor, edit.value)
     if isinstance(edit, Ordered):
@@ -280,6 +329,12 @@ def _with_forward(module: nn.Module, forward: Forward) -> Iterator[None]:
             del module.forward
         else:
             module.forward = held
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    if tensor.dtype == torch.bool:
+        return "bool"
+    return "float" if tensor.is_floating_point() else "int"
 
 
 def _is_setting(value: Any) -> bool:
