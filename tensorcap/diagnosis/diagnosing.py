@@ -12,11 +12,13 @@ import numpy as np
 from tensorcap.diagnosis.activations import activations
 from tensorcap.diagnosis.attention import attentions
 from tensorcap.diagnosis.degenerate import degenerates
+from tensorcap.diagnosis.dropout import dropouts
 from tensorcap.diagnosis.exhibit import Exhibit, exhibit_of, last_input
 from tensorcap.diagnosis.norms import norms
 from tensorcap.diagnosis.ordering import orders
 from tensorcap.diagnosis.places import places
 from tensorcap.diagnosis.pointwise import pointwise
+from tensorcap.diagnosis.positions import positions
 from tensorcap.diagnosis.products import products
 from tensorcap.diagnosis.records import others
 from tensorcap.diagnosis.rotations import rotations
@@ -154,6 +156,8 @@ def diagnose(
 
 def _hypotheses(exhibit: Exhibit, scales: Scales, rerun: Rerun | None) -> Iterator[Trial]:
     yield from _simple(exhibit)
+    yield from positions(exhibit)
+    yield from dropouts(exhibit)
     yield from orders(exhibit)
     yield from rotations(exhibit)
     yield from activations(exhibit, scales)

@@ -101,6 +101,20 @@ def _weights(exhibit: Exhibit, scales: Scales, label: str, z: Values, own: Value
             kind = "router-order" if name != usual else "routed-scaling"
             logs = math.log(len(CHOICES) * len(factors))
             yield Trial(kind, text, t, predicted, baseline, 0, logs, hint, facts)
+    yield from _fewer(baseline, t, label)
+
+
+def _fewer(usual: Values, t: Values, label: str) -> Iterator[Trial]:
+    """Only the first of the chosen have a weight, as it was or renormalised."""
+    count = usual.shape[-1]
+    logs = math.log(2 * count)
+    for few in range(1, count):
+        first = np.where(np.arange(count) < few, usual, 0.0)
+        total = usual.sum(axis=-1, keepdims=True)
+        for predicted, how in ((first, "as they were"), (_normal(first) * total, "renormalised")):
+            text = f"only the first {few} of {count} weights of {label} are not 0 in the target, {how}"
+            hint = "Another count of experts takes part than were chosen."
+            yield Trial("router-count", text, t, predicted, usual, 0, logs, hint, {"count": few})
 
 
 def _probabilities(exhibit: Exhibit, scales: Scales, label: str, z: Values, own: Values) -> Iterator[Trial]:
