@@ -56,6 +56,7 @@ _KINDS: Final[Mapping[str, str]] = {
     "window-*": "window",
     "mask-*": "mask",
     "position-*": "position",
+    "sum-precision": "precision",
     "results-exchanged": "permutation",
     "activation*": "activation",
     "gate-*": "activation",
