@@ -54,6 +54,25 @@ class Shifted:
 Edit = Filled | Ordered | Transposed | Added | Absent | Shifted
 
 
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """An operation that a module's code does itself.
+
+    Attributes:
+        name: As the framework calls it.
+        place: File and line where it is written.
+        ways: What it can be altered to: `first` and `second` (it returns that operand), `twice` (a sum),
+            `opposite` (of sums and differences), `reversed` (parts that are split or joined), or the name of
+            another function.
+        has_number: Whether an operand is a number.
+    """
+
+    name: str
+    place: str
+    ways: tuple[str, ...]
+    has_number: bool
+
+
 @dataclass(frozen=True)
 class Change:
     """What is different in a module.
@@ -63,12 +82,14 @@ class Change:
         settings: Other values of attributes, and of entries of its configuration (`config.NAME`), by name.
         arguments: Tensors that it is given, by name, and what becomes of each.
         results: Calls within it by name; what becomes of the result, or whose result it returns.
+        operations: Operations of its code by their keys in `Rerun.operations`, and one of its ways.
     """
 
     tensors: Mapping[str, Edit] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     arguments: Mapping[str, Edit] = field(default_factory=dict)
     results: Mapping[str, Edit | str] = field(default_factory=dict)
+    operations: Mapping[str, str] = field(default_factory=dict)
 
 
 class Rerun(Protocol):
@@ -93,6 +114,10 @@ class Rerun(Protocol):
     @property
     def results(self) -> Mapping[str, tuple[int, ...]]:
         """Shapes of what calls within it return, of one tensor each, by the module's name, in their order."""
+
+    @property
+    def operations(self) -> Mapping[str, Operation]:
+        """Operations of its own code in the last call that was made, in their order."""
 
     def made(self, change: Change) -> NDArray[Any] | None:
         """The tensor in question as float64, with something changed; None where the call fails."""

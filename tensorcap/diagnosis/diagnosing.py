@@ -167,7 +167,7 @@ def _hypotheses(exhibit: Exhibit, scales: Scales, rerun: Rerun | None) -> Iterat
     yield from attentions(exhibit, scales)
     yield from _within(exhibit, scales)
     yield from others(exhibit, scales)
-    yield from variants(exhibit, rerun)
+    yield from variants(exhibit, scales, rerun)
     yield from places(exhibit, scales, _simple)
 
 

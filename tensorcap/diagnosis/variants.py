@@ -11,8 +11,27 @@ import numpy as np
 
 from tensorcap.diagnosis.constants import hint_of, named
 from tensorcap.diagnosis.exhibit import Exhibit
-from tensorcap.diagnosis.weighing import LESSENED, Trial, Values, relative_error
-from tensorcap.variation import Absent, Added, Change, Edit, Filled, Ordered, Rerun, Shifted, Transposed
+from tensorcap.diagnosis.weighing import (
+    LESSENED,
+    ROUNDINGS,
+    SHARE,
+    Scales,
+    Trial,
+    Values,
+    relative_error,
+)
+from tensorcap.variation import (
+    Absent,
+    Added,
+    Change,
+    Edit,
+    Filled,
+    Operation,
+    Ordered,
+    Rerun,
+    Shifted,
+    Transposed,
+)
 
 _REPEATS: Final = 1e-5  # what a call that is made again may leave of what it made the first time
 _LARGEST: Final = 1 << 26  # elements of a tensor that is put in another order
@@ -44,6 +63,19 @@ _KINDS: Final[Mapping[str, tuple[str, str]]] = {  # of settings, by a part of th
 }
 
 
+_LEFT_OUT: Final[Mapping[str, str]] = {  # what an operation is when it is not done, by words of its name
+    "clamp clip": "clip-missing",
+    "masked where": "mask-missing",
+    "silu gelu relu sigmoid tanh softplus exp": "activation-missing",
+    "neg": "sign",
+    "add sub": "term-missing",
+    "mul div": "product-missing",
+    "softmax": "softmax-missing",
+    "rsqrt norm": "norm-missing",
+    "roll": "token-shift",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class _Variant:
     kind: str
@@ -53,28 +85,39 @@ class _Variant:
     facts: Mapping[str, Any]
 
 
-def variants(exhibit: Exhibit, rerun: Rerun | None) -> Iterator[Trial]:
-    """The target by the reference's own module, with one thing about it changed."""
+def variants(exhibit: Exhibit, scales: Scales, rerun: Rerun | None) -> Iterator[Trial]:
+    """The target by the reference's own module, with one thing about it changed.
+
+    Operations of its code are altered only where nothing so far explains the pair.
+    """
     if rerun is None or not exhibit.is_same_shape or exhibit.window is not None:
         return
     usual = rerun.made(Change())
     if usual is None or usual.shape != exhibit.r.shape or relative_error(usual, exhibit.r) > _REPEATS:
         return
-    tried = [
+    operations = rerun.operations
+    changes = [
         *_of_tensors(exhibit, rerun),
         *_of_settings(rerun),
         *_of_arguments(rerun),
         *_of_results(rerun),
     ]
-    logs = math.log(max(len(tried), 1))
-    for one in tried:
+    yield from _trials(exhibit, rerun, changes, usual)
+    for name, value in rerun.settings.items():
+        if isinstance(value, float) and abs(value) >= _SMALL:
+            yield from _fitted(exhibit, rerun, name, value, usual)
+    before = relative_error(exhibit.t, exhibit.r)
+    if before and min(scales.tried.values(), default=1.0) > max(SHARE, ROUNDINGS * scales.rounding / before):
+        yield from _trials(exhibit, rerun, [*_of_operations(operations)], usual)
+
+
+def _trials(exhibit: Exhibit, rerun: Rerun, changes: list[_Variant], usual: Values) -> Iterator[Trial]:
+    logs = math.log(max(len(changes), 1))
+    for one in changes:
         made = _made(rerun, one.change, usual)
         if made is not None:
             text = f"the target is what {rerun.class_name} makes {one.text}"
             yield Trial(one.kind, text, exhibit.t, made, exhibit.r, 0, logs, one.hint, one.facts)
-    for name, value in rerun.settings.items():
-        if isinstance(value, float) and abs(value) >= _SMALL:
-            yield from _fitted(exhibit, rerun, name, value, usual)
 
 
 def _made(rerun: Rerun, change: Change, usual: Values) -> Values | None:
@@ -231,6 +274,35 @@ def _of_results(rerun: Rerun) -> Iterator[_Variant]:
                 hint = f"{one} and {other} stand in each other's place."
                 change = Change(results={one: other, other: one})
                 yield _Variant("results-exchanged", text, hint, change, {"calls": [one, other]})
+
+
+def _of_operations(operations: Mapping[str, Operation]) -> Iterator[_Variant]:
+    for known, one in operations.items():
+        for way in one.ways:
+            kind, what = _kind_of_way(one, way)
+            text, hint = f"{what} in {one.place}", "Look at that line, and at what the target has for it."
+            facts = {"operation": one.name, "place": one.place, "way": way}
+            yield _Variant(kind, text, hint, Change(operations={known: way}), facts)
+
+
+def _kind_of_way(one: Operation, way: str) -> tuple[str, str]:
+    """The kind of an altered operation, and what became of it."""
+    if way in ("first", "second"):
+        rest = {"first": "first", "second": "second"}[way]
+        what = f"with the {rest} operand in the place of the result of {one.name}"
+        for names, kind in _LEFT_OUT.items():
+            if any(name in one.name for name in names.split()):
+                return ("offset" if kind == "term-missing" and one.has_number else kind), what
+        return "operation-missing", what
+    if way == "reversed":
+        return "parts-order", f"with the parts of {one.name} in reversed order"
+    if way == "twice":
+        return "term-twice", f"with the second operand of {one.name} added twice"
+    if way == "opposite":
+        return "sign", f"with the opposite sign of the second operand of {one.name}"
+    if one.name in ("mean", "sum"):
+        return "factor", f"with the {way} in the place of the {one.name}"
+    return "activation", f"with {way} in the place of {one.name}"
 
 
 def _shifts(shape: tuple[int, ...]) -> Iterator[tuple[str, str, Edit]]:

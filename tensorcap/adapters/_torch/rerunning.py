@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from tensorcap.adapters._torch.altering import Altering
 from tensorcap.adapters._torch.description import tree
 from tensorcap.adapters._torch.leaves import KINDS
 from tensorcap.adapters._torch.substituting import Exchange
@@ -25,7 +26,7 @@ from tensorcap.recording.point import Point
 from tensorcap.recording.recorder import Call
 from tensorcap.recording.structure import rebuilt, walk
 from tensorcap.substitution import Substitution
-from tensorcap.variation import Absent, Added, Change, Edit, Filled, Ordered, Shifted
+from tensorcap.variation import Absent, Added, Change, Edit, Filled, Operation, Ordered, Shifted
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import Key, escape, module_site
 
@@ -41,7 +42,11 @@ class _Enough(BaseException):
 
 
 class Rerunning:
-    """One call of a module."""
+    """One call of a module.
+
+    Attributes:
+        operations: What its own code did when it was called last.
+    """
 
     def __init__(self, model: nn.Module, substitution: Substitution, site: str, key: Key) -> None:
         """Prepare to find the call.
@@ -74,6 +79,7 @@ class Rerunning:
         self._returned: dict[int, list[Any]] = {}
         self._order: dict[int, int] = {}
         self._found: torch.Tensor | None = None
+        self.operations: Mapping[str, Operation] = {}
         self._given: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
 
     @property
@@ -152,6 +158,8 @@ class Rerunning:
             self._calls = {}
             try:
                 stack.enter_context(self._changed(change))
+                altering = stack.enter_context(Altering(change.operations))
+                self.operations = altering.operations
                 result = self._module(*args, **kwargs)
                 if self._key.slot.startswith("output"):
                     self._take("output", result)
