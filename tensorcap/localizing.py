@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal
 
-from tensorcap.adapters import adapter_for
 from tensorcap.aligning import MappingSource, sides
 from tensorcap.alignment.part import Part
 from tensorcap.capturing import Around
@@ -16,6 +15,7 @@ from tensorcap.comparison import Comparison
 from tensorcap.diagnosis.diagnosing import diagnose
 from tensorcap.diagnosis.weighing import Explanation
 from tensorcap.replaying import Own, Replayed, replay_within
+from tensorcap.rerunning import rerun_of
 from tensorcap.verdicts.calls import Calls
 from tensorcap.verdicts.divergence import called_sites, caller_of
 from tensorcap.verdicts.gains import row_error
@@ -247,10 +247,7 @@ def _of_own(
     done: Replayed, own: Own, workload: Workload, compute_dtype: str | None, seed: int | None
 ) -> Iterator[Explanation]:
     """What explains a tensor that a module made of the target's values; the module can be called again."""
-    adapter = adapter_for(workload.model)
-    if seed is not None:
-        adapter.seed(seed)
-    rerun = adapter.rerun(workload, done.substitution(), own.module, done.run.get(own.key).key)
+    rerun = rerun_of(workload, done.run, done.target, own.module, own.key, seed=seed)
     yield from _explanations(_until(done.run, own.key), done.target, own.key, compute_dtype, rerun)
 
 

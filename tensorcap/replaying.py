@@ -124,18 +124,12 @@ class Replayed:
         reference: The trusted archive.
         target: The target under the reference's keys.
         run: What the reference's model made of the target's values.
-        keys: Key texts of the target's tensors that took the place of its own.
     """
 
     found: Replay
     reference: Archive
     target: Archive
     run: Archive
-    keys: frozenset[str]
-
-    def substitution(self) -> Substitution:
-        """What the run was made with, for another one."""
-        return Substitution(self.target, keys=self.keys)
 
 
 def replay(
@@ -238,7 +232,7 @@ def replay_within(
     name = "" if precision is None else precision.name
     found = Replay(owns, name, len(keys), tuple(natural), tuple(lacking), target is None, ())
     found = replace(found, notes=tuple(_notes(found)))
-    return Replayed(found, original, tested, run, frozenset(keys))
+    return Replayed(found, original, tested, run)
 
 
 class _Judge:

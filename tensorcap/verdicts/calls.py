@@ -21,7 +21,7 @@ _SIMPLE: Final = re.compile(
     r"|^(?:q|k|v|o|w[123]|fc\d?|c_fc|c_attn|act|act_fn|ln_\w+|wte|wpe|lm_head)$",
     re.IGNORECASE,
 )
-_SENSITIVE: Final = re.compile(r"softmax|router|gate$|experts|attention|attn|moe", re.IGNORECASE)
+_SENSITIVE: Final = re.compile(r"softmax|router|gate$|experts|attention|attn|moe(?!\w*norm)", re.IGNORECASE)
 _LINEAR: Final = re.compile(r"linear|conv1d|dense|proj|^(?:query|key|value|o)$", re.IGNORECASE)
 _PRODUCT: Final = re.compile(rf"conv|{_LINEAR.pattern}", re.IGNORECASE)
 _CENTRED: Final = re.compile(r"(?:layer|group|batch|instance)_?norm", re.IGNORECASE)
