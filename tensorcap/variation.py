@@ -62,8 +62,8 @@ class Operation:
         name: As the framework calls it.
         place: File and line where it is written.
         ways: What it can be altered to: `first` and `second` (it returns that operand), `twice` (a sum),
-            `opposite` (of sums and differences), `reversed` (parts that are split or joined), or the name of
-            another function.
+            `opposite` (of sums and differences), `sum` (in the place of a product), `0 and 1` (parts that are
+            split or joined are exchanged), or the name of another function.
         has_number: Whether an operand is a number.
     """
 

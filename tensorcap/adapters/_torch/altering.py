@@ -5,6 +5,7 @@ An operation is known by where it is written, so that in a loop, or for each exp
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,9 +20,11 @@ from tensorcap.variation import Operation
 
 _OWN: Final = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 _SUMS: Final = frozenset({"add", "__add__", "__radd__", "add_", "__iadd__"})
+_PRODUCTS: Final = frozenset({"mul", "__mul__", "__rmul__", "mul_", "__imul__"})
 _DIFFERENCES: Final = frozenset({"sub", "__sub__", "sub_", "__isub__"})
 _PARTS: Final = frozenset({"chunk", "split", "unbind", "tensor_split"})
 _JOINED: Final = frozenset({"cat", "stack", "concat"})
+_MOST_PARTS: Final = 4
 _MEANS: Final[Mapping[str, Callable[..., Any]]] = {"mean": torch.mean, "sum": torch.sum}
 _FUNCTIONS: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "silu": functional.silu,
@@ -77,12 +80,10 @@ def _caller(frame: FrameType | None) -> FrameType | None:
 
 def _ways(name: str, args: Any, result: Any) -> list[str]:
     """What an operation could do otherwise."""
-    if name in _PARTS:
-        shapes = {part.shape for part in result} if isinstance(result, (tuple, list)) else set()
-        return ["reversed"] if len(shapes) == 1 and len(result) > 1 else []
-    if name in _JOINED:
-        parts = args[0] if args else ()
-        return ["reversed"] if len({part.shape for part in parts}) == 1 and len(parts) > 1 else []
+    if name in _PARTS or name in _JOINED:
+        parts = (args[0] if args else ()) if name in _JOINED else result
+        pairs = itertools.combinations(range(min(len(parts), _MOST_PARTS)), 2)
+        return [f"{one} and {other}" for one, other in pairs if parts[one].shape == parts[other].shape]
     if not isinstance(result, torch.Tensor) or not result.is_floating_point() or not args:
         return []
     if name in _MEANS:
@@ -94,6 +95,8 @@ def _ways(name: str, args: Any, result: Any) -> list[str]:
     ]
     if name in _SUMS:
         ways += ["twice", "opposite"]
+    elif name in _PRODUCTS and len(ways) == 2:
+        ways.append("sum")
     elif name in _DIFFERENCES:
         ways.append("opposite")
     elif name in _ACTIVATIONS:
@@ -104,10 +107,13 @@ def _ways(name: str, args: Any, result: Any) -> list[str]:
 def _altered(name: str, way: str, func: Any, args: Any, kwargs: Any) -> Any:
     if way in ("first", "second"):
         return args[way == "second"]
-    if way == "reversed":
-        if name in _JOINED:
-            return func(list(args[0])[::-1], *args[1:], **kwargs)
-        return tuple(func(*args, **kwargs))[::-1]
+    if name in _PARTS or name in _JOINED:
+        parts = list(args[0] if name in _JOINED else func(*args, **kwargs))
+        one, other = map(int, way.split(" and "))
+        parts[one], parts[other] = parts[other], parts[one]
+        return func(parts, *args[1:], **kwargs) if name in _JOINED else tuple(parts)
+    if name in _PRODUCTS:
+        return args[0] + args[1]
     if way == "twice":
         return args[0] + args[1] + args[1]
     if way == "opposite":

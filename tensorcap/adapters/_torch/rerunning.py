@@ -315,7 +315,7 @@ def _edited(tensor: torch.Tensor, edit: Edit) -> torch.Tensor | None:
     if isinstance(edit, Added):
         return tensor + edit.value
     if isinstance(edit, Filled):
-        return torch.full_like(tensor, edit.value)
+        return torch.full_like(tensor, max(edit.value, torch.finfo(tensor.dtype).min))
     if isinstance(edit, Ordered):
         return tensor.index_select(edit.axis, torch.from_numpy(np.asarray(edit.order)).to(tensor.device))
     return tensor.transpose(*edit.axes).contiguous()
