@@ -169,7 +169,11 @@ def _by_replay(
         found = None
         if place < _DIAGNOSED:
             found = next(
-                (e for own in against[:_DIAGNOSED] for e in _of_own(done, own, workload, compute_dtype, seed)),
+                (
+                    e
+                    for own in against[:_DIAGNOSED]
+                    for e in _of_own(done, own, workload, compute_dtype, seed)
+                ),
                 None,
             )
         inherited, total = around.of(module)

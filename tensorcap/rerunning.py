@@ -8,7 +8,6 @@ from tensorcap.adapters import adapter_for
 from tensorcap.substitution import Substitution
 from tensorcap.variation import Rerun
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.errors import TensorcapError
 
 if TYPE_CHECKING:
     from tensorcap.workload import Workload
@@ -41,5 +40,5 @@ def rerun_of(
         adapter.seed(seed)
     try:
         return adapter.rerun(workload, Substitution(target, keys=keys), module, run.get(key).key)
-    except (TensorcapError, RuntimeError):  # a value that does not fit, a module that is no plain Python
+    except Exception:  # a value that does not fit, or whatever a module that is no plain Python runs into
         return None

@@ -1,4 +1,4 @@
-"""Variation: one call of one module of a reference, made again on a target's values with something changed."""
+"""Variation: a call of a reference's module, made again on a target's values with something changed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from numpy.typing import NDArray
+from tensorcap_formats.dtypes import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Ordered:
     """A tensor with the slices of an axis in another order: slice n is that of `order[n]`."""
 
     axis: int
-    order: NDArray[Any]
+    order: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,5 +119,5 @@ class Rerun(Protocol):
     def operations(self) -> Mapping[str, Operation]:
         """Operations of its own code in the last call that was made, in their order."""
 
-    def made(self, change: Change) -> NDArray[Any] | None:
+    def made(self, change: Change) -> Array | None:
         """The tensor in question as float64, with something changed; None where the call fails."""

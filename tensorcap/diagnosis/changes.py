@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -28,6 +28,7 @@ from tensorcap.variation import (
 SMALL: Final = 1e-2  # a setting below it is an eps, of which only usual values are tried
 _EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 _EPS: Final = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.0)
+_EXPERT_HINT: Final = "Experts are in another order, or one stands in the place of another."
 _NEIGHBOURS: Final = 2  # results of calls are exchanged with those of so many that come next
 _SETTINGS: Final[Mapping[str, tuple[str, str]]] = {  # by a part of their names; the first that fits counts
     "eps": ("norm-eps", "Another eps; it shows in rows of small values only."),
@@ -36,7 +37,10 @@ _SETTINGS: Final[Mapping[str, tuple[str, str]]] = {  # by a part of their names;
     "clip": ("clip-differs", "The limit of values is missing, or another one."),
     "clamp": ("clip-differs", "The limit of values is missing, or another one."),
     "window": ("window-differs", "The window is missing, or its length is off by one."),
-    "layer_types": ("window-differs", "Layers see a window where they have to see all, or the other way round."),
+    "layer_types": (
+        "window-differs",
+        "Layers see a window where they have to see all, or the other way round.",
+    ),
     "causal": ("mask-differs", "The mask: causal or not."),
     "alpha": ("activation-differs", "The activation has another slope."),
     "slope": ("activation-differs", "The activation has another slope."),
@@ -161,7 +165,7 @@ def _of_experts(exhibit: Exhibit, shapes: Mapping[str, tuple[int, ...]]) -> Iter
             facts = {"parameters": list(names), "order": how}
             text = f"with the experts of {' and '.join(names)} {how}"
             change = Change(dict.fromkeys(names, edit))
-            yield Variant("expert-order", text, "Experts are in another order.", change, facts)
+            yield Variant("expert-order", text, _EXPERT_HINT, change, facts)
 
 
 def _without(name: str) -> Iterator[Variant]:
@@ -184,8 +188,10 @@ def _without(name: str) -> Iterator[Variant]:
 def _in_order(exhibit: Exhibit, name: str, shape: tuple[int, ...]) -> Iterator[Variant]:
     """One tensor, an axis of which is in another order; two axes of which are exchanged."""
     for axis, size in enumerate(shape):
+        is_of_experts = not axis and name in of_experts(exhibit, {name: shape})
         for how, edit in _orders(exhibit, axis, size):
-            yield _ordered({name: edit}, how)
+            one = _ordered({name: edit}, how)
+            yield replace(one, kind="expert-order", hint=_EXPERT_HINT) if is_of_experts else one
     for first, second in itertools.combinations(range(len(shape)), 2):
         if shape[first] == shape[second] > 1:
             text = f"with {name} transposed"
@@ -210,7 +216,9 @@ def _ordered(edits: Mapping[str, Ordered], how: str) -> Variant:
     kind = "parameter-shift" if how.startswith("rolled") else "parameter-order"
     hint = "A table, or a weight, is read from another place."
     if kind == "parameter-order":
-        hint = "Parts of a weight lie in another order: gate and up, queries and keys, heads, pairs and halves."
+        hint = (
+            "Parts of a weight lie in another order: gate and up, queries and keys, heads, pairs and halves."
+        )
     axes = ", ".join(f"axis {edit.axis} of {name}" for name, edit in edits.items())
     tensors: dict[str, Edit] = dict(edits)
     facts = {"parameters": list(edits), "order": how}
@@ -281,7 +289,9 @@ def _of_arguments(rerun: Rerun) -> Iterator[Variant]:
         elif kind == "int":
             for step in (1, -1):
                 text = f"with its {short} {'plus' if step > 0 else 'minus'} one"
-                edits.append(("position-differs" if what == "position" else "index-differs", text, Added(step)))
+                edits.append(
+                    ("position-differs" if what == "position" else "index-differs", text, Added(step))
+                )
         edits += [(found, f"with its {short} {text}", edit) for found, text, edit in _shifts(shape)]
         for found, text, edit in edits:
             change = Change(arguments={name: edit})
@@ -296,7 +306,10 @@ def _of_results(rerun: Rerun) -> Iterator[Variant]:
         change = Change(results={name: Filled(0.0)})
         yield Variant("term-missing", f"with zeros for the result of {name}", hint, change, {"call": name})
         for kind, how, edit in _shifts(shape):
-            text, hint = f"with the result of {name} {how}", "Tokens are one off: padding, a cache, a convolution."
+            text, hint = (
+                f"with the result of {name} {how}",
+                "Tokens are one off: padding, a cache, a convolution.",
+            )
             yield Variant(kind, text, hint, Change(results={name: edit}), {"call": name})
     for names in by_shape.values():
         for at, one in enumerate(names):

@@ -1,4 +1,4 @@
-"""Dropout that is active: elements of a tensor, or of what is added to another one, are left out at random."""
+"""Dropout that is active: elements of a tensor, or of what is added to one, are left out at random."""
 
 from __future__ import annotations
 

@@ -28,6 +28,7 @@ def positions(exhibit: Exhibit) -> Iterator[Trial]:
     if not is_counting and "position" not in exhibit.reference.key.slot:
         return
     for step in _STEPS:
-        text = f"positions of the target are those of the reference {'plus' if step > 0 else 'minus'} {abs(step)}"
+        sign = "plus" if step > 0 else "minus"
+        text = f"positions of the target are those of the reference {sign} {abs(step)}"
         logs = math.log(len(_STEPS))
         yield Trial("position-offset", text, t, r + step, r, 0, logs, _HINT, {"offset": step})

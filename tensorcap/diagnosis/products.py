@@ -79,7 +79,7 @@ def _accumulated(
     width = x.shape[1]
     counts = [c for c in (*_PARTS, width) if c <= min(width, _MOST_PARTS) and width % c == 0]
     for count in dict.fromkeys(counts):
-        total: Values | float = 0.0
+        total = np.zeros_like(t)
         for xs, weights in zip(np.split(x, count, axis=1), np.split(matrix, count, axis=1), strict=True):
             total = rounded(total + rounded(xs @ weights.T, dtype), dtype)
         each = width // count

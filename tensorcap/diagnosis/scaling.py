@@ -102,7 +102,7 @@ def _by_parameters(exhibit: Exhibit) -> Iterator[Trial]:
 
 def _by_weight(r: Values, t: Values, name: str, w: Values, dtype: str) -> Iterator[Trial]:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        factors = (
+        factors: tuple[tuple[Values, str, str, str], ...] = (
             (
                 w / (1 + w),
                 "norm-without-one-plus",

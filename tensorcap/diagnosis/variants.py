@@ -65,7 +65,9 @@ def variants(exhibit: Exhibit, scales: Scales, rerun: Rerun | None) -> Iterator[
 
 def _is_explained(exhibit: Exhibit, scales: Scales) -> bool:
     before = relative_error(exhibit.t, exhibit.r) if exhibit.is_same_shape else 1.0
-    return min(scales.tried.values(), default=1.0) <= max(SHARE, ROUNDINGS * scales.rounding / (before or 1.0))
+    return min(scales.tried.values(), default=1.0) <= max(
+        SHARE, ROUNDINGS * scales.rounding / (before or 1.0)
+    )
 
 
 class _Tried:
@@ -137,8 +139,8 @@ class _Tried:
         picked = np.linspace(0, rows - 1, min(rows, _ROWS_PER_EXPERT * count)).astype(np.int64)
         alone = []
         for expert in range(count):
-            order = Ordered(0, np.full(count, expert))
-            made = self._rerun.made(Change(dict.fromkeys(names, order)))
+            of_one = Ordered(0, np.full(count, expert))
+            made = self._rerun.made(Change(dict.fromkeys(names, of_one)))
             if made is None or made.shape != r.shape or not np.isfinite(made).all():
                 return
             alone.append(made.reshape(rows, width)[picked])

@@ -165,9 +165,7 @@ class TorchAdapter:
             if grads:
                 backward(workload.model, result)
 
-    def rerun(
-        self, workload: Workload, substitution: Substitution, site: str, key: Key
-    ) -> Rerunning | None:
+    def rerun(self, workload: Workload, substitution: Substitution, site: str, key: Key) -> Rerunning | None:
         """Run the workload until a call of a module, which can then be made again."""
         found = Rerunning(workload.model, substitution, site, key)
         return found if found.find(lambda: self.run(workload)) else None

@@ -47,7 +47,7 @@ class Altering(TorchFunctionMode):
     """
 
     def __init__(self, altered: Mapping[str, str]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call] # torch's own
+        super().__init__()
         self.operations: dict[str, Operation] = {}
         self._altered = altered
 

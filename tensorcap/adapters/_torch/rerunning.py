@@ -7,17 +7,15 @@ within it return what they returned then.
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from types import CodeType
+from contextlib import ExitStack
 from typing import Any, Final
 
-import numpy as np
 import torch
 from torch import nn
 
 from tensorcap.adapters._torch.altering import Altering
+from tensorcap.adapters._torch.changing import Held, changed, edited, settings, with_forward
 from tensorcap.adapters._torch.description import tree
 from tensorcap.adapters._torch.leaves import KINDS
 from tensorcap.adapters._torch.substituting import Exchange
@@ -26,14 +24,12 @@ from tensorcap.recording.point import Point
 from tensorcap.recording.recorder import Call
 from tensorcap.recording.structure import rebuilt, walk
 from tensorcap.substitution import Substitution
-from tensorcap.variation import Absent, Added, Change, Edit, Filled, Operation, Ordered, Shifted
+from tensorcap.variation import Change, Edit, Operation
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import Key, escape, module_site
 
 Forward = Callable[..., Any]
-Values = dict[str, Any]
 
-_NOT_SETTINGS: Final = ("training", "layer_idx")
 _FAILURES: Final = (Exception,)  # whatever a changed module may run into
 
 
@@ -67,11 +63,14 @@ class Rerunning:
         self._module = modules[own]
         self._names = {id(module): names[name] for name, module in modules.items()}
         prefix = f"{own}." if own else ""
-        self._within = {n.removeprefix(prefix): m for n, m in modules.items() if n != own and n.startswith(prefix)}
+        self._within = {
+            n.removeprefix(prefix): m for n, m in modules.items() if n != own and n.startswith(prefix)
+        }
         self._model, self._exchange, self._key = model, Exchange(substitution), key
         signatures: dict[Any, list[str]] = {}
         self._arguments = {
-            id(module): argument_names(module, signatures) for module in (self._module, *self._within.values())
+            id(module): argument_names(module, signatures)
+            for module in (self._module, *self._within.values())
         }
         self._step = -1
         self._calls: dict[int, int] = {}
@@ -95,16 +94,7 @@ class Rerunning:
     @property
     def settings(self) -> Mapping[str, Any]:
         """Attributes, and entries of the configuration, whose names the code of its class has."""
-        used = _names_used(type(self._module))
-        found = {name: value for name, value in vars(self._module).items() if name in used}
-        config = getattr(self._module, "config", None)
-        if config is not None and not isinstance(config, nn.Module):
-            found |= {f"config.{name}": value for name, value in vars(config).items() if name in used}
-        return {
-            name: value
-            for name, value in found.items()
-            if not name.rpartition(".")[2].startswith("_") and name not in _NOT_SETTINGS and _is_setting(value)
-        }
+        return settings(self._module)
 
     @property
     def arguments(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
@@ -140,7 +130,7 @@ class Rerunning:
         with ExitStack() as stack:
             stack.callback(self._model.register_forward_pre_hook(self._count_step).remove)
             for module, wrap in forwards.values():
-                stack.enter_context(_with_forward(module, wrap(module, module.forward)))
+                stack.enter_context(with_forward(module, wrap(module, module.forward)))
             try:
                 run()
             except _Enough:
@@ -154,10 +144,10 @@ class Rerunning:
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             for module in self._within.values():
-                stack.enter_context(_with_forward(module, self._stub(module, change.results)))
+                stack.enter_context(with_forward(module, self._stub(module, change.results)))
             self._calls = {}
             try:
-                stack.enter_context(self._changed(change))
+                stack.enter_context(changed(self._module, self._tensors(), change))
                 altering = stack.enter_context(Altering(change.operations))
                 self.operations = altering.operations
                 result = self._module(*args, **kwargs)
@@ -226,7 +216,7 @@ class Rerunning:
         def edited(slot: str, value: Any) -> Any:
             def change(name: str, tensor: Any) -> Any:
                 edit = edits.get(f"{slot}.{name}" if name else slot)
-                return tensor if edit is None else _edited(tensor, edit)
+                return tensor if edit is None else edited(tensor, edit)
 
             return rebuilt(value, KINDS, change)
 
@@ -245,7 +235,7 @@ class Rerunning:
                     self._take(slot, value)
                 if self._found is not None:
                     raise _Enough
-            return _edited(result, other) if isinstance(other, Edit) else _copied(result)
+            return edited(result, other) if isinstance(other, Edit) else _copied(result)
 
         return call
 
@@ -275,9 +265,9 @@ class Rerunning:
         for name, value in kwargs.items():
             yield f"input.{escape(name)}", value
 
-    def _tensors(self) -> dict[str, tuple[dict[str, Any], str]]:
+    def _tensors(self) -> dict[str, Held]:
         """What may be changed: by name, what holds it and its name there."""
-        found = {}
+        found: dict[str, Held] = {}
         for path, module in {"": self._module, **self._within}.items():
             if path and id(module) in self._returned:
                 continue
@@ -287,84 +277,14 @@ class Rerunning:
                         found[f"{path}.{name}" if path else name] = (holder, name)
         return found
 
-    @contextmanager
-    def _changed(self, change: Change) -> Iterator[None]:
-        """The module as it would be with the mistake, within a block."""
-        tensors = self._tensors()
-        with ExitStack() as stack:
-            for name, edit in change.tensors.items():
-                holder, own = tensors[name]
-                tensor, before = holder[own], holder[own].data
-                stack.callback(setattr, tensor, "data", before)
-                tensor.data = _edited(before, edit)
-            for name, value in change.settings.items():
-                owner, _, entry = name.rpartition(".")
-                holding = self._module.config if owner else self._module
-                stack.callback(setattr, holding, entry, getattr(holding, entry))
-                setattr(holding, entry, value)
-            yield
-
-
-def _edited(tensor: torch.Tensor, edit: Edit) -> torch.Tensor | None:
-    if isinstance(edit, Absent):
-        return None
-    if isinstance(edit, Shifted):
-        moved = tensor.roll(edit.by, edit.axis)
-        moved.narrow(edit.axis, 0 if edit.by > 0 else edit.by, abs(edit.by)).zero_()
-        return moved
-    if isinstance(edit, Added):
-        return tensor + edit.value
-    if isinstance(edit, Filled):
-        return torch.full_like(tensor, max(edit.value, torch.finfo(tensor.dtype).min))
-    if isinstance(edit, Ordered):
-        return tensor.index_select(edit.axis, torch.from_numpy(np.asarray(edit.order)).to(tensor.device))
-    return tensor.transpose(*edit.axes).contiguous()
-
 
 def _copied(value: Any) -> Any:
-    return rebuilt(value, KINDS, lambda _, tensor: tensor.clone() if isinstance(tensor, torch.Tensor) else tensor)
-
-
-@contextmanager
-def _with_forward(module: nn.Module, forward: Forward) -> Iterator[None]:
-    """A module with another `forward` within a block."""
-    held = vars(module).get("forward")
-    module.forward = forward
-    try:
-        yield
-    finally:
-        if held is None:
-            del module.forward
-        else:
-            module.forward = held
+    return rebuilt(
+        value, KINDS, lambda _, tensor: tensor.clone() if isinstance(tensor, torch.Tensor) else tensor
+    )
 
 
 def _kind(tensor: torch.Tensor) -> str:
     if tensor.dtype == torch.bool:
         return "bool"
     return "float" if tensor.is_floating_point() else "int"
-
-
-def _is_setting(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return len(set(value)) > 1 if all(isinstance(item, str) for item in value) else False
-    return isinstance(value, (bool, int, float))
-
-
-def _names_used(cls: type) -> set[str]:
-    """Names in the code of a class and of what it inherits, the framework's own bases apart."""
-    found: set[str] = set()
-
-    def add(code: CodeType) -> None:
-        found.update(code.co_names)
-        for constant in code.co_consts:
-            if isinstance(constant, CodeType):
-                add(constant)
-
-    for base in cls.__mro__:
-        if base not in (nn.Module, object):
-            for member in vars(base).values():
-                function = inspect.unwrap(member) if callable(member) else None
-                if hasattr(function, "__code__") and getattr(member, "__name__", "") != "__init__":
-                    add(function.__code__)
-    return found
