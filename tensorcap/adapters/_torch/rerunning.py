@@ -75,7 +75,7 @@ class Rerunning:
         self._step = -1
         self._calls: dict[int, int] = {}
         self._depth = 0
-        self._returned: dict[int, list[Any]] = {}
+        self._returned: dict[int, list[tuple[int, Any]]] = {}  # by module: numbers of calls, results
         self._order: dict[int, int] = {}
         self._found: torch.Tensor | None = None
         self.operations: Mapping[str, Operation] = {}
@@ -143,8 +143,9 @@ class Rerunning:
         self._found = None
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            for module in self._within.values():
-                stack.enter_context(with_forward(module, self._stub(module, change.results)))
+            for name, module in self._within.items():
+                if id(module) in self._returned:
+                    stack.enter_context(with_forward(module, self._stub(module, change.results.get(name))))
             self._calls = {}
             try:
                 stack.enter_context(changed(self._module, self._tensors(), change))
@@ -213,23 +214,24 @@ class Rerunning:
         if not edits:
             return args, kwargs
 
-        def edited(slot: str, value: Any) -> Any:
+        def with_edits(slot: str, value: Any) -> Any:
             def change(name: str, tensor: Any) -> Any:
                 edit = edits.get(f"{slot}.{name}" if name else slot)
                 return tensor if edit is None else edited(tensor, edit)
 
             return rebuilt(value, KINDS, change)
 
-        values = [edited(slot, value) for slot, value in self._named(self._module, args, kwargs)]
+        values = [with_edits(slot, value) for slot, value in self._named(self._module, args, kwargs)]
         return tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
 
-    def _stub(self, module: nn.Module, results: Mapping[str, Edit | str]) -> Forward:
-        name = next(name for name, other in self._within.items() if other is module)
-        other = results.get(name)
-        kept = self._returned.get(id(self._within[other] if isinstance(other, str) else module), [])
+    def _stub(self, module: nn.Module, other: Edit | str | None) -> Forward:
+        """A call within it, which returns what it did, or what becomes of that, or what another did."""
+        own = self._returned[id(module)]
+        kept = self._returned[id(self._within[other])] if isinstance(other, str) else own
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            number, result = kept[self._number(module)]
+            at = self._number(module)
+            number, (_, result) = own[at][0], kept[at]
             if number == self._key.call and self._key.site in self._names[id(module)]:
                 for slot, value in self._named(module, args, kwargs):
                     self._take(slot, value)
