@@ -17,6 +17,7 @@ from torch import Tensor, nn  # noqa: E402  # after the check that it is there
 from tensorcap.alignment.part import Part  # noqa: E402
 from tensorcap.capturing import capture_workload  # noqa: E402
 from tensorcap.diagnosis.diagnosing import Diagnosis, diagnose  # noqa: E402
+from tensorcap.localizing import localize  # noqa: E402
 from tensorcap.replaying import replay_within  # noqa: E402
 from tensorcap.rerunning import rerun_of  # noqa: E402
 from tensorcap.variation import Added, Change, Filled, Ordered, Rerun, Shifted  # noqa: E402
@@ -436,6 +437,20 @@ def test_the_model_is_as_before_afterwards(tmp_path: Path, rng: np.random.Genera
     modules = list(workload.model.modules())
     assert not any("forward" in vars(module) for module in modules)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+
+
+@pytest.mark.spec("DIA-70")
+def test_localising_calls_the_guilty_module_again(tmp_path: Path, rng: np.random.Generator) -> None:
+    workload = mixer_workload(rng)
+    v = values_of(workload)
+    made = mixed(v, limit=np.inf)
+    capture_workload(workload, tmp_path / "ref.h5")
+    changed = {CORE: made, OUT: made @ v.out.T, RESULT: made @ v.out.T, "0/@root/output": made @ v.out.T}
+    target = with_values(tmp_path / "ref.h5", tmp_path / "tgt.h5", changed)
+    first = localize(tmp_path / "ref.h5", target, workload).suspects[0]
+    assert first.module == "mixer"
+    assert first.diagnosis is not None
+    assert (first.diagnosis.kind, first.diagnosis.facts["setting"]) == ("clip-differs", "limit")
 
 
 @pytest.mark.spec("DIA-70")
