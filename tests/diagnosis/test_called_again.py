@@ -58,7 +58,7 @@ class Mixer(nn.Module):
         self.scaling = 0.5
 
     def forward(self, hidden_states: Tensor, residual: Tensor, mask: Tensor, position_ids: Tensor) -> Tensor:
-        gated = self.gate(hidden_states).clamp(max=self.limit) * self.up(hidden_states)
+        gated = self.gate(hidden_states).clamp_(max=self.limit) * self.up(hidden_states)
         first, second = self.pair(hidden_states).chunk(2, -1)
         mixed = gated * self.scaling + torch.tanh(first) * (second + 1)
         mixed = (mixed @ self.square) * mask[..., None]
