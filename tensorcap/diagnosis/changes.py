@@ -36,31 +36,31 @@ _SETTINGS: Final[Mapping[str, tuple[str, str]]] = {  # by a part of their names;
     "limit": ("clip-differs", "The limit of values is missing, or another one."),
     "clip": ("clip-differs", "The limit of values is missing, or another one."),
     "clamp": ("clip-differs", "The limit of values is missing, or another one."),
-    "window": ("window-differs", "The window is missing, or its length is off by one."),
+    "window": ("attention-mask", "The window is missing, or its length is off by one."),
     "layer_types": (
-        "window-differs",
+        "attention-mask",
         "Layers see a window where they have to see all, or the other way round.",
     ),
-    "causal": ("mask-differs", "The mask: causal or not."),
+    "causal": ("attention-mask", "The mask: causal or not."),
     "alpha": ("activation-differs", "The activation has another slope."),
     "slope": ("activation-differs", "The activation has another slope."),
     "topk": ("router-differs", "Weights of experts are renormalised on one side only."),
     "top_k": ("router-differs", "Another count of experts is chosen."),
     "experts_per_tok": ("router-differs", "Another count of experts is chosen."),
-    "decoder": ("position-differs", "A decoder looks back only, an encoder both ways; their tables differ."),
-    "bucket": ("position-differs", "The table of relative positions is divided otherwise."),
+    "decoder": ("position-offset", "A decoder looks back only, an encoder both ways; their tables differ."),
+    "bucket": ("position-offset", "The table of relative positions is divided otherwise."),
     "scal": ("factor", ""),
     "factor": ("factor", ""),
     "multiplier": ("factor", ""),
 }
-_ARGUMENTS: Final = {
-    "mask": "The mask is not looked at.",
-    "position": "Positions are not looked at, or counted from another number.",
-    "term": "A residual, or another term, is missing.",
-}
+_ARGUMENTS: Final = (  # by a part of their names; the first that fits counts
+    ("mask", "attention-mask", "The mask is not looked at."),
+    ("position", "position-offset", "Positions are not looked at, or counted from another number."),
+    ("", "term-missing", "A residual, or another term, is missing."),
+)
 _LEFT_OUT: Final[Mapping[str, str]] = {  # what an operation is when it is not done, by words of its name
     "clamp clip": "clip-missing",
-    "masked where": "mask-missing",
+    "masked where": "attention-mask",
     "silu gelu relu sigmoid tanh softplus exp": "activation-missing",
     "neg": "sign",
     "add sub": "term-missing",
@@ -282,20 +282,18 @@ def _values(value: Any) -> Iterator[Any]:
 def _of_arguments(rerun: Rerun) -> Iterator[Variant]:
     for name, (kind, shape) in rerun.arguments.items():
         short = name.removeprefix("input.")
-        what = next((w for w in ("mask", "position") if w in short), "term")
-        edits: list[tuple[str, str, Edit]] = [(f"{what}-missing", f"without its {short}", Absent())]
+        what, missing, hint = next(entry for entry in _ARGUMENTS if entry[0] in short)
+        edits: list[tuple[str, str, Edit]] = [(missing, f"without its {short}", Absent())]
         if kind == "float":
-            edits.append((f"{what}-missing", f"with zeros for its {short}", Filled(0.0)))
+            edits.append((missing, f"with zeros for its {short}", Filled(0.0)))
+        elif what == "mask":
+            edits.append((missing, f"with ones for its {short}", Filled(1.0)))
         elif kind == "int":
-            for step in (1, -1):
-                text = f"with its {short} {'plus' if step > 0 else 'minus'} one"
-                edits.append(
-                    ("position-differs" if what == "position" else "index-differs", text, Added(step))
-                )
+            other = missing if what else "index-differs"
+            edits += [(other, f"with its {short} {step:+d}", Added(step)) for step in (1, -1)]
         edits += [(found, f"with its {short} {text}", edit) for found, text, edit in _shifts(shape)]
         for found, text, edit in edits:
-            change = Change(arguments={name: edit})
-            yield Variant(found, text, _ARGUMENTS[what], change, {"argument": short})
+            yield Variant(found, text, hint, Change(arguments={name: edit}), {"argument": short})
 
 
 def _of_results(rerun: Rerun) -> Iterator[Variant]:
@@ -317,7 +315,7 @@ def _of_results(rerun: Rerun) -> Iterator[Variant]:
                 text = f"with the results of {one} and {other} exchanged"
                 hint = f"{one} and {other} stand in each other's place."
                 change = Change(results={one: other, other: one})
-                yield Variant("results-exchanged", text, hint, change, {"calls": [one, other]})
+                yield Variant("results-order", text, hint, change, {"calls": [one, other]})
 
 
 def _shifts(shape: tuple[int, ...]) -> Iterator[tuple[str, str, Edit]]:

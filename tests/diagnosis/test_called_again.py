@@ -195,7 +195,9 @@ def kinds(found: Diagnosis) -> set[str]:
 
 TENSORS = [
     pytest.param("bias-dropped", lambda v: {"bias": 0.0}, {"parameter": "bias"}, id="bias"),
-    pytest.param("parameter-missing", lambda v: {"skip": 0.0}, {"parameter": "skip", "value": 0.0}, id="skip"),
+    pytest.param(
+        "parameter-missing", lambda v: {"skip": 0.0}, {"parameter": "skip", "value": 0.0}, id="skip"
+    ),
     pytest.param("weight-missing", lambda v: {"skip": 1.0}, {"parameter": "skip", "value": 1.0}, id="factor"),
     pytest.param("weight-transposed", lambda v: {"square": v.square.T}, {"parameter": "square"}, id="turned"),
     pytest.param(
@@ -253,10 +255,10 @@ def test_another_setting_is_named_with_its_value(
 
 
 ARGUMENTS = [
-    pytest.param("mask-missing", lambda v: {"mask": 0 * v.mask}, {"argument": "mask"}, id="mask"),
+    pytest.param("attention-mask", lambda v: {"mask": 0 * v.mask}, {"argument": "mask"}, id="mask"),
     pytest.param("term-missing", lambda v: {"residual": 0.0}, {}, id="residual"),
     pytest.param(
-        "position-differs",
+        "position-offset",
         lambda v: {"position_ids": v.position_ids + 1},
         {"argument": "position_ids"},
         id="positions",
@@ -296,7 +298,7 @@ def test_an_argument_that_is_not_looked_at_or_is_one_off_is_named(
 
 
 RESULTS = [
-    pytest.param("results-exchanged", {"is_exchanged": True}, {"calls": ["gate", "up"]}, id="exchanged"),
+    pytest.param("results-order", {"is_exchanged": True}, {"calls": ["gate", "up"]}, id="exchanged"),
     pytest.param("token-shift", {"is_late": True}, {"call": "pair"}, id="late"),
 ]
 
@@ -424,7 +426,9 @@ def test_the_model_is_as_before_afterwards(tmp_path: Path, rng: np.random.Genera
     workload = mixer_workload(rng)
     mixer = workload.model.mixer
     before = {name: (id(p), p.data_ptr(), p.clone()) for name, p in mixer.named_parameters()}
-    fails = Change({"square": Ordered(0, np.array([99]))}, settings={"limit": 7.0, "config.norm_topk_prob": 0})
+    fails = Change(
+        {"square": Ordered(0, np.array([99]))}, settings={"limit": 7.0, "config.norm_topk_prob": 0}
+    )
     with ExitStack() as stack:
         again = rerun_within(stack, workload, tmp_path)
         assert again.made(fails) is None

@@ -53,11 +53,7 @@ def first_blame(
 _KINDS: Final[Mapping[str, str]] = {
     "expert-order": "expert_order",
     "parameter-missing": "missing_module",
-    "window-*": "window",
-    "mask-*": "mask",
-    "position-*": "position",
     "sum-precision": "precision",
-    "results-exchanged": "permutation",
     "activation*": "activation",
     "gate-*": "activation",
     "bias-*": "bias",

@@ -74,7 +74,8 @@ def edited(tensor: torch.Tensor, edit: Edit) -> torch.Tensor | None:
     if isinstance(edit, Absent):
         return None
     if isinstance(edit, Filled):
-        return torch.full_like(tensor, max(edit.value, torch.finfo(tensor.dtype).min))
+        least = torch.finfo(tensor.dtype).min if tensor.is_floating_point() else edit.value
+        return torch.full_like(tensor, max(edit.value, least))
     if isinstance(edit, Added):
         return tensor + edit.value
     if isinstance(edit, Ordered):

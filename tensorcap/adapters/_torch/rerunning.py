@@ -139,7 +139,6 @@ class Rerunning:
 
     def made(self, change: Change) -> Array | None:
         """Call the module again."""
-        args, kwargs = self._with_arguments(change.arguments)
         self._found = None
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
@@ -149,6 +148,7 @@ class Rerunning:
             self._calls = {}
             try:
                 stack.enter_context(changed(self._module, self._tensors(), change))
+                args, kwargs = self._with_arguments(change.arguments)
                 altering = stack.enter_context(Altering(change.operations))
                 self.operations = altering.operations
                 result = self._module(*args, **kwargs)
