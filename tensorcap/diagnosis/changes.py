@@ -53,6 +53,10 @@ _SETTINGS: Final[Mapping[str, tuple[str, str]]] = {  # by a part of their names;
     "factor": ("factor", ""),
     "multiplier": ("factor", ""),
 }
+_OF_ATTENTION: Final = {
+    "softcap": ("attention-softcap", "The soft cap of scores is missing, or another one."),
+    "scal": ("attention-scale", "The scale of scores is another one."),
+}
 _ARGUMENTS: Final = (  # by a part of their names; the first that fits counts
     ("mask", "attention-mask", "The mask is not looked at."),
     ("position", "position-offset", "Positions are not looked at, or counted from another number."),
@@ -113,9 +117,11 @@ def of_experts(exhibit: Exhibit, shapes: Mapping[str, tuple[int, ...]]) -> tuple
     return tuple(name for name, shape in shapes.items() if len(shape) > 1 and shape[0] == count)
 
 
-def kind_of_setting(name: str) -> tuple[str, str]:
-    """The kind of another value for a setting, and its hint."""
-    found = next((kind for part, kind in _SETTINGS.items() if part in name), None)
+def kind_of_setting(name: str, class_name: str) -> tuple[str, str]:
+    """The kind of another value for a setting of a module of a class, and its hint."""
+    is_of_attention = "attention" in class_name.lower()
+    known = {**_SETTINGS, **_OF_ATTENTION} if is_of_attention else _SETTINGS
+    found = next((kind for part, kind in known.items() if part in name), None)
     return found or ("setting-differs", f"The setting {name} is another one, or is not looked at.")
 
 
@@ -257,7 +263,7 @@ def _orders(exhibit: Exhibit, axis: int, size: int) -> Iterator[tuple[str, Order
 def _of_settings(rerun: Rerun) -> Iterator[Variant]:
     for name, value in rerun.settings.items():
         for other in _values(value):
-            kind, hint = kind_of_setting(name)
+            kind, hint = kind_of_setting(name, rerun.class_name)
             shown = "nothing" if other is None else f"{other:g}" if isinstance(other, float) else repr(other)
             text = f"with {shown} in the place of {value!r} for its setting {name}"
             facts = {"setting": name, "reference": value, "target": other}

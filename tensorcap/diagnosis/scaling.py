@@ -120,7 +120,8 @@ def _by_weight(r: Values, t: Values, name: str, w: Values, dtype: str) -> Iterat
             (w, "weight-twice", name, "The multiplication by {} is done once more."),
         )
         if dtype in _NARROW:
-            less, more = rounded(w - 1, dtype), rounded(1 + w, dtype)
+            own = rounded(w, dtype)
+            less, more = rounded(own - 1, dtype), rounded(1 + own, dtype)
             factors = (
                 *factors,
                 (

@@ -114,7 +114,7 @@ class _Tried:
         if made is None or relative_error(self._exhibit.t, made) > LESSENED * before:
             return
         names = named(factor, self._exhibit, 1e-3)
-        kind, hint = kind_of_setting(name)
+        kind, hint = kind_of_setting(name, self._rerun.class_name)
         text = (
             f"the target is what {self._rerun.class_name} makes with {value * factor:.6g} in the place of "
             f"{value:g} for its setting {name}" + (f", which is {names[0]} times that" if names else "")
