@@ -302,6 +302,20 @@ def test_weights_of_fewer_experts_are_told(
     assert found.explanations[0].facts == {"count": 2}
 
 
+@pytest.mark.spec("DIA-62")
+def test_a_router_in_low_precision_is_told(diagnosed: Diagnose, rng: np.random.Generator) -> None:
+    z = to_bfloat16(rng.standard_normal((80, 8)))
+    p = top(to_bfloat16(softmax(z.astype(float))).astype(float), 3)
+    low = p / to_bfloat16(p.sum(-1, keepdims=True))
+    ours = {"0/mlp.gate/output.0": z, "0/mlp.gate/output.1": softmax(top(z.astype(float), 3))}
+    theirs = {"0/mlp.gate/output.0": z, "0/mlp.gate/output.1": low}
+    found = diagnosed(ours, theirs, key="0/mlp.gate/output.1", precision="bfloat16")
+    assert found.explanations[0].kind == "router-precision"
+    once = {**theirs, "0/mlp.gate/output.1": softmax(top(z.astype(float), 3))}
+    right = diagnosed(ours, once, key="0/mlp.gate/output.1", precision="bfloat16")
+    assert "router-precision" not in {e.kind for e in right.explanations}
+
+
 @pytest.mark.spec("DIA-63")
 @pytest.mark.parametrize("parts", [4, 16, 64])
 def test_products_that_are_summed_in_low_precision_are_told_with_their_parts(

@@ -53,7 +53,7 @@ def first_blame(
 _KINDS: Final[Mapping[str, str]] = {
     "expert-order": "expert_order",
     "parameter-missing": "missing_module",
-    "sum-precision": "precision",
+    "*-precision": "precision",
     "activation*": "activation",
     "gate-*": "activation",
     "bias-*": "bias",
