@@ -51,7 +51,14 @@ class Shifted:
     by: int
 
 
-Edit = Filled | Ordered | Transposed | Added | Absent | Shifted
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """A tensor rounded to a narrower dtype, in its own."""
+
+    dtype: str
+
+
+Edit = Filled | Ordered | Transposed | Added | Absent | Shifted | Rounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +90,7 @@ class Change:
         arguments: Tensors that it is given, by name, and what becomes of each.
         results: Calls within it by name; what becomes of the result, or whose result it returns.
         operations: Operations of its code by their keys in `Rerun.operations`, and one of its ways.
+        steps: A dtype that the result of every operation of its code is rounded to; "" for none.
     """
 
     tensors: Mapping[str, Edit] = field(default_factory=dict)
@@ -90,6 +98,7 @@ class Change:
     arguments: Mapping[str, Edit] = field(default_factory=dict)
     results: Mapping[str, Edit | str] = field(default_factory=dict)
     operations: Mapping[str, str] = field(default_factory=dict)
+    steps: str = ""
 
 
 class Rerun(Protocol):

@@ -21,6 +21,7 @@ from tensorcap.variation import (
     Operation,
     Ordered,
     Rerun,
+    Rounded,
     Shifted,
     Transposed,
 )
@@ -109,6 +110,23 @@ def variants_of(exhibit: Exhibit, rerun: Rerun, largest: int) -> list[Variant]:
         *(one for name, shape in shapes.items() for one in _in_order(exhibit, name, shape)),
         *_together(exhibit, shapes),
     ]
+
+
+def in_low_precision(rerun: Rerun, dtype: str) -> list[Variant]:
+    """Tensors of the module, and every step of its code, rounded to a dtype."""
+    found = [
+        Variant(
+            "rounded",
+            f"with {name} rounded to {dtype}",
+            f"{name} is cast to {dtype} with the rest of the model; it has to stay as it is.",
+            Change({name: Rounded(dtype)}),
+            {"parameter": name, "dtype": dtype},
+        )
+        for name in rerun.tensors
+    ]
+    tensors: dict[str, Edit] = dict.fromkeys(rerun.tensors, Rounded(dtype))
+    text, hint = f"with every step rounded to {dtype}", "It has to compute in float32, and does not."
+    return [*found, Variant("code-precision", text, hint, Change(tensors, steps=dtype), {"dtype": dtype})]
 
 
 def of_experts(exhibit: Exhibit, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:

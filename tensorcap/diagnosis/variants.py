@@ -8,7 +8,15 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.diagnosis.changes import SMALL, Variant, alterations, kind_of_setting, of_experts, variants_of
+from tensorcap.diagnosis.changes import (
+    SMALL,
+    Variant,
+    alterations,
+    in_low_precision,
+    kind_of_setting,
+    of_experts,
+    variants_of,
+)
 from tensorcap.diagnosis.constants import hint_of, named
 from tensorcap.diagnosis.exhibit import Exhibit
 from tensorcap.diagnosis.weighing import (
@@ -25,6 +33,7 @@ from tensorcap.variation import Change, Ordered, Rerun
 _REPEATS: Final = 1e-5  # what a call that is made again may leave of what it made the first time
 _LARGEST: Final = 1 << 26  # elements of a tensor that is put in another order
 _WORK: Final = 1 << 36  # elements of tensors, arguments and results that all calls together have to do with
+_NARROW: Final = ("bfloat16", "float16")
 _STEPS: Final = 32
 _FACTORS: Final = tuple(2.0**power for power in range(-8, 9) if power)
 _MOST_EXPERTS: Final = 128
@@ -59,6 +68,8 @@ def variants(exhibit: Exhibit, scales: Scales, rerun: Rerun | None) -> Iterator[
                 yield from tried.fitted(name, value)
     if _is_explained(exhibit, scales):
         return
+    if exhibit.target.dtype.name in _NARROW:
+        yield from tried.all_of(in_low_precision(rerun, exhibit.target.dtype.name))
     yield from tried.experts()
     yield from tried.all_of(alterations(operations)[:most])
 

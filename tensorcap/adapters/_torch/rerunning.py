@@ -149,7 +149,7 @@ class Rerunning:
             try:
                 stack.enter_context(changed(self._module, self._tensors(), change))
                 args, kwargs = self._with_arguments(change.arguments)
-                altering = stack.enter_context(Altering(change.operations))
+                altering = stack.enter_context(Altering(change.operations, change.steps))
                 self.operations = altering.operations
                 result = self._module(*args, **kwargs)
                 if self._key.slot.startswith("output"):
