@@ -91,6 +91,7 @@ class Change:
         results: Calls within it by name; what becomes of the result, or whose result it returns.
         operations: Operations of its code by their keys in `Rerun.operations`, and one of its ways.
         steps: A dtype that the result of every operation of its code is rounded to; "" for none.
+        is_in_turn: Whether sums are then taken one after the other, rounded each time.
     """
 
     tensors: Mapping[str, Edit] = field(default_factory=dict)
@@ -99,6 +100,7 @@ class Change:
     results: Mapping[str, Edit | str] = field(default_factory=dict)
     operations: Mapping[str, str] = field(default_factory=dict)
     steps: str = ""
+    is_in_turn: bool = False
 
 
 class Rerun(Protocol):
@@ -118,7 +120,7 @@ class Rerun(Protocol):
 
     @property
     def arguments(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
-        """Kinds (`float`, `int`, `bool`) and shapes of the tensors that it is given, by name."""
+        """Kinds (`float`, `int` if they may change, `other`) and shapes of what it is given, by name."""
 
     @property
     def results(self) -> Mapping[str, tuple[int, ...]]:

@@ -112,9 +112,9 @@ def variants_of(exhibit: Exhibit, rerun: Rerun, largest: int) -> list[Variant]:
     ]
 
 
-def in_low_precision(rerun: Rerun, dtype: str) -> list[Variant]:
-    """Tensors of the module, and every step of its code, rounded to a dtype."""
-    found = [
+def rounded_tensors(rerun: Rerun, dtype: str) -> list[Variant]:
+    """Tensors of the module, each by itself rounded to a dtype."""
+    return [
         Variant(
             "rounded",
             f"with {name} rounded to {dtype}",
@@ -124,9 +124,20 @@ def in_low_precision(rerun: Rerun, dtype: str) -> list[Variant]:
         )
         for name in rerun.tensors
     ]
+
+
+def in_low_precision(rerun: Rerun, dtype: str) -> list[Variant]:
+    """All tensors of the module, and every step of its code, rounded to a dtype."""
+    found = []
     tensors: dict[str, Edit] = dict.fromkeys(rerun.tensors, Rounded(dtype))
-    text, hint = f"with every step rounded to {dtype}", "It has to compute in float32, and does not."
-    return [*found, Variant("code-precision", text, hint, Change(tensors, steps=dtype), {"dtype": dtype})]
+    for is_in_turn in (False, True):
+        text = f"with every step rounded to {dtype}"
+        text += ", and sums taken one after the other" if is_in_turn else ""
+        hint = "It has to compute in float32, or to sum in float32, and does not."
+        change = Change(tensors, steps=dtype, is_in_turn=is_in_turn)
+        facts = {"dtype": dtype, "is_in_turn": is_in_turn}
+        found.append(Variant("code-precision", text, hint, change, facts))
+    return found
 
 
 def of_experts(exhibit: Exhibit, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:

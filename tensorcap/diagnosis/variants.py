@@ -15,6 +15,7 @@ from tensorcap.diagnosis.changes import (
     in_low_precision,
     kind_of_setting,
     of_experts,
+    rounded_tensors,
     variants_of,
 )
 from tensorcap.diagnosis.constants import hint_of, named
@@ -62,23 +63,25 @@ def variants(exhibit: Exhibit, scales: Scales, rerun: Rerun | None) -> Iterator[
     most = _WORK // (1 + sum(map(math.prod, shapes)))
     tried = _Tried(exhibit, rerun, usual)
     yield from tried.all_of(variants_of(exhibit, rerun, _LARGEST)[:most])
+    dtype = exhibit.target.dtype.name
+    if dtype in _NARROW:
+        yield from tried.all_of(rounded_tensors(rerun, dtype)[:most])
     if most > _STEPS:
         for name, value in rerun.settings.items():
             if isinstance(value, float) and abs(value) >= SMALL:
                 yield from tried.fitted(name, value)
     if _is_explained(exhibit, scales):
         return
-    if exhibit.target.dtype.name in _NARROW:
-        yield from tried.all_of(in_low_precision(rerun, exhibit.target.dtype.name))
+    if dtype in _NARROW:
+        yield from tried.all_of(in_low_precision(rerun, dtype))
     yield from tried.experts()
     yield from tried.all_of(alterations(operations)[:most])
 
 
 def _is_explained(exhibit: Exhibit, scales: Scales) -> bool:
     before = relative_error(exhibit.t, exhibit.r) if exhibit.is_same_shape else 1.0
-    return min(scales.tried.values(), default=1.0) <= max(
-        SHARE, ROUNDINGS * scales.rounding / (before or 1.0)
-    )
+    limit = min(LESSENED, max(SHARE, ROUNDINGS * scales.rounding / (before or 1.0)))
+    return min(scales.tried.values(), default=1.0) <= limit
 
 
 class _Tried:

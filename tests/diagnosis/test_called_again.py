@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,9 +22,10 @@ from tensorcap.replaying import replay_within  # noqa: E402
 from tensorcap.rerunning import rerun_of  # noqa: E402
 from tensorcap.variation import Added, Change, Filled, Ordered, Rerun, Shifted  # noqa: E402
 from tensorcap.workload import Workload  # noqa: E402
-from tensorcap_formats.dtypes import Array, bits_of, dtype_of  # noqa: E402
+from tensorcap_formats.dtypes import Array, bits_of, dtype, dtype_of  # noqa: E402
 from tensorcap_formats.opening import open_archive  # noqa: E402
 from tensorcap_formats.writer import Writer  # noqa: E402
+from tests.diagnosis.conftest import bfloat16_bits, to_bfloat16  # noqa: E402
 
 TOKENS, WIDTH, EXPERTS = 24, 16, 6
 CORE, OUT, RESULT = "0/mixer.out/input.input", "0/mixer.out/output", "0/mixer/output"
@@ -81,7 +82,21 @@ class Experts(nn.Module):
     def forward(self, hidden_states: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         made = torch.einsum("th,ehw->tew", hidden_states, self.weight) + self.offset
         chosen = torch.zeros(len(index), EXPERTS).scatter(1, index, weights)
-        return torch.einsum("te,tew->tw", chosen, made)
+        result: Tensor = torch.einsum("te,tew->tw", chosen, made)
+        return result
+
+
+class Angles(nn.Module):
+    """A table of frequencies that a cast of the model rounds."""
+
+    def __init__(self, _: Config) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", 10000.0 ** (-torch.arange(8) / 8), persistent=False)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        frequencies: Any = self.frequencies
+        result: Tensor = (positions * frequencies).cos()
+        return result
 
 
 class Model(nn.Module):
@@ -91,7 +106,7 @@ class Model(nn.Module):
         super().__init__()
         self.config = Config()
         self.name = name
-        setattr(self, name, inner(self.config))  # type: ignore[call-arg] # both take one
+        setattr(self, name, inner(self.config))
 
     def forward(self, **inputs: Tensor) -> Tensor:
         result: Tensor = getattr(self, self.name)(**inputs)
@@ -154,6 +169,27 @@ def mixed(v: SimpleNamespace, **other: Any) -> Array:
     return np.asarray(made + p.residual)
 
 
+def low_mixed(v: SimpleNamespace, *, is_in_turn: bool) -> Array:
+    """The same with every step in bfloat16; what it is given stays as it is."""
+
+    def low(x: Array) -> Array:
+        return to_bfloat16(np.asarray(x, np.float32)).astype(np.float64)
+
+    gate, up, both = (v.hidden_states @ w.T for w in (v.gate, v.up, v.pair))
+    gated = low(low(np.minimum(gate, 0.4)) * up)
+    squashed = low(low(np.tanh(both[:, :WIDTH])) * low(both[:, WIDTH:] + 1))
+    made = low(low(low(low(gated * 0.5) + squashed) @ low(v.square)) * v.mask[:, None])
+    sizes = low(np.abs(made))
+    total = low(sizes.sum(-1))
+    if is_in_turn:
+        total = np.zeros(TOKENS)
+        for at in range(WIDTH):
+            total = low(total + sizes[:, at])
+    made = low(made / low(1 + total)[:, None])
+    made = low(low(made + low(low(v.skip) * v.hidden_states)) + low(v.bias))
+    return low(low(made + low(v.table)[:TOKENS]) + v.residual)
+
+
 def found_by_mixer(workload: Workload, made: Array, folder: Path) -> Diagnosis:
     out = values_of(workload).out
     changed = {CORE: made, OUT: made @ out.T, RESULT: made @ out.T, "0/@root/output": made @ out.T}
@@ -161,12 +197,17 @@ def found_by_mixer(workload: Workload, made: Array, folder: Path) -> Diagnosis:
 
 
 def found_by(
-    workload: Workload, changed: Mapping[str, Array], folder: Path, module: str, key: str
+    workload: Workload,
+    changed: Mapping[str, Array],
+    folder: Path,
+    module: str,
+    key: str,
+    low: Collection[str] = (),
 ) -> Diagnosis:
-    """Diagnose a target that is the reference's capture with other values at some keys."""
+    """Diagnose a target that is the reference's capture with other values at some keys, `low` in bfloat16."""
     reference = folder / "ref.h5"
     capture_workload(workload, reference)
-    target = with_values(reference, folder / "tgt.h5", changed)
+    target = with_values(reference, folder / "tgt.h5", changed, low)
     with ExitStack() as stack:
         done = replay_within(stack, reference, workload, target)
         rerun = rerun_of(workload, done.run, done.target, module, key)
@@ -176,11 +217,15 @@ def found_by(
         return diagnose(before, done.target, key, rerun=rerun)
 
 
-def with_values(source: Path, path: Path, changed: Mapping[str, Array]) -> Path:
+def with_values(source: Path, path: Path, changed: Mapping[str, Array], low: Collection[str] = ()) -> Path:
     with open_archive(source) as archive:
-        writer = Writer(path, run=dict(archive.run))
+        run = {**archive.run, "compute_dtype": "bfloat16" if low else "float32"}
+        writer = Writer(path, run=run)
         for record in archive.records:
-            if record.key.text in changed:
+            if record.key.text in low:
+                bits = bfloat16_bits(changed[record.key.text])
+                writer.add(record.key, bits, dtype("bfloat16"), bits.shape)
+            elif record.key.text in changed:
                 array = np.asarray(changed[record.key.text], "<f4")
                 writer.add(record.key, bits_of(array), dtype_of(array), array.shape)
             else:
@@ -338,6 +383,31 @@ def test_an_operation_that_is_another_one_is_told_by_its_line(
     assert code in Path(__file__).read_text().splitlines()[int(line) - 1]
 
 
+@pytest.mark.spec("DIA-80")
+@pytest.mark.parametrize("is_in_turn", [False, True], ids=["at-once", "in-turn"])
+def test_a_module_that_computes_in_low_precision_is_told(
+    tmp_path: Path, rng: np.random.Generator, is_in_turn: bool
+) -> None:
+    workload = mixer_workload(rng)
+    v = values_of(workload)
+    made = low_mixed(v, is_in_turn=is_in_turn)
+    found = found_by(workload, {CORE: made}, tmp_path, "mixer", CORE, low=[CORE])
+    first = found.explanations[0]
+    assert (first.kind, first.facts["is_in_turn"]) == ("code-precision", is_in_turn)
+
+
+@pytest.mark.spec("DIA-80")
+def test_a_table_that_is_kept_in_low_precision_is_told(tmp_path: Path) -> None:
+    positions = torch.arange(300)[:, None]
+    workload = Workload(Model(Angles, "angles"), {"positions": positions})
+    frequencies = 10000.0 ** (-np.arange(8) / 8)
+    made = np.cos(np.arange(300)[:, None] * to_bfloat16(frequencies).astype(float))
+    key = "0/angles/output"
+    found = found_by(workload, {key: made}, tmp_path, "angles", key, low=[key])
+    first = next(e for e in found.explanations if e.kind == "rounded")
+    assert first.facts == {"parameter": "frequencies", "dtype": "bfloat16"}
+
+
 @pytest.mark.spec("DIA-77")
 def test_operations_are_not_altered_where_something_else_explains_the_pair(
     tmp_path: Path, rng: np.random.Generator
@@ -416,9 +486,10 @@ def test_a_call_that_is_made_again_makes_what_numpy_makes(
     v = values_of(workload)
     with ExitStack() as stack:
         again = rerun_within(stack, workload, tmp_path)
-        np.testing.assert_allclose(again.made(Change()), mixed(v), atol=2e-6)
-        np.testing.assert_allclose(again.made(change), mixed(v, **other(v)), atol=2e-6)
-        np.testing.assert_allclose(again.made(Change()), mixed(v), atol=2e-6)
+        for made, expected in ((Change(), {}), (change, other(v)), (Change(), {})):
+            values = again.made(made)
+            assert values is not None
+            np.testing.assert_allclose(values, mixed(v, **expected), atol=2e-6)
 
 
 @pytest.mark.spec("DIA-70")

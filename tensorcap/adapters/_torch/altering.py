@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from tensorcap.adapters._torch.tensors import dtype_named
+from tensorcap.adapters._torch.low_precision import Steps
 from tensorcap.variation import Operation
 
 _OWN: Final = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
@@ -47,15 +47,15 @@ class Altering(TorchFunctionMode):
         operations: Those that can be altered, by where they are written.
     """
 
-    def __init__(self, altered: Mapping[str, str], steps: str = "") -> None:
+    def __init__(self, altered: Mapping[str, str], steps: Steps | None = None) -> None:
         """Alter some operations.
 
         Args:
             altered: Ways by where the operation is written.
-            steps: A dtype to which the result of every operation is rounded; "" for none.
+            steps: What does every operation, if it is not done as it is written.
         """
         super().__init__()
-        self._steps = dtype_named(steps) if steps else None
+        self._steps = steps
         self.operations: dict[str, Operation] = {}
         self._altered = altered
 
@@ -70,9 +70,9 @@ class Altering(TorchFunctionMode):
         way = self._altered.get(known)
         if way is not None:
             return _altered(name, way, func, args, kwargs)
+        if self._steps is not None:
+            return self._steps(name, func, args, kwargs)
         result = func(*args, **kwargs)
-        if self._steps is not None and isinstance(result, torch.Tensor) and result.is_floating_point():
-            return result.to(self._steps).to(result.dtype)
         if known not in self.operations:
             ways = tuple(_ways(name, args, result))
             if ways:

@@ -18,6 +18,7 @@ from tensorcap.adapters._torch.altering import Altering
 from tensorcap.adapters._torch.changing import Held, changed, edited, settings, with_forward
 from tensorcap.adapters._torch.description import tree
 from tensorcap.adapters._torch.leaves import KINDS
+from tensorcap.adapters._torch.low_precision import Steps
 from tensorcap.adapters._torch.substituting import Exchange
 from tensorcap.adapters._torch.tap import argument_names
 from tensorcap.recording.point import Point
@@ -94,14 +95,15 @@ class Rerunning:
     @property
     def settings(self) -> Mapping[str, Any]:
         """Attributes, and entries of the configuration, whose names the code of its class has."""
-        return settings(self._module)
+        found = settings(self._module)
+        return found if self._is_on_cpu() else {n: v for n, v in found.items() if type(v) is not int}
 
     @property
     def arguments(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
         """Those that are tensors themselves, and those within tuples and mappings."""
         args, kwargs = self._given
         return {
-            f"{slot}.{leaf.name}" if leaf.name else slot: (_kind(leaf.value), tuple(leaf.value.shape))
+            f"{slot}.{leaf.name}" if leaf.name else slot: (self._kind(leaf.value), tuple(leaf.value.shape))
             for slot, value in self._named(self._module, args, kwargs)
             for leaf in walk(value, KINDS)
             if isinstance(leaf.value, torch.Tensor)
@@ -149,7 +151,8 @@ class Rerunning:
             try:
                 stack.enter_context(changed(self._module, self._tensors(), change))
                 args, kwargs = self._with_arguments(change.arguments)
-                altering = stack.enter_context(Altering(change.operations, change.steps))
+                steps = Steps(change.steps, is_in_turn=change.is_in_turn) if change.steps else None
+                altering = stack.enter_context(Altering(change.operations, steps))
                 self.operations = altering.operations
                 result = self._module(*args, **kwargs)
                 if self._key.slot.startswith("output"):
@@ -158,7 +161,18 @@ class Rerunning:
                 pass
             except _FAILURES:
                 return None
-        return None if self._found is None else self._found.double().cpu().numpy()
+        return None if self._found is None else self._found.cpu().double().numpy()
+
+    def _kind(self, tensor: torch.Tensor) -> str:
+        if tensor.is_floating_point():
+            return "float"
+        return "int" if tensor.dtype != torch.bool and self._is_on_cpu() else "other"
+
+    def _is_on_cpu(self) -> bool:
+        """Whether whole numbers may change: an index out of range spoils other devices for the process."""
+        held = [holder[name] for holder, name in self._tensors().values()]
+        given = [leaf.value for leaf in walk(self._given, KINDS) if isinstance(leaf.value, torch.Tensor)]
+        return all(tensor.device.type == "cpu" for tensor in (*held, *given))
 
     def _count_step(self, *_: Any) -> None:
         self._step += 1
@@ -284,9 +298,3 @@ def _copied(value: Any) -> Any:
     return rebuilt(
         value, KINDS, lambda _, tensor: tensor.clone() if isinstance(tensor, torch.Tensor) else tensor
     )
-
-
-def _kind(tensor: torch.Tensor) -> str:
-    if tensor.dtype == torch.bool:
-        return "bool"
-    return "float" if tensor.is_floating_point() else "int"
