@@ -418,6 +418,22 @@ def test_operations_are_not_altered_where_something_else_explains_the_pair(
     assert not any("operation" in e.facts for e in found.explanations)
 
 
+@pytest.mark.spec("DIA-77")
+def test_no_whole_number_changes_on_a_device(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = mixer_workload(rng)
+    workload.model.mixer.count = 3
+    monkeypatch.setattr(Mixer, "extra_repr", lambda self: str(self.count))  # so that its code names it
+    with ExitStack() as stack:
+        again = rerun_within(stack, workload, tmp_path)
+        assert (again.settings["count"], again.arguments["input.position_ids"][0]) == (3, "int")
+        monkeypatch.setattr(torch.Tensor, "device", torch.device("cuda"))
+        assert "count" not in again.settings
+        assert again.settings["limit"] == 0.4
+        assert again.arguments["input.position_ids"][0] == "other"
+
+
 @pytest.mark.spec("DIA-10")
 def test_noise_is_explained_by_no_change(tmp_path: Path, rng: np.random.Generator) -> None:
     workload = mixer_workload(rng)
