@@ -24,6 +24,11 @@ def as_meant(logits: Tensor) -> tuple[Tensor, Tensor]:
     return (weights / weights.sum(-1, keepdim=True)).to(logits.dtype), index
 
 
+def wide(logits: Tensor) -> tuple[Tensor, Tensor]:
+    weights, index = torch.topk(torch.softmax(logits.float(), -1), 3, -1)
+    return weights / weights.sum(-1, keepdim=True), index
+
+
 def of_the_chosen(logits: Tensor) -> tuple[Tensor, Tensor]:
     chosen, index = torch.topk(logits.float(), 3, -1)
     return torch.softmax(chosen, -1).to(logits.dtype), index
@@ -58,7 +63,7 @@ class Model(nn.Module):
         return self.router(x)
 
 
-def workload(choose: Callable[[Tensor], tuple[Tensor, Tensor]], dtype: torch.dtype) -> Workload:
+def workload(choose: Callable[[Tensor], tuple[Tensor, Tensor]], dtype: Any) -> Workload:
     generator = torch.Generator().manual_seed(3)
     model = Model(choose)
     with torch.no_grad():
@@ -86,3 +91,15 @@ def test_weights_of_experts_that_are_computed_in_low_precision_are_seen(
     own = next(own for own in found.owns if own.key == WEIGHTS)
     assert own.is_bad == is_bad
     assert any(f.test == "B" for f in own.findings) == is_bad
+
+
+@pytest.mark.spec("RPL-11")
+def test_weights_that_are_kept_in_a_narrower_dtype_are_no_mistake(tmp_path: Path) -> None:
+    trusted = workload(wide, torch.float32)
+    capture_workload(trusted, tmp_path / "ref.h5")
+    capture_workload(workload(as_meant, torch.bfloat16), tmp_path / "tgt.h5")
+    found = replay(tmp_path / "ref.h5", trusted, tmp_path / "tgt.h5")
+    own = next(own for own in found.owns if own.key == WEIGHTS)
+    assert own.ratio is not None
+    assert own.ratio > 1.5
+    assert not own.is_bad
