@@ -184,7 +184,7 @@ def ranked(found: Sequence[Explanation]) -> tuple[Explanation, ...]:
     A hypothesis with several parameters says nothing beside one with fewer that leaves no more.
     """
     holding = [e for e in found if e.is_within]
-    holding.sort(key=lambda e: (_is_place(e), -e.score, e.kind, e.text))
+    holding.sort(key=lambda e: (_is_place(e), e.kind == "holds", -e.score, e.kind, e.text))
     kept: list[Explanation] = []
     for one in holding:
         if any(_makes_needless(other, one) for other in holding if other is not one):
@@ -210,6 +210,8 @@ def _erring(trial: Trial) -> float:
 def _makes_needless(other: Explanation, one: Explanation) -> bool:
     """Whether `other` says all that `one` does: with fewer numbers, of the whole, or better."""
     floor = max(one.limit / 8, 1e-12)
+    if other.kind == "holds" and not _is_place(one):  # that it is equal to something does not say why
+        return False
     if other.after > _WITHIN * max(one.after, floor) or other.elements < one.elements / 2:
         return False
     if _is_place(one) != _is_place(other):

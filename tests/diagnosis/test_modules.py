@@ -390,6 +390,28 @@ def test_other_records_are_found_in_the_values(
         assert found.explanations[0].facts["key"] == "0/m.a/output"
 
 
+@pytest.mark.spec("DIA-40")
+def test_an_input_that_has_another_name_in_the_target_is_known(
+    diagnosed: Diagnose, rng: np.random.Generator
+) -> None:
+    r, x = rng.standard_normal((2, 1, 30, 48))
+    ours = {"0/m/input.hidden": x, OUT: r}
+    found = diagnosed(ours, {"0/m/input.x": x, OUT: x})
+    assert [e.kind for e in found.explanations] == ["identity"]
+    assert found.explanations[0].facts["slot"] == "input.hidden"
+
+
+@pytest.mark.spec("DIA-15")
+def test_what_says_why_comes_before_the_record_that_is_held(
+    diagnosed: Diagnose, rng: np.random.Generator
+) -> None:
+    x = rng.standard_normal((1, 30, 48)).astype(np.float32)
+    ours = {"0/head/output": x, OUT: 0.5 * np.tanh(x / 0.5)}
+    found = diagnosed(ours, {**ours, OUT: x}, config={"final_logit_softcapping": 0.5})
+    assert [e.kind for e in found.explanations] == ["softcap-missing", "holds"]
+    assert found.explanations[1].after == 0
+
+
 @pytest.mark.spec("DIA-41")
 def test_a_table_of_positions_that_is_not_added_is_found(
     diagnosed: Diagnose, rng: np.random.Generator
