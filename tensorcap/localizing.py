@@ -15,6 +15,7 @@ from tensorcap.comparison import Comparison
 from tensorcap.diagnosis.diagnosing import diagnose
 from tensorcap.diagnosis.weighing import Explanation
 from tensorcap.replaying import Own, Replayed, replay_within
+from tensorcap.rerunning import rerun_of
 from tensorcap.verdicts.calls import Calls
 from tensorcap.verdicts.divergence import called_sites, caller_of
 from tensorcap.verdicts.gains import row_error
@@ -25,6 +26,7 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import TensorcapError
 
 if TYPE_CHECKING:
+    from tensorcap.variation import Rerun
     from tensorcap.workload import Workload
 
 By = Literal["replay", "archives"]
@@ -127,7 +129,7 @@ def localize(
             around=around,
         )
         unjudged = (*done.found.lacking, *(own.key for own in done.found.unjudged))
-        return _with_open(_by_replay(done, free, compute_dtype), free, unjudged)
+        return _with_open(_by_replay(done, free, workload, compute_dtype, seed), free, unjudged)
 
 
 def _with_open(found: Localization, free: Comparison, unjudged: Iterable[str]) -> Localization:
@@ -144,7 +146,9 @@ def _with_open(found: Localization, free: Comparison, unjudged: Iterable[str]) -
     return replace(found, open=keys, notes=(*found.notes, note))
 
 
-def _by_replay(done: Replayed, free: Comparison, compute_dtype: str | None) -> Localization:
+def _by_replay(
+    done: Replayed, free: Comparison, workload: Workload, compute_dtype: str | None, seed: int | None
+) -> Localization:
     calls = Calls(done.reference)
     around = _Around(free)
     bad: dict[str, list[Own]] = {}
@@ -164,12 +168,11 @@ def _by_replay(done: Replayed, free: Comparison, compute_dtype: str | None) -> L
             reason += f": {said.text}"
         found = None
         if place < _DIAGNOSED:
-            keys = [own.key for own in against[:_DIAGNOSED]]
             found = next(
                 (
                     e
-                    for key in keys
-                    for e in _explanations(_until(done.run, key), done.target, key, compute_dtype)
+                    for own in against[:_DIAGNOSED]
+                    for e in _of_own(done, own, workload, compute_dtype, seed)
                 ),
                 None,
             )
@@ -244,12 +247,20 @@ def _until(run: Archive, key: str) -> Archive:
     return Part(run, [r for r in run.records if r.order <= last or is_parameter(r.key)])
 
 
+def _of_own(
+    done: Replayed, own: Own, workload: Workload, compute_dtype: str | None, seed: int | None
+) -> Iterator[Explanation]:
+    """What explains a tensor that a module made of the target's values; the module can be called again."""
+    rerun = rerun_of(workload, done.run, done.target, own.module, own.key, seed=seed)
+    yield from _explanations(_until(done.run, own.key), done.target, own.key, compute_dtype, rerun)
+
+
 def _explanations(
-    reference: Archive, target: Archive, key: str, compute_dtype: str | None
+    reference: Archive, target: Archive, key: str, compute_dtype: str | None, rerun: Rerun | None = None
 ) -> Iterator[Explanation]:
     """What explains a tensor as a mistake of the module that made it, the best first."""
     try:
-        found = diagnose(reference, target, key, compute_dtype=compute_dtype)
+        found = diagnose(reference, target, key, compute_dtype=compute_dtype, rerun=rerun)
     except TensorcapError:  # complex values, or none were kept: nothing to look at
         return
     for explanation in found.explanations:
