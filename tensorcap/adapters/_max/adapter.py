@@ -29,7 +29,7 @@ from tensorcap.substitution import Substitution
 from tensorcap.workload import StoredInput, Workload
 from tensorcap_formats.dtypes import decode
 from tensorcap_formats.errors import UsageError
-from tensorcap_formats.keys import escape
+from tensorcap_formats.keys import Key, escape
 
 _A_LIST: Final = "a list, whose members are called one by one"
 _UNUSED: Final = "none of its weights is in the graph"
@@ -173,6 +173,9 @@ class MaxAdapter:
             call(*first, **workload.inputs)
         else:
             call(*first, *workload.inputs)
+
+    def rerun(self, workload: Workload, substitution: Substitution, site: str, key: Key) -> None:
+        """None: what is compiled has no modules that could be called again."""
 
     def export(self, workload: Workload, plan: Plan) -> Callable[[Recorder], None]:
         """Refuse: there is no other graph than the one that is run."""
