@@ -219,6 +219,23 @@ def test_a_model_that_only_a_script_has_is_found_where_its_graph_is_made(tmp_pat
         assert archive.run["script"]["file"].endswith("program.py")
 
 
+@pytest.mark.spec("CAP-96")
+@pytest.mark.spec("MAX-43")
+def test_a_model_that_only_a_function_has_is_found_in_a_block(tmp_path: Path) -> None:
+    before = seams()
+    with tensorcap.capture_called(tmp_path / "a.h5", framework="max") as called:
+        outputs = somebody_elses(chain())
+    assert (seams(), len(outputs[0])) == (before, 1)
+    assert called.capture is not None
+    assert called.capture.summary is not None
+    assert called.capture.summary.captured == ("@root", "layers.0", "layers.1", "layers.2")
+    with (
+        pytest.raises(CaptureError, match="no model 'Other' was called in the block, but Chain"),
+        tensorcap.capture_called(tmp_path / "b.h5", framework="max", root="Other"),
+    ):
+        somebody_elses(chain())
+
+
 @pytest.mark.spec("MAX-43")
 def test_the_command_waits_for_the_script_to_import_max(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(SCRIPT + "print('theirs:', len(outputs))", encoding="utf-8")
