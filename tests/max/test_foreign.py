@@ -15,6 +15,7 @@ pytest.importorskip("max.nn")
 from max.driver import CPU, Buffer
 from max.engine import InferenceSession, Model
 from max.graph import Graph
+from max.graph import Module as GraphModule
 from max.nn.layer import Layer, Module
 
 import tensorcap
@@ -166,6 +167,34 @@ def test_graphs_of_one_name_are_told_apart_by_what_was_compiled(tmp_path: Path) 
         found = {site: archive.read(archive.get(f"0/{site}.layers.0/output")) for site in ("first", "second")}
     np.testing.assert_array_equal(found["first"], 2 * X + 1)
     np.testing.assert_array_equal(found["second"], 3 * X + 1)
+
+
+@pytest.mark.spec("MAX-42")
+def test_graphs_that_are_compiled_together_are_told_apart(tmp_path: Path) -> None:
+    class Coder(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.decoder = chain(), Scale()
+
+        def __call__(self, x: Any) -> Any:
+            return self.decoder(self.encoder(x))
+
+    module = Coder()
+    module.decoder.load_state_dict({"weight": np.full(4, 5, np.float32)}, weight_alignment=1)
+    weights = {**module.encoder.state_dict(), **module.decoder.state_dict()}
+    with tensorcap.capture(module, tmp_path / "a.h5"):
+        together = GraphModule()
+        for name, part in (("encodes", module.encoder), ("decodes", module.decoder)):
+            Graph(name, part, input_types=TYPES, module=together)
+        session = InferenceSession(devices=[CPU()])
+        models = session.load_all(together, weights_registry=weights)
+        outputs = {name: model.execute(Buffer.from_numpy(X)) for name, model in models.items()}
+    assert {name: len(found) for name, found in outputs.items()} == {"encodes": 1, "decodes": 1}
+    with open_archive(tmp_path / "a.h5") as archive:
+        found = {r.key.text: archive.read(r) for r in archive.records}
+        assert archive.run["graphs"]["encodes"] == {"outputs": 1, "taps": 3}
+    np.testing.assert_array_equal(found["0/encoder.layers.2/output"], AFTER[2])
+    np.testing.assert_array_equal(found["0/decoder/output"], 5 * X + 1)
 
 
 SCRIPT = """
