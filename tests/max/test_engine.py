@@ -12,10 +12,13 @@ pytest.importorskip("max.nn")
 from max import driver
 from max.driver import Buffer
 from max.dtype import DType
-from max.graph import Graph
+from max.graph import DeviceRef, Graph, Weight
+from max.nn.layer import Module
 
-from tensorcap import Workload
+from tensorcap import MaxModel, Workload
 from tensorcap.adapters._max import engine
+from tensorcap.adapters._max.description import describe
+from tensorcap.adapters._max.modules import devices_of, tree
 from tensorcap.capturing import capture_workload
 from tensorcap_formats.dtypes import DTYPES
 from tensorcap_formats.errors import CaptureError
@@ -98,3 +101,22 @@ def test_a_graph_that_max_refuses_is_told_in_a_line(tmp_path: Path, monkeypatch:
     with pytest.raises(Exception, match="MAX takes no such graph: Graph failed to verify") as caught:
         capture_workload(Workload(chain(), (X,)), tmp_path / "a.h5")
     assert "\n" not in str(caught.value)
+
+
+class Both(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.here = Weight("here", DType.float32, [4], DeviceRef.CPU())
+        self.there = Weight("there", DType.bfloat16, [4, 4], DeviceRef.GPU(1))
+
+    def __call__(self, x: Any) -> Any:
+        return x
+
+
+@pytest.mark.spec("MAX-14")
+def test_devices_are_those_of_weights_and_inputs() -> None:
+    module = Both()
+    modules, _ = tree(module)
+    assert [str(ref) for ref in devices_of(modules)] == ["cpu:0", "gpu:1"]
+    told = describe(MaxModel(module))
+    assert (told["device"], told["dtype"]) == ("gpu:1", "bfloat16")

@@ -15,6 +15,7 @@ pytest.importorskip("max.nn")
 from max.driver import CPU, Buffer
 from max.engine import InferenceSession, Model
 from max.graph import Graph
+from max.graph import Module as GraphModule
 from max.nn.layer import Layer, Module
 
 import tensorcap
@@ -168,6 +169,34 @@ def test_graphs_of_one_name_are_told_apart_by_what_was_compiled(tmp_path: Path) 
     np.testing.assert_array_equal(found["second"], 3 * X + 1)
 
 
+@pytest.mark.spec("MAX-42")
+def test_graphs_that_are_compiled_together_are_told_apart(tmp_path: Path) -> None:
+    class Coder(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.decoder = chain(), Scale()
+
+        def __call__(self, x: Any) -> Any:
+            return self.decoder(self.encoder(x))
+
+    module = Coder()
+    module.decoder.load_state_dict({"weight": np.full(4, 5, np.float32)}, weight_alignment=1)
+    weights = {**module.encoder.state_dict(), **module.decoder.state_dict()}
+    with tensorcap.capture(module, tmp_path / "a.h5"):
+        together = GraphModule()
+        for name, part in (("encodes", module.encoder), ("decodes", module.decoder)):
+            Graph(name, part, input_types=TYPES, module=together)
+        session = InferenceSession(devices=[CPU()])
+        models = session.load_all(together, weights_registry=weights)
+        outputs = {name: model.execute(Buffer.from_numpy(X)) for name, model in models.items()}
+    assert {name: len(found) for name, found in outputs.items()} == {"encodes": 1, "decodes": 1}
+    with open_archive(tmp_path / "a.h5") as archive:
+        found = {r.key.text: archive.read(r) for r in archive.records}
+        assert archive.run["graphs"]["encodes"] == {"outputs": 1, "taps": 3}
+    np.testing.assert_array_equal(found["0/encoder.layers.2/output"], AFTER[2])
+    np.testing.assert_array_equal(found["0/decoder/output"], 5 * X + 1)
+
+
 SCRIPT = """
 import numpy as np
 from max.driver import CPU, Buffer
@@ -217,6 +246,23 @@ def test_a_model_that_only_a_script_has_is_found_where_its_graph_is_made(tmp_pat
     with open_archive(tmp_path / "a.h5") as archive:
         np.testing.assert_array_equal(archive.read(archive.get("0/layers.2/output")), AFTER[2])
         assert archive.run["script"]["file"].endswith("program.py")
+
+
+@pytest.mark.spec("CAP-96")
+@pytest.mark.spec("MAX-43")
+def test_a_model_that_only_a_function_has_is_found_in_a_block(tmp_path: Path) -> None:
+    before = seams()
+    with tensorcap.capture_called(tmp_path / "a.h5", framework="max") as called:
+        outputs = somebody_elses(chain())
+    assert (seams(), len(outputs[0])) == (before, 1)
+    assert called.capture is not None
+    assert called.capture.summary is not None
+    assert called.capture.summary.captured == ("@root", "layers.0", "layers.1", "layers.2")
+    with (
+        pytest.raises(CaptureError, match="no model 'Other' was called in the block, but Chain"),
+        tensorcap.capture_called(tmp_path / "b.h5", framework="max", root="Other"),
+    ):
+        somebody_elses(chain())
 
 
 @pytest.mark.spec("MAX-43")

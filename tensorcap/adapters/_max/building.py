@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tensorcap.adapters._max.engine import (
-    CPU,
     DeviceRef,
     Graph,
     InferenceSession,
@@ -22,7 +21,7 @@ from tensorcap.adapters._max.engine import (
 )
 from tensorcap.adapters._max.given import Given
 from tensorcap.adapters._max.model import MaxModel
-from tensorcap.adapters._max.modules import as_before, is_in_graph, own_weights, tree
+from tensorcap.adapters._max.modules import as_before, devices_of, is_in_graph, own_weights, tree
 from tensorcap.adapters._max.notes import Event
 from tensorcap.adapters._max.subgraphs import subgraphs
 from tensorcap.adapters._max.tracing import KINDS, Tracing
@@ -151,7 +150,8 @@ def build(model: MaxModel, given: Given, told: Told | None) -> Built:
     graph, own_slots, unused = _traced(model, given, modules, tracing, places, told=told)
     session = model.compiled.session
     if session is None:
-        session = model.compiled.session = InferenceSession(devices=list(model.devices) or [CPU()])
+        devices = list(model.devices) or [ref.to_device() for ref in devices_of(modules, given.types)]
+        session = model.compiled.session = InferenceSession(devices=devices)
     try:
         artifact = compiled(session, graph, model.extensions)
     except RuntimeError as error:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from tensorcap.adapters._max.engine import VERSION, Module
+from tensorcap.adapters._max.engine import VERSION, DeviceRef, Module
 from tensorcap.adapters._max.model import MaxModel
-from tensorcap.adapters._max.modules import own_weights, tree
+from tensorcap.adapters._max.modules import devices_of, own_weights, tree
 from tensorcap.metadata import jsonable, redact
 from tensorcap.recording.structure import class_name
 from tensorcap.sources import file_of
@@ -21,6 +21,7 @@ def describe(model: MaxModel) -> dict[str, Any]:
     module = model.module
     modules, aliases = tree(module)
     dtype = main_dtype(modules)
+    found = [DeviceRef.from_device(device) for device in model.devices] or devices_of(modules)
     return {
         "framework": {"name": "max", "version": VERSION},
         "model": {
@@ -30,8 +31,8 @@ def describe(model: MaxModel) -> dict[str, Any]:
         },
         "dtype": dtype,
         "compute_dtype": dtype,
-        "device": ", ".join(dict.fromkeys(_device(device) for device in model.devices)) or "cpu",
-        "modules": [_described(name, found) for name, found in modules.items()],
+        "device": ", ".join(str(ref) for ref in found if not ref.is_cpu()) or "cpu",
+        "modules": [_described(name, each) for name, each in modules.items()],
         "aliases": {module_site(alias): module_site(name) for alias, name in aliases.items()},
     }
 
@@ -66,11 +67,6 @@ def _described(name: str, module: Module) -> dict[str, Any]:
         },
         "training": False,
     }
-
-
-def _device(device: Any) -> str:
-    label = str(getattr(device, "label", device))
-    return label if label == "cpu" else f"{label} ({getattr(device, 'api', '')})"
 
 
 def _config(module: Module) -> Any:

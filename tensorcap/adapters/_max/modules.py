@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from tensorcap.adapters._max.engine import Module
+from tensorcap.adapters._max.engine import DeviceRef, Module
 
 _VALUE: Final = "_mlir_value"  # of a weight: its value in a graph
 
@@ -46,6 +46,12 @@ def own_weights(module: Module) -> dict[str, Any]:
     """A module's own weights by their attributes."""
     shared = getattr(module, "_shared_weights", {})
     return {name: weight for name, weight in module.layer_weights.items() if name not in shared}
+
+
+def devices_of(modules: Mapping[str, Module], types: Iterable[Any] = ()) -> list[DeviceRef]:
+    """The devices that weights and inputs lie on, and the CPU, which comes first."""
+    used = [weight.device for module in modules.values() for weight in own_weights(module).values()]
+    return list(dict.fromkeys([DeviceRef.CPU(), *used, *(each.device for each in types)]))
 
 
 def is_in_graph(weight: Any) -> bool:
