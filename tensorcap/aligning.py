@@ -186,6 +186,37 @@ def sides(
     return mapped(replace(found, entries=keeping), reference, target)
 
 
+def laid(
+    reference: Archive, reference_key: str, target: Archive, target_key: str, steps: Sequence[str]
+) -> MappedArchive:
+    """One record of the target under the key of one of the reference, in the layout that steps make of it.
+
+    Args:
+        reference: The trusted archive.
+        reference_key: Key of the trusted record, or a shorter text as `Archive.get` takes it.
+        target: The archive under test.
+        target_key: Key of the record under test.
+        steps: Layout steps from the target's tensor to the reference's.
+
+    Raises:
+        UsageError: A step makes no sense, or does not fit.
+        TensorNotFoundError: A key fits no record, or several.
+    """
+    record, partner = reference.get(reference_key), target.get(target_key)
+    entry = Entry((record.key.text,), (partner.key.text,), steps=tuple(steps), reason="given with the tensors")
+    layout = entry.layout()
+    try:
+        made = layout.shapes([partner.shape])
+        layout.dtype(partner.dtype)
+    except UsageError as error:
+        raise entry.refuse(str(error), error.hint) from None
+    if len(made) != 1:
+        raise entry.refuse(f"its steps give {len(made)} tensors, expected one")
+    link = Link((record,), (partner,), layout, entry)
+    parts = Part(reference, [record]), Part(target, [partner])
+    return MappedArchive(*parts, [link], map_path=f"steps {'; '.join(layout.texts)}")
+
+
 def _kept(target: Archive) -> Alignment | None:
     """The mapping that a run was injected through: one computed of its own values may say something else."""
     injected = target.run.get("injected")

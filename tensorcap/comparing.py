@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-from tensorcap.aligning import MappingSource, sides
+from tensorcap.aligning import MappingSource, laid, sides
 from tensorcap.alignment.hints import with_hints
 from tensorcap.alignment.mapped import MappedArchive
 from tensorcap.alignment.telling import with_mapping
@@ -106,6 +106,7 @@ def compare_records(
     rtol: float | None = None,
     atol: float | None = None,
     compute_dtype: str | None = None,
+    steps: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Comparison:
     """Compare one record with another, whatever their keys.
@@ -118,20 +119,26 @@ def compare_records(
         rtol: As for `compare`.
         atol: As for `compare`.
         compute_dtype: As for `compare`.
+        steps: Layout steps from the target's tensor to the reference's, as in a map file.
         progress: As for `compare`.
 
     Returns:
         A comparison of one pair, under the reference's key.
 
     Raises:
-        UsageError: A tolerance is negative or not finite, or a dtype is unknown.
+        UsageError: A tolerance is negative or not finite, a dtype is unknown, or a step does not fit.
         TensorNotFoundError: A key fits no record, or several.
         ReadError: One of the archives cannot be opened.
     """
     given = Thresholds.given(rtol, atol)
     with opened(reference) as trusted, opened(target) as tested:
+        if steps:
+            tested = laid(trusted, reference_key, tested, target_key, steps)
+            target_key = trusted.get(reference_key).key.text
         record, partner = trusted.get(reference_key), tested.get(target_key)
         pairs = [Pair(record.key.text, "unjudged", record, partner)]
+        if isinstance(tested, MappedArchive):
+            pairs = with_mapping(pairs, tested, Selection())
         return _Run(trusted, tested, given, None, compute_dtype, progress).compare(pairs, None, None)
 
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from tensorcap_formats.archive import Archive
 from tensorcap_formats.bands import Bands
 from tensorcap_formats.dump_labels import (
     Label,
@@ -74,6 +73,23 @@ class _Dump:
     is_ordered: bool = True
 
 
+class DumpArchive(ForeignArchive):
+    """The tensors of a dump.
+
+    Attributes:
+        problems: What could not be taken, by the name of its file, and why: the archive lacks it.
+        probes: Files whose labels are no layer's, so that they are kept as probes.
+    """
+
+    def __init__(
+        self, *args: Any, problems: Mapping[str, str], probes: Sequence[str], **options: Any
+    ) -> None:
+        """Make records of the tensors; arguments are those of `ForeignArchive`, and the attributes."""
+        super().__init__(*args, **options)
+        self.problems = dict(problems)
+        self.probes = tuple(probes)
+
+
 def is_dump(path: Path, names: Sequence[str]) -> bool:
     """Whether a folder with files and folders of these names is of one of the layouts."""
     if {NAMES, METADATA, *_SIDES[:2]} & set(names) or set(_SIDES[2:]) <= set(names):
@@ -91,7 +107,7 @@ def is_dump(path: Path, names: Sequence[str]) -> bool:
     )
 
 
-def open_dump(path: Path, *, raw: Sequence[RawSpec] = (), by_time: bool = False) -> Archive:
+def open_dump(path: Path, *, raw: Sequence[RawSpec] = (), by_time: bool = False) -> DumpArchive:
     """Open a folder as an archive whose keys are what the names of its files mean.
 
     What could not be taken is in `skipped`, and what else there is to say in the run's `notes`.
@@ -133,7 +149,7 @@ def open_dump(path: Path, *, raw: Sequence[RawSpec] = (), by_time: bool = False)
         run["error"] = {"message": _told(dump.problems)}
     if injected:
         run["injected"] = _injection(injected)
-    return ForeignArchive(
+    return DumpArchive(
         path,
         "dump-folder",
         tensors,
@@ -143,7 +159,9 @@ def open_dump(path: Path, *, raw: Sequence[RawSpec] = (), by_time: bool = False)
         run=run,
         is_ordered=dump.is_ordered,
         is_complete=not dump.problems,
-        is_direct=not any(file.path.suffix == ".pt" for file in kept),
+        is_direct=all(file.path.suffix.lower() != ".pt" for file in kept),
+        problems=dump.problems,
+        probes=[_shown(dump, file) for file in kept if file.label is None],
     )
 
 
@@ -370,9 +388,8 @@ def _notes(dump: _Dump, kept: Sequence[_File]) -> list[str]:
             what = "are no labels of layers' inputs or outputs: they are kept as probes"
         notes.append(f"{_some(probes)} {what}.")
     if dump.unlisted:
-        notes.append(
-            f"{_some(dump.unlisted)} {'is' if len(dump.unlisted) == 1 else 'are'} in no list of names, and last in order."
-        )
+        are = "is" if len(dump.unlisted) == 1 else "are"
+        notes.append(f"{_some(dump.unlisted)} {are} in no list of names, and last in order.")
     return notes
 
 

@@ -84,7 +84,7 @@ class InputFile:
 
 
 class StoredElements:
-    """Reads elements that lie in a row in a file, which is open only meanwhile: a folder may hold thousands."""
+    """Reads elements that lie in a row in a file, open only meanwhile: a folder may hold thousands."""
 
     def __init__(self, path: Path, offset: int, file_size: int, itemsize: int) -> None:
         """Describe the elements, which the caller has found to be within the file.

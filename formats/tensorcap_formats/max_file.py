@@ -81,7 +81,7 @@ def read_max_tensor(path: Path, name: str) -> ForeignTensor:
     """The tensor of one file, under a name; its elements are read when they are asked for.
 
     Raises:
-        NotAnArchiveError: The file is none of this kind, or of a dtype or a number of tensors that is not known.
+        NotAnArchiveError: The file is none of this kind, of an unknown dtype, or of several tensors.
         CorruptArchiveError: It is cut short or contradicts itself.
         NewerVersionError: It is of a newer major version.
         ReadError: The system cannot read it.
