@@ -10,7 +10,7 @@ from dataclasses import replace
 from tensorcap.aligning import MappingSource, laid, sides
 from tensorcap.alignment.hints import with_hints
 from tensorcap.alignment.mapped import MappedArchive
-from tensorcap.alignment.telling import with_mapping
+from tensorcap.alignment.telling import caveats_of_tokens, with_mapping
 from tensorcap.comparison import Comparison, Side, ValueDifference, is_number
 from tensorcap.metrics.difference import Difference, Tolerance
 from tensorcap.metrics.measuring import measure_pairs
@@ -216,7 +216,7 @@ class _Run:
             value_differences=(*self._value_differences(selection), *self._arguments(judged))
             if selection
             else (),
-            warnings=(*caveats(reference, target), *caveats_of_pairs(judged)),
+            warnings=(*caveats(reference, target), *caveats_of_tokens(target), *caveats_of_pairs(judged)),
             is_of_archives=selection is not None,
             account=account,
             thresholds=self._given.path,

@@ -35,9 +35,9 @@ def command(source: str, output: str, *, raw: tuple[str, ...], by_time: bool, as
     """Make an archive of the tensors in DIR, under the keys that the names of its files mean.
 
     \b
-        DIR/model.layers.layers.0.mlp-output.max     prints of MAX (BINARY_MAX_CHECKPOINT)
-        DIR/0/model.layers.0.mlp-output.pt           hooks of torch: a folder a step, with tensor_names.txt
-        DIR/layers.0.mlp.up_proj_output.max          one side of a layer verification, with layer_metadata.json
+        DIR/model.layers.layers.0.mlp-output.max  prints of MAX (BINARY_MAX_CHECKPOINT)
+        DIR/0/model.layers.0.mlp-output.pt        hooks of torch: a folder a step, with tensor_names.txt
+        DIR/layers.0.mlp.up_proj_output.max       a side of a layer verification, with layer_metadata.json
 
     The first two become `0/layers.0.mlp/output`: the name of the whole model goes, what an object for lists
     doubles is said once, and `LAYER(2)` is the second call, `LAYER@1`. The order of execution is that of the

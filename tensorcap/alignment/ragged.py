@@ -1,0 +1,160 @@
+"""Runs without an axis for rows, packed ones, and tensors of last tokens: what rules say of unlike shapes.
+
+MAX and servers give all tokens of a step along one axis, and make logits of the last token of each sequence.
+What is taken for equal is an entry with its steps, its evidence is `rule`, and its reason says what was seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from tensorcap.alignment.linking import Link
+from tensorcap.alignment.mapping import Alignment, Entry
+from tensorcap.alignment.resolution import resolve_each
+from tensorcap.alignment.tokens import LAST, VALID, TokenAlignment, TokenRule
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.errors import UsageError
+from tensorcap_formats.keys import ROOT_SITE, Key
+from tensorcap_formats.records import Record
+
+_Pair = tuple[Record, Record]
+
+_LAYOUTS: Final = ((), ("unsqueeze 0",), ("squeeze 0",))
+_TOKENS: Final = {
+    (VALID,): "the tokens that both sides have",
+    (VALID, LAST): "the last token of each sequence, which is all that one side has",
+}
+_TIMES: Final = 3  # as many tensors lack the axis as have it
+
+
+def by_equal_keys(reference: Archive, target: Archive) -> Alignment:
+    """Entries for records of equal keys and unlike shapes of which a rule says how they are laid out.
+
+    Args:
+        reference: The trusted archive.
+        target: The archive under test.
+    """
+    unlike = [
+        (record, target.get(record.key))
+        for record in reference.records
+        if record.key.text in target and target.get(record.key).shape != record.shape
+    ]
+    if not unlike:
+        return Alignment(())
+    entries = _without_rows(unlike, reference, target)
+    known = {entry.reference[0] for entry in entries}
+    rest = {place: Entry((place,), (place,)) for one, _ in unlike if (place := _place(one.key)) not in known}
+    found = with_tokens(Alignment(tuple(rest.values())), reference, target)
+    return Alignment((*entries, *(entry for entry in found.entries if entry.steps)))
+
+
+def with_tokens(alignment: Alignment, reference: Archive, target: Archive) -> Alignment:
+    """A mapping whose entries of unlike shapes compare the tokens that both sides have, if ids are known.
+
+    Args:
+        alignment: The mapping.
+        reference: The trusted archive.
+        target: The archive under test.
+    """
+    if alignment.tokens is not None:
+        return alignment
+    unlike = [
+        (number, alignment.entries[number])
+        for number, (_, links) in enumerate(resolve_each(alignment, reference, target))
+        if not isinstance(links, UsageError) and not _fit(links)
+    ]
+    if not unlike:
+        return alignment
+    try:
+        tokens = TokenAlignment.of(reference, target, TokenRule(VALID))
+    except UsageError:  # nothing says which tokens there are
+        return alignment
+    entries = list(alignment.entries)
+    for how, what in _TOKENS.items():
+        for layout in _LAYOUTS:
+            tried = Alignment(tuple(_told(entry, (*layout, *how), what, tokens) for _, entry in unlike))
+            found = list(zip(unlike, resolve_each(tried, reference, target), strict=True))
+            taken = {
+                number: (made, links)
+                for (number, _), (made, links) in found
+                if not isinstance(links, UsageError) and all(link.gathers for link in links)
+            }
+            if LAST in how and not _are_at_end(
+                [x for _, links in taken.values() for x in links], reference, target
+            ):
+                continue
+            for number, (made, _) in taken.items():
+                entries[number] = made
+            unlike = [one for one in unlike if one[0] not in taken]
+    return replace(alignment, entries=tuple(entries))
+
+
+def _without_rows(unlike: Sequence[_Pair], reference: Archive, target: Archive) -> list[Entry]:
+    """Entries for all that differ in a first axis of one element, if that is so throughout a run."""
+    found = []
+    for name, one, step in (("target", 0, "unsqueeze 0"), ("reference", 1, "squeeze 0")):
+        lacking = [pair for pair in unlike if pair[one].shape == (1, *pair[1 - one].shape)]
+        having = sum(
+            record.shape[:1] == (1,)
+            and len(record.shape) > 1
+            and target.get(record.key).shape == record.shape
+            for record in reference.records
+            if record.key.text in target and record.key.slot.startswith("output")
+        )
+        least = 1 if "max" in (_framework(reference), _framework(target)) else 2
+        if len(lacking) < max(least, _TIMES * having):
+            continue
+        reason = f"{len(lacking)} tensors of the {name} have no axis for rows, {having} have one"
+        places = dict.fromkeys(_place(pair[0].key) for pair in lacking)
+        entries = [Entry((p,), (p,), steps=(step,), evidence="rule", reason=reason) for p in places]
+        resolved = resolve_each(Alignment(tuple(entries)), reference, target)
+        found += [entry for entry, links in resolved if not isinstance(links, UsageError) and _fit(links)]
+    return found
+
+
+def _are_at_end(links: Sequence[Link], reference: Archive, target: Archive) -> bool:
+    """Whether a run has its last tokens only from some module on: nothing with all tokens follows."""
+    if not reference.is_ordered:
+        return True
+    last = {record.key.text for link in links for record in link.reference}
+    first = {}
+    for link in links:
+        for record in link.reference:
+            step = record.key.step
+            first[step] = min(first.get(step, record.order), record.order)
+    return not any(
+        record.order > first.get(record.key.step, record.order)
+        and record.key.slot == "output"
+        and record.key.site != ROOT_SITE
+        and record.key.text not in last
+        and record.key.text in target
+        for record in reference.records
+    )
+
+
+def _told(entry: Entry, steps: tuple[str, ...], what: str, tokens: TokenAlignment) -> Entry:
+    reason = f"{entry.reason}; {what}" if entry.reason else what
+    return replace(entry, steps=steps, evidence="rule", reason=f"{reason}: {tokens.text}")
+
+
+def _fit(links: Iterable[Link]) -> bool:
+    """Whether all tensors that come out have the reference's shapes."""
+    return all(
+        shape == record.shape
+        for link in links
+        if not link.gathers
+        for shape, record in zip(link.shapes, link.reference, strict=True)
+    )
+
+
+def _framework(archive: Archive) -> str:
+    known = archive.run.get("framework")
+    return str(known.get("name")) if isinstance(known, dict) else ""
+
+
+def _place(key: Key) -> str:
+    """The place of a key in a mapping, of any step and call."""
+    rank = f"rank{key.rank}/" if key.rank else ""
+    return f"{rank}{key.site}/{key.slot}" if key.slot else key.site
