@@ -36,14 +36,12 @@ def by_equal_keys(reference: Archive, target: Archive) -> Alignment:
         reference: The trusted archive.
         target: The archive under test.
     """
-    unlike = [
-        (record, target.get(record.key))
-        for record in reference.records
-        if record.key.text in target and target.get(record.key).shape != record.shape
-    ]
+    theirs = {record.key.text: record for record in target.records}
+    pairs = [(ours, theirs[ours.key.text]) for ours in reference.records if ours.key.text in theirs]
+    unlike = [(ours, other) for ours, other in pairs if ours.shape != other.shape]
     if not unlike:
         return Alignment(())
-    entries = _without_rows(unlike, reference, target)
+    entries = _without_rows(pairs, reference, target)
     known = {entry.reference[0] for entry in entries}
     rest = {place: Entry((place,), (place,)) for one, _ in unlike if (place := _place(one.key)) not in known}
     found = with_tokens(Alignment(tuple(rest.values())), reference, target)
@@ -71,6 +69,9 @@ def with_tokens(alignment: Alignment, reference: Archive, target: Archive) -> Al
         tokens = TokenAlignment.of(reference, target, TokenRule(VALID))
     except UsageError:  # nothing says which tokens there are
         return alignment
+    count = len(tokens.pairs)
+    if tokens.unequal_ids or not count == tokens.reference.count == tokens.target.count:
+        return alignment  # the runs were fed other tokens, which is an error to be found
     entries = list(alignment.entries)
     for how, what in _TOKENS.items():
         for layout in _LAYOUTS:
@@ -91,23 +92,25 @@ def with_tokens(alignment: Alignment, reference: Archive, target: Archive) -> Al
     return replace(alignment, entries=tuple(entries))
 
 
-def _without_rows(unlike: Sequence[_Pair], reference: Archive, target: Archive) -> list[Entry]:
+def _without_rows(pairs: Sequence[_Pair], reference: Archive, target: Archive) -> list[Entry]:
     """Entries for all that differ in a first axis of one element, if that is so throughout a run."""
+    having = sum(
+        ours.shape == other.shape and ours.shape[:1] == (1,) and len(ours.shape) > 1
+        for ours, other in pairs
+        if ours.key.slot.startswith("output")
+    )
+    least = 1 if "max" in (_framework(reference), _framework(target)) else 2
     found = []
-    for name, one, step in (("target", 0, "unsqueeze 0"), ("reference", 1, "squeeze 0")):
-        lacking = [pair for pair in unlike if pair[one].shape == (1, *pair[1 - one].shape)]
-        having = sum(
-            record.shape[:1] == (1,)
-            and len(record.shape) > 1
-            and target.get(record.key).shape == record.shape
-            for record in reference.records
-            if record.key.text in target and record.key.slot.startswith("output")
-        )
-        least = 1 if "max" in (_framework(reference), _framework(target)) else 2
+    for lacks, step in (("target", "unsqueeze 0"), ("reference", "squeeze 0")):
+        lacking = [
+            ours
+            for ours, other in pairs
+            if (ours.shape == (1, *other.shape) if lacks == "target" else (1, *ours.shape) == other.shape)
+        ]
         if len(lacking) < max(least, _TIMES * having):
             continue
-        reason = f"{len(lacking)} tensors of the {name} have no axis for rows, {having} have one"
-        places = dict.fromkeys(_place(pair[0].key) for pair in lacking)
+        reason = f"{len(lacking)} tensors of the {lacks} have no axis for rows, {having} have one"
+        places = dict.fromkeys(_place(record.key) for record in lacking)
         entries = [Entry((p,), (p,), steps=(step,), evidence="rule", reason=reason) for p in places]
         resolved = resolve_each(Alignment(tuple(entries)), reference, target)
         found += [entry for entry, links in resolved if not isinstance(links, UsageError) and _fit(links)]
