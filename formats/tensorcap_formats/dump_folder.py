@@ -37,6 +37,7 @@ from tensorcap_formats.raw_file import RawSpec
 NAMES: Final = "tensor_names.txt"
 METADATA: Final = "layer_metadata.json"
 _SIDES: Final = ("max_layers", "torch_layers", "without_injection", "with_injection")
+_TORCH: Final = ".pt"
 _INJECTED: Final = "_injected"
 _STEP: Final = re.compile(r"0|[1-9]\d{0,17}")
 _MAX_BYTES: Final = 64 * 1024 * 1024  # of a list of names
@@ -96,7 +97,7 @@ def is_dump(path: Path, names: Sequence[str]) -> bool:
         return True
     if any(name.lower().endswith(SUFFIX) for name in names):
         return True
-    stems = [os.path.splitext(name)[0] for name in names if name.lower().endswith(".pt")]
+    stems = [os.path.splitext(name)[0] for name in names if name.lower().endswith(_TORCH)]
     if stems:
         return all(parse_label(stem) for stem in stems)
     return any(
@@ -159,9 +160,9 @@ def open_dump(path: Path, *, raw: Sequence[RawSpec] = (), by_time: bool = False)
         run=run,
         is_ordered=dump.is_ordered,
         is_complete=not dump.problems,
-        is_direct=all(file.path.suffix.lower() != ".pt" for file in kept),
+        is_direct=all(file.path.suffix.lower() != _TORCH for file in kept),
         problems=dump.problems,
-        probes=[_shown(dump, file) for file in kept if file.label is None],
+        probes=_probes(dump, kept),
     )
 
 
@@ -186,7 +187,7 @@ def _find_printed(dump: _Dump, names: Sequence[str]) -> None:
             continue
         for file in found:
             file.step = step
-            if file.label and file.path.suffix.lower() == SUFFIX:
+            if file.label and file.path.suffix.lower() != _TORCH:
                 file.label = undoubled(file.label)
         if NAMES in inner:
             _order_by_names(dump, folder, found)
@@ -207,7 +208,7 @@ def _files(
         spec = next((spec for spec in dump.raw if spec.fits(name)), None)
         if path.is_dir():
             dump.others[f"{shown}/"] = "a folder that is no step"
-        elif spec is None and suffix.lower() not in (SUFFIX, ".pt"):
+        elif spec is None and suffix.lower() not in (SUFFIX, _TORCH):
             if name not in (NAMES, METADATA):
                 dump.others[shown] = f"no {SUFFIX} or .pt file"
         elif path.is_symlink() and not os.path.realpath(path).startswith(home):
@@ -283,7 +284,7 @@ def _find_verified(dump: _Dump, names: Sequence[str]) -> list[Key]:
             name = name.removesuffix("_0")
         file.position = expected.get(name)
         missing.pop(name, None)
-        if file.label and file.path.suffix.lower() == SUFFIX:
+        if file.label and file.path.suffix.lower() != _TORCH:
             file.label = undoubled(file.label)
     for name in missing:
         dump.problems[name] = f"{METADATA} names it and there is no such file"
@@ -371,18 +372,23 @@ def _within(key: Key, below: str) -> str:
 
 
 def _is_max(kept: Sequence[_File]) -> bool:
-    return any(file.path.suffix.lower() != ".pt" for file in kept)
+    return any(file.path.suffix.lower() != _TORCH for file in kept)
 
 
 def _shown(dump: _Dump, file: _File) -> str:
     return file.path.relative_to(dump.path).as_posix()
 
 
+def _probes(dump: _Dump, kept: Sequence[_File]) -> list[str]:
+    """Files that were taken and whose labels are no layers'."""
+    shown = [_shown(dump, file) for file in kept if file.label is None]
+    return [name for name in shown if name not in dump.problems]
+
+
 def _notes(dump: _Dump, kept: Sequence[_File]) -> list[str]:
     """What there is to say beside what is missing."""
     notes = list(dump.notes)
-    probes = [_shown(dump, file) for file in kept if file.label is None]
-    if probes:
+    if probes := _probes(dump, kept):
         what = "is no label of a layer's input or output: it is kept as a probe"
         if len(probes) > 1:
             what = "are no labels of layers' inputs or outputs: they are kept as probes"

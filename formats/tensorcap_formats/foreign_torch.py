@@ -19,6 +19,7 @@ from tensorcap_formats.foreign import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import check_shape
 from tensorcap_formats.input_file import InputFile, StoredElements
 from tensorcap_formats.keys import MAX_KEY_BYTES
+from tensorcap_formats.raw_file import hint
 from tensorcap_formats.strided import StridedTensor, last_element
 from tensorcap_formats.torch_pickle import Name, TensorView, read_pickle
 from tensorcap_formats.zip_members import ZipMembers
@@ -136,8 +137,9 @@ def _refuse_bare_pickle(path: Path) -> None:
     if not first.startswith(b"PK"):
         is_pickle = first[:1] == b"\x80" or path.suffix == ".pkl"
         kind = UnsafeFileError if is_pickle else NotAnArchiveError
+        advice = _HINT if is_pickle else hint(path)
         what = "is a bare pickle, which may run code when it is read" if is_pickle else "is no zip file"
-        raise kind(f"{path}: {what}, expected the zip format of torch.save", hint=_HINT)
+        raise kind(f"{path}: {what}, expected the zip format of torch.save", hint=advice)
 
 
 def _refuse_big_endian(members: ZipMembers, root: str) -> None:

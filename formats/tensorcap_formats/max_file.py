@@ -26,6 +26,7 @@ from tensorcap_formats.foreign import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import check_shape
 from tensorcap_formats.input_file import InputFile, StoredElements
 from tensorcap_formats.keys import MAX_KEY_BYTES
+from tensorcap_formats.raw_file import hint
 
 SUFFIX: Final = ".max"
 MAGIC: Final = bytes.fromhex("93f09f94a52b2b93")
@@ -104,7 +105,7 @@ def _read_header(file: InputFile) -> MaxHeader:
     if first[: len(MAGIC)] != MAGIC:
         raise NotAnArchiveError(
             f"{path}: begins with {first[: len(MAGIC)]!r}, expected {MAGIC!r} (MXF-2)",
-            hint=f"If it holds raw numbers, say which: {path.name}:float32:2,3",
+            hint=hint(path),
         )
     if len(first) < _START.size:
         raise CorruptArchiveError(f"{path}: has {file.size} bytes, expected at least {_START.size} (MXF-1)")

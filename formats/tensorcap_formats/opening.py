@@ -139,7 +139,9 @@ def _file_opener(path: Path) -> Callable[[Path], Archive]:
             f"{path}: begins with zeros: an archive whose writer did not end, or a damaged file",
             hint="Give `tcap recover` the path without .partial.",
         )
-    raise NotAnArchiveError(f"{path}: begins with {first!r}, expected one of: {_KINDS}")
+    from tensorcap_formats.raw_file import hint
+
+    raise NotAnArchiveError(f"{path}: begins with {first!r}, expected one of: {_KINDS}", hint=hint(path))
 
 
 def _zip_opener(path: Path) -> Callable[[Path], Archive]:

@@ -81,6 +81,11 @@ class RawSpec:
         )
 
 
+def hint(path: Path) -> str:
+    """What to do with a file of no known kind, which may hold raw numbers."""
+    return f"If it holds raw numbers, say which: {path.name}:float32:2,3"
+
+
 def open_raw(spec: RawSpec) -> Archive:
     """Open one file; its tensor is named as the file.
 
