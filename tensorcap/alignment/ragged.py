@@ -6,7 +6,8 @@ What is taken for equal is an entry with its steps, its evidence is `rule`, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -58,11 +59,8 @@ def with_tokens(alignment: Alignment, reference: Archive, target: Archive) -> Al
     """
     if alignment.tokens is not None:
         return alignment
-    unlike = [
-        (number, alignment.entries[number])
-        for number, (_, links) in enumerate(resolve_each(alignment, reference, target))
-        if not isinstance(links, UsageError) and not _fit(links)
-    ]
+    resolved = [links for _, links in resolve_each(alignment, reference, target)]
+    unlike = [n for n, links in enumerate(resolved) if not isinstance(links, UsageError) and not _fit(links)]
     if not unlike:
         return alignment
     try:
@@ -72,24 +70,57 @@ def with_tokens(alignment: Alignment, reference: Archive, target: Archive) -> Al
     count = len(tokens.pairs)
     if tokens.unequal_ids or not count == tokens.reference.count == tokens.target.count:
         return alignment  # the runs were fed other tokens, which is an error to be found
+    regrouped = [n for n in unlike if _are_regrouped(resolved[n])]
+    if len(regrouped) < max(2, _TIMES * _in_place(alignment, resolved, reference, target, tokens)):
+        unlike = [n for n in unlike if n not in regrouped]
     entries = list(alignment.entries)
     for how, what in _TOKENS.items():
         for layout in _LAYOUTS:
-            tried = Alignment(tuple(_told(entry, (*layout, *how), what, tokens) for _, entry in unlike))
-            found = list(zip(unlike, resolve_each(tried, reference, target), strict=True))
+            tried = Alignment(tuple(_told(entries[n], (*layout, *how), what, tokens) for n in unlike))
+            found = zip(unlike, resolve_each(tried, reference, target), strict=True)
             taken = {
-                number: (made, links)
-                for (number, _), (made, links) in found
+                n: (entry, links)
+                for n, (entry, links) in found
                 if not isinstance(links, UsageError) and all(link.gathers for link in links)
             }
-            if LAST in how and not _are_at_end(
-                [x for _, links in taken.values() for x in links], reference, target
-            ):
+            if LAST in how and not _are_at_end(taken, resolved, unlike, reference, target):
                 continue
-            for number, (made, _) in taken.items():
-                entries[number] = made
-            unlike = [one for one in unlike if one[0] not in taken]
+            for n, (entry, _) in taken.items():
+                entries[n] = entry
+            unlike = [n for n in unlike if n not in taken]
     return replace(alignment, entries=tuple(entries))
+
+
+def _are_regrouped(links: Iterable[Link] | UsageError) -> bool:
+    """Whether the tensors have as many elements, which only lie along other axes."""
+    return not isinstance(links, UsageError) and all(
+        math.prod(shape) == record.size
+        for link in links
+        for shape, record in zip(link.shapes, link.reference, strict=True)
+    )
+
+
+def _in_place(
+    alignment: Alignment,
+    resolved: Sequence[Sequence[Link] | UsageError],
+    reference: Archive,
+    target: Archive,
+    tokens: TokenAlignment,
+) -> int:
+    """How many results have rows and positions along the same two axes of both sides."""
+    theirs = {record.key.text: record.shape for record in target.records}
+    pairs = [(record, theirs.get(record.key.text)) for record in reference.records]
+    for entry, links in zip(alignment.entries, resolved, strict=True):
+        if not isinstance(links, UsageError) and not entry.steps:
+            pairs += [(link.reference[0], link.target[0].shape) for link in links]
+    grids = tokens.reference.grids
+    return sum(
+        record.key.slot.startswith("output")
+        and record.shape == other
+        and len(grids.get(record.key.step, ())) == 2
+        and record.shape[:2] == grids[record.key.step]
+        for record, other in pairs
+    )
 
 
 def _without_rows(pairs: Sequence[_Pair], reference: Archive, target: Archive) -> list[Entry]:
@@ -117,24 +148,36 @@ def _without_rows(pairs: Sequence[_Pair], reference: Archive, target: Archive) -
     return found
 
 
-def _are_at_end(links: Sequence[Link], reference: Archive, target: Archive) -> bool:
-    """Whether a run has its last tokens only from some module on: nothing with all tokens follows."""
+def _are_at_end(
+    taken: Iterable[int],
+    resolved: Sequence[Sequence[Link] | UsageError],
+    unlike: Iterable[int],
+    reference: Archive,
+    target: Archive,
+) -> bool:
+    """Whether a run has its last tokens only from some module on: no result with all tokens follows."""
     if not reference.is_ordered:
         return True
-    last = {record.key.text for link in links for record in link.reference}
-    first = {}
-    for link in links:
-        for record in link.reference:
-            step = record.key.step
-            first[step] = min(first.get(step, record.order), record.order)
+    first: dict[int, int] = {}
+    for record in _records(taken, resolved):
+        first[record.key.step] = min(first.get(record.key.step, record.order), record.order)
+    others = {record.key.text for record in _records(unlike, resolved)}
     return not any(
         record.order > first.get(record.key.step, record.order)
         and record.key.slot == "output"
         and record.key.site != ROOT_SITE
-        and record.key.text not in last
+        and record.key.text not in others
         and record.key.text in target
         for record in reference.records
     )
+
+
+def _records(entries: Iterable[int], resolved: Sequence[Sequence[Link] | UsageError]) -> Iterator[Record]:
+    """The reference's records of some entries."""
+    for number in entries:
+        links = resolved[number]
+        for link in () if isinstance(links, UsageError) else links:
+            yield from link.reference
 
 
 def _told(entry: Entry, steps: tuple[str, ...], what: str, tokens: TokenAlignment) -> Entry:
