@@ -221,16 +221,21 @@ def _files(
             yield _File(path, text, 0, parse(text), raw=spec)
 
 
-def _order_by_names(dump: _Dump, folder: str, found: Sequence[_File]) -> None:
-    """Put the files in the order of the list of names, and tell where the two are unlike."""
-    path = dump.path / folder / NAMES
+def _content(path: Path) -> bytes:
+    """All of a list of names."""
     with closing(InputFile(path)) as file:
         if file.size > _MAX_BYTES:
             raise CorruptArchiveError(f"{path}: has {file.size} bytes, expected at most {_MAX_BYTES}")
-        try:
-            text = file.read(0, file.size).decode()
-        except UnicodeDecodeError:
-            raise CorruptArchiveError(f"{path}: is no UTF-8 text") from None
+        return file.read(0, file.size)
+
+
+def _order_by_names(dump: _Dump, folder: str, found: Sequence[_File]) -> None:
+    """Put the files in the order of the list of names, and tell where the two are unlike."""
+    path = dump.path / folder / NAMES
+    try:
+        text = _content(path).decode()
+    except UnicodeDecodeError:
+        raise CorruptArchiveError(f"{path}: is no UTF-8 text") from None
     lines = [line.removesuffix("\r") for line in text.split("\n") if line.strip()]
     by_name = {one.name: one for one in found}
     counts = Counter(line.replace("/", "_") for line in lines)
@@ -262,10 +267,7 @@ def _find_verified(dump: _Dump, names: Sequence[str]) -> list[Key]:
         What was put in the place of the model's own tensors.
     """
     path = dump.path / METADATA
-    with closing(InputFile(path)) as file:
-        if file.size > _MAX_BYTES:
-            raise CorruptArchiveError(f"{path}: has {file.size} bytes, expected at most {_MAX_BYTES}")
-        layers = from_json(file.read(0, file.size), str(path))
+    layers = from_json(_content(path), str(path))
     found = list(_files(dump, "", names, parse_file_name))
     expected: dict[str, int] = {}
     for name, layer in layers.items():

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench_compare import Row, Usage, build, read_plainly, run
+from tests.benchmarks.bench_compare import Row, Usage, build, read_plainly, run
 
 from tensorcap.exporting import export
 from tensorcap_formats.opening import open_archive
