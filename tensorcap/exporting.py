@@ -10,7 +10,7 @@ from typing import Literal
 
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.content import checked_blocks, writing
-from tensorcap_formats.dump_folder import NAMES
+from tensorcap_formats.dump_files import NAMES
 from tensorcap_formats.dump_labels import label_of
 from tensorcap_formats.errors import UsageError, WriteError, missing_package
 from tensorcap_formats.max_file import DTYPE_CODES, SUFFIX, write_max

@@ -10,68 +10,36 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from tensorcap_formats.bands import Bands
-from tensorcap_formats.dump_labels import (
-    Label,
-    parse_file_name,
-    parse_label,
-    probe_key,
-    rooted,
-    undoubled,
+from tensorcap_formats.dump_files import (
+    METADATA,
+    NAMES,
+    TORCH,
+    DumpFile,
+    Found,
+    content,
+    note_unlisted,
+    take_root,
+    tensor_files,
 )
-from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, ReadError, UnsafeFileError
+from tensorcap_formats.dump_labels import parse_label, undoubled
+from tensorcap_formats.dump_verification import find_verified, injection
+from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, ReadError
 from tensorcap_formats.foreign import ForeignArchive, ForeignTensor
 from tensorcap_formats.foreign_torch import read_contents
-from tensorcap_formats.index import from_json
-from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.keys import Key, check_length, escape, natural
 from tensorcap_formats.max_file import SUFFIX, read_max_tensor
 from tensorcap_formats.raw_file import RawSpec
 
-NAMES: Final = "tensor_names.txt"
-METADATA: Final = "layer_metadata.json"
 _SIDES: Final = ("max_layers", "torch_layers", "without_injection", "with_injection")
-_TORCH: Final = ".pt"
-_INJECTED: Final = "_injected"
 _STEP: Final = re.compile(r"0|[1-9]\d{0,17}")
-_MAX_BYTES: Final = 64 * 1024 * 1024  # of a list of names
 _TOLD: Final = 3  # of many, in one sentence
-
-
-@dataclass(slots=True)
-class _File:
-    """One file of a dump."""
-
-    path: Path
-    name: str
-    step: int
-    label: Label | None
-    position: float | None = None
-    raw: RawSpec | None = None
-
-    @property
-    def key(self) -> Key:
-        return self.label.key(self.step) if self.label else probe_key(self.name, self.step)
-
-
-@dataclass(slots=True)
-class _Dump:
-    """What was found in a folder so far."""
-
-    path: Path
-    raw: Sequence[RawSpec]
-    files: list[_File] = field(default_factory=list)
-    problems: dict[str, str] = field(default_factory=dict)
-    others: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    unlisted: list[str] = field(default_factory=list)
-    is_ordered: bool = True
 
 
 class DumpArchive(ForeignArchive):
@@ -97,7 +65,7 @@ def is_dump(path: Path, names: Sequence[str]) -> bool:
         return True
     if any(name.lower().endswith(SUFFIX) for name in names):
         return True
-    stems = [os.path.splitext(name)[0] for name in names if name.lower().endswith(_TORCH)]
+    stems = [os.path.splitext(name)[0] for name in names if name.lower().endswith(TORCH)]
     if stems:
         return all(parse_label(stem) for stem in stems)
     return any(
@@ -131,10 +99,10 @@ def open_dump(path: Path, *, raw: Sequence[RawSpec] = (), by_time: bool = False)
             f"{path}: holds several runs, expected one",
             hint=f"Name one of: {', '.join(str(path / name) for name in several)}",
         )
-    dump = _Dump(path, raw)
+    dump = Found(path, raw)
     injected: list[Key] = []
     if METADATA in names:
-        injected = _find_verified(dump, names)
+        injected = find_verified(dump, names)
     else:
         _find_printed(dump, names)
     kept = _told_apart(dump)
@@ -149,7 +117,7 @@ def open_dump(path: Path, *, raw: Sequence[RawSpec] = (), by_time: bool = False)
     if dump.problems:
         run["error"] = {"message": _told(dump.problems)}
     if injected:
-        run["injected"] = _injection(injected)
+        run["injected"] = injection(injected)
     return DumpArchive(
         path,
         "dump-folder",
@@ -160,7 +128,7 @@ def open_dump(path: Path, *, raw: Sequence[RawSpec] = (), by_time: bool = False)
         run=run,
         is_ordered=dump.is_ordered,
         is_complete=not dump.problems,
-        is_direct=all(file.path.suffix.lower() != _TORCH for file in kept),
+        is_direct=all(file.path.suffix.lower() != TORCH for file in kept),
         problems=dump.problems,
         probes=_probes(dump, kept),
     )
@@ -177,63 +145,31 @@ def _listed(folder: Path) -> list[str]:
         raise ReadError(f"{folder}: cannot be opened: {error.strerror}") from None
 
 
-def _find_printed(dump: _Dump, names: Sequence[str]) -> None:
+def _find_printed(dump: Found, names: Sequence[str]) -> None:
     """The files of hooks, of all steps."""
     steps = [name for name in _steps(names) if (dump.path / name).is_dir()]
     for step, folder in [(0, ""), *((int(name), name) for name in steps)]:
         inner = _listed(dump.path / folder) if folder else [name for name in names if name not in steps]
-        found = list(_files(dump, folder, inner, parse_label))
+        found = list(tensor_files(dump, folder, inner, parse_label))
         if not found and NAMES not in inner:
             continue
         for file in found:
             file.step = step
-            if file.label and file.path.suffix.lower() != _TORCH:
+            if file.label and file.path.suffix.lower() != TORCH:
                 file.label = undoubled(file.label)
         if NAMES in inner:
             _order_by_names(dump, folder, found)
         else:
             dump.is_ordered = False
         dump.files += found
-    _root(dump.files)
+    take_root(dump.files)
 
 
-def _files(
-    dump: _Dump, folder: str, names: Sequence[str], parse: Callable[[str], Label | None]
-) -> Iterator[_File]:
-    """The files of tensors in a folder; what else there is, is noted."""
-    home = os.path.realpath(dump.path) + os.sep
-    for name in names:
-        path, shown = dump.path / folder / name, f"{folder}/{name}" if folder else name
-        stem, suffix = os.path.splitext(name)
-        spec = next((spec for spec in dump.raw if spec.fits(name)), None)
-        if path.is_dir():
-            dump.others[f"{shown}/"] = "a folder that is no step"
-        elif spec is None and suffix.lower() not in (SUFFIX, _TORCH):
-            if name not in (NAMES, METADATA):
-                dump.others[shown] = f"no {SUFFIX} or .pt file"
-        elif path.is_symlink() and not os.path.realpath(path).startswith(home):
-            raise UnsafeFileError(
-                f"{path}: is a link to a file outside of {dump.path}", hint="Put a copy in its place."
-            )
-        else:
-            # a label has dots, so that a raw file's has no suffix unless it has one of those for raw files
-            text = name if spec and suffix.lower() not in (".bin", ".raw", ".data") else stem
-            yield _File(path, text, 0, parse(text), raw=spec)
-
-
-def _content(path: Path) -> bytes:
-    """All of a list of names."""
-    with closing(InputFile(path)) as file:
-        if file.size > _MAX_BYTES:
-            raise CorruptArchiveError(f"{path}: has {file.size} bytes, expected at most {_MAX_BYTES}")
-        return file.read(0, file.size)
-
-
-def _order_by_names(dump: _Dump, folder: str, found: Sequence[_File]) -> None:
+def _order_by_names(dump: Found, folder: str, found: Sequence[DumpFile]) -> None:
     """Put the files in the order of the list of names, and tell where the two are unlike."""
     path = dump.path / folder / NAMES
     try:
-        text = _content(path).decode()
+        text = content(path).decode()
     except UnicodeDecodeError:
         raise CorruptArchiveError(f"{path}: is no UTF-8 text") from None
     lines = [line.removesuffix("\r") for line in text.split("\n") if line.strip()]
@@ -250,85 +186,30 @@ def _order_by_names(dump: _Dump, folder: str, found: Sequence[_File]) -> None:
             dump.problems[shown] = (
                 f"{NAMES} names it {counts[name]} times: one tensor was written over another"
             )
-    _note_unlisted(dump, folder, found)
+    note_unlisted(dump, folder, found)
 
 
-def _note_unlisted(dump: _Dump, folder: str, found: Sequence[_File]) -> None:
-    for file in found:
-        if file.position is None:
-            file.position = float("inf")
-            dump.unlisted.append(f"{folder}/{file.path.name}" if folder else file.path.name)
-
-
-def _find_verified(dump: _Dump, names: Sequence[str]) -> list[Key]:
-    """The files of one side of a layer verification, in the order of its list of layers.
-
-    Returns:
-        What was put in the place of the model's own tensors.
-    """
-    path = dump.path / METADATA
-    layers = from_json(_content(path), str(path))
-    found = list(_files(dump, "", names, parse_file_name))
-    expected: dict[str, int] = {}
-    for name, layer in layers.items():
-        for kind, slots in (("input", "inputs"), ("output", "outputs")):
-            listed = layer.get(slots, []) if isinstance(layer, dict) else None
-            if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
-                raise CorruptArchiveError(f"{path}: {name!r} has no list of objects {slots!r}")
-            for number, one in enumerate(listed):
-                slot = "" if kind == "output" and len(listed) == 1 else f"_{one.get('index', number)}"
-                expected[f"{name}_{kind}{slot}".replace("/", "_")] = len(expected)
-    natural_ones = {file.name for file in found}
-    missing = dict(expected)
-    for file in found:
-        name = file.name.removesuffix(_INJECTED)
-        if name not in expected:  # one output, numbered or not
-            name = name.removesuffix("_0")
-        file.position = expected.get(name)
-        missing.pop(name, None)
-        if file.label and file.path.suffix.lower() != _TORCH:
-            file.label = undoubled(file.label)
-    for name in missing:
-        dump.problems[name] = f"{METADATA} names it and there is no such file"
-    _root(found)
-    injected = [file for file in found if file.label and file.label.is_injected]
-    for file in injected:
-        if (own := file.name.removesuffix(_INJECTED)) in natural_ones:
-            dump.others[_shown(dump, file)] = f"what was put in the place of {own}"
-            found.remove(file)
-    _note_unlisted(dump, "", found)
-    dump.files += found
-    return [file.key for file in injected]
-
-
-def _root(files: Sequence[_File]) -> None:
-    """Take the name of the whole model from the labels, if it is there."""
-    labels = iter(rooted(file.label for file in files if file.label))
-    for file in files:
-        file.label = next(labels) if file.label else None
-
-
-def _told_apart(dump: _Dump) -> list[_File]:
+def _told_apart(dump: Found) -> list[DumpFile]:
     """The files whose keys are their own; which of several is meant, nobody knows, so none of them is."""
-    by_key: dict[str, list[_File]] = {}
+    by_key: dict[str, list[DumpFile]] = {}
     for file in dump.files:
         try:
             check_length(file.key.text)
         except ValueError as error:
-            dump.problems[_shown(dump, file)] = str(error)
+            dump.problems[dump.shown(file)] = str(error)
         else:
             by_key.setdefault(file.key.text, []).append(file)
     for key, files in by_key.items():
         for file in files if len(files) > 1 else ():
-            others = ", ".join(_shown(dump, other) for other in files if other is not file)
-            dump.problems[_shown(dump, file)] = f"means {key}, and so does {others}"
+            others = ", ".join(dump.shown(other) for other in files if other is not file)
+            dump.problems[dump.shown(file)] = f"means {key}, and so does {others}"
     kept = [files[0] for files in by_key.values() if len(files) == 1]
     if dump.is_ordered:
         kept.sort(key=lambda file: (file.step, file.position))
     return kept
 
 
-def _order_by_time(dump: _Dump, kept: list[_File]) -> None:
+def _order_by_time(dump: Found, kept: list[DumpFile]) -> None:
     """Put files in the order in which they were written, if no two of a step have one time."""
     times = {id(file): os.stat(file.path).st_mtime_ns for file in kept}
     if len({(file.step, times[id(file)]) for file in kept}) < len(kept):
@@ -342,13 +223,13 @@ def _order_by_time(dump: _Dump, kept: list[_File]) -> None:
     )
 
 
-def _read(dump: _Dump, kept: Sequence[_File]) -> tuple[list[ForeignTensor], dict[str, Any]]:
+def _read(dump: Found, kept: Sequence[DumpFile]) -> tuple[list[ForeignTensor], dict[str, Any]]:
     """The tensors of the files, and what is none; files that cannot be read are problems."""
     tensors: dict[str, ForeignTensor] = {}
     values: dict[str, Any] = {}
     bands = Bands()
     for file in kept:
-        shown = _shown(dump, file)
+        shown = dump.shown(file)
         try:
             if file.raw:
                 found = [file.raw.tensor(file.path, file.key.text)]
@@ -373,21 +254,17 @@ def _within(key: Key, below: str) -> str:
     return replace(key, slot=f"{key.slot}.{escape(below[1:])}").text if below else key.text
 
 
-def _is_max(kept: Sequence[_File]) -> bool:
-    return any(file.path.suffix.lower() != _TORCH for file in kept)
+def _is_max(kept: Sequence[DumpFile]) -> bool:
+    return any(file.path.suffix.lower() != TORCH for file in kept)
 
 
-def _shown(dump: _Dump, file: _File) -> str:
-    return file.path.relative_to(dump.path).as_posix()
-
-
-def _probes(dump: _Dump, kept: Sequence[_File]) -> list[str]:
+def _probes(dump: Found, kept: Sequence[DumpFile]) -> list[str]:
     """Files that were taken and whose labels are no layers'."""
-    shown = [_shown(dump, file) for file in kept if file.label is None]
+    shown = [dump.shown(file) for file in kept if file.label is None]
     return [name for name in shown if name not in dump.problems]
 
 
-def _notes(dump: _Dump, kept: Sequence[_File]) -> list[str]:
+def _notes(dump: Found, kept: Sequence[DumpFile]) -> list[str]:
     """What there is to say beside what is missing."""
     notes = list(dump.notes)
     if probes := _probes(dump, kept):
@@ -411,24 +288,3 @@ def _told(problems: dict[str, str]) -> str:
 def _some(names: Sequence[str]) -> str:
     rest = len(names) - _TOLD
     return ", ".join(names[:_TOLD]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def _injection(keys: Sequence[Key]) -> dict[str, Any]:
-    """What was put in the place of a run's own tensors, as run metadata say it (INJ-20)."""
-    return {
-        "source": "the other side of the verification",
-        "mapping": "",
-        "inputs": None,
-        "outputs": None,
-        "slots": [
-            {
-                "site": key.site,
-                "slot": key.slot,
-                "status": "injected",
-                "injected": 1,
-                "archived": 1,
-                "calls": {"0": "0"},
-            }
-            for key in keys
-        ],
-    }
