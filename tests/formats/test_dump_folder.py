@@ -97,9 +97,9 @@ def test_only_names_that_a_list_doubles_are_said_once(folder: Path) -> None:
 
 @pytest.mark.spec("MXF-24")
 def test_the_name_of_the_whole_model_stays_if_a_label_lacks_it(folder: Path) -> None:
-    print_max(folder, "model.norm-output", "lm_head-output")
+    print_max(folder, "model.norm-output", "models.head-output")
     with open_archive(folder) as archive:
-        assert keys(archive) == ["0/lm_head/output", "0/model.norm/output"]
+        assert keys(archive) == ["0/model.norm/output", "0/models.head/output"]
 
 
 @pytest.mark.spec("MXF-24")
@@ -268,6 +268,16 @@ def test_a_side_of_a_layer_verification_is_in_the_order_of_its_layers(folder: Pa
         assert "injected" not in archive.run
         assert archive.is_complete
         assert not archive.skipped
+
+
+@pytest.mark.spec("MXF-32")
+def test_the_one_output_of_a_layer_may_have_a_number(folder: Path) -> None:
+    verification(folder, is_injected=False)
+    (folder / "layers.0.mlp.up_proj_output.max").rename(folder / "layers.0.mlp.up_proj_output_0.max")
+    with open_archive(folder) as archive:
+        assert keys(archive)[-1] == "0/layers.0.mlp.up_proj/output.0"
+        assert archive.is_complete
+        assert "notes" not in archive.run
 
 
 @pytest.mark.spec("MXF-22")

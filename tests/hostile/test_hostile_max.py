@@ -78,6 +78,11 @@ CASES: dict[str, tuple[bytes, type[ReadError], str]] = {
     ),
     "absurd-beside-an-empty-axis": (made(shape=(0, 2**32 - 1, 2**32 - 1)), CorruptArchiveError, "32 sizes"),
     "elements-in-the-header": (made(offset=0), CorruptArchiveError, "begin at byte 0, expected 43 or later"),
+    "elements-that-begin-in-the-header": (
+        made(offset=40, data=b"\0"),
+        CorruptArchiveError,
+        "begin at byte 40, expected 43 or later",
+    ),
     "elements-behind-the-file": (made(offset=2**63), CorruptArchiveError, "has 47 bytes, expected"),
     "code-0": (made(code=0), NotAnArchiveError, "dtype code 0 is unknown"),
     "code-255": (made(code=255), NotAnArchiveError, "dtype code 255 is unknown"),
