@@ -71,7 +71,8 @@ def compare(
         only: Globs; compare only keys that fit one of them.
         exclude: Globs; leave out keys that fit one of them.
         mapping: What belongs together, as an `Alignment` or a map file; `"none"` for equal keys alone. Where
-            it is None, a mapping is computed if keys leave records of both sides without a partner.
+            it is None, a mapping is computed if keys leave records of both sides without a partner, or rules
+            say how tensors of equal keys and unlike shapes are laid out.
         progress: Told the bytes of the reference done so far, and all that will be.
 
     Returns:

@@ -142,6 +142,79 @@ def test_the_layout_of_two_single_tensors_is_given_by_steps(tcap: Tcap, folder: 
     )
 
 
+def hooked(step: Path, tensors: dict[str, Any]) -> None:
+    """A folder of a step as torch hooks leave it."""
+    step.mkdir(parents=True)
+    for label, array in tensors.items():
+        torch.save(torch.from_numpy(np.ascontiguousarray(array)), step / f"{label}.pt")
+    (step / "tensor_names.txt").write_text("".join(f"{label}\n" for label in tensors))
+
+
+@pytest.mark.spec("MXF-24")
+@pytest.mark.spec("ALN-86")
+def test_a_dump_of_torch_is_compared_with_one_of_max_as_they_are(tcap: Tcap, folder: Path) -> None:
+    random = np.random.default_rng(0)
+    ids = np.array([[3, 1, 2, 5]])
+    hidden = [random.standard_normal((1, 4, 8)).astype(np.float32) for _ in range(3)]
+    logits = random.standard_normal((1, 4, 20)).astype(np.float32)
+    hooked(
+        folder / "torch/0",
+        {
+            "model.model.embed_tokens-input_0": ids,
+            "model.model.embed_tokens-output": hidden[0],
+            "model.model.layers.0-output_0": hidden[1],
+            "model.model.layers.1-output_0": hidden[2],
+            "model.lm_head-output": logits,
+        },
+    )
+    target = folder / "max"
+    target.mkdir()
+    (target / "model.embed_tokens-input_0").write_bytes(ids[0].astype("<i8").tobytes())
+    dumped(target / "model.embed_tokens-output.max", hidden[0][0])
+    dumped(target / "model.layers.layers.0-output.max", hidden[1][0])
+    dumped(target / "model.layers.layers.1-output.max", hidden[2][0] * np.float32(1.001))
+    dumped(target / "model.lm_head-output.max", logits[:, -1])
+    tcap("import", "max", "-o", "t.h5", "--raw", "*-input_0:int64:4")
+    tcap("import", "torch", "-o", "r.h5")
+    for one, other in (("torch", "t.h5"), ("r.h5", "t.h5"), ("torch", "max")):
+        result = tcap("compare", one, other, "--rtol", "1e-4", "--json", status=1)
+        found = json.loads(result.stdout)
+        statuses = {pair["key"]: pair["status"] for pair in found["pairs"]}
+        missing = {"0/model.embed_tokens/input.0": "unmapped"} if other == "max" else {}
+        assert statuses == {
+            "0/model.embed_tokens/input.0": "identical",
+            "0/model.embed_tokens/output": "identical",
+            "0/model.layers.0/output.0": "identical",
+            "0/model.layers.1/output.0": "diverged",
+            "0/lm_head/output": "identical",
+            **missing,
+        }
+        assert found["first_divergence"]["module"] == "model.layers.1"
+        assert any("0/lm_head/output (1 of 4 tokens)" in warning for warning in found["warnings"])
+
+
+@pytest.mark.spec("MXF-22")
+def test_the_two_sides_of_a_layer_verification_are_compared(tcap: Tcap, folder: Path) -> None:
+    one, other = folder / "v/torch_layers", folder / "v/max_layers"
+    listed = {"inputs": [{"index": 0}], "outputs": [{"index": 0}]}
+    for side, names in (
+        (one, ("model.layers.0.up", "model.layers.1.up")),
+        (other, ("layers.0.up", "layers.1.up")),
+    ):
+        side.mkdir(parents=True)
+        (side / "layer_metadata.json").write_text(json.dumps(dict.fromkeys(names, listed)))
+    for n in range(2):
+        torch.save(torch.from_numpy(X + n), one / f"model.layers.{n}.up_input_0.pt")
+        torch.save(torch.from_numpy(X * (n + 2)), one / f"model.layers.{n}.up_output.pt")
+        dumped(other / f"layers.{n}.up_input_0_injected.max", X + n)
+        dumped(other / f"layers.{n}.up_output.max", X * (n + 2) + n)
+    error = tcap("import", "v", "-o", "x.h5", status=3).stderr
+    assert "holds several runs, expected one" in error
+    found = json.loads(tcap("compare", str(one), str(other), "--json", status=1).stdout)
+    assert found["first_divergence"]["key"] == "0/layers.1.up/output"
+    assert any("The target is an injected run: 2 inputs of 2 modules" in text for text in found["warnings"])
+
+
 def everything(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     with open_archive(path) as archive:
         return {
