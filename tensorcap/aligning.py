@@ -20,7 +20,7 @@ from tensorcap.alignment.ragged import by_equal_keys, with_tokens
 from tensorcap.alignment.resolution import resolve, resolve_each, token_alignments
 from tensorcap.alignment.rules import Rules
 from tensorcap.alignment.summary import MappingSummary
-from tensorcap.alignment.tokens import VALID, TokenAlignment, TokenRule
+from tensorcap.alignment.tokens import TokenAlignment
 from tensorcap.comparison import Side
 from tensorcap.verdicts.places import is_inner
 from tensorcap_formats.archive import Archive
@@ -221,27 +221,6 @@ def laid(
     link = Link((record,), (partner,), layout, entry)
     parts = Part(reference, [record]), Part(target, [partner])
     return MappedArchive(*parts, [link], map_path=f"steps {'; '.join(layout.texts)}")
-
-
-def without_padding(reference: Archive, target: Archive) -> tuple[Archive, Archive] | None:
-    """Both archives reduced to the tokens that their attention masks keep, by equal keys (CMP-76).
-
-    Returns:
-        None where there is no padding, or not at the same positions of both sides.
-
-    Raises:
-        ReadError: Ids or masks cannot be read.
-    """
-    rule = TokenRule(VALID)
-    try:
-        tokens = TokenAlignment.of(reference, target, rule)
-    except UsageError:  # no ids, or other ones than the target's
-        return None
-    if not tokens.reference.padding or not tokens.is_in_place:
-        return None
-    common = {r.key.site for r in reference.records} & {r.key.site for r in target.records}
-    entries = tuple(Entry((site,), (site,), evidence="name") for site in sorted(common))
-    return mapped(Alignment(entries, tokens=rule), reference, target)
 
 
 def _kept(target: Archive) -> Alignment | None:
