@@ -99,6 +99,17 @@ def test_what_was_matched_and_what_was_not_is_told(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.spec("ALN-57")
+def test_a_comparison_tells_which_tokens_it_is_of(tmp_path: Path) -> None:
+    sides = _archive(tmp_path / "ref.h5", _fed(RIGHT)), _archive(tmp_path / "tgt.h5", _fed(LEFT))
+    found = compare(*sides, mapping=Alignment((Entry(("net",), ("net",)),), tokens=VALID))
+    assert found.mapping is not None
+    assert list(found.mapping.tokens) == [
+        "8 tokens are on both sides; the reference has 0 more and 2 of padding; "
+        "the target has 0 more and 2 of padding"
+    ]
+
+
 @pytest.mark.spec("ALN-54")
 def test_one_prefill_is_made_of_a_prefill_and_steps(tmp_path: Path) -> None:
     sides = _sides(tmp_path, _fed([[5, 6, 7, 8, 9]]), _fed([[5, 6, 7]], [[8]], [[9]]))
