@@ -162,7 +162,7 @@ def test_a_correct_twin_is_not_accused(twins: Twins, tmp_path: Path) -> None:
     assert tests["0/model.layers.2.mlp.up_proj/output"] == {"A", "E"}
     assert tests["0/model.layers.2.mlp/output"] == {"A'", "E"}
     assert tests["0/model.layers.2.mlp.act_fn/output"] == {"A", "E"}
-    assert "F" in tests["0/model.embed_tokens/output"]
+    assert tests["0/model.embed_tokens/output"] == {"A", "E"}  # its token ids were replaced
     assert comparison.warnings[0].startswith("The target is an injected run: ")
     assert str(twins.reference) in comparison.warnings[0]
 

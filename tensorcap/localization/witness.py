@@ -1,0 +1,251 @@
+"""Who says what against which module: a replay, an injected run, or two archives alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tensorcap.comparison import Comparison
+from tensorcap.alignment.mapped import MappedArchive
+from tensorcap.localization.suspect import By
+from tensorcap.replaying import Made, Own, Replayed
+from tensorcap.verdicts.calls import Calls
+from tensorcap.verdicts.divergence import called_sites, caller_of
+from tensorcap.verdicts.gains import row_error
+from tensorcap.verdicts.injected import Injected
+from tensorcap.verdicts.pairing import ABSENT, Finding, Pair, Status
+from tensorcap.verdicts.places import is_inner, is_parameter
+from tensorcap.verdicts.policy import POLICY, SEVERITY
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.keys import ROOT_SITE, Key
+
+_MOST: Final = 8  # suspects by archives alone
+_GAINS: Final = frozenset({"D", "D'", "T", "T'", "E", "own"})
+_UNSURE: Final = frozenset({"E", "F", "G"})  # tests that a rounded argument may fail as well
+_BAD: Final = frozenset({"suspect", "diverged", "nonfinite", "shape-mismatch"})
+
+
+@dataclass(frozen=True, slots=True)
+class Accusation:
+    """What speaks against one module.
+
+    Attributes:
+        module: Its site.
+        keys: Key texts of tensors, the one that speaks most against it first.
+        status: What the tests make of that one.
+        findings: What each test said of it.
+        own: Row error that the module makes itself; None where not known.
+        ratio: R of that against a twin; None without one.
+        reason: Why it is accused, as a sentence.
+    """
+
+    module: str
+    keys: tuple[str, ...]
+    status: Status
+    findings: tuple[Finding, ...]
+    own: float | None
+    ratio: float | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """One way to tell own errors from inherited ones, and what it came to.
+
+    Attributes:
+        by: Which way.
+        reference: What each module should have made.
+        target: What it made, under the same keys.
+        is_exchanged: Whether the reference's own results went on after each was recorded, so that what comes
+            after a tensor says nothing of it.
+        accusations: Whom it accuses, the first one first.
+        owns: What each module made itself, in execution order.
+        unjudged: Key texts of what it should have judged and could not.
+        notes: What a reader should know, as sentences.
+    """
+
+    by: By
+    reference: Archive
+    target: Archive
+    is_exchanged: bool
+    accusations: tuple[Accusation, ...]
+    owns: Sequence[Own]
+    unjudged: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def by_replay(done: Replayed) -> Witness:
+    """What the reference's model says that was run on the target's values."""
+    bad: dict[str, list[Own]] = {}
+    for own in done.found.owns:
+        if own.is_bad:
+            bad.setdefault(own.module, []).append(own)
+    accusations = _ranked(bad, Calls(done.reference), "is wrong for what the target gave it")
+    unjudged = (*done.found.lacking, *(own.key for own in done.found.unjudged))
+    return Witness(
+        "replay", done.run, done.target, True, accusations, done.found.owns, unjudged, done.found.notes
+    )
+
+
+def by_injection(reference: Archive, injected: Archive, comparison: Comparison) -> Witness:
+    """What a target says that was run on the reference's arguments.
+
+    Results are natural, so that an error goes on into what the code around a module makes of it: who accuses
+    a module that has an earlier suspect within it says nothing new.
+
+    Args:
+        reference: The trusted archive, as it was compared.
+        injected: The injected run under the same keys.
+        comparison: Their comparison.
+    """
+    found = _OwnsOfInjection(reference, injected, comparison)
+    owns = found.all()
+    bad: dict[str, list[Own]] = {}
+    for own in owns:
+        if own.is_bad and (own.module in bad or not any(is_within(one, own.module) for one in bad)):
+            bad.setdefault(own.module, []).append(own)
+    accusations = _ranked(bad, Calls(reference), "is wrong though it was given the reference's tensors")
+    first = comparison.divergence
+    if not accusations and first is not None and not first.is_growth and first.pair.status not in ABSENT:
+        accusations = (_by_pair(first.module, first.pair, first.explanation),)
+    return Witness("injection", reference, injected, False, accusations, owns, (), tuple(found.notes()))
+
+
+def by_archives(reference: Archive, target: Archive, free: Comparison) -> Witness:
+    """What comparing says: the module of the first divergence, then those whose gain is too large."""
+    note = (
+        "No model was replayed: the archives alone tell a mistake only where it stands out of what errors "
+        "do anyway."
+    )
+    called = called_sites(reference)
+    accused: dict[str, Accusation] = {}
+    first = free.divergence
+    if first is not None and not first.is_growth and first.pair.status not in ABSENT:
+        accused[first.module] = _by_pair(first.module, first.pair, first.explanation)
+        for pair in free.pairs:
+            said = _stands_out(pair)
+            if len(accused) < _MOST and pair.reference is not None and said is not None:
+                site, slot = pair.reference.key.site, pair.reference.key.slot
+                module = caller_of(site, called) if slot.startswith("input") else site
+                accused.setdefault(module, _by_pair(module, pair, said.text))
+    return Witness("archives", reference, target, False, tuple(accused.values()), (), (), (note,))
+
+
+def is_within(module: str, other: str) -> bool:
+    """Whether a module is another one, or lies within it."""
+    return other in (module, ROOT_SITE) or module.startswith(f"{other}.")
+
+
+def _ranked(bad: dict[str, list[Own]], calls: Calls, how: str) -> tuple[Accusation, ...]:
+    """Modules by what speaks against them: certain ones first, leaves first, then in execution order."""
+    order = {module: at for at, module in enumerate(bad)}
+    modules = sorted(bad, key=lambda m: (-max(map(_severity, bad[m])), not calls.is_leaf(m), order[m]))
+    return tuple(_accusation(module, sorted(bad[module], key=lambda own: -_severity(own)), how) for module in modules)
+
+
+def _accusation(module: str, against: Sequence[Own], how: str) -> Accusation:
+    first = against[0]
+    what = "its own result" if first.made == "result" else "what its code hands on"
+    reason = f"{what} {how}"
+    if first.findings:
+        reason += f": {max(first.findings, key=lambda f: _rank(f.status)).text}"
+    keys = tuple(own.key for own in against)
+    return Accusation(module, keys, first.status, first.findings, first.error, first.ratio, reason)
+
+
+def _by_pair(module: str, pair: Pair, reason: str) -> Accusation:
+    return Accusation(module, (pair.key,), pair.status, pair.findings, None, None, reason)
+
+
+def _stands_out(pair: Pair) -> Finding | None:
+    if pair.reference is None or is_inner(pair.reference.key) or is_parameter(pair.reference.key):
+        return None
+    return next((f for f in pair.findings if f.test in _GAINS and f.status == "diverged"), None)
+
+
+def _severity(own: Own) -> int:
+    return _rank(own.status)
+
+
+def _rank(status: Status) -> int:
+    return SEVERITY.index(status) if status in SEVERITY else 0
+
+
+class _OwnsOfInjection:
+    """What each module of an injected run made itself."""
+
+    def __init__(self, reference: Archive, injected: Archive, comparison: Comparison) -> None:
+        self._pairs = sorted(
+            (pair for pair in comparison.pairs if pair.reference is not None and pair.target is not None),
+            key=lambda pair: pair.reference.order if pair.reference else 0,
+        )
+        self._calls, self._called = Calls(reference), called_sites(reference)
+        self._precision = POLICY.precision_of_runs(reference.run, injected.run, None)
+        if isinstance(injected, MappedArchive):
+            self._injected = Injected(injected.original, injected.sources)
+        else:
+            self._injected = Injected(injected)
+        self._errors: dict[str, float | None] = {}
+        for pair in self._pairs:
+            for key in self._injected.keys_of(pair):
+                self._errors[key.text] = row_error(pair) if pair.is_compared else None
+        self._unknown: dict[str, None] = {}
+
+    def all(self) -> tuple[Own, ...]:
+        """In execution order."""
+        return tuple(own for pair in self._pairs if (own := self._own(pair)) is not None)
+
+    def notes(self) -> Iterable[str]:
+        """What could not be told apart."""
+        if self._unknown:
+            keys = list(self._unknown)
+            yield (
+                f"{len(keys)} arguments were left as they were and are not known in the reference, first "
+                f"{keys[0]}: errors of what was made of them may be inherited."
+            )
+
+    def _own(self, pair: Pair) -> Own | None:
+        assert pair.reference is not None
+        key = pair.reference.key
+        left = self._injected.left(pair)
+        if left is None or is_inner(key) or is_parameter(key):
+            return None
+        made: Made = "result" if key.slot.startswith("output") else "argument"
+        module = key.site if made == "result" else caller_of(key.site, self._called)
+        is_leaf = made == "result" and self._calls.is_leaf(key.site) and self._calls.is_simple(key.site)
+        status, findings = self._judged(pair, left, is_leaf=is_leaf)
+        error = row_error(pair)
+        return None if status is None else Own(key.text, module, made, is_leaf, error, None, status, findings)
+
+    def _judged(
+        self, pair: Pair, left: Sequence[Key], *, is_leaf: bool
+    ) -> tuple[Status | None, tuple[Finding, ...]]:
+        """The status of what a pair shows of its own module; None where it may have inherited it."""
+        if pair.status not in _BAD:
+            return pair.status, pair.findings
+        findings, status = pair.findings, pair.status
+        if left:
+            errors = [self._errors.get(key.text) for key in left]
+            known = [error for error in errors if error is not None]
+            if len(known) < len(errors):
+                self._unknown.update((k.text, None) for k, e in zip(left, errors, strict=True) if e is None)
+                return None, ()
+            assert pair.reference is not None
+            assert pair.target is not None
+            error = row_error(pair)
+            if any(known) and error is not None:
+                names = pair.reference.dtype.name, pair.target.dtype.name
+                precision = POLICY.precision_of_pair(self._precision, *names)
+                gain = POLICY.judge_gain(error, math.hypot(*known), precision, is_core=not is_leaf)
+                return gain.status, (gain,)
+        if status in ("suspect", "diverged"):
+            telling = [f for f in findings if f.status in ("suspect", "diverged") and f.test not in _UNSURE]
+            if findings and not telling:
+                return "within-rounding", findings
+            if telling:
+                status = max((f.status for f in telling), key=_rank)
+        else:
+            status = "diverged"  # other masks, or another shape
+        return status, findings
