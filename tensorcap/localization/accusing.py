@@ -220,9 +220,7 @@ class _Total:
         return self._in.get(module), self._out.get(module)
 
 
-def _explained(
-    suspects: Sequence[Suspect], free: Comparison, called: set[str]
-) -> Iterable[tuple[str, str]]:
+def _explained(suspects: Sequence[Suspect], free: Comparison, called: set[str]) -> Iterable[tuple[str, str]]:
     """Modules around suspects whose results are wrong too, the nearest first, each with the first suspect."""
     wrong = {p.reference.key.site for p in free.pairs if _is_wrong_result(p) and p.reference}
     accused = {one.module for one in suspects}
@@ -254,8 +252,8 @@ def _over_precise(owns: Sequence[Own], calls: Calls) -> Iterable[Precise]:
 def _noise_notes(noise: Noise | None) -> Iterable[str]:
     if noise is not None and noise.first:
         yield (
-            f"The target does not repeat itself: {noise.module} makes {noise.first} otherwise from run to run; "
-            f"the largest such error is {noise.largest:.2g}."
+            f"The target does not repeat itself: {noise.module} makes {noise.first} otherwise from run to "
+            f"run; the largest such error is {noise.largest:.2g}."
         )
 
 

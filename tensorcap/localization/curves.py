@@ -90,9 +90,30 @@ def changes(points: Sequence[Point], curve: Curve) -> tuple[Change, ...]:
     return tuple(sorted(found, key=lambda change: change.kind != "step"))
 
 
+def runs_of(bad: Sequence[bool]) -> list[tuple[int, int]]:
+    """Where runs of own errors that are steps begin and end: three in a row, or two at the end.
+
+    Example:
+        >>> runs_of([True, False, True, True, True, False, True, True])
+        [(2, 5), (6, 8)]
+    """
+    found = []
+    starts = [at for at, one in enumerate(bad) if one and not (at and bad[at - 1])]
+    for start in starts:
+        length = sum(1 for _ in takewhile(bool, bad[start:]))
+        if _is_step(length, len(bad) - start):
+            found.append((start, start + length))
+    return found
+
+
+def _is_step(length: int, left: int) -> bool:
+    """Whether so many results that are wrong, of those that are left, are a step."""
+    return length >= min(_RUN, max(2, left))
+
+
 def _kind(curve: Curve, rest: Sequence[Point], length: int, middle: float) -> Kind:
     if curve == "own":
-        return "step" if length >= min(_RUN, max(2, 1 + len(rest))) else "spike"
+        return "step" if _is_step(length, 1 + len(rest)) else "spike"
     ahead = rest[:_AHEAD]
     wrong = sum(point.is_bad and point.value >= middle for point in ahead)
     return "step" if 2 * wrong > len(ahead) else "spike"

@@ -117,7 +117,9 @@ def _operands(reference: Archive, record: Record, module: str) -> Iterator[Recor
         kind = key.slot.partition(".")[0]
         if kind in ("input", "given") and key.site == module:
             given[key.slot] = other  # of the last call before
-        elif kind == "output" and key.site not in (module, ROOT_SITE) and caller_of(key.site, called) == module:
+        elif (
+            kind == "output" and key.site not in (module, ROOT_SITE) and caller_of(key.site, called) == module
+        ):
             made.append(other)
     start = min((one.order for one in given.values()), default=0)
     yield from given.values()

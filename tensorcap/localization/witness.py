@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tensorcap.comparison import Comparison
 from tensorcap.alignment.mapped import MappedArchive
+from tensorcap.comparison import Comparison
 from tensorcap.localization.suspect import By
 from tensorcap.replaying import Made, Own, Replayed
 from tensorcap.verdicts.calls import Calls
@@ -142,7 +142,9 @@ def _ranked(bad: dict[str, list[Own]], calls: Calls, how: str) -> tuple[Accusati
     """Modules by what speaks against them: certain ones first, leaves first, then in execution order."""
     order = {module: at for at, module in enumerate(bad)}
     modules = sorted(bad, key=lambda m: (-max(map(_severity, bad[m])), not calls.is_leaf(m), order[m]))
-    return tuple(_accusation(module, sorted(bad[module], key=lambda own: -_severity(own)), how) for module in modules)
+    return tuple(
+        _accusation(module, sorted(bad[module], key=lambda own: -_severity(own)), how) for module in modules
+    )
 
 
 def _accusation(module: str, against: Sequence[Own], how: str) -> Accusation:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 from tensorcap.alignment.order import Order
 from tensorcap.comparison import Comparison
+from tensorcap.localization.suspect import Suspect
 from tensorcap.reports.layer_report import Layer, depth_of
-from tensorcap.reports.ranking import error_of
+from tensorcap.reports.localization_text import around_texts
 from tensorcap.verdicts.pairing import ABSENT, Pair
 
 if TYPE_CHECKING:
-    from tensorcap.verifying import Suspect, Verification
+    from tensorcap.verifying import Verification
 
 _FEW: Final = 3
 _SUSPECTS: Final = 5
@@ -48,6 +49,7 @@ def _sentences(found: Verification, layers: Sequence[Layer]) -> Iterator[str]:
             f"{_count(len(found.inheriting), 'tensor')} of the free run not green only inherit an error: "
             f"given the reference's tensors, they are green ({_some(found.inheriting)})."
         )
+    yield from around_texts(found.localization)
     for item in found.preflight.explaining[:_FEW]:
         yield f"Before any tensor: {item.kind} {item.name}: {item.text}"
     if found.why_not_injected:
@@ -59,6 +61,7 @@ def _sentences(found: Verification, layers: Sequence[Layer]) -> Iterator[str]:
     depth = depth_of(layers).text
     yield f"Free-running: {depth[0].lower()}{depth[1:]}"
     yield from _not_compared(found.free)
+    yield from found.localization.notes
     yield from found.notes
 
 
@@ -83,26 +86,26 @@ def _count_text(what: str, comparison: Comparison) -> str:
 
 
 def _accusation(number: int, suspect: Suspect) -> str:
-    class_name = suspect.class_name.rpartition(".")[2]
-    name = f"{suspect.module} ({class_name})" if class_name else suspect.module
-    said = f"{number}. {name} is wrong: {_error(suspect)} at {suspect.pair.key}. {suspect.explanation}"
-    kind = suspect.diagnosis
-    if kind is None:
-        return said
-    if kind.explanations:
-        best = kind.explanations[0]
+    name = f"{suspect.module} ({suspect.class_name})" if suspect.class_name else suspect.module
+    said = f"{number}. {name} is wrong: {_error(suspect)} at {suspect.key}. {_ended(suspect.reason)}"
+    best, examined = suspect.diagnosis, suspect.examined
+    if best is not None:
         return f"{said} {_ended(best.text)}{' ' + _ended(best.hint) if best.hint else ''}"
-    if kind.status == "unexplained":
-        return f"{said} No hypothesis explains its values."
-    return said
+    if examined is not None and examined.status == "unexplained":
+        said += " No hypothesis explains its values."
+    return f"{said} Root cause: {suspect.cause}." if suspect.cause else said
 
 
 def _error(suspect: Suspect) -> str:
-    whose = "its own error" if suspect.is_own else "the error"
-    error = error_of(suspect.pair)
-    if error is None:
-        return f"{whose} is {suspect.pair.status}"
-    return f"{whose} is {error:.2e}, relative"
+    if suspect.own is not None:
+        return f"its own error is {suspect.own:.2e}, relative"
+    if suspect.is_own:
+        return f"its own error is {suspect.status}"
+    return (
+        f"the error is {suspect.status}"
+        if suspect.total is None
+        else f"the error is {suspect.total:.2e}, relative"
+    )
 
 
 def _not_compared(comparison: Comparison) -> Iterator[str]:

@@ -55,8 +55,8 @@ class Injected:
         """What the error of a pair is made of.
 
         Returns:
-            `result` if a call made it of archived arguments only, `between` if it is an argument that the code
-            of such a call made, of these and of results of modules within it; None if it may be inherited.
+            `result` if a call made it of archived arguments only, `between` if it is an argument that the
+            code of such a call made, of these and of what modules within it made; None if it may inherit.
         """
         if self.left(pair) != ():
             return None

@@ -70,8 +70,9 @@ def test_a_wrong_module_is_named_and_what_inherits_is_not(tmp_path: Path) -> Non
     found = verify(Workload(chain(), (X,)), Workload(wrong(), (X,)), tmp_path / "report")
     assert [one.module for one in found.suspects] == ["1.fc"]
     assert found.suspects[0].is_own
-    assert found.suspects[0].diagnosis is not None
-    assert found.suspects[0].pair.key == "0/1.fc/output"
+    assert found.suspects[0].by == ("replay", "injection")
+    assert found.suspects[0].examined is not None
+    assert found.suspects[0].key == "0/1.fc/output"
     assert {"0/1.act/output", "0/2.fc/output", "0/4/output"} <= set(found.inheriting)
     assert "0/1.fc/output" not in found.inheriting
     assert found.exit_status == 1
