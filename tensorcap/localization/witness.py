@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from tensorcap.alignment.mapped import MappedArchive
+from tensorcap.comparing import compare_records
 from tensorcap.comparison import Comparison
 from tensorcap.localization.suspect import By
 from tensorcap.replaying import Made, Own, Replayed
@@ -185,10 +186,13 @@ class _OwnsOfInjection:
         )
         self._calls, self._called = Calls(reference), called_sites(reference)
         self._precision = POLICY.precision_of_runs(reference.run, injected.run, None)
+        self._given = {call.place: call.inputs for call in self._calls.calls}
+        self._paired = {pair.key for pair in self._pairs}
+        self._reference, self._run = reference, injected
+        self._injected = Injected(injected)
         if isinstance(injected, MappedArchive):
+            self._run = injected.original
             self._injected = Injected(injected.original, injected.sources)
-        else:
-            self._injected = Injected(injected)
         self._errors: dict[str, float | None] = {}
         for pair in self._pairs:
             for key in self._injected.keys_of(pair):
@@ -229,19 +233,11 @@ class _OwnsOfInjection:
             return pair.status, pair.findings
         findings, status = pair.findings, pair.status
         if left:
-            errors = [self._errors.get(key.text) for key in left]
-            known = [error for error in errors if error is not None]
-            if len(known) < len(errors):
-                self._unknown.update((k.text, None) for k, e in zip(left, errors, strict=True) if e is None)
+            known = self._known(pair, left)
+            if known is None:
                 return None, ()
-            assert pair.reference is not None
-            assert pair.target is not None
-            error = row_error(pair)
-            if any(known) and error is not None:
-                names = pair.reference.dtype.name, pair.target.dtype.name
-                precision = POLICY.precision_of_pair(self._precision, *names)
-                gain = POLICY.judge_gain(error, math.hypot(*known), precision, is_core=not is_leaf)
-                return gain.status, (gain,)
+            if status in ("suspect", "diverged"):
+                return self._gained(pair, known, is_leaf=is_leaf)
         if status in ("suspect", "diverged"):
             telling = [f for f in findings if f.status in ("suspect", "diverged") and f.test not in _UNSURE]
             if findings and not telling:
@@ -251,3 +247,44 @@ class _OwnsOfInjection:
         else:
             status = "diverged"  # other masks, or another shape
         return status, findings
+
+    def _known(self, pair: Pair, left: Sequence[Key]) -> list[float] | None:
+        """Errors of what was left as it was; None where one is not known."""
+        errors = {key: self._errors.get(key.text) for key in left}
+        unknown = [key for key, error in errors.items() if error is None]
+        if unknown and pair.reference is not None:
+            errors.update(self._of_other_names(pair.reference.key, unknown))
+        known = [error for error in errors.values() if error is not None]
+        if len(known) == len(errors):
+            return known
+        self._unknown.update((key.text, None) for key, error in errors.items() if error is None)
+        return None
+
+    def _of_other_names(self, result: Key, unknown: Sequence[Key]) -> Iterator[tuple[Key, float]]:
+        """Errors of arguments that the reference's call has under other names, one by one in their order."""
+        place = (result.rank, result.step, result.site, result.call)
+        lacking = [
+            record
+            for record in self._given.get(place, ())
+            if record.key.text not in self._paired and record.dtype.kind in ("float", "complex")
+        ]
+        if result.slot.startswith("output") and len(lacking) == len(unknown):
+            for ours, theirs in zip(lacking, unknown, strict=True):
+                found = compare_records(self._reference, ours.key.text, self._run, theirs.text).pairs[0]
+                error = row_error(found) if found.is_compared else None
+                if error is not None:
+                    yield theirs, error
+
+    def _gained(
+        self, pair: Pair, known: Sequence[float], *, is_leaf: bool
+    ) -> tuple[Status | None, tuple[Finding, ...]]:
+        """What was added to the errors of what was left as it was: tests D and D'."""
+        error = row_error(pair)
+        if error is None or pair.reference is None or pair.target is None:
+            return None, ()
+        if pair.reference.dtype.kind not in ("float", "complex"):
+            return None, ()
+        names = pair.reference.dtype.name, pair.target.dtype.name
+        precision = POLICY.precision_of_pair(self._precision, *names)
+        gain = POLICY.judge_gain(error, math.hypot(*known), precision, is_core=not is_leaf)
+        return gain.status, (gain,)

@@ -248,6 +248,18 @@ class Plain(nn.Module):
         return made
 
 
+class Renamed(nn.Module):
+    """As `Plain`, its last layer under another name."""
+
+    def __init__(self, plain: Plain) -> None:
+        super().__init__()
+        self.q, self.k, self.last = plain.q, plain.k, plain.end
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.last(torch.cat([self.q(x), self.k(x)], -1))
+        return made
+
+
 ALIGNMENT = Alignment(
     (
         Entry(("q/input.input",), ("both/input.input",), steps=("unsqueeze 0",)),
@@ -292,6 +304,21 @@ def test_steps_are_undone_and_padding_keeps_the_targets_values(tmp_path: Path) -
             assert np.allclose(own.load(own.get("0/end/input.input")), wanted[:, :6].numpy(), atol=1e-6)
             expected = plain.end(wanted[:, :6])
         assert np.allclose(own.load(own.get("0/@root/output")), expected.numpy(), atol=1e-6)
+
+
+@pytest.mark.spec("INJ-10")
+def test_equal_keys_that_a_mapping_says_nothing_of_are_injected_too(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    plain = Plain()
+    other = Renamed(plain)
+    x = torch.randn(1, 5, 3)
+    with torch.no_grad(), tensorcap.capture(plain, tmp_path / "ref.h5"):
+        plain(x)
+    mapping = Alignment((Entry(("end",), ("last",)),))
+    cap = inject(tmp_path / "ref.h5", Workload(other, (x * 2,)), tmp_path / "own.h5", mapping=mapping)
+    assert {(s.site, s.slot) for s in done(cap)} == {(name, "input.input") for name in ("q", "k", "last")}
+    with open_archive(tmp_path / "own.h5") as own, torch.no_grad():
+        assert np.array_equal(own.load(own.get("0/q/output")), plain.q(x).numpy())
 
 
 @pytest.mark.spec("INJ-23")
@@ -373,7 +400,8 @@ def test_a_sum_goes_into_the_first_of_its_tensors_and_steps_that_cannot_be_undon
         back = reverse(
             trusted, tested, Alignment((groups, Entry(("block.fc/input.input",), ("block.fc/input.input",))))
         )
-    assert [record.key.text for record in back.records] == ["0/block.fc/input.input"]
+    same = ["0/@root/input.x", "0/block/input.x"]  # of equal keys, of which the mapping says nothing
+    assert [record.key.text for record in back.records] == [*same, "0/block.fc/input.input"]
     lost = "step 'sum of=2': cannot be undone: what each tensor added is lost"
     assert set(back.left_out.values()) == {lost}
     assert len(back.left_out) == 4
