@@ -26,9 +26,7 @@ RATIOS = [("rotary", 2.0), ("norm", 1.0), ("gate", 1.5), ("attn", 20.0), ("decod
 
 
 def as_stage2(ratios: list[tuple[str, float | None]], limit: float = 1.2) -> dict[str, Any]:
-    results = [
-        {"component": name, "r_ratio": r, "passed": r is not None and r < limit} for name, r in ratios
-    ]
+    results = [{"component": name, "r_ratio": r, "passed": r is not None and r < limit} for name, r in ratios]
     passed = sum(one["passed"] is True for one in results)
     return {"results": results, "passed": passed, "failed": len(results) - passed, "total": len(results)}
 
@@ -126,7 +124,10 @@ def test_a_stage_3_file_is_read_with_its_primary_fault_first(tmp_path: Path) -> 
     ("change", "says"),
     [
         ({"passed": 5}, r"passed: found 5, expected 1"),
-        ({"results": [{"component": "a", "r_ratio": 1.0}]}, "result 1: passed: found None, expected true or false"),
+        (
+            {"results": [{"component": "a", "r_ratio": 1.0}]},
+            "result 1: passed: found None, expected true or false",
+        ),
         ({"results": [{"component": 3, "passed": True}]}, "result 1: component: found 3, expected a text"),
         (
             {"results": [{"component": "a", "passed": True, "r_ratio": "big"}]},

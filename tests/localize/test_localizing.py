@@ -15,7 +15,6 @@ from torch import Tensor, nn  # noqa: E402  # after the check that it is there
 from tensorcap.alignment.mapping import Alignment, Entry  # noqa: E402
 from tensorcap.capturing import capture_workload  # noqa: E402
 from tensorcap.localization.curves import Curve, Point, changes  # noqa: E402
-from tensorcap.localization.suspect import Localization  # noqa: E402
 from tensorcap.localizing import localize  # noqa: E402
 from tensorcap.reports.localization_text import around_texts  # noqa: E402
 from tensorcap.workload import Workload  # noqa: E402
@@ -94,7 +93,7 @@ def test_a_curve_changes_where_errors_begin(curve: Curve, values: str, told: lis
 
 
 def amplifying() -> Any:
-    """Twenty layers in which what is in line with the input shrinks by a fifth and all else grows by a tenth."""
+    """Twenty layers: what is in line with the input shrinks by a fifth, all else grows by a tenth."""
     signal = torch.full((8, 8), 1 / 8)
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(20)))
     for layer in model:
@@ -266,8 +265,8 @@ class Exploding(nn.Module):
         made: Tensor = self.fc(x)
         if self.between:
             made = made * 1e30 * 1e30
-        made = self.last(made)
-        return made
+        last: Tensor = self.last(made)
+        return last
 
 
 @pytest.mark.spec("LCL-5")
@@ -353,3 +352,47 @@ def test_results_are_json_with_all_that_was_found(tmp_path: Path) -> None:
         ("total", "step", "0/3.act/output"),
     ]
     assert (told["nonfinite"], told["noise"], told["over_precise"]) == (None, None, [])
+
+
+class Norm(nn.Module):
+    """Rounds its result before it is scaled, unless told to round once."""
+
+    def __init__(self, *, rounds: bool = True) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.7, 1.6, 64))
+        self.rounds = rounds
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)
+        once: Tensor = (wide * self.weight.float()).to(x.dtype)
+        twice: Tensor = wide.to(x.dtype) * self.weight
+        return twice if self.rounds else once
+
+
+class Distorted(nn.Module):
+    """Up to two percent off, by a rule that no hypothesis has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        away = torch.sin(torch.arange(x.numel()) ** 2 * 0.7).reshape(x.shape)
+        return (nn.functional.silu(x.float()) * (1 + 0.02 * away)).to(x.dtype)
+
+
+@pytest.mark.spec("LCL-16")
+def test_a_root_cause_is_told_by_r_and_more_precision_is_no_mistake(tmp_path: Path) -> None:
+    def model(norm: nn.Module, act: nn.Module) -> Any:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(8, 64), norm, nn.Linear(64, 64), act, nn.Linear(64, 8)).eval()
+
+    reference = model(Norm(), nn.SiLU())
+    target = model(Norm(rounds=False), Distorted()).bfloat16()
+    ref, tgt = captured(tmp_path, target, reference, X.bfloat16())
+    found = localize(ref, tgt, Workload(reference, (X,)))
+    assert [one.module for one in found.suspects] == ["3"]
+    suspect = found.suspects[0]
+    assert suspect.diagnosis is None
+    assert suspect.ratio is not None
+    assert 3 < suspect.ratio < 10
+    assert suspect.cause == "a factor is missing"  # which R alone says, as its bands are documented
+    assert [one.module for one in found.over_precise] == ["1"]
+    assert 0.5 < found.over_precise[0].ratio < 0.85
+    assert any("no mistake: 1 (R 0." in text for text in around_texts(found))
