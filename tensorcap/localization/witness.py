@@ -18,13 +18,13 @@ from tensorcap.verdicts.gains import row_error
 from tensorcap.verdicts.injected import Injected
 from tensorcap.verdicts.pairing import ABSENT, Finding, Pair, Status
 from tensorcap.verdicts.places import is_inner, is_parameter
-from tensorcap.verdicts.policy import POLICY, SEVERITY
+from tensorcap.verdicts.policy import POLICY, SEVERITY, Precision
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
 
 _MOST: Final = 8  # suspects by archives alone
 _GAINS: Final = frozenset({"D", "D'", "T", "T'", "E", "own"})
-_UNSURE: Final = frozenset({"E", "F", "G"})  # tests that a rounded argument may fail as well
+_UNSURE: Final = frozenset({"E", "F", "G"})  # tests that may fail for an argument that was rounded
 _BAD: Final = frozenset({"suspect", "diverged", "nonfinite", "shape-mismatch"})
 
 
@@ -196,7 +196,8 @@ class _OwnsOfInjection:
         self._errors: dict[str, float | None] = {}
         for pair in self._pairs:
             for key in self._injected.keys_of(pair):
-                self._errors[key.text] = row_error(pair) if pair.is_compared else None
+                is_known = pair.is_compared and pair.status != "nonfinite"
+                self._errors[key.text] = row_error(pair) if is_known else None
         self._unknown: dict[str, None] = {}
 
     def all(self) -> tuple[Own, ...]:
@@ -237,9 +238,13 @@ class _OwnsOfInjection:
             if known is None:
                 return None, ()
             if status in ("suspect", "diverged"):
-                return self._gained(pair, known, is_leaf=is_leaf)
+                gain = self._gain(pair, known, is_leaf=is_leaf)
+                if any(known):  # all else may be inherited
+                    return (None, ()) if gain is None else (gain.status, (gain,))
+                findings = findings if gain is None else (*findings, gain)
         if status in ("suspect", "diverged"):
-            telling = [f for f in findings if f.status in ("suspect", "diverged") and f.test not in _UNSURE]
+            unsure = frozenset({"F"}) if self._is_wide(pair) else _UNSURE
+            telling = [f for f in findings if f.status in ("suspect", "diverged") and f.test not in unsure]
             if findings and not telling:
                 return "within-rounding", findings
             if telling:
@@ -275,16 +280,22 @@ class _OwnsOfInjection:
                 if error is not None:
                     yield theirs, error
 
-    def _gained(
-        self, pair: Pair, known: Sequence[float], *, is_leaf: bool
-    ) -> tuple[Status | None, tuple[Finding, ...]]:
-        """What was added to the errors of what was left as it was: tests D and D'."""
-        error = row_error(pair)
-        if error is None or pair.reference is None or pair.target is None:
-            return None, ()
+    def _gain(self, pair: Pair, known: Sequence[float], *, is_leaf: bool) -> Finding | None:
+        """What was added to the errors of what was left as it was: D and D'; None of whole numbers."""
+        error, precision = row_error(pair), self._precision_of(pair)
+        if error is None or precision is None:
+            return None
+        return POLICY.judge_gain(error, math.hypot(*known), precision, is_core=not is_leaf)
+
+    def _is_wide(self, pair: Pair) -> bool:
+        precision = self._precision_of(pair)
+        return precision is None or precision.is_wide
+
+    def _precision_of(self, pair: Pair) -> Precision | None:
+        """None of whole numbers."""
+        if pair.reference is None or pair.target is None:
+            return None
         if pair.reference.dtype.kind not in ("float", "complex"):
-            return None, ()
+            return None
         names = pair.reference.dtype.name, pair.target.dtype.name
-        precision = POLICY.precision_of_pair(self._precision, *names)
-        gain = POLICY.judge_gain(error, math.hypot(*known), precision, is_core=not is_leaf)
-        return gain.status, (gain,)
+        return POLICY.precision_of_pair(self._precision, *names)

@@ -17,6 +17,7 @@ import tensorcap
 from tensorcap.aligning import align
 from tensorcap.alignment.mapping import Alignment, Entry
 from tensorcap.capturing import Capture
+from tensorcap.comparing import compare
 from tensorcap.comparison import Comparison
 from tensorcap.injecting import inject, reverse
 from tensorcap.verdicts.pairing import Pair
@@ -489,3 +490,49 @@ def test_what_was_injected_of_another_archive_than_the_reference_is_told(tmp_pat
     inject(tmp_path / "one.h5", Workload(model, (torch.ones(1, 2),)), tmp_path / "own.h5")
     found = tensorcap.compare(tmp_path / "two.h5", tmp_path / "own.h5").warnings
     assert any("is not of this reference" in warning for warning in found)
+
+
+class State:
+    """What a model writes to."""
+
+    def __init__(self) -> None:
+        self.total = torch.zeros(3, 4)
+
+
+class Adder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, state: State) -> torch.Tensor:
+        state.total = state.total + self.fc(x)
+        return state.total
+
+
+class Adders(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Adder(), Adder()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state = State()
+        self.first(x, state)
+        made: torch.Tensor = self.second(x, state)
+        return made
+
+
+@pytest.mark.spec("POL-71")
+def test_what_an_object_holds_is_nobodys_own(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Adders(), torch.randn(3, 4)
+    with torch.no_grad(), tensorcap.capture(model, tmp_path / "ref.h5"):
+        model(x)
+    with torch.no_grad():
+        model.first.fc.weight.mul_(2)
+    inject(tmp_path / "ref.h5", Workload(model, (x,)), tmp_path / "own.h5")
+    comparison = compare(tmp_path / "ref.h5", tmp_path / "own.h5")
+    tests = {pair.key: {finding.test for finding in pair.findings} for pair in comparison.pairs}
+    held = "0/second/input.state.total"
+    assert "A'" not in tests[held]
+    assert "A" in tests["0/first.fc/output"]
+    assert "A'" not in tests["0/second/output"]  # which is made of it

@@ -14,11 +14,16 @@ from torch import Tensor, nn  # noqa: E402  # after the check that it is there
 
 from tensorcap.alignment.mapping import Alignment, Entry  # noqa: E402
 from tensorcap.capturing import capture_workload  # noqa: E402
+from tensorcap.comparing import compare  # noqa: E402
+from tensorcap.localization.accusing import localized  # noqa: E402
 from tensorcap.localization.curves import Curve, Point, changes  # noqa: E402
+from tensorcap.localization.witness import Accusation, Witness  # noqa: E402
 from tensorcap.localizing import localize  # noqa: E402
 from tensorcap.reports.localization_text import around_texts  # noqa: E402
 from tensorcap.workload import Workload  # noqa: E402
+from tensorcap_formats.archive import Archive  # noqa: E402
 from tensorcap_formats.errors import UsageError  # noqa: E402
+from tensorcap_formats.opening import open_archive  # noqa: E402
 
 X = torch.linspace(-1, 1, 32 * 8).reshape(32, 8)
 
@@ -174,6 +179,72 @@ def test_a_second_witness_confirms_the_first(tmp_path: Path) -> None:
     assert found.suspects[0].cause == "activation"
 
 
+def accusing(by: Any, archive: Archive, *modules: str) -> Witness:
+    found = (
+        Accusation(one, (f"0/{one}/output",), "diverged", (), 0.1, None, "it is wrong") for one in modules
+    )
+    return Witness(by, archive, archive, False, tuple(found), (), (), ())
+
+
+@pytest.mark.spec("LCL-12")
+def test_what_a_second_witness_says_less_exactly_is_no_second_suspect(tmp_path: Path) -> None:
+    reference, target = captured(tmp_path, chain())
+    with open_archive(reference) as ours, open_archive(target) as theirs:
+        free = compare(ours, theirs)
+        first, second = (
+            accusing("replay", ours, "3.act", "1"),
+            accusing("injection", ours, "3", "1.fc", "5.out"),
+        )
+        found = localized(ours, theirs, free, [first, second])
+    assert [(one.module, one.by) for one in found.suspects] == [
+        ("3.act", ("replay",)),
+        ("1", ("replay",)),
+        ("5.out", ("injection",)),
+    ]
+
+
+class Spiked(nn.Module):
+    """The identity, but for one element of one row."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = nn.functional.gelu(x)
+        made[7, 3] += 5
+        return made
+
+
+@pytest.mark.spec("LCL-10")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_wrong_element_accuses_where_nothing_else_does(tmp_path: Path, dtype: Any) -> None:
+    def model(act: nn.Module) -> Any:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(8, 64), act, nn.Linear(64, 64)).eval()
+
+    capture_workload(Workload(model(nn.GELU()), (X,)), tmp_path / "ref.h5")
+    target = model(Spiked()).to(dtype)
+    found = localize(tmp_path / "ref.h5", None, into=Workload(target, (X.to(dtype),)))
+    assert [one.module for one in found.suspects] == ["1"]
+
+
+@pytest.mark.spec("LCL-10")
+def test_an_outlier_that_a_rounded_argument_makes_accuses_nobody(tmp_path: Path) -> None:
+    x = torch.linspace(1, 2, 64 * 8).reshape(64, 8)
+    x[5, 0], x[5, 1] = 1.0037, 1.0011  # which are one number in bfloat16
+
+    def model() -> Any:
+        made = nn.Sequential(nn.Identity(), nn.Linear(8, 4, bias=False), nn.Tanh()).eval()
+        made[1].weight.data = torch.tensor([1.0, -1.0] + [0.0] * 6).expand(4, 8).clone()
+        made[1].weight.data[:, 2:] = 0
+        return made
+
+    x[:, 1] -= torch.where(torch.arange(64) == 5, 0.0, 3.0)
+    target = model()
+    target[2] = nn.GELU()
+    capture_workload(Workload(model(), (x,)), tmp_path / "ref.h5")
+    target, given = target.bfloat16(), x.bfloat16()
+    found = localize(tmp_path / "ref.h5", None, into=Workload(target, (given,)))
+    assert [one.module for one in found.suspects] == ["2"]
+
+
 class Renamed(nn.Module):
     """A block's argument under another name."""
 
@@ -301,6 +372,39 @@ def test_where_values_stop_being_finite_is_told_with_what_went_in(tmp_path: Path
         "Values stop being finite at 0/fc/output, made by fc: 32 NaN and 0 infinities of 256; its 1 operand "
         "all finite, up to 1: 0/fc/input.input."
     )
+
+
+class Again(nn.Module):
+    """Calls one module twice, the second time with what makes it overflow."""
+
+    def __init__(self, block: nn.Module, factor: float) -> None:
+        super().__init__()
+        self.block, self.factor = block, factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.block(self.block(x) * self.factor)
+        return made
+
+
+class Squared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.fc(x) ** 8
+        return made
+
+
+@pytest.mark.spec("LCL-15")
+def test_operands_are_those_of_the_call_that_overflows(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    block = Squared()
+    ref, tgt = captured(tmp_path, Again(block, 1e12), Again(block, 1.0))
+    origin = localize(ref, tgt).nonfinite
+    assert origin is not None
+    assert origin.key == "0/block@1/output"
+    assert [one.key for one in origin.operands] == ["0/block@1/input.x", "0/block.fc@1/output"]
 
 
 class Noisy(nn.Module):
