@@ -82,7 +82,7 @@ def changes(points: Sequence[Point], curve: Curve) -> tuple[Change, ...]:
         if not level or (math.isfinite(level) and point.value >= _JUMP * level):
             middle = math.sqrt(level * point.value) if level else 0.0
             rest = points[at + 1 :]
-            length = 1 + sum(1 for _ in takewhile(lambda p, m=middle: p.is_bad and p.value >= m, rest))
+            length = 1 + _length([one.is_bad and one.value >= middle for one in rest])
             kind = _kind(curve, rest, length, middle)
             stays = curve == "total" and (stays or kind == "step")
             found.append(Change(curve, kind, point.key, point.module, point.value, level, length))
@@ -100,10 +100,15 @@ def runs_of(bad: Sequence[bool]) -> list[tuple[int, int]]:
     found = []
     starts = [at for at, one in enumerate(bad) if one and not (at and bad[at - 1])]
     for start in starts:
-        length = sum(1 for _ in takewhile(bool, bad[start:]))
+        length = _length(bad[start:])
         if _is_step(length, len(bad) - start):
             found.append((start, start + length))
     return found
+
+
+def _length(wrong: Sequence[bool]) -> int:
+    """How many are wrong from the first on."""
+    return sum(1 for _ in takewhile(bool, wrong))
 
 
 def _is_step(length: int, left: int) -> bool:

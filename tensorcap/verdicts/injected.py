@@ -31,13 +31,13 @@ class Injected:
         self._replaced: dict[tuple[str, str], list[tuple[int, tuple[range, ...]]]] = {}
         self._held: set[tuple[str, str]] = set()
         for slot in slots_of(archive.run):
-            place = str(slot.get("site")), str(slot.get("slot"))
+            name = str(slot.get("site")), str(slot.get("slot"))
             calls = slot.get("calls")
             if isinstance(calls, Mapping):
                 spans = [(int(call), parse_steps(str(steps))) for call, steps in calls.items()]
-                self._replaced[place] = spans
+                self._replaced[name] = spans
             if slot.get("reason") == HELD:
-                self._held.add(place)
+                self._held.add(name)
         self._given: dict[_Place, list[Record]] = {}
         for record in archive.records if self._replaced else ():
             if record.key.slot.startswith("input") and not is_inner(record.key):

@@ -100,11 +100,11 @@ def test_a_curve_changes_where_errors_begin(curve: Curve, values: str, told: lis
 def amplifying() -> Any:
     """Twenty layers: what is in line with the input shrinks by a fifth, all else grows by a tenth."""
     signal = torch.full((8, 8), 1 / 8)
-    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(20)))
-    for layer in model:
+    layers = [nn.Linear(8, 8) for _ in range(20)]
+    for layer in layers:
         layer.weight.data = 1.1 * torch.eye(8) - 0.3 * signal
-        layer.bias.data.zero_()
-    return model.eval()
+        nn.init.zeros_(layer.bias)
+    return nn.Sequential(*layers).eval()
 
 
 @pytest.mark.spec("LCL-1")
@@ -231,10 +231,9 @@ def test_an_outlier_that_a_rounded_argument_makes_accuses_nobody(tmp_path: Path)
     x[5, 0], x[5, 1] = 1.0037, 1.0011  # which are one number in bfloat16
 
     def model() -> Any:
-        made = nn.Sequential(nn.Identity(), nn.Linear(8, 4, bias=False), nn.Tanh()).eval()
-        made[1].weight.data = torch.tensor([1.0, -1.0] + [0.0] * 6).expand(4, 8).clone()
-        made[1].weight.data[:, 2:] = 0
-        return made
+        layer = nn.Linear(8, 4, bias=False)
+        layer.weight.data = torch.tensor([1.0, -1.0] + [0.0] * 6).expand(4, 8).clone()
+        return nn.Sequential(nn.Identity(), layer, nn.Tanh()).eval()
 
     x[:, 1] -= torch.where(torch.arange(64) == 5, 0.0, 3.0)
     target = model()
@@ -280,7 +279,8 @@ def test_what_was_left_as_it_was_is_looked_at_and_accuses_nobody_who_inherits(tm
 def test_an_argument_under_another_name_is_held_against_the_one_that_it_stands_for(tmp_path: Path) -> None:
     class Other(nn.Module):
         def forward(self, hidden: Tensor) -> Tensor:
-            return torch.relu(hidden)
+            made: Tensor = torch.relu(hidden)
+            return made
 
     target = chain()
     target[2].act = Other()
@@ -409,7 +409,8 @@ def test_operands_are_those_of_the_call_that_overflows(tmp_path: Path) -> None:
 
 class Noisy(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return x * (1 + 0.1 * torch.randn_like(x))
+        made: Tensor = x * (1 + 0.1 * torch.randn_like(x))
+        return made
 
 
 @pytest.mark.spec("LCL-17")
@@ -478,7 +479,8 @@ class Distorted(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         away = torch.sin(torch.arange(x.numel()) ** 2 * 0.7).reshape(x.shape)
-        return (nn.functional.silu(x.float()) * (1 + 0.02 * away)).to(x.dtype)
+        made: Tensor = (nn.functional.silu(x.float()) * (1 + 0.02 * away)).to(x.dtype)
+        return made
 
 
 @pytest.mark.spec("LCL-16")
