@@ -53,10 +53,8 @@ def _sentences(found: Verification, layers: Sequence[Layer]) -> Iterator[str]:
     for item in found.preflight.explaining[:_FEW]:
         yield f"Before any tensor: {item.kind} {item.name}: {item.text}"
     if found.why_not_injected:
-        yield (
-            f"Without injection: {found.why_not_injected.rstrip('.')}. "
-            "Own and inherited errors are not told apart."
-        )
+        how = "told apart by replay alone" if found.localization.by == "replay" else "not told apart"
+        yield f"Without injection: {found.why_not_injected.rstrip('.')}. Own and inherited errors are {how}."
     yield order_text(found.order)
     depth = depth_of(layers).text
     yield f"Free-running: {depth[0].lower()}{depth[1:]}"

@@ -221,7 +221,11 @@ def test_a_rewritten_model_under_other_names_is_judged_through_the_mapping(tmp_p
     right = verify(reference, target(planted=False), tmp_path / "right")
     assert (right.suspects, right.why_not_injected) == ((), "")
     found = verify(reference, target(planted=True), tmp_path / "wrong")
-    assert found.suspects[0].module in ("model.layers.1.mlp", "model.layers.1.mlp.act_fn")
+    assert [(one.module, one.by) for one in found.suspects] == [
+        ("model.layers.1.mlp", ("replay", "injection"))
+    ]
+    alone = verify(tmp_path / "wrong" / "reference.h5", target(planted=True), tmp_path / "alone")
+    assert [(one.module, one.by) for one in alone.suspects] == [("model.layers.1.mlp", ("injection",))]
     assert found.free.mapping is not None
     with ExitStack() as files:
         runs = (files.enter_context(opened(tmp_path / "right" / f"{n}.h5")) for n in ("reference", "target"))
@@ -255,7 +259,11 @@ def test_archives_are_compared_without_injection_and_it_is_said(tmp_path: Path) 
     found = verify(tmp_path / "ref.h5", tmp_path / "tgt.h5", folder)
     assert found.injected is None
     assert [(one.module, one.is_own) for one in found.suspects] == [("1.fc", False)]
-    assert "Without injection: the target is an archive" in (folder / "summary.txt").read_text()
+    summary = (folder / "summary.txt").read_text()
+    assert "Without injection: the target is an archive" in summary
+    assert "Own and inherited errors are not told apart." in summary
+    verify(Workload(chain(), (X,)), tmp_path / "tgt.h5", tmp_path / "replayed")
+    assert "errors are told apart by replay alone." in (tmp_path / "replayed" / "summary.txt").read_text()
     told = report_of(folder)
     assert told["with_injection"] is None
     assert told["reference"]["path"] == str(tmp_path / "ref.h5")
