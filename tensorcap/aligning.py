@@ -19,7 +19,7 @@ from tensorcap.alignment.proposing import By, propose
 from tensorcap.alignment.resolution import resolve, resolve_each, token_alignments
 from tensorcap.alignment.rules import Rules
 from tensorcap.alignment.summary import MappingSummary
-from tensorcap.alignment.tokens import TokenAlignment
+from tensorcap.alignment.tokens import VALID, TokenAlignment, TokenRule
 from tensorcap.comparison import Side
 from tensorcap.verdicts.places import is_inner
 from tensorcap_formats.archive import Archive
@@ -184,6 +184,27 @@ def sides(
     if all(entry.reference == entry.target for entry in keeping):
         return reference, target
     return mapped(replace(found, entries=keeping), reference, target)
+
+
+def without_padding(reference: Archive, target: Archive) -> tuple[Archive, Archive] | None:
+    """Both archives reduced to the tokens that their attention masks keep, by equal keys (CMP-76).
+
+    Returns:
+        None where there is no padding, or not at the same positions of both sides.
+
+    Raises:
+        ReadError: Ids or masks cannot be read.
+    """
+    rule = TokenRule(VALID)
+    try:
+        tokens = TokenAlignment.of(reference, target, rule)
+    except UsageError:  # no ids, or other ones than the target's
+        return None
+    if not tokens.reference.padding or not tokens.is_in_place:
+        return None
+    common = {r.key.site for r in reference.records} & {r.key.site for r in target.records}
+    entries = tuple(Entry((site,), (site,), evidence="name") for site in sorted(common))
+    return mapped(Alignment(entries, tokens=rule), reference, target)
 
 
 def _kept(target: Archive) -> Alignment | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-from tensorcap.aligning import MappingSource, sides
+from tensorcap.aligning import MappingSource, sides, without_padding
 from tensorcap.alignment.hints import with_hints
 from tensorcap.alignment.mapped import MappedArchive
 from tensorcap.alignment.telling import with_mapping
@@ -91,10 +91,18 @@ def compare(
         trusted, tested = (stack.enter_context(opened(source)) for source in (reference, target))
         twin = None if baseline is None else stack.enter_context(opened(baseline))
         trusted, tested = sides(trusted, tested, mapping)
-        pairs = paired(trusted, tested, selection)
-        given.require_hits(pair.key for pair in pairs)
-        run = _Run(trusted, tested, given, calibrated, compute_dtype, progress)
-        return run.compare(pairs, selection, twin)
+
+        def found_of(trusted: Archive, tested: Archive) -> Comparison:
+            pairs = paired(trusted, tested, selection)
+            given.require_hits(pair.key for pair in pairs)
+            run = _Run(trusted, tested, given, calibrated, compute_dtype, progress)
+            return run.compare(pairs, selection, twin)
+
+        found = found_of(trusted, tested)
+        if found.exit_status == 0 or isinstance(tested, MappedArchive):
+            return found
+        valid = without_padding(trusted, tested)
+        return found if valid is None else found_of(*valid)
 
 
 def compare_records(

@@ -76,7 +76,9 @@ def _print_mapping(comparison: Comparison) -> None:
     click.echo(f"mapping    {found.path or 'computed'}: {mapped} ({evidence or 'none'})")
     if found.reference.explained:
         click.echo(f"           {found.reference.explained} have no counterpart, which is explained")
-    if found.path == "":
+    for tokens in found.tokens:
+        click.echo(f"           {one_line(tokens)}")
+    if found.path == "" and not found.tokens:
         click.echo("           tcap align tells it all, and writes a map to edit")
 
 

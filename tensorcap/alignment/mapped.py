@@ -10,7 +10,7 @@ from typing import Any
 from tensorcap.alignment.gathered import GatheredArchive
 from tensorcap.alignment.linking import Link
 from tensorcap.alignment.mapping import Alignment, LeftOver
-from tensorcap.alignment.resolution import resolve
+from tensorcap.alignment.resolution import resolve, token_alignments
 from tensorcap.alignment.summary import MappingSummary, summary_of
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
@@ -43,10 +43,13 @@ class MappedArchive(Archive):
         *,
         left_over: Sequence[LeftOver] = (),
         map_path: str = "",
+        tokens: Sequence[str] = (),
     ) -> None:
         self.original = self._target = target
         self.left_over = left_over
-        self._summed_up = partial(summary_of, links, left_over, reference, target, path=map_path)
+        self._summed_up = partial(
+            summary_of, links, left_over, reference, target, path=map_path, tokens=tokens
+        )
         self.sources: dict[str, tuple[Record, ...]] = {}
         self.links: dict[str, Link] = {}
         self._parts: dict[str, int] = {}
@@ -184,5 +187,8 @@ def mapped(
         UsageError: An entry of the mapping does not fit the archives.
     """
     links = resolve(alignment, reference, target)
-    tested = MappedArchive(reference, target, links, left_over=alignment.left_over, map_path=path)
+    tokens = tuple(found.text for found in token_alignments(alignment, reference, target))
+    tested = MappedArchive(
+        reference, target, links, left_over=alignment.left_over, map_path=path, tokens=tokens
+    )
     return GatheredArchive(reference, links), tested

@@ -23,6 +23,7 @@ class MappingSummary:
         reference: What became of the reference's records.
         target: What became of the target's.
         order: Both orders of execution over what is mapped; None where a side has none.
+        tokens: Which tokens are compared and which are left out, as sentences; empty where all are.
     """
 
     path: str
@@ -30,6 +31,7 @@ class MappingSummary:
     reference: Coverage
     target: Coverage
     order: Order | None
+    tokens: Sequence[str] = ()
 
     @property
     def exit_status(self) -> int:
@@ -44,6 +46,7 @@ def summary_of(
     target: Archive,
     *,
     path: str = "",
+    tokens: Sequence[str] = (),
 ) -> MappingSummary:
     """Sum up a mapping.
 
@@ -53,6 +56,7 @@ def summary_of(
         reference: The trusted archive.
         target: The archive under test, under its own keys.
         path: The map file; empty for one that was computed.
+        tokens: What is said of tokens that are matched.
     """
     covered = coverage_of(links, left_over, reference, target)
     evidence = Counter[str]()
@@ -61,4 +65,4 @@ def summary_of(
     evidence["key"] += covered[0].mapped - evidence.total()
     is_ordered = reference.is_ordered and target.is_ordered
     counts = {name: count for name, count in evidence.most_common() if count}
-    return MappingSummary(path, counts, *covered, order_of(links) if is_ordered else None)
+    return MappingSummary(path, counts, *covered, order_of(links) if is_ordered else None, tokens)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import numpy as np
 
+from tensorcap.diagnosis.precision import rounded
 from tensorcap.verdicts.calls import Call, Calls
 from tensorcap.verdicts.looks import sample
 from tensorcap.verdicts.pairing import Finding, Pair, Status
-from tensorcap.verdicts.policy import Policy
+from tensorcap.verdicts.policy import Policy, Precision
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 
@@ -19,7 +20,13 @@ _FEWEST_A_BIN: Final = 16
 
 
 def explained_leaves(
-    reference: Archive, target: Archive, calls: Calls, pairs: Mapping[str, Pair], policy: Policy
+    reference: Archive,
+    target: Archive,
+    calls: Calls,
+    pairs: Mapping[str, Pair],
+    *,
+    policy: Policy,
+    precision: Callable[[Pair], Precision],
 ) -> Iterator[tuple[Pair, Finding]]:
     """Test the leaves without parameters whose output has the shape of their one input."""
     for leaf in calls.leaves:
@@ -28,6 +35,12 @@ def explained_leaves(
             continue
         source, result = found
         share = explained_by_input(reference, target, source, result, bins=policy.explained_bins)
+        if share is not None and share > policy.explained:
+            dtype = precision(result).name
+            unexpected = unexpected_by_input(
+                reference, target, source, result, bins=policy.explained_bins, dtype=dtype
+            )
+            share = min(share, unexpected)
         if share is None:
             continue
         is_green = share <= policy.explained
@@ -37,7 +50,7 @@ def explained_leaves(
 
 
 def explained_by_input(
-    reference: Archive, target: Archive, source: Pair, result: Pair, *, bins: int = 64
+    reference: Archive, target: Archive, source: Pair, result: Pair, *, bins: int
 ) -> float | None:
     """The share of the output's squared error that is a function of the input's value and not of its error.
 
@@ -55,18 +68,46 @@ def explained_by_input(
     Returns:
         A share of 0 to 1; None where there is no error, or too few elements to tell.
     """
-    if source.reference is None or source.target is None or result.reference is None or result.target is None:
+    values = _values(reference, target, source, result)
+    if values is None or values[0].size < bins * _FEWEST_A_BIN:
         return None
-    x = sample(reference, source.reference, _ELEMENTS)
-    inherited = sample(target, source.target, _ELEMENTS) - x
-    errors = sample(target, result.target, _ELEMENTS) - sample(reference, result.reference, _ELEMENTS)
-    usable = np.isfinite(x) & np.isfinite(inherited) & np.isfinite(errors)
-    x, inherited, errors = x[usable], inherited[usable], errors[usable]
-    if x.size < bins * _FEWEST_A_BIN or not errors.any():
+    given, received, made, returned = values
+    errors = returned - made
+    if not errors.any():
         return None
-    order = np.argsort(x, kind="stable")
-    share = _share(errors[order], bins)
-    return max(0.0, share - _share(inherited[order], bins))
+    return max(0.0, _share(errors, bins) - _share(received - given, bins))
+
+
+def unexpected_by_input(
+    reference: Archive, target: Archive, source: Pair, result: Pair, *, bins: int, dtype: str
+) -> float:
+    """As `explained_by_input`, of the error less that which rounding the right result would make.
+
+    Where a target computes in few bits, so few values lie in a bin that their roundings do not cancel; of
+    a function of about slope 1 they are even alike. What is right for the target's input is read off the
+    function that the reference's elements are points of, and rounded to a dtype.
+    """
+    values = _values(reference, target, source, result)
+    assert values is not None
+    given, received, made, returned = values
+    right = rounded(np.interp(received, given, made), dtype)
+    squares = float(((returned - made) ** 2).sum())
+    strange = returned - right
+    return _share(strange, bins) * float((strange**2).sum()) / squares
+
+
+def _values(
+    reference: Archive, target: Archive, source: Pair, result: Pair
+) -> tuple[Array, Array, Array, Array] | None:
+    """Inputs and outputs of a leaf, the reference's first, sorted by its input, as far as all are finite."""
+    records = [(reference, source.reference), (target, source.target)]
+    records += [(reference, result.reference), (target, result.target)]
+    if any(record is None for _, record in records):
+        return None
+    values = np.stack([sample(a, record, _ELEMENTS) for a, record in records if record is not None])
+    values = values[:, np.isfinite(values).all(axis=0)]
+    given, received, made, returned = values[:, np.argsort(values[0], kind="stable")]
+    return given, received, made, returned
 
 
 def _share(errors: Array, bins: int) -> float:

@@ -168,7 +168,9 @@ class PolicyJudge:
                 )
         for gain in found_gains:
             findings[gain.pair.key] += gain.findings
-        for pair, finding in explained_leaves(*self._archives, self._calls, by_key, self._policy):
+        for pair, finding in explained_leaves(
+            *self._archives, self._calls, by_key, policy=self._policy, precision=self._precision
+        ):
             if not self._is_own(pair):  # the rounding of an archived input depends on it, too
                 findings[pair.key].append(finding)
         judged = [self._judged(pair, findings[pair.key]) for pair in pairs]

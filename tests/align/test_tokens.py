@@ -812,3 +812,48 @@ def test_wrong_positions_of_a_padded_row_are_seen_where_positions_are_embedded(t
     assert largest > 1e-2
     assert index is not None
     assert index[0] >= 5  # tokens of the padded row
+
+
+def _left_padded(tmp_path: Path, *, wrong: bool) -> Comparison:
+    """A Llama with two ways of attention, which leave other things at positions that are padding."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from tensorcap import capture
+
+    sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2}
+    ids = torch.randint(3, 50, (2, 20), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    ids[1, :9] = mask[1, :9] = 0
+    for name, way in (("ref.h5", "sdpa"), ("tgt.h5", "eager")):
+        torch.manual_seed(0)
+        config = transformers.LlamaConfig(**sizes, num_hidden_layers=2, attn_implementation=way)
+        model = transformers.LlamaForCausalLM(config).eval()
+        if wrong and way == "eager":
+            with torch.no_grad():
+                model.model.layers[1].mlp.up_proj.weight *= 1.5
+        with capture(model, tmp_path / name), torch.no_grad():
+            model(ids, attention_mask=mask, use_cache=False)
+    return compare(tmp_path / "ref.h5", tmp_path / "tgt.h5")
+
+
+@pytest.mark.spec("CMP-76")
+def test_what_is_left_at_padding_is_no_difference(tmp_path: Path) -> None:
+    found = _left_padded(tmp_path, wrong=False)
+    assert found.exit_status == 0
+    assert found.mapping is not None
+    assert list(found.mapping.tokens) == [
+        "31 tokens are on both sides; the reference has 0 more and 9 of padding; "
+        "the target has 0 more and 9 of padding"
+    ]
+    (logits,) = [pair for pair in found.pairs if pair.key == "0/lm_head/output"]
+    assert logits.reference is not None
+    assert logits.difference is not None
+    assert logits.difference.elements == 31 * 50
+
+
+@pytest.mark.spec("CMP-76")
+def test_a_mistake_beside_padding_is_still_one(tmp_path: Path) -> None:
+    found = _left_padded(tmp_path, wrong=True)
+    assert found.exit_status == 1
+    assert found.divergence is not None
+    assert found.divergence.module == "model.layers.1.mlp.up_proj"

@@ -644,6 +644,20 @@ def test_another_function_shows_in_the_error_by_the_input(make_archive: MakeArch
 
 
 @pytest.mark.spec("POL-14")
+def test_roundings_that_do_not_cancel_are_no_other_function(make_archive: MakeArchive) -> None:
+    def almost(x: Array) -> Array:
+        found: Array = silu(x) + 2e-3 * np.sin(40 * x)
+        return found
+
+    x = np.random.default_rng(0).uniform(1.1, 1.35, (256, 64)).astype(np.float32)  # 33 values of bfloat16
+    run = Run("act", classes={"act": "SiLU"})
+    reference = make_archive(run.tensors(x, {"act": silu}, False), run=run.metadata(False))
+    for function, status in ((silu, "within-rounding"), (almost, "suspect")):
+        target = make_archive(run.tensors(x, {"act": function}, True), run=run.metadata(True))
+        assert finding_of(compare(reference, target), "0/act/output", "G").status == status
+
+
+@pytest.mark.spec("POL-14")
 def test_what_the_input_brings_along_is_not_held_against_a_leaf(make_archive: MakeArchive) -> None:
     found = run_pair(make_archive, {"fc": lambda x: 1.02 * (x @ W)})
     assert finding_of(found, "0/act/output", "G").status == "within-rounding"
