@@ -235,7 +235,9 @@ def _explained(suspects: Sequence[Suspect], free: Comparison, called: set[str]) 
 
 
 def _is_wrong_result(pair: Pair) -> bool:
-    return pair.reference is not None and is_result(pair.reference.key) and not pair.is_green
+    if pair.reference is None or pair.target is None or not is_result(pair.reference.key):
+        return False
+    return pair.is_required and not pair.is_green
 
 
 def _over_precise(owns: Sequence[Own], calls: Calls) -> Iterable[Precise]:

@@ -209,8 +209,8 @@ class _OwnsOfInjection:
         if self._unknown:
             keys = list(self._unknown)
             yield (
-                f"{len(keys)} arguments were left as they were and are not known in the reference, first "
-                f"{keys[0]}: errors of what was made of them may be inherited."
+                f"Arguments that were left as they were and are not known in the reference: {len(keys)}, "
+                f"first {keys[0]}; errors of what was made of them may be inherited."
             )
 
     def _own(self, pair: Pair) -> Own | None:

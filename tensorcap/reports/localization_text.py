@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 from tensorcap.localization.curves import Change
 from tensorcap.localization.origin import Origin
 from tensorcap.localization.suspect import Localization
-
-_FEW: Final = 3
+from tensorcap.reports.wording import FEW, counted, some
 
 
 def around_texts(found: Localization) -> Iterator[str]:
     """What stands around the suspects: composites, where values stop being finite, where errors begin."""
     if found.explained:
         modules = [f"{module} by {child}" for module, child in found.explained]
-        yield f"Explained by what is within: {_some(modules)}."
+        yield f"Explained by what is within: {some(modules)}."
     if found.nonfinite is not None:
         yield _nonfinite_text(found.nonfinite)
     yield from _change_texts(found.changes)
     if found.over_precise:
         precise = [f"{one.module} (R {one.ratio:.2g})" for one in found.over_precise]
-        yield f"More precise than the reference's own code in that precision, no mistake: {_some(precise)}."
+        yield f"More precise than the reference's own code in that precision, no mistake: {some(precise)}."
 
 
 def _nonfinite_text(found: Origin) -> str:
@@ -33,12 +31,10 @@ def _nonfinite_text(found: Origin) -> str:
     if not found.operands:
         given = "what went into it was not captured"
     elif bad:
-        given = f"of {_count(len(found.operands), 'operand')} not finite: {_some(bad)}"
+        given = f"of {counted(len(found.operands), 'operand')} not finite: {some(bad)}"
     else:
-        operands = _count(len(found.operands), "operand")
-        given = (
-            f"its {operands} all finite, up to {largest:.3g}: {_some([one.key for one in found.operands])}"
-        )
+        operands = counted(len(found.operands), "operand")
+        given = f"its {operands} all finite, up to {largest:.3g}: {some([one.key for one in found.operands])}"
     return (
         f"Values stop being finite at {found.key}, made by {found.module}: {what.nan} NaN and {what.inf} "
         f"infinities of {what.elements}; {given}."
@@ -49,21 +45,12 @@ def _change_texts(changes: Sequence[Change]) -> Iterator[str]:
     """Where each curve changes, the earliest step first, a sentence for each of the first few."""
     for curve in dict.fromkeys(change.curve for change in changes):
         mine = [change for change in changes if change.curve == curve]
-        told = "; ".join(map(_change_text, mine[:_FEW]))
-        more = f"; and {len(mine) - _FEW} more" if len(mine) > _FEW else ""
+        told = "; ".join(map(_change_text, mine[:FEW]))
+        more = f"; and {len(mine) - FEW} more" if len(mine) > FEW else ""
         yield f"{curve.capitalize()} error in execution order: {told}{more}."
 
 
 def _change_text(change: Change) -> str:
     before = f" on top of {change.before:.2g}" if change.before else ""
-    long = _count(change.length, "result")
+    long = counted(change.length, "result")
     return f"a {change.kind} at {change.key} to {change.value:.2g}{before}, {long} long"
-
-
-def _some(keys: Sequence[str]) -> str:
-    more = f", and {len(keys) - _FEW} more" if len(keys) > _FEW else ""
-    return ", ".join(keys[:_FEW]) + more
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -23,7 +23,10 @@ def localization_value(found: Localization) -> dict[str, Any]:
             "tensor": json_value(found.nonfinite.tensor),
             "operands": [{**json_value(o), "is_finite": o.is_finite} for o in found.nonfinite.operands],
         },
-        "over_precise": json_value(found.over_precise),
+        "over_precise": [
+            {"module": one.module, "class": one.class_name or None, "ratio": json_value(one.ratio)}
+            for one in found.over_precise
+        ],
         "noise": None
         if found.noise is None
         else {

@@ -10,12 +10,12 @@ from tensorcap.comparison import Comparison
 from tensorcap.localization.suspect import Suspect
 from tensorcap.reports.layer_report import Layer, depth_of
 from tensorcap.reports.localization_text import around_texts
+from tensorcap.reports.wording import FEW, counted, some
 from tensorcap.verdicts.pairing import ABSENT, Pair
 
 if TYPE_CHECKING:
     from tensorcap.verifying import Verification
 
-_FEW: Final = 3
 _SUSPECTS: Final = 5
 
 
@@ -24,13 +24,13 @@ def order_text(order: Order | None) -> str:
     if order is None:
         return "The execution order could not be compared: a side does not know its own."
     if order.is_same:
-        return f"The execution order is the same: {_count(order.results, 'result')} compared."
+        return f"The execution order is the same: {counted(order.results, 'result')} compared."
     moved = "; ".join(
         f"{move.key} comes after {move.target_after or 'nothing'} in the target, after "
         f"{move.after or 'nothing'} in the reference"
-        for move in order.moves[:_FEW]
+        for move in order.moves[:FEW]
     )
-    return f"The execution order differs: {order.moved} of {_count(order.results, 'result')} moved: {moved}."
+    return f"The execution order differs: {order.moved} of {counted(order.results, 'result')} moved: {moved}."
 
 
 def summary_of(found: Verification, layers: Sequence[Layer]) -> tuple[str, ...]:
@@ -43,14 +43,14 @@ def _sentences(found: Verification, layers: Sequence[Layer]) -> Iterator[str]:
     for number, suspect in enumerate(found.suspects[:_SUSPECTS], 1):
         yield _accusation(number, suspect)
     if len(found.suspects) > _SUSPECTS:
-        yield f"{_count(len(found.suspects) - _SUSPECTS, 'more module')} accused: verify.json lists all."
+        yield f"{counted(len(found.suspects) - _SUSPECTS, 'more module')} accused: verify.json lists all."
     if found.inheriting:
         yield (
-            f"{_count(len(found.inheriting), 'tensor')} of the free run not green only inherit an error: "
-            f"given the reference's tensors, they are green ({_some(found.inheriting)})."
+            f"{counted(len(found.inheriting), 'tensor')} of the free run not green only inherit an error: "
+            f"given the reference's tensors, they are green ({some(found.inheriting)})."
         )
     yield from around_texts(found.localization)
-    for item in found.preflight.explaining[:_FEW]:
+    for item in found.preflight.explaining[:FEW]:
         yield f"Before any tensor: {item.kind} {item.name}: {item.text}"
     if found.why_not_injected:
         how = "told apart by replay alone" if found.localization.by == "replay" else "not told apart"
@@ -79,7 +79,7 @@ def _verdict(found: Verification) -> Iterator[str]:
 def _count_text(what: str, comparison: Comparison) -> str:
     counts = ", ".join(f"{count} {status}" for status, count in comparison.counts.items())
     verdict = "green" if comparison.is_green else "not green"
-    records = _count(comparison.records, "record")
+    records = counted(comparison.records, "record")
     return f"{what}: {verdict}; {comparison.compared} of {records} compared ({counts})."
 
 
@@ -110,24 +110,15 @@ def _not_compared(comparison: Comparison) -> Iterator[str]:
     absent = [pair for pair in comparison.pairs if _is_absent(pair)]
     for status in dict.fromkeys(pair.status for pair in absent):
         keys = [pair.key for pair in absent if pair.status == status]
-        yield f"Not compared: {_count(len(keys), 'tensor')} of the reference {status} ({_some(keys)})."
+        yield f"Not compared: {counted(len(keys), 'tensor')} of the reference {status} ({some(keys)})."
     more = [pair.key for pair in comparison.pairs if pair.status == "missing-in-reference"]
     if more:
-        yield f"Only the target has {_count(len(more), 'tensor')} ({_some(more)})."
+        yield f"Only the target has {counted(len(more), 'tensor')} ({some(more)})."
 
 
 def _is_absent(pair: Pair) -> bool:
     return pair.status in ABSENT or pair.status in ("unreadable", "unjudged", "shape-mismatch")
 
 
-def _some(keys: Sequence[str]) -> str:
-    more = f", and {len(keys) - _FEW} more" if len(keys) > _FEW else ""
-    return ", ".join(keys[:_FEW]) + more
-
-
 def _ended(text: str) -> str:
     return f"{text[:1].upper()}{text[1:].rstrip('.')}."
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
