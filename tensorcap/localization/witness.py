@@ -108,9 +108,8 @@ def by_injection(reference: Archive, injected: Archive, comparison: Comparison) 
         if own.is_bad and (own.module in bad or not any(is_within(one, own.module) for one in bad)):
             bad.setdefault(own.module, []).append(own)
     accusations = _ranked(bad, Calls(reference), "is wrong though it was given the reference's tensors")
-    first = comparison.divergence
-    if not accusations and first is not None and not first.is_growth and first.pair.status not in ABSENT:
-        accusations = (_by_pair(first.module, first.pair, first.explanation),)
+    if not accusations:
+        accusations = _of_divergence(comparison)
     return Witness("injection", reference, injected, False, accusations, owns, (), tuple(found.notes()))
 
 
@@ -121,16 +120,13 @@ def by_archives(reference: Archive, target: Archive, free: Comparison) -> Witnes
         "do anyway."
     )
     called = called_sites(reference)
-    accused: dict[str, Accusation] = {}
-    first = free.divergence
-    if first is not None and not first.is_growth and first.pair.status not in ABSENT:
-        accused[first.module] = _by_pair(first.module, first.pair, first.explanation)
-        for pair in free.pairs:
-            said = _stands_out(pair)
-            if len(accused) < _MOST and pair.reference is not None and said is not None:
-                site, slot = pair.reference.key.site, pair.reference.key.slot
-                module = caller_of(site, called) if slot.startswith("input") else site
-                accused.setdefault(module, _by_pair(module, pair, said.text))
+    accused = {one.module: one for one in _of_divergence(free)}
+    for pair in free.pairs if accused else ():
+        said = _stands_out(pair)
+        if len(accused) < _MOST and pair.reference is not None and said is not None:
+            site, slot = pair.reference.key.site, pair.reference.key.slot
+            module = caller_of(site, called) if slot.startswith("input") else site
+            accused.setdefault(module, _by_pair(module, pair, said.text))
     return Witness("archives", reference, target, False, tuple(accused.values()), (), (), (note,))
 
 
@@ -156,6 +152,14 @@ def _accusation(module: str, against: Sequence[Own], how: str) -> Accusation:
         reason += f": {max(first.findings, key=lambda f: _rank(f.status)).text}"
     keys = tuple(own.key for own in against)
     return Accusation(module, keys, first.status, first.findings, first.error, first.ratio, reason)
+
+
+def _of_divergence(comparison: Comparison) -> tuple[Accusation, ...]:
+    """The module of the first divergence; nobody's if errors only grew, or something is only missing."""
+    first = comparison.divergence
+    if first is None or first.is_growth or first.pair.status in ABSENT:
+        return ()
+    return (_by_pair(first.module, first.pair, first.explanation),)
 
 
 def _by_pair(module: str, pair: Pair, reason: str) -> Accusation:
