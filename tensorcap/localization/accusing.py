@@ -61,8 +61,10 @@ def localized(
         suspects.append(_suspect(accusation, by, examined, curve, calls, noise))
     suspects.sort(key=lambda one: one.cause == NOISE_CAUSE)
     owns = witnesses[0].owns
+    told = {key for one in witnesses[0].accusations for key in one.keys}  # others are explained by these
     own_points = [
-        Point(own.key, own.module, _value(own.error, is_bad=own.is_bad), own.is_bad) for own in owns
+        Point(own.key, own.module, _value(own.error, is_bad=own.is_bad), own.is_bad and own.key in told)
+        for own in owns
     ]
     notes = [note for witness in witnesses for note in witness.notes]
     ordered: tuple[Change, ...] = ()

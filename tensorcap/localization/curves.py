@@ -44,7 +44,8 @@ class Change:
         module: The module that made it.
         value: Its error.
         before: The largest error of the run that it stands on; 0 where what is before it is green.
-        length: How many results, this one first, are wrong as much.
+        length: How many results are wrong as much: of a step of the total error all from this one on, else
+            this one and those right behind it.
     """
 
     curve: Curve
@@ -84,6 +85,8 @@ def changes(points: Sequence[Point], curve: Curve) -> tuple[Change, ...]:
             rest = points[at + 1 :]
             length = 1 + _length([one.is_bad and one.value >= middle for one in rest])
             kind = _kind(curve, rest, length, middle)
+            if curve == "total" and kind == "step":
+                length = 1 + sum(one.is_bad and one.value >= middle for one in rest)
             stays = curve == "total" and (stays or kind == "step")
             found.append(Change(curve, kind, point.key, point.module, point.value, level, length))
         level = max(level, point.value)

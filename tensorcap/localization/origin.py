@@ -13,7 +13,6 @@ from tensorcap.verdicts.divergence import called_sites, caller_of
 from tensorcap.verdicts.ops import ops_of, passed_in
 from tensorcap.verdicts.places import is_inner, is_parameter
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.errors import ReadError
 from tensorcap_formats.keys import ROOT_SITE, Key
 from tensorcap_formats.records import Record
 
@@ -83,12 +82,17 @@ def origin_of(reference: Archive, target: Archive, free: Comparison) -> Origin |
         return None
     first = min(wrong, key=lambda record: record.order)
     module = _maker(reference, first.key)
-    operands = [
-        _contents(reference, target, record)
-        for record in _operands(reference, first, module)
-        if record.key.text in target and target.get(record.key.text).stored
-    ]
-    return Origin(_contents(reference, target, first), module, tuple(operands))
+    operands = [record.key.text for record in _operands(reference, first, module)]
+    operands += [r.key.text for r in target.records if _is_renamed(r, first, reference)]
+    found = [_contents(reference, target, key) for key in operands if key in target]
+    return Origin(_contents(reference, target, first.key.text), module, tuple(found))
+
+
+def _is_renamed(record: Record, first: Record, reference: Archive) -> bool:
+    """Whether a record is an argument of the call, under a name that the reference does not have."""
+    key = record.key
+    is_argument = key.where == first.key.where and key.slot.startswith("input")
+    return is_argument and first.key.slot.startswith("output") and key.text not in reference
 
 
 def _maker(reference: Archive, key: Key) -> str:
@@ -126,16 +130,14 @@ def _operands(reference: Archive, record: Record, module: str) -> Iterator[Recor
     yield from [one for one in made if one.order > start][-_FEW:]
 
 
-def _contents(reference: Archive, target: Archive, record: Record) -> Contents:
-    theirs = target.get(record.key.text)
+def _contents(reference: Archive, target: Archive, key: str) -> Contents:
+    theirs = target.get(key)
     nan, inf, largest = _counts(target, theirs)
-    try:
-        ours = _counts(reference, record)
-    except ReadError:
-        more = None
-    else:
+    more = None
+    if key in reference:
+        ours = _counts(reference, reference.get(key))
         more = nan + inf - ours[0] - ours[1]
-    return Contents(record.key.text, nan, inf, theirs.size, largest, more)
+    return Contents(key, nan, inf, theirs.size, largest, more)
 
 
 def _counts(archive: Archive, record: Record) -> tuple[int, int, float | None]:

@@ -172,6 +172,14 @@ def _stands_out(pair: Pair) -> Finding | None:
     return next((f for f in pair.findings if f.test in _GAINS and f.status == "diverged"), None)
 
 
+def _wrong(pair: Pair) -> str:
+    """What is wrong with a pair that no test judged."""
+    if pair.status == "nonfinite" and pair.difference is not None:
+        count, all_of = pair.difference.mask_mismatches, pair.difference.elements
+        return f"{count} of {all_of} elements are finite on one side only"
+    return pair.reason or "the shapes differ"
+
+
 def _severity(own: Own) -> int:
     return _rank(own.status)
 
@@ -254,7 +262,8 @@ class _OwnsOfInjection:
             if telling:
                 status = max((f.status for f in telling), key=_rank)
         else:
-            status = "diverged"  # other masks, or another shape
+            findings = findings or (Finding(pair.status, 1, 0, "diverged", _wrong(pair)),)
+            status = "diverged"
         return status, findings
 
     def _known(self, pair: Pair, left: Sequence[Key]) -> list[float] | None:

@@ -36,8 +36,8 @@ def _nonfinite_text(found: Origin) -> str:
         operands = counted(len(found.operands), "operand")
         given = f"its {operands} all finite, up to {largest:.3g}: {some([one.key for one in found.operands])}"
     return (
-        f"Values stop being finite at {found.key}, made by {found.module}: {what.nan} NaN and {what.inf} "
-        f"infinities of {what.elements}; {given}."
+        f"Values stop being finite at {found.key}, made by {found.module}: of {what.elements} elements "
+        f"{what.nan} are NaN and {what.inf} infinite; {given}."
     )
 
 
@@ -52,5 +52,7 @@ def _change_texts(changes: Sequence[Change]) -> Iterator[str]:
 
 def _change_text(change: Change) -> str:
     before = f" on top of {change.before:.2g}" if change.before else ""
-    long = counted(change.length, "result")
-    return f"a {change.kind} at {change.key} to {change.value:.2g}{before}, {long} long"
+    results = counted(change.length, "result")
+    is_all = change.curve == "total" and change.kind == "step"
+    how = f"{results} wrong from there on" if is_all else f"{results} long"
+    return f"a {change.kind} at {change.key} to {change.value:.2g}{before}, {how}"

@@ -68,7 +68,7 @@ def points(text: str) -> list[Point]:
         pytest.param("total", "0 0 .1 .2 .2 .1", [("step", 2, 4)], id="what-follows-is-wrong"),
         pytest.param("total", "0 .1 0 0 0 0", [("spike", 1, 1)], id="nothing-follows"),
         pytest.param(
-            "total", "0 .1 0 0 .1 .2 .1 .3 .1 .1", [("step", 1, 1)], id="beside-it-others-are-right"
+            "total", "0 .1 0 0 .1 .2 .1 .3 .1 .1", [("step", 1, 7)], id="beside-it-others-are-right"
         ),
         pytest.param("total", "0 .01 .02 .04 .08 .16 .9 .1", [("step", 1, 7)], id="largest-in-a-later-block"),
         pytest.param(
@@ -80,7 +80,7 @@ def points(text: str) -> list[Point]:
         pytest.param(
             "total", ".5 0 0 0 0 0 0 0 0 .1 .1 .1", [("step", 9, 3), ("spike", 0, 1)], id="steps-first"
         ),
-        pytest.param("total", "0 .1 .1 .1 0 .1 .1", [("step", 1, 3)], id="after-a-step-no-new-one"),
+        pytest.param("total", "0 .1 .1 .1 0 .1 .1", [("step", 1, 5)], id="after-a-step-no-new-one"),
         pytest.param("own", "0 .1 0 .1 0", [("spike", 1, 1), ("spike", 3, 1)], id="two-modules"),
         pytest.param("own", ".1 .1 0 .1 .1 .1", [("step", 3, 3), ("spike", 0, 2)], id="three-in-a-row"),
         pytest.param("own", "0 0 .1 .1", [("step", 2, 2)], id="two-at-the-end"),
@@ -369,8 +369,8 @@ def test_where_values_stop_being_finite_is_told_with_what_went_in(tmp_path: Path
     assert [one.key for one in found.nonfinite.operands] == ["0/fc/input.input"]
     text = next(text for text in around_texts(found) if "finite" in text)
     assert text == (
-        "Values stop being finite at 0/fc/output, made by fc: 32 NaN and 0 infinities of 256; its 1 operand "
-        "all finite, up to 1: 0/fc/input.input."
+        "Values stop being finite at 0/fc/output, made by fc: of 256 elements 32 are NaN and 0 infinite; "
+        "its 1 operand all finite, up to 1: 0/fc/input.input."
     )
 
 
@@ -394,6 +394,29 @@ class Squared(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         made: Tensor = self.fc(x) ** 8
         return made
+
+
+class Dividing(nn.Module):
+    """Divides by zero, under a name for its argument that the reference does not have."""
+
+    def forward(self, given: Tensor) -> Tensor:
+        made: Tensor = nn.functional.gelu(given) / (given - given.max())
+        return made
+
+
+@pytest.mark.spec("LCL-15")
+def test_an_operand_under_another_name_is_told_by_that(tmp_path: Path) -> None:
+    target = chain()
+    target[1].act = Dividing()
+    ref, tgt = captured(tmp_path, target)
+    found = localize(ref, tgt, into=Workload(target, (X,)))
+    assert found.nonfinite is not None
+    assert [(one.key, one.is_finite, one.more) for one in found.nonfinite.operands] == [
+        ("0/1.act/input.given", True, None)
+    ]
+    assert found.suspects[0].reason.endswith("of 256 elements are finite on one side only")
+    own = [one.key for one in found.changes if one.curve == "own"]
+    assert own == ["0/1.act/output"]  # what its block hands on is explained by it
 
 
 @pytest.mark.spec("LCL-15")
