@@ -284,13 +284,23 @@ class _Judge:
         found = list(POLICY.judge_replayed(error, pair.difference.row_error_p95, precision, is_leaf=is_leaf))
         if ratio is not None and ratio <= POLICY.twin_ratio.green:  # the model itself rounds as much
             found = [replace(f, status="within-rounding") for f in found]
-        elif ratio is not None and math.isfinite(ratio) and is_leaf and not self._calls.is_linear(key.site):
+        elif ratio is not None and math.isfinite(ratio) and self._tells_by_twin(pair, is_leaf=is_leaf):
             found.append(POLICY.judge_twin(ratio))
         found += [finding for finding in pair.findings if finding.test == "E"]
         is_precise = ratio is not None and ratio < POLICY.twin_precise
         if not (is_precise and self._calls.has_parameters(key.site)):
             found += self._of_bits(pair)
         return max((f.status for f in found), key=SEVERITY.index), tuple(found)
+
+    def _tells_by_twin(self, pair: Pair, *, is_leaf: bool) -> bool:
+        """Whether R is judged: of leaves that are no products, and of weights that routers give."""
+        assert pair.reference is not None
+        assert pair.target is not None
+        key, known, twin = pair.reference.key, pair.reference.statistics, self._twin
+        if is_leaf or not self._calls.is_router(key.site) or twin is None or key.text not in twin:
+            return is_leaf and not self._calls.is_linear(key.site)
+        is_as_wide = twin.get(key.text).dtype == pair.target.dtype
+        return is_as_wide and known is not None and known.minimum is not None and float(known.minimum) >= 0
 
     def _of_bits(self, pair: Pair) -> list[Finding]:
         """Test C, of leaves that compute a tensor of another of its shape: activations and norms."""

@@ -19,7 +19,9 @@ from tensorcap_formats.errors import UsageError, missing_package
 
 if TYPE_CHECKING:
     from tensorcap.substitution import Substitution
+    from tensorcap.variation import Rerun
     from tensorcap.workload import StoredInput, Workload
+    from tensorcap_formats.keys import Key
 
 _ADAPTERS: Final = {  # root package of the model's class, or of a base class; sorted
     "torch": "tensorcap.adapters._torch.adapter:TorchAdapter",
@@ -115,6 +117,19 @@ class Adapter(Protocol):
 
         Raises:
             UsageError: A backward pass is wanted, and the run gave no loss.
+        """
+
+    def rerun(self, workload: Workload, substitution: Substitution, site: str, key: Key) -> Rerun | None:
+        """Run a workload until a call of a module is over, which can then be made again.
+
+        Args:
+            workload: The reference's.
+            substitution: What the target's calls were given and returned.
+            site: The module.
+            key: A tensor that its code makes: its result, or an argument of a call within it.
+
+        Returns:
+            The call; None if it did not come.
         """
 
     def export(self, workload: Workload, plan: Plan) -> Callable[[Recorder], None]:

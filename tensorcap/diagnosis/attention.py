@@ -44,6 +44,7 @@ class Core:
         scale: Of the scores.
         rotation: `halves`, `pairs`, `turned` (the sine with its sign turned), `q alone`, `k alone` or `none`.
         is_causal: Whether a token sees none behind it.
+        ahead: How many behind it a token sees nevertheless.
         window: How many tokens it sees, itself included; 0 for all.
         softcap: Of the scores, 0 for none.
         is_tiled: Whether heads of keys are repeated all in turn.
@@ -55,6 +56,7 @@ class Core:
     window: int = 0
     softcap: float = 0.0
     is_tiled: bool = False
+    ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class Parts:
         if core.softcap:
             scores = core.softcap * np.tanh(scores / core.softcap)
         behind = np.arange(q.shape[2])[:, None] - np.arange(k.shape[2])[None]
-        hidden = behind < 0 if core.is_causal else np.zeros(behind.shape, np.bool_)
+        hidden = behind < -core.ahead if core.is_causal else np.zeros(behind.shape, np.bool_)
         if core.window:
             hidden = hidden | (behind >= core.window)
         scores = np.where(hidden, -np.inf, scores)
@@ -117,7 +119,11 @@ def attentions(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
         return
     heads = np.unique(np.linspace(0, count - 1, min(count, fitting)).astype(np.int64))
     made, shown = (side.reshape(*r.shape[:2], count, head_dim)[:, :, heads] for side in (r, t))
-    errors = {core: relative_error(made, ours(core, heads)) for core in _usual(exhibit, ours.cos is not None)}
+    # Under replay the reference's core was given the target's queries, keys and values.
+    errors = {
+        core: min(relative_error(made, parts(core, heads)) for parts in (ours, theirs))
+        for core in _usual(exhibit, ours.cos is not None)
+    }
     usual = min(errors, key=lambda core: errors[core])
     if errors[usual] > max(4 * scales.rounding * LESSENED, _ALLOWED):
         return
@@ -163,6 +169,8 @@ def _changes(usual: Core, exhibit: Exhibit, parts: Parts) -> Iterator[tuple[str,
                 yield "attention-rotation", text, replace(usual, rotation=rotation)
     text = "the target is not causal" if usual.is_causal else "the target is causal, the reference is not"
     yield "attention-mask", text, replace(usual, is_causal=not usual.is_causal)
+    if usual.is_causal:
+        yield "attention-mask", "tokens of the target see the next one, too", replace(usual, ahead=1)
     window = usual.window or int(exhibit.number("sliding_window") or 0)
     for other in dict.fromkeys((0, window - 1, window, window + 1)):
         if other >= 0 and other != usual.window:

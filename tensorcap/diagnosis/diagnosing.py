@@ -12,17 +12,21 @@ import numpy as np
 from tensorcap.diagnosis.activations import activations
 from tensorcap.diagnosis.attention import attentions
 from tensorcap.diagnosis.degenerate import degenerates
+from tensorcap.diagnosis.dropout import dropouts
 from tensorcap.diagnosis.exhibit import Exhibit, exhibit_of, last_input
 from tensorcap.diagnosis.norms import norms
 from tensorcap.diagnosis.ordering import orders
 from tensorcap.diagnosis.places import places
 from tensorcap.diagnosis.pointwise import pointwise
+from tensorcap.diagnosis.positions import positions
 from tensorcap.diagnosis.products import products
 from tensorcap.diagnosis.records import others
 from tensorcap.diagnosis.rotations import rotations
 from tensorcap.diagnosis.routers import routings
 from tensorcap.diagnosis.scaling import scalings
+from tensorcap.diagnosis.variants import variants
 from tensorcap.diagnosis.weighing import Explanation, Scales, Trial, Values, ranked, relative_error
+from tensorcap.variation import Rerun
 from tensorcap.verdicts.policy import POLICY
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError, no_such_tensor
@@ -94,6 +98,7 @@ def diagnose(
     target_key: str | None = None,
     compute_dtype: str | None = None,
     limit: int = LIMIT,
+    rerun: Rerun | None = None,
 ) -> Diagnosis:
     """Test hypotheses about a mistake on the values of one pair.
 
@@ -105,6 +110,7 @@ def diagnose(
         compute_dtype: Precision in which the target computed, where its archive does not say.
         limit: Elements of the pair that are looked at, 1 to 2^24: of a larger pair the first part that
             differs.
+        rerun: The call of the reference's module that made its record, which can be made again.
 
     Raises:
         TensorNotFoundError: One of the records does not exist.
@@ -132,7 +138,7 @@ def diagnose(
     weighed = [scales.weigh(trial) for trial in degenerates(r, t)]
     if not any(one.is_within for one in weighed):
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            weighed += [scales.weigh(trial) for trial in _hypotheses(exhibit, scales)]
+            weighed += [scales.weigh(trial) for trial in _hypotheses(exhibit, scales, rerun)]
     found = ranked(weighed)
     return Diagnosis(
         ours.key.text,
@@ -148,8 +154,10 @@ def diagnose(
     )
 
 
-def _hypotheses(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
+def _hypotheses(exhibit: Exhibit, scales: Scales, rerun: Rerun | None) -> Iterator[Trial]:
     yield from _simple(exhibit)
+    yield from positions(exhibit)
+    yield from dropouts(exhibit)
     yield from orders(exhibit)
     yield from rotations(exhibit)
     yield from activations(exhibit, scales)
@@ -159,6 +167,7 @@ def _hypotheses(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
     yield from attentions(exhibit, scales)
     yield from _within(exhibit, scales)
     yield from others(exhibit, scales)
+    yield from variants(exhibit, scales, rerun)
     yield from places(exhibit, scales, _simple)
 
 

@@ -16,10 +16,26 @@ from tensorcap.diagnosis.weighing import LESSENED, Scales, Trial, Values, inheri
 
 Statistic = Literal["rms", "layer", "l2"]
 Weighting = Literal["w", "1 + w", "1 + w, rounded", "none"]
+Precision = Literal["wide", "squares", "variance", "variance in turn", "all", "all in turn"]
 
 _SAMPLE: Final = 1 << 16
 _EPS: Final = (1e-6, 1e-5, 1e-12, 1e-8, 1e-7, 1e-4, 1e-3, 0.0)
 _WIDE: Final = ("float32", "float64")
+_PRECISIONS: Final[tuple[Precision, ...]] = (
+    "wide",
+    "squares",
+    "variance",
+    "variance in turn",
+    "all",
+    "all in turn",
+)
+_LOW: Final = {
+    "squares": "rounds squares before it takes their mean",
+    "variance": "computes the variance in low precision",
+    "variance in turn": "adds up squares one after the other in low precision",
+    "all": "computes all of it in low precision",
+    "all in turn": "computes all of it in low precision and adds up squares one after the other",
+}
 _TITLES: Final = {
     "rms": "divides by the root mean square",
     "layer": "subtracts the mean and divides by the deviation",
@@ -36,32 +52,47 @@ class Variant:
         eps: Added to the variance.
         weighting: What the normalised value is multiplied by.
         is_cast_first: Whether the normalised value is rounded before it is multiplied.
-        is_coarse: Whether squares and their mean are rounded to the dtype of the input.
+        low: What is rounded to the dtype of the input: squares alone, the variance too, or every step; and
+            whether squares are added up in turn, each sum rounded.
     """
 
     statistic: Statistic
     eps: float
     weighting: Weighting
     is_cast_first: bool = False
-    is_coarse: bool = False
+    low: Precision = "wide"
 
     def __call__(self, x: Values, weight: Values | None, bias: Values | None, dtype: str) -> Values:
         """The norm of each row, rounded as a run in this dtype rounds it."""
         centred = x - x.mean(axis=-1, keepdims=True) if self.statistic == "layer" else x
-        squares = rounded(centred * centred, dtype) if self.is_coarse else centred * centred
-        if self.statistic == "l2":
-            variance = squares.sum(axis=-1, keepdims=True)
-        else:
-            variance = squares.mean(axis=-1, keepdims=True)
-        if self.is_coarse:
-            variance = rounded(variance, dtype)
+        variance = self._variance(centred, dtype)
         with np.errstate(divide="ignore", invalid="ignore"):
-            y = np.nan_to_num(centred / np.sqrt(variance + self.eps), posinf=0.0, neginf=0.0)
-        if self.is_cast_first:
+            if self.low.startswith("all"):
+                inverse = rounded(1 / np.sqrt(rounded(variance + self.eps, dtype)), dtype)
+                y = centred * inverse
+            else:
+                y = centred / np.sqrt(variance + self.eps)
+        y = np.nan_to_num(y, posinf=0.0, neginf=0.0)
+        if self.is_cast_first or self.low.startswith("all"):
             y = rounded(y, dtype)
         if weight is not None and self.weighting != "none":
             y = y * self._factor(weight, dtype)
         return rounded(y if bias is None else y + bias, dtype)
+
+    def _variance(self, centred: Values, dtype: str) -> Values:
+        """What the root is taken of, eps apart: a column."""
+        squares = centred * centred
+        if self.low != "wide":
+            squares = rounded(squares, dtype)
+        if self.low.endswith("in turn"):
+            total = squares[..., 0]
+            for at in range(1, squares.shape[-1]):
+                total = rounded(total + squares[..., at], dtype)
+            total = total[..., None]
+        else:
+            total = squares.sum(axis=-1, keepdims=True)
+        variance = total if self.statistic == "l2" else total / squares.shape[-1]
+        return variance if self.low in ("wide", "squares") else rounded(variance, dtype)
 
     def _factor(self, weight: Values, dtype: str) -> Values:
         if self.weighting == "w":
@@ -112,7 +143,7 @@ def norms(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
         return
     predicted, baseline = (v(theirs, own_weight, own_bias, dtype) for v in (other, expected))
     text, kind, hint = _difference(expected, other, slot)
-    logs = math.log(3 * 4 * 4 * (len(_EPS) + 2))
+    logs = math.log(3 * 4 * 2 * len(_PRECISIONS) * (len(_EPS) + 2))
     facts = {"reference": _facts(usual), "target": _facts(other)}
     yield Trial(kind, text, exhibit.t, predicted, baseline, fitted, logs, hint, facts)
 
@@ -158,10 +189,11 @@ def _variants(has_weight: bool, is_low: bool, eps: tuple[float, ...]) -> Iterato
     if has_weight and is_low:
         weightings = (*weightings, "1 + w, rounded")
     switches = (False, True) if is_low else (False,)
+    precisions = _PRECISIONS if is_low else _PRECISIONS[:1]
     statistics: tuple[Statistic, ...] = ("rms", "layer", "l2")
     for statistic, each, weighting in itertools.product(statistics, eps, weightings):
-        for first, coarse in itertools.product(switches, switches):
-            yield Variant(statistic, each, weighting, first, coarse)
+        for first, low in itertools.product(switches, precisions):
+            yield Variant(statistic, each, weighting, first, low)
 
 
 def _best(
@@ -211,7 +243,7 @@ def _changes(near: Variant | None, variant: Variant) -> int:
         8 * (variant.statistic != usual.statistic),
         4 * (variant.weighting != usual.weighting),
         variant.eps != usual.eps,
-        2 * (variant.is_coarse != usual.is_coarse),
+        2 * (variant.low != usual.low),
         variant.is_cast_first != usual.is_cast_first,
     )
     return sum(map(int, changes))
@@ -285,9 +317,9 @@ def _difference(one: Variant, other: Variant, slot: str) -> tuple[str, str, str]
     if one.eps != other.eps and not _is_near(one.eps, other.eps):
         text = f"the target adds eps {other.eps:.3g} to the variance, the reference {one.eps:.3g}"
         return text, "norm-eps", "Another eps; it shows in rows of small values only."
-    if one.is_coarse != other.is_coarse:
-        side = "target" if other.is_coarse else "reference"
-        text = f"the {side} computes the variance in low precision"
+    if one.low != other.low:
+        side, low = ("target", other.low) if other.low != "wide" else ("reference", one.low)
+        text = f"the {side} {_LOW[low]}"
         return text, "norm-variance-precision", "The variance is accumulated in low precision on one side."
     text = f"the {'target' if other.is_cast_first else 'reference'} rounds before it multiplies by the weight"
     hint = "The normalised value is cast before or after the weight; the difference is of the last bit."
@@ -304,5 +336,5 @@ def _facts(variant: Variant) -> dict[str, Any]:
         "eps": variant.eps,
         "weighting": variant.weighting,
         "is_cast_first": variant.is_cast_first,
-        "is_coarse": variant.is_coarse,
+        "low": variant.low,
     }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 
 from tensorcap.diagnosis.exhibit import Exhibit, values_of
+from tensorcap.diagnosis.precision import rounded
 from tensorcap.diagnosis.weighing import Scales, Trial, Values, inherited, relative_error
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import module_of
@@ -17,6 +19,9 @@ _ROWS: Final = 256
 _CHANNELS: Final = 256
 _LARGEST: Final = 1 << 24  # elements of a weight that is read as a whole
 _TABLES: Final = 4
+_NARROW: Final = ("bfloat16", "float16")
+_PARTS: Final = (2, 4, 8, 16, 32, 64)
+_MOST_PARTS: Final = 256
 
 
 def products(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
@@ -44,6 +49,8 @@ def products(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
         return
     usual = own @ matrix.T + shift
     yield inherited(t, usual, r)
+    if exhibit.target.dtype.name in _NARROW:
+        yield from _accumulated(own, matrix, own_shift, t, usual, exhibit.target.dtype.name)
     own_weight = _weight(exhibit.theirs, exhibit.target, width, x.shape[1])
     if own_weight is not None:
         other = _rows_of(exhibit.theirs, own_weight, picked, width)
@@ -63,6 +70,23 @@ def products(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
             hint = "Weights of another module are used: ties of embedding and head, or an index of layers."
             facts = {"key": record.key.text}
             yield Trial("other-weights", text, t, own @ other.T + own_shift, usual, 0, 0, hint, facts)
+
+
+def _accumulated(
+    x: Values, matrix: Values, shift: Values | float, t: Values, usual: Values, dtype: str
+) -> Iterator[Trial]:
+    """Sums over parts of the inputs, each rounded, added up one after the other and rounded each time."""
+    width = x.shape[1]
+    counts = [c for c in (*_PARTS, width) if c <= min(width, _MOST_PARTS) and width % c == 0]
+    for count in dict.fromkeys(counts):
+        total = np.zeros_like(t)
+        for xs, weights in zip(np.split(x, count, axis=1), np.split(matrix, count, axis=1), strict=True):
+            total = rounded(total + rounded(xs @ weights.T, dtype), dtype)
+        each = width // count
+        text = f"sums over {each} of {width} inputs each are added up in {dtype}"
+        hint = "Products are accumulated in low precision."
+        logs, facts = math.log(len(_PARTS) + 1), {"parts": count}
+        yield Trial("sum-precision", text, t, rounded(total + shift, dtype), usual, 0, logs, hint, facts)
 
 
 def _weight(archive: Archive, record: Record, width: int, inputs: int) -> Record | None:

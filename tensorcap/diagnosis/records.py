@@ -32,10 +32,14 @@ def others(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
 def _own_input(exhibit: Exhibit) -> Iterator[Trial]:
     for slot, ours, theirs in exhibit.inputs:
         if theirs.size == exhibit.t.size and not np.array_equal(ours.reshape(-1), exhibit.r.reshape(-1)):
-            text = f"the target returns its {slot} as it is"
-            hint = "The module does nothing: it is skipped, replaced or an identity."
-            value = theirs.reshape(exhibit.t.shape)
-            yield Trial("identity", text, exhibit.t, value, exhibit.r, 0, 0, hint, {"slot": slot})
+            yield _returned(exhibit, slot, theirs)
+
+
+def _returned(exhibit: Exhibit, slot: str, given: Values) -> Trial:
+    text = f"the target returns its {slot} as it is"
+    hint = "The module does nothing: it is skipped, replaced or an identity."
+    value = given.reshape(exhibit.t.shape)
+    return Trial("identity", text, exhibit.t, value, exhibit.r, 0, 0, hint, {"slot": slot})
 
 
 def _held(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
@@ -58,7 +62,11 @@ def _held(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
             same.append(record)
     for record in same:
         value = values_of(ours, record).reshape(t.shape)
-        if not np.array_equal(value, exhibit.r):
+        if np.array_equal(value, exhibit.r):
+            continue
+        if record.key.slot.startswith("input.") and record.key.where == exhibit.reference.key.where:
+            yield _returned(exhibit, record.key.slot, value)  # which has another name in the target
+        else:
             text = f"the target holds the value of {record.key.text}"
             hint = "Another tensor is taken: names, an index, or the order of results."
             facts = {"key": record.key.text}

@@ -14,6 +14,7 @@ from tensorcap.diagnosis.precision import rounded
 from tensorcap.diagnosis.weighing import LESSENED, Scales, Trial, Values, inherited, relative_error
 
 _MOST_EXPERTS: Final = 1024
+_NARROW: Final = ("bfloat16", "float16")
 _HINT: Final = "The order of softmax and top-k in the router, or whether the chosen weights are renormalised."
 
 
@@ -40,6 +41,10 @@ CHOICES: Final[Mapping[str, Callable[[Values, int], Values]]] = {
     "sigmoid, top-k, not renormalised": lambda z, k: _top(sigmoid(z), k),
     "sigmoid, top-k, renormalised": lambda z, k: _normal(_top(sigmoid(z), k)),
     "softmax of absolute scores, top-k": lambda z, k: _top(softmax(np.abs(z)), k),
+}
+_PROBABILITIES: Final[Mapping[str, Callable[[Values], Values]]] = {  # of what is renormalised
+    "softmax, top-k, renormalised": softmax,
+    "sigmoid, top-k, renormalised": sigmoid,
 }
 WHOLE: Final[Mapping[str, Callable[[Values], Values]]] = {
     "raw scores": lambda z: z,
@@ -101,6 +106,27 @@ def _weights(exhibit: Exhibit, scales: Scales, label: str, z: Values, own: Value
             kind = "router-order" if name != usual else "routed-scaling"
             logs = math.log(len(CHOICES) * len(factors))
             yield Trial(kind, text, t, predicted, baseline, 0, logs, hint, facts)
+    yield from _fewer(baseline, t, label)
+    if dtype in _NARROW and usual in _PROBABILITIES:
+        chosen = _top(rounded(_PROBABILITIES[usual](own), dtype), count)
+        total = rounded(chosen.sum(axis=-1, keepdims=True), dtype)
+        predicted = rounded(usual_factor * rounded(chosen / total, dtype), dtype)
+        text = f"the target rounds {usual} of {label} to {dtype} at every step"
+        hint = "The router computes in low precision where it has to be in float32."
+        yield Trial("router-precision", text, t, predicted, baseline, 0, 0, hint, {"dtype": dtype})
+
+
+def _fewer(usual: Values, t: Values, label: str) -> Iterator[Trial]:
+    """Only the first of the chosen have a weight, as it was or renormalised."""
+    count = usual.shape[-1]
+    logs = math.log(2 * count)
+    for few in range(1, count):
+        first = np.where(np.arange(count) < few, usual, 0.0)
+        total = usual.sum(axis=-1, keepdims=True)
+        for predicted, how in ((first, "as they were"), (_normal(first) * total, "renormalised")):
+            text = f"only the first {few} of {count} weights of {label} are not 0 in the target, {how}"
+            hint = "Another count of experts takes part than were chosen."
+            yield Trial("router-count", text, t, predicted, usual, 0, logs, hint, {"count": few})
 
 
 def _probabilities(exhibit: Exhibit, scales: Scales, label: str, z: Values, own: Values) -> Iterator[Trial]:

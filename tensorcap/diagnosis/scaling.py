@@ -10,11 +10,13 @@ import numpy as np
 
 from tensorcap.diagnosis.constants import hint_of, named
 from tensorcap.diagnosis.exhibit import Exhibit
+from tensorcap.diagnosis.precision import rounded
 from tensorcap.diagnosis.weighing import Trial, Values, relative_error
 
 _WEIGHTS: Final = ("weight", "scale", "gamma")
 _BIASES: Final = ("bias", "beta")
 _TINY: Final = 1e-6
+_NARROW: Final = ("bfloat16", "float16")
 _FACTOR_HINTS: Final = {
     "channel": "A weight that belongs to channels, as that of a norm, is missing or another one.",
     "token": "Weights of experts are not renormalised, or a norm divides by another number.",
@@ -82,7 +84,7 @@ def _by_parameters(exhibit: Exhibit) -> Iterator[Trial]:
             if side == "target" and ours is not None and np.array_equal(ours, vector):
                 continue
             if last in _WEIGHTS:
-                yield from _by_weight(r, t, name, vector)
+                yield from _by_weight(r, t, name, vector, exhibit.target.dtype.name)
             if last in _BIASES:
                 hint = f"The {last} was dropped: the same vector is missing in every token."
                 text = f"the target lacks {name}: it is the reference minus {name}"
@@ -98,9 +100,9 @@ def _by_parameters(exhibit: Exhibit) -> Iterator[Trial]:
             yield Trial("bias-differs", text, t, r - ours + theirs, r, 0, 0, hint, {"parameter": name})
 
 
-def _by_weight(r: Values, t: Values, name: str, w: Values) -> Iterator[Trial]:
+def _by_weight(r: Values, t: Values, name: str, w: Values, dtype: str) -> Iterator[Trial]:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        factors = (
+        factors: tuple[tuple[Values, str, str, str], ...] = (
             (
                 w / (1 + w),
                 "norm-without-one-plus",
@@ -117,6 +119,24 @@ def _by_weight(r: Values, t: Values, name: str, w: Values) -> Iterator[Trial]:
             (1 / (1 + w), "weight-missing", f"1 / (1 + {name})", "The multiplication by 1 + {} is missing."),
             (w, "weight-twice", name, "The multiplication by {} is done once more."),
         )
+        if dtype in _NARROW:
+            own = rounded(w, dtype)
+            less, more = rounded(own - 1, dtype), rounded(1 + own, dtype)
+            factors = (
+                *factors,
+                (
+                    (1 + less) / (1 + w),
+                    "norm-without-one-plus",
+                    f"(1 + v) / (1 + {name}), v being {name} - 1 in {dtype}",
+                    "{} is used where 1 + {} is meant, and is kept in low precision less one.",
+                ),
+                (
+                    more / w,
+                    "norm-with-one-plus",
+                    f"v / {name}, v being 1 + {name} in {dtype}",
+                    "1 + {} is used where {} is meant, and is kept in low precision.",
+                ),
+            )
     for factor, kind, text, hint in factors:
         sane = np.isfinite(factor) & (np.abs(factor) < 1 / _TINY)
         if sane.all() and not np.all(factor == 1):

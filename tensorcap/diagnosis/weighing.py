@@ -112,12 +112,14 @@ class Scales:
         inherited: Relative error that the values arrive with.
         tried: The trials so far, by kind: the smallest share of the error that one of them left.
         count: How many were tried, with all that were looked at to find them.
+        is_explained: Whether one of them holds that says what is wrong here.
     """
 
     rounding: float
     inherited: float
     tried: dict[str, float] = field(default_factory=dict)
     count: int = 0
+    is_explained: bool = False
 
     def weigh(self, trial: Trial) -> Explanation:
         """Measure what a trial leaves."""
@@ -141,7 +143,7 @@ class Scales:
             and k * LEAST_PER_PARAMETER <= count
             and self._log_chance(trial, count, left) <= LOG_CHANCE
         )
-        return Explanation(
+        found = Explanation(
             trial.kind,
             trial.text,
             trial.hint,
@@ -153,6 +155,8 @@ class Scales:
             score,
             trial.facts,
         )
+        self.is_explained |= found.is_within and found.kind != "inherited"
+        return found
 
     def _told(self, after: float) -> float:
         """A residual as far as it tells hypotheses apart: exact, or within a rounding, or as it is."""
@@ -180,7 +184,7 @@ def ranked(found: Sequence[Explanation]) -> tuple[Explanation, ...]:
     A hypothesis with several parameters says nothing beside one with fewer that leaves no more.
     """
     holding = [e for e in found if e.is_within]
-    holding.sort(key=lambda e: (_is_place(e), -e.score, e.kind, e.text))
+    holding.sort(key=lambda e: (_is_place(e), e.kind == "holds", -e.score, e.kind, e.text))
     kept: list[Explanation] = []
     for one in holding:
         if any(_makes_needless(other, one) for other in holding if other is not one):
@@ -206,6 +210,8 @@ def _erring(trial: Trial) -> float:
 def _makes_needless(other: Explanation, one: Explanation) -> bool:
     """Whether `other` says all that `one` does: with fewer numbers, of the whole, or better."""
     floor = max(one.limit / 8, 1e-12)
+    if other.kind == "holds" and not _is_place(one):  # that it is equal to something does not say why
+        return False
     if other.after > _WITHIN * max(one.after, floor) or other.elements < one.elements / 2:
         return False
     if _is_place(one) != _is_place(other):

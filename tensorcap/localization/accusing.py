@@ -57,7 +57,7 @@ def localized(
     calls = Calls(reference)
     suspects = []
     for at, (by, accusation, witness) in enumerate(_together(witnesses)):
-        examined = _examined(witness, accusation.keys, compute_dtype) if at < _DIAGNOSED else None
+        examined = _examined(witness, accusation, compute_dtype) if at < _DIAGNOSED else None
         suspects.append(_suspect(accusation, by, examined, curve, calls, noise))
     suspects.sort(key=lambda one: one.cause == NOISE_CAUSE)
     owns = witnesses[0].owns
@@ -173,15 +173,17 @@ def _suspect(
     )
 
 
-def _examined(witness: Witness, keys: Sequence[str], compute_dtype: str | None) -> Diagnosis | None:
+def _examined(witness: Witness, accusation: Accusation, compute_dtype: str | None) -> Diagnosis | None:
     """What diagnosing the first tensor says whose values a mistake explains, else the first of all."""
     first = None
-    for key in keys[:_DIAGNOSED]:
+    for key in accusation.keys[:_DIAGNOSED]:
         if key not in witness.reference or key not in witness.target:
             continue
-        ours = _until(witness.reference, key) if witness.is_exchanged else witness.reference
+        ours, rerun = witness.reference, None
+        if witness.again is not None:
+            ours, rerun = _until(ours, key), witness.again(accusation.module, key)
         try:
-            found = diagnose(ours, witness.target, key, compute_dtype=compute_dtype)
+            found = diagnose(ours, witness.target, key, compute_dtype=compute_dtype, rerun=rerun)
         except TensorcapError:  # complex values, or none were kept: nothing to look at
             continue
         if mistake(found) is not None:

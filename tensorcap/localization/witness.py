@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tensorcap.alignment.mapped import MappedArchive
 from tensorcap.comparing import compare_records
 from tensorcap.comparison import Comparison
 from tensorcap.localization.suspect import By
 from tensorcap.replaying import Made, Own, Replayed
+from tensorcap.rerunning import rerun_of
 from tensorcap.verdicts.calls import Calls
 from tensorcap.verdicts.divergence import called_sites, caller_of
 from tensorcap.verdicts.gains import row_error
@@ -21,6 +22,12 @@ from tensorcap.verdicts.places import is_inner, is_parameter
 from tensorcap.verdicts.policy import POLICY, SEVERITY, Precision
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
+
+if TYPE_CHECKING:
+    from tensorcap.variation import Rerun
+    from tensorcap.workload import Workload
+
+Again = Callable[[str, str], "Rerun | None"]
 
 _MOST: Final = 8  # suspects by archives alone
 _GAINS: Final = frozenset({"D", "D'", "T", "T'", "E", "own"})
@@ -59,8 +66,9 @@ class Witness:
         by: Which way.
         reference: What each module should have made.
         target: What it made, under the same keys.
-        is_exchanged: Whether the reference's own results went on after each was recorded, so that what comes
-            after a tensor says nothing of it.
+        again: Makes the call again by which the reference's module made a tensor, given the module and the
+            key text; None where no model was replayed. Where one was, each result was replaced after it was
+            recorded, so that what comes after a tensor says nothing of it.
         accusations: Whom it accuses, the first one first.
         owns: What each module made itself, in execution order.
         unjudged: Key texts of what it should have judged and could not.
@@ -70,15 +78,25 @@ class Witness:
     by: By
     reference: Archive
     target: Archive
-    is_exchanged: bool
+    again: Again | None
     accusations: tuple[Accusation, ...]
     owns: Sequence[Own]
     unjudged: tuple[str, ...]
     notes: tuple[str, ...]
 
 
-def by_replay(done: Replayed) -> Witness:
-    """What the reference's model says that was run on the target's values."""
+def by_replay(done: Replayed, workload: Workload, seed: int | None) -> Witness:
+    """What the reference's model says that was run on the target's values.
+
+    Args:
+        done: The replay, while its runs are there.
+        workload: The reference's model and inputs.
+        seed: Of the random generators before each call that is made again.
+    """
+
+    def again(module: str, key: str) -> Rerun | None:
+        return rerun_of(workload, done.run, done.target, module, key, seed=seed)
+
     bad: dict[str, list[Own]] = {}
     for own in done.found.owns:
         if own.is_bad:
@@ -86,7 +104,7 @@ def by_replay(done: Replayed) -> Witness:
     accusations = _ranked(bad, Calls(done.reference), "is wrong for what the target gave it")
     unjudged = (*done.found.lacking, *(own.key for own in done.found.unjudged))
     return Witness(
-        "replay", done.run, done.target, True, accusations, done.found.owns, unjudged, done.found.notes
+        "replay", done.run, done.target, again, accusations, done.found.owns, unjudged, done.found.notes
     )
 
 
@@ -110,7 +128,7 @@ def by_injection(reference: Archive, injected: Archive, comparison: Comparison) 
     accusations = _ranked(bad, Calls(reference), "is wrong though it was given the reference's tensors")
     if not accusations:
         accusations = _of_divergence(comparison)
-    return Witness("injection", reference, injected, False, accusations, owns, (), tuple(found.notes()))
+    return Witness("injection", reference, injected, None, accusations, owns, (), tuple(found.notes()))
 
 
 def by_archives(reference: Archive, target: Archive, free: Comparison) -> Witness:
@@ -127,7 +145,7 @@ def by_archives(reference: Archive, target: Archive, free: Comparison) -> Witnes
             site, slot = pair.reference.key.site, pair.reference.key.slot
             module = caller_of(site, called) if slot.startswith("input") else site
             accused.setdefault(module, _by_pair(module, pair, said.text))
-    return Witness("archives", reference, target, False, tuple(accused.values()), (), (), (note,))
+    return Witness("archives", reference, target, None, tuple(accused.values()), (), (), (note,))
 
 
 def is_within(module: str, other: str) -> bool:

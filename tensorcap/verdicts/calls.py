@@ -21,7 +21,8 @@ _SIMPLE: Final = re.compile(
     r"|^(?:q|k|v|o|w[123]|fc\d?|c_fc|c_attn|act|act_fn|ln_\w+|wte|wpe|lm_head)$",
     re.IGNORECASE,
 )
-_SENSITIVE: Final = re.compile(r"softmax|router|gate$|experts|attention|attn|moe", re.IGNORECASE)
+_SENSITIVE: Final = re.compile(r"softmax|router|gate$|experts|attention|attn|moe(?!\w*norm)", re.IGNORECASE)
+_ROUTER: Final = re.compile(r"router|gate$", re.IGNORECASE)
 _LINEAR: Final = re.compile(r"linear|conv1d|dense|proj|^(?:query|key|value|o)$", re.IGNORECASE)
 _PRODUCT: Final = re.compile(rf"conv|{_LINEAR.pattern}", re.IGNORECASE)
 _CENTRED: Final = re.compile(r"(?:layer|group|batch|instance)_?norm", re.IGNORECASE)
@@ -113,6 +114,10 @@ class Calls:
         """Whether a leaf is known to be elementwise, linear or a norm."""
         name = self._kind(site)
         return _SIMPLE.search(name) is not None and _SENSITIVE.search(name) is None
+
+    def is_router(self, site: str) -> bool:
+        """Whether a leaf is known to choose experts."""
+        return self.is_leaf(site) and _ROUTER.search(self._kind(site)) is not None
 
     def is_linear(self, site: str) -> bool:
         """Whether a leaf is known to be a product with a weight, which may be summed in any order."""

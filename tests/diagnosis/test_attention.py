@@ -40,6 +40,7 @@ def core(
     cap: float = 5.0,
     tiled: bool = False,
     causal: bool = True,
+    ahead: int = 0,
 ) -> Array:
     q, k, v = (x.reshape(1, TOKENS, -1, DIM).astype(float) for x in (q, k, v))
     angles = np.arange(TOKENS)[:, None] * 100.0 ** (-np.arange(8) / 8)
@@ -51,7 +52,9 @@ def core(
         scores = q[0, :, head] @ k[0, :, key].T * scale
         scores = cap * np.tanh(scores / cap) if cap else scores
         for i in range(TOKENS):
-            seen = [j for j in range(TOKENS) if (j <= i or not causal) and (not window or i - j < window)]
+            seen = [
+                j for j in range(TOKENS) if (j <= i + ahead or not causal) and (not window or i - j < window)
+            ]
             e = np.exp(scores[i, seen] - scores[i, seen].max())
             out[0, i, head] = e / e.sum() @ v[0, seen, key]
     return out.reshape(1, TOKENS, -1)
@@ -65,6 +68,7 @@ MISTAKES = [
     pytest.param({"window": 7}, "attention-mask", id="window-off-by-one"),
     pytest.param({"window": 0}, "attention-mask", id="no-window"),
     pytest.param({"causal": False}, "attention-mask", id="not-causal"),
+    pytest.param({"ahead": 1}, "attention-mask", id="sees-the-next"),
     pytest.param({"cap": 0.0}, "attention-softcap", id="no-softcap"),
     pytest.param({"tiled": True}, "attention-heads", id="tiled"),
 ]
@@ -98,6 +102,19 @@ def test_what_an_attention_does_otherwise_is_named(
     whole = diagnosed(reference, target, key=OUT, precision=precision, config=CONFIG)
     assert whole.explanations[0].kind == kind
     assert whole.explanations[0].text.startswith(f"in {CORE}: ")
+
+
+@pytest.mark.spec("DIA-36")
+def test_a_core_that_was_given_the_targets_values_is_known_by_them(diagnosed: Diagnose) -> None:
+    rng = np.random.default_rng(5)
+    q, k, v = (rng.standard_normal((1, TOKENS, n)) for n in (64, 32, 32))
+    q, k = 4 * q, 4 * k  # so that roundings of scores make more than a few roundings of the result
+    given = [to_bfloat16(x) for x in (q, k, v)]
+    names = "0/attn.q_proj/output", "0/attn.k_proj/output", "0/attn.v_proj/output"
+    ours = {**dict(zip(names, (q, k, v), strict=True)), CORE: core(*given, layout="none")}
+    theirs = {**dict(zip(names, given, strict=True)), CORE: core(*given, layout="none", window=7)}
+    found = diagnosed(ours, theirs, key=CORE, precision="bfloat16", config=CONFIG)
+    assert found.explanations[0].kind == "attention-mask"
 
 
 @pytest.mark.spec("DIA-36")

@@ -184,6 +184,21 @@ def test_either_order_of_cast_and_weight_is_right_for_a_wide_reference(
     assert {e.kind for e in found.explanations} <= {"inherited"}
 
 
+def in_turn(values: Array) -> Array:
+    """The sum over the last axis, one after the other in bfloat16."""
+    total = to_bfloat16(values[..., 0])
+    for at in range(1, values.shape[-1]):
+        total = to_bfloat16(total + values[..., at])
+    return total.astype(float)
+
+
+def low_norm(x: Array) -> Array:
+    """A norm of which every step is rounded to bfloat16."""
+    variance = to_bfloat16(to_bfloat16(to_bfloat16(x * x).astype(float).mean(-1, keepdims=True)) + 1e-6)
+    inverse = to_bfloat16(1 / np.sqrt(variance.astype(float)))
+    return to_bfloat16(x * inverse.astype(float)).astype(float)
+
+
 LOW = [
     pytest.param(lambda x, w: to_bfloat16(rms(x)) * w, lambda x, w: rms(x) * w, "norm-cast-order", id="cast"),
     pytest.param(
@@ -197,6 +212,24 @@ LOW = [
         lambda x, w: x / np.sqrt(to_bfloat16(to_bfloat16(x * x).mean(-1, keepdims=True)) + 1e-6) * w,
         "norm-variance-precision",
         id="variance",
+    ),
+    pytest.param(
+        lambda x, w: rms(x) * w,
+        lambda x, w: x / np.sqrt(to_bfloat16(x * x).astype(float).mean(-1, keepdims=True) + 1e-6) * w,
+        "norm-variance-precision",
+        id="squares",
+    ),
+    pytest.param(
+        lambda x, w: rms(x) * w,
+        lambda x, w: x / np.sqrt(in_turn(to_bfloat16(x * x)) / x.shape[-1] + 1e-6)[..., None] * w,
+        "norm-variance-precision",
+        id="in-turn",
+    ),
+    pytest.param(
+        lambda x, w: to_bfloat16(rms(x)) * w,
+        lambda x, w: low_norm(x) * w,
+        "norm-variance-precision",
+        id="all",
     ),
 ]
 
@@ -250,6 +283,66 @@ def test_softmax_after_choice_is_no_mistake(diagnosed: Diagnose, rng: np.random.
     assert found.status == "identical" or (found.before or 0) < 1e-6
 
 
+@pytest.mark.spec("DIA-62")
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("is_renormalised", [False, True], ids=["as-they-were", "renormalised"])
+def test_weights_of_fewer_experts_are_told(
+    diagnosed: Diagnose, rng: np.random.Generator, precision: str, is_renormalised: bool
+) -> None:
+    z = rng.standard_normal((40, 8))
+    narrow = to_bfloat16 if precision == "bfloat16" else as_is
+    weights = softmax(top(narrow(z).astype(float), 4))
+    weights[:, 2:] = 0
+    if is_renormalised:
+        weights /= weights.sum(-1, keepdims=True)
+    ours = {"0/mlp.gate/output.0": z, "0/mlp.gate/output.1": softmax(top(as_is(z), 4))}
+    theirs = {"0/mlp.gate/output.0": z, "0/mlp.gate/output.1": weights}
+    found = diagnosed(ours, theirs, key="0/mlp.gate/output.1", precision=precision)
+    assert found.explanations[0].kind == "router-count"
+    assert found.explanations[0].facts == {"count": 2}
+
+
+@pytest.mark.spec("DIA-62")
+def test_a_router_in_low_precision_is_told(diagnosed: Diagnose, rng: np.random.Generator) -> None:
+    z = to_bfloat16(rng.standard_normal((80, 8)))
+    p = top(to_bfloat16(softmax(z.astype(float))).astype(float), 3)
+    low = p / to_bfloat16(p.sum(-1, keepdims=True))
+    ours = {"0/mlp.gate/output.0": z, "0/mlp.gate/output.1": softmax(top(z.astype(float), 3))}
+    theirs = {"0/mlp.gate/output.0": z, "0/mlp.gate/output.1": low}
+    found = diagnosed(ours, theirs, key="0/mlp.gate/output.1", precision="bfloat16")
+    assert found.explanations[0].kind == "router-precision"
+    once = {**theirs, "0/mlp.gate/output.1": softmax(top(z.astype(float), 3))}
+    right = diagnosed(ours, once, key="0/mlp.gate/output.1", precision="bfloat16")
+    assert "router-precision" not in {e.kind for e in right.explanations}
+
+
+@pytest.mark.spec("DIA-63")
+@pytest.mark.parametrize("parts", [4, 16, 64])
+def test_products_that_are_summed_in_low_precision_are_told_with_their_parts(
+    diagnosed: Diagnose, rng: np.random.Generator, parts: int
+) -> None:
+    x, w, b = (to_bfloat16(rng.standard_normal(size)).astype(float) for size in ((1, 40, 64), (48, 64), 48))
+    total = np.zeros((1, 40, 48))
+    for xs, ws in zip(np.split(x, parts, 2), np.split(w, parts, 1), strict=True):
+        total = to_bfloat16(total + to_bfloat16(xs @ ws.T)).astype(float)
+    weights = {"0/m/param.weight": w, "0/m/param.bias": b}
+    found = diagnosed(
+        {**weights, IN: x, OUT: x @ w.T + b}, {**weights, IN: x, OUT: total + b}, precision="bfloat16"
+    )
+    assert found.explanations[0].kind == "sum-precision"
+    assert found.explanations[0].facts == {"parts": parts}
+
+
+@pytest.mark.spec("DIA-63")
+def test_a_product_that_is_rounded_once_is_no_sum_in_low_precision(
+    diagnosed: Diagnose, rng: np.random.Generator
+) -> None:
+    x, w = (to_bfloat16(rng.standard_normal(size)).astype(float) for size in ((1, 40, 64), (48, 64)))
+    ours = {"0/m/param.weight": w, IN: x, OUT: x @ w.T}
+    found = diagnosed(ours, ours, precision="bfloat16")
+    assert "sum-precision" not in {e.kind for e in found.explanations}
+
+
 @pytest.mark.spec("DIA-35")
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_transposed_weight_of_a_product_is_found(
@@ -297,6 +390,28 @@ def test_other_records_are_found_in_the_values(
         assert found.explanations[0].facts["key"] == "0/m.a/output"
 
 
+@pytest.mark.spec("DIA-40")
+def test_an_input_that_has_another_name_in_the_target_is_known(
+    diagnosed: Diagnose, rng: np.random.Generator
+) -> None:
+    r, x = rng.standard_normal((2, 1, 30, 48))
+    ours = {"0/m/input.hidden": x, OUT: r}
+    found = diagnosed(ours, {"0/m/input.x": x, OUT: x})
+    assert [e.kind for e in found.explanations] == ["identity"]
+    assert found.explanations[0].facts["slot"] == "input.hidden"
+
+
+@pytest.mark.spec("DIA-15")
+def test_what_says_why_comes_before_the_record_that_is_held(
+    diagnosed: Diagnose, rng: np.random.Generator
+) -> None:
+    x = rng.standard_normal((1, 30, 48)).astype(np.float32)
+    ours = {"0/head/output": x, OUT: 0.5 * np.tanh(x / 0.5)}
+    found = diagnosed(ours, {**ours, OUT: x}, config={"final_logit_softcapping": 0.5})
+    assert [e.kind for e in found.explanations] == ["softcap-missing", "holds"]
+    assert found.explanations[1].after == 0
+
+
 @pytest.mark.spec("DIA-41")
 def test_a_table_of_positions_that_is_not_added_is_found(
     diagnosed: Diagnose, rng: np.random.Generator
@@ -320,6 +435,26 @@ def test_a_captured_bias_is_named(
     )
     assert found.explanations[0].kind == kind
     assert found.explanations[0].facts == {"parameter": "bias"}
+
+
+@pytest.mark.spec("DIA-21")
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        pytest.param(
+            lambda y, w: y * (1 + to_bfloat16(w - 1).astype(float)), "norm-without-one-plus", id="less"
+        ),
+        pytest.param(lambda y, w: y * to_bfloat16(1 + w).astype(float), "norm-with-one-plus", id="more"),
+    ],
+)
+def test_one_plus_a_weight_that_is_kept_in_low_precision_is_named(
+    diagnosed: Diagnose, rng: np.random.Generator, make: Any, kind: str
+) -> None:
+    y, w = rng.standard_normal((1, 30, 48)), rng.standard_normal(48) * 0.02
+    usual = y * (1 + w) if kind == "norm-without-one-plus" else y * w
+    weights = {"0/m/param.weight": w}
+    found = diagnosed({**weights, OUT: usual}, {**weights, OUT: make(y, as_is(w))}, precision="bfloat16")
+    assert found.explanations[0].kind == kind
 
 
 @pytest.mark.spec("DIA-51")

@@ -183,7 +183,7 @@ def accusing(by: Any, archive: Archive, *modules: str) -> Witness:
     found = (
         Accusation(one, (f"0/{one}/output",), "diverged", (), 0.1, None, "it is wrong") for one in modules
     )
-    return Witness(by, archive, archive, False, tuple(found), (), (), ())
+    return Witness(by, archive, archive, None, tuple(found), (), (), ())
 
 
 @pytest.mark.spec("LCL-12")

@@ -52,6 +52,9 @@ def first_blame(
 
 # What the zoo calls the kinds of specs/diagnosis.md; the first pattern that fits counts.
 _KINDS: Final[Mapping[str, str]] = {
+    "expert-order": "expert_order",
+    "parameter-missing": "missing_module",
+    "*-precision": "precision",
     "activation*": "activation",
     "gate-*": "activation",
     "bias-*": "bias",

@@ -20,6 +20,7 @@ from tensorcap.adapters._torch.obstacles import attention_note, eagerly, obstacl
 from tensorcap.adapters._torch.parameters import parameters
 from tensorcap.adapters._torch.perturbation import perturb
 from tensorcap.adapters._torch.points import tap_points
+from tensorcap.adapters._torch.rerunning import Rerunning
 from tensorcap.adapters._torch.roots import Roots
 from tensorcap.adapters._torch.staging import Staging
 from tensorcap.adapters._torch.substituting import Exchange
@@ -32,6 +33,7 @@ from tensorcap.recording.structure import class_name
 from tensorcap.substitution import Substitution
 from tensorcap.workload import StoredInput, Workload
 from tensorcap_formats.errors import UsageError
+from tensorcap_formats.keys import Key
 
 _NO_FORWARD: Final = "has no forward of its own"
 
@@ -162,6 +164,11 @@ class TorchAdapter:
                 result = call(*first, *workload.inputs)
             if grads:
                 backward(workload.model, result)
+
+    def rerun(self, workload: Workload, substitution: Substitution, site: str, key: Key) -> Rerunning | None:
+        """Run the workload until a call of a module, which can then be made again."""
+        found = Rerunning(workload.model, substitution, site, key)
+        return found if found.find(lambda: self.run(workload)) else None
 
     def export(self, workload: Workload, plan: Plan) -> Callable[[Recorder], None]:
         """Export the model by torch.export, not strictly."""

@@ -1,0 +1,143 @@
+"""Variation: a call of a reference's module, made again on a target's values with something changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from tensorcap_formats.dtypes import Array
+
+MASKS: Final = ("one further", "one fewer", "longer window", "shorter window")
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A tensor of one number."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """A tensor with the slices of an axis in another order: slice n is that of `order[n]`."""
+
+    axis: int
+    order: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Transposed:
+    """A tensor with two axes exchanged."""
+
+    axes: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """A tensor of whole numbers with another number added."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """No tensor at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shifted:
+    """A tensor moved along an axis, behind or ahead; zeros come in."""
+
+    axis: int
+    by: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """A tensor rounded to a narrower dtype, in its own."""
+
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """A mask of attention of another extent, one of `MASKS`."""
+
+    way: str
+
+
+Edit = Filled | Ordered | Transposed | Added | Absent | Shifted | Rounded | Masked
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """An operation that a module's code does itself.
+
+    Attributes:
+        name: As the framework calls it.
+        place: File and line where it is written.
+        ways: What it can be altered to: `first` and `second` (it returns that operand), `twice` (a sum),
+            `opposite` (of sums and differences), `sum` (in the place of a product), `0 and 1` (parts that are
+            split or joined are exchanged), one of `MASKS` (of attention), or the name of another function.
+        has_number: Whether an operand is a number.
+    """
+
+    name: str
+    place: str
+    ways: tuple[str, ...]
+    has_number: bool
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is different in a module.
+
+    Attributes:
+        tensors: Parameters and buffers by name, and what becomes of each.
+        settings: Other values of attributes, and of entries of its configuration (`config.NAME`), by name.
+        arguments: Tensors that it is given, by name, and what becomes of each.
+        results: Calls within it by name; what becomes of the result, or whose result it returns.
+        operations: Operations of its code by their keys in `Rerun.operations`, and one of its ways.
+        steps: A dtype that the result of every operation of its code is rounded to; "" for none.
+        is_in_turn: Whether sums are then taken one after the other, rounded each time.
+    """
+
+    tensors: Mapping[str, Edit] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Edit] = field(default_factory=dict)
+    results: Mapping[str, Edit | str] = field(default_factory=dict)
+    operations: Mapping[str, str] = field(default_factory=dict)
+    steps: str = ""
+    is_in_turn: bool = False
+
+
+class Rerun(Protocol):
+    """One call of a module, given what the target's was given, and so the calls within it."""
+
+    @property
+    def class_name(self) -> str:
+        """The module's class."""
+
+    @property
+    def tensors(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of floating parameters and buffers that the module's own code reads, by name."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Numbers, switches and lists of words that its code reads, by name."""
+
+    @property
+    def arguments(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+        """Kinds (`float`, `int` if they may change, `other`) and shapes of what it is given, by name."""
+
+    @property
+    def results(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of what calls within it return, of one tensor each, by the module's name, in their order."""
+
+    @property
+    def operations(self) -> Mapping[str, Operation]:
+        """Operations of its own code in the last call that was made, in their order."""
+
+    def made(self, change: Change) -> Array | None:
+        """The tensor in question as float64, with something changed; None where the call fails."""

@@ -1,0 +1,606 @@
+"""Mistakes that the reference's own module shows when it is called again; targets are made by numpy alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import Tensor, nn  # noqa: E402  # after the check that it is there
+
+from tensorcap.alignment.part import Part  # noqa: E402
+from tensorcap.capturing import capture_workload  # noqa: E402
+from tensorcap.diagnosis.diagnosing import Diagnosis, diagnose  # noqa: E402
+from tensorcap.localizing import localize  # noqa: E402
+from tensorcap.replaying import replay_within  # noqa: E402
+from tensorcap.rerunning import rerun_of  # noqa: E402
+from tensorcap.variation import Added, Change, Filled, Ordered, Rerun, Shifted  # noqa: E402
+from tensorcap.workload import Workload  # noqa: E402
+from tensorcap_formats.dtypes import Array, bits_of, dtype, dtype_of  # noqa: E402
+from tensorcap_formats.opening import open_archive  # noqa: E402
+from tensorcap_formats.writer import Writer  # noqa: E402
+from tests.diagnosis.conftest import bfloat16_bits, to_bfloat16  # noqa: E402
+
+TOKENS, WIDTH, EXPERTS = 24, 16, 6
+CORE, OUT, RESULT = "0/mixer.out/input.input", "0/mixer.out/output", "0/mixer/output"
+
+
+class Config:
+    """A configuration as transformers has it."""
+
+    def __init__(self) -> None:
+        self.offsets = "twice"
+        self.num_experts = EXPERTS
+        self.norm_topk_prob = True
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+class Mixer(nn.Module):
+    """Of everything a little."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self.gate, self.up, self.out = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+        self.pair = nn.Linear(WIDTH, 2 * WIDTH, bias=False)
+        self.skip = nn.Parameter(torch.empty(WIDTH))
+        self.bias = nn.Parameter(torch.empty(WIDTH))
+        self.square = nn.Parameter(torch.empty(WIDTH, WIDTH))
+        self.table = nn.Parameter(torch.empty(2 * TOKENS, WIDTH))
+        self.limit = 0.4
+        self.scaling = 0.5
+
+    def forward(self, hidden_states: Tensor, residual: Tensor, mask: Tensor, position_ids: Tensor) -> Tensor:
+        gated = self.gate(hidden_states).clamp_(max=self.limit) * self.up(hidden_states)
+        first, second = self.pair(hidden_states).chunk(2, -1)
+        mixed = gated * self.scaling + torch.tanh(first) * (second + 1)
+        mixed = (mixed @ self.square) * mask[..., None]
+        if self.config.norm_topk_prob:
+            mixed = mixed / (1 + mixed.abs().sum(-1, keepdim=True))
+        mixed = mixed + self.skip * hidden_states + self.bias + self.table[position_ids]
+        result: Tensor = self.out(mixed + residual)
+        return result
+
+
+class Experts(nn.Module):
+    """All weights of all experts in one tensor."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.num_experts = config.num_experts
+        self.weight = nn.Parameter(torch.empty(EXPERTS, WIDTH, WIDTH))
+        self.offset = nn.Parameter(torch.empty(EXPERTS, WIDTH))
+
+    def forward(self, hidden_states: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        made = torch.einsum("th,ehw->tew", hidden_states, self.weight) + self.offset
+        chosen = torch.zeros(len(index), EXPERTS).scatter(1, index, weights)
+        result: Tensor = torch.einsum("te,tew->tw", chosen, made)
+        return result
+
+
+class Angles(nn.Module):
+    """A table of frequencies that a cast of the model rounds."""
+
+    def __init__(self, _: Config) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", 10000.0 ** (-torch.arange(8) / 8), persistent=False)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        frequencies: Any = self.frequencies
+        result: Tensor = (positions * frequencies).cos()
+        return result
+
+
+class Attention(nn.Module):
+    """A head that sees what a mask lets it, or what is behind it."""
+
+    def __init__(self, _: Config) -> None:
+        super().__init__()
+        self.out = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        made = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        result: Tensor = self.out(made[0])
+        return result
+
+
+class Model(nn.Module):
+    """A module in a model."""
+
+    def __init__(self, inner: type[nn.Module], name: str) -> None:
+        super().__init__()
+        self.config = Config()
+        self.name = name
+        setattr(self, name, inner(self.config))
+
+    def forward(self, **inputs: Tensor) -> Tensor:
+        result: Tensor = getattr(self, self.name)(**inputs)
+        return result
+
+
+def drawn(model: nn.Module) -> nn.Module:
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.5)
+    return model.eval()
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(5)
+
+
+def mixer_workload(rng: np.random.Generator) -> Workload:
+    hidden, residual = rng.standard_normal((2, TOKENS, WIDTH)).astype(np.float32)
+    inputs = {
+        "hidden_states": torch.from_numpy(hidden),
+        "residual": torch.from_numpy(residual),
+        "mask": torch.from_numpy((np.arange(TOKENS) % 3 != 0).astype(np.float32)),
+        "position_ids": torch.arange(TOKENS),
+    }
+    return Workload(drawn(Model(Mixer, "mixer")), inputs)
+
+
+def values_of(workload: Workload) -> SimpleNamespace:
+    """Parameters of the one module and inputs, as float64 by the last part of their names."""
+    assert isinstance(workload.inputs, Mapping)
+    found: dict[str, Any] = {n.split(".", 1)[1]: p for n, p in workload.model.named_parameters()}
+    found = {name.removesuffix(".weight"): p for name, p in found.items()} | dict(workload.inputs)
+    return SimpleNamespace(**{n: v.detach().numpy().astype(np.float64) for n, v in found.items()})
+
+
+def mixed(v: SimpleNamespace, **other: Any) -> Array:
+    """What the mixer gives its last module, in float64; `other` is what is different."""
+    p = SimpleNamespace(
+        **{"limit": 0.4, "scaling": 0.5, "one": 1.0, "is_normal": True, "squash": np.tanh, **vars(v), **other}
+    )
+    gate, up = p.hidden_states @ v.gate.T, p.hidden_states @ v.up.T
+    if other.get("is_exchanged"):
+        gate, up = up, gate
+    gated = np.minimum(gate, p.limit) * up
+    if other.get("is_sum"):
+        gated = np.minimum(gate, p.limit) + up
+    both = v.hidden_states @ v.pair.T
+    if other.get("is_late"):
+        both = np.concatenate([np.zeros((1, 2 * WIDTH)), both[:-1]])
+    first, second = both[:, :WIDTH], both[:, WIDTH:]
+    if other.get("is_swapped"):
+        first, second = second, first
+    made = (gated * p.scaling + p.squash(first) * (second + p.one)) @ p.square * p.mask[:, None]
+    if p.is_normal:
+        made = made / (1 + np.abs(made).sum(-1, keepdims=True))
+    made = made + p.skip * v.hidden_states + p.bias + p.table[np.asarray(p.position_ids).astype(int)]
+    return np.asarray(made + p.residual)
+
+
+def low_mixed(v: SimpleNamespace, *, is_in_turn: bool) -> Array:
+    """The same with every step in bfloat16; what it is given stays as it is."""
+
+    def low(x: Array) -> Array:
+        return to_bfloat16(np.asarray(x, np.float32)).astype(np.float64)
+
+    gate, up, both = (v.hidden_states @ w.T for w in (v.gate, v.up, v.pair))
+    gated = low(low(np.minimum(gate, 0.4)) * up)
+    squashed = low(low(np.tanh(both[:, :WIDTH])) * low(both[:, WIDTH:] + 1))
+    made = low(low(low(low(gated * 0.5) + squashed) @ low(v.square)) * v.mask[:, None])
+    sizes = low(np.abs(made))
+    total = low(sizes.sum(-1))
+    if is_in_turn:
+        total = np.zeros(TOKENS)
+        for at in range(WIDTH):
+            total = low(total + sizes[:, at])
+    made = low(made / low(1 + total)[:, None])
+    made = low(low(made + low(low(v.skip) * v.hidden_states)) + low(v.bias))
+    return low(low(made + low(v.table)[:TOKENS]) + v.residual)
+
+
+def found_by_mixer(workload: Workload, made: Array, folder: Path) -> Diagnosis:
+    out = values_of(workload).out
+    changed = {CORE: made, OUT: made @ out.T, RESULT: made @ out.T, "0/@root/output": made @ out.T}
+    return found_by(workload, changed, folder, "mixer", CORE)
+
+
+def found_by(
+    workload: Workload,
+    changed: Mapping[str, Array],
+    folder: Path,
+    module: str,
+    key: str,
+    low: Collection[str] = (),
+) -> Diagnosis:
+    """Diagnose a target that is the reference's capture with other values at some keys, `low` in bfloat16."""
+    reference = folder / "ref.h5"
+    capture_workload(workload, reference)
+    target = with_values(reference, folder / "tgt.h5", changed, low)
+    with ExitStack() as stack:
+        done = replay_within(stack, reference, workload, target)
+        rerun = rerun_of(workload, done.run, done.target, module, key)
+        assert rerun is not None
+        last = done.run.get(key).order
+        before = Part(done.run, [r for r in done.run.records if r.order <= last or "param" in r.key.slot])
+        return diagnose(before, done.target, key, rerun=rerun)
+
+
+def with_values(source: Path, path: Path, changed: Mapping[str, Array], low: Collection[str] = ()) -> Path:
+    with open_archive(source) as archive:
+        run = {**archive.run, "compute_dtype": "bfloat16" if low else "float32"}
+        writer = Writer(path, run=run)
+        for record in archive.records:
+            if record.key.text in low:
+                bits = bfloat16_bits(changed[record.key.text])
+                writer.add(record.key, bits, dtype("bfloat16"), bits.shape)
+            elif record.key.text in changed:
+                array = np.asarray(changed[record.key.text], "<f4")
+                writer.add(record.key, bits_of(array), dtype_of(array), array.shape)
+            else:
+                writer.add(record.key, archive.read(record), record.dtype, record.shape)
+    return writer.close()
+
+
+def kinds(found: Diagnosis) -> set[str]:
+    """Kinds that explain all but the order of sums in float32."""
+    return {e.kind for e in found.explanations if e.after < 2e-6}
+
+
+TENSORS = [
+    pytest.param("bias-dropped", lambda v: {"bias": 0.0}, {"parameter": "bias"}, id="bias"),
+    pytest.param(
+        "parameter-missing", lambda v: {"skip": 0.0}, {"parameter": "skip", "value": 0.0}, id="skip"
+    ),
+    pytest.param("weight-missing", lambda v: {"skip": 1.0}, {"parameter": "skip", "value": 1.0}, id="factor"),
+    pytest.param("weight-transposed", lambda v: {"square": v.square.T}, {"parameter": "square"}, id="turned"),
+    pytest.param(
+        "parameter-order",
+        lambda v: {"square": np.roll(v.square, WIDTH // 2, 1)},
+        {"parameters": ["square"], "order": "in exchanged halves"},
+        id="halves",
+    ),
+    pytest.param(
+        "parameter-order",
+        lambda v: {"square": v.square[:, np.arange(WIDTH).reshape(-1, 2).T.reshape(-1)]},
+        {"parameters": ["square"], "order": "with alternate ones put into halves"},
+        id="alternate",
+    ),
+    pytest.param(
+        "parameter-shift",
+        lambda v: {"table": np.roll(v.table, 1, 0)},
+        {"parameters": ["table"], "order": "rolled by one"},
+        id="table",
+    ),
+]
+
+
+@pytest.mark.spec("DIA-71")
+@pytest.mark.parametrize(("kind", "change", "facts"), TENSORS)
+def test_a_parameter_that_is_missing_or_lies_otherwise_is_named(
+    tmp_path: Path, rng: np.random.Generator, kind: str, change: Callable[[Any], Any], facts: dict[str, Any]
+) -> None:
+    workload = mixer_workload(rng)
+    v = values_of(workload)
+    found = found_by_mixer(workload, mixed(v, **change(v)), tmp_path)
+    assert kind in kinds(found)
+    assert any(e.kind == kind and facts.items() <= e.facts.items() for e in found.explanations)
+
+
+SETTINGS = [
+    pytest.param("clip-differs", {"limit": np.inf}, "limit", 1e9, id="no-limit"),
+    pytest.param("clip-differs", {"limit": 0.23}, "limit", 0.23, id="other-limit"),
+    pytest.param("factor", {"scaling": 1.0}, "scaling", 1.0, id="not-scaled"),
+    pytest.param("factor", {"scaling": 0.31}, "scaling", 0.31, id="scaled-otherwise"),
+    pytest.param("router-differs", {"is_normal": False}, "config.norm_topk_prob", False, id="switch"),
+]
+
+
+@pytest.mark.spec("DIA-72")
+@pytest.mark.parametrize(("kind", "change", "setting", "value"), SETTINGS)
+def test_another_setting_is_named_with_its_value(
+    tmp_path: Path, rng: np.random.Generator, kind: str, change: dict[str, Any], setting: str, value: Any
+) -> None:
+    workload = mixer_workload(rng)
+    found = found_by_mixer(workload, mixed(values_of(workload), **change), tmp_path)
+    first = found.explanations[0]
+    assert (first.kind, first.facts["setting"]) == (kind, setting)
+    assert first.facts["target"] == pytest.approx(value, rel=1e-4)
+
+
+ARGUMENTS = [
+    pytest.param("attention-mask", lambda v: {"mask": 0 * v.mask}, {"argument": "mask"}, id="mask"),
+    pytest.param("term-missing", lambda v: {"residual": 0.0}, {}, id="residual"),
+    pytest.param(
+        "position-offset",
+        lambda v: {"position_ids": v.position_ids + 1},
+        {"argument": "position_ids"},
+        id="positions",
+    ),
+    pytest.param(
+        "axis-shift",
+        lambda v: {"mask": np.concatenate([v.mask[1:], [0.0]])},
+        None,
+        id="no-such-axis",
+    ),
+    pytest.param(
+        "token-shift",
+        lambda v: {"residual": np.concatenate([np.zeros((1, WIDTH)), v.residual[:-1]])},
+        {"argument": "residual"},
+        id="late",
+    ),
+]
+
+
+@pytest.mark.spec("DIA-73")
+@pytest.mark.parametrize(("kind", "change", "facts"), ARGUMENTS)
+def test_an_argument_that_is_not_looked_at_or_is_one_off_is_named(
+    tmp_path: Path,
+    rng: np.random.Generator,
+    kind: str,
+    change: Callable[[Any], Any],
+    facts: dict[str, Any] | None,
+) -> None:
+    workload = mixer_workload(rng)
+    v = values_of(workload)
+    found = found_by_mixer(workload, mixed(v, **change(v)), tmp_path)
+    if facts is None:  # the last axis is never moved along
+        assert kind not in kinds(found)
+        return
+    assert kind in kinds(found)
+    assert any(e.kind == kind and facts.items() <= e.facts.items() for e in found.explanations)
+
+
+RESULTS = [
+    pytest.param("results-order", {"is_exchanged": True}, {"calls": ["gate", "up"]}, id="exchanged"),
+    pytest.param("token-shift", {"is_late": True}, {"call": "pair"}, id="late"),
+]
+
+
+@pytest.mark.spec("DIA-74")
+@pytest.mark.parametrize(("kind", "change", "facts"), RESULTS)
+def test_a_result_of_a_call_within_that_is_elsewhere_is_named(
+    tmp_path: Path, rng: np.random.Generator, kind: str, change: dict[str, Any], facts: dict[str, Any]
+) -> None:
+    workload = mixer_workload(rng)
+    found = found_by_mixer(workload, mixed(values_of(workload), **change), tmp_path)
+    assert (found.explanations[0].kind, dict(found.explanations[0].facts)) == (kind, facts)
+
+
+OPERATIONS = [
+    pytest.param("offset", {"one": 0.0}, "add", "second + 1", id="without-one"),
+    pytest.param("parts-order", {"is_swapped": True}, "chunk", "chunk(2, -1)", id="parts"),
+    pytest.param("operation-differs", {"is_sum": True}, "mul", "self.up(hidden_states)", id="sum"),
+    pytest.param(
+        "activation", {"squash": lambda x: 1 / (1 + np.exp(-x))}, "tanh", "torch.tanh", id="activation"
+    ),
+    pytest.param("activation-missing", {"squash": lambda x: x}, "tanh", "torch.tanh", id="no-activation"),
+]
+
+
+@pytest.mark.spec("DIA-76")
+@pytest.mark.parametrize(("kind", "change", "operation", "code"), OPERATIONS)
+def test_an_operation_that_is_another_one_is_told_by_its_line(
+    tmp_path: Path, rng: np.random.Generator, kind: str, change: dict[str, Any], operation: str, code: str
+) -> None:
+    workload = mixer_workload(rng)
+    found = found_by_mixer(workload, mixed(values_of(workload), **change), tmp_path)
+    first = found.explanations[0]
+    assert (first.kind, first.facts["operation"]) == (kind, operation)
+    file, _, line = first.facts["place"].partition(":")
+    assert file == Path(__file__).name
+    assert code in Path(__file__).read_text().splitlines()[int(line) - 1]
+
+
+@pytest.mark.spec("DIA-80")
+@pytest.mark.parametrize("is_in_turn", [False, True], ids=["at-once", "in-turn"])
+def test_a_module_that_computes_in_low_precision_is_told(
+    tmp_path: Path, rng: np.random.Generator, is_in_turn: bool
+) -> None:
+    workload = mixer_workload(rng)
+    v = values_of(workload)
+    made = low_mixed(v, is_in_turn=is_in_turn)
+    found = found_by(workload, {CORE: made}, tmp_path, "mixer", CORE, low=[CORE])
+    first = found.explanations[0]
+    assert (first.kind, first.facts["is_in_turn"]) == ("code-precision", is_in_turn)
+
+
+@pytest.mark.spec("DIA-80")
+def test_a_table_that_is_kept_in_low_precision_is_told(tmp_path: Path) -> None:
+    positions = torch.arange(300)[:, None]
+    workload = Workload(Model(Angles, "angles"), {"positions": positions})
+    frequencies = 10000.0 ** (-np.arange(8) / 8)
+    made = np.cos(np.arange(300)[:, None] * to_bfloat16(frequencies).astype(float))
+    key = "0/angles/output"
+    found = found_by(workload, {key: made}, tmp_path, "angles", key, low=[key])
+    first = next(e for e in found.explanations if e.kind == "rounded")
+    assert first.facts == {"parameter": "frequencies", "dtype": "bfloat16"}
+
+
+WINDOW = np.tril(np.ones((TOKENS, TOKENS), bool)) & ~np.tril(np.ones((TOKENS, TOKENS), bool), -5)
+SEEN = [
+    pytest.param(None, np.tril(np.ones((TOKENS, TOKENS), bool), 1), "operation", id="next-token"),
+    pytest.param(
+        WINDOW, WINDOW & ~np.tril(np.ones((TOKENS, TOKENS), bool), -4), "argument", id="shorter-window"
+    ),
+    pytest.param(
+        WINDOW, WINDOW | (np.eye(TOKENS, k=-5) > 0), "argument", marks=pytest.mark.spec("DIA-76"), id="longer"
+    ),
+]
+
+
+@pytest.mark.spec("DIA-73")
+@pytest.mark.parametrize(("mask", "seen", "where"), SEEN)
+def test_a_mask_that_is_one_off_is_told(
+    tmp_path: Path, rng: np.random.Generator, mask: Array | None, seen: Array, where: str
+) -> None:
+    q, k, v = rng.standard_normal((3, 1, TOKENS, WIDTH)).astype(np.float32)
+    inputs = {"q": torch.from_numpy(q), "k": torch.from_numpy(k), "v": torch.from_numpy(v)}
+    if mask is not None:
+        inputs["mask"] = torch.from_numpy(np.where(mask, 0, -1e9).astype(np.float32))
+    workload = Workload(drawn(Model(Attention, "attention")), inputs)
+    powers = np.where(seen, np.exp(q[0].astype(float) @ k[0].T / 4), 0)
+    made = powers / powers.sum(-1, keepdims=True) @ v[0]
+    key = "0/attention.out/input.input"
+    found = found_by(workload, {key: made}, tmp_path, "attention", key)
+    first = found.explanations[0]
+    assert first.kind == "attention-mask"
+    assert where in first.facts
+    assert first.after < 2e-6
+
+
+@pytest.mark.spec("DIA-77")
+def test_operations_are_not_altered_where_something_else_explains_the_pair(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    workload = mixer_workload(rng)
+    found = found_by_mixer(workload, mixed(values_of(workload), bias=0.0), tmp_path)
+    assert "bias-dropped" in kinds(found)
+    assert not any("operation" in e.facts for e in found.explanations)
+
+
+@pytest.mark.spec("DIA-77")
+def test_no_whole_number_changes_on_a_device(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = mixer_workload(rng)
+    workload.model.mixer.count = 3
+    monkeypatch.setattr(Mixer, "extra_repr", lambda self: str(self.count))  # so that its code names it
+    with ExitStack() as stack:
+        again = rerun_within(stack, workload, tmp_path)
+        assert (again.settings["count"], again.arguments["input.position_ids"][0]) == (3, "int")
+        monkeypatch.setattr(torch.Tensor, "device", torch.device("cuda"))
+        assert "count" not in again.settings
+        assert again.settings["limit"] == 0.4
+        assert again.arguments["input.position_ids"][0] == "other"
+
+
+@pytest.mark.spec("DIA-10")
+def test_noise_is_explained_by_no_change(tmp_path: Path, rng: np.random.Generator) -> None:
+    workload = mixer_workload(rng)
+    usual = mixed(values_of(workload))
+    noise = rng.standard_normal(usual.shape) * 0.3
+    assert found_by_mixer(workload, usual + noise, tmp_path).explanations == ()
+
+
+@pytest.mark.spec("DIA-75")
+@pytest.mark.parametrize("order", [[1, 2, 3, 4, 5, 0], [3, 1, 0, 2, 5, 4], [0, 1, 2, 2, 4, 5]])
+def test_experts_in_any_order_are_found(tmp_path: Path, rng: np.random.Generator, order: list[int]) -> None:
+    x = rng.standard_normal((TOKENS * 4, WIDTH)).astype(np.float32)
+    index = np.argsort(rng.standard_normal((TOKENS * 4, EXPERTS)), axis=1)[:, :2]
+    weights = np.tile(np.array([[0.7, 0.3]], np.float32), (TOKENS * 4, 1))
+    inputs = {
+        "hidden_states": torch.from_numpy(x),
+        "index": torch.from_numpy(index),
+        "weights": torch.from_numpy(weights),
+    }
+    workload = Workload(drawn(Model(Experts, "experts")), inputs)
+    v = values_of(workload)
+    made = np.zeros((TOKENS * 4, WIDTH))
+    for token in range(TOKENS * 4):
+        for expert, weight in zip(index[token], weights[token], strict=True):
+            other = order[expert]
+            made[token] += weight * (v.hidden_states[token] @ v.weight[other] + v.offset[other])
+    keys = ("0/experts/output", "0/@root/output")
+    found = found_by(workload, dict.fromkeys(keys, made), tmp_path, "experts", keys[0])
+    assert found.explanations[0].kind == "expert-order"
+    assert found.explanations[0].after < 2e-6
+
+
+def rerun_within(stack: ExitStack, workload: Workload, folder: Path) -> Rerun:
+    """The mixer's own call again, on its own values."""
+    capture_workload(workload, folder / "ref.h5")
+    done = replay_within(stack, folder / "ref.h5", workload)
+    found = rerun_of(workload, done.run, done.target, "mixer", CORE)
+    assert found is not None
+    return found
+
+
+CHANGES = [
+    pytest.param(Change({"skip": Filled(0.0)}), lambda v: {"skip": 0.0}, id="tensor"),
+    pytest.param(Change(settings={"limit": 0.1}), lambda v: {"limit": 0.1}, id="setting"),
+    pytest.param(
+        Change(arguments={"input.position_ids": Added(3)}),
+        lambda v: {"position_ids": v.position_ids + 3},
+        id="argument",
+    ),
+    pytest.param(
+        Change(arguments={"input.residual": Filled(0.0)}), lambda v: {"residual": 0.0}, id="no-argument"
+    ),
+    pytest.param(Change(results={"pair": Shifted(0, 1)}), lambda v: {"is_late": True}, id="result"),
+    pytest.param(
+        Change(results={"gate": "up", "up": "gate"}), lambda v: {"is_exchanged": True}, id="exchanged"
+    ),
+]
+
+
+@pytest.mark.spec("DIA-70")
+@pytest.mark.parametrize(("change", "other"), CHANGES)
+def test_a_call_that_is_made_again_makes_what_numpy_makes(
+    tmp_path: Path, rng: np.random.Generator, change: Change, other: Callable[[Any], dict[str, Any]]
+) -> None:
+    workload = mixer_workload(rng)
+    v = values_of(workload)
+    with ExitStack() as stack:
+        again = rerun_within(stack, workload, tmp_path)
+        for made, expected in ((Change(), {}), (change, other(v)), (Change(), {})):
+            values = again.made(made)
+            assert values is not None
+            np.testing.assert_allclose(values, mixed(v, **expected), atol=2e-6)
+
+
+@pytest.mark.spec("DIA-70")
+def test_the_model_is_as_before_afterwards(tmp_path: Path, rng: np.random.Generator) -> None:
+    workload = mixer_workload(rng)
+    mixer = workload.model.mixer
+    before = {name: (id(p), p.data_ptr(), p.clone()) for name, p in mixer.named_parameters()}
+    fails = Change(
+        {"square": Ordered(0, np.array([99]))}, settings={"limit": 7.0, "config.norm_topk_prob": 0}
+    )
+    with ExitStack() as stack:
+        again = rerun_within(stack, workload, tmp_path)
+        assert again.made(fails) is None
+        assert again.made(Change({"square": Filled(0.0)}, settings={"scaling": "no number"})) is None
+    for name, parameter in mixer.named_parameters():
+        identity, place, values = before[name]
+        assert (id(parameter), parameter.data_ptr()) == (identity, place)
+        assert torch.equal(parameter, values)
+    assert (mixer.limit, mixer.scaling, mixer.config.norm_topk_prob) == (0.4, 0.5, True)
+    modules = list(workload.model.modules())
+    assert not any("forward" in vars(module) for module in modules)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+
+
+@pytest.mark.spec("DIA-70")
+def test_localising_calls_the_guilty_module_again(tmp_path: Path, rng: np.random.Generator) -> None:
+    workload = mixer_workload(rng)
+    v = values_of(workload)
+    made = mixed(v, limit=np.inf)
+    capture_workload(workload, tmp_path / "ref.h5")
+    changed = {CORE: made, OUT: made @ v.out.T, RESULT: made @ v.out.T, "0/@root/output": made @ v.out.T}
+    target = with_values(tmp_path / "ref.h5", tmp_path / "tgt.h5", changed)
+    first = localize(tmp_path / "ref.h5", target, workload).suspects[0]
+    assert first.module == "mixer"
+    assert first.diagnosis is not None
+    assert (first.diagnosis.kind, first.diagnosis.facts["setting"]) == ("clip-differs", "limit")
+
+
+@pytest.mark.spec("DIA-70")
+def test_nothing_is_tried_where_a_call_does_not_repeat_itself(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    workload = mixer_workload(rng)
+    capture_workload(workload, tmp_path / "ref.h5")
+    made = mixed(values_of(workload), bias=0.0)
+    target = with_values(tmp_path / "ref.h5", tmp_path / "tgt.h5", {CORE: made})
+    with ExitStack() as stack:
+        done = replay_within(stack, tmp_path / "ref.h5", workload, target)
+        again = rerun_of(workload, done.run, done.target, "mixer", CORE)
+        workload.model.mixer.limit = 0.1  # what was run before is not what is run now
+        found = diagnose(done.run, done.target, CORE, rerun=again)
+    assert not any("Mixer makes" in e.text for e in found.explanations)
+    assert "parameter-missing" not in found.tried
