@@ -16,22 +16,20 @@ from tensorcap.alignment.rules import read_rules
 from tensorcap.capturing import Around, capture_workload
 from tensorcap.comparing import Source, compare, opened
 from tensorcap.comparison import Comparison
-from tensorcap.diagnosis.diagnosing import Diagnosis, diagnose
 from tensorcap.injecting import inject
+from tensorcap.localization.accusing import localized
+from tensorcap.localization.suspect import Localization, Suspect
+from tensorcap.localization.witness import by_archives, by_injection, by_replay
 from tensorcap.preflight.checklist import Preflight, preflight
+from tensorcap.replaying import replay_within
 from tensorcap.reports.report_folder import replaced_folder
 from tensorcap.reports.verification_files import write_files
-from tensorcap.verdicts.divergence import first_divergence
-from tensorcap.verdicts.pairing import ABSENT, Pair
 from tensorcap.workload import Workload
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.errors import ReadError, UsageError
-from tensorcap_formats.keys import ROOT_SITE
+from tensorcap_formats.errors import UsageError
 
 REFERENCE: Final = "reference.h5"
 TARGET: Final = "target.h5"
-_DIAGNOSED: Final = 3  # suspects
-_OWN: Final = frozenset({"A", "A'"})
 _ARCHIVE: Final = "the target is an archive, which cannot be run again"
 
 
@@ -55,27 +53,6 @@ class Runnable:
 
 
 @dataclass(frozen=True, slots=True)
-class Suspect:
-    """A module that is accused.
-
-    Attributes:
-        module: Its site in the reference, `@root` for the model itself.
-        class_name: Its class there, "" where unknown.
-        pair: What shows it.
-        explanation: How the module was found, as a sentence.
-        is_own: Whether the error is known to be the module's own: it was given the reference's tensors.
-        diagnosis: What kind of mistake it is; None where the values could not be looked at.
-    """
-
-    module: str
-    class_name: str
-    pair: Pair
-    explanation: str
-    is_own: bool
-    diagnosis: Diagnosis | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Verification:
     """What was found of a port.
 
@@ -87,7 +64,7 @@ class Verification:
         injected: That of the injected run; None without one.
         why_not_injected: Why there is none, "" if there is.
         is_refused: Whether there should have been one, and the reference's tensors did not fit.
-        suspects: Modules that are accused, the first one first.
+        localization: Which modules are accused, by what, and what the errors look like.
         inheriting: Keys of what is not green in the free run, and green once the inputs are right.
         notes: What could not be written, a sentence each.
         summary: What is wrong, as sentences.
@@ -100,16 +77,21 @@ class Verification:
     injected: Comparison | None
     why_not_injected: str
     is_refused: bool
-    suspects: Sequence[Suspect]
+    localization: Localization
     inheriting: Sequence[str]
     notes: Sequence[str] = ()
     summary: Sequence[str] = ()
 
     @property
+    def suspects(self) -> Sequence[Suspect]:
+        """Modules that are accused, the first one first."""
+        return self.localization.suspects
+
+    @property
     def exit_status(self) -> int:
-        """That of the worse comparison, and 1 at least if an injection was refused (VER-40)."""
+        """That of the worse comparison; at least 1 if one is accused, or injection was refused (VER-40)."""
         injected = self.injected.exit_status if self.injected else int(self.is_refused)
-        return max(self.free.exit_status, injected)
+        return max(self.free.exit_status, injected, int(bool(self.suspects)))
 
 
 def verify(
@@ -146,7 +128,7 @@ def verify(
     final = Path(output)
     with replaced_folder(final, force=force) as folder, ExitStack() as stack:
         say("capturing the reference")
-        trusted, _ = _captured(reference, folder / REFERENCE, None, around)
+        trusted, original = _captured(reference, folder / REFERENCE, None, around)
         trusted = stack.enter_context(opened(trusted))
         say("capturing the target")
         tested, workload = _captured(target, folder / TARGET, trusted, around)
@@ -161,6 +143,17 @@ def verify(
         checked = preflight(ours, theirs)
         say("comparing")
         free = compare(ours, theirs, mapping=None if ours is not trusted else "none")
+        witnesses, notes = [], []
+        if original is not None:
+            say("replaying the reference's model on the target's values")
+            seed = reference.seed if isinstance(reference, Runnable) else 0
+            try:
+                done = replay_within(
+                    stack, trusted, original, theirs, mapping="none", seed=seed, around=around
+                )
+                witnesses.append(by_replay(done, original, seed))
+            except UsageError as error:  # nothing that the target has can stand in the reference
+                notes.append(f"No replay: {error}.")
         own, own_sides, why_not = None, (ours, theirs), _ARCHIVE
         if workload is not None:
             say("injecting")
@@ -177,13 +170,10 @@ def verify(
                 injected = stack.enter_context(opened(path))
                 own_sides = sides(trusted, injected, known)
                 own = compare(*own_sides, mapping="none")
-        say("diagnosing")
-        suspects = [
-            Suspect(s.module, s.class_name, s.pair, s.explanation, s.is_own, _diagnosed(*own_sides, s.pair))
-            if at < _DIAGNOSED
-            else s
-            for at, s in enumerate(suspects_of(trusted, free, own))
-        ]
+                witnesses.append(by_injection(*own_sides, own))
+        say("localising")
+        found_by = witnesses or [by_archives(ours, theirs, free)]
+        localization = localized(ours, theirs, free, found_by)
         order = free.mapping.order if free.mapping else _order(free)
         found = Verification(
             final,
@@ -193,8 +183,9 @@ def verify(
             own,
             why_not,
             workload is not None and own is None,
-            tuple(suspects),
+            localization,
             _inheriting(free, own),
+            notes,
         )
         say("writing")
         return write_files(
@@ -205,37 +196,6 @@ def verify(
             originals=(trusted, tested),
             layers=layers,
         )
-
-
-def suspects_of(reference: Archive, free: Comparison, own: Comparison | None) -> list[Suspect]:
-    """Modules that are accused, the first one first.
-
-    With an injected run, those with an error of their own, in execution order, what an earlier one within
-    them explains left out. Without one, the module of the first divergence, if an error of its own is told
-    from one that only grew.
-    """
-    comparison = own or free
-    first = comparison.divergence
-    found: list[Suspect] = []
-    if first is not None and not first.is_growth and first.pair.status not in ABSENT:
-        is_own = own is not None
-        found.append(Suspect(first.module, first.class_name, first.pair, first.explanation, is_own))
-    for pair in own.pairs if own is not None else ():
-        if not (pair.is_required and not pair.is_green and pair.reference and _OWN & _failed(pair)):
-            continue
-        blamed = first_divergence(reference, [pair])
-        if blamed is None or any(_is_within(one.module, blamed.module) for one in found):
-            continue
-        found.append(Suspect(blamed.module, blamed.class_name, pair, blamed.explanation, True))
-    return found
-
-
-def _failed(pair: Pair) -> set[str]:
-    return {finding.test for finding in pair.findings if finding.status in ("suspect", "diverged")}
-
-
-def _is_within(module: str, other: str) -> bool:
-    return other in (module, ROOT_SITE) or module.startswith(f"{other}.")
 
 
 def _captured(
@@ -273,15 +233,6 @@ def _order(comparison: Comparison) -> Order | None:
     if not (comparison.reference.is_ordered and comparison.target.is_ordered):
         return None
     return order_between((p.reference, p.target) for p in comparison.pairs if p.reference and p.target)
-
-
-def _diagnosed(reference: Archive, target: Archive, pair: Pair) -> Diagnosis | None:
-    if pair.reference is None or pair.target is None:
-        return None
-    try:
-        return diagnose(reference, target, pair.key, target_key=pair.target.key.text)
-    except (UsageError, ReadError):  # complex values, or statistics alone
-        return None
 
 
 def _inheriting(free: Comparison, own: Comparison | None) -> tuple[str, ...]:

@@ -48,7 +48,8 @@ def command(
     Both are FILE.py:FUNCTION, Hugging Face models, or archives; or REFERENCE alone is FILE.py:NAME of a
     tensorcap.Port. Both are captured and matched, and compared twice: as they run, and with each module of
     the target given the reference's tensors, so that it shows its own error alone. A target that is an
-    archive cannot be run again, and is compared once.
+    archive cannot be run again, and is compared once. The reference's model is run on the target's values
+    besides (see `tcap replay`), unless the reference is an archive.
 
     \b
         tcap verify models.py:reference models.py:port -o report/
@@ -59,7 +60,7 @@ def command(
     both sides, where they are Hugging Face models. Without TARGET the reference's own run is repeated with
     them.
 
-    Exit status: that of `tcap compare`, of the worse of both comparisons.
+    Exit status: that of `tcap compare`, of the worse of both comparisons; 1 at least if a module is accused.
     """
     from tensorcap.port import port_at
     from tensorcap.verifying import verify
