@@ -16,10 +16,11 @@ from tensorcap.alignment.mapped import MappedArchive, mapped
 from tensorcap.alignment.mapping import Alignment, Entry
 from tensorcap.alignment.part import Part
 from tensorcap.alignment.proposing import By, propose
+from tensorcap.alignment.ragged import by_equal_keys, with_tokens
 from tensorcap.alignment.resolution import resolve, resolve_each, token_alignments
 from tensorcap.alignment.rules import Rules
 from tensorcap.alignment.summary import MappingSummary
-from tensorcap.alignment.tokens import VALID, TokenAlignment, TokenRule
+from tensorcap.alignment.tokens import TokenAlignment
 from tensorcap.comparison import Side
 from tensorcap.verdicts.places import is_inner
 from tensorcap_formats.archive import Archive
@@ -99,7 +100,7 @@ def align(
     if by != "none":
         links = resolve(given, reference, target)
         rest = _without(reference, links, 0), _without(target, links, 1)
-        computed = propose(*rest, rules=rules, by=by, read_values=read_values)
+        computed = with_tokens(propose(*rest, rules=rules, by=by, read_values=read_values), *rest)
         found = _both(given, computed)
     ours, theirs = mapped(found, reference, target, path=path)
     used = {id(link.entry) for link in theirs.links.values()}
@@ -153,7 +154,9 @@ def sides(
 
     Where no mapping is given, one is computed if both sides have records of modules without a partner: by all
     evidence between runs that list their modules, else by names alone, since values alone are no reason to
-    call a file of other names equal (CMP-74). A run that was injected through a mapping has that (INJ-23).
+    call a file of other names equal (CMP-74). Where keys are equal and shapes are not, rules say what a run
+    without an axis for rows, a packed one, or one of last tokens has of the other (ALN-85, ALN-86). A run
+    that was injected through a mapping has that (INJ-23).
 
     Args:
         reference: The trusted archive.
@@ -177,34 +180,47 @@ def sides(
         with suppress(UsageError):  # a part of the run was recorded, which lacks what entries name
             aligned = align(reference, target, mapping=kept)
             return aligned.reference, aligned.target
-    if not both_lack_partners(reference, target):
-        return reference, target
-    found = propose(reference, target, by=evidence_between(reference, target))
-    keeping = tuple(_as_it_is(entry) for entry in found.entries)
-    if all(entry.reference == entry.target for entry in keeping):
-        return reference, target
-    return mapped(replace(found, entries=keeping), reference, target)
+    if both_lack_partners(reference, target):
+        found = propose(reference, target, by=evidence_between(reference, target))
+        found = with_tokens(found, reference, target)
+        keeping = tuple(_as_it_is(entry) for entry in found.entries)
+        if not all(entry.reference == entry.target for entry in keeping):
+            return mapped(replace(found, entries=keeping), reference, target)
+    found = by_equal_keys(reference, target)
+    return mapped(found, reference, target) if found.entries else (reference, target)
 
 
-def without_padding(reference: Archive, target: Archive) -> tuple[Archive, Archive] | None:
-    """Both archives reduced to the tokens that their attention masks keep, by equal keys (CMP-76).
+def laid(
+    reference: Archive, reference_key: str, target: Archive, target_key: str, steps: Sequence[str]
+) -> MappedArchive:
+    """One record of the target under the key of one of the reference, in the layout that steps make of it.
 
-    Returns:
-        None where there is no padding, or not at the same positions of both sides.
+    Args:
+        reference: The trusted archive.
+        reference_key: Key of the trusted record, or a shorter text as `Archive.get` takes it.
+        target: The archive under test.
+        target_key: Key of the record under test.
+        steps: Layout steps from the target's tensor to the reference's.
 
     Raises:
-        ReadError: Ids or masks cannot be read.
+        UsageError: A step makes no sense, or does not fit.
+        TensorNotFoundError: A key fits no record, or several.
     """
-    rule = TokenRule(VALID)
+    record, partner = reference.get(reference_key), target.get(target_key)
+    entry = Entry(
+        (record.key.text,), (partner.key.text,), steps=tuple(steps), reason="given with the tensors"
+    )
+    layout = entry.layout()
     try:
-        tokens = TokenAlignment.of(reference, target, rule)
-    except UsageError:  # no ids, or other ones than the target's
-        return None
-    if not tokens.reference.padding or not tokens.is_in_place:
-        return None
-    common = {r.key.site for r in reference.records} & {r.key.site for r in target.records}
-    entries = tuple(Entry((site,), (site,), evidence="name") for site in sorted(common))
-    return mapped(Alignment(entries, tokens=rule), reference, target)
+        made = layout.shapes([partner.shape])
+        layout.dtype(partner.dtype)
+    except UsageError as error:
+        raise entry.refuse(str(error), error.hint) from None
+    if len(made) != 1:
+        raise entry.refuse(f"its steps give {len(made)} tensors, expected one")
+    link = Link((record,), (partner,), layout, entry)
+    parts = Part(reference, [record]), Part(target, [partner])
+    return MappedArchive(*parts, [link], map_path=f"steps {'; '.join(layout.texts)}")
 
 
 def _kept(target: Archive) -> Alignment | None:

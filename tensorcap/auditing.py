@@ -15,10 +15,11 @@ from tensorcap.alignment.rules import Rules
 from tensorcap.capturing import capture
 from tensorcap.comparing import compare
 from tensorcap.comparison import Comparison
-from tensorcap.diagnosis.diagnosing import Diagnosis, diagnose_pair
+from tensorcap.diagnosis.diagnosing import Diagnosis, diagnose
 from tensorcap.verdicts.pairing import Pair
 from tensorcap.verdicts.places import is_parameter
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.errors import ReadError, UsageError
 from tensorcap_formats.opening import open_archive
 
 _PARAMETERS: Final = "*/param.*"
@@ -69,7 +70,7 @@ def audit(reference: Archive | Any, target: Any, *, rules: Rules | None = None) 
         comparison = compare(aligned.reference, aligned.target, mapping="none")
         unlike = [pair for pair in comparison.pairs if pair.is_compared and not pair.is_green]
         unlike.sort(key=_error, reverse=True)
-        diagnosis = diagnose_pair(aligned.reference, aligned.target, unlike[0]) if unlike else None
+        diagnosis = _diagnosed(aligned.reference, aligned.target, unlike[0]) if unlike else None
         return Audit(comparison, tuple(unlike), diagnosis)
 
 
@@ -86,3 +87,11 @@ def _parameters(model: Any, path: Path, stack: ExitStack) -> Archive | None:
 def _error(pair: Pair) -> float:
     error = pair.difference.relative_frobenius if pair.difference else None
     return float("inf") if error is None else error
+
+
+def _diagnosed(reference: Archive, target: Archive, pair: Pair) -> Diagnosis | None:
+    assert pair.target is not None
+    try:
+        return diagnose(reference, target, pair.key, target_key=pair.target.key.text)
+    except (UsageError, ReadError):  # complex values, or statistics alone
+        return None

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-from tensorcap.aligning import MappingSource, sides, without_padding
+from tensorcap.aligning import MappingSource, laid, sides
 from tensorcap.alignment.hints import with_hints
 from tensorcap.alignment.mapped import MappedArchive
-from tensorcap.alignment.telling import with_mapping
+from tensorcap.alignment.telling import caveats_of_tokens, with_mapping
 from tensorcap.comparison import Comparison, Side, ValueDifference, is_number
 from tensorcap.metrics.difference import Difference, Tolerance
 from tensorcap.metrics.measuring import measure_pairs
@@ -71,7 +71,8 @@ def compare(
         only: Globs; compare only keys that fit one of them.
         exclude: Globs; leave out keys that fit one of them.
         mapping: What belongs together, as an `Alignment` or a map file; `"none"` for equal keys alone. Where
-            it is None, a mapping is computed if keys leave records of both sides without a partner.
+            it is None, a mapping is computed if keys leave records of both sides without a partner, or rules
+            say how tensors of equal keys and unlike shapes are laid out.
         progress: Told the bytes of the reference done so far, and all that will be.
 
     Returns:
@@ -91,18 +92,10 @@ def compare(
         trusted, tested = (stack.enter_context(opened(source)) for source in (reference, target))
         twin = None if baseline is None else stack.enter_context(opened(baseline))
         trusted, tested = sides(trusted, tested, mapping)
-
-        def found_of(trusted: Archive, tested: Archive) -> Comparison:
-            pairs = paired(trusted, tested, selection)
-            given.require_hits(pair.key for pair in pairs)
-            run = _Run(trusted, tested, given, calibrated, compute_dtype, progress)
-            return run.compare(pairs, selection, twin)
-
-        found = found_of(trusted, tested)
-        if found.exit_status == 0 or isinstance(tested, MappedArchive):
-            return found
-        valid = without_padding(trusted, tested)
-        return found if valid is None else found_of(*valid)
+        pairs = paired(trusted, tested, selection)
+        given.require_hits(pair.key for pair in pairs)
+        run = _Run(trusted, tested, given, calibrated, compute_dtype, progress)
+        return run.compare(pairs, selection, twin)
 
 
 def compare_records(
@@ -114,6 +107,7 @@ def compare_records(
     rtol: float | None = None,
     atol: float | None = None,
     compute_dtype: str | None = None,
+    steps: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Comparison:
     """Compare one record with another, whatever their keys.
@@ -126,20 +120,26 @@ def compare_records(
         rtol: As for `compare`.
         atol: As for `compare`.
         compute_dtype: As for `compare`.
+        steps: Layout steps from the target's tensor to the reference's, as in a map file.
         progress: As for `compare`.
 
     Returns:
         A comparison of one pair, under the reference's key.
 
     Raises:
-        UsageError: A tolerance is negative or not finite, or a dtype is unknown.
+        UsageError: A tolerance is negative or not finite, a dtype is unknown, or a step does not fit.
         TensorNotFoundError: A key fits no record, or several.
         ReadError: One of the archives cannot be opened.
     """
     given = Thresholds.given(rtol, atol)
     with opened(reference) as trusted, opened(target) as tested:
+        if steps:
+            tested = laid(trusted, reference_key, tested, target_key, steps)
+            target_key = trusted.get(reference_key).key.text
         record, partner = trusted.get(reference_key), tested.get(target_key)
         pairs = [Pair(record.key.text, "unjudged", record, partner)]
+        if isinstance(tested, MappedArchive):
+            pairs = with_mapping(pairs, tested, Selection())
         return _Run(trusted, tested, given, None, compute_dtype, progress).compare(pairs, None, None)
 
 
@@ -217,7 +217,7 @@ class _Run:
             value_differences=(*self._value_differences(selection), *self._arguments(judged))
             if selection
             else (),
-            warnings=(*caveats(reference, target), *caveats_of_pairs(judged)),
+            warnings=(*caveats(reference, target), *caveats_of_tokens(target), *caveats_of_pairs(judged)),
             is_of_archives=selection is not None,
             account=account,
             thresholds=self._given.path,

@@ -13,6 +13,7 @@ from tensorcap_cli.output import print_json_pieces, progress, split_key
 if TYPE_CHECKING:
     from tensorcap.comparison import Comparison
     from tensorcap.reports.examination import Examination
+    from tensorcap_formats.archive import Archive
 
 _ON_ARCHIVES = ("map", "only", "exclude", "require", "baseline", "thresholds", "calibration", "repeat")
 
@@ -37,6 +38,12 @@ _ON_ARCHIVES = ("map", "only", "exclude", "require", "baseline", "thresholds", "
     metavar="FILE",
     type=click.Path(),
     help="What belongs together, as `tcap align` writes it; `none` pairs equal keys alone.",
+)
+@click.option(
+    "--steps",
+    metavar="STEP",
+    multiple=True,
+    help="With two single tensors: the layout from TGT to REF, as 'squeeze(0)'; may be repeated.",
 )
 @click.option("--repeat", metavar="ARCHIVE", type=click.Path(), help="A second run of the reference.")
 @click.option("--compute-dtype", metavar="DTYPE", help="Precision in which TGT computed, if it does not say.")
@@ -85,6 +92,9 @@ def command(
 ) -> None:
     """Compare the tensors of TGT with those of REF, and name the first module where they part.
 
+    REF and TGT are archives, or files and folders that others wrote: .max, .pt, .npy, dumps of print hooks,
+    raw numbers as `x.bin:float32:2,3`. Two files of one tensor each are compared whatever their names.
+
     Tensors are paired as --map says. Without it, equal keys belong together, and if that leaves tensors of
     both sides over, a mapping is computed as by `tcap align`. Without --rtol and --atol the policy of
     specs/policy.md judges. Every tensor of REF is required, but for what --exclude leaves out and what the
@@ -94,6 +104,7 @@ def command(
         tcap compare ref.h5 tgt.h5
         tcap compare ref.h5 tgt.h5 --rtol 1e-3 --atol 1e-5 --exclude '*/input*'
         tcap compare ref.h5::0/model.norm/output tgt.npz::norm
+        tcap compare a.pt b.max --steps 'squeeze(0)'
         tcap compare ref.h5 tgt.h5 --save result.json
         tcap compare --from result.json --rtol 1e-2
 
@@ -138,7 +149,7 @@ def _check_folders(**outputs: str | None) -> None:
 def _compared(
     reference: str, target: str, metrics: tuple[str, ...], whole: bool, options: dict[str, Any]
 ) -> tuple[Comparison, Examination]:
-    from tensorcap.aligning import sides
+    from tensorcap.aligning import laid, sides
     from tensorcap.comparing import compare, compare_records
     from tensorcap.reports.examination import examine
     from tensorcap_cli.rows_text import LOGIT_COLUMNS, ROUTING_COLUMNS
@@ -150,15 +161,25 @@ def _compared(
     if named and unfit:
         raise click.UsageError(f"--{' and --'.join(unfit)} do not go with ::KEY.")
     where, repeat, path = options.pop("where"), options.pop("repeat"), options.pop("map")
+    steps = [step for text in options.pop("steps") for step in text.split(";")]
     with (
         open_archive(reference_path) as trusted,
         open_archive(target_path) as tested,
         open_archive(repeat) if repeat else nullcontext() as again,
     ):
-        trusted, tested = (trusted, tested) if named else sides(trusted, tested, path)
+        if not named and not unfit and _is_single(trusted) and _is_single(tested):
+            reference_key, target_key = (archive.records[0].key.text for archive in (trusted, tested))
+            named = reference_key
+        if named:
+            keys = reference_key or named, target_key or named
+            if steps:
+                tested, keys = laid(trusted, keys[0], tested, keys[1], steps), (keys[0], keys[0])
+        elif steps:
+            raise click.UsageError("--steps goes with two single tensors: files of one each, or ::KEY.")
+        else:
+            trusted, tested = sides(trusted, tested, path)
         with progress("comparing") as tell:
             if named:
-                keys = reference_key or named, target_key or named
                 given = {name: options[name] for name in ("rtol", "atol", "compute_dtype")}
                 comparison = compare_records(trusted, keys[0], tested, keys[1], progress=tell, **given)
             else:
@@ -174,6 +195,16 @@ def _compared(
             compute_dtype=options["compute_dtype"],
         )
     return comparison, examination
+
+
+def _is_single(archive: Archive) -> bool:
+    """Whether it is a file of one tensor, whose name is only the file's, or whatever the file has."""
+    return (
+        archive.is_foreign
+        and len(archive) == 1
+        and archive.records[0].key.is_bare
+        and not archive.path.is_dir()
+    )
 
 
 def _saved(path: str, options: dict[str, Any]) -> tuple[Comparison, Examination]:

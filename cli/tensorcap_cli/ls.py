@@ -132,11 +132,11 @@ def _steps(archive: Archive) -> str:
 
 
 def skipped_line(archive: Archive, limit: int = 5) -> str:
-    """One line that names what a file holds beside tensors."""
+    """One line that names what a file holds beside the tensors that were read."""
     names = [one_line(name) for name in archive.skipped]
     some = ", ".join(names[:limit]) + (", …" if len(names) > limit else "")
-    count = "1 thing in it is" if len(names) == 1 else f"{len(names)} things in it are"
-    return f"{count} no {'tensor' if len(names) == 1 else 'tensors'}: {some}"
+    count = "1 thing in it was" if len(names) == 1 else f"{len(names)} things in it were"
+    return f"{count} not read: {some}"
 
 
 def _computed(

@@ -19,6 +19,8 @@ _COMMANDS: Final = (
     "compare",
     "convert",
     "diagnose",
+    "export",
+    "import",
     "inject",
     "localize",
     "ls",
@@ -29,6 +31,7 @@ _COMMANDS: Final = (
     "tree",
     "verify",
 )
+_MODULES: Final = {"import": "importing"}  # a keyword names no module
 _INTERRUPTED: Final = 130  # 128 + SIGINT, as shells say it
 
 
@@ -41,7 +44,9 @@ class _Tcap(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        return cast("click.Command", import_module(f"tensorcap_cli.{cmd_name}").command)
+        return cast(
+            "click.Command", import_module(f"tensorcap_cli.{_MODULES.get(cmd_name, cmd_name)}").command
+        )
 
     def invoke(self, ctx: click.Context) -> Any:
         _open_missing_streams()

@@ -34,6 +34,7 @@ _LINES: Final = (
     "started",
     "finished",
     "error",
+    "notes",
 )
 
 

@@ -51,7 +51,8 @@ def command(
     Both are FILE.py:FUNCTION, Hugging Face models, or archives; or REFERENCE alone is FILE.py:NAME of a
     tensorcap.Port. Both are captured and matched, and compared twice: as they run, and with each module of
     the target given the reference's tensors, so that it shows its own error alone. A target that is an
-    archive cannot be run again, and is compared once.
+    archive cannot be run again, and is compared once. The reference's model is run on the target's values
+    besides (see `tcap replay`), unless the reference is an archive.
 
     \b
         tcap verify models.py:reference models.py:port -o report/
@@ -65,7 +66,7 @@ def command(
     both sides, where they are Hugging Face models; --num-hidden-layers is for functions too. Without TARGET
     the reference's own run is repeated with them.
 
-    Exit status: that of `tcap compare`, of the worse of both comparisons.
+    Exit status: that of `tcap compare`, of the worse of both comparisons; 1 at least if a module is accused.
     """
     from tensorcap.port import port_at
     from tensorcap.verifying import verify
@@ -125,7 +126,6 @@ def _of_port(port: Port, options: dict[str, Any]) -> tuple[Runnable, Runnable]:
 def _sides(reference: str, target: str | None, output: Path, options: dict[str, Any]) -> tuple[Any, Any]:
     """What each side is: a path of an archive, or how to make a workload."""
     from tensorcap.verifying import Runnable
-    from tensorcap.workload import Recipe
 
     seed = int(options.get("seed") or 0)
     changes = {name: value for name, value in options.items() if value not in (None, False, ())}
@@ -150,8 +150,7 @@ def _sides(reference: str, target: str | None, output: Path, options: dict[str, 
         return workload, {"workload": recipe.describe()}
 
     ours = Runnable(make_reference, seed) if is_workload(reference) else reference
-    framework = "torch" if target is not None and Recipe(target).kind == "huggingface" else None
-    theirs = Runnable(make_target, seed, framework) if target is None or is_workload(target) else target
+    theirs = Runnable(make_target, seed) if target is None or is_workload(target) else target
     return ours, theirs
 
 

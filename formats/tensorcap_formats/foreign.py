@@ -37,7 +37,7 @@ class ForeignTensor:
 
 
 class ForeignArchive(Archive):
-    """Tensors by name, in natural order of the names; the execution order is unknown."""
+    """Tensors by name; in natural order of the names unless the execution order is known."""
 
     def __init__(
         self,
@@ -48,16 +48,24 @@ class ForeignArchive(Archive):
         resources: ExitStack,
         values: Mapping[str, Any] | None = None,
         skipped: Mapping[str, str] | None = None,
+        run: Mapping[str, Any] | None = None,
+        is_ordered: bool = False,
+        is_complete: bool = True,
+        is_direct: bool = False,
     ) -> None:
         """Make records of the tensors.
 
         Args:
             path: The file or folder.
             container: As in `Archive`.
-            tensors: In any order.
+            tensors: In the order of execution if `is_ordered`, else in any.
             resources: What to let go of on `close`; emptied, once the archive is made, into its own.
             values: What is no tensor, by name.
             skipped: What the file has beside tensors and values, by name: why it is not read.
+            run: As in `Archive`.
+            is_ordered: As in `Archive`.
+            is_complete: As in `Archive`.
+            is_direct: As in `Archive`.
 
         Raises:
             CorruptArchiveError: Two tensors have one name, a name is too long, or a shape is absurd.
@@ -70,7 +78,8 @@ class ForeignArchive(Archive):
                     f"{path}: two tensors are named {abbreviate(tensor.name)!r}, expected each name once"
                 )
             check_shape(tensor.shape, tensor.dtype.itemsize, f"{path}: {abbreviate(tensor.name)!r}")
-        ordered = [keyed[text] for text in sorted(keyed, key=natural)]
+        ordered = [keyed[text] for text in (keyed if is_ordered else sorted(keyed, key=natural))]
+        self.is_direct = is_direct
         self._tensors = [tensor for _, tensor in ordered]
         super().__init__(
             path,
@@ -80,7 +89,9 @@ class ForeignArchive(Archive):
                 for row, (key, tensor) in enumerate(ordered)
             ],
             is_foreign=True,
-            is_ordered=False,
+            is_ordered=is_ordered,
+            is_complete=is_complete,
+            run=run,
             values={key_of(name, str(path)).text: value for name, value in (values or {}).items()},
             skipped=skipped,
         )

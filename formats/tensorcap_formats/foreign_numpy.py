@@ -15,7 +15,7 @@ from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, Rea
 from tensorcap_formats.folder import files_below, others_below
 from tensorcap_formats.foreign import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import from_json
-from tensorcap_formats.input_file import InputFile
+from tensorcap_formats.input_file import InputFile, StoredElements
 from tensorcap_formats.keys import Key, unescape
 from tensorcap_formats.npy_header import MAX_HEADER_BYTES, NpyHeader, parse_header
 from tensorcap_formats.strided import StridedTensor
@@ -113,28 +113,12 @@ class _MemberReader:
         self._members.read_into(self._name, start, out)
 
 
-class _FileReader:
-    """Reads bytes of one file, which is open only while it is read: a folder may hold thousands."""
-
-    def __init__(self, path: Path, size: int) -> None:
-        self._path = path
-        self._size = size
-
-    def read(self, start: int, out: Array) -> None:
-        with closing(InputFile(self._path)) as file:
-            if file.size != self._size:
-                raise CorruptArchiveError(
-                    f"{self._path}: has {file.size} bytes, {self._size} when it was opened"
-                )
-            file.read_into(start, out)
-
-
 def _npy_file(path: Path) -> tuple[NpyHeader, ReadBytes]:
     with closing(InputFile(path)) as file:
         header = parse_header(file.read(0, min(file.size, MAX_HEADER_BYTES)), str(path))
         if header.dtype is not None:
             _check_size(header, header.dtype, file.size, str(path))
-        return header, _FileReader(path, file.size).read
+        return header, StoredElements(path, 0, file.size, 1).read
 
 
 def _check_size(header: NpyHeader, dtype: DType, size: int, where: str) -> None:

@@ -12,13 +12,14 @@ from typing import Any, Final
 
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.bands import Bands
-from tensorcap_formats.dtypes import DTYPES, Array
+from tensorcap_formats.dtypes import DTYPES
 from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, UnsafeFileError, abbreviate
 from tensorcap_formats.folder import files_below, others_below
 from tensorcap_formats.foreign import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import check_shape
-from tensorcap_formats.input_file import InputFile
+from tensorcap_formats.input_file import InputFile, StoredElements
 from tensorcap_formats.keys import MAX_KEY_BYTES
+from tensorcap_formats.raw_file import hint
 from tensorcap_formats.strided import StridedTensor, last_element
 from tensorcap_formats.torch_pickle import Name, TensorView, read_pickle
 from tensorcap_formats.zip_members import ZipMembers
@@ -39,7 +40,7 @@ def open_torch_file(path: Path) -> Archive:
         CorruptArchiveError: It is cut short, or a tensor reaches out of its storage.
         NotAnArchiveError: It is no torch file, or big endian.
     """
-    contents = _read(path, path.stem, is_prefix=False, bands=Bands())
+    contents = read_contents(path, path.stem, is_prefix=False, bands=Bands())
     return ForeignArchive(
         path, "pt", contents.tensors, resources=ExitStack(), values=contents.values, skipped=contents.skipped
     )
@@ -59,9 +60,9 @@ def open_torch_folder(path: Path) -> Archive:
     others = others_below(
         path, [file for _, file in chosen], "no part of the checkpoint" if shards else "no .pt file"
     )
-    everything, bands = _Contents([], {}, others), Bands()
+    everything, bands = Contents([], {}, others), Bands()
     for name, file in chosen:
-        contents = _read(file, name, is_prefix=not shards, bands=bands)
+        contents = read_contents(file, name, is_prefix=not shards, bands=bands)
         everything.tensors.extend(contents.tensors)
         everything.values.update(contents.values)
         everything.skipped.update(contents.skipped)
@@ -78,14 +79,26 @@ def open_torch_folder(path: Path) -> Archive:
 
 
 @dataclass(frozen=True, slots=True)
-class _Contents:
+class Contents:
+    """What a torch file holds.
+
+    Attributes:
+        tensors: By their names.
+        values: What is no tensor, by name.
+        skipped: What else there is, by name, and what it is.
+    """
+
     tensors: list[ForeignTensor]
     values: dict[str, Any]
     skipped: dict[str, str]
 
 
-def _read(path: Path, name: str, *, is_prefix: bool, bands: Bands) -> _Contents:
-    """Everything in one file; a tensor alone has the file's name, others only if it is a prefix."""
+def read_contents(path: Path, name: str, *, is_prefix: bool, bands: Bands) -> Contents:
+    """Everything in one file; a tensor alone has the name, others only if it is a prefix, before a `/`.
+
+    Raises:
+        ReadError: As `open_torch_file`.
+    """
     _refuse_bare_pickle(path)
     with closing(ZipMembers(path)) as members:
         pickles = [
@@ -101,7 +114,7 @@ def _read(path: Path, name: str, *, is_prefix: bool, bands: Bands) -> _Contents:
         if members.sizes[pickles[0]] > _MAX_PICKLE_BYTES:
             raise CorruptArchiveError(f"{path}: pickle has more than {_MAX_PICKLE_BYTES} bytes")
         value = read_pickle(members.read(pickles[0], _MAX_PICKLE_BYTES), str(path))
-        contents = _Contents([], {}, {})
+        contents = Contents([], {}, {})
         for parts, leaf in _leaves(value, str(path)):
             below = ".".join(parts)
             full = name if not below else f"{name}/{below}" if is_prefix else below
@@ -124,8 +137,9 @@ def _refuse_bare_pickle(path: Path) -> None:
     if not first.startswith(b"PK"):
         is_pickle = first[:1] == b"\x80" or path.suffix == ".pkl"
         kind = UnsafeFileError if is_pickle else NotAnArchiveError
+        advice = _HINT if is_pickle else hint(path)
         what = "is a bare pickle, which may run code when it is read" if is_pickle else "is no zip file"
-        raise kind(f"{path}: {what}, expected the zip format of torch.save", hint=_HINT)
+        raise kind(f"{path}: {what}, expected the zip format of torch.save", hint=advice)
 
 
 def _refuse_big_endian(members: ZipMembers, root: str) -> None:
@@ -183,7 +197,7 @@ def _tensor(name: str, view: TensorView, members: ZipMembers, root: str, bands: 
             raise CorruptArchiveError(
                 f"{where}: reaches to element {last} of a storage of {size // logical.itemsize}"
             )
-    reader = _StorageReader(members.path, members.offset(member), members.file_size, logical.itemsize)
+    reader = StoredElements(members.path, members.offset(member), members.file_size, logical.itemsize)
     tensor = StridedTensor(
         reader.read,
         logical.storage,
@@ -193,21 +207,3 @@ def _tensor(name: str, view: TensorView, members: ZipMembers, root: str, bands: 
         bands=bands,
     )
     return ForeignTensor(name, logical, view.shape, tensor.read)
-
-
-class _StorageReader:
-    """Reads elements of one storage; the file is open only meanwhile, since a folder may hold thousands."""
-
-    def __init__(self, path: Path, offset: int, file_size: int, itemsize: int) -> None:
-        self._path = path
-        self._offset = offset
-        self._file_size = file_size
-        self._itemsize = itemsize
-
-    def read(self, start: int, out: Array) -> None:
-        with closing(InputFile(self._path)) as file:
-            if file.size != self._file_size:
-                raise CorruptArchiveError(
-                    f"{self._path}: has {file.size} bytes, {self._file_size} when it was opened"
-                )
-            file.read_into(self._offset + start * self._itemsize, out)

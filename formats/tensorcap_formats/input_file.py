@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,38 @@ class InputFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+class StoredElements:
+    """Reads elements that lie in a row in a file, open only meanwhile: a folder may hold thousands."""
+
+    def __init__(self, path: Path, offset: int, file_size: int, itemsize: int) -> None:
+        """Describe the elements, which the caller has found to be within the file.
+
+        Args:
+            path: Of the file.
+            offset: Byte at which the first of them begins.
+            file_size: Of the whole file, in bytes; one of another size is refused when it is read.
+            itemsize: Of an element, in bytes.
+        """
+        self._path = path
+        self._offset = offset
+        self._file_size = file_size
+        self._itemsize = itemsize
+
+    def read(self, start: int, out: Array) -> None:
+        """Fill one-dimensional `out` with the elements from number `start` on.
+
+        Raises:
+            CorruptArchiveError: The file is of another size by now.
+            ReadError: It cannot be read.
+        """
+        with closing(InputFile(self._path)) as file:
+            if file.size != self._file_size:
+                raise CorruptArchiveError(
+                    f"{self._path}: has {file.size} bytes, {self._file_size} when it was opened"
+                )
+            file.read_into(self._offset + start * self._itemsize, out)
 
 
 def _reason(error: Exception) -> str:

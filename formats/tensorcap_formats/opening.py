@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -14,22 +15,29 @@ from tensorcap_formats.errors import NotAnArchiveError, ReadError, UnfinishedArc
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.journal import is_locked
 
+_MAX_CHECKPOINT: Final = bytes.fromhex("93f09f94a52b2b93")
 _MAX_SAFETENSORS_HEADER: Final = 100_000_000
-_KINDS: Final = "HDF5, zarr, safetensors, .npz, .npy, a torch .pt, or a folder of .npy, .pt or .safetensors"
+_KINDS: Final = (
+    "HDF5, zarr, safetensors, .npz, .npy, a torch .pt, a .max, or a folder of .npy, .pt, .max or .safetensors"
+)
 
 
 def open_archive(path: str | os.PathLike[str]) -> Archive:
     """Open an archive, or a file of tensors from elsewhere as a read-only archive.
 
     Args:
-        path: A file or a folder.
+        path: A file or a folder; or `FILE:DTYPE:SIZES` for a file of raw numbers, as `x.bin:float32:2,3`.
 
     Returns:
         The open archive; close it, or use it in a `with`.
 
     Raises:
+        UsageError: The sizes of raw numbers are absurd.
         ReadError: One of its subclasses says why it cannot be read.
     """
+    raw = _raw_opener(path)
+    if raw is not None:
+        return raw()
     path = Path(path)
     locked = is_locked(path)
     if not os.path.exists(path):
@@ -37,6 +45,16 @@ def open_archive(path: str | os.PathLike[str]) -> Archive:
     if locked:
         warnings.warn(f"{path}: another process is writing it anew; this is the archive before", stacklevel=2)
     return open_present(path)
+
+
+def _raw_opener(path: str | os.PathLike[str]) -> Callable[[], Archive] | None:
+    """What opens a path with a dtype and a shape behind it; None for any other."""
+    if os.fspath(path).count(":") < 2 or os.path.exists(path):
+        return None
+    from tensorcap_formats.raw_file import RawSpec, open_raw
+
+    spec = RawSpec.parse(os.fspath(path))
+    return partial(open_raw, spec) if spec else None
 
 
 def open_present(path: Path) -> Archive:
@@ -59,14 +77,19 @@ def _nothing_there(path: Path, locked: bool | None) -> ReadError:
 
 def _folder_opener(path: Path) -> Callable[[Path], Archive]:
     try:
-        names = {name.lower() for name in os.listdir(path)}
+        listed = os.listdir(path)
     except OSError as error:
         raise ReadError(f"{path}: cannot be opened: {error.strerror}") from None
+    names = {name.lower() for name in listed}
     suffixes = {os.path.splitext(name)[1] for name in names}
     if names & {"zarr.json", ".zgroup", ".zarray"}:
         from tensorcap_formats.zarr_v3 import open_zarr
 
         return open_zarr
+    from tensorcap_formats.dump_folder import is_dump, open_dump
+
+    if is_dump(path, listed):
+        return open_dump
     if ".safetensors" in suffixes:
         from tensorcap_formats.safetensors_file import open_safetensors_folder
 
@@ -96,6 +119,10 @@ def _file_opener(path: Path) -> Callable[[Path], Archive]:
         from tensorcap_formats.foreign_numpy import open_npy
 
         return open_npy
+    if first.startswith(_MAX_CHECKPOINT) or path.suffix == ".max":
+        from tensorcap_formats.max_file import open_max
+
+        return open_max
     if first.startswith(b"PK"):
         return _zip_opener(path)
     length = int.from_bytes(first[:8], "little")
@@ -112,7 +139,9 @@ def _file_opener(path: Path) -> Callable[[Path], Archive]:
             f"{path}: begins with zeros: an archive whose writer did not end, or a damaged file",
             hint="Give `tcap recover` the path without .partial.",
         )
-    raise NotAnArchiveError(f"{path}: begins with {first!r}, expected one of: {_KINDS}")
+    from tensorcap_formats.raw_file import hint
+
+    raise NotAnArchiveError(f"{path}: begins with {first!r}, expected one of: {_KINDS}", hint=hint(path))
 
 
 def _zip_opener(path: Path) -> Callable[[Path], Archive]:

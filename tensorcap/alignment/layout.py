@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from tensorcap.alignment.steps import (
 )
 from tensorcap_formats.dtypes import DTYPES, Array, DType, decode
 from tensorcap_formats.errors import UsageError, abbreviate
+
+_CALL: Final = re.compile(r"\s*(\w+)\((.*)\)\s*", re.DOTALL)
 
 DTypeOrEach = DType | Sequence[DType]  # of all tensors, or of each
 
@@ -184,9 +187,11 @@ def parse_step(text: str) -> Step:
     Example:
         >>> parse_step("slice 1 -1:").shapes(((2, 5, 8),))
         ((2, 1, 8),)
+        >>> parse_step("slice(1, -1:)").text
+        'slice 1 -1:'
     """
     try:
-        name, *words = shlex.split(text)
+        name, *words = _words(text)
     except ValueError as error:
         reason = "nothing" if not text.strip() else str(error)
         raise UsageError(f"step {abbreviate(text)!r}: {reason}, expected a name and arguments") from None
@@ -206,6 +211,16 @@ def parse_step(text: str) -> Step:
         raise UsageError(f"step {abbreviate(text)!r}: {error}", hint=error.hint) from None
     except (TypeError, ValueError):
         raise UsageError(f"step {abbreviate(text)!r}: expected '{usage}'") from None
+
+
+def _words(text: str) -> list[str]:
+    """A step's name and arguments, from `squeeze 0` or `squeeze(0)`."""
+    called = _CALL.fullmatch(text)
+    if called is None:
+        return shlex.split(text)
+    reader = shlex.shlex(called[2], posix=True)
+    reader.whitespace, reader.whitespace_split, reader.commenters = ", \t\n", True, ""
+    return [called[1], *reader]
 
 
 def _rearrange(pattern: str, **sizes: str) -> Step:

@@ -16,11 +16,12 @@ from tensorcap_formats.keys import ROOT_SITE
 from tensorcap_formats.records import Record
 
 ROLES: Final[Mapping[str, tuple[str, ...]]] = {  # names of the root module's inputs, the first there is
-    "ids": ("input_ids", "token_ids", "tokens", "ids", "inputs_embeds"),
+    "ids": ("input_ids", "token_ids", "tokens", "ids", "inputs_embeds", "0"),
     "mask": ("attention_mask", "padding_mask", "mask"),
     "positions": ("position_ids", "positions", "input_pos", "cache_position"),
-    "starts": ("cu_seqlens", "cu_seq_lens_q", "cu_seqlens_q", "query_start_loc"),
+    "starts": ("cu_seqlens", "cu_seq_lens_q", "cu_seqlens_q", "query_start_loc", "input_row_offsets"),
 }
+_EMBEDDINGS: Final = ("embed_tokens", "wte", "tok_embeddings", "word_embeddings", "embed_in")
 _KEPT: Final = ("logits_to_keep", "num_logits_to_keep")  # arguments: of how many last tokens logits are made
 
 
@@ -157,8 +158,8 @@ class _Run:
         """Rows and positions, and the ids; none for embeddings."""
         if record.dtype.kind in ("int", "uint") and len(record.shape) in (1, 2):
             return record.shape, self._archive.load(record)
-        if record.dtype.kind == "float" and len(record.shape) == 3:
-            return record.shape[:2], None
+        if record.dtype.kind == "float" and len(record.shape) in (2, 3):
+            return record.shape[:-1], None
         raise self._refuse(record, "expected ids of (batch, token) or (token), or embeddings")
 
     def _of(self, records: Mapping[str, Record], role: str) -> Array | None:
@@ -246,4 +247,20 @@ def _inputs(archive: Archive, places: Mapping[str, str]) -> dict[int, dict[str, 
     for role, place in places.items():
         if not any(role in records for records in found.values()):
             raise UsageError(f"{archive.path}: has no {place!r}, which [tokens] names as the {role}")
+    if "ids" not in places:  # what the whole model was given may not have been recorded
+        for record in _embedded(archive):
+            found.setdefault(record.key.step, {}).setdefault("ids", record)
     return {step: records for step, records in sorted(found.items()) if "ids" in records}
+
+
+def _embedded(archive: Archive) -> list[Record]:
+    """What the embedding of tokens was given, and what it made of it."""
+    records = [
+        record
+        for record in archive.records
+        if record.key.rank == record.key.call == 0
+        and record.stored
+        and record.key.site.rpartition(".")[2] in _EMBEDDINGS
+    ]
+    ids = [r for r in records if r.key.slot.startswith("input") and r.dtype.kind in ("int", "uint")]
+    return ids + [r for r in records if r.key.slot == "output" and r.dtype.kind == "float"]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from typing import Final
 
 from tensorcap.alignment.coverage import Reasons
 from tensorcap.alignment.mapped import MappedArchive
 from tensorcap.verdicts.pairing import Origin, Pair, Selection
+from tensorcap_formats.archive import Archive
+
+_TOLD: Final = 3  # tensors in one sentence
 
 
 def with_mapping(pairs: Sequence[Pair], target: MappedArchive, selection: Selection) -> list[Pair]:
@@ -27,6 +31,25 @@ def with_mapping(pairs: Sequence[Pair], target: MappedArchive, selection: Select
         pair if selection.is_optional(pair.key) else replace(pair, is_optional=before.is_optional)
         for pair, before in zip(told, pairs, strict=True)
     ]
+
+
+def caveats_of_tokens(target: Archive) -> Iterator[str]:
+    """That a rule, and not the user, left out tokens of the reference's tensors that the target has not."""
+    if not isinstance(target, MappedArchive):
+        return
+    reduced = [
+        f"{record.key.text} ({len(gather.reference_rows)} of {len(gather.reference.cells)} tokens)"
+        for link in {id(link): link for link in target.links.values()}.values()
+        if link.entry.evidence == "rule"
+        for record, gather in zip(link.reference, link.gathers, strict=bool(link.gathers))
+        if not gather.is_whole
+    ]
+    if reduced:
+        more = f", … {len(reduced)} in all" if len(reduced) > _TOLD else ""
+        yield (
+            "By rule, the tokens that both sides have were compared and no others, of: "
+            f"{', '.join(reduced[:_TOLD])}{more}."
+        )
 
 
 def _told(pair: Pair, target: MappedArchive, ours: Reasons, theirs: Reasons, sites: Collection[str]) -> Pair:

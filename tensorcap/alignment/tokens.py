@@ -107,12 +107,6 @@ class TokenAlignment:
             parts.append(f"{self.unequal_ids} of them have other ids in the target")
         return "; ".join(parts)
 
-    @property
-    def is_in_place(self) -> bool:
-        """Whether all tokens lie at the same positions of both sides, in the same steps."""
-        is_equal: bool = np.array_equal(self.pairs[:, :2], self.pairs[:, 2:])
-        return is_equal and self.reference.grids == self.target.grids
-
     def of_step(self, step: int) -> Array:
         """The pairs of one step of the reference."""
         found: Array = self.pairs[self.pairs[:, 0] == step]

@@ -27,10 +27,9 @@ from tensorcap.diagnosis.scaling import scalings
 from tensorcap.diagnosis.variants import variants
 from tensorcap.diagnosis.weighing import Explanation, Scales, Trial, Values, ranked, relative_error
 from tensorcap.variation import Rerun
-from tensorcap.verdicts.pairing import Pair
 from tensorcap.verdicts.policy import POLICY
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.errors import ReadError, UsageError, no_such_tensor
+from tensorcap_formats.errors import UsageError, no_such_tensor
 from tensorcap_formats.records import Record
 
 LIMIT: Final = 1 << 22
@@ -153,16 +152,6 @@ def diagnose(
         dict(sorted(scales.tried.items(), key=lambda item: item[1])),
         (*_dtype_notes(ours, theirs), *notes, *_more_notes(exhibit, r, t)),
     )
-
-
-def diagnose_pair(reference: Archive, target: Archive, pair: Pair) -> Diagnosis | None:
-    """The same of a pair of a comparison; None where its values cannot be looked at."""
-    if pair.reference is None or pair.target is None:
-        return None
-    try:
-        return diagnose(reference, target, pair.key, target_key=pair.target.key.text)
-    except (UsageError, ReadError):  # complex values, or statistics alone
-        return None
 
 
 def _hypotheses(exhibit: Exhibit, scales: Scales, rerun: Rerun | None) -> Iterator[Trial]:

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
-from tensorcap.reports.layer_report import Layer, by_component
+from tensorcap.reports.layer_report import Layer
+from tensorcap.verdicts.pairing import GREEN
 from tensorcap_formats.errors import missing_package
 
-_COLOURED: Final = 9  # components with a colour of their own; the others share one
+_COLOURS: Final = ("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C8", "C9")  # but grey, which is for the others
+_MARKS: Final = "os^"  # each with all colours; more components than that share one
+_OTHERS: Final = ("0.7", "D")
+_SIZE: Final = 22.0  # square points
+_NAME: Final = 28  # characters of a component
+_FURTHEST: Final = 1e100  # what is beyond stands there: the scale cannot have it
+_ZERO, _NO_NUMBER = "0", "not finite"
 
 
 def plot_errors(path: str | os.PathLike[str], title: str, layers: Sequence[Layer]) -> None:
     """Draw the mean squared error of each layer by its place in the execution order, on a log scale.
 
-    Layers with an error of zero are drawn as open circles at the foot; what has none is left out.
+    Errors of zero, and those that are no finite number, have rows of their own below the scale. Layers that
+    are not green have a black edge. Each component has a colour and a mark, the same in every picture of a
+    model; what was not measured is left out.
 
     Raises:
         MissingPackageError: matplotlib is not installed.
@@ -28,21 +37,78 @@ def plot_errors(path: str | os.PathLike[str], title: str, layers: Sequence[Layer
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
         raise missing_package("mse_plot.png", "matplotlib", extra="report") from error
-    places = [(at, one) for at, one in enumerate(layers) if one.mse is not None and math.isfinite(one.mse)]
-    least = min((one.mse for _, one in places if one.mse), default=1.0)
-    figure = Figure(figsize=(11, 5), layout="constrained")
+    places = [(at, one) for at, one in enumerate(layers) if one.mse is not None]
+    figure = Figure(figsize=(11, 5.5), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    names = list(by_component(one for _, one in places))
-    for number, name in enumerate(names):
-        colour = f"C{number}" if number < _COLOURED else "0.6"
-        label = name if number < _COLOURED else "others" if number == _COLOURED else None
-        mine = [(at, one.mse or 0.0) for at, one in places if one.component == name]
-        wrong = [(at, mse) for at, mse in mine if mse]
-        axes.scatter([at for at, _ in wrong], [mse for _, mse in wrong], s=18, color=colour, label=label)
-        right = [at for at, mse in mine if not mse]
-        axes.scatter(right, [least / 10] * len(right), s=18, facecolors="none", edgecolors=colour)
-    axes.set(yscale="log", xlabel="execution order", ylabel="mean squared error", title=title)
-    if names:
-        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
+    axes, rows = figure.subplots(2, 1, sharex=True, height_ratios=(9, 1))
+    _draw(axes, places, _height)
+    _draw(rows, places, lambda mse: None if _height(mse) is not None else float(math.isfinite(mse)))
+    axes.set(yscale="log", ylabel="mean squared error", title=title, ylim=_limits(places))
+    axes.grid(visible=True, alpha=0.25)
+    rows.set(ylim=(-0.6, 1.6), xlabel="execution order", yticks=(0, 1), yticklabels=(_NO_NUMBER, _ZERO))
+    rows.set_xlim(-1, max(len(layers), 1))
+    rows.grid(visible=True, axis="x", alpha=0.25)
+    if places:
+        handles = _legend(axes, places)
+        figure.legend(handles=handles, loc="outside right center", fontsize="small")
+    else:
+        axes.text(0.5, 0.5, "no layer was measured", transform=axes.transAxes, ha="center", va="center")
     figure.savefig(path, dpi=120)
+
+
+def _draw(axes: Any, places: Sequence[tuple[int, Layer]], height: Callable[[float], float | None]) -> None:
+    """Draw the layers that have a height."""
+    for name, (colour, mark) in _looks(places).items():
+        for is_green in (True, False):
+            points = [
+                (at, y)
+                for at, one in places
+                if one.component == name and (one.status in GREEN) is is_green
+                if (y := height(one.mse or 0.0)) is not None
+            ]
+            edge = {"edgecolors": colour} if is_green else {"edgecolors": "black", "linewidths": 1.2}
+            axes.scatter(
+                [at for at, _ in points],
+                [y for _, y in points],
+                s=_SIZE,
+                c=colour,
+                marker=mark,
+                zorder=2 if is_green else 3,
+                **edge,
+            )
+
+
+def _looks(places: Sequence[tuple[int, Layer]]) -> dict[str, tuple[str, str]]:
+    """Colour and mark of each component, by which is executed first."""
+    names = list(dict.fromkeys(one.component for _, one in places))
+    known = [(colour, mark) for mark in _MARKS for colour in _COLOURS]
+    return {name: known[at] if at < len(known) else _OTHERS for at, name in enumerate(names)}
+
+
+def _legend(axes: Any, places: Sequence[tuple[int, Layer]]) -> list[Any]:
+    looks = _looks(places)
+    shown = [(name, look) for name, look in looks.items() if look != _OTHERS]
+    shown += [("others", _OTHERS)] if len(shown) < len(looks) else []
+    handles = [
+        axes.scatter([], [], s=_SIZE, c=colour, marker=mark, label=_short(name))
+        for name, (colour, mark) in shown
+    ]
+    edge = {"facecolors": "none", "edgecolors": "black", "linewidths": 1.2}
+    return [*handles, axes.scatter([], [], s=_SIZE, label="black edge: not green", **edge)]
+
+
+def _height(mse: float) -> float | None:
+    """Where an error stands on the log scale; None where it has no place there."""
+    return min(max(mse, 1 / _FURTHEST), _FURTHEST) if mse > 0 and math.isfinite(mse) else None
+
+
+def _limits(places: Sequence[tuple[int, Layer]]) -> tuple[float, float]:
+    """Whole decades around all errors that stand on the scale."""
+    heights = [y for _, one in places if (y := _height(one.mse or 0.0)) is not None]
+    least, most = min(heights, default=1.0), max(heights, default=1.0)
+    low, high = math.floor(math.log10(least)), math.ceil(math.log10(most))
+    return 10.0 ** (low - 1), 10.0 ** (high + 1)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _NAME else f"…{name[1 - _NAME :]}"

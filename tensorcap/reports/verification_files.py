@@ -15,6 +15,7 @@ import numpy as np
 from tensorcap.comparison import Comparison
 from tensorcap.reports.error_plot import plot_errors
 from tensorcap.reports.layer_report import Layer, Spread, by_component, depth_of, layer_report, layers_of
+from tensorcap.reports.localization_values import localization_value
 from tensorcap.reports.report_folder import MARK
 from tensorcap.reports.reporting import json_value
 from tensorcap.reports.verification_text import order_text, summary_of
@@ -25,7 +26,7 @@ from tensorcap_formats.keys import ROOT_SITE
 
 if TYPE_CHECKING:
     from tensorcap.auditing import Audit
-    from tensorcap.verifying import Suspect, Verification
+    from tensorcap.verifying import Verification
 
 Sides = tuple[Archive, Archive]
 FREE, INJECTED = "without_injection", "with_injection"
@@ -53,7 +54,7 @@ def write_files(
     Returns:
         What was found, with its summary, and notes of what could not be written.
     """
-    notes: list[str] = []
+    notes = list(found.notes)
     scenarios: dict[str, Any] = {FREE: None, INJECTED: None}
     rows: dict[str, tuple[Layer, ...]] = {}
     for name, sides, comparison in (
@@ -157,9 +158,8 @@ def _report(found: Verification, scenarios: dict[str, Any], folder: Path) -> dic
         "order": json_value(found.order),
         **scenarios,
         "why_not_injected": found.why_not_injected,
-        "suspects": [_suspect(one) for one in found.suspects],
+        **{**localization_value(found.localization), "notes": list(found.notes)},
         "inheriting": list(found.inheriting),
-        "notes": list(found.notes),
         "summary": list(found.summary),
     }
 
@@ -179,19 +179,6 @@ def _side(comparison: Comparison, name: str, folder: Path) -> Any:
     side = getattr(comparison, name)
     within = side.path.is_relative_to(folder)
     return {**json_value(side), "path": str(side.path.relative_to(folder) if within else side.path)}
-
-
-def _suspect(one: Suspect) -> dict[str, Any]:
-    return {
-        "module": one.module,
-        "class": one.class_name,
-        "key": one.pair.key,
-        "status": one.pair.status,
-        "findings": json_value(one.pair.findings),
-        "explanation": one.explanation,
-        "is_own": one.is_own,
-        "diagnosis": json_value(one.diagnosis.report()) if one.diagnosis else None,
-    }
 
 
 def _line(text: str) -> str:

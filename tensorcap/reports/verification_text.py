@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tensorcap.alignment.order import Order
 from tensorcap.comparison import Comparison
+from tensorcap.localization.suspect import Suspect
 from tensorcap.reports.layer_report import Layer, depth_of
+from tensorcap.reports.localization_text import around_texts
 from tensorcap.reports.ranking import error_of
+from tensorcap.reports.wording import FEW, counted, some
 from tensorcap.verdicts.pairing import ABSENT, Pair
 
 if TYPE_CHECKING:
     from tensorcap.auditing import Audit
-    from tensorcap.verifying import Suspect, Verification
+    from tensorcap.verifying import Verification
 
-_FEW: Final = 3
 _SUSPECTS: Final = 5
 
 
@@ -24,13 +26,13 @@ def order_text(order: Order | None) -> str:
     if order is None:
         return "The execution order could not be compared: a side does not know its own."
     if order.is_same:
-        return f"The execution order is the same: {_count(order.results, 'result')} compared."
+        return f"The execution order is the same: {counted(order.results, 'result')} compared."
     moved = "; ".join(
         f"{move.key} comes after {move.target_after or 'nothing'} in the target, after "
         f"{move.after or 'nothing'} in the reference"
-        for move in order.moves[:_FEW]
+        for move in order.moves[:FEW]
     )
-    return f"The execution order differs: {order.moved} of {_count(order.results, 'result')} moved: {moved}."
+    return f"The execution order differs: {order.moved} of {counted(order.results, 'result')} moved: {moved}."
 
 
 def summary_of(found: Verification, layers: Sequence[Layer]) -> tuple[str, ...]:
@@ -45,36 +47,36 @@ def _sentences(found: Verification, layers: Sequence[Layer]) -> Iterator[str]:
     for number, suspect in enumerate(found.suspects[:_SUSPECTS], 1):
         yield _accusation(number, suspect)
     if len(found.suspects) > _SUSPECTS:
-        yield f"{_count(len(found.suspects) - _SUSPECTS, 'more module')} accused: verify.json lists all."
+        yield f"{counted(len(found.suspects) - _SUSPECTS, 'more module')} accused: verify.json lists all."
     if found.inheriting:
         yield (
-            f"{_count(len(found.inheriting), 'tensor')} of the free run not green only inherit an error: "
-            f"given the reference's tensors, they are green ({_some(found.inheriting)})."
+            f"{counted(len(found.inheriting), 'tensor')} of the free run not green only inherit an error: "
+            f"given the reference's tensors, they are green ({some(found.inheriting)})."
         )
-    for item in found.preflight.explaining[:_FEW]:
+    yield from around_texts(found.localization)
+    for item in found.preflight.explaining[:FEW]:
         yield f"Before any tensor: {item.kind} {item.name}: {item.text}"
     if found.why_not_injected:
-        yield (
-            f"Without injection: {found.why_not_injected.rstrip('.')}. "
-            "Own and inherited errors are not told apart."
-        )
+        how = "told apart by replay alone" if found.localization.by == "replay" else "not told apart"
+        yield f"Without injection: {found.why_not_injected.rstrip('.')}. Own and inherited errors are {how}."
     if found.control:
         yield _control_text(found.control)
     yield order_text(found.order)
     depth = depth_of(layers).text
     yield f"Free-running: {depth[0].lower()}{depth[1:]}"
     yield from _not_compared(found.free)
+    yield from found.localization.notes
     yield from found.notes
 
 
 def _weights_text(found: Audit) -> str:
     compared = found.comparison.compared
-    said = f"Weights: {compared} of {_count(found.comparison.records, 'parameter')} compared"
+    said = f"Weights: {compared} of {counted(found.comparison.records, 'parameter')} compared"
     if not found.unlike:
         return f"{said}, all of them the same numbers." if compared else f"{said}."
     worst = found.unlike[0]
     text = (
-        f"{said}, {len(found.unlike)} of them not the same numbers ({_some([p.key for p in found.unlike])}); "
+        f"{said}, {len(found.unlike)} of them not the same numbers ({some([p.key for p in found.unlike])}); "
         f"the worst is off by {error_of(worst):.2e} of its norm."
     )
     kind = found.diagnosis.explanations if found.diagnosis else ()
@@ -97,7 +99,7 @@ def _verdict(found: Verification) -> Iterator[str]:
 def _count_text(what: str, comparison: Comparison) -> str:
     counts = ", ".join(f"{count} {status}" for status, count in comparison.counts.items())
     verdict = "green" if comparison.is_green else "not green"
-    records = _count(comparison.records, "record")
+    records = counted(comparison.records, "record")
     return f"{what}: {verdict}; {comparison.compared} of {records} compared ({counts})."
 
 
@@ -110,56 +112,47 @@ def _control_text(control: Sequence[Mapping[str, Any]]) -> str:
         f"{one.get('slot')} by up to {one['max_abs']:.3g} of values up to {one.get('largest', 0.0):.3g}"
         if isinstance(one.get("max_abs"), float)
         else f"{one.get('slot')} (not compared)"
-        for one in unlike[:_FEW]
+        for one in unlike[:FEW]
     )
     return f"Taps end the fusion of kernels: without them the target's own outputs differ, {told}."
 
 
 def _accusation(number: int, suspect: Suspect) -> str:
-    class_name = suspect.class_name.rpartition(".")[2]
-    name = f"{suspect.module} ({class_name})" if class_name else suspect.module
-    said = f"{number}. {name} is wrong: {_error(suspect)} at {suspect.pair.key}. {suspect.explanation}"
-    kind = suspect.diagnosis
-    if kind is None:
-        return said
-    if kind.explanations:
-        best = kind.explanations[0]
+    name = f"{suspect.module} ({suspect.class_name})" if suspect.class_name else suspect.module
+    said = f"{number}. {name} is wrong: {_error(suspect)} at {suspect.key}. {_ended(suspect.reason)}"
+    best, examined = suspect.diagnosis, suspect.examined
+    if best is not None:
         return f"{said} {_ended(best.text)}{' ' + _ended(best.hint) if best.hint else ''}"
-    if kind.status == "unexplained":
-        return f"{said} No hypothesis explains its values."
-    return said
+    if examined is not None and examined.status == "unexplained":
+        said += " No hypothesis explains its values."
+    return f"{said} Root cause: {suspect.cause}." if suspect.cause else said
 
 
 def _error(suspect: Suspect) -> str:
-    whose = "its own error" if suspect.is_own else "the error"
-    error = error_of(suspect.pair)
-    if error is None:
-        return f"{whose} is {suspect.pair.status}"
-    return f"{whose} is {error:.2e}, relative"
+    if suspect.own is not None:
+        return f"its own error is {suspect.own:.2e}, relative"
+    if suspect.is_own:
+        return f"its own error is {suspect.status}"
+    return (
+        f"the error is {suspect.status}"
+        if suspect.total is None
+        else f"the error is {suspect.total:.2e}, relative"
+    )
 
 
 def _not_compared(comparison: Comparison) -> Iterator[str]:
     absent = [pair for pair in comparison.pairs if _is_absent(pair)]
     for status in dict.fromkeys(pair.status for pair in absent):
         keys = [pair.key for pair in absent if pair.status == status]
-        yield f"Not compared: {_count(len(keys), 'tensor')} of the reference {status} ({_some(keys)})."
+        yield f"Not compared: {counted(len(keys), 'tensor')} of the reference {status} ({some(keys)})."
     more = [pair.key for pair in comparison.pairs if pair.status == "missing-in-reference"]
     if more:
-        yield f"Only the target has {_count(len(more), 'tensor')} ({_some(more)})."
+        yield f"Only the target has {counted(len(more), 'tensor')} ({some(more)})."
 
 
 def _is_absent(pair: Pair) -> bool:
     return pair.status in ABSENT or pair.status in ("unreadable", "unjudged", "shape-mismatch")
 
 
-def _some(keys: Sequence[str]) -> str:
-    more = f", and {len(keys) - _FEW} more" if len(keys) > _FEW else ""
-    return ", ".join(keys[:_FEW]) + more
-
-
 def _ended(text: str) -> str:
     return f"{text[:1].upper()}{text[1:].rstrip('.')}."
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -21,6 +21,14 @@ def error_of(run: Mapping[str, Any]) -> str:
     return str(error or "")
 
 
+def _ending(run: Mapping[str, Any]) -> str:
+    """Why an archive is incomplete: its run ended by an exception, or somehow; or what a dump lacks."""
+    error, text = run.get("error"), error_of(run)
+    if text and isinstance(error, Mapping) and not error.get("type"):
+        return text
+    return f"its run ended early{f' ({text})' if text else ''}"
+
+
 def caveats(reference: Archive, target: Archive) -> Iterator[str]:
     """What has to be known of two archives before their tensors are looked at, a sentence each."""
     if reference is target or _is_same_file(reference.path, target.path):
@@ -33,7 +41,7 @@ def caveats(reference: Archive, target: Archive) -> Iterator[str]:
         if archive.skipped:
             some = ", ".join(f"{key} ({what})" for key, what in list(archive.skipped.items())[:3])
             more = f", … {len(archive.skipped)} in all" if len(archive.skipped) > 3 else ""
-            yield f"The {name} holds what is no tensor and was not compared: {some}{more}."
+            yield f"The {name} holds what was not read: {some}{more}."
         unfinished = [point["site"] for point in points_of(archive.run) if point.get("unfinished")]
         if unfinished:
             sites = ", ".join(unfinished[:3]) + (", …" if len(unfinished) > 3 else "")
@@ -43,8 +51,7 @@ def caveats(reference: Archive, target: Archive) -> Iterator[str]:
             most, at = stopped.get("max_bytes"), stopped.get("at")
             yield f"The capture of the {name} stopped at its limit of {most} bytes, at {at}."
         if not archive.is_complete:
-            error = error_of(archive.run)
-            yield f"The {name} is incomplete: its run ended early{f' ({error})' if error else ''}."
+            yield f"The {name} is incomplete: {_ending(archive.run)}."
     for name, archive in (("reference", reference), ("target", target)):
         injection = injection_text(archive.run)
         if injection:

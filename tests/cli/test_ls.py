@@ -149,7 +149,7 @@ def test_what_is_no_tensor_and_what_is_not_all_there_is_said(
     assert lines[-3:] == [
         "gone: x.zarr/gone: all of its 1 chunks are missing",
         "half: 1 of 2 chunks are missing; the fill value was read",
-        "1 thing in it is no tensor: labels",
+        "1 thing in it was not read: labels",
     ]
     found = tcap_json("ls", "x.zarr")
     assert found["skipped"] == {"labels": "an array of '<U2'"}
@@ -158,5 +158,5 @@ def test_what_is_no_tensor_and_what_is_not_all_there_is_said(
     lines = tcap("convert", "x.zarr", "y.h5", "--only", "half").stderr.splitlines()
     assert lines == [
         "warning: half: 1 of 2 chunks are missing; the fill value was read",
-        "warning: 1 thing in it is no tensor: labels",
+        "warning: 1 thing in it was not read: labels",
     ]

@@ -101,3 +101,91 @@ def test_a_target_generates_with_the_tokens_of_the_reference(tcap_json: Any, fol
         for step in range(3):
             key = f"{step}/model.embed_tokens/input.input"
             assert (ours.load(ours.get(key)) == theirs.load(theirs.get(key))).all()
+
+
+BRANCHES = """
+import torch
+from torch import nn
+from tensorcap import Workload
+
+class Branches(nn.Module):
+    def __init__(self, names):
+        super().__init__()
+        self.names = names
+        torch.manual_seed(0)
+        for name in sorted(names):
+            setattr(self, name, nn.Linear(8, 8))
+
+    def forward(self, x):
+        made = {name: getattr(self, name)(x) for name in sorted(self.names)}
+        one, other = (made[name] for name in self.names)
+        return torch.tanh(one) + other
+
+def reference():
+    return Workload(Branches(["first", "second"]).eval(), (torch.linspace(-1, 1, 32).reshape(4, 8),))
+
+def target():  # beta is first and called second; both are wrong, so that values do not say which is which
+    made = Branches(["beta", "alpha"]).eval()
+    ours = reference().model
+    made.beta.load_state_dict(ours.first.state_dict())
+    made.alpha.load_state_dict(ours.second.state_dict())
+    with torch.no_grad():
+        made.alpha.weight.mul_(torch.linspace(-1, 1, 64).reshape(8, 8))
+        made.beta.bias.add_(0.01)
+    return Workload(made, (torch.linspace(-1, 1, 32).reshape(4, 8),))
+"""
+RULES = """
+[[rename]]
+from = "beta"
+to = "first"
+
+[[rename]]
+from = "alpha"
+to = "second"
+"""
+MAP = """
+[[pair]]
+reference = "first"
+target = "beta"
+
+[[pair]]
+reference = "second"
+target = "alpha"
+"""
+
+
+@pytest.mark.spec("VER-2")
+@pytest.mark.parametrize(
+    ("option", "text"), [pytest.param("--rules", RULES, id="rules"), pytest.param("--map", MAP, id="map")]
+)
+def test_rules_and_maps_say_what_belongs_together(
+    tcap_json: Any, folder: Path, option: str, text: str
+) -> None:
+    (folder / "m.py").write_text(BRANCHES)
+    (folder / "known.toml").write_text(text)
+    told = tcap_json(
+        "verify", "m.py:reference", "m.py:target", option, "known.toml", "-o", "report", status=1
+    )
+    blind = tcap_json("verify", "m.py:reference", "m.py:target", "-o", "blind", status=1)
+    assert {one["own"] > 0.1 for one in blind["suspects"]} == {True}  # by their order, each is the other
+    assert {one["module"] for one in told["suspects"]} == {"first", "second"}
+    owns = {one["module"]: one["own"] for one in told["suspects"]}
+    assert owns["first"] < 0.1 < owns["second"]
+    assert all(one["by"] == ["replay", "injection"] for one in told["suspects"])
+    assert told["with_injection"]["counts"].get("missing-in-target", 0) == 0
+
+
+@pytest.mark.spec("VER-4")
+def test_a_device_is_the_targets(tcap: Tcap, tcap_json: Any, folder: Path) -> None:
+    (folder / "m.py").write_text(BRANCHES)
+    told = tcap_json("verify", "m.py:reference", "--device", "cpu", "-o", "one")
+    assert (told["exit_status"], told["without_injection"]["counts"]) == (0, {"identical": 6})
+    refused = tcap("verify", "m.py:reference", "m.py:target", "--device", "nowhere", "-o", "two", status=2)
+    assert "nowhere" in refused.stderr
+    (folder / "p.py").write_text(
+        "import m, tensorcap\nhere = tensorcap.Port(m.reference, m.reference, devices=('cpu',))\n"
+    )
+    refused = tcap("verify", "p.py:here", "--device", "cuda", "-o", "three", status=2)
+    assert "port: device: found cuda, expected cpu" in refused.stderr
+    assert tcap_json("verify", "p.py:here", "--device", "cpu", "-o", "four")["exit_status"] == 0
+    assert not (folder / "two").exists()

@@ -182,19 +182,31 @@ def test_rounding_of_a_low_precision_target_is_no_mistake(reference: Path) -> No
     assert found.module == "2.out"
 
 
-def test_sixty_four_modules_take_at_most_eight_runs(tmp_path: Path) -> None:
+class Turn(nn.Module):
+    """A leaf of four ops, the third of which has a factor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(nn.init.orthogonal_(torch.empty(16, 16)))
+        self.factor = 0.1
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = x + torch.sin(torch.matmul(x, self.weight)) * self.factor
+        return made
+
+
+@pytest.mark.spec("BIS-12")
+def test_sixty_four_modules_take_at_most_eight_runs_to_the_module_and_its_op(tmp_path: Path) -> None:
     def model() -> Any:
         torch.manual_seed(1)
-        layers = [nn.Linear(16, 16) for _ in range(64)]
-        for layer in layers:
-            nn.init.orthogonal_(layer.weight)
-        return nn.Sequential(*layers)
+        return nn.Sequential(*(Turn() for _ in range(64))).eval()
 
     right, wrong = model(), model()
-    with torch.no_grad(), tensorcap.capture(right, tmp_path / "ref.h5"):
+    with torch.no_grad(), tensorcap.capture(right, tmp_path / "ref.h5", level="op"):
         right(INPUT)
-    with torch.no_grad():
-        wrong[41].weight.mul_(1.1)
-    found = bisect_live(tmp_path / "ref.h5", Workload(wrong, (INPUT,)))
+    wrong[41].factor = 0.11
+    found = bisect_live(tmp_path / "ref.h5", Workload(wrong, (INPUT,)), level="op")
     assert (found.module, found.cuts) == ("41", 64)
     assert len(found.runs) <= 8
+    assert found.divergence is not None
+    assert found.divergence.pair.key == "0/41:aten.mul.Tensor/output"

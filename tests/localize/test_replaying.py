@@ -238,7 +238,9 @@ def test_a_nan_is_blamed_on_the_module_that_makes_it(captured: Any) -> None:
     reference, target = captured(plant)
     found = localize(reference, target, workload(llama()))
     assert [s.module for s in found.suspects] == ["model.layers.1.mlp.up_proj"]
-    assert found.nonfinite == ("0/model.layers.1.mlp.up_proj/output", "model.layers.1.mlp.up_proj")
+    assert found.nonfinite is not None
+    assert found.nonfinite.key == "0/model.layers.1.mlp.up_proj/output"
+    assert found.nonfinite.module == "model.layers.1.mlp.up_proj"
 
 
 @pytest.mark.spec("LCL-1")

@@ -19,6 +19,7 @@ import tensorcap  # noqa: E402
 from tensorcap.aligning import align  # noqa: E402
 from tensorcap.comparing import opened  # noqa: E402
 from tensorcap.port import Port  # noqa: E402
+from tensorcap.reports.error_plot import plot_errors  # noqa: E402
 from tensorcap.reports.layer_report import Layer, depth_of  # noqa: E402
 from tensorcap.verifying import Runnable, verify  # noqa: E402
 from tensorcap.workload import Workload  # noqa: E402
@@ -70,11 +71,42 @@ def test_a_wrong_module_is_named_and_what_inherits_is_not(tmp_path: Path) -> Non
     found = verify(Workload(chain(), (X,)), Workload(wrong(), (X,)), tmp_path / "report")
     assert [one.module for one in found.suspects] == ["1.fc"]
     assert found.suspects[0].is_own
-    assert found.suspects[0].diagnosis is not None
-    assert found.suspects[0].pair.key == "0/1.fc/output"
+    assert found.suspects[0].by == ("replay", "injection")
+    assert found.suspects[0].examined is not None
+    assert found.suspects[0].key == "0/1.fc/output"
     assert {"0/1.act/output", "0/2.fc/output", "0/4/output"} <= set(found.inheriting)
     assert "0/1.fc/output" not in found.inheriting
     assert found.exit_status == 1
+
+
+@pytest.mark.spec("VER-10")
+@pytest.mark.spec("VER-40")
+def test_what_replay_alone_shows_is_no_success(tmp_path: Path) -> None:
+    def model(approximate: str) -> Any:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(8, 64), nn.GELU(approximate=approximate), nn.Linear(64, 8)).eval()
+
+    x = torch.linspace(-3, 3, 512 * 8).reshape(512, 8)
+    reference = Workload(model("none"), (x,))
+    right = Workload(model("none").bfloat16(), (x.bfloat16(),))
+    assert verify(reference, right, tmp_path / "right").exit_status == 0
+    other = Workload(model("tanh").bfloat16(), (x.bfloat16(),))  # which differs by less than roundings
+    found = verify(reference, other, tmp_path / "wrong")
+    assert found.free.is_green
+    assert found.injected is not None
+    assert found.injected.is_green
+    assert [(one.module, one.by) for one in found.suspects] == [("1", ("replay",))]
+    assert found.exit_status == report_of(tmp_path / "wrong")["exit_status"] == 1
+    assert not any("Nothing is wrong" in sentence for sentence in found.summary)
+
+
+@pytest.mark.spec("VER-10")
+def test_a_reference_that_cannot_be_replayed_leaves_the_injected_run_to_speak(tmp_path: Path) -> None:
+    model = chain()
+    with torch.no_grad(), tensorcap.capture(model, tmp_path / "ref.h5"):
+        model(X)
+    found = verify(tmp_path / "ref.h5", Workload(wrong(), (X,)), tmp_path / "report")
+    assert [(one.module, one.by) for one in found.suspects] == [("1.fc", ("injection",))]
 
 
 @pytest.mark.spec("VER-21")
@@ -188,7 +220,11 @@ def test_a_rewritten_model_under_other_names_is_judged_through_the_mapping(tmp_p
     right = verify(reference, target(planted=False), tmp_path / "right")
     assert (right.suspects, right.why_not_injected) == ((), "")
     found = verify(reference, target(planted=True), tmp_path / "wrong")
-    assert found.suspects[0].module in ("model.layers.1.mlp", "model.layers.1.mlp.act_fn")
+    assert [(one.module, one.by) for one in found.suspects] == [
+        ("model.layers.1.mlp", ("replay", "injection"))
+    ]
+    alone = verify(tmp_path / "wrong" / "reference.h5", target(planted=True), tmp_path / "alone")
+    assert [(one.module, one.by) for one in alone.suspects] == [("model.layers.1.mlp", ("injection",))]
     assert found.free.mapping is not None
     with ExitStack() as files:
         runs = (files.enter_context(opened(tmp_path / "right" / f"{n}.h5")) for n in ("reference", "target"))
@@ -222,7 +258,11 @@ def test_archives_are_compared_without_injection_and_it_is_said(tmp_path: Path) 
     found = verify(tmp_path / "ref.h5", tmp_path / "tgt.h5", folder)
     assert found.injected is None
     assert [(one.module, one.is_own) for one in found.suspects] == [("1.fc", False)]
-    assert "Without injection: the target is an archive" in (folder / "summary.txt").read_text()
+    summary = (folder / "summary.txt").read_text()
+    assert "Without injection: the target is an archive" in summary
+    assert "Own and inherited errors are not told apart." in summary
+    verify(Workload(chain(), (X,)), tmp_path / "tgt.h5", tmp_path / "replayed")
+    assert "errors are told apart by replay alone." in (tmp_path / "replayed" / "summary.txt").read_text()
     told = report_of(folder)
     assert told["with_injection"] is None
     assert told["reference"]["path"] == str(tmp_path / "ref.h5")
@@ -255,6 +295,12 @@ def test_nothing_is_left_of_a_run_that_fails_and_nothing_is_overwritten(tmp_path
     assert other.is_dir()
 
 
+def pixels(path: Path) -> Any:
+    """The colours of a picture, 0 to 1, without transparency."""
+    image = pytest.importorskip("matplotlib.image")
+    return image.imread(path)[:, :, :3]
+
+
 @pytest.mark.spec("VER-25")
 def test_the_plot_is_written_or_its_absence_said(tmp_path: Path) -> None:
     found = verify(Workload(chain(), (X,)), Workload(wrong(), (X,)), tmp_path / "report")
@@ -264,8 +310,59 @@ def test_the_plot_is_written_or_its_absence_said(tmp_path: Path) -> None:
         assert [note for note in found.summary if "'matplotlib'" in note] == list(found.notes)
         assert len(found.notes) == 1
     else:
-        assert all(plot.read_bytes().startswith(b"\x89PNG") for plot in plots)
         assert found.notes == ()
+        for plot in plots:
+            colours = pixels(plot)
+            assert 0.01 < float((colours.min(axis=2) < 0.9).mean()) < 0.5
+            assert len({tuple(colour) for colour in colours.reshape(-1, 3).round(1)}) > 10
+
+
+def drawn(folder: Path, layers: list[Layer]) -> Any:
+    pytest.importorskip("matplotlib")
+    plot_errors(folder / "plot.png", "title", layers)
+    return pixels(folder / "plot.png")
+
+
+def layer(at: int, mse: float | None, status: Any = "within-rounding", component: str = "fc") -> Layer:
+    return Layer(f"0/{at}.fc/output", "Linear", component, status, mse, mse, (), ((1,), (1,)))
+
+
+def coloured(picture: Any, rows: slice) -> int:
+    """How many pixels of some rows of the picture are of the first component's blue."""
+    blue = np.array([0x1F, 0x77, 0xB4]) / 255
+    within = picture[rows, : picture.shape[1] * 3 // 4]  # left of the legend
+    return int((np.abs(within - blue) < 0.02).all(axis=2).sum())
+
+
+@pytest.mark.spec("VER-25")
+def test_errors_of_zero_and_those_that_are_no_number_are_drawn_below_the_scale(tmp_path: Path) -> None:
+    scale, below = slice(0, 540), slice(540, None)
+    for mse, place in ((1e-6, scale), (0.0, below), (math.inf, below), (math.nan, below), (1e300, scale)):
+        picture = drawn(tmp_path, [layer(0, mse)])
+        assert (coloured(picture, scale) > 20, coloured(picture, below) > 20) == (
+            place is scale,
+            place is below,
+        )
+    zero, infinite = (drawn(tmp_path, [layer(0, mse)]) for mse in (0.0, math.inf))
+    assert np.abs(zero - infinite).max() > 0.5  # each has a row of its own
+    empty = drawn(tmp_path, [layer(0, None)])
+    assert coloured(empty, scale) == coloured(empty, below) == 0
+    assert float((empty.min(axis=2) < 0.5).mean()) > 0.001  # which says so
+
+
+@pytest.mark.spec("VER-25")
+def test_a_layer_that_is_not_green_stands_out(tmp_path: Path) -> None:
+    many = [layer(at, 1e-6) for at in range(400)]
+    before = drawn(tmp_path, many)
+    after = drawn(tmp_path, [*many[:200], layer(200, 1e-6, "diverged"), *many[201:]])
+    assert int((before.max(axis=2) > after.max(axis=2) + 0.3).sum()) > 10  # its edge is black
+
+
+@pytest.mark.spec("VER-25")
+def test_colours_do_not_depend_on_the_errors(tmp_path: Path) -> None:
+    small, large = ([layer(0, mse), layer(1, 1e-3, component="act")] for mse in (1e-6, 1e-1))
+    blues = [coloured(drawn(tmp_path, layers), slice(None)) for layers in (small, large)]
+    assert blues[0] == pytest.approx(blues[1], abs=10)
 
 
 @pytest.mark.spec("VER-26")

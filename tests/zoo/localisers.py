@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from tensorcap.comparing import compare
+from tensorcap.localization.suspect import Localization
 from tensorcap.localizing import localize
 from tensorcap.verdicts.pairing import ABSENT
 from tensorcap.workload import Workload
@@ -104,7 +105,10 @@ def _kind(kind: str | None) -> str | None:
 def _localised(
     reference: Path, target: Path, workload: Workload | None, mapping: Path | None
 ) -> Sequence[Suspect]:
-    found = localize(reference, target, workload, mapping=mapping, seed=0)
+    return _suspects(localize(reference, target, workload, mapping=mapping, seed=0))
+
+
+def _suspects(found: Localization) -> Sequence[Suspect]:
     return [Suspect(s.module, _kind(s.diagnosis.kind if s.diagnosis else None)) for s in found.suspects]
 
 
@@ -122,9 +126,17 @@ def archives(
     return _localised(reference, target, None, mapping)
 
 
+def injection(
+    reference: Path, target: Path, _: Workload, into: Workload, mapping: Path | None
+) -> Sequence[Suspect]:
+    """`localize` with the target run on the reference's arguments."""
+    return _suspects(localize(reference, target, into=into, mapping=mapping, into_seed=0))
+
+
 LOCALISERS: Final[Mapping[str, Localiser]] = {
     "first-divergence": first_divergence,
     "first-blame": first_blame,
     "replay": replay,
+    "injection": injection,
     "archives": archives,
 }

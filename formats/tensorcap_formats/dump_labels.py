@@ -1,0 +1,134 @@
+"""Labels of tensors in dumps of print hooks, and the keys that they mean (specs/max-files.md, section 3).
+
+A hook calls the whole model `model`, the n-th call of a layer `LAYER(n)`, and its tensors
+`LAYER-input_SLOT`, `LAYER-output`, `LAYER-output_SLOT`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from tensorcap_formats.keys import PROBES, ROOT_SITE, Key, escape, inner_site, module_site, unescape
+
+ROOT: Final = "model"
+_LABEL: Final = re.compile(r"(.+)-(input|output)(?:_(.+))?", re.DOTALL)
+_CALL: Final = re.compile(r"(.+)\(([2-9]|[1-9]\d{1,17})\)", re.DOTALL)  # the first one has no number
+_FILE: Final = re.compile(r"(.+)_(input|output)(?:_(\d+))?(_injected)?", re.DOTALL)
+_CLASS: Final = re.compile(r"[A-Z]\w*")
+_NUMBERS: Final = re.compile(r"\d+(?:_\d+)*")
+_DOUBLED: Final = re.compile(r"(?<![^.])([^.]*[^.\d][^.]*)\.\1(?=\.\d+(?:\.|$))")
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A label, taken apart.
+
+    Attributes:
+        path: Of the layer, as the label has it; of the root `""` once it is `rooted`.
+        call: Which call of the layer it was, from 0 on.
+        kind: `input` or `output`.
+        slot: Which of the inputs or outputs; "" where the label does not say.
+        is_injected: Whether the tensor was put in the place of what the model had.
+    """
+
+    path: str
+    call: int
+    kind: str
+    slot: str = ""
+    is_injected: bool = False
+
+    def key(self, step: int) -> Key:
+        """The key that it means in a step."""
+        fields = self.slot.replace("_", ".") if _NUMBERS.fullmatch(self.slot) else self.slot
+        slot = f"{self.kind}.{escape(fields)}" if fields else self.kind
+        return Key(module_site(self.path), slot, step, self.call)
+
+
+def parse_label(text: str) -> Label | None:
+    """Take a label of a print hook apart; None if it is none (MXF-20).
+
+    Example:
+        >>> parse_label("model.layers.3.mlp(2)-input_hidden_states").key(0).text
+        '0/model.layers.3.mlp@1/input.hidden_states'
+        >>> parse_label("after_rope") is None
+        True
+    """
+    found = _LABEL.fullmatch(text)
+    if found is None:
+        return None
+    path, kind, slot = found.groups()
+    called = _CALL.fullmatch(path)
+    if called is None:
+        return Label(path, 0, kind, slot or "")
+    return Label(called[1], int(called[2]) - 1, kind, slot or "")
+
+
+def parse_file_name(text: str) -> Label | None:
+    """Take the name of a file of a layer verification apart; None if it is none (MXF-22).
+
+    Example:
+        >>> parse_file_name("layers.0.mlp.down_proj_input_0_injected").key(0).text
+        '0/layers.0.mlp.down_proj/input.0'
+    """
+    found = _FILE.fullmatch(text)
+    if found is None:
+        return None
+    path, kind, slot, injected = found.groups()
+    return Label(path, 0, kind, slot or "", injected is not None)
+
+
+def probe_key(text: str, step: int) -> Key:
+    """The key of a print whose label is a name of its own (MXF-21)."""
+    return Key(inner_site(PROBES, text), "value", step)
+
+
+def undoubled(label: Label) -> Label:
+    """The label with the names that an object for lists of layers doubles said once (MXF-23).
+
+    Example:
+        >>> undoubled(parse_label("model.layers.layers.0.mlp-output")).path
+        'model.layers.0.mlp'
+    """
+    return replace(label, path=_DOUBLED.sub(r"\1", label.path))
+
+
+def rooted(labels: Iterable[Label]) -> list[Label]:
+    """The labels without the name of the whole model, if all of them begin with it (MXF-24).
+
+    A hook calls a layer that it has no name for by its class: such labels say nothing of that.
+    """
+    labels = list(labels)
+    named = [label.path for label in labels if not _CLASS.fullmatch(label.path)]
+    if not all(path == ROOT or path.startswith(f"{ROOT}.") for path in named):
+        return labels
+    return [
+        label if _CLASS.fullmatch(label.path) else replace(label, path=label.path[len(ROOT) + 1 :])
+        for label in labels
+    ]
+
+
+def label_of(key: Key) -> str:
+    """The label that a print hook gives to what a key names; a bare key, or a probe's, is one itself.
+
+    Example:
+        >>> label_of(Key("layers.3.mlp", "input.hidden_states", call=1))
+        'model.layers.3.mlp(2)-input_hidden_states'
+        >>> label_of(Key("@root", "output.logits"))
+        'model-output_logits'
+    """
+    if key.is_bare:
+        return unescape(key.site)
+    module, colon, point = key.site.partition(":")
+    call = f"({key.call + 1})" if key.call else ""
+    if module == PROBES and colon and not call and key.slot == "value":
+        return unescape(point)
+    path = ROOT if module == ROOT_SITE else f"{ROOT}.{unescape(module)}"
+    if colon:
+        path += f":{unescape(point)}"
+    kind, _, fields = unescape(key.slot).partition(".")
+    numbers = fields.replace(".", "_")
+    slot = f"_{numbers if _NUMBERS.fullmatch(numbers) else fields}" if fields else ""
+    return f"{path}{call}-{kind}{slot}"

@@ -1,0 +1,29 @@
+"""Counts and lists in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+FEW: Final = 3  # as many of a list are named
+
+
+def some(names: Sequence[str]) -> str:
+    """The first few of some names, and how many more there are.
+
+    Example:
+        >>> some(["a", "b"]), some(["a", "b", "c", "d", "e"])
+        ('a, b', 'a, b, c, and 2 more')
+    """
+    more = f", and {len(names) - FEW} more" if len(names) > FEW else ""
+    return ", ".join(names[:FEW]) + more
+
+
+def counted(count: int, noun: str) -> str:
+    """A count with its noun.
+
+    Example:
+        >>> counted(1, "tensor"), counted(2, "tensor")
+        ('1 tensor', '2 tensors')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
