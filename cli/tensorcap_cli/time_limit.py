@@ -35,7 +35,8 @@ def time_limit_option(function: _Function) -> _Function:
     def command(*args: Any, timeout: float | None, **kwargs: Any) -> Any:
         if timeout is not None:
             output = kwargs.get("output")
-            continue_in_child(timeout, None if output is None else Path(f"{output}.log"))
+            log = None if output is None else Path(f"{Path(output)}.log")  # beside a folder, not in it
+            continue_in_child(timeout, log)
         return function(*args, **kwargs)
 
     return command  # type: ignore[return-value] # it takes what the function takes

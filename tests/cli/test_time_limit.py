@@ -77,6 +77,11 @@ def test_the_exit_status_is_handed_on_and_what_a_compiler_wrote_is_kept(tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["x.h5.log"]
 
 
+def test_the_log_of_a_folder_lies_beside_it(tmp_path: Path) -> None:
+    run(tmp_path, "os.write(2, b'no such op'); sys.exit(1)", "-o", "report/", "--timeout", "60", status=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["report.log"]
+
+
 def test_what_takes_too_long_is_ended_and_its_log_says_where_it_was(tmp_path: Path) -> None:
     began = time.monotonic()
     code = "def compiling():\n    time.sleep(600)\ncompiling()"
