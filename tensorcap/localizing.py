@@ -14,13 +14,14 @@ from tensorcap.comparing import Source, compare, opened
 from tensorcap.comparison import Comparison
 from tensorcap.diagnosis.diagnosing import diagnose
 from tensorcap.diagnosis.weighing import Explanation
-from tensorcap.replaying import Own, Replayed, replay_within
+from tensorcap.replaying import Replayed, replay_within
 from tensorcap.verdicts.calls import Calls
 from tensorcap.verdicts.divergence import called_sites, caller_of
 from tensorcap.verdicts.gains import row_error
 from tensorcap.verdicts.pairing import ABSENT, Pair
 from tensorcap.verdicts.places import is_inner, is_parameter
 from tensorcap.verdicts.policy import SEVERITY
+from tensorcap.verdicts.replayed import Own
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import TensorcapError
 

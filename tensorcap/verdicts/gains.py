@@ -54,6 +54,7 @@ class SecondVerdict:
         precision: Of the pair.
         together: Makes one error of those of the inputs.
         is_core: Which limits count.
+        elements: How many the errors are of.
     """
 
     policy: Policy
@@ -61,6 +62,7 @@ class SecondVerdict:
     precision: Precision
     together: Callable[[Sequence[float]], float]
     is_core: bool
+    elements: int
 
     def of(
         self, first: Finding, measured: tuple[float, float], *, is_tail: bool = False
@@ -79,7 +81,7 @@ class SecondVerdict:
             return first, inputs, output  # the elements that were read are not like the others
         inputs, output = min(together, key=lambda errors: errors[1] / errors[0] if errors[0] else math.inf)
         judge = self.policy.judge_tail if is_tail else self.policy.judge_gain
-        second = judge(output, inputs, self.precision, is_core=self.is_core)
+        second = judge(output, inputs, self.precision, is_core=self.is_core, elements=self.elements)
         return min(first, second, key=lambda found: found.value), inputs, output
 
 
@@ -159,8 +161,11 @@ class Gains:
                 continue
             precision = self._precision(result)
             together = [self._together(errors, is_core=True) for errors in (look.inputs, look.tails)]
-            finding = self._policy.judge_gain(look.output, together[0], precision, is_core=True)
-            tail = self._policy.judge_tail(look.tail, together[1], precision, is_core=True)
+            count = least_elements((*sources, result))
+            finding = self._policy.judge_gain(
+                look.output, together[0], precision, is_core=True, elements=count
+            )
+            tail = self._policy.judge_tail(look.tail, together[1], precision, is_core=True, elements=count)
             if not precision.is_wide and tail.status == "within-rounding" and look.rows is not None:
                 tail = self._policy.judge_row(*look.rows, precision)
             yield Gain(
@@ -209,7 +214,8 @@ class Gains:
             return
         inputs = self._together(known, is_core=is_core)
         precision = self._precision(result)
-        finding = self._policy.judge_gain(output, inputs, precision, is_core=is_core)
+        count = least_elements((*sources, result))
+        finding = self._policy.judge_gain(output, inputs, precision, is_core=is_core, elements=count)
         tail = None if result.key in self._aligned else self._tail(sources, result, is_core=is_core)
         is_green = finding.status == "within-rounding" and (tail is None or tail.status == "within-rounding")
         if not is_green and result.key not in self._aligned:
@@ -219,6 +225,7 @@ class Gains:
                 precision,
                 partial(self._together, is_core=is_core),
                 is_core=is_core,
+                elements=count,
             )
             finding, inputs, output = second.of(finding, (inputs, output))
             if tail is not None:
@@ -231,7 +238,10 @@ class Gains:
         errors = self._tail_errors(sources, result, is_core=is_core)
         if errors is None:
             return None
-        return self._policy.judge_tail(errors[1], errors[0], self._precision(result), is_core=is_core)
+        count = least_elements((*sources, result))
+        return self._policy.judge_tail(
+            errors[1], errors[0], self._precision(result), is_core=is_core, elements=count
+        )
 
     def _tail_errors(
         self, sources: Sequence[Pair], result: Pair, *, is_core: bool
@@ -262,6 +272,18 @@ def made_directly(leaf: Call) -> list[Record]:
 def row_error(pair: Pair) -> float | None:
     """`epsilon`, the median over rows of the relative error; 0 for identical pairs."""
     return 0.0 if pair.difference is None else pair.difference.row_error_median
+
+
+def least_elements(pairs: Sequence[Pair]) -> int:
+    """How many elements the smallest of some tensors has that errors are taken over."""
+    return min(elements_of(pair) for pair in pairs)
+
+
+def elements_of(pair: Pair) -> int:
+    """How many elements the error of a pair is taken over."""
+    if pair.difference is not None:
+        return pair.difference.measured
+    return pair.reference.size if pair.reference is not None else 0
 
 
 def tail_error(pair: Pair) -> float | None:

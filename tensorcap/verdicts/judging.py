@@ -15,7 +15,7 @@ from tensorcap.verdicts.calibration import Calibration
 from tensorcap.verdicts.calls import Calls
 from tensorcap.verdicts.explained import explained_leaves
 from tensorcap.verdicts.flips import Flips, copies_of, find_flips, routers, scores_by_choices
-from tensorcap.verdicts.gains import Gains, row_error
+from tensorcap.verdicts.gains import Gains, elements_of, row_error
 from tensorcap.verdicts.held import same_numbers
 from tensorcap.verdicts.injected import Injected
 from tensorcap.verdicts.looks import SecondLook
@@ -254,9 +254,10 @@ class PolicyJudge:
             text = f"{pair.difference.zero_rows} rows are all zeros in the reference and not in the target"
             found.append(Finding("zeros", pair.difference.zero_rows, 0, "suspect", text))
         if error is not None:
-            is_rough = is_inner(key) or is_gradient(key)
+            is_rough = is_inner(key) or is_gradient(key) or is_behind
             own = self._of_own(pair, error, precision)
-            found.append(own or self._policy.judge_total(error * scale, depth, precision, is_rough=is_rough))
+            total = self._policy.judge_total(error * scale, depth, precision, is_rough=is_rough)
+            found.append(own or total)
             outlier = pair.difference.outlier
             is_masked = is_inner(key) and pair.difference.measured < pair.difference.elements
             if outlier is not None and not is_behind and not is_masked:
@@ -274,7 +275,7 @@ class PolicyJudge:
             return None
         site = pair.reference.key.site
         is_leaf = own == "result" and self._calls.is_leaf(site) and self._calls.is_simple(site)
-        return self._policy.judge_own(error, precision, is_leaf=is_leaf)
+        return self._policy.judge_own(error, precision, is_leaf=is_leaf, elements=elements_of(pair))
 
     def _of_dtypes(self, pair: Pair) -> list[Finding]:
         """A record that is coarser than the other, and than what both runs say that they computed in."""
