@@ -116,6 +116,9 @@ class Policy:
         routing_margin: Flips of experts are explained up to this many times the error of their scores.
         routing_unexplained: Share of rows whose flips may be unexplained before the router is guilty.
         routing_flipped: Share of rows that may flip where scores alone do not decide.
+        routing_growth: Times the limit of F behind a router that chose other experts.
+        routing_typical: Test F: share of rows behind a router that may have other experts before the median
+            row is not what it was.
     """
 
     rounding: float = 0.425
@@ -147,6 +150,8 @@ class Policy:
     routing_margin: float = 4.0
     routing_unexplained: float = 0.01
     routing_flipped: float = 0.1
+    routing_growth: float = 6.0
+    routing_typical: float = 0.25
     units: Mapping[str, float] = field(default_factory=lambda: UNITS, repr=False)
 
     def precision(self, name: str) -> Precision:
@@ -194,8 +199,12 @@ class Policy:
 
     def sampled(self, limits: Limits, elements: int) -> Limits:
         """Limits of a ratio of two RMS, widened by what so few elements may have it off by (POL-80)."""
-        factor = 1 + self.few / math.sqrt(max(1, elements))
+        factor = self.widened_by(elements)
         return Limits(factor * limits.green, factor * limits.suspect)
+
+    def widened_by(self, elements: int) -> float:
+        """What a limit of a ratio of two RMS over so many elements is multiplied by (POL-80)."""
+        return 1 + self.few / math.sqrt(max(1, elements))
 
     def in_proportion(self, limits: Limits, precision: Precision) -> Limits:
         """Limits for float32 as they are for a wider precision."""
@@ -209,7 +218,7 @@ class Policy:
         return self.wide_noise * precision.unit / self.units["float32"]
 
     def judge_total(
-        self, error: float, depth: int, precision: Precision, *, is_rough: bool = False
+        self, error: float, depth: int, precision: Precision, *, elements: int, times: float = 1.0
     ) -> Finding:
         """Judge the whole error of a record: test F, or the rule for float32 against float32.
 
@@ -217,19 +226,26 @@ class Policy:
             error: Row error.
             depth: How many blocks it has come through.
             precision: Of the pair.
-            is_rough: Whether the record is of a place within a module's code, a gradient, or behind a router
-                that chose other experts.
+            elements: How many the error is of.
+            times: What limits are multiplied by: `rough`, `routing_growth`.
         """
-        factor = self.rough if is_rough else 1.0
         if precision.is_wide:
             limits = self.in_proportion(self.wide_total, precision)
-            limits = Limits(factor * limits.green, factor * limits.suspect)
+            limits = Limits(times * limits.green, times * limits.suspect)
             status = limits.status(error)
             text = f"row error {error:.2g}, {precision.name} runs agree within {limits.green:.2g}"
             return Finding("wide", error, limits.green, status, text)
-        limit = factor * self.envelope_at(depth, precision)
+        limit = times * self.envelope_at(depth, precision) * self.widened_by(elements)
         status = "within-rounding" if error <= limit else "suspect"
         text = f"row error {error:.2g}, at most {limit:.2g} expected at depth {depth} in {precision.name}"
+        return Finding("F", error, limit, status, text)
+
+    @staticmethod
+    def judge_other_experts(error: float) -> Finding:
+        """Judge the whole error of a record whose typical row had other experts: that of two unlike rows."""
+        limit = math.sqrt(2)
+        status: Status = "within-rounding" if error <= limit else "suspect"
+        text = f"row error {error:.2g}, where most rows had other experts: at most {limit:.2g}"
         return Finding("F", error, limit, status, text)
 
     def judge_outlier(self, outlier: float, error: float, worst_rows: float, precision: Precision) -> Finding:

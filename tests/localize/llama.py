@@ -26,7 +26,8 @@ def llama(activation: str = "silu") -> Any:
         vocab_size=100,
         hidden_act=activation,
     )
-    model = transformers.LlamaForCausalLM(config).eval()
+    model: Any = transformers.LlamaForCausalLM(config)
+    model.eval()
     for parameter in model.parameters():
         if parameter.ndim == 2:
             nn.init.normal_(parameter, std=0.2)
