@@ -16,7 +16,7 @@ from tensorcap.diagnosis.diagnosing import diagnose
 from tensorcap.diagnosis.weighing import Explanation
 from tensorcap.replaying import Replayed, replay_within
 from tensorcap.verdicts.calls import Calls
-from tensorcap.verdicts.divergence import called_sites, caller_of
+from tensorcap.verdicts.divergence import Inputs, called_sites, caller_of, is_circumstance
 from tensorcap.verdicts.gains import row_error
 from tensorcap.verdicts.pairing import ABSENT, Pair
 from tensorcap.verdicts.places import is_inner, is_parameter
@@ -190,7 +190,7 @@ def _by_archives(
     )
     around, calls, called = _Around(free), Calls(reference), called_sites(reference)
     first = free.divergence
-    if first is None or first.is_growth or first.pair.status in ABSENT:
+    if first is None or first.is_growth or _is_nobodys(first.pair, Inputs(reference, free.pairs)):
         return Localization((), "archives", around.nonfinite, (note,))
     accused = {first.module: (first.pair, first.explanation)}
     for pair in free.pairs:
@@ -208,6 +208,11 @@ def _by_archives(
         name = calls.class_of(module)
         suspects.append(Suspect(module, name, pair.key, None, inherited, total, reason, found))
     return Localization(tuple(suspects), "archives", around.nonfinite, (note,))
+
+
+def _is_nobodys(pair: Pair, inputs: Inputs) -> bool:
+    """Whether a pair says nothing of who made it: it is missing, or differs by circumstance."""
+    return pair.status in ABSENT or is_circumstance(pair, inputs.of(pair))
 
 
 def _stands_out(pair: Pair) -> bool:

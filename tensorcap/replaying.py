@@ -297,6 +297,7 @@ def _found(
         target=given.target,
         twin=given.twin,
         precision=given.precision,
+        pairs=compared.pairs,
         is_forward=way == "forward",
     )
     lacking = (

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from tensorcap.verdicts.places import is_gradient, is_inner, is_parameter, spellings
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.keys import ROOT_SITE, module_of
+from tensorcap_formats.keys import ROOT_SITE, Key, module_of
 from tensorcap_formats.records import Record
 
 # Kinds of leaves that are elementwise, linear or norms, so that they add little to an error; by class name,
@@ -27,7 +27,7 @@ _PRODUCT: Final = re.compile(rf"conv|{_LINEAR.pattern}", re.IGNORECASE)
 _CENTRED: Final = re.compile(r"(?:layer|group|batch|instance)_?norm", re.IGNORECASE)
 _ATTENTION: Final = re.compile(r"attention|attn", re.IGNORECASE)
 _BLOCK: Final = re.compile(r"(?:^|(?<=\.))\d+(?=\.|$)")
-_STATE: Final = re.compile(r"cache|past|state|memory|mems", re.IGNORECASE)
+_STATE: Final = re.compile(r"cache|past|memory|mems|(?<!hidden_)state", re.IGNORECASE)
 _NUMBER: Final = re.compile(r"(?:^|[./_-])(\d+)(?=[./_-]|$)")
 
 
@@ -149,7 +149,7 @@ class Calls:
                 made[record.digest] = max(self._depth(record), made.get(record.digest, 0))
             elif key.slot.startswith("input"):
                 depth = made.get(record.digest, 0) if record.digest else 0
-                if not depth and _STATE.search(key.slot):
+                if not depth and is_state(key):
                     depth = max((count for step, count in steps.items() if step < key.step), default=0)
                 if depth:
                     found[key.text] = depth
@@ -223,6 +223,11 @@ class Calls:
 
     def _kind(self, site: str) -> str:
         return self.class_of(site) or site.rpartition(".")[2]
+
+
+def is_state(key: Key) -> bool:
+    """Whether a tensor is, by the name of its slot, kept from one step to the next, such as a cache."""
+    return _STATE.search(key.slot) is not None
 
 
 def _is_float(record: Record) -> bool:

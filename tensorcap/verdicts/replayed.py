@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
 
 from tensorcap.verdicts.calls import Calls
-from tensorcap.verdicts.divergence import called_sites, caller_of
+from tensorcap.verdicts.divergence import Inputs, called_sites, caller_of, is_circumstance
 from tensorcap.verdicts.gains import elements_of, row_error
 from tensorcap.verdicts.pairing import Finding, Pair, Status
 from tensorcap.verdicts.policy import POLICY, SEVERITY, Precision
@@ -61,6 +62,7 @@ class ReplayJudge:
         target: What the target's made of the same, under the reference's keys.
         twin: What the reference's made in the target's precision; None without.
         precision: What errors are held against; None where no run says one.
+        pairs: What was compared.
         is_forward: Whether the target was run on the reference's values, which were rounded on the way in.
     """
 
@@ -72,12 +74,14 @@ class ReplayJudge:
         target: Archive,
         twin: Archive | None,
         precision: Precision | None,
+        pairs: Sequence[Pair],
         is_forward: bool,
     ) -> None:
         self._calls = Calls(reference)
         self._called = called_sites(reference)
         self._target, self._exact, self._twin = target, exact, twin
         self._precision = precision
+        self._given = Inputs(reference, pairs)
         self._is_forward = is_forward
         self._inputs = {call.place: call.inputs for call in self._calls.calls}
 
@@ -99,6 +103,9 @@ class ReplayJudge:
     ) -> tuple[Status, tuple[Finding, ...]]:
         if pair.status in ("identical", "match"):
             return pair.status, ()
+        if is_circumstance(pair, self._given.of(pair)):
+            said = pair.findings or (Finding(pair.status, 1, 0, "unjudged", _wrong(pair)),)
+            return "unjudged", tuple(replace(finding, status="unjudged") for finding in said)
         if pair.status in ("nonfinite", "shape-mismatch"):
             return "diverged", (Finding(pair.status, 1, 0, "diverged", _wrong(pair)),)
         error = row_error(pair)
