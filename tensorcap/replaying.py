@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tensorcap.adapters import adapter_for
 from tensorcap.aligning import NO_MAPPING, MappingSource, aligned_if_needed, sides
@@ -34,6 +34,8 @@ from tensorcap_formats.records import Record
 
 if TYPE_CHECKING:
     from tensorcap.workload import Workload
+
+_NAMED: Final = 3  # modules in a note
 
 Way = Literal["self", "reverse", "forward"]
 
@@ -75,6 +77,11 @@ class Replay:
     def unjudged(self) -> Sequence[Own]:
         """What nothing could judge, such as a tensor that cannot be read."""
         return [own for own in self.owns if own.status == "unjudged"]
+
+    @property
+    def precise(self) -> Sequence[Own]:
+        """What was rounded less than the reference's model rounds it in that precision."""
+        return [own for own in self.owns if own.is_precise]
 
     @property
     def exit_status(self) -> int:
@@ -385,4 +392,11 @@ def _notes(found: Replay) -> list[str]:
     if found.unjudged:
         count, first = len(found.unjudged), found.unjudged[0].key
         notes.append(f"{count} tensors could not be judged: {first}.")
+    if found.precise:
+        modules = list(dict.fromkeys(own.module for own in found.precise))
+        some = ", ".join(modules[:_NAMED]) + (", …" if len(modules) > _NAMED else "")
+        notes.append(
+            f"{some}: rounds less than the reference's model does in {found.precision} (R "
+            f"{found.precise[0].ratio:.2g}): casts elsewhere, or a fused kernel; by itself no mistake."
+        )
     return notes

@@ -116,6 +116,7 @@ def command(
                         "is_leaf": own.is_leaf,
                         "error": json_value(own.error),
                         "ratio": json_value(own.ratio),
+                        "is_precise": own.is_precise,
                         "status": own.status,
                         "findings": [
                             {

@@ -105,7 +105,7 @@ class Policy:
         replayed_composite: Limits of test A' there.
         replayed_tail: Times these limits, of the 95th percentile of rows.
         twin_ratio: Limits of test B.
-        twin_precise: R below which a target is over-precise, which is no mistake.
+        twin_precise: R below which a target rounds less than the twin, which is no mistake.
         twin_bits: Limits of test C, shares of elements.
         twin_values: Test C: the share of elements of an activation that may differ at all.
         explained: Test G: the largest share of the squared error that the input's value may explain.
@@ -357,6 +357,10 @@ class Policy:
         limits = self.sampled(self.twin_ratio, elements)
         text = f"{ratio:.3g} times the error of the model in that precision, at most {limits.green:.3g}"
         return Finding("B", ratio, limits.green, limits.status(ratio), text)
+
+    def is_precise(self, ratio: float, elements: int) -> bool:
+        """Whether a result was rounded less than the model itself rounds it in that precision."""
+        return ratio < self.twin_precise / self.widened_by(elements)
 
     def judge_bits(self, share: float, elements: int) -> Finding:
         """Judge the share of elements that are more than one unit in the last place off: test C."""

@@ -36,6 +36,7 @@ class Own:
         ratio: R against the twin on the same values; None without one.
         status: `identical`, `within-rounding`, `suspect` or `diverged`, or `unjudged`.
         findings: What the tests said.
+        is_precise: Whether it was rounded less than the model itself rounds it in that precision.
     """
 
     key: str
@@ -46,6 +47,7 @@ class Own:
     ratio: float | None
     status: Status
     findings: tuple[Finding, ...]
+    is_precise: bool
 
     @property
     def is_bad(self) -> bool:
@@ -96,7 +98,9 @@ class ReplayJudge:
         ratio = None if pair.baseline is None else pair.baseline.r
         status, findings = self._judged(pair, ratio, is_leaf=is_leaf)
         made: Made = "result" if is_result else "argument"
-        return Own(pair.key, module, made, is_leaf, row_error(pair), ratio, status, findings)
+        is_own_kind = is_leaf and not self._calls.is_linear(key.site)
+        is_precise = is_own_kind and ratio is not None and POLICY.is_precise(ratio, elements_of(pair))
+        return Own(pair.key, module, made, is_leaf, row_error(pair), ratio, status, findings, is_precise)
 
     def _judged(
         self, pair: Pair, ratio: float | None, *, is_leaf: bool

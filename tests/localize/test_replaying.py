@@ -82,6 +82,10 @@ def test_a_norm_that_rounds_less_than_the_model_is_told_and_not_accused(captured
     ratio = own(found, f"0/{NORM}/output").ratio
     assert ratio is not None
     assert ratio < 0.9
+    assert [one.key for one in found.precise] == [f"0/{NORM}/output"]
+    assert f"{NORM}: rounds less than the reference's model does in bfloat16" in found.notes[-1]
+    reference, target = captured(None)
+    assert not replay(reference, workload(llama()), target).precise
 
 
 @pytest.mark.spec("RPL-12")
