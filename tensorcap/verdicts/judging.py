@@ -22,6 +22,7 @@ from tensorcap.verdicts.looks import SecondLook
 from tensorcap.verdicts.masks import judged_as_masks
 from tensorcap.verdicts.op_gains import OpGains
 from tensorcap.verdicts.ops import ops_of
+from tensorcap.verdicts.padding import Padding
 from tensorcap.verdicts.pairing import Finding, Pair, Status
 from tensorcap.verdicts.places import is_gradient, is_inner, is_parameter
 from tensorcap.verdicts.policy import Policy, Precision
@@ -108,6 +109,9 @@ class PolicyJudge:
             self._open = {pair.key for pair in pairs if self._is_open(pair)}
             if not self._open:
                 return list(pairs), Account(self._policy)
+        whole = {pair.key: pair for pair in pairs}
+        padding = Padding(*self._archives)
+        pairs = [padding.without(pair) for pair in pairs]
         ops = ops_of(self._archives[0])
         by_key = {pair.key: pair for pair in pairs}
         found_routers = routers(self._calls, ops, by_key)
@@ -188,7 +192,7 @@ class PolicyJudge:
             precision=self._precision,
             is_injected=bool(self._injected),
         )
-        return judged, account
+        return [replace(pair, difference=whole[pair.key].difference) for pair in judged], account
 
     def _left_out(self, pair: Pair, moved: Collection[str], first_flip: Callable[[Record], bool]) -> Pair:
         """The pair, `excluded` if it is of an op whose rows are others since experts flipped (POL-27)."""

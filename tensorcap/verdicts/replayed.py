@@ -12,6 +12,7 @@ import numpy as np
 from tensorcap.verdicts.calls import Calls
 from tensorcap.verdicts.divergence import Inputs, called_sites, caller_of, is_circumstance
 from tensorcap.verdicts.gains import elements_of, row_error
+from tensorcap.verdicts.padding import Padding
 from tensorcap.verdicts.pairing import Finding, Pair, Status
 from tensorcap.verdicts.policy import POLICY, SEVERITY, Precision
 from tensorcap_formats.archive import Archive
@@ -83,12 +84,14 @@ class ReplayJudge:
         self._called = called_sites(reference)
         self._target, self._exact, self._twin = target, exact, twin
         self._precision = precision
+        self._padding = Padding(exact, target)
         self._given = Inputs(reference, pairs)
         self._is_forward = is_forward
         self._inputs = {call.place: call.inputs for call in self._calls.calls}
 
     def of(self, pair: Pair) -> Own:
         """What became of one tensor."""
+        pair = self._padding.without(pair)
         assert pair.reference is not None
         assert pair.target is not None
         key = pair.reference.key

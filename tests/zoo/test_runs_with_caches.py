@@ -131,6 +131,20 @@ def test_a_correct_run_is_green_and_accuses_nobody(
 
 
 @pytest.mark.slow
+@pytest.mark.spec("POL-81")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_attention_of_padding_by_another_implementation_accuses_nobody(tmp_path: Path, dtype: str) -> None:
+    inputs = {"input_ids": tokens(2, PROMPT + STEPS, 0)}
+    reference, eager = make("llama"), make("llama", dtype)
+    eager.set_attn_implementation("eager")  # the mean of all values for a token that attends to none
+    capture_workload(Workload(reference, inputs, decode_padded), tmp_path / "ref.h5")
+    capture_workload(Workload(eager, inputs, decode_padded), tmp_path / "tgt.h5")
+    for workload in (None, Workload(make("llama"), inputs, decode_padded)):
+        found = localize(tmp_path / "ref.h5", tmp_path / "tgt.h5", workload)
+        assert (found.suspects, found.exit_status) == ((), 0)
+
+
+@pytest.mark.slow
 @pytest.mark.spec("CMP-40")
 @pytest.mark.spec("RPL-3")
 @pytest.mark.spec("LCL-4")
