@@ -141,7 +141,7 @@ class Policy:
     twin_ratio: Limits = Limits(1.2, 1.5)
     twin_precise: float = 0.95
     twin_bits: Limits = Limits(0.001, 0.005)
-    twin_values: float = 0.01
+    twin_values: float = 0.005
     explained: float = 0.05
     explained_bins: int = 64
     wide_total: Limits = Limits(1e-5, 1e-4)

@@ -141,7 +141,7 @@ class ReplayJudge:
             found.append(POLICY.judge_twin(ratio, count))
         found += [finding for finding in pair.findings if finding.test == "E"]
         is_precise = ratio is not None and ratio < POLICY.twin_precise
-        if not (is_precise and self._calls.has_parameters(key.site)):
+        if not (is_precise and (self._is_forward or self._calls.has_parameters(key.site))):
             found += self._of_bits(pair)
         return max((f.status for f in found), key=SEVERITY.index), tuple(found)
 

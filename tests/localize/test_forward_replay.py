@@ -134,3 +134,23 @@ def test_a_model_with_nothing_in_common_is_refused(reference: Any) -> None:
     other = Workload(nn.Sequential(nn.Linear(3, 3)), (torch.ones(1, 3),))
     with pytest.raises(UsageError, match="has no argument or result"):
         replay_forward(reference(), other, mapping="none")
+
+
+@pytest.mark.slow
+@pytest.mark.spec("RPL-4")
+@pytest.mark.spec("RPL-14")
+@pytest.mark.spec("INJ-10")
+@pytest.mark.parametrize("name", ["llama_rope_side_by_side", "llama_padded_vocabulary", "gpt2_gelu"])
+def test_a_map_of_a_few_tensors_leaves_the_others_as_they_are(name: str, tmp_path: Path) -> None:
+    from tests.zoo.catalogue import ENTRIES
+    from tests.zoo.entry import Correct, build
+
+    entry = ENTRIES[name]
+    assert isinstance(entry, Correct)
+    pair, mapping = build(entry, "bfloat16"), None
+    capture_workload(pair.reference, tmp_path / "ref.h5")
+    if entry.mapping is not None:
+        mapping = tmp_path / "map.toml"
+        mapping.write_text(entry.mapping)
+    found = replay_forward(tmp_path / "ref.h5", pair.target, model=pair.reference, mapping=mapping)
+    assert (found.bad, found.natural, found.exit_status) == ([], (), 0)
