@@ -524,4 +524,4 @@ def test_a_root_cause_is_told_by_r_and_more_precision_is_no_mistake(tmp_path: Pa
     assert suspect.cause == "a factor is missing"  # which R alone says, as its bands are documented
     assert [one.module for one in found.over_precise] == ["1"]
     assert 0.5 < found.over_precise[0].ratio < 0.85
-    assert any("no mistake: 1 (R 0." in text for text in around_texts(found))
+    assert any("1: rounds less than the reference's model" in note for note in found.notes)
