@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from tensorcap_formats.dtypes import Array
+
+MASKS: Final = ("one further", "one fewer", "longer window", "shorter window")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,14 @@ class Rounded:
     dtype: str
 
 
-Edit = Filled | Ordered | Transposed | Added | Absent | Shifted | Rounded
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """A mask of attention of another extent, one of `MASKS`."""
+
+    way: str
+
+
+Edit = Filled | Ordered | Transposed | Added | Absent | Shifted | Rounded | Masked
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +79,7 @@ class Operation:
         place: File and line where it is written.
         ways: What it can be altered to: `first` and `second` (it returns that operand), `twice` (a sum),
             `opposite` (of sums and differences), `sum` (in the place of a product), `0 and 1` (parts that are
-            split or joined are exchanged), or the name of another function.
+            split or joined are exchanged), one of `MASKS` (of attention), or the name of another function.
         has_number: Whether an operand is a number.
     """
 

@@ -13,11 +13,13 @@ import numpy as np
 from tensorcap.diagnosis.exhibit import Exhibit
 from tensorcap.diagnosis.weighing import Values
 from tensorcap.variation import (
+    MASKS,
     Absent,
     Added,
     Change,
     Edit,
     Filled,
+    Masked,
     Operation,
     Ordered,
     Rerun,
@@ -63,6 +65,12 @@ _ARGUMENTS: Final = (  # by a part of their names; the first that fits counts
     ("position", "position-offset", "Positions are not looked at, or counted from another number."),
     ("", "term-missing", "A residual, or another term, is missing."),
 )
+_SEEN: Final = {
+    "one further": "every token see the next one too",
+    "one fewer": "no token see itself",
+    "longer window": "a window of one token more",
+    "shorter window": "a window of one token less",
+}
 _LEFT_OUT: Final[Mapping[str, str]] = {  # what an operation is when it is not done, by words of its name
     "clamp clip": "clip-missing",
     "masked where": "attention-mask",
@@ -173,6 +181,8 @@ def alterations(operations: Mapping[str, Operation]) -> list[Variant]:
 
 def _altered(one: Operation, way: str) -> tuple[str, str]:
     """The kind of an altered operation, and what became of it."""
+    if way in MASKS:
+        return "attention-mask", f"where attention has {_SEEN[way]}"
     if way in ("first", "second"):
         what = f"with the {way} operand in the place of the result of {one.name}"
         for names, kind in _LEFT_OUT.items():
@@ -319,6 +329,8 @@ def _of_arguments(rerun: Rerun) -> Iterator[Variant]:
         short = name.removeprefix("input.")
         what, missing, hint = next(entry for entry in _ARGUMENTS if entry[0] in short)
         edits: list[tuple[str, str, Edit]] = [(missing, f"without its {short}", Absent())]
+        if what == "mask" and kind != "int" and len(shape) > 1:
+            edits += [(missing, f"where its {short} has {_SEEN[way]}", Masked(way)) for way in MASKS]
         if kind == "float":
             edits.append((missing, f"with zeros for its {short}", Filled(0.0)))
         elif what == "mask":

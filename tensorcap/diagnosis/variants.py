@@ -22,8 +22,6 @@ from tensorcap.diagnosis.constants import hint_of, named
 from tensorcap.diagnosis.exhibit import Exhibit
 from tensorcap.diagnosis.weighing import (
     LESSENED,
-    ROUNDINGS,
-    SHARE,
     Scales,
     Trial,
     Values,
@@ -70,18 +68,12 @@ def variants(exhibit: Exhibit, scales: Scales, rerun: Rerun | None) -> Iterator[
         for name, value in rerun.settings.items():
             if isinstance(value, float) and abs(value) >= SMALL:
                 yield from tried.fitted(name, value)
-    if _is_explained(exhibit, scales):
+    if scales.is_explained:
         return
     if dtype in _NARROW:
         yield from tried.all_of(in_low_precision(rerun, dtype))
     yield from tried.experts()
     yield from tried.all_of(alterations(operations)[:most])
-
-
-def _is_explained(exhibit: Exhibit, scales: Scales) -> bool:
-    before = relative_error(exhibit.t, exhibit.r) if exhibit.is_same_shape else 1.0
-    limit = min(LESSENED, max(SHARE, ROUNDINGS * scales.rounding / (before or 1.0)))
-    return min(scales.tried.values(), default=1.0) <= limit
 
 
 class _Tried:

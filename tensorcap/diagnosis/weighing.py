@@ -112,12 +112,14 @@ class Scales:
         inherited: Relative error that the values arrive with.
         tried: The trials so far, by kind: the smallest share of the error that one of them left.
         count: How many were tried, with all that were looked at to find them.
+        is_explained: Whether one of them holds that says what is wrong here.
     """
 
     rounding: float
     inherited: float
     tried: dict[str, float] = field(default_factory=dict)
     count: int = 0
+    is_explained: bool = False
 
     def weigh(self, trial: Trial) -> Explanation:
         """Measure what a trial leaves."""
@@ -141,7 +143,7 @@ class Scales:
             and k * LEAST_PER_PARAMETER <= count
             and self._log_chance(trial, count, left) <= LOG_CHANCE
         )
-        return Explanation(
+        found = Explanation(
             trial.kind,
             trial.text,
             trial.hint,
@@ -153,6 +155,8 @@ class Scales:
             score,
             trial.facts,
         )
+        self.is_explained |= found.is_within and found.kind != "inherited"
+        return found
 
     def _told(self, after: float) -> float:
         """A residual as far as it tells hypotheses apart: exact, or within a rounding, or as it is."""

@@ -99,6 +99,19 @@ class Angles(nn.Module):
         return result
 
 
+class Attention(nn.Module):
+    """A head that sees what a mask lets it, or what is behind it."""
+
+    def __init__(self, _: Config) -> None:
+        super().__init__()
+        self.out = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        made = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        result: Tensor = self.out(made[0])
+        return result
+
+
 class Model(nn.Module):
     """A module in a model."""
 
@@ -408,6 +421,38 @@ def test_a_table_that_is_kept_in_low_precision_is_told(tmp_path: Path) -> None:
     assert first.facts == {"parameter": "frequencies", "dtype": "bfloat16"}
 
 
+WINDOW = np.tril(np.ones((TOKENS, TOKENS), bool)) & ~np.tril(np.ones((TOKENS, TOKENS), bool), -5)
+SEEN = [
+    pytest.param(None, np.tril(np.ones((TOKENS, TOKENS), bool), 1), "operation", id="next-token"),
+    pytest.param(
+        WINDOW, WINDOW & ~np.tril(np.ones((TOKENS, TOKENS), bool), -4), "argument", id="shorter-window"
+    ),
+    pytest.param(
+        WINDOW, WINDOW | (np.eye(TOKENS, k=-5) > 0), "argument", marks=pytest.mark.spec("DIA-76"), id="longer"
+    ),
+]
+
+
+@pytest.mark.spec("DIA-73")
+@pytest.mark.parametrize(("mask", "seen", "where"), SEEN)
+def test_a_mask_that_is_one_off_is_told(
+    tmp_path: Path, rng: np.random.Generator, mask: Array | None, seen: Array, where: str
+) -> None:
+    q, k, v = rng.standard_normal((3, 1, TOKENS, WIDTH)).astype(np.float32)
+    inputs = {"q": torch.from_numpy(q), "k": torch.from_numpy(k), "v": torch.from_numpy(v)}
+    if mask is not None:
+        inputs["mask"] = torch.from_numpy(np.where(mask, 0, -1e9).astype(np.float32))
+    workload = Workload(drawn(Model(Attention, "attention")), inputs)
+    powers = np.where(seen, np.exp(q[0].astype(float) @ k[0].T / 4), 0)
+    made = powers / powers.sum(-1, keepdims=True) @ v[0]
+    key = "0/attention.out/input.input"
+    found = found_by(workload, {key: made}, tmp_path, "attention", key)
+    first = found.explanations[0]
+    assert first.kind == "attention-mask"
+    assert where in first.facts
+    assert first.after < 2e-6
+
+
 @pytest.mark.spec("DIA-77")
 def test_operations_are_not_altered_where_something_else_explains_the_pair(
     tmp_path: Path, rng: np.random.Generator
@@ -416,6 +461,22 @@ def test_operations_are_not_altered_where_something_else_explains_the_pair(
     found = found_by_mixer(workload, mixed(values_of(workload), bias=0.0), tmp_path)
     assert "bias-dropped" in kinds(found)
     assert not any("operation" in e.facts for e in found.explanations)
+
+
+@pytest.mark.spec("DIA-77")
+def test_no_whole_number_changes_on_a_device(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = mixer_workload(rng)
+    workload.model.mixer.count = 3
+    monkeypatch.setattr(Mixer, "extra_repr", lambda self: str(self.count))  # so that its code names it
+    with ExitStack() as stack:
+        again = rerun_within(stack, workload, tmp_path)
+        assert (again.settings["count"], again.arguments["input.position_ids"][0]) == (3, "int")
+        monkeypatch.setattr(torch.Tensor, "device", torch.device("cuda"))
+        assert "count" not in again.settings
+        assert again.settings["limit"] == 0.4
+        assert again.arguments["input.position_ids"][0] == "other"
 
 
 @pytest.mark.spec("DIA-10")

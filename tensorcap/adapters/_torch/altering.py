@@ -17,9 +17,11 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from tensorcap.adapters._torch.low_precision import Steps
-from tensorcap.variation import Operation
+from tensorcap.adapters._torch.masks import attention_with
+from tensorcap.variation import MASKS, Operation
 
 _OWN: Final = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+_ATTENTION: Final = "scaled_dot_product_attention"
 _SUMS: Final = frozenset({"add", "__add__", "__radd__", "add_", "__iadd__"})
 _PRODUCTS: Final = frozenset({"mul", "__mul__", "__rmul__", "mul_", "__imul__"})
 _DIFFERENCES: Final = frozenset({"sub", "__sub__", "sub_", "__isub__"})
@@ -96,6 +98,8 @@ def _ways(name: str, args: Any, result: Any) -> list[str]:
         return [f"{one} and {other}" for one, other in pairs if parts[one].shape == parts[other].shape]
     if not isinstance(result, torch.Tensor) or not result.is_floating_point() or not args:
         return []
+    if name == _ATTENTION:
+        return list(MASKS)
     if name in _MEANS:
         return [other for other in _MEANS if other != name]
     ways = [
@@ -115,6 +119,8 @@ def _ways(name: str, args: Any, result: Any) -> list[str]:
 
 
 def _altered(name: str, way: str, func: Any, args: Any, kwargs: Any) -> Any:
+    if name == _ATTENTION:
+        return attention_with(way, func, args, kwargs)
     if way in ("first", "second"):
         return args[way == "second"]
     if name in _PARTS or name in _JOINED:

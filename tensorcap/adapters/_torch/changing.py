@@ -11,8 +11,9 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from tensorcap.adapters._torch.masks import other_mask
 from tensorcap.adapters._torch.tensors import dtype_named
-from tensorcap.variation import Absent, Added, Change, Edit, Filled, Ordered, Rounded, Shifted
+from tensorcap.variation import Absent, Added, Change, Edit, Filled, Masked, Ordered, Rounded, Shifted
 
 Held = tuple[dict[str, Any], str]  # what holds a parameter or a buffer, and its name there
 
@@ -85,6 +86,8 @@ def edited(tensor: torch.Tensor, edit: Edit) -> torch.Tensor | None:
         moved = tensor.roll(edit.by, edit.axis)
         moved.narrow(edit.axis, 0 if edit.by > 0 else edit.by, abs(edit.by)).zero_()
         return moved
+    if isinstance(edit, Masked):
+        return other_mask(tensor, edit.way)
     if isinstance(edit, Rounded):
         return tensor.to(dtype_named(edit.dtype)).to(tensor.dtype)
     return tensor.transpose(*edit.axes).contiguous()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,8 +30,6 @@ from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import Key, escape, module_site
 
 Forward = Callable[..., Any]
-
-_FAILURES: Final = (Exception,)  # whatever a changed module may run into
 
 
 class _Enough(BaseException):
@@ -159,7 +157,7 @@ class Rerunning:
                     self._take("output", result)
             except _Enough:
                 pass
-            except _FAILURES:
+            except Exception:  # whatever a changed module may run into
                 return None
         return None if self._found is None else self._found.cpu().double().numpy()
 
