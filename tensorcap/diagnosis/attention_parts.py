@@ -128,7 +128,8 @@ def _earlier(site: _Site) -> list[int]:
     key = site.record.key
     if key.step is None:
         return []
-    steps = {r.key.step for r in site.archive.records if r.key.site == site.parent and r.key.step is not None}
+    within = [r.key.step for r in site.archive.records if r.key.site.rpartition(".")[0] == site.parent]
+    steps = {step for step in within if step is not None}
     return sorted(step for step in steps if step < key.step)
 
 
