@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
@@ -13,6 +13,7 @@ from tensorcap.diagnosis.weighing import Values
 Mask = Literal["whole", "padding", "none"]
 
 _NONE: Final = -1e30  # a score that is not seen; of a token that sees nothing all are equal
+_FAINT: Final = 1e-6  # shares of a sink that are not told apart from none, or from all
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +71,46 @@ class Parts:
 
     def __call__(self, core: Core, heads: Values) -> Values:
         """The result of some heads, (batch, token, head, channel)."""
-        groups, count = self.q.shape[1] // self.k.shape[1], self.k.shape[1]
-        own = heads % count if core.is_tiled else heads // groups
-        q = self._rotated(self.q[:, heads], core.rotation if core.rotation != "k alone" else "none")
-        k = self._rotated(self.k[:, own], core.rotation if core.rotation != "q alone" else "none")
-        scores = q @ np.swapaxes(k, -1, -2) * core.scale
-        if core.softcap:
-            scores = core.softcap * np.tanh(scores / core.softcap)
-        if self.bias is not None and core.has_bias:
-            scores = scores + (self.bias if self.bias.shape[1] == 1 else self.bias[:, heads])
-        scores = np.where(self.sight(core), scores, _NONE)
+        scores = self._scores(core, heads)
         if self.sinks is not None and core.has_sinks:
             sinks = np.broadcast_to(self.sinks[heads][None, :, None, None], (*scores.shape[:-1], 1))
             shares = softmax(np.concatenate([scores, sinks], axis=-1))[..., :-1]
         else:
             shares = softmax(scores)
-        return np.asarray((shares @ self.v[:, own]).transpose(0, 2, 1, 3))
+        return np.asarray((shares @ self.v[:, self._keys(core, heads)]).transpose(0, 2, 1, 3))
+
+    def sinks_of(self, core: Core, heads: Values, made: Values, rows: Values) -> Values:
+        """The sinks that make a result of that of a core without: one for each head, -inf where none does.
+
+        A sink multiplies what a token is given by 1 / (1 + exp(sink - s)), s being the logarithm of the sum
+        of the exponentials of its scores.
+        """
+        scores = self._scores(core, heads)
+        top = scores.max(axis=-1)
+        total = (top + np.log(np.exp(scores - top[..., None]).sum(axis=-1))).transpose(0, 2, 1)[rows]
+        plain = self(replace(core, has_sinks=False), heads)[rows]
+        size = np.maximum((plain * plain).sum(axis=-1), 1e-300)
+        share = np.clip((made * plain).sum(axis=-1) / size, _FAINT, 1 - _FAINT)
+        sinks = np.full(self.q.shape[1], -np.inf)
+        sinks[heads] = np.median(total + np.log(1 / share - 1), axis=0)
+        return sinks
+
+    def _keys(self, core: Core, heads: Values) -> Values:
+        """Which head of keys each head looks at."""
+        count = self.k.shape[1]
+        return heads % count if core.is_tiled else heads // (self.q.shape[1] // count)
+
+    def _scores(self, core: Core, heads: Values) -> Values:
+        """The scores of some heads, (batch, head, query, key)."""
+        q = self._rotated(self.q[:, heads], core.rotation if core.rotation != "k alone" else "none")
+        k = self.k[:, self._keys(core, heads)]
+        k = self._rotated(k, core.rotation if core.rotation != "q alone" else "none")
+        scores = q @ np.swapaxes(k, -1, -2) * core.scale
+        if core.softcap:
+            scores = core.softcap * np.tanh(scores / core.softcap)
+        if self.bias is not None and core.has_bias:
+            scores = scores + (self.bias if self.bias.shape[1] == 1 else self.bias[:, heads])
+        return np.where(self.sight(core), scores, _NONE)
 
     def sight(self, core: Core) -> Values:
         """Which keys each query sees, (batch or 1, 1, query, key)."""

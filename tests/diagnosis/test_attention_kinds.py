@@ -151,17 +151,20 @@ def test_a_bias_of_positions_belongs_to_the_scores(diagnosed: Diagnose, precisio
 
 
 @pytest.mark.spec("DIA-65")
+@pytest.mark.parametrize("is_captured", [True, False])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_sinks_take_part_in_the_softmax(diagnosed: Diagnose, precision: str) -> None:
+def test_sinks_take_part_in_the_softmax(diagnosed: Diagnose, precision: str, is_captured: bool) -> None:
     made = Made(diagnosed, 20, 20, precision)
     sinks = np.array([1.0, -0.5, 2.0, 0.25], np.float32)
-    beside = {"0/attn/param.sinks": sinks}
+    beside = {"0/attn/param.sinks": sinks} if is_captured else {}
     ours = made.core(causal(20), sinks=sinks)
     found = made.named(ours, made.core(causal(20), is_target=True), {}, beside)
     assert found.explanations[0].kind == "attention-sinks"
+    scaled = made.core(causal(20), is_target=True, sinks=sinks, scale=1.0)
+    assert made.named(ours, scaled, {}, beside).explanations[0].kind == "attention-scale"
     window = causal(20) & ~np.tri(20, k=-6, dtype=bool)
     found = made.named(ours, made.core(window, is_target=True, sinks=sinks), {}, beside)
-    assert not [e for e in found.explanations if e.kind == "attention-sinks"]
+    assert not [e for e in found.explanations if e.kind.startswith("attention")]
 
 
 @pytest.mark.spec("DIA-66")
