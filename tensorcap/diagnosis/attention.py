@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -19,6 +20,7 @@ _LARGEST: Final = 1 << 21  # scores that are worked out: of as many heads as tha
 _ROUNDINGS: Final = 12.0  # that it may leave: scores, their softmax and the result are rounded
 _ALLOWED: Final = 1e-5  # what the order of sums may make of the reference in float32
 _STEPS: Final = 24
+_LIKELY: Final = 4  # cores that sinks are tried with
 _HINTS: Final = {
     "attention-scale": "The scale of scores: 1/sqrt(head_dim), one of the configuration, or applied twice.",
     "attention-mask": "The mask: causal or not, the length of the window, or off by one; padding.",
@@ -51,35 +53,26 @@ def attentions(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
     # What a token that sees nothing is given, is not defined.
     rows = np.ones(r.shape[:2], np.bool_) if ours.seen is None else ours.seen[:, 0].any(axis=-1)
 
-    def result(parts: Parts, core: Core, some: Values = heads) -> Values:
-        return parts(core, some)[rows]
-
     made, shown = (side.reshape(*r.shape[:2], count, head_dim)[:, :, heads][rows] for side in (r, t))
-    # Under replay the reference's core was given the target's queries, keys and values.
-    cores, sides = list(_usual(exhibit, ours)), (ours, theirs)
     allowed = max(4 * scales.rounding * LESSENED, _ALLOWED)
-    errors = {core: min(relative_error(made, result(parts, core)) for parts in sides) for core in cores}
-    usual = min(errors, key=lambda core: errors[core])
-    if errors[usual] > allowed and ours.sinks is None:
-        fitted = [(core, parts.sinks_of(core, heads, made, rows)) for core in cores for parts in sides]
-        error, at = min(
-            (min(relative_error(made, result(replace(parts, sinks=sinks), core)) for parts in sides), at)
-            for at, (core, sinks) in enumerate(fitted)
-        )
-        usual, sinks = fitted[at]
-        errors[usual], theirs = error, replace(theirs, sinks=sinks)
-    if errors[usual] > allowed:
+    known = _known(exhibit, ours, theirs, made, heads, rows, allowed)
+    if known is None:
         return
-    baseline = result(theirs, usual)
+    usual, theirs = known
+
+    def result(core: Core, some: Values = heads) -> Values:
+        return theirs(core, some)[rows]
+
+    baseline = result(usual)
     yield inherited(shown, baseline, made)
     for kind, text, core in _changes(usual, exhibit, theirs):
         facts = {"reference": _facts(usual), "target": _facts(core)}
-        predicted = result(theirs, core)
+        predicted = result(core)
         yield Trial(kind, text, shown, predicted, baseline, 0, math.log(32), _HINTS[kind], facts, _ROUNDINGS)
-    few = heads[:: max(1, len(heads) // 4)]
+    few = _few(heads)
     sample = shown[:, np.isin(heads, few)]
     scale = _fitted_scale(
-        usual.scale, lambda value: relative_error(sample, result(theirs, replace(usual, scale=value), few))
+        usual.scale, lambda value: relative_error(sample, result(replace(usual, scale=value), few))
     )
     factor = scale / usual.scale
     names = named(factor, exhibit, 0.01)
@@ -88,8 +81,38 @@ def attentions(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
     core = replace(usual, scale=scale)
     told: dict[str, object] = {"factor": factor, "equals": list(names)}
     logs = math.log(_STEPS)
-    kind, predicted = "attention-scale", result(theirs, core)
+    kind, predicted = "attention-scale", result(core)
     yield Trial(kind, text, shown, predicted, baseline, 1, logs, _HINTS[kind], told, _ROUNDINGS)
+
+
+def _known(
+    exhibit: Exhibit, ours: Parts, theirs: Parts, made: Values, heads: Values, rows: Values, allowed: float
+) -> tuple[Core, Parts] | None:
+    """The core that makes the reference, and the target's parts, with sinks where they had to be fitted.
+
+    Under replay the reference's core was given the target's queries, keys and values.
+    """
+    few = _few(heads)
+    sample = made[:, np.isin(heads, few)]
+
+    def left(core: Core, sides: Sequence[Parts], shown: Values, some: Values) -> float:
+        return min(relative_error(shown, parts(core, some)[rows]) for parts in sides)
+
+    cores = sorted(_usual(exhibit, ours), key=lambda core: left(core, (ours, theirs), sample, few))
+    if left(cores[0], (ours, theirs), made, heads) <= allowed:
+        return cores[0], theirs
+    if ours.sinks is None:
+        for core, parts in itertools.product(cores[:_LIKELY], (ours, theirs)):
+            sinks = parts.sinks_of(core, heads, made, rows)
+            sides = replace(ours, sinks=sinks), replace(theirs, sinks=sinks)
+            if left(core, sides, made, heads) <= allowed:
+                return core, sides[1]
+    return None
+
+
+def _few(heads: Values) -> Values:
+    """A few heads, which are enough to choose by."""
+    return heads[:: max(1, len(heads) // 4)]
 
 
 def _completed(theirs: Parts, ours: Parts) -> Parts:
