@@ -51,7 +51,7 @@ def attentions(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
         return
     heads = np.unique(np.linspace(0, count - 1, min(count, fitting)).astype(np.int64))
     # What a token that sees nothing is given, is not defined.
-    rows = np.ones(r.shape[:2], np.bool_) if ours.seen is None else ours.seen[:, 0].any(axis=-1)
+    rows = np.asarray(np.ones(r.shape[:2], np.bool_) if ours.seen is None else ours.seen[:, 0].any(axis=-1))
 
     made, shown = (side.reshape(*r.shape[:2], count, head_dim)[:, :, heads][rows] for side in (r, t))
     allowed = max(4 * scales.rounding * LESSENED, _ALLOWED)

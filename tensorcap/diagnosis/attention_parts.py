@@ -114,12 +114,11 @@ def _parts(site: _Site, count: int) -> Parts | None:
     mask = next((given[name] for name in _MASKS if name in given), None)
     seen, added = _mask(site.archive, mask, scores)
     bias = _bias(site.archive, given, made, scores)
-    if bias is not None:
-        shown, bias = bias > _HIDDEN, np.where(bias > _HIDDEN, bias, 0.0)
-        if not shown.all():
-            seen = (
-                shown.any(axis=1, keepdims=True) if seen is None else seen & shown.any(axis=1, keepdims=True)
-            )
+    if bias is not None and (bias <= _HIDDEN).any():  # a mask that was added to it
+        shown = (bias > _HIDDEN).any(axis=1, keepdims=True)
+        shown = np.broadcast_to(shown, (scores[0], *shown.shape[1:]))
+        seen = shown if seen is None else np.asarray(seen & shown)
+        bias = np.where(bias > _HIDDEN, bias, 0.0)
     bias = bias if added is None else added if bias is None else bias + added
     return Parts(q, k, v, cos, sin, seen, bias, _sinks(site, count))
 
@@ -199,13 +198,13 @@ def _mask(
     if not _fits(values.shape, scores):
         return None, None
     if record.dtype.kind != "float":
-        seen, added = values != 0, None
+        seen, added = np.asarray(values != 0), None
     else:
-        seen = values > _HIDDEN
+        seen = np.asarray(values > _HIDDEN)
         rest = np.where(seen, values, 0.0)
         added = np.broadcast_to(rest, (*rest.shape[:2], *scores[2:])) if rest.any() else None
     shown = np.broadcast_to(seen, (scores[0], *seen.shape[1:2], *scores[2:]))
-    return shown.any(axis=1, keepdims=True), added
+    return np.asarray(shown.any(axis=1, keepdims=True)), added
 
 
 def _bias(
