@@ -61,7 +61,7 @@ def attentions(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
     usual, theirs = known
 
     def result(core: Core, some: Values = heads) -> Values:
-        return theirs(core, some)[rows]
+        return np.asarray(theirs(core, some)[rows])
 
     baseline = result(usual)
     yield inherited(shown, baseline, made)

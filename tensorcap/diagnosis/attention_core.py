@@ -98,7 +98,7 @@ class Parts:
     def _keys(self, core: Core, heads: Values) -> Values:
         """Which head of keys each head looks at."""
         count = self.k.shape[1]
-        return heads % count if core.is_tiled else heads // (self.q.shape[1] // count)
+        return np.asarray(heads % count if core.is_tiled else heads // (self.q.shape[1] // count))
 
     def _scores(self, core: Core, heads: Values) -> Values:
         """The scores of some heads, (batch, head, query, key)."""
