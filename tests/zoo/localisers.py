@@ -65,6 +65,8 @@ _KINDS: Final[Mapping[str, str]] = {
     "attention-mask": "mask",
     "attention-softcap": "softcap",
     "attention-heads": "permutation",
+    "attention-bias": "position",
+    "attention-sinks": "missing_module",
     "softcap-*": "softcap",
     "mask-sentinel": "mask",
     "identity": "missing_module",
