@@ -143,7 +143,8 @@ def by_archives(reference: Archive, target: Archive, free: Comparison) -> Witnes
     accused = {one.module: one for one in first if _is_clear(one)}
     for one in first:
         if one.module not in accused:
-            notes.append(f"{one.keys[0]} stands out a little, as now and then in a correct port: {one.reason}")
+            key = one.keys[0]
+            notes.append(f"{key} stands out a little, as now and then in a correct port: {one.reason}")
     for pair in free.pairs if first else ():
         said = _stands_out(pair)
         if len(accused) < _MOST and pair.reference is not None and said is not None:

@@ -144,11 +144,11 @@ def test_the_first_wrong_layer_is_guilty_and_not_the_worst(tmp_path: Path, by: s
 @pytest.mark.parametrize(("factor", "status"), [(1.007, "suspect"), (1.1, "diverged")])
 def test_archives_alone_accuse_where_it_is_clear(tmp_path: Path, factor: float, status: str) -> None:
     class ScaledLinear(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            made: torch.Tensor = super().forward(x)
+        def forward(self, x: Tensor) -> Tensor:
+            made: Tensor = super().forward(x)
             return made * factor if self.weight.dtype == torch.bfloat16 and self.in_features == 65 else made
 
-    def make(dtype: torch.dtype) -> Workload:
+    def make(dtype: Any) -> Workload:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(64, 65), ScaledLinear(65, 64), nn.Linear(64, 64))
         x = torch.randn(128, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
