@@ -223,6 +223,33 @@ def laid(
     return MappedArchive(*parts, [link], map_path=f"steps {'; '.join(layout.texts)}")
 
 
+def aligned_if_needed(
+    reference: Archive, target: Archive, mapping: MappingSource | Literal["none"] | None = None
+) -> Aligned | None:
+    """The mapping by which a target is run on the reference's values, where one is needed.
+
+    Args:
+        reference: The trusted archive.
+        target: A run of the target without injection.
+        mapping: A mapping or a map file; `"none"` for equal keys alone. If None, one is computed where names
+            leave records of both sides over.
+
+    Returns:
+        The mapping that was given or computed; None where equal keys say it.
+
+    Raises:
+        UsageError: An entry of the mapping makes no sense, or does not fit the archives.
+        ReadError: A file cannot be read.
+    """
+    if mapping is not None:
+        return None if mapping == NO_MAPPING else align(reference, target, mapping=mapping)
+    if not both_lack_partners(reference, target):
+        return None
+    found = align(reference, target, by=evidence_between(reference, target))
+    is_plain = all(entry.reference == entry.target for entry in found.alignment.entries)
+    return None if is_plain else found
+
+
 def _kept(target: Archive) -> Alignment | None:
     """The mapping that a run was injected through: one computed of its own values may say something else."""
     injected = target.run.get("injected")

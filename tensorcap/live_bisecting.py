@@ -18,15 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tensorcap.adapters import adapter_for
-from tensorcap.aligning import (
-    NO_MAPPING,
-    Aligned,
-    MappingSource,
-    align,
-    both_lack_partners,
-    evidence_between,
-    fitting,
-)
+from tensorcap.aligning import NO_MAPPING, MappingSource, aligned_if_needed, fitting
 from tensorcap.alignment.mapping import Alignment
 from tensorcap.alignment.part import Part
 from tensorcap.bisection_runs import Run, State
@@ -172,7 +164,7 @@ class _Search:
         """Run the target as it is, and find what of it can be grafted."""
         free = self._files.enter_context(open_archive(self._capture("free.h5", -1, room=("output",))))
         source: Archive = self._reference
-        aligned = self._aligned(free, mapping)
+        aligned = aligned_if_needed(self._reference, free, mapping)
         if aligned is not None:
             self._mapping = aligned.alignment
             source = reversed_by(aligned, self._reference, free)
@@ -226,16 +218,6 @@ class _Search:
             found.divergence,
             tuple(ops[:_SHOWN]),
         )
-
-    def _aligned(self, free: Archive, mapping: MappingSource | None) -> Aligned | None:
-        """The mapping that is given, or one that is computed where names leave both sides over."""
-        if mapping is not None:
-            return None if mapping == NO_MAPPING else align(self._reference, free, mapping=mapping)
-        if not both_lack_partners(self._reference, free):
-            return None
-        found = align(self._reference, free, by=evidence_between(self._reference, free))
-        is_plain = all(entry.reference == entry.target for entry in found.alignment.entries)
-        return None if is_plain else found
 
     def _at(self, last: int, name: str = "") -> Run:
         """The run with all results grafted up to one."""

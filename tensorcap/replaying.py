@@ -9,29 +9,24 @@ difference is of one module's own making (`specs/replay.md`).
 from __future__ import annotations
 
 import copy
-import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-import numpy as np
-
 from tensorcap.adapters import adapter_for
-from tensorcap.aligning import MappingSource, sides
+from tensorcap.aligning import NO_MAPPING, MappingSource, aligned_if_needed, sides
 from tensorcap.capturing import Around, capture_workload
 from tensorcap.comparing import Source, compare, opened
+from tensorcap.injecting import reversed_by
 from tensorcap.substitution import Substitution
-from tensorcap.verdicts.calls import Calls
-from tensorcap.verdicts.divergence import called_sites, caller_of
-from tensorcap.verdicts.gains import row_error
-from tensorcap.verdicts.pairing import ABSENT, Finding, Pair, Status
+from tensorcap.verdicts.pairing import ABSENT, Pair
 from tensorcap.verdicts.places import is_inner
-from tensorcap.verdicts.policy import POLICY, SEVERITY, Precision
+from tensorcap.verdicts.policy import POLICY, Precision
+from tensorcap.verdicts.replayed import Own, ReplayJudge
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.dtypes import decode
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import ROOT_SITE, Key
 from tensorcap_formats.opening import open_archive
@@ -40,39 +35,9 @@ from tensorcap_formats.records import Record
 if TYPE_CHECKING:
     from tensorcap.workload import Workload
 
-Made = Literal["result", "argument"]
+_NAMED: Final = 3  # modules in a note
 
-_FLOATS: Final = ("float", "complex")
-
-
-@dataclass(frozen=True, slots=True)
-class Own:
-    """What one module itself made of archived values, against what the archive holds.
-
-    Attributes:
-        key: Key text of the tensor, in the names of the model that was run.
-        module: The module whose code made it: of an argument, the caller.
-        made: Whether it is a result of `module` or an argument that it hands on.
-        is_leaf: Whether a leaf of known kind made it.
-        error: Row error, no unit; None where none is defined.
-        ratio: R against the twin on the same values; None without one.
-        status: `identical`, `within-rounding`, `suspect` or `diverged`, or `unjudged`.
-        findings: What the tests said.
-    """
-
-    key: str
-    module: str
-    made: Made
-    is_leaf: bool
-    error: float | None
-    ratio: float | None
-    status: Status
-    findings: tuple[Finding, ...]
-
-    @property
-    def is_bad(self) -> bool:
-        """Whether it is suspect or worse."""
-        return self.status in ("suspect", "diverged")
+Way = Literal["self", "reverse", "forward"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +50,8 @@ class Replay:
         replaced: Count of tensors that were put in the place of the model's own.
         natural: Key texts of arguments that the archive has no tensor for, so that they stayed natural.
         lacking: Key texts of results of the reference that the target lacks, which nothing explains.
-        is_self: Whether the model was run on its own tensors.
+        way: Whether the reference's model was run on its own tensors, on the target's, or the target on the
+            reference's.
         notes: What else a reader should know, as sentences.
     """
 
@@ -94,8 +60,13 @@ class Replay:
     replaced: int
     natural: tuple[str, ...]
     lacking: tuple[str, ...]
-    is_self: bool
-    notes: tuple[str, ...]
+    way: Way
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_self(self) -> bool:
+        """Whether the model was run on its own tensors."""
+        return self.way == "self"
 
     @property
     def bad(self) -> Sequence[Own]:
@@ -106,6 +77,11 @@ class Replay:
     def unjudged(self) -> Sequence[Own]:
         """What nothing could judge, such as a tensor that cannot be read."""
         return [own for own in self.owns if own.status == "unjudged"]
+
+    @property
+    def precise(self) -> Sequence[Own]:
+        """What was rounded less than the reference's model rounds it in that precision."""
+        return [own for own in self.owns if own.is_precise]
 
     @property
     def exit_status(self) -> int:
@@ -188,187 +164,196 @@ def replay_within(
 ) -> Replayed:
     """As `replay`; the runs stay there for as long as the stack does."""
     original = stack.enter_context(opened(reference))
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tensorcap-")))
     tested = original if target is None else stack.enter_context(opened(target))
     precision = POLICY.precision_of_runs(original.run, tested.run, compute_dtype)
     if target is not None:
         _, tested = sides(original, tested, mapping)
-    keys = {record.key.text for record in tested.records if _is_exchanged(original, record)}
-    if not keys:
-        raise UsageError(
-            f"{tested.path}: has no argument or result of a module that the reference has",
-            hint="tcap align tells what belongs together.",
-        )
-
-    def ran(what: Workload, name: str) -> Archive:
-        if seed is not None:
-            adapter_for(what.model).seed(seed)
-        path = folder / name
-        capture_workload(
-            what, path, params=name == "run.h5", around=around, substitution=Substitution(tested, keys=keys)
-        )
-        return stack.enter_context(open_archive(path))
-
-    run = ran(workload, "run.h5")
-    is_narrow = precision is not None and not precision.is_wide
+    keys = _exchanged(tested, original)
+    runner = _Runner(stack, seed, around)
+    run = runner.run(workload, Substitution(tested, keys=keys), params=True)
     low = None
-    if twin and is_narrow and target is not None and precision is not None:
-        adapter = adapter_for(workload.model)
-        copied = replace(workload, model=copy.deepcopy(workload.model))
-        low = ran(adapter.prepare(copied, dtype=precision.name, input_dtype=precision.name), "twin.h5")
-    compared = compare(run, tested, mapping="none", baseline=low, compute_dtype=compute_dtype)
-    judge = _Judge(original, tested, run, low, precision)
-    owns = tuple(judge.of(pair) for pair in compared.pairs if _is_of_module(pair))
-    natural = [
-        record.key.text
-        for record in original.records
-        if record.key.slot.startswith("input") and not is_inner(record.key) and record.key.text not in keys
-    ]
-    lacking = [
-        pair.key
-        for pair in compared.pairs
-        if pair.is_required and pair.status in ABSENT and _is_result(pair) and pair.key in original
-    ]
-    name = "" if precision is None else precision.name
-    found = Replay(owns, name, len(keys), tuple(natural), tuple(lacking), target is None, ())
-    found = replace(found, notes=tuple(_notes(found)))
+    if twin and target is not None and precision is not None and not precision.is_wide:
+        low = runner.run(_in(precision, workload), Substitution(tested, keys=keys))
+    found = _found(
+        original,
+        _Sides(run, tested, low, precision, compute_dtype),
+        "self" if target is None else "reverse",
+        keys,
+        _natural(original, keys),
+    )
     return Replayed(found, original, tested, run)
 
 
-class _Judge:
-    """Judges what modules made, by tests A, A', B, C and E."""
-
-    def __init__(
-        self,
-        reference: Archive,
-        target: Archive,
-        run: Archive,
-        twin: Archive | None,
-        precision: Precision | None,
-    ) -> None:
-        self._calls = Calls(reference)
-        self._called = called_sites(reference)
-        self._target, self._run, self._twin = target, run, twin
-        self._precision = precision
-        self._inputs = {call.place: call.inputs for call in self._calls.calls}
-
-    def of(self, pair: Pair) -> Own:
-        """What became of one tensor."""
-        assert pair.reference is not None
-        assert pair.target is not None
-        key = pair.reference.key
-        is_result = key.slot.startswith("output")
-        module = key.site if is_result else caller_of(key.site, self._called)
-        is_leaf = is_result and self._calls.is_leaf(key.site) and self._calls.is_simple(key.site)
-        ratio = None if pair.baseline is None else pair.baseline.r
-        status, findings = self._judged(pair, ratio, is_leaf=is_leaf)
-        made: Made = "result" if is_result else "argument"
-        return Own(pair.key, module, made, is_leaf, row_error(pair), ratio, status, findings)
-
-    def _judged(
-        self, pair: Pair, ratio: float | None, *, is_leaf: bool
-    ) -> tuple[Status, tuple[Finding, ...]]:
-        if pair.status in ("identical", "match"):
-            return pair.status, ()
-        if pair.status in ("nonfinite", "shape-mismatch"):
-            return "diverged", (Finding(pair.status, 1, 0, "diverged", _wrong(pair)),)
-        error = row_error(pair)
-        assert pair.reference is not None
-        key = pair.reference.key
-        assert pair.target is not None
-        if error is None or pair.difference is None or pair.reference.dtype.kind not in _FLOATS:
-            return (pair.status if pair.status in SEVERITY else "unjudged"), pair.findings
-        precision = POLICY.precision_of_pair(
-            self._precision, pair.reference.dtype.name, pair.target.dtype.name
-        )
-        found = list(POLICY.judge_replayed(error, pair.difference.row_error_p95, precision, is_leaf=is_leaf))
-        if ratio is not None and ratio <= POLICY.twin_ratio.green:  # the model itself rounds as much
-            found = [replace(f, status="within-rounding") for f in found]
-        elif ratio is not None and math.isfinite(ratio) and self._tells_by_twin(pair, is_leaf=is_leaf):
-            found.append(POLICY.judge_twin(ratio))
-        found += [finding for finding in pair.findings if finding.test == "E"]
-        is_precise = ratio is not None and ratio < POLICY.twin_precise
-        if not (is_precise and self._calls.has_parameters(key.site)):
-            found += self._of_bits(pair)
-        return max((f.status for f in found), key=SEVERITY.index), tuple(found)
-
-    def _tells_by_twin(self, pair: Pair, *, is_leaf: bool) -> bool:
-        """Whether R is judged: of leaves that are no products, and of weights that routers give."""
-        assert pair.reference is not None
-        assert pair.target is not None
-        key, known, twin = pair.reference.key, pair.reference.statistics, self._twin
-        if is_leaf or not self._calls.is_router(key.site) or twin is None or key.text not in twin:
-            return is_leaf and not self._calls.is_linear(key.site)
-        is_as_wide = twin.get(key.text).dtype == pair.target.dtype
-        return is_as_wide and known is not None and known.minimum is not None and float(known.minimum) >= 0
-
-    def _of_bits(self, pair: Pair) -> list[Finding]:
-        """Test C, of leaves that compute a tensor of another of its shape: activations and norms."""
-        assert pair.reference is not None
-        assert pair.target is not None
-        key, twin = pair.reference.key, self._twin
-        if twin is None or key.text not in twin or not self._keeps_shape(pair.reference):
-            return []
-        other = twin.get(key.text)
-        if other.dtype != pair.target.dtype or other.shape != pair.target.shape:
-            return []
-        ours = decode(twin.read(other), other.dtype).astype(np.float64)
-        theirs = decode(self._target.read(pair.target), pair.target.dtype).astype(np.float64)
-        exact = decode(self._run.read(pair.reference), pair.reference.dtype).astype(np.float64)
-        is_plain = not self._calls.has_parameters(key.site)
-        unit = POLICY.units[other.dtype.name]
-        off, other_values = shares_off(exact, ours, theirs, unit, rounds_once=is_plain)
-        found = [POLICY.judge_bits(off)]
-        if is_plain:
-            found.append(POLICY.judge_other_values(other_values))
-        return found
-
-    def _keeps_shape(self, record: Record) -> bool:
-        key = record.key
-        if not (self._calls.is_leaf(key.site) and self._calls.is_simple(key.site)):
-            return False
-        inputs = self._inputs.get((key.rank, key.step, key.site, key.call), ())
-        is_alone = len(inputs) == 1 and inputs[0].shape == record.shape
-        return is_alone and not self._calls.is_linear(key.site)
-
-
-def shares_off(
-    exact: Any, twin: Any, target: Any, unit: float, *, rounds_once: bool = True
-) -> tuple[float, float]:
-    """How many elements are neither the twin's nor the exact ones rounded once (test C).
+def replay_forward(
+    reference: Source,
+    workload: Workload,
+    target: Source | None = None,
+    *,
+    model: Workload | None = None,
+    mapping: MappingSource | Literal["none"] | None = None,
+    compute_dtype: str | None = None,
+    seed: int | None = None,
+    around: Around | None = None,
+) -> Replay:
+    """Run the target's model on the reference's values, and hold what each module makes against its results.
 
     Args:
-        exact: What the model makes in its own precision, float64.
-        twin: What it makes in the target's.
-        target: What the target made.
-        unit: `u` of the target's dtype.
-        rounds_once: Whether the exact ones rounded once are as good as the twin's, to the last place.
+        reference: The trusted archive, open or a path.
+        workload: The target's model and inputs.
+        target: A capture of it without injection, open or a path, which a mapping is resolved against; it is
+            made first where there is none.
+        model: The reference's model and inputs, of which a copy in the target's precision is run on the same
+            values, for tests B and C; without it those are not made.
+        mapping: As for `compare`.
+        compute_dtype: What the target computes in, where its run does not say so.
+        seed: Of the random generators before each run; as they are if None.
+        around: As for `capture_workload`.
 
-    Returns:
-        The share of elements that are more than one unit in the last place off, and of those that are off
-        both at all.
+    Raises:
+        UsageError: The two have nothing in common, or the mapping does not fit.
+        CaptureError: Nothing was captured.
     """
-    if not target.size:
-        return 0.0, 0.0
-    _, exponent = np.frexp(np.maximum(np.abs(exact), np.abs(target)))
-    ulp = np.ldexp(2 * unit, exponent - 1)
-    with np.errstate(invalid="ignore"):
-        from_twin, from_exact = np.abs(target - twin), np.abs(target - exact)
-        far = from_twin > 1.001 * ulp
-        other = (from_twin > 0) & (from_exact > 0.501 * ulp)
-        if rounds_once:
-            far &= from_exact > 1.501 * ulp
-    return float(far.mean()), float(other.mean())
+    with ExitStack() as stack:
+        original = stack.enter_context(opened(reference))
+        runner = _Runner(stack, seed, around)
+        free = runner.run(workload) if target is None else stack.enter_context(opened(target))
+        aligned = aligned_if_needed(original, free, mapping)
+        source = original if aligned is None else reversed_by(aligned, original, free)
+        keys = _exchanged(source, free)
+        run = runner.run(workload, Substitution(source, keys=keys))
+        precision = POLICY.precision_of_runs(original.run, run.run, compute_dtype)
+        trusted, tested = sides(original, run, NO_MAPPING if aligned is None else aligned.alignment)
+        low = None
+        if model is not None and precision is not None and not precision.is_wide:
+            own = _exchanged(original, original)
+            low = runner.run(_in(precision, model), Substitution(original, keys=own))
+        found = _found(
+            trusted,
+            _Sides(trusted, tested, low, precision, compute_dtype),
+            "forward",
+            keys,
+            _natural(free, keys),
+        )
+        if model is not None or precision is None or precision.is_wide:
+            return found
+        note = "The reference's model was not named: no twin says how much it rounds itself."
+        return replace(found, notes=(*found.notes, note))
 
 
-def _is_exchanged(reference: Archive, record: Record) -> bool:
-    """Whether a record of the target can stand in a run of the reference's model."""
+@dataclass(slots=True)
+class _Runner:
+    """Runs workloads, whose archives stay open for as long as a stack does."""
+
+    stack: ExitStack
+    seed: int | None
+    around: Around | None
+    count: int = field(default=0, init=False)
+    folder: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory(prefix="tensorcap-")))
+
+    def run(self, what: Workload, substitution: Substitution | None = None, **options: Any) -> Archive:
+        if self.seed is not None:
+            adapter_for(what.model).seed(self.seed)
+        self.count += 1
+        path = self.folder / f"{self.count}.h5"
+        capture_workload(what, path, around=self.around, substitution=substitution, **options)
+        return self.stack.enter_context(open_archive(path))
+
+
+def _in(precision: Precision, workload: Workload) -> Workload:
+    """A copy of a workload in another precision."""
+    copied = replace(workload, model=copy.deepcopy(workload.model))
+    return adapter_for(workload.model).prepare(copied, dtype=precision.name, input_dtype=precision.name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """What is held against each other.
+
+    Attributes:
+        exact: What the reference's modules made.
+        target: What the target's made, under the reference's keys.
+        twin: What the reference's made in the target's precision; None without.
+        precision: What errors are held against.
+        compute_dtype: What the target computed in, where its run does not say so.
+    """
+
+    exact: Archive
+    target: Archive
+    twin: Archive | None
+    precision: Precision | None
+    compute_dtype: str | None
+
+
+def _found(
+    reference: Archive, given: _Sides, way: Way, keys: Collection[str], natural: Iterable[str]
+) -> Replay:
+    """What each module made, and what could not be held against anything."""
+    compared = compare(
+        given.exact,
+        given.target,
+        mapping=NO_MAPPING,
+        baseline=given.twin,
+        compute_dtype=given.compute_dtype,
+    )
+    judge = ReplayJudge(
+        reference,
+        exact=given.exact,
+        target=given.target,
+        twin=given.twin,
+        precision=given.precision,
+        pairs=compared.pairs,
+        is_forward=way == "forward",
+    )
+    lacking = (
+        pair.key
+        for pair in compared.pairs
+        if pair.is_required and pair.status in ABSENT and _is_result(pair) and pair.key in reference
+    )
+    found = Replay(
+        tuple(judge.of(pair) for pair in compared.pairs if _is_of_module(pair)),
+        given.precision.name if given.precision else "",
+        len(keys),
+        tuple(natural),
+        tuple(lacking),
+        way,
+    )
+    return replace(found, notes=tuple(_notes(found)))
+
+
+def _exchanged(source: Archive, run: Archive) -> Collection[str]:
+    """Key texts of an archive's tensors that can stand in the place of a run's own.
+
+    Raises:
+        UsageError: There are none.
+    """
+    keys = {record.key.text for record in source.records if _is_exchanged(run, record)}
+    if not keys:
+        raise UsageError(
+            f"{source.path}: has no argument or result of a module that the other side has",
+            hint="tcap align tells what belongs together.",
+        )
+    return keys
+
+
+def _is_exchanged(run: Archive, record: Record) -> bool:
+    """Whether a record can stand in a run of which another archive is."""
     key = record.key
-    if not (_is_slot(key) and record.stored and key.text in reference):
+    if not (_is_slot(key) and record.stored and key.text in run):
         return False
-    own = reference.get(key.text)
+    own = run.get(key.text)
     kinds = {own.dtype.kind, record.dtype.kind}
     return own.shape == record.shape and (len(kinds) == 1 or kinds == {"float", "bool"})
+
+
+def _natural(run: Archive, keys: Collection[str]) -> Iterable[str]:
+    """Key texts of arguments of a run that nothing replaced."""
+    for record in run.records:
+        key = record.key
+        if key.slot.startswith("input") and not is_inner(key) and key.text not in keys:
+            yield key.text
 
 
 def _is_slot(key: Key) -> bool:
@@ -390,21 +375,15 @@ def _is_result(pair: Pair) -> bool:
     return key is not None and _is_slot(key) and key.slot.startswith("output")
 
 
-def _wrong(pair: Pair) -> str:
-    if pair.status == "nonfinite" and pair.difference is not None:
-        count, all_of = pair.difference.mask_mismatches, pair.difference.elements
-        return f"{count} of {all_of} elements are finite on one side only"
-    return pair.reason or "the shapes differ"
-
-
 def _notes(found: Replay) -> list[str]:
     notes = []
+    whose, others = ("target", "reference") if found.way == "forward" else ("reference", "target")
     first = next((own.key for own in found.owns if own.status != "identical"), "")
     if found.is_self and first:
         notes.append(f"The model does not repeat its own run ({first}): believe nothing else that it says.")
     if found.natural:
         count = len(found.natural)
-        notes.append(f"{count} arguments of the reference have none in the target: they stay natural.")
+        notes.append(f"{count} arguments of the {whose} have none in the {others}: they stay natural.")
     if found.lacking:
         count, first = len(found.lacking), found.lacking[0]
         notes.append(
@@ -413,4 +392,11 @@ def _notes(found: Replay) -> list[str]:
     if found.unjudged:
         count, first = len(found.unjudged), found.unjudged[0].key
         notes.append(f"{count} tensors could not be judged: {first}.")
+    if found.precise:
+        modules = list(dict.fromkeys(own.module for own in found.precise))
+        some = ", ".join(modules[:_NAMED]) + (", …" if len(modules) > _NAMED else "")
+        notes.append(
+            f"{some}: rounds less than the reference's model does in {found.precision} (R "
+            f"{found.precise[0].ratio:.2g}): casts elsewhere, or a fused kernel; by itself no mistake."
+        )
     return notes

@@ -20,7 +20,14 @@ _SHOWN = 20
     "--reference",
     "model",
     metavar="MODEL",
-    help="The trusted model: FILE.py:FUNCTION, or a Hugging Face model; by default that of REF's own run.",
+    help="The trusted model: FILE.py:FUNCTION, or a Hugging Face model; by default that of REF's own run. "
+    "With --target it is run in the target's precision, and only if it is named.",
+)
+@click.option(
+    "--target",
+    "under_test",
+    metavar="WORKLOAD",
+    help="The target: run it on REF's values, instead of the trusted model on TGT's.",
 )
 @click.option("--map", "mapping", metavar="FILE", type=click.Path(), help="As for `tcap compare`.")
 @click.option("--compute-dtype", metavar="DTYPE", help="Precision in which TGT computed, if it does not say.")
@@ -32,6 +39,7 @@ def command(
     target: str | None,
     *,
     model: str | None,
+    under_test: str | None,
     mapping: str | None,
     compute_dtype: str | None,
     twin: bool,
@@ -53,27 +61,41 @@ def command(
     \b
         tcap replay ref.h5 --reference model.py:reference
 
-    To run the target on the reference's values, see `tcap inject`.
+    The other way round, the target's modules are run on what REF holds, and their results are held against
+    REF's. TGT is then a capture of that workload, which is made if it is not given; options that change a
+    model or its inputs are for the target. Name the trusted model too, where you can: it says how much the
+    computation rounds by itself.
+
+    \b
+        tcap replay ref.h5 --target port.py:target
+        tcap replay ref.h5 --target port.py:target --reference model.py:reference
 
     Exit status: 0 nothing is suspect; 1 something is, was not judged, or is missing in TGT, or the run does
     not repeat itself; 2 wrong usage; 3 an input file cannot be read.
     """
-    from tensorcap.replaying import replay
+    from tensorcap.replaying import replay, replay_forward
     from tensorcap.reports.reporting import json_value
     from tensorcap_formats.opening import open_archive
 
+    given = {**options, "inputs": options.pop("input_file")}
     with open_archive(reference) as trusted:
-        recipe, inputs = made_target(model, trusted, {**options, "inputs": options.pop("input_file")})
-        found = replay(
-            trusted,
-            recipe.build(inputs),
-            target,
-            mapping=mapping,
-            twin=twin,
-            compute_dtype=compute_dtype,
-            seed=int(recipe.options.get("seed", 0)),
-            around=progress,
-        )
+        recipe, inputs = made_target(model if under_test is None else under_test, trusted, given)
+        seed = int(recipe.options.get("seed", 0))
+        common: dict[str, Any] = {
+            "mapping": mapping,
+            "compute_dtype": compute_dtype,
+            "seed": seed,
+            "around": progress,
+        }
+        workload = recipe.build(inputs)
+        if under_test is None:
+            found = replay(trusted, workload, target, twin=twin, **common)
+        else:
+            own = None
+            if model is not None and twin:
+                own_recipe, own_inputs = made_target(model, trusted, {})
+                own = own_recipe.build(own_inputs)
+            found = replay_forward(trusted, workload, target, model=own, **common)
     if as_json:
         print_json(
             {
@@ -84,6 +106,7 @@ def command(
                 "natural": list(found.natural),
                 "lacking": list(found.lacking),
                 "is_self": found.is_self,
+                "way": found.way,
                 "notes": list(found.notes),
                 "owns": [
                     {
@@ -93,6 +116,7 @@ def command(
                         "is_leaf": own.is_leaf,
                         "error": json_value(own.error),
                         "ratio": json_value(own.ratio),
+                        "is_precise": own.is_precise,
                         "status": own.status,
                         "findings": [
                             {

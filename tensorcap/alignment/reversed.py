@@ -22,9 +22,9 @@ from tensorcap_formats.records import Record
 class ReversedArchive(Archive):
     """A reference under the target's keys, its tensors in the target's layout.
 
-    What the reference has not, such as padding or tokens that only the target was given, is filled from the
-    target's own tensors. Records of equal keys and shapes that no link is of stand for each other. A record
-    that is only renamed keeps its dtype and its digest; any other has values, in float32 where the reference
+    Records that no link is about are those of the same key and shape. What the reference has not, such as
+    padding or tokens that only the target was given, is filled from the target's own tensors. A record that
+    is at most renamed keeps its dtype and its digest; any other has values, in float32 where the reference
     has a narrower float, and neither statistics nor digest.
 
     Attributes:
@@ -36,19 +36,14 @@ class ReversedArchive(Archive):
         self._target = target
         self.left_out: dict[str, str] = {}
         self._made_of: dict[str, tuple[Link, int]] = {}
-        self._same: dict[str, Record] = {}  # by key text, where no link is of it
         self._why: dict[tuple[object, ...], str] = {}
         self._kept: tuple[Link, list[Array]] | None = None  # of the last link whose tensors were made
+        self._as_it_is: dict[str, Record] = {}
+        given = list(links)
+        known = {record.key.text for link in given for record in link.target}
         ours = {record.key.text: record for record in reference.records}
         records: list[Record] = []
-        links = tuple(links)
-        linked = {r.key.text for link in links for r in (*link.reference, *link.target)}
-        for record in reference.records:
-            text = record.key.text
-            if text in target and text not in linked and target.get(text).shape == record.shape:
-                self._same[text] = record
-                records.append(record)
-        for link in sorted(links, key=lambda link: (not link.is_renaming, len(link.target))):
+        for link in sorted(given, key=lambda link: (not link.is_renaming, len(link.target))):
             free = [p for p, r in enumerate(link.target) if r.key.text not in self._made_of]
             reason = self._why_not(link) if free else ""
             for part in free:
@@ -65,6 +60,13 @@ class ReversedArchive(Archive):
                     made = replace(link.reference[0], key=theirs.key, dtype=dtype, shape=theirs.shape)
                     stored = all(record.stored for record in link.reference)
                     records.append(replace(made, stored=stored, digest="", statistics=None))
+        linked = {record.key.text for link in given for record in link.reference}
+        for theirs in target.records:
+            text = theirs.key.text
+            own = None if text in linked or text in known else ours.get(text)
+            if own is not None and own.shape == theirs.shape:
+                self._as_it_is[text] = own
+                records.append(own)
         records.sort(key=lambda record: record.order)
         super().__init__(
             reference.path,
@@ -81,8 +83,8 @@ class ReversedArchive(Archive):
 
     def sources(self, key: Key) -> Sequence[Record]:
         """The reference's records behind a key of the target."""
-        if key.text in self._same:
-            return (self._same[key.text],)
+        if key.text in self._as_it_is:
+            return (self._as_it_is[key.text],)
         link, part = self._made_of[key.text]
         return (link.reference[part],) if link.is_renaming else link.reference
 
@@ -110,8 +112,9 @@ class ReversedArchive(Archive):
         return max((_values_of(record) for record in link.reference), key=np.dtype)
 
     def _read_flat(self, record: Record, start: int, out: Array) -> None:
-        if record.key.text in self._same:
-            self._reference.read_into(self._same[record.key.text], start, out)
+        own = self._as_it_is.get(record.key.text)
+        if own is not None:
+            self._reference.read_into(own, start, out)
             return
         link, part = self._made_of[record.key.text]
         if link.is_renaming:

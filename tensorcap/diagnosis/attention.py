@@ -2,138 +2,78 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
+from tensorcap.diagnosis.attention_core import Core, Mask, Parts
+from tensorcap.diagnosis.attention_parts import parts_of
 from tensorcap.diagnosis.constants import named
-from tensorcap.diagnosis.exhibit import Exhibit, values_of
-from tensorcap.diagnosis.routers import softmax
+from tensorcap.diagnosis.exhibit import Exhibit
 from tensorcap.diagnosis.weighing import LESSENED, Scales, Trial, Values, inherited, relative_error
-from tensorcap_formats.archive import Archive
-from tensorcap_formats.keys import module_of
-from tensorcap_formats.records import Record
 
 _LARGEST: Final = 1 << 21  # scores that are worked out: of as many heads as that allows
-_NAMES: Final = {
-    "q": ("q_norm", "q_proj", "query", "wq", "q_lin", "q"),
-    "k": ("k_norm", "k_proj", "key", "wk", "k_lin", "k"),
-    "v": ("v_norm", "v_proj", "value", "wv", "v_lin", "v"),
-    "qkv": ("qkv_proj", "c_attn", "query_key_value", "Wqkv", "qkv"),
-}
 _ROUNDINGS: Final = 12.0  # that it may leave: scores, their softmax and the result are rounded
 _ALLOWED: Final = 1e-5  # what the order of sums may make of the reference in float32
 _STEPS: Final = 24
+_LIKELY: Final = 4  # cores that sinks are tried with
 _HINTS: Final = {
     "attention-scale": "The scale of scores: 1/sqrt(head_dim), one of the configuration, or applied twice.",
-    "attention-mask": "The mask: causal or not, the length of the window, or off by one.",
+    "attention-mask": "The mask: causal or not, the length of the window, or off by one; padding.",
+    "attention-bias": "The bias of relative positions is missing in this layer.",
+    "attention-sinks": "Sinks do not take part in the softmax.",
     "attention-softcap": "The soft cap of scores is missing, or another one.",
     "attention-heads": "Heads of keys are repeated in another order: each by itself, or all in turn.",
     "attention-rotation": "Rotary positions: layout (halves, pairs), the sign of sines, or not applied.",
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Core:
-    """One way to attend.
-
-    Attributes:
-        scale: Of the scores.
-        rotation: `halves`, `pairs`, `turned` (the sine with its sign turned), `q alone`, `k alone` or `none`.
-        is_causal: Whether a token sees none behind it.
-        ahead: How many behind it a token sees nevertheless.
-        window: How many tokens it sees, itself included; 0 for all.
-        softcap: Of the scores, 0 for none.
-        is_tiled: Whether heads of keys are repeated all in turn.
-    """
-
-    scale: float
-    rotation: str
-    is_causal: bool = True
-    window: int = 0
-    softcap: float = 0.0
-    is_tiled: bool = False
-    ahead: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What an attention computes with: (batch, head, token, channel), cosines without heads."""
-
-    q: Values
-    k: Values
-    v: Values
-    cos: Values | None
-    sin: Values | None
-
-    def __call__(self, core: Core, heads: Values) -> Values:
-        """The result of some heads, (batch, token, head, channel)."""
-        groups, count = self.q.shape[1] // self.k.shape[1], self.k.shape[1]
-        own = heads % count if core.is_tiled else heads // groups
-        q = self._rotated(self.q[:, heads], core.rotation if core.rotation != "k alone" else "none")
-        k = self._rotated(self.k[:, own], core.rotation if core.rotation != "q alone" else "none")
-        scores = q @ np.swapaxes(k, -1, -2) * core.scale
-        if core.softcap:
-            scores = core.softcap * np.tanh(scores / core.softcap)
-        behind = np.arange(q.shape[2])[:, None] - np.arange(k.shape[2])[None]
-        hidden = behind < -core.ahead if core.is_causal else np.zeros(behind.shape, np.bool_)
-        if core.window:
-            hidden = hidden | (behind >= core.window)
-        scores = np.where(hidden, -np.inf, scores)
-        return np.asarray((softmax(scores) @ self.v[:, own]).transpose(0, 2, 1, 3))
-
-    def _rotated(self, x: Values, rotation: str) -> Values:
-        if rotation == "none" or self.cos is None or self.sin is None:
-            return x
-        half = self.cos.shape[-1] // 2
-        cos, sin = (side[:, None, :, :half] for side in (self.cos, self.sin))
-        sin = -sin if rotation == "turned" else sin
-        y, rest = x[..., : 2 * half], x[..., 2 * half :]
-        out = np.empty_like(y)
-        first, second = (
-            (slice(0, None, 2), slice(1, None, 2))
-            if rotation == "pairs"
-            else (slice(half), slice(half, None))
-        )
-        out[..., first] = y[..., first] * cos - y[..., second] * sin
-        out[..., second] = y[..., second] * cos + y[..., first] * sin
-        return np.concatenate([out, rest], axis=-1)
-
-
 def attentions(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
     """The target by a core that differs in one thing from the reference's, each of its own values."""
     r, t, head_dim = exhibit.r, exhibit.t, exhibit.head_dim
     is_core = exhibit.is_same_shape and r.ndim == 3 and head_dim and exhibit.window is None
-    if not is_core or not head_dim or r.shape[-1] % head_dim or r.shape[1] < 2:
+    if not is_core or not head_dim or r.shape[-1] % head_dim:
         return
     count = r.shape[-1] // head_dim
     ours, theirs = (
-        _parts(archive, record, count, head_dim, r.shape)
+        parts_of(archive, record, count, head_dim, r.shape)
         for archive, record in ((exhibit.ours, exhibit.reference), (exhibit.theirs, exhibit.target))
     )
-    fitting = _LARGEST // (r.shape[0] * r.shape[1] ** 2)
-    if ours is None or theirs is None or not fitting or ours.k.shape != theirs.k.shape:
+    if ours is None or theirs is None or ours.k.shape != theirs.k.shape or ours.k.shape[2] < 2:
+        return
+    theirs = _completed(theirs, ours)
+    fitting = _LARGEST // (r.shape[0] * r.shape[1] * ours.k.shape[2])
+    if not fitting:
         return
     heads = np.unique(np.linspace(0, count - 1, min(count, fitting)).astype(np.int64))
-    made, shown = (side.reshape(*r.shape[:2], count, head_dim)[:, :, heads] for side in (r, t))
-    # Under replay the reference's core was given the target's queries, keys and values.
-    errors = {
-        core: min(relative_error(made, parts(core, heads)) for parts in (ours, theirs))
-        for core in _usual(exhibit, ours.cos is not None)
-    }
-    usual = min(errors, key=lambda core: errors[core])
-    if errors[usual] > max(4 * scales.rounding * LESSENED, _ALLOWED):
+    # What a token that sees nothing is given, is not defined.
+    rows = np.asarray(np.ones(r.shape[:2], np.bool_) if ours.seen is None else ours.seen[:, 0].any(axis=-1))
+
+    made, shown = (side.reshape(*r.shape[:2], count, head_dim)[:, :, heads][rows] for side in (r, t))
+    allowed = max(4 * scales.rounding * LESSENED, _ALLOWED)
+    known = _known(exhibit, ours, theirs, made, heads, rows, allowed)
+    if known is None:
         return
-    baseline = theirs(usual, heads)
+    usual, theirs = known
+
+    def result(core: Core, some: Values = heads) -> Values:
+        return np.asarray(theirs(core, some)[rows])
+
+    baseline = result(usual)
     yield inherited(shown, baseline, made)
     for kind, text, core in _changes(usual, exhibit, theirs):
         facts = {"reference": _facts(usual), "target": _facts(core)}
-        predicted = theirs(core, heads)
+        predicted = result(core)
         yield Trial(kind, text, shown, predicted, baseline, 0, math.log(32), _HINTS[kind], facts, _ROUNDINGS)
-    scale = _fitted_scale(usual, theirs, heads, shown)
+    few = _few(heads)
+    sample = shown[:, np.isin(heads, few)]
+    scale = _fitted_scale(
+        usual.scale, lambda value: relative_error(sample, result(replace(usual, scale=value), few))
+    )
     factor = scale / usual.scale
     names = named(factor, exhibit, 0.01)
     text = f"scores of the target are scaled by {factor:.4g} times what the reference has"
@@ -141,23 +81,70 @@ def attentions(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
     core = replace(usual, scale=scale)
     told: dict[str, object] = {"factor": factor, "equals": list(names)}
     logs = math.log(_STEPS)
-    kind, predicted = "attention-scale", theirs(core, heads)
+    kind, predicted = "attention-scale", result(core)
     yield Trial(kind, text, shown, predicted, baseline, 1, logs, _HINTS[kind], told, _ROUNDINGS)
 
 
-def _usual(exhibit: Exhibit, is_rotated: bool) -> Iterator[Core]:
+def _known(
+    exhibit: Exhibit, ours: Parts, theirs: Parts, made: Values, heads: Values, rows: Values, allowed: float
+) -> tuple[Core, Parts] | None:
+    """The core that makes the reference, and the target's parts, with sinks where they had to be fitted.
+
+    Under replay the reference's core was given the target's queries, keys and values.
+    """
+    few = _few(heads)
+    sample = made[:, np.isin(heads, few)]
+
+    def left(core: Core, sides: Sequence[Parts], shown: Values, some: Values) -> float:
+        return min(relative_error(shown, parts(core, some)[rows]) for parts in sides)
+
+    cores = sorted(_usual(exhibit, ours), key=lambda core: left(core, (ours, theirs), sample, few))
+    if left(cores[0], (ours, theirs), made, heads) <= allowed:
+        return cores[0], theirs
+    if ours.sinks is None:
+        for core, parts in itertools.product(cores[:_LIKELY], (ours, theirs)):
+            sinks = parts.sinks_of(core, heads, made, rows)
+            sides = replace(ours, sinks=sinks), replace(theirs, sinks=sinks)
+            if left(core, sides, made, heads) <= allowed:
+                return core, sides[1]
+    return None
+
+
+def _few(heads: Values) -> Values:
+    """A few heads, which are enough to choose by."""
+    return heads[:: max(1, len(heads) // 4)]
+
+
+def _completed(theirs: Parts, ours: Parts) -> Parts:
+    """With the reference's mask and bias where the target has none of its own, and its sinks, a parameter."""
+    return replace(
+        theirs,
+        seen=ours.seen if theirs.seen is None else theirs.seen,
+        bias=ours.bias if theirs.bias is None else theirs.bias,
+        sinks=ours.sinks,
+    )
+
+
+def _usual(exhibit: Exhibit, parts: Parts) -> Iterator[Core]:
     """What the configuration says, and what is common."""
     dims = exhibit.head_dim or 1
     scalar, multiplier = exhibit.number("query_pre_attn_scalar"), exhibit.number("attention_multiplier")
     scales = [dims**-0.5, 1.0, *([scalar**-0.5] if scalar else []), *([multiplier] if multiplier else [])]
     caps = dict.fromkeys((0.0, exhibit.number("attn_logit_softcapping") or 0.0))
-    windows = dict.fromkeys((0, int(exhibit.number("sliding_window") or 0)))
     for scale in dict.fromkeys(scales):
-        for rotation in ("halves", "pairs") if is_rotated else ("none",):
+        for rotation in ("halves", "pairs") if parts.cos is not None else ("none",):
             for cap in caps:
-                for window in windows:
-                    for is_causal in (True, False):
-                        yield Core(scale, rotation, is_causal, window, cap)
+                for mask, is_causal, window in _sights(exhibit, parts):
+                    yield Core(scale, rotation, is_causal, window, cap, mask=mask)
+
+
+def _sights(exhibit: Exhibit, parts: Parts) -> list[tuple[Mask, bool, int]]:
+    """What is seen: what the mask says, and where it only says which tokens are padded, what is usual."""
+    told = parts.of_mask()
+    mask: Mask = "none" if told is None else "padding"
+    windows = dict.fromkeys((0, int(exhibit.number("sliding_window") or 0)))
+    usual = [(mask, is_causal, window) for is_causal in (True, False) for window in windows]
+    return usual if told in (None, ("padding", False, 0)) else [told] if told else []
 
 
 def _changes(usual: Core, exhibit: Exhibit, parts: Parts) -> Iterator[tuple[str, str, Core]]:
@@ -167,16 +154,18 @@ def _changes(usual: Core, exhibit: Exhibit, parts: Parts) -> Iterator[tuple[str,
             if rotation != usual.rotation:
                 text = f"the target rotates: {rotation}; the reference: {usual.rotation}"
                 yield "attention-rotation", text, replace(usual, rotation=rotation)
-    text = "the target is not causal" if usual.is_causal else "the target is causal, the reference is not"
-    yield "attention-mask", text, replace(usual, is_causal=not usual.is_causal)
-    if usual.is_causal:
-        yield "attention-mask", "tokens of the target see the next one, too", replace(usual, ahead=1)
-    window = usual.window or int(exhibit.number("sliding_window") or 0)
-    for other in dict.fromkeys((0, window - 1, window, window + 1)):
-        if other >= 0 and other != usual.window:
-            sees = [f"a window of {w} tokens" if w else "all tokens" for w in (other, usual.window)]
-            text = f"the target sees {sees[0]}, the reference {sees[1]}"
-            yield "attention-mask", text, replace(usual, window=other)
+    known = [parts.sight(usual)]
+    for text, core in _other_sights(usual, exhibit):
+        sight = parts.sight(core)
+        if not any(_is_same(sight, other) for other in known):
+            known.append(sight)
+            yield "attention-mask", text, core
+    if parts.bias is not None:
+        text = "the target adds no bias of positions to scores"
+        yield "attention-bias", text, replace(usual, has_bias=False)
+    if parts.sinks is not None:
+        text = "the softmax of the target is without sinks"
+        yield "attention-sinks", text, replace(usual, has_sinks=False)
     cap = 0.0 if usual.softcap else exhibit.number("attn_logit_softcapping") or 0.0
     if cap != usual.softcap:
         text = (
@@ -188,91 +177,50 @@ def _changes(usual: Core, exhibit: Exhibit, parts: Parts) -> Iterator[tuple[str,
         yield "attention-heads", text, replace(usual, is_tiled=not usual.is_tiled)
 
 
-def _fitted_scale(usual: Core, parts: Parts, heads: Values, shown: Values) -> float:
+def _other_sights(usual: Core, exhibit: Exhibit) -> Iterator[tuple[str, Core]]:
+    """Cores that see other tokens."""
+    if usual.mask == "whole":
+        yield "the target does not look at the mask", replace(usual, mask="none")
+        yield "the target sees all tokens that are not padded", replace(usual, mask="padding")
+        text = "the target is causal and looks at nothing else of the mask"
+        yield text, replace(usual, mask="none", is_causal=True)
+        return
+    text = "the target is not causal" if usual.is_causal else "the target is causal, the reference is not"
+    yield text, replace(usual, is_causal=not usual.is_causal)
+    if usual.mask == "padding":
+        yield "tokens of the target see padded ones", replace(usual, mask="none")
+        if usual.is_causal or usual.window:
+            text = "the target does not look at the mask"
+            yield text, replace(usual, mask="none", is_causal=False, window=0)
+    if usual.is_causal:
+        yield "tokens of the target see the next one, too", replace(usual, ahead=1)
+        yield "tokens of the target do not see themselves", replace(usual, ahead=-1)
+    window = usual.window or int(exhibit.number("sliding_window") or 0)
+    for other in dict.fromkeys((0, window - 1, window, window + 1)):
+        if other >= 0 and other != usual.window:
+            sees = [f"a window of {w} tokens" if w else "all tokens" for w in (other, usual.window)]
+            text = f"the target sees {sees[0]}, the reference {sees[1]}"
+            yield text, replace(usual, window=other)
+
+
+def _is_same(one: Values, other: Values) -> bool:
+    return bool((one == other).all())
+
+
+def _fitted_scale(usual: float, left: Callable[[float], float]) -> float:
     """The scale that leaves least, by golden section over its logarithm."""
-    few = heads[:: max(1, len(heads) // 4)]
-    at = np.isin(heads, few)
-    low, high = math.log(usual.scale / 64), math.log(usual.scale * 64)
+    low, high = math.log(usual / 64), math.log(usual * 64)
     ratio = (math.sqrt(5) - 1) / 2
-
-    def left(scale: float) -> float:
-        return relative_error(shown[:, :, at], parts(replace(usual, scale=math.exp(scale)), few))
-
     inner, outer = high - ratio * (high - low), low + ratio * (high - low)
-    errors = left(inner), left(outer)
+    errors = left(math.exp(inner)), left(math.exp(outer))
     for _ in range(2 * _STEPS):
         if errors[0] < errors[1]:
             high, outer, inner = outer, inner, outer - ratio * (outer - low)
-            errors = left(inner), errors[0]
+            errors = left(math.exp(inner)), errors[0]
         else:
             low, inner, outer = inner, outer, inner + ratio * (high - inner)
-            errors = errors[1], left(outer)
+            errors = errors[1], left(math.exp(outer))
     return math.exp((low + high) / 2)
-
-
-def _parts(archive: Archive, record: Record, count: int, dims: int, shape: tuple[int, ...]) -> Parts | None:
-    """Queries, keys and values of the attention that a record is the core's result of."""
-    site = module_of(record.key.site)
-    parents = (site.rpartition(".")[0], site)
-    for parent in parents:
-        around = [
-            r
-            for r in archive.records
-            if r.key.step == record.key.step and r.stored and r.order <= record.order
-        ]
-        kin = {r.key.site.rpartition(".")[2]: r for r in around if _is_child(r, parent, record)}
-        found = {slot: next((kin[n] for n in names if n in kin), None) for slot, names in _NAMES.items()}
-        sides = [_split(archive, found[slot], dims, shape) for slot in ("q", "k", "v")]
-        fused = found["qkv"]
-        if (
-            any(side is None for side in sides)
-            and fused is not None
-            and fused.size % (shape[0] * shape[1] * dims) == 0
-        ):
-            whole = values_of(archive, fused).reshape(*shape[:2], -1, dims).transpose(0, 2, 1, 3)
-            keys = (whole.shape[1] - count) // 2
-            sides = [whole[:, :count], whole[:, count : count + keys], whole[:, count + keys :]]
-        q, k, v = sides
-        if q is None or k is None or v is None or q.shape[1] != count or not k.shape[1]:
-            continue
-        if count % k.shape[1] or k.shape != v.shape:
-            continue
-        cos, sin = (_angles(archive, around, parent, number, shape) for number in (0, 1))
-        return Parts(q, k, v, cos, sin)
-    return None
-
-
-def _is_child(r: Record, parent: str, record: Record) -> bool:
-    is_there = r.key.site.rpartition(".")[0] == parent and r.key.slot == "output"
-    return is_there and (r.key.call, r.key.rank) == (record.key.call, record.key.rank)
-
-
-def _split(archive: Archive, record: Record | None, dims: int, shape: tuple[int, ...]) -> Values | None:
-    """A projection as (batch, head, token, channel)."""
-    if record is None or record.size % (shape[0] * shape[1] * dims):
-        return None
-    values = values_of(archive, record)
-    if len(record.shape) == 4 and record.shape[2] == shape[1] != record.shape[1]:
-        return values
-    return values.reshape(*shape[:2], -1, dims).transpose(0, 2, 1, 3)
-
-
-def _angles(
-    archive: Archive, around: list[Record], parent: str, number: int, shape: tuple[int, ...]
-) -> Values | None:
-    """Cosines or sines that the attention was given."""
-    slot = f"input.position_embeddings.{number}"
-    for record in around:
-        is_there = record.key.site == parent and record.key.slot == slot
-        if (
-            is_there
-            and record.dtype.kind == "float"
-            and len(record.shape) == 3
-            and record.shape[1] == shape[1]
-        ):
-            values = values_of(archive, record)
-            return np.broadcast_to(values, (shape[0], *values.shape[1:]))
-    return None
 
 
 def _facts(core: Core) -> dict[str, object]:

@@ -13,7 +13,7 @@ from tensorcap.diagnosis.activations import activations
 from tensorcap.diagnosis.attention import attentions
 from tensorcap.diagnosis.degenerate import degenerates
 from tensorcap.diagnosis.dropout import dropouts
-from tensorcap.diagnosis.exhibit import Exhibit, exhibit_of, last_input
+from tensorcap.diagnosis.exhibit import Exhibit, exhibit_of, last_inputs
 from tensorcap.diagnosis.norms import norms
 from tensorcap.diagnosis.ordering import orders
 from tensorcap.diagnosis.places import places
@@ -172,13 +172,12 @@ def _hypotheses(exhibit: Exhibit, scales: Scales, rerun: Rerun | None) -> Iterat
 
 
 def _within(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
-    """What the last module within this one is given: the core of an attention, a gated product."""
-    inner = last_input(exhibit)
-    if inner is None:
-        return
-    for trial in (*attentions(inner, scales), *activations(inner, scales)):
+    """What the last modules within this one are given: the core of an attention, a gated product."""
+    for inner in last_inputs(exhibit):
         where = {"key": inner.reference.key.text}
-        yield replace(trial, text=f"in {where['key']}: {trial.text}", facts={**trial.facts, "where": where})
+        for trial in (*attentions(inner, scales), *activations(inner, scales)):
+            text = f"in {where['key']}: {trial.text}"
+            yield replace(trial, text=text, facts={**trial.facts, "where": where})
 
 
 def _simple(exhibit: Exhibit) -> Iterator[Trial]:

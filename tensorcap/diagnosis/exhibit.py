@@ -225,11 +225,11 @@ def exhibit_of(
     return Exhibit(ours, theirs, reference, target, r, t, window), *raw
 
 
-def last_input(exhibit: Exhibit) -> Exhibit | None:
-    """The pair of what the last module within this one is given; None if there is none, or no difference."""
+def last_inputs(exhibit: Exhibit) -> Iterator[Exhibit]:
+    """Pairs of what the last two modules within this one are given, as the last may be a dropout."""
     key, slot = exhibit.reference.key, "output"
     if not key.slot.startswith(slot) or exhibit.window is not None:
-        return None
+        return
     site = module_of(key.site)
     within = [
         r
@@ -241,12 +241,12 @@ def last_input(exhibit: Exhibit) -> Exhibit | None:
         and r.stored
         and r.size <= LARGEST
     ]
-    for record in sorted(within, key=lambda r: -r.order)[:1]:
+    for record in sorted(within, key=lambda r: -r.order)[:2]:
         partner = exhibit.theirs.get(record.key) if record.key.text in exhibit.theirs else None
         if partner is not None and partner.shape == record.shape and partner.stored:
             inner, r, t = exhibit_of(exhibit.ours, record, exhibit.theirs, partner, limit=LARGEST)
-            return None if np.array_equal(r, t) else inner
-    return None
+            if not np.array_equal(r, t):
+                yield inner
 
 
 def values_of(archive: Archive, record: Record) -> Values:

@@ -16,7 +16,6 @@ from tensorcap.localization.curves import Change, Point, changes
 from tensorcap.localization.origin import origin_of
 from tensorcap.localization.suspect import By, Localization, Noise, Precise, Suspect, mistake
 from tensorcap.localization.witness import Accusation, Witness, is_within
-from tensorcap.replaying import Own
 from tensorcap.verdicts.baseline import label_of
 from tensorcap.verdicts.calls import Calls
 from tensorcap.verdicts.divergence import called_sites, caller_of
@@ -24,12 +23,12 @@ from tensorcap.verdicts.gains import row_error
 from tensorcap.verdicts.pairing import Pair
 from tensorcap.verdicts.places import is_inner, is_parameter, is_result
 from tensorcap.verdicts.policy import POLICY
+from tensorcap.verdicts.replayed import Own
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import TensorcapError
 from tensorcap_formats.keys import ROOT_SITE
 
 _DIAGNOSED: Final = 3  # suspects, and tensors of each
-_OVER_PRECISE: Final = 0.85  # R below which a module rounds noticeably less
 _NOISE: Final = 2.0  # times what a target differs from itself: no larger error says anything
 NOISE_CAUSE: Final = "run-to-run noise"
 
@@ -245,14 +244,13 @@ def _is_wrong_result(pair: Pair) -> bool:
 
 
 def _over_precise(owns: Sequence[Own], calls: Calls) -> Iterable[Precise]:
-    """Modules whose results have an R well below 1, in execution order."""
+    """Modules with a result that was rounded less than the model rounds it, in execution order."""
     ratios: dict[str, float] = {}
     for own in owns:
-        if own.made == "result" and own.ratio is not None and not own.is_bad and own.error:
+        if own.is_precise and own.ratio is not None:
             ratios[own.module] = max(own.ratio, ratios.get(own.module, 0.0))
     for module, ratio in ratios.items():
-        if ratio < _OVER_PRECISE:
-            yield Precise(module, calls.class_of(module), ratio)
+        yield Precise(module, calls.class_of(module), ratio)
 
 
 def _noise_notes(noise: Noise | None) -> Iterable[str]:

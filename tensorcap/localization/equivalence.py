@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
 
 from tensorcap.localization.curves import runs_of
-from tensorcap.replaying import Own
+from tensorcap.verdicts.replayed import Own
 from tensorcap_formats.errors import ReadError, UsageError, WriteError, abbreviate
 
 Pattern = Literal["step", "spike", "error"]

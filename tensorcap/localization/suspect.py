@@ -10,8 +10,8 @@ from tensorcap.diagnosis.diagnosing import Diagnosis
 from tensorcap.diagnosis.weighing import Explanation
 from tensorcap.localization.curves import Change
 from tensorcap.localization.origin import Origin
-from tensorcap.replaying import Own
 from tensorcap.verdicts.pairing import Finding, Status
+from tensorcap.verdicts.replayed import Own
 
 By = Literal["replay", "injection", "archives"]
 

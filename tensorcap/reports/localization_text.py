@@ -18,9 +18,6 @@ def around_texts(found: Localization) -> Iterator[str]:
     if found.nonfinite is not None:
         yield _nonfinite_text(found.nonfinite)
     yield from _change_texts(found.changes)
-    if found.over_precise:
-        precise = [f"{one.module} (R {one.ratio:.2g})" for one in found.over_precise]
-        yield f"More precise than the reference's own code in that precision, no mistake: {some(precise)}."
 
 
 def _nonfinite_text(found: Origin) -> str:

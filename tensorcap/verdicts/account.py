@@ -115,8 +115,9 @@ def account_of(
         untested, has_inputs = (), True
     blind = _blind(reference, untested, growth, flips, coarsest, has_inputs=has_inputs, left_out=left_out)
     if is_injected and coarsest is not None:
-        seen = policy.judge_own(0.0, coarsest, is_leaf=True).limit
-        least = seen if coarsest.is_wide else seen * coarsest.rounding
+        least = policy.leaf_own.green * coarsest.rounding
+        if coarsest.is_wide:
+            least = policy.in_proportion(policy.wide_own, coarsest).green
         blind.append(f"An own error of a leaf below {least:.2g} cannot be seen.")
     blind += unexercised(reference)
     return Account(

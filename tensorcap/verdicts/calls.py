@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from tensorcap.verdicts.places import is_gradient, is_inner, is_parameter, spellings
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.keys import ROOT_SITE, module_of
+from tensorcap_formats.keys import ROOT_SITE, Key, module_of
 from tensorcap_formats.records import Record
 
 # Kinds of leaves that are elementwise, linear or norms, so that they add little to an error; by class name,
@@ -28,6 +28,7 @@ _PRODUCT: Final = re.compile(rf"conv|{_LINEAR.pattern}", re.IGNORECASE)
 _CENTRED: Final = re.compile(r"(?:layer|group|batch|instance)_?norm", re.IGNORECASE)
 _ATTENTION: Final = re.compile(r"attention|attn", re.IGNORECASE)
 _BLOCK: Final = re.compile(r"(?:^|(?<=\.))\d+(?=\.|$)")
+_STATE: Final = re.compile(r"cache|past|memory|mems|(?<!hidden_)state", re.IGNORECASE)
 _NUMBER: Final = re.compile(r"(?:^|[./_-])(\d+)(?=[./_-]|$)")
 
 
@@ -97,6 +98,7 @@ class Calls:
         self._modules = _modules(archive.run)
         self._parents = {site for call in self.calls for site in _above(call.site)}
         self._ends = _ends_of_blocks(archive.records)
+        self._records = archive.records
 
     def class_of(self, site: str) -> str:
         """Class of the module that a site is or lies in, without its package; "" where it is not known."""
@@ -129,6 +131,36 @@ class Calls:
 
     def depth(self, record: Record) -> int:
         """How many blocks an error has come through, that of the record too, in execution order (POL-13)."""
+        return max(self._depth(record), self._carried.get(record.key.text, 0))
+
+    @cached_property
+    def _carried(self) -> Mapping[str, int]:
+        """Depth that arguments bring along: of the result that they are, or of the step that left a state."""
+        made: dict[str, int] = {}
+        blocks: dict[int, dict[int, int]] = {}  # of each rank and step
+        found = {}
+        for record in self._records if self._is_ordered else ():
+            key = record.key
+            if (
+                key.is_bare
+                or is_inner(key)
+                or is_gradient(key)
+                or record.dtype.kind not in ("float", "complex")
+            ):
+                continue
+            steps = blocks.setdefault(key.rank, {})
+            steps[key.step] = len(self._ends.get((key.rank, key.step, False), ()))
+            if key.slot.startswith("output") and record.digest:
+                made[record.digest] = max(self._depth(record), made.get(record.digest, 0))
+            elif key.slot.startswith("input"):
+                depth = made.get(record.digest, 0) if record.digest else 0
+                if not depth and is_state(key):
+                    depth = max((count for step, count in steps.items() if step < key.step), default=0)
+                if depth:
+                    found[key.text] = depth
+        return found
+
+    def _depth(self, record: Record) -> int:
         key = record.key
         if key.is_bare:
             number = _NUMBER.search(key.site)
@@ -196,6 +228,11 @@ class Calls:
 
     def _kind(self, site: str) -> str:
         return self.class_of(site) or site.rpartition(".")[2]
+
+
+def is_state(key: Key) -> bool:
+    """Whether a tensor is, by the name of its slot, kept from one step to the next, such as a cache."""
+    return _STATE.search(key.slot) is not None
 
 
 def _is_float(record: Record) -> bool:

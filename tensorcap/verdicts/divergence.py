@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from tensorcap.verdicts.calls import is_state
 from tensorcap.verdicts.ops import ops_of, passed_in
 from tensorcap.verdicts.pairing import ABSENT, Pair
 from tensorcap.verdicts.places import is_gradient, is_inner, is_parameter, points_of, spellings
@@ -67,7 +68,7 @@ def first_divergence(reference: Archive, pairs: Sequence[Pair]) -> Divergence | 
     red = [p for p in pairs if p.reference is not None and p.is_required and not p.is_green]
     if not red:
         return None
-    inputs = _Inputs(reference, pairs)
+    inputs = Inputs(reference, pairs)
     pair = min(red, key=lambda p: _weight(p, inputs))
     assert pair.reference is not None
     found = _explained(reference, pair, pair.reference.key)
@@ -99,12 +100,14 @@ def _explained(reference: Archive, pair: Pair, key: Key) -> Divergence:
     return Divergence(pair, module, _class_of(reference, module), False, explanation)
 
 
-def _weight(pair: Pair, inputs: _Inputs) -> int:
+def _weight(pair: Pair, inputs: Inputs) -> int:
     """Certain ones first, then a module's own error, then an error that may have come from before it."""
     if pair.status == "unjudged":
         return 3
     if pair.status == "unmapped" or (pair.status in ABSENT and _is_argument(pair)):
         return 2  # what it is in the target is not known, or it has another name; a wrong value says more
+    if is_circumstance(pair, inputs.of(pair)):
+        return 2
     if pair.reference is not None and is_inner(pair.reference.key) and pair.status in ABSENT:
         return 1  # another implementation has other ops; a wrong value says more
     tests = {f.test for f in pair.findings if f.status in ("suspect", "diverged")}
@@ -114,6 +117,25 @@ def _weight(pair: Pair, inputs: _Inputs) -> int:
     if pair.status != "suspect":
         return 0
     return 1 if tests & set(_OWN) else 2
+
+
+def is_circumstance(pair: Pair, inputs: Sequence[Pair]) -> bool:
+    """Whether a tensor differs in a way that says nothing of who made it.
+
+    An argument of another shape, such as a mask for a longer cache, may hold the same; so may a state, whose
+    whole numbers are its own bookkeeping; and a result has the shape of what its call was given.
+
+    Args:
+        pair: The pair.
+        inputs: Those of what went into its call.
+    """
+    if pair.reference is None:
+        return False
+    if pair.status != "shape-mismatch":
+        is_whole = pair.reference.dtype.kind in ("int", "uint")
+        return pair.status == "diverged" and is_whole and is_state(pair.reference.key)
+    is_handed = _is_argument(pair) or is_state(pair.reference.key)
+    return is_handed or any(given.status == "shape-mismatch" for given in inputs)
 
 
 def _is_argument(pair: Pair) -> bool:
@@ -139,7 +161,7 @@ def _has_only_grown(pair: Pair) -> bool:
     return pair.status == "suspect" and {f.test for f in pair.findings if f.status == "suspect"} == {"F"}
 
 
-class _Inputs:
+class Inputs:
     """What goes into the call, or the op, that made the record of a pair."""
 
     def __init__(self, reference: Archive, pairs: Sequence[Pair]) -> None:

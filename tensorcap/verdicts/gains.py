@@ -54,6 +54,7 @@ class SecondVerdict:
         precision: Of the pair.
         together: Makes one error of those of the inputs.
         is_core: Which limits count.
+        elements: How many the errors are of.
     """
 
     policy: Policy
@@ -61,6 +62,7 @@ class SecondVerdict:
     precision: Precision
     together: Callable[[Sequence[float]], float]
     is_core: bool
+    elements: int
 
     def of(
         self, first: Finding, measured: tuple[float, float], *, is_tail: bool = False
@@ -79,7 +81,7 @@ class SecondVerdict:
             return first, inputs, output  # the elements that were read are not like the others
         inputs, output = min(together, key=lambda errors: errors[1] / errors[0] if errors[0] else math.inf)
         judge = self.policy.judge_tail if is_tail else self.policy.judge_gain
-        second = judge(output, inputs, self.precision, is_core=self.is_core)
+        second = judge(output, inputs, self.precision, is_core=self.is_core, elements=self.elements)
         return min(first, second, key=lambda found: found.value), inputs, output
 
 
@@ -135,11 +137,20 @@ class Gains:
         yield from of_experts
         for leaf in self._calls.leaves:
             yield from self._of_leaf(leaf)
+        kept: dict[tuple[int, str], float] = {}  # the worst rows of earlier steps, which caches hold
         for core in self._calls.cores():
             sources = self._known(core.sources)
-            if sources is not None and not any(map(self._was_replaced, sources)):
-                for result in core.results:
-                    yield from self._of(core.attention, sources, result, is_core=True, is_centred=False)
+            if sources is None or any(map(self._was_replaced, sources)):
+                continue
+            place = (sources[0].reference.key.rank if sources[0].reference else 0), core.attention
+            for result in core.results:
+                yield from self._of(
+                    core.attention, sources, result, is_core=True, is_centred=False, kept=kept.get(place, 0.0)
+                )
+            errors = [self._errors.get(pair.key) for pair in sources]
+            tails = [tail_error(pair) for pair in sources]
+            known = [error for error in (*errors, *tails) if error is not None]
+            kept[place] = max([kept.get(place, 0.0), *known])
 
     def _of_experts(self, call: Call) -> Iterator[Gain]:
         """The gain of experts over the rows that got the same choices: the others compute something else."""
@@ -159,8 +170,11 @@ class Gains:
                 continue
             precision = self._precision(result)
             together = [self._together(errors, is_core=True) for errors in (look.inputs, look.tails)]
-            finding = self._policy.judge_gain(look.output, together[0], precision, is_core=True)
-            tail = self._policy.judge_tail(look.tail, together[1], precision, is_core=True)
+            count = least_elements((*sources, result))
+            finding = self._policy.judge_gain(
+                look.output, together[0], precision, is_core=True, elements=count
+            )
+            tail = self._policy.judge_tail(look.tail, together[1], precision, is_core=True, elements=count)
             if not precision.is_wide and tail.status == "within-rounding" and look.rows is not None:
                 tail = self._policy.judge_row(*look.rows, precision)
             yield Gain(
@@ -195,8 +209,16 @@ class Gains:
         return known if len(known) == len(records) else None
 
     def _of(
-        self, site: str, sources: Sequence[Pair], record: Record, *, is_core: bool, is_centred: bool
+        self,
+        site: str,
+        sources: Sequence[Pair],
+        record: Record,
+        *,
+        is_core: bool,
+        is_centred: bool,
+        kept: float = 0.0,
     ) -> Iterator[Gain]:
+        """The gain of one result; `kept` is the error of what went in besides its sources."""
         result = self._pairs.get(record.key.text)
         if result is None or result.difference is None or not _is_float(record):
             return
@@ -207,34 +229,26 @@ class Gains:
         known = [error for error in errors if error is not None]
         if output is None or len(known) < len(errors):
             return
-        inputs = self._together(known, is_core=is_core)
+        together = partial(self._together, is_core=is_core, kept=kept)
+        inputs = together(known)
         precision = self._precision(result)
-        finding = self._policy.judge_gain(output, inputs, precision, is_core=is_core)
-        tail = None if result.key in self._aligned else self._tail(sources, result, is_core=is_core)
+        count = least_elements((*sources, result))
+        finding = self._policy.judge_gain(output, inputs, precision, is_core=is_core, elements=count)
+        tails = None if result.key in self._aligned else self._tail_errors(sources, result, together)
+        tail = None
+        if tails is not None:
+            tail = self._policy.judge_tail(tails[1], tails[0], precision, is_core=is_core, elements=count)
         is_green = finding.status == "within-rounding" and (tail is None or tail.status == "within-rounding")
         if not is_green and result.key not in self._aligned:
-            second = SecondVerdict(
-                self._policy,
-                self._confirm(sources, result, is_centred),
-                precision,
-                partial(self._together, is_core=is_core),
-                is_core=is_core,
-            )
+            looks = self._confirm(sources, result, is_centred)
+            second = SecondVerdict(self._policy, looks, precision, together, is_core=is_core, elements=count)
             finding, inputs, output = second.of(finding, (inputs, output))
-            if tail is not None:
-                before = self._tail_errors(sources, result, is_core=is_core)
-                assert before is not None
-                tail, _, _ = second.of(tail, before, is_tail=True)
+            if tail is not None and tails is not None:
+                tail, _, _ = second.of(tail, tails, is_tail=True)
         yield Gain(site, result, inputs, output, finding, tail)
 
-    def _tail(self, sources: Sequence[Pair], result: Pair, *, is_core: bool) -> Finding | None:
-        errors = self._tail_errors(sources, result, is_core=is_core)
-        if errors is None:
-            return None
-        return self._policy.judge_tail(errors[1], errors[0], self._precision(result), is_core=is_core)
-
     def _tail_errors(
-        self, sources: Sequence[Pair], result: Pair, *, is_core: bool
+        self, sources: Sequence[Pair], result: Pair, together: Callable[[Sequence[float]], float]
     ) -> tuple[float, float] | None:
         """Errors of the worst rows of inputs and output; None where they are not tested."""
         if self._precision(result).is_wide or any(pair.key in self._aligned for pair in sources):
@@ -243,12 +257,12 @@ class Gains:
         known = [error for error in inputs if error is not None]
         if output is None or len(known) < len(inputs):
             return None
-        return self._together(known, is_core=is_core), output
+        return together(known), output
 
     @staticmethod
-    def _together(errors: Sequence[float], *, is_core: bool) -> float:
+    def _together(errors: Sequence[float], *, is_core: bool, kept: float = 0.0) -> float:
         """Errors of inputs as one: of queries, keys and values the largest, of others the root of squares."""
-        return max(errors, default=0.0) if is_core else math.hypot(*errors)
+        return max([*errors, kept]) if is_core else math.hypot(*errors)
 
 
 def made_directly(leaf: Call) -> list[Record]:
@@ -262,6 +276,18 @@ def made_directly(leaf: Call) -> list[Record]:
 def row_error(pair: Pair) -> float | None:
     """`epsilon`, the median over rows of the relative error; 0 for identical pairs."""
     return 0.0 if pair.difference is None else pair.difference.row_error_median
+
+
+def least_elements(pairs: Sequence[Pair]) -> int:
+    """How many elements the smallest of some tensors has that errors are taken over."""
+    return min(elements_of(pair) for pair in pairs)
+
+
+def elements_of(pair: Pair) -> int:
+    """How many elements the error of a pair is taken over."""
+    if pair.difference is not None:
+        return pair.difference.measured
+    return pair.reference.size if pair.reference is not None else 0
 
 
 def tail_error(pair: Pair) -> float | None:

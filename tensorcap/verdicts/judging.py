@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -15,13 +15,14 @@ from tensorcap.verdicts.calibration import Calibration
 from tensorcap.verdicts.calls import Calls
 from tensorcap.verdicts.explained import explained_leaves
 from tensorcap.verdicts.flips import Flips, copies_of, find_flips, routers, scores_by_choices
-from tensorcap.verdicts.gains import Gains, row_error
+from tensorcap.verdicts.gains import Gains, elements_of, row_error
 from tensorcap.verdicts.held import same_numbers
 from tensorcap.verdicts.injected import Injected
 from tensorcap.verdicts.looks import SecondLook
 from tensorcap.verdicts.masks import judged_as_masks
 from tensorcap.verdicts.op_gains import OpGains
 from tensorcap.verdicts.ops import ops_of
+from tensorcap.verdicts.padding import Padding
 from tensorcap.verdicts.pairing import Finding, Pair, Status
 from tensorcap.verdicts.places import is_gradient, is_inner, is_parameter
 from tensorcap.verdicts.policy import Policy, Precision
@@ -108,6 +109,9 @@ class PolicyJudge:
             self._open = {pair.key for pair in pairs if self._is_open(pair)}
             if not self._open:
                 return list(pairs), Account(self._policy)
+        whole = {pair.key: pair for pair in pairs}
+        padding = Padding(*self._archives)
+        pairs = [padding.without(pair) for pair in pairs]
         ops = ops_of(self._archives[0])
         by_key = {pair.key: pair for pair in pairs}
         found_routers = routers(self._calls, ops, by_key)
@@ -118,7 +122,9 @@ class PolicyJudge:
             policy=self._policy,
             noise=lambda pair: self._policy.noise(self._precision(pair)),
         )
-        first_flip = _first_flips([flip.pair for flip in flips if flip.flipped])
+        flipped = [flip for flip in flips if flip.flipped]
+        first_flip = _first_flips([flip.pair for flip in flipped])
+        stands = _Stands(flipped, self._policy.routing_typical)
         copies = copies_of(pairs, [flip.pair for flip in flips])
         moved = moved_ops(self._calls, self._archives[0], flips, copies)
         pairs = [self._left_out(pair, moved, first_flip) for pair in pairs]
@@ -159,12 +165,13 @@ class PolicyJudge:
         for pair in pairs:
             if pair.key in self._open:
                 error = errors.get(pair.key)
-                is_behind = pair.key in shuffled or (
-                    pair.reference is not None and first_flip(pair.reference)
-                )
                 scale = of_ops.scale(pair)
                 findings[pair.key] += self._of_pair(
-                    pair, error, routed.get(pair.key), scale=scale, is_behind=is_behind
+                    pair,
+                    error,
+                    routed.get(pair.key),
+                    scale=scale,
+                    behind=stands.behind(pair, is_shuffled=pair.key in shuffled),
                 )
         for gain in found_gains:
             findings[gain.pair.key] += gain.findings
@@ -187,7 +194,7 @@ class PolicyJudge:
             precision=self._precision,
             is_injected=bool(self._injected),
         )
-        return judged, account
+        return [replace(pair, difference=whole[pair.key].difference) for pair in judged], account
 
     def _left_out(self, pair: Pair, moved: Collection[str], first_flip: Callable[[Record], bool]) -> Pair:
         """The pair, `excluded` if it is of an op whose rows are others since experts flipped (POL-27)."""
@@ -217,7 +224,8 @@ class PolicyJudge:
         precision, error = self._precision(scores), row_error(scores)
         if not (flips.flipped and precision.is_wide and scores.reference and error is not None):
             return finding
-        total = self._policy.judge_total(error, self._calls.depth(scores.reference), precision)
+        depth, count = self._calls.depth(scores.reference), elements_of(scores)
+        total = self._policy.judge_total(error, depth, precision, elements=count)
         is_doubtful = total.status != "within-rounding" and finding.status == "within-rounding"
         return replace(finding, status="suspect") if is_doubtful else finding
 
@@ -238,7 +246,13 @@ class PolicyJudge:
         return Calls(self._archives[0])
 
     def _of_pair(
-        self, pair: Pair, error: float | None, routing: Finding | None, *, scale: float, is_behind: bool
+        self,
+        pair: Pair,
+        error: float | None,
+        routing: Finding | None,
+        *,
+        scale: float,
+        behind: _Behind,
     ) -> list[Finding]:
         """What one pair says by itself."""
         assert pair.reference is not None
@@ -256,12 +270,22 @@ class PolicyJudge:
             text = f"{pair.difference.zero_rows} rows are all zeros in the reference and not in the target"
             found.append(Finding("zeros", pair.difference.zero_rows, 0, "suspect", text))
         if error is not None:
-            is_rough = is_inner(key) or is_gradient(key)
+            times = self._policy.rough if is_inner(key) or is_gradient(key) else 1.0
+            if behind.of_run and not precision.is_wide:
+                times = max(times, self._policy.routing_growth)
             own = self._of_own(pair, error, precision)
-            found.append(own or self._policy.judge_total(error * scale, depth, precision, is_rough=is_rough))
+            if own is not None:
+                found.append(own)
+            elif behind.of_most_rows:
+                found.append(self._policy.judge_other_experts(error * scale))
+            else:
+                total = self._policy.judge_total(
+                    error * scale, depth, precision, elements=elements_of(pair), times=times
+                )
+                found.append(total)
             outlier = pair.difference.outlier
             is_masked = is_inner(key) and pair.difference.measured < pair.difference.elements
-            if outlier is not None and not is_behind and not is_masked:
+            if outlier is not None and not behind.of_step and not is_masked:
                 worst = pair.difference.row_error_p95 or error
                 found.append(self._policy.judge_outlier(outlier, error, worst, precision))
         return found
@@ -276,7 +300,7 @@ class PolicyJudge:
             return None
         site = pair.reference.key.site
         is_leaf = own == "result" and self._calls.is_leaf(site) and self._calls.is_simple(site)
-        return self._policy.judge_own(error, precision, is_leaf=is_leaf)
+        return self._policy.judge_own(error, precision, is_leaf=is_leaf, elements=elements_of(pair))
 
     def _of_dtypes(self, pair: Pair) -> list[Finding]:
         """A record that is coarser than the other, and than what both runs say that they computed in."""
@@ -299,7 +323,7 @@ class PolicyJudge:
         least = _least_error(pair.reference, pair.target)
         if least is None:
             return []
-        finding = self._policy.judge_total(least, depth, precision)
+        finding = self._policy.judge_total(least, depth, precision, elements=pair.reference.size)
         text = f"norms or means prove {finding.text}"
         return [] if finding.status == "within-rounding" else [replace(finding, test="statistics", text=text)]
 
@@ -329,6 +353,42 @@ def _first_flips(flipped: Sequence[Pair]) -> Callable[[Record], bool]:
             place = pair.reference.key.rank, pair.reference.key.step
             first[place] = min(first.get(place, pair.reference.order), pair.reference.order)
     return lambda record: record.order >= first.get((record.key.rank, record.key.step), 1 << 62)
+
+
+@dataclass(frozen=True, slots=True)
+class _Behind:
+    """Which routers that chose other experts a tensor was made after.
+
+    Attributes:
+        of_step: Some of the same step.
+        of_run: Some of the same step or, by what was kept of it, an earlier one.
+        of_most_rows: Some of the same step, by which the median row is not what it was.
+    """
+
+    of_step: bool
+    of_run: bool
+    of_most_rows: bool
+
+
+class _Stands:
+    """Where tensors stand to routers that chose other experts."""
+
+    def __init__(self, flipped: Sequence[Flips], typical: float) -> None:
+        self._of_step = _first_flips([flip.pair for flip in flipped])
+        self._of_most = _first_flips([flip.pair for flip in flipped if flip.flipped > typical * flip.rows])
+        self._first: dict[int, int] = {}
+        for flip in flipped:
+            if flip.pair.reference is not None:
+                rank, order = flip.pair.reference.key.rank, flip.pair.reference.order
+                self._first[rank] = min(self._first.get(rank, order), order)
+
+    def behind(self, pair: Pair, *, is_shuffled: bool) -> _Behind:
+        record = pair.reference
+        if record is None:
+            return _Behind(is_shuffled, is_shuffled, of_most_rows=False)
+        of_step = is_shuffled or self._of_step(record)
+        of_run = of_step or record.order >= self._first.get(record.key.rank, 1 << 62)
+        return _Behind(of_step, of_run, self._of_most(record))
 
 
 def _integers(pair: Pair) -> Finding:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from tensorcap.verdicts.gains import Confirm, Gain, SecondVerdict
+from tensorcap.verdicts.gains import Confirm, Gain, SecondVerdict, least_elements
 from tensorcap.verdicts.ops import Ops
 from tensorcap.verdicts.pairing import Pair
 from tensorcap.verdicts.policy import Policy, Precision
@@ -96,11 +96,12 @@ class OpGains:
             return
         precision = self._precision(result)
         inputs = _together(known, shares)
-        finding = self._policy.judge_gain(output, inputs, precision, is_core=True)
+        count = least_elements((*sources, result))
+        finding = self._policy.judge_gain(output, inputs, precision, is_core=True, elements=count)
         if finding.status != "within-rounding":
             looks = self._confirm(sources, result, name in _CENTRED)
             together = partial(_together, shares=shares)
-            second = SecondVerdict(self._policy, looks, precision, together, is_core=True)
+            second = SecondVerdict(self._policy, looks, precision, together, is_core=True, elements=count)
             finding, inputs, output = second.of(finding, (inputs, output))
         yield Gain(result.reference.key.site, result, inputs, output, finding)
 

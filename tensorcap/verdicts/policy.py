@@ -43,6 +43,9 @@ UNITS: Final[Mapping[str, float]] = {  # half the distance from 1 to the next va
 }
 
 
+_ROW: Final = 64  # elements that a row has at least (MET-10)
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Green up to the first number, suspect up to the second, diverged above."""
@@ -92,6 +95,8 @@ class Policy:
         outlier: Test E: how many times the row error an outlier may be.
         outlier_spread: Test E: how far the worst rows may be from the median and still count as usual.
         envelope: Test F: `e0 * rho * sqrt(e1 + e2 * n)` at block n.
+        few: How many standard deviations of a ratio of two RMS over `n` elements, `1 / sqrt(n)`, limits of
+            such ratios are widened by.
         rough: Times the limits of F and of float32 runs, of places within a module's code and of
             gradients: powers multiply a relative error, and what cancels makes it larger.
         leaf_own: Limits of test A, in roundings.
@@ -100,7 +105,7 @@ class Policy:
         replayed_composite: Limits of test A' there.
         replayed_tail: Times these limits, of the 95th percentile of rows.
         twin_ratio: Limits of test B.
-        twin_precise: R below which a target is over-precise, which is no mistake.
+        twin_precise: R below which a target rounds less than the twin, which is no mistake.
         twin_bits: Limits of test C, shares of elements.
         twin_values: Test C: the share of elements of an activation that may differ at all.
         explained: Test G: the largest share of the squared error that the input's value may explain.
@@ -111,6 +116,9 @@ class Policy:
         routing_margin: Flips of experts are explained up to this many times the error of their scores.
         routing_unexplained: Share of rows whose flips may be unexplained before the router is guilty.
         routing_flipped: Share of rows that may flip where scores alone do not decide.
+        routing_growth: Times the limit of F behind a router that chose other experts.
+        routing_typical: Test F: share of rows behind a router that may have other experts before the median
+            row is not what it was.
     """
 
     rounding: float = 0.425
@@ -123,6 +131,7 @@ class Policy:
     outlier: float = 25.0
     outlier_spread: float = 5.0
     envelope: tuple[float, float, float] = (2.0, 4.0, 30.0)
+    few: float = 3.0
     rough: float = 3.0
     leaf_own: Limits = Limits(2.5, 3.5)
     composite_own: Limits = Limits(6.0, 9.0)
@@ -132,7 +141,7 @@ class Policy:
     twin_ratio: Limits = Limits(1.2, 1.5)
     twin_precise: float = 0.95
     twin_bits: Limits = Limits(0.001, 0.005)
-    twin_values: float = 0.01
+    twin_values: float = 0.005
     explained: float = 0.05
     explained_bins: int = 64
     wide_total: Limits = Limits(1e-5, 1e-4)
@@ -141,6 +150,8 @@ class Policy:
     routing_margin: float = 4.0
     routing_unexplained: float = 0.01
     routing_flipped: float = 0.1
+    routing_growth: float = 6.0
+    routing_typical: float = 0.25
     units: Mapping[str, float] = field(default_factory=lambda: UNITS, repr=False)
 
     def precision(self, name: str) -> Precision:
@@ -186,6 +197,15 @@ class Policy:
         factor, start, growth = self.envelope
         return factor * precision.rounding * math.sqrt(start + growth * depth)
 
+    def sampled(self, limits: Limits, elements: int) -> Limits:
+        """Limits of a ratio of two RMS, widened by what so few elements may have it off by (POL-80)."""
+        factor = self.widened_by(elements)
+        return Limits(factor * limits.green, factor * limits.suspect)
+
+    def widened_by(self, elements: int) -> float:
+        """What a limit of a ratio of two RMS over so many elements is multiplied by (POL-80)."""
+        return 1 + self.few / math.sqrt(max(1, elements))
+
     def in_proportion(self, limits: Limits, precision: Precision) -> Limits:
         """Limits for float32 as they are for a wider precision."""
         factor = precision.unit / self.units["float32"]
@@ -198,7 +218,7 @@ class Policy:
         return self.wide_noise * precision.unit / self.units["float32"]
 
     def judge_total(
-        self, error: float, depth: int, precision: Precision, *, is_rough: bool = False
+        self, error: float, depth: int, precision: Precision, *, elements: int, times: float = 1.0
     ) -> Finding:
         """Judge the whole error of a record: test F, or the rule for float32 against float32.
 
@@ -206,18 +226,26 @@ class Policy:
             error: Row error.
             depth: How many blocks it has come through.
             precision: Of the pair.
-            is_rough: Whether the record is of a place within a module's code, or a gradient.
+            elements: How many the error is of.
+            times: What limits are multiplied by: `rough`, `routing_growth`.
         """
-        factor = self.rough if is_rough else 1.0
         if precision.is_wide:
             limits = self.in_proportion(self.wide_total, precision)
-            limits = Limits(factor * limits.green, factor * limits.suspect)
+            limits = Limits(times * limits.green, times * limits.suspect)
             status = limits.status(error)
             text = f"row error {error:.2g}, {precision.name} runs agree within {limits.green:.2g}"
             return Finding("wide", error, limits.green, status, text)
-        limit = factor * self.envelope_at(depth, precision)
+        limit = times * self.envelope_at(depth, precision) * self.widened_by(elements)
         status = "within-rounding" if error <= limit else "suspect"
         text = f"row error {error:.2g}, at most {limit:.2g} expected at depth {depth} in {precision.name}"
+        return Finding("F", error, limit, status, text)
+
+    @staticmethod
+    def judge_other_experts(error: float) -> Finding:
+        """Judge the whole error of a record whose typical row had other experts: that of two unlike rows."""
+        limit = math.sqrt(2)
+        status: Status = "within-rounding" if error <= limit else "suspect"
+        text = f"row error {error:.2g}, where most rows had other experts: at most {limit:.2g}"
         return Finding("F", error, limit, status, text)
 
     def judge_outlier(self, outlier: float, error: float, worst_rows: float, precision: Precision) -> Finding:
@@ -236,7 +264,9 @@ class Policy:
         text = f"one element is off by {outlier:.2g} of its row, where rows are off by {usual:.2g}"
         return Finding("E", outlier, limit, status, text)
 
-    def judge_gain(self, output: float, inputs: float, precision: Precision, *, is_core: bool) -> Finding:
+    def judge_gain(
+        self, output: float, inputs: float, precision: Precision, *, is_core: bool, elements: int
+    ) -> Finding:
         """Judge what a leaf, or the core of an attention, adds to the error of its inputs: D and D'.
 
         Args:
@@ -244,85 +274,119 @@ class Policy:
             inputs: Row error of the inputs, together.
             precision: Of the pair.
             is_core: Whether it is the core of an attention, or a leaf of unknown kind.
+            elements: How many the output has, or an input if that has fewer.
         """
         test = "D'" if is_core else "D"
-        gains = self.core_gain if is_core else self.leaf_gain
+        gains = self.sampled(self.core_gain if is_core else self.leaf_gain, elements)
         if not precision.is_wide:
             gain = output / math.hypot(inputs, 2 * precision.rounding)
-            text = f"error {inputs:.2g} in, {output:.2g} out: gain {gain:.3g}, at most {gains.green:g}"
+            text = f"error {inputs:.2g} in, {output:.2g} out: gain {gain:.3g}, at most {gains.green:.3g}"
             return Finding(test, gain, gains.green, gains.status(gain), text)
         limits = self.in_proportion(self.wide_own, precision)
         own = math.sqrt(max(0.0, output**2 - (gains.green * inputs) ** 2))
         text = f"error {inputs:.2g} in, {output:.2g} out: {own:.2g} of its own, at most {limits.green:.2g}"
         return Finding(test, own, limits.green, limits.status(own), text)
 
-    def judge_own(self, error: float, precision: Precision, *, is_leaf: bool) -> Finding:
+    def judge_own(self, error: float, precision: Precision, *, is_leaf: bool, elements: int) -> Finding:
         """Judge the error of what was made of the reference's own values: tests A and A'.
 
         Args:
             error: Row error.
             precision: Of the pair.
             is_leaf: Whether a leaf of known kind made it.
+            elements: How many it has.
         """
         test = "A" if is_leaf else "A'"
         if precision.is_wide:
             limits = self.in_proportion(self.wide_own, precision)
             text = f"error {error:.2g} of its own, at most {limits.green:.2g}"
             return Finding(test, error, limits.green, limits.status(error), text)
-        limits = self.leaf_own if is_leaf else self.composite_own
+        limits = self.sampled(self.leaf_own if is_leaf else self.composite_own, elements)
         own = error / precision.rounding
-        text = f"error {error:.2g} of its own: {own:.3g} roundings, at most {limits.green:g}"
+        text = f"error {error:.2g} of its own: {own:.3g} roundings, at most {limits.green:.3g}"
         return Finding(test, own, limits.green, limits.status(own), text)
 
     def judge_replayed(
-        self, error: float, worst_rows: float | None, precision: Precision, *, is_leaf: bool
+        self,
+        error: float,
+        worst_rows: float | None,
+        precision: Precision,
+        *,
+        is_leaf: bool,
+        elements: int,
+        is_forward: bool = False,
     ) -> tuple[Finding, ...]:
-        """Judge what a model made of a target's values: tests A and A', and the same of the worst rows.
+        """Judge what a model made of archived values: tests A and A', and the same of the worst rows.
 
         Args:
-            error: Row error of the target.
+            error: Row error.
             worst_rows: Its 95th percentile.
             precision: Of the pair.
             is_leaf: Whether a leaf of known kind made it.
+            elements: How many it has.
+            is_forward: Whether the target was run on values that were rounded on the way in.
         """
         test = "A" if is_leaf else "A'"
-        measured = [(error, 1.0, "")]
+        if is_forward:
+            given = self.leaf_own if is_leaf else self.composite_own
+        else:
+            given = self.replayed_leaf if is_leaf else self.replayed_composite
+        measured = [(error, 1.0, "", elements)]
         if worst_rows is not None:
-            measured.append((worst_rows, self.replayed_tail, " in the worst rows"))
+            measured.append((worst_rows, self.replayed_tail, " in the worst rows", self.of_tail(elements)))
         found = []
-        for value, times, where in measured:
+        for value, times, where, count in measured:
             if precision.is_wide:
                 limits = self.in_proportion(self.wide_own, precision)
                 text = f"error {value:.2g} of its own{where}, at most {limits.green:.2g}"
                 found.append(Finding(test, value, limits.green, limits.status(value), text))
                 continue
-            given = self.replayed_leaf if is_leaf else self.replayed_composite
-            limits = Limits(times * given.green, times * given.suspect)
+            limits = self.sampled(Limits(times * given.green, times * given.suspect), count)
             own = value / precision.rounding
-            text = f"error {value:.2g} of its own{where}: {own:.3g} roundings, at most {limits.green:g}"
+            text = f"error {value:.2g} of its own{where}: {own:.3g} roundings, at most {limits.green:.3g}"
             found.append(Finding(test, own, limits.green, limits.status(own), text))
         return tuple(found)
 
-    def judge_twin(self, ratio: float) -> Finding:
+    @staticmethod
+    def of_tail(elements: int) -> int:
+        """How many elements the 95th percentile of rows rests on: a twentieth, and a row at least."""
+        return max(elements // 20, min(elements, _ROW))
+
+    def judge_twin(self, ratio: float, elements: int) -> Finding:
         """Judge how a leaf's own error compares with that of the same leaf in low precision: test B."""
-        text = (
-            f"{ratio:.3g} times the error of the model in that precision, at most {self.twin_ratio.green:g}"
-        )
-        return Finding("B", ratio, self.twin_ratio.green, self.twin_ratio.status(ratio), text)
+        limits = self.sampled(self.twin_ratio, elements)
+        text = f"{ratio:.3g} times the error of the model in that precision, at most {limits.green:.3g}"
+        return Finding("B", ratio, limits.green, limits.status(ratio), text)
 
-    def judge_bits(self, share: float) -> Finding:
+    def is_precise(self, ratio: float, elements: int) -> bool:
+        """Whether a result was rounded less than the model itself rounds it in that precision."""
+        return ratio < self.twin_precise / self.widened_by(elements)
+
+    def judge_bits(self, share: float, elements: int) -> Finding:
         """Judge the share of elements that are more than one unit in the last place off: test C."""
-        limit = self.twin_bits.green
-        text = f"{100 * share:.2g} % of elements are more than 1 ulp off, at most {100 * limit:g} %"
-        return Finding("C", share, limit, self.twin_bits.status(share), text)
+        limits = self.counted(self.twin_bits, elements)
+        text = f"{100 * share:.2g} % of elements are more than 1 ulp off, at most {100 * limits.green:.2g} %"
+        return Finding("C", share, limits.green, limits.status(share), text)
 
-    def judge_other_values(self, share: float) -> Finding:
+    def judge_other_values(self, share: float, elements: int) -> Finding:
         """Judge the share of an activation's elements that are not the twin's: test C, at most suspect."""
-        status: Status = "within-rounding" if share <= self.twin_values else "suspect"
-        text = f"{100 * share:.2g} % of elements are not the twin's, at most {100 * self.twin_values:g} %"
-        return Finding("C", share, self.twin_values, status, text)
+        limit = self.counted(Limits(self.twin_values, 1.0), elements).green
+        status: Status = "within-rounding" if share <= limit else "suspect"
+        text = f"{100 * share:.2g} % of elements are not the twin's, at most {100 * limit:.2g} %"
+        return Finding("C", share, limit, status, text)
 
-    def judge_tail(self, output: float, inputs: float, precision: Precision, *, is_core: bool) -> Finding:
+    def counted(self, limits: Limits, elements: int) -> Limits:
+        """Limits of a share of so many elements, widened by what a count may be off by (POL-80)."""
+        count = max(1, elements)
+
+        def widened(share: float) -> float:
+            return share + self.few * math.sqrt(share / count) + 1 / count
+
+        return Limits(widened(limits.green), widened(limits.suspect))
+
+    def judge_tail(
+        self, output: float, inputs: float, precision: Precision, *, is_core: bool, elements: int
+    ) -> Finding:
         """Judge what a leaf or core adds to the error of the worst rows: T and T', not of float32 runs.
 
         Args:
@@ -330,12 +394,13 @@ class Policy:
             inputs: The same of the inputs, together.
             precision: Of the pair.
             is_core: As for `judge_gain`.
+            elements: As for `judge_gain`.
         """
-        limits = self.core_tail if is_core else self.leaf_tail
+        limits = self.sampled(self.core_tail if is_core else self.leaf_tail, self.of_tail(elements))
         gain = output / math.hypot(inputs, 2 * precision.rounding)
         text = (
             f"the worst rows are off by {inputs:.2g} in, {output:.2g} out: gain {gain:.3g}, "
-            f"at most {limits.green:g}"
+            f"at most {limits.green:.3g}"
         )
         return Finding("T'" if is_core else "T", gain, limits.green, limits.status(gain), text)
 

@@ -145,7 +145,7 @@ def test_a_guilty_module_shows_the_first_variable_of_its_code_that_is_wrong(
     write: Callable[..., Path], tcap: Callable[..., Any], folder: Path
 ) -> None:
     key = "0/mlp:Mlp.forward/scores"
-    for name, factor in (("ref.h5", 1.0), ("tgt.h5", 1.03)):
+    for name, factor in (("ref.h5", 1.0), ("tgt.h5", 1.05)):
         tensors = {SOURCE: X, key: X * np.float32(factor), "0/mlp/output": X * np.float32(factor)}
         write(name, tensors, run={**RUN, "dtype": "bfloat16"})
     (folder / "limits.toml").write_text('[[threshold]]\nmatch = "0/mlp/output"\nrtol = 1e-3\n')
@@ -153,7 +153,7 @@ def test_a_guilty_module_shows_the_first_variable_of_its_code_that_is_wrong(
     lines = text.splitlines()
     at = lines.index("FIRST DIVERGENCE  0/mlp/output  (diverged)")
     assert lines[at + 2] == (
-        f"  within it first {key} (suspect): row error 0.03, at most 0.02 expected at depth 0 in bfloat16"
+        f"  within it first {key} (suspect): row error 0.05, at most 0.032 expected at depth 0 in bfloat16"
     )
 
 

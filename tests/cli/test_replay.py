@@ -57,6 +57,19 @@ def test_replay_names_the_module_that_makes_the_error(tcap: Any) -> None:
 
 
 @pytest.mark.usefixtures("runs")
+@pytest.mark.spec("RPL-4")
+def test_the_target_is_run_on_what_the_reference_holds(tcap: Any) -> None:
+    done = tcap("replay", "reference.h5", "--target", "m.py:target", "--json", status=1)
+    found = json.loads(done.stdout)
+    assert (done.exit_code, found["way"]) == (1, "forward")
+    bad = [one for one in found["owns"] if one["status"] == "diverged"]
+    assert [(one["module"], one["made"]) for one in bad] == [("1", "result")]
+    done = tcap("replay", "reference.h5", "--target", "m.py:reference", "--reference", "m.py:reference")
+    assert done.exit_code == 0
+    assert "No module makes an error of its own: 7 tensors within rounding." in done.stdout
+
+
+@pytest.mark.usefixtures("runs")
 @pytest.mark.spec("LCL-2")
 @pytest.mark.parametrize(("model", "by"), [("m.py:reference", "replay"), ("none", "archives")])
 def test_localize_says_who_and_by_what(tcap: Any, model: str, by: str) -> None:

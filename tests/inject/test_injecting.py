@@ -401,8 +401,8 @@ def test_a_sum_goes_into_the_first_of_its_tensors_and_steps_that_cannot_be_undon
         back = reverse(
             trusted, tested, Alignment((groups, Entry(("block.fc/input.input",), ("block.fc/input.input",))))
         )
-    same = ["0/@root/input.x", "0/block/input.x"]  # of equal keys, of which the mapping says nothing
-    assert [record.key.text for record in back.records] == [*same, "0/block.fc/input.input"]
+    plain = ["0/@root/input.x", "0/block/input.x", "0/block.fc/input.input"]  # and those of equal keys
+    assert [record.key.text for record in back.records] == plain
     lost = "step 'sum of=2': cannot be undone: what each tensor added is lost"
     assert set(back.left_out.values()) == {lost}
     assert len(back.left_out) == 4

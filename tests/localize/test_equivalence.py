@@ -18,7 +18,7 @@ from tensorcap.localization.equivalence import (
     stage3,
     write_stage,
 )
-from tensorcap.replaying import Own
+from tensorcap.verdicts.replayed import Own
 from tensorcap_formats.errors import ReadError, UsageError
 
 # R of each component, in execution order: the method's documents say that the earliest step is to blame
@@ -81,7 +81,7 @@ def test_spikes_are_told_from_the_largest_r_and_errors_last() -> None:
 
 
 def own(key: str, status: Any, ratio: float | None = None, made: Any = "result") -> Own:
-    return Own(key, key.split("/")[1], made, True, 0.1, ratio, status, ())
+    return Own(key, key.split("/")[1], made, True, 0.1, ratio, status, (), is_precise=False)
 
 
 @pytest.mark.spec("LCL-21")

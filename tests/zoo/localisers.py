@@ -11,6 +11,7 @@ from typing import Final
 from tensorcap.comparing import compare
 from tensorcap.localization.suspect import Localization
 from tensorcap.localizing import localize
+from tensorcap.replaying import replay_forward
 from tensorcap.verdicts.pairing import ABSENT
 from tensorcap.workload import Workload
 
@@ -64,6 +65,8 @@ _KINDS: Final[Mapping[str, str]] = {
     "attention-mask": "mask",
     "attention-softcap": "softcap",
     "attention-heads": "permutation",
+    "attention-bias": "position",
+    "attention-sinks": "missing_module",
     "softcap-*": "softcap",
     "mask-sentinel": "mask",
     "identity": "missing_module",
@@ -133,10 +136,20 @@ def injection(
     return _suspects(localize(reference, target, into=into, mapping=mapping, into_seed=0))
 
 
+def forward(
+    reference: Path, target: Path, workload: Workload, tested: Workload, mapping: Path | None
+) -> Sequence[Suspect]:
+    """Whom `replay_forward` finds to make errors: leaves first, then in order of execution."""
+    found = replay_forward(reference, tested, target, model=workload, mapping=mapping, seed=0)
+    ranked = sorted(found.bad, key=lambda own: (own.status != "diverged", not own.is_leaf))
+    return [Suspect(module) for module in dict.fromkeys(own.module for own in ranked)]
+
+
 LOCALISERS: Final[Mapping[str, Localiser]] = {
     "first-divergence": first_divergence,
     "first-blame": first_blame,
     "replay": replay,
     "injection": injection,
     "archives": archives,
+    "forward": forward,
 }

@@ -1,0 +1,92 @@
+"""The table of `specs/policy.md` that says where the limits of a replay come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from tensorcap.verdicts.pairing import Finding  # needs transformers in its package
+from tensorcap.verdicts.policy import POLICY
+from tensorcap.verdicts.replayed import Own
+from tests.zoo import calibrate
+from tests.zoo.calibrate import LIMITS, Value, rows_of, table, values_of
+from tests.zoo.catalogue import ENTRIES
+
+SPECS = Path(__file__).parents[2] / "specs"
+
+
+def cells(text: str, start: str) -> list[list[str]]:
+    lines = text.partition(start)[2].partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+@pytest.mark.spec("RPL-10")
+@pytest.mark.spec("RPL-11")
+@pytest.mark.spec("RPL-12")
+@pytest.mark.spec("RPL-14")
+def test_the_limits_of_the_specification_are_those_of_the_policy() -> None:
+    found = {row[0]: row[2:4] for row in cells((SPECS / "replay.md").read_text(), "\n| test | of |")}
+    of = {
+        "A": POLICY.replayed_leaf,
+        "A'": POLICY.replayed_composite,
+        "A forward": POLICY.leaf_own,
+        "A' forward": POLICY.composite_own,
+        "B": POLICY.twin_ratio,
+    }
+    expected = {name: [f"≤ {limits.green:g}", f"≤ {limits.suspect:g}"] for name, limits in of.items()}
+    expected["C"] = [f"≤ {100 * POLICY.twin_bits.green:g} %", f"≤ {100 * POLICY.twin_bits.suspect:g} %"]
+    expected["C values"] = [f"≤ {100 * POLICY.twin_values:g} %", "more"]
+    expected["A, A' worst rows"] = [f"{POLICY.replayed_tail:g}"] * 2
+    assert found == expected
+
+
+@pytest.mark.spec("RPL-10")
+def test_the_table_of_the_specification_has_the_limits_and_keeps_right_modules_below_them() -> None:
+    rows = cells((SPECS / "policy.md").read_text(), "\n| statistic | green up to |")
+    assert {row[0]: float(row[1]) for row in rows} == pytest.approx(dict(LIMITS))
+    for name, limit, right, *_ in rows:
+        assert right == "–" or float(right) < float(limit), name
+    assert sum(int(row[4]) for row in rows) > 200
+
+
+def test_rows_say_how_near_right_and_guilty_modules_come_to_a_limit() -> None:
+    values = [
+        Value("A", 1.5, "port", "x", is_guilty=False),
+        Value("A", 1.8, "mistake", "y", is_guilty=False),
+        Value("A", 1.0, "mistake", "z", is_guilty=True),
+        Value("A", 9.0, "mistake", "z", is_guilty=True),
+        Value("A", 3.0, "other", "z", is_guilty=True),
+        Value("B", 2.0, "other", "z", is_guilty=True),
+        Value("A", 1.9, "unseen", "z", is_guilty=True),
+    ]
+    by_name = {row.statistic: row for row in rows_of(values)}
+    a, b = by_name["A"], by_name["B"]
+    assert (a.right, a.where, a.caught, a.alone, a.guilty) == (1.8, "mistake: y", 2, 1, 3.0)
+    assert (b.right, b.caught, b.alone, b.guilty) == (None, 1, 0, 2.0)
+    assert table([a, b]).splitlines()[2:] == [
+        "| A | 2 | 1.8 | 1.1 | 2 | 1 | 3 |",
+        "| B | 1.2 | – | – | 1 | 0 | 2 |",
+    ]
+
+
+def test_what_the_twin_excuses_does_not_count() -> None:
+    findings = (
+        Finding("A", 4.0, 2.5, "within-rounding", "4 roundings"),
+        Finding("C", 0.1, 0.2, "suspect", "ulp"),
+    )
+    for ratio, expected in ((1.0, ["C, more than 1 ulp"]), (1.3, ["A", "C, more than 1 ulp"])):
+        own = Own("k", "m", "result", True, 0.1, ratio, "suspect", findings, False)
+        found = dict(values_of(own, is_wide=False))
+        assert list(found) == expected
+    assert found == pytest.approx({"A": 3.2, "C, more than 1 ulp": 0.0005})
+
+
+@pytest.mark.slow
+def test_entries_are_measured(tmp_path: Path) -> None:
+    entries = [ENTRIES[name] for name in ("vit_norm_eps", "vit_eager")]
+    values = calibrate.measure(entries, ["bfloat16"], tmp_path)
+    assert {(v.entry, v.is_guilty) for v in values} == {("vit_eager", False)}  # the mistake is not exercised
+    assert all(value.value <= LIMITS[value.statistic] for value in values)
