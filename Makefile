@@ -12,8 +12,8 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 -m "not slow"
 
-test-slow: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -n 2 -m slow
+test-slow: $(VENV)/.installed-max
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m slow
 
 zoo: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.zoo.run
@@ -33,6 +33,11 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$(EXTRAS),dev]'
 	touch $@ $(VENV)/.installed
+
+# Modular MAX, of some 600 MiB, is for the slow tests alone. What it has compiled it keeps in ~/.cache/modular.
+$(VENV)/.installed-max: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[max]'
+	touch $@
 
 clean:
 	rm -rf $(VENV) demo dist

@@ -1,5 +1,7 @@
 """The debugger for model ports: capture a model's tensors, keep them in an archive, compare two runs."""
 
+from tensorcap.adapters._max.model import MaxModel
+from tensorcap.called import Called, capture_called
 from tensorcap.capturing import Capture, capture
 from tensorcap.comparing import compare, compare_records
 from tensorcap.comparison import Comparison
@@ -18,11 +20,13 @@ from tensorcap_formats.records import Record
 
 __all__ = [
     "Archive",
+    "Called",
     "Capture",
     "Comparison",
     "Difference",
     "Graph",
     "Key",
+    "MaxModel",
     "Pair",
     "PlainLog",
     "Port",
@@ -30,6 +34,7 @@ __all__ = [
     "Summary",
     "Workload",
     "capture",
+    "capture_called",
     "compare",
     "compare_records",
     "open_archive",

@@ -63,6 +63,8 @@ def capture(
     container: str | None = None,
     fsync: bool = False,
     substitution: Substitution | None = None,
+    room: str | Iterable[str] = (),
+    inner: bool = False,
 ) -> Capture:
     """Capture what happens in a model during a `with` block.
 
@@ -102,6 +104,10 @@ def capture(
         fsync: Make each tensor durable against a power cut.
         substitution: Archived tensors that take the place of the model's own, which are recorded first; the
             model then computes something else, and the archive says what.
+        room: Which values, `input` or `output`, later runs of the same model are going to replace: a model
+            that has to be compiled then makes room for them at once.
+        inner: Whether a graph that MAX compiles prints into files what it cannot give out: what lies within
+            subgraphs, branches and loops, of which the last run is left.
 
     Returns:
         A context manager; `pause`, `resume` and `paused` say what part of the block is recorded, and
@@ -130,7 +136,9 @@ def capture(
             exclude,
             Limits.of(steps=steps, sample=sample, max_bytes=max_bytes, slices=slices),
         ),
-        plan=Plan(inputs, level, as_tuple(ops_in), as_tuple(watch), grads, params, eager),
+        plan=Plan(
+            inputs, level, as_tuple(ops_in), as_tuple(watch), grads, params, eager, as_tuple(room), inner
+        ),
         log=log,
         stats_only=stats_only,
         run=run,
@@ -189,7 +197,8 @@ class Capture:
     def progress(self) -> str:
         """How far it is, as a short text."""
         sink = self._writer or self.tally
-        return f"{sink.records_count} tensors, last {self._recorder.last_point or 'none'}"
+        count = f"{sink.records_count} tensors, last {self._recorder.last_point or 'none'}"
+        return self._recorder.waiting.text or count
 
     def pause(self) -> None:
         """Record nothing until `resume`; forwards in between count as no steps."""

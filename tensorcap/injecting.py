@@ -88,7 +88,8 @@ def inject(
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tensorcap-"))
                 target = Path(folder) / "target.h5"
                 seeded()
-                capture_workload(workload, target, around=around)
+                room = ("input",) * (inputs is not None or not outputs) + ("output",) * bool(outputs)
+                capture_workload(workload, target, around=around, room=room)
             tested = stack.enter_context(opened(target))
             aligned = align(trusted, tested, mapping=mapping)
             source = reversed_by(aligned, trusted, tested)

@@ -162,7 +162,7 @@ class _Search:
 
     def begin(self, mapping: MappingSource | None, state: str | os.PathLike[str] | None) -> None:
         """Run the target as it is, and find what of it can be grafted."""
-        free = self._files.enter_context(open_archive(self._capture("free.h5", -1)))
+        free = self._files.enter_context(open_archive(self._capture("free.h5", -1, room=("output",))))
         source: Archive = self._reference
         aligned = aligned_if_needed(self._reference, free, mapping)
         if aligned is not None:

@@ -23,6 +23,7 @@ HIDDEN: Final = "[hidden]"
 PACKAGES: Final = (
     "accelerate",
     "diffusers",
+    "max",
     "numpy",
     "peft",
     "safetensors",
@@ -44,6 +45,8 @@ _ENVIRONMENT: Final = (
     "KMP_AFFINITY",
     "MKL_CBWR",
     "MKL_NUM_THREADS",
+    "MODULAR_DEBUG",
+    "MODULAR_DEBUG_DEVICE_ALLOCATOR",
     "NEURON_CC_FLAGS",
     "NEURON_RT_NUM_CORES",
     "NEURON_RT_VISIBLE_CORES",

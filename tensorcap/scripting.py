@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib.util
 import os
 import sys
@@ -14,8 +15,9 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, Final, TextIO
 
-from tensorcap.adapters import CalledRoot, adapter_named
+from tensorcap.adapters import FRAMEWORKS, MODEL_MODULES, CalledRoot, adapter_named
 from tensorcap.capturing import Capture, capture
+from tensorcap.patching import replaced
 from tensorcap.recording.limits import Limits
 from tensorcap.recording.scope import Scope
 from tensorcap.script import Script, as_main, code_of
@@ -24,7 +26,14 @@ from tensorcap_formats.writer import Writer
 
 _OURS: Final = tuple(
     str(Path(__file__).parent.joinpath(*parts))
-    for parts in (("scripting.py",), ("adapters", "_torch", "roots.py"), ("adapters", "_torch", "direct.py"))
+    for parts in (
+        ("scripting.py",),
+        ("adapters", "_torch", "roots.py"),
+        ("adapters", "_torch", "direct.py"),
+        ("adapters", "_max", "roots.py"),
+        ("adapters", "_max", "foreign.py"),
+        ("adapters", "_max", "tracing.py"),
+    )
 )
 _PATIENCE_SECONDS: Final = 10
 _REPLACES_PROCESS: Final = ("execv", "execve")  # by which the others of their family are written
@@ -36,7 +45,6 @@ class ScriptRun:
     Attributes:
         script: What is run.
         capture: The capture, which is over; None if no model was captured.
-        roots: The models that it called.
         error: What the script ended by, other than its end or `sys.exit(0)`.
         trouble: What is wrong with the capture.
         status: The script's own exit status.
@@ -48,7 +56,7 @@ class ScriptRun:
         path: str | os.PathLike[str] | None,
         *,
         root: str | None = None,
-        framework: str = "torch",
+        framework: str | None = None,
         begun: Callable[[Capture], None] = lambda _: None,
         ended: Callable[[ScriptRun], None] = lambda _: None,
         **options: Any,
@@ -60,7 +68,7 @@ class ScriptRun:
             path: As for `capture`.
             root: A glob for the class of the model to capture, or one and `@N` for the N-th such model;
                 None for the first model that is called.
-            framework: Whose models are looked for.
+            framework: Whose models are looked for; those of all that are installed if None.
             begun: Is called when a model is under capture.
             ended: Is called when the script and its capture are over, also where the script ends the
                 process at once.
@@ -68,13 +76,13 @@ class ScriptRun:
         """
         self.script = script
         self.capture: Capture | None = None
-        self.roots: list[CalledRoot] = []
         self.error: BaseException | None = None
         self.trouble: TensorcapError | None = None
         self.status = 0
         self._path = None if path is None else Path(path).absolute()  # the script may go elsewhere
         self._root = root
         self._framework = framework
+        self._found: list[list[CalledRoot]] = []  # of each framework
         self._begun = begun
         self._ended = ended
         self._options = options
@@ -92,17 +100,18 @@ class ScriptRun:
         Raises:
             UsageError: There is no such script, or it is no Python; an option cannot be read.
             WriteError: The archive could not be written there.
-            MissingPackageError: The framework is not installed.
+            MissingPackageError: The framework is not installed, or none is.
         """
         self._check_options()
         with ExitStack() as stack:
-            watch = stack.enter_context(_on_import(self._framework))
+            watches = {name: stack.enter_context(_on_import(name)) for name in self._frameworks()}
             main = stack.enter_context(as_main(self.script))
-            watch(lambda: self._look_out(stack))
+            for name, watch in watches.items():
+                watch(functools.partial(self._look_out, name, stack))
             code = self._code(main)
             for name in _REPLACES_PROCESS:
-                stack.enter_context(_replaced(os, name, self._replacing))
-            stack.enter_context(_replaced(os, "_exit", self._exiting))
+                stack.enter_context(replaced(os, name, self._replacing))
+            stack.enter_context(replaced(os, "_exit", self._exiting))
             if code is not None:
                 try:
                     exec(code, vars(main))
@@ -111,6 +120,11 @@ class ScriptRun:
             self._wait()
             self.finish()
         return self
+
+    @property
+    def roots(self) -> list[CalledRoot]:
+        """The models that it called."""
+        return [root for roots in self._found for root in roots]
 
     @property
     def others(self) -> list[CalledRoot]:
@@ -144,12 +158,20 @@ class ScriptRun:
         if self._path is not None:
             Writer(self._path, container=given.get("container")).abandon(discard=True)
 
-    def _look_out(self, stack: ExitStack) -> None:
-        """Watch for models, now that the framework is there."""
-        self.roots = stack.enter_context(adapter_named(self._framework).roots(self._root, self._take))
+    def _frameworks(self) -> tuple[str, ...]:
+        """Whose models are looked for."""
+        if self._framework is not None:
+            return (self._framework,)
+        return tuple(name for name in FRAMEWORKS if _is_installed(name)) or ("torch",)
+
+    def _look_out(self, framework: str, stack: ExitStack) -> None:
+        """Watch for models of a framework, now that it is there."""
+        self._found.append(stack.enter_context(adapter_named(framework).roots(self._root, self._take)))
 
     def _take(self, model: Any) -> bool:
         """Put a model under capture; an error of ours ends the script, which would run in vain."""
+        if self.capture is not None:
+            return False  # one of another framework is
         try:
             found = capture(model, self._path, run={"script": self._about}, **self._options)
             found._warns = False  # whoever runs this has the summary
@@ -239,8 +261,9 @@ class ScriptRun:
                 f"{where}: called no model that has parameters and is not scripted, but {told(self.roots)}",
                 hint=f"If that is the model: --root {self.roots[0].name}",
             )
+        of_framework = "" if self._framework is None else f"{self._framework} "
         return CaptureError(
-            f"{where}: called no {self._framework} model in this process",
+            f"{where}: called no {of_framework}model in this process",
             hint="What it runs in other processes is not seen.",
         )
 
@@ -261,18 +284,19 @@ def told(roots: Sequence[CalledRoot], few: int = 8) -> str:
 
 
 @contextmanager
-def _on_import(package: str) -> Iterator[Callable[[Callable[[], None]], None]]:
-    """Call a function as soon as a package is imported, which is then not sooner than without us.
+def _on_import(framework: str) -> Iterator[Callable[[Callable[[], None]], None]]:
+    """Call a function as soon as a framework is imported, which is then not sooner than without us.
 
     Raises:
         MissingPackageError: It is not installed.
     """
-    if package not in sys.modules and importlib.util.find_spec(package) is None:
-        raise missing_package("capturing a script", package, extra=package)
-    waiting = _Waiting(package)
+    if not _is_installed(framework):
+        raise missing_package("capturing a script", framework, extra=framework)
+    module = MODEL_MODULES[framework]
+    waiting = _Waiting(module)
 
     def begin(then: Callable[[], None]) -> None:
-        if package in sys.modules:
+        if module in sys.modules:
             then()
         else:
             waiting.then = then
@@ -285,18 +309,22 @@ def _on_import(package: str) -> Iterator[Callable[[Callable[[], None]], None]]:
             sys.meta_path.remove(waiting)
 
 
-class _Waiting:
-    """Among the finders of modules, waits for one package; another finds it."""
+def _is_installed(framework: str) -> bool:
+    return framework in sys.modules or importlib.util.find_spec(framework) is not None
 
-    def __init__(self, package: str) -> None:
-        self._package = package
+
+class _Waiting:
+    """Among the finders of modules, waits for one module; another finds it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
         self.then: Callable[[], None] = lambda: None
 
-    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
-        if name != self._package:
+    def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
+        if name != self._name:
             return None
         others = [finder for finder in sys.meta_path if finder is not self]
-        spec = next(filter(None, (finder.find_spec(name, None, None) for finder in others)), None)
+        spec = next(filter(None, (finder.find_spec(name, path) for finder in others)), None)
         if spec is not None and spec.loader is not None:
             loader: Any = spec.loader
             load = loader.exec_module
@@ -310,18 +338,6 @@ class _Waiting:
 
             loader.exec_module = exec_module
         return spec  # it may only be asked whether there is such a package
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, around: Callable[[Any], Any]) -> Iterator[None]:
-    original = getattr(owner, name)
-    replacement = around(original)
-    setattr(owner, name, replacement)
-    try:
-        yield
-    finally:
-        if getattr(owner, name) is replacement:
-            setattr(owner, name, original)
 
 
 def _is_waited_for(thread: threading.Thread) -> bool:

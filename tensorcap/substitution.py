@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -154,6 +155,11 @@ class Substitution:
         """The archive's names of the sites at which something is to be replaced."""
         return dict.fromkeys(site for site, _, _, _ in self._planned)
 
+    @property
+    def kinds(self) -> frozenset[str]:
+        """Whether arguments, results or both are replaced."""
+        return frozenset(kind for _, _, _, kind in self._planned)
+
     def bind(self, sites: Mapping[str, Sequence[str]]) -> set[str]:
         """Find the chosen sites in a model.
 
@@ -271,6 +277,33 @@ class Substitution:
     def _slot(self, key: Key) -> Slot:
         name = self._sites.get(key.site, key.site)
         return self._slots.setdefault((name, key.slot), Slot(name, key.slot))
+
+
+def no_fit(archive: Archive, key: Key, archived: tuple[int, ...], own: tuple[int, ...]) -> UsageError:
+    """A tensor of an archive has another shape than that of the model which it is to replace."""
+    return UsageError(
+        f"{archive.path}: {key.text}: does not fit: {list(archived)} in the archive, "
+        f"{list(own)} in the model",
+        hint=_step(archived, own),
+    )
+
+
+def _step(archived: tuple[int, ...], own: tuple[int, ...]) -> str | None:
+    """The layout step of a mapping that would make the archive's shape of the model's, if one is obvious."""
+    if math.prod(archived) != math.prod(own):
+        return None
+    found = None
+    if archived[:1] == (1,) and archived[1:] == own:
+        found = "unsqueeze 0"
+    elif own[:1] == (1,) and own[1:] == archived:
+        found = "squeeze 0"
+    elif len(own) == len(archived):
+        unlike = [axis for axis, sizes in enumerate(zip(own, archived, strict=True)) if sizes[0] != sizes[1]]
+        if len(unlike) == 2 and [own[axis] for axis in reversed(unlike)] == [
+            archived[axis] for axis in unlike
+        ]:
+            found = f"transpose {unlike[0]} {unlike[1]}"
+    return f"A mapping with the step {found!r} would make it fit." if found else None
 
 
 def _kind(key: Key) -> str:

@@ -13,6 +13,7 @@ from tensorcap.adapters import adapter_for
 from tensorcap.aligning import Aligned, MappingSource, align, sides
 from tensorcap.alignment.order import Order, order_between
 from tensorcap.alignment.rules import read_rules
+from tensorcap.auditing import Audit, audit
 from tensorcap.capturing import Around, capture_workload
 from tensorcap.comparing import Source, compare, opened
 from tensorcap.comparison import Comparison
@@ -66,6 +67,8 @@ class Verification:
         is_refused: Whether there should have been one, and the reference's tensors did not fit.
         localization: Which modules are accused, by what, and what the errors look like.
         inheriting: Keys of what is not green in the free run, and green once the inputs are right.
+        weights: The comparison of weights before the target ran, of unlike frameworks.
+        control: Of each output of a compiled target, how far a run without taps is from the free run.
         notes: What could not be written, a sentence each.
         summary: What is wrong, as sentences.
     """
@@ -79,6 +82,8 @@ class Verification:
     is_refused: bool
     localization: Localization
     inheriting: Sequence[str]
+    weights: Audit | None = None
+    control: Sequence[Mapping[str, Any]] = ()
     notes: Sequence[str] = ()
     summary: Sequence[str] = ()
 
@@ -89,9 +94,10 @@ class Verification:
 
     @property
     def exit_status(self) -> int:
-        """That of the worse comparison; at least 1 if one is accused, or injection was refused (VER-40)."""
+        """That of the worst comparison; at least 1 if one is accused, or injection was refused (VER-40)."""
         injected = self.injected.exit_status if self.injected else int(self.is_refused)
-        return max(self.free.exit_status, injected, int(bool(self.suspects)))
+        weights = self.weights.exit_status if self.weights else 0
+        return max(self.free.exit_status, injected, int(bool(self.suspects)), weights)
 
 
 def verify(
@@ -130,8 +136,12 @@ def verify(
         say("capturing the reference")
         trusted, original = _captured(reference, folder / REFERENCE, None, around)
         trusted = stack.enter_context(opened(trusted))
+        weights = None
+        if isinstance(target, (Runnable, Workload)):
+            target = _made(target, trusted)
+            weights = _audited(trusted, original, target, rules, say)
         say("capturing the target")
-        tested, workload = _captured(target, folder / TARGET, trusted, around)
+        tested, workload = _captured(target, folder / TARGET, trusted, around, room=("input",))
         tested = stack.enter_context(opened(tested))
         say("aligning")
         aligned = _ruled(trusted, tested, mapping, rules)
@@ -185,6 +195,8 @@ def verify(
             workload is not None and own is None,
             localization,
             _inheriting(free, own),
+            weights,
+            _control(tested.run),
             notes,
         )
         say("writing")
@@ -198,8 +210,49 @@ def verify(
         )
 
 
+def _made(side: Runnable | Workload, before: Archive) -> Runnable:
+    """A side whose workload is there, so that it can be looked at before it runs."""
+    runnable = Runnable.of(side) if isinstance(side, Workload) else side
+    made = runnable.make(before)
+    return Runnable(lambda _: made, runnable.seed)
+
+
+def _audited(
+    trusted: Archive,
+    original: Workload | None,
+    target: Runnable,
+    rules: str | os.PathLike[str] | None,
+    say: Callable[[str], None],
+) -> Audit | None:
+    """The comparison of weights of unlike frameworks, which somebody had to adapt."""
+    model = target.make(trusted)[0].model
+    if _framework_of(trusted.run) == _framework_of(adapter_for(model).describe(model)):
+        return None
+    say("comparing weights")
+    before = None if rules is None else read_rules(rules)
+    found = audit(trusted if original is None else original.model, model, rules=before)
+    if found is not None and found.unlike:
+        count = found.comparison.compared
+        say(f"{len(found.unlike)} of {count} weights are not the same numbers; going on")
+    return found
+
+
+def _framework_of(run: Mapping[str, Any]) -> object:
+    about = run.get("framework")
+    return about.get("name") if isinstance(about, Mapping) else None
+
+
+def _control(run: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    told = run.get("control")
+    return tuple(one for one in told if isinstance(one, Mapping)) if isinstance(told, list) else ()
+
+
 def _captured(
-    side: Runnable | Workload | Source, path: Path, before: Archive | None, around: Around | None
+    side: Runnable | Workload | Source,
+    path: Path,
+    before: Archive | None,
+    around: Around | None,
+    room: Sequence[str] = (),
 ) -> tuple[Source, Workload | None]:
     """The archive of a side; of one that is run also its workload."""
     if isinstance(side, Workload):
@@ -208,7 +261,7 @@ def _captured(
         return side, None
     workload, run = side.make(before)
     adapter_for(workload.model).seed(side.seed)
-    capture_workload(workload, path, run=run, around=around)
+    capture_workload(workload, path, run=run, around=around, room=room)
     return path, workload
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tensorcap.adapters import Adapter, adapter_named
+from tensorcap.adapters import FRAMEWORKS, Adapter, adapter_for, adapter_named
 from tensorcap.metadata import redact
 from tensorcap_formats.dtypes import Array, DType
-from tensorcap_formats.errors import UsageError, abbreviate
+from tensorcap_formats.errors import MissingPackageError, UsageError, abbreviate, missing_package
 from tensorcap_formats.keys import ROOT_SITE, unescape
 
 if TYPE_CHECKING:
@@ -72,12 +72,12 @@ class Recipe:
     Attributes:
         path: `file.py:function`, or a folder or id of a Hugging Face model.
         options: Options that were given, by their Python names.
-        framework: Whose model it is.
+        framework: Whose model it is; None for a function, which says it by what it returns, or torch.
     """
 
     path: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    framework: str = "torch"
+    framework: str | None = None
 
     @property
     def kind(self) -> str:
@@ -101,7 +101,9 @@ class Recipe:
         options = dict(workload.get("options") or {})
         for name in _NEVER_INHERITED:
             options.pop(name, None)
-        return cls(workload["path"], options)
+        about = archive.run.get("framework")
+        framework = about.get("name") if isinstance(about, Mapping) else None
+        return cls(workload["path"], options, framework if framework in FRAMEWORKS else None)
 
     def changed(self, **options: Any) -> Recipe:
         """The same recipe with some options given anew."""
@@ -126,16 +128,23 @@ class Recipe:
         Raises:
             UsageError: The path or an option makes no sense.
         """
-        adapter = adapter_named(self.framework)
+        if self.kind == "huggingface" and self.framework not in (None, "torch"):
+            raise UsageError(
+                f"{abbreviate(self.path)}: a model of {self.framework}: expected FILE.py:FUNCTION",
+                hint="The function returns tensorcap.Workload(model, inputs).",
+            )
+        expected = self._expected()
         options = dict(self.options)
         seed, perturbation = options.pop("seed", 0), options.pop("perturb", None)
-        adapter.seed(seed)
+        if expected is not None:
+            expected.seed(seed)
         if self.kind == "huggingface":
             from tensorcap.adapters._huggingface.loading import build
 
             workload = build(self.path, options, inputs)
         else:
-            workload = self._call_function(adapter, options, inputs)
+            workload = self._call_function(expected, options, inputs)
+        adapter = adapter_for(workload.model)
         if perturbation is not None:
             workload = adapter.perturb(workload, perturbation)
         adapter.seed(seed)  # the run draws the same numbers however the weights were made
@@ -147,31 +156,49 @@ class Recipe:
         Raises:
             UsageError: The path or an option makes no sense.
         """
-        adapter = adapter_named(self.framework)
         if self.kind == "function":
-            return adapter.describe(self.build().model)
+            model = self.build().model
+            return adapter_for(model).describe(model)
         from tensorcap.adapters._huggingface.loading import build_without_weights
 
-        return adapter.describe(build_without_weights(self.path, self.options))
+        model = build_without_weights(self.path, self.options)
+        return adapter_for(model).describe(model)
+
+    def _expected(self) -> Adapter | None:
+        """The adapter of the framework that is seeded before code of the user's runs; None if there is none.
+
+        Raises:
+            MissingPackageError: The framework that the model has to be of is not installed.
+        """
+        try:
+            return adapter_named(self.framework or "torch")
+        except MissingPackageError:
+            if self.framework is not None or self.kind == "huggingface":
+                raise
+            return None
 
     def _call_function(
-        self, adapter: Adapter, options: dict[str, Any], inputs: Mapping[str, StoredInput] | None
+        self, expected: Adapter | None, options: dict[str, Any], inputs: Mapping[str, StoredInput] | None
     ) -> Workload:
         dtype, device = options.pop("dtype", None), options.pop("device", None)
-        for name in options:
-            raise UsageError(
-                f"{self.path}: takes no --{name.replace('_', '-')}, which is for Hugging Face models",
-                hint="Let the function itself make what you need.",
-            )
         make = _load_function(self.path)
-        takes_dtype = dtype is not None and "dtype" in inspect.signature(make).parameters
-        made = make(dtype=adapter.dtype(dtype)) if takes_dtype else make()
+        parameters = inspect.signature(make).parameters
+        for name in options:
+            if name not in parameters:
+                raise UsageError(
+                    f"{self.path}: takes no --{name.replace('_', '-')}, which is for Hugging Face models",
+                    hint=f"A function with a parameter {name} is given it.",
+                )
+        takes_dtype = dtype is not None and "dtype" in parameters
+        if takes_dtype:
+            options["dtype"] = _adapter_of(parameters["dtype"], expected).dtype(dtype)
+        made = make(**options)
         if not isinstance(made, Workload):
             raise UsageError(
                 f"{self.path}: returned a {type(made).__name__}, expected a tensorcap.Workload",
                 hint="Return tensorcap.Workload(model, inputs).",
             )
-        return adapter.prepare(
+        return adapter_for(made.model).prepare(
             made, dtype=None if takes_dtype else dtype, input_dtype=dtype, device=device, inputs=inputs
         )
 
@@ -214,7 +241,12 @@ def load_file(path: str) -> ModuleType:
     folder = str(file.parent.resolve())
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except ModuleNotFoundError as error:
+        if error.name not in FRAMEWORKS:
+            raise
+        raise missing_package(f"running {path}", error.name, extra=error.name) from None
     return module
 
 
@@ -234,6 +266,16 @@ def _load_function(path: str) -> Callable[..., Any]:
         )
     function: Callable[..., Any] = found
     return function
+
+
+def _adapter_of(parameter: inspect.Parameter, expected: Adapter | None) -> Adapter:
+    """The adapter of the framework whose dtypes a parameter takes, as its default says."""
+    try:
+        return adapter_for(parameter.default)
+    except UsageError:
+        if expected is None:
+            raise
+        return expected
 
 
 def parse_setting(text: str) -> tuple[str, Any]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tensorcap_cli.output import class_text, counting, number_text, one_line, plural, print_json
+from tensorcap_cli.time_limit import time_limit_option
 from tensorcap_cli.workload_options import made_target, target_options
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 )
 @click.option("--state", metavar="FILE", type=click.Path(), help="Live: keeps runs, to go on after a break.")
 @target_options
+@time_limit_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
 def command(
     reference: str,

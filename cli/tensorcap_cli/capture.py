@@ -7,10 +7,15 @@ from typing import Any
 
 import click
 
-from tensorcap_cli.capture_options import recording_arguments, recording_options
+from tensorcap_cli.capture_options import (
+    recording_arguments,
+    recording_options,
+    recording_options_of_graphs,
+)
 from tensorcap_cli.capture_script import script_command
 from tensorcap_cli.capture_text import print_outcome, progress
-from tensorcap_cli.workload_options import made_recipe, workload_options
+from tensorcap_cli.time_limit import time_limit_option
+from tensorcap_cli.workload_options import function_options, made_recipe, workload_options
 
 
 @click.group("capture")
@@ -19,6 +24,7 @@ def command() -> None:
 
     \b
         tcap capture torch MODEL --prompt "Hello" -o ref.h5
+        tcap capture max port.py:target -o tgt.h5
         tcap capture script -o ref.h5 -- generate.py --prompt "Hello"
 
     Modules find the block; --level op, --watch and --grads open it. --steps, --sample, --slice and
@@ -79,6 +85,50 @@ def torch_command(
     call did not return, or --max-bytes was reached; 2 wrong usage; 3 an input file cannot be read; 130
     interrupted.
     """
+    _capture("torch", model, like, options, as_json=as_json)
+
+
+@command.command("max")
+@click.argument("function", metavar="FILE.py:FUNCTION", required=False)
+@time_limit_option
+@function_options
+@recording_options_of_graphs
+def max_command(
+    function: str | None,
+    *,
+    like: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Capture one run of a model of Modular MAX, written with max.nn.
+
+    The function returns tensorcap.Workload(module, inputs): a max.nn module whose weights are loaded, and
+    numpy arrays by argument. Each call of each module is recorded, under the names that torch would give,
+    with the shapes of the run. See examples/max_decoder.py for all that a port needs.
+
+    \b
+        tcap capture max port.py:target -o tgt.h5
+        tcap capture max port.py:target --include 'layers.0.*' --print --dry-run
+        tcap capture max port.py:target --num-hidden-layers 1 --timeout 1800 -o tgt.h5
+        tcap compare ref.h5 tgt.h5
+
+    MAX compiles the model, which takes minutes the first time and seconds from its cache, in
+    ~/.cache/modular. A graph that gives out its tensors is compiled otherwise than one that does not: the
+    model is run without that too, and how far both are apart is told. --timeout ends a compiler that hangs
+    or tells of one that died, and keeps what it wrote.
+
+    A module that MAX fuses with others (gate_proj and up_proj of an MLP) is never called, and told as such.
+    What is in a subgraph, or a cache, cannot be had: build the model with use_subgraphs=False. Another
+    program's own graph and its calls are captured by tcap capture script.
+
+    Exit status: as for tcap capture torch.
+    """
+    _capture("max", function, like, options, as_json=as_json)
+
+
+def _capture(
+    framework: str, model: str | None, like: str | None, options: dict[str, Any], *, as_json: bool
+) -> None:
     from tensorcap.capturing import capture_workload
     from tensorcap_formats.opening import open_archive
 
@@ -86,7 +136,7 @@ def torch_command(
         before = None if like is None else files.enter_context(open_archive(like))
         kept = None if before is None else before.run.get("scope")
         recording = recording_arguments(options, kept, as_json=as_json)
-        recipe, inputs = made_recipe(model, before, options)
+        recipe, inputs = made_recipe(model, before, options, framework=framework)
     workload = recipe.build(inputs)
     done = capture_workload(workload, run={"workload": recipe.describe()}, around=progress, **recording)
     status = print_outcome(done, as_json=as_json)

@@ -12,15 +12,17 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # Each as `run["scope"]` names it
 _LISTS: Final = ("include", "exclude", "ops_in", "watch", "slices")
-_FLAGS: Final = ("grads", "params", "eager")
+_FLAGS: Final = ("grads", "params", "eager", "inner")
 _LIMITS: Final = ("steps", "sample", "max_bytes")
-_OPTIONS: Final = (
+_WHICH: Final = (
     click.option("-o", "--output", type=click.Path(), help="The archive: .h5, .zarr or .safetensors."),
     click.option("--include", metavar="GLOB", multiple=True, help="Record only these sites or keys."),
     click.option("--exclude", metavar="GLOB", multiple=True, help="Do not record these sites or keys."),
     click.option(
         "--no-inputs", is_flag=True, help="Record outputs only, and the inputs of the model itself."
     ),
+)
+_WITHIN: Final = (  # for code that is run as it is written, not compiled
     click.option(
         "--level",
         type=click.Choice(["module", "op", "export"]),
@@ -36,10 +38,12 @@ _OPTIONS: Final = (
         help="Local variables: package.module:Class.method:name,name; * for all that hold tensors.",
     ),
     click.option("--grads", is_flag=True, help="Gradients of activations and of parameters."),
-    click.option("--params", is_flag=True, help="Parameters and buffers, once."),
     click.option(
         "--eager", is_flag=True, help="Run compiled code and fused layers of torch.nn as plain code."
     ),
+)
+_WHAT_ELSE: Final = (
+    click.option("--params", is_flag=True, help="Parameters and buffers, once."),
     click.option("--steps", metavar="0,1,5-9", help="Only these calls of the model; 5- is 5 and later ones."),
     click.option(
         "--sample", type=click.IntRange(min=1), metavar="N", help="Only the first N calls of each site."
@@ -73,10 +77,23 @@ _OPTIONS: Final = (
     ),
 )
 
+inner_option: Final = click.option(
+    "--inner",
+    is_flag=True,
+    help="MAX: print into files, and keep, what lies within subgraphs, branches and loops.",
+)
+
 
 def recording_options(function: _Function) -> _Function:
     """Give a command the options that say what is recorded, and where it goes."""
-    for option in reversed(_OPTIONS):
+    for option in reversed((*_WHICH, *_WITHIN, *_WHAT_ELSE)):
+        function = option(function)
+    return function
+
+
+def recording_options_of_graphs(function: _Function) -> _Function:
+    """The same where a compiled graph is run, in whose modules nothing else can be seen."""
+    for option in reversed((*_WHICH, inner_option, *_WHAT_ELSE)):
         function = option(function)
     return function
 
@@ -101,14 +118,14 @@ def recording_arguments(options: dict[str, Any], kept: object = None, *, as_json
     if path is not None and is_dry_run:
         raise UsageError("--dry-run writes nothing, expected no -o")
     before = dict(kept) if isinstance(kept, Mapping) else {}
-    if options["level"] == "module":
+    if options.get("level") == "module":
         before.pop("ops_in", None)  # there are no ops any more that it could be of
     given: dict[str, Any] = {"path": path}
-    given |= {name: list(options.pop(name) or before.get(name, ())) for name in _LISTS}
+    given |= {name: list(options.pop(name, ()) or before.get(name, ())) for name in _LISTS}
     given["inputs"] = not options.pop("no_inputs") and before.get("inputs", True)
-    given |= {name: True for name in _FLAGS if options.pop(name) or before.get(name)}
+    given |= {name: True for name in _FLAGS if options.pop(name, False) or before.get(name)}
     for name in ("level", *_LIMITS):
-        value = options.pop(name)
+        value = options.pop(name, None)
         value = before.get(name) if value is None else value
         if value is not None:
             given[name] = value

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tensorcap_cli.capture_options import recording_arguments, recording_options
+from tensorcap_cli.capture_options import inner_option, recording_arguments, recording_options
 from tensorcap_cli.capture_text import print_model, print_outcome
 
 if TYPE_CHECKING:
@@ -21,8 +21,14 @@ if TYPE_CHECKING:
 @click.option(
     "--root", metavar="GLOB", help="The class of the model to capture, if it is not the first; @N: the N-th."
 )
+@click.option(
+    "--framework", type=click.Choice(["max", "torch"]), help="Whose models are looked for; all by default."
+)
+@inner_option
 @recording_options
-def script_command(arguments: tuple[str, ...], *, root: str | None, as_json: bool, **options: Any) -> None:
+def script_command(
+    arguments: tuple[str, ...], *, root: str | None, framework: str | None, as_json: bool, **options: Any
+) -> None:
     """Run a Python script unchanged, and capture the first model that it calls.
 
     Everything behind -- is the script's own, as it would stand behind `python`.
@@ -32,11 +38,16 @@ def script_command(arguments: tuple[str, ...], *, root: str | None, as_json: boo
         tcap capture script -o ref.h5 --include '*.mlp' -- -m bench.run --steps 2
         tcap capture script -o unet.h5 --root UNet2DConditionModel -- pipeline.py
         tcap capture script -o second.h5 --root LlamaForCausalLM@1 -- two_llamas.py
+        tcap capture script -o tgt.h5 --framework max -- serve_once.py
+        tcap capture script -o tgt.h5 -- -m max._entrypoints.pipelines encode --model-path ./bert \\
+            --devices cpu --prompt "Hello"
 
     The model is the outermost module with parameters that is called, or the larger one that it is a part
     of; its calls are the steps, those of its `forward` included. Other models that were called are told at
     the end: --root names one of them, or of the modules within, by the class's name, qualified or not.
-    Models in processes that the script starts are not seen.
+    Models in processes that the script starts are not seen. Of MAX, the model is the first module with
+    weights that a graph is made of; runs of its compiled graph are the steps, and the script is given its
+    own outputs alone.
 
     The archive is written when the script ends. If it ends by an error, by an exit status that is not 0,
     or by Ctrl-C, what was recorded until then is kept as an incomplete archive, and never in the place of
@@ -64,7 +75,9 @@ def script_command(arguments: tuple[str, ...], *, root: str | None, as_json: boo
         warnings.showwarning = getattr(
             warnings, "_showwarning_orig", warnings.showwarning
         )  # as Python has it
-        done = ScriptRun(script, path, root=root, begun=print_model, ended=ended, **recording).run()
+        done = ScriptRun(
+            script, path, root=root, framework=framework, begun=print_model, ended=ended, **recording
+        ).run()
     if isinstance(done.error, KeyboardInterrupt):
         raise done.error
     if done.trouble is not None and done.error is None:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from tensorcap_cli.capture_text import progress
+from tensorcap_cli.time_limit import time_limit_option
 from tensorcap_cli.workload_options import made_target, target_options
 
 
@@ -26,6 +27,7 @@ from tensorcap_cli.workload_options import made_target, target_options
 @click.option("--include", metavar="GLOB", multiple=True, help="Record only these sites or keys.")
 @click.option("--exclude", metavar="GLOB", multiple=True, help="Do not record these sites or keys.")
 @target_options
+@time_limit_option
 @click.option("--eager", is_flag=True, help="Run compiled code and fused layers as plain code.")
 @click.option("--dry-run", is_flag=True, help="Run, list what would be replaced, write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")

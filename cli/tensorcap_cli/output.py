@@ -203,19 +203,17 @@ def plural(count: int, noun: str) -> str:
 
 @contextmanager
 def working(doing: str) -> Iterator[None]:
-    """Show that a task of unknown length goes on: on stderr, on a terminal only."""
+    """Show that a task of unknown length goes on, and how long by now: on stderr, on a terminal only."""
     if not sys.stderr.isatty():
         yield
         return
-    from rich.console import Console
-
-    with Console(stderr=True).status(doing):
+    with _spinning(doing):
         yield
 
 
 @contextmanager
 def counting(doing: str) -> Iterator[Callable[[int, str], None] | None]:
-    """Show how often something was done, and on what: on stderr, on a terminal only.
+    """Show how often something was done, on what, and how long by now: on stderr, on a terminal only.
 
     Yields:
         What to tell the count and the thing; None where nothing is shown.
@@ -223,10 +221,20 @@ def counting(doing: str) -> Iterator[Callable[[int, str], None] | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
+    with _spinning(doing) as say:
+        yield lambda count, what: say(f"{doing}: {count}, {what}")
 
-    with Console(stderr=True).status(doing) as status:
-        yield lambda count, what: status.update(f"{doing}: {count}, {what}")
+
+@contextmanager
+def _spinning(doing: str) -> Iterator[Callable[[str], None]]:
+    """Show what is done and for how long; yields what to tell it when that is something else."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(doing, total=None)
+        yield lambda text: shown.update(task, description=text)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import click
 
 from tensorcap_cli.capture_text import progress
 from tensorcap_cli.output import one_line, print_json_pieces
+from tensorcap_cli.time_limit import time_limit_option
 from tensorcap_cli.workload_options import is_workload, made_recipe, made_target, target_options
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from tensorcap.workload import Workload
     from tensorcap_formats.archive import Archive
 
+_OF_FUNCTIONS: Final = ("dtype", "device", "num_hidden_layers", "perturb", "seed")
 _OF_TARGET: Final = ("dtype", "device", "perturb", "teacher_forced")  # the reference runs as it is
 
 
@@ -30,6 +32,7 @@ _OF_TARGET: Final = ("dtype", "device", "perturb", "teacher_forced")  # the refe
 @click.option("--rules", metavar="FILE", type=click.Path(), help="Rules, .toml, before the built-in ones.")
 @click.option("--layers", is_flag=True, help="A file for each tensor too.")
 @target_options
+@time_limit_option
 @click.option("--json", "as_json", is_flag=True, help="Print verify.json instead of the summary.")
 def command(
     reference: str,
@@ -56,9 +59,12 @@ def command(
         tcap verify meta-llama/Llama-3.2-1B port.py:target --prompt "The sky is" -o report/
         tcap verify ports.py:llama --dtype bfloat16 -o report/
 
+    Of two frameworks (a torch model, and its port to MAX) the weights are compared first, through a mapping
+    of their own. --timeout is for a target that has to be compiled.
+
     --dtype, --device, --perturb and --teacher-forced are for the target alone; other options of runs are for
-    both sides, where they are Hugging Face models. Without TARGET the reference's own run is repeated with
-    them.
+    both sides, where they are Hugging Face models; --num-hidden-layers is for functions too. Without TARGET
+    the reference's own run is repeated with them.
 
     Exit status: that of `tcap compare`, of the worse of both comparisons; 1 at least if a module is accused.
     """
@@ -164,7 +170,7 @@ def _for(path: str, options: dict[str, Any]) -> dict[str, Any]:
 
     if Recipe(path).kind == "huggingface":
         return options
-    return {name: value for name, value in options.items() if name in ("dtype", "device", "seed", "perturb")}
+    return {name: value for name, value in options.items() if name in _OF_FUNCTIONS}
 
 
 def _text(path: Any) -> str | None:

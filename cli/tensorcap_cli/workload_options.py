@@ -18,18 +18,25 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _INPUTS: Final = click.option(
     "--inputs", type=click.Path(), help="A file of tensors named as the arguments: .npz, .h5, …"
 )
-_OPTIONS: Final = (
+_OF_FUNCTIONS: Final = (
     click.option(
         "--like", type=click.Path(), help="Repeat the run of this archive, with the options given here."
     ),
     click.option(
         "--dtype", help="Precision of weights and inputs, such as bfloat16; buffers stay unrounded."
     ),
+    click.option(
+        "--num-hidden-layers",
+        type=click.IntRange(min=1),
+        help="Keep the first layers only; a function with that parameter is given it.",
+    ),
+    click.option("--seed", type=int, help="Of the random generators before the run; 0 by default."),
+)
+_OPTIONS: Final = (
+    *_OF_FUNCTIONS,
     click.option("--device", help="Where to run, such as cuda; by default the CPU."),
-    click.option("--num-hidden-layers", type=click.IntRange(min=1), help="Keep the first layers only."),
     click.option("--config", "config", metavar="KEY=VALUE", multiple=True, help="Change the configuration."),
     click.option("--random-weights", type=int, metavar="SEED", help="Draw weights; needs only config.json."),
-    click.option("--seed", type=int, help="Of the random generators before the run; 0 by default."),
     click.option("--prompt", help="Text for the model's own tokenizer."),
     click.option("--input-ids", metavar="1,2,3", help="Token ids; rows are separated by a semicolon."),
     _INPUTS,
@@ -57,6 +64,13 @@ def is_workload(path: str) -> bool:
     return not os.path.exists(path) and path.count("/") <= 1 and not path.endswith(_ARCHIVES)
 
 
+def function_options(function: _Function) -> _Function:
+    """Give a command the options that say what is run, where that is a function of the user's."""
+    for option in reversed(_OF_FUNCTIONS):
+        function = option(function)
+    return function
+
+
 def workload_options(function: _Function) -> _Function:
     """Give a command the options that say what is run."""
     for option in reversed(_OPTIONS):
@@ -75,7 +89,7 @@ def target_options(function: _Function) -> _Function:
 
 
 def made_recipe(
-    model: str | None, before: Archive | None, options: dict[str, Any]
+    model: str | None, before: Archive | None, options: dict[str, Any], *, framework: str | None = None
 ) -> tuple[Recipe, dict[str, StoredInput] | None]:
     """How to make the workload that options describe, and archived inputs for it.
 
@@ -83,6 +97,7 @@ def made_recipe(
         model: A path as `Recipe` takes it, or None for that of the archive.
         before: The archive whose run is repeated, or None.
         options: The workload options.
+        framework: Whose model a path is of, as for `Recipe`.
 
     Returns:
         The recipe, and the archive's inputs where no others were given.
@@ -99,7 +114,10 @@ def made_recipe(
     }
     if "config" in given:
         given["config"] = dict(map(parse_setting, given["config"]))
-    recipe = _recipe(model, given) if before is None else _recipe_like(before, model, given)
+    if before is None or model is not None:
+        recipe = _recipe(model, given, framework)
+    else:
+        recipe = _recipe_like(before, given)
     has_inputs = before is not None and given.keys().isdisjoint(INPUT_OPTIONS)
     return recipe, archived_inputs(before) if before is not None and has_inputs else None
 
@@ -119,21 +137,19 @@ def made_target(
     return recipe, inputs
 
 
-def _recipe(model: str | None, given: dict[str, Any]) -> Recipe:
+def _recipe(model: str | None, given: dict[str, Any], framework: str | None) -> Recipe:
     from tensorcap.workload import Recipe
     from tensorcap_formats.errors import UsageError
 
     if model is None:
         raise UsageError("no model, expected MODEL or --like ARCHIVE")
-    return Recipe(model, {"seed": 0, **given})
+    return Recipe(model, {"seed": 0, **given}, framework)
 
 
-def _recipe_like(before: Archive, model: str | None, given: dict[str, Any]) -> Recipe:
-    """The recipe of an archive, with changes; of the archive's inputs alone if a model is named."""
+def _recipe_like(before: Archive, given: dict[str, Any]) -> Recipe:
+    """The recipe of an archive, with changes."""
     from tensorcap.workload import Recipe
 
-    if model is not None:
-        return _recipe(model, given)
     recipe = Recipe.of(before)
     if "config" in given:
         given = {**given, "config": {**dict(recipe.options.get("config") or {}), **given["config"]}}

@@ -24,7 +24,15 @@ if TYPE_CHECKING:
     from tensorcap_formats.keys import Key
 
 _ADAPTERS: Final = {  # root package of the model's class, or of a base class; sorted
+    "max": "tensorcap.adapters._max.adapter:MaxAdapter",
     "torch": "tensorcap.adapters._torch.adapter:TorchAdapter",
+}
+
+
+FRAMEWORKS: Final = tuple(_ADAPTERS)
+MODEL_MODULES: Final = {  # by whose import a program shows that it has models of a framework
+    "max": "max.nn",
+    "torch": "torch",
 }
 
 
@@ -160,7 +168,8 @@ def adapter_for(model: object) -> Adapter:
         UsageError: There is none.
     """
     for base in type(model).__mro__:
-        framework = base.__module__.partition(".")[0]
+        # a class of ours that stands for a framework's model says which
+        framework = getattr(base, "tensorcap_framework", base.__module__.partition(".")[0])
         if framework in _ADAPTERS:
             return adapter_named(framework)
     raise UsageError(

@@ -260,7 +260,7 @@ def unpaired(survey: Survey, taken: set[str]) -> Survey:
                     name, index = fold(place)
                     lone = Member(place, records[0], {}, {}, member.module, None, shards)
                     found.setdefault(name, Template(name)).members[index] = lone
-    return Survey(found, ())
+    return Survey(found, {})
 
 
 def _shapes(holdings: Holdings) -> Iterator[Shapes]:

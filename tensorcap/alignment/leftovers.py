@@ -47,6 +47,14 @@ class Leavings:
             {m.site: m.module for template in survey.templates.values() for m in template.members.values()}
             for survey in surveys
         ]
+        self._uncalled = [
+            {
+                rules.canonical(site): why
+                for site, why in survey.never_called.items()
+                if site not in side.by_site
+            }
+            for survey, side in zip(surveys, matching.sides, strict=True)
+        ]
         self._rivals = rivals(matching)
         self._scaled = Scaled(matching, bound)
 
@@ -175,6 +183,9 @@ class Leavings:
         if known:
             role = side.by_site[known[0]][0]
             return f"has the values of {role.name}, which has a partner", True
+        uncalled = self._of_uncalled(i, side.module(site))
+        if uncalled and matching.is_sealed(i, site):
+            return f"{uncalled}, and what comes of it agrees", True
         one, other = side.prints.get(site), _SIDES[1 - i]
         if one is not None:
             scaled = next(iter(self._scaled.of(i, one).values()), "")
@@ -194,7 +205,16 @@ class Leavings:
     def _by_rule(self, i: int, site: str) -> Reason:
         """Whether a rule says that only this side has a module, and why."""
         reason = self._rules.reason(_SIDES[i], site, self._classes[i].get(site, ""))
-        return (f"no counterpart by rule: {reason}", True) if reason else (_UNKNOWN, False)
+        if reason:
+            return f"no counterpart by rule: {reason}", True
+        return self._of_uncalled(i, site) or _UNKNOWN, False
+
+    def _of_uncalled(self, i: int, site: str) -> str:
+        """What is to be said if the other side has a module of the name, and never called it; else ""."""
+        why = self._uncalled[1 - i].get(self._rules.canonical(site))
+        if why is None:
+            return ""
+        return f"the {_SIDES[1 - i]} never calls the module of this name" + (f" ({why})" if why else "")
 
 
 def refused(entry: Entry, reason: str) -> list[LeftOver]:

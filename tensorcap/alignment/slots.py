@@ -25,6 +25,7 @@ Steps = tuple[str, ...]
 
 _READ: Final = 128  # members of a role that are read: the layers of most models
 _MOST: Final = 1 << 24  # elements of them
+_WHOLE: Final = ("int", "uint")  # kinds of dtypes
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,7 @@ class Slots:
         """Which arguments of each pair of sites belong together: those with equal values.
 
         Where results differ, so may arguments: there those do that have equal values in other layers, equal
-        names, or that alone are left.
+        names, or that alone are left, of floats or of whole numbers.
         """
         near = {place: self.near_arguments(*self.members(candidate, place)) for place in candidate.places}
         by_names: dict[tuple[frozenset[str], ...], dict[tuple[str, str], None]] = defaultdict(dict)
@@ -178,6 +179,9 @@ class Slots:
 
     def _are_near(self, record: Record, other: Record) -> bool | None:
         """Whether two tensors have near values; None where values tell nothing, or are not to be used."""
+        if record.dtype.kind in _WHOLE and other.dtype.kind in _WHOLE:
+            how = self.fit([record], [other])
+            return None if how is None or how.residual is None else how.residual == 0
         sides = self.matching.sides
         return self.matching.is_near(sides[0].print_of(record), sides[1].print_of(other), record.order)
 
@@ -188,18 +192,19 @@ class Slots:
         known: Mapping[tuple[str, str], None],
         done: Sequence[tuple[str, str]],
     ) -> list[tuple[str, str]]:
-        """Pairs of what is left: as in other layers, of equal names, the only floats of one size."""
+        """Pairs of what is left: as in other layers, of equal names, the only floats or whole numbers."""
         mine, theirs = (
             [n for n in side if n not in {p[i] for p in done}] for i, side in enumerate((one, other))
         )
         pairs = [(a, b) for a, b in known if a in mine and b in theirs]
         pairs += [(n, n) for n in mine if n in theirs and (n, n) not in known]
-        floats = [
-            [n for n in names if side[n].dtype.kind == "float" and n not in {p[i] for p in pairs}]
-            for i, (names, side) in enumerate(((mine, one), (theirs, other)))
-        ]
-        if len(floats[0]) == len(floats[1]) == 1:
-            pairs.append((floats[0][0], floats[1][0]))
+        for kinds in (("float",), _WHOLE):
+            alike = [
+                [n for n in names if side[n].dtype.kind in kinds and n not in {p[i] for p in pairs}]
+                for i, (names, side) in enumerate(((mine, one), (theirs, other)))
+            ]
+            if len(alike[0]) == len(alike[1]) == 1:
+                pairs.append((alike[0][0], alike[1][0]))
         return [(a, b) for a, b in pairs if one[a].size == other[b].size]
 
     def _contradicts(self, candidate: Candidate, place: Place, pair: tuple[str, str]) -> bool:

@@ -92,11 +92,11 @@ class Survey:
 
     Attributes:
         templates: By name, in the order of the module tree, or of first results where there is none.
-        never_called: Sites that are registered and were never called.
+        never_called: Why sites that are registered were never called, "" where that is not known.
     """
 
     templates: Mapping[str, Template]
-    never_called: tuple[str, ...]
+    never_called: Mapping[str, str]
 
     @classmethod
     def of(cls, archive: Archive) -> Survey:
@@ -129,7 +129,11 @@ class Survey:
         for template in templates.values():
             ordered = sorted(template.members.items(), key=lambda item: [*map(int, item[0])])
             template.members = dict(ordered)
-        never = tuple(site for site, point in points.items() if point.get("status") == "never-called")
+        never = {
+            site: str(point.get("reason") or "")
+            for site, point in points.items()
+            if point.get("status") == "never-called"
+        }
         return cls(templates, never)
 
 

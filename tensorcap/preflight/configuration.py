@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-_ABSENT: Final = "absent"
+ABSENT: Final = "absent"
 
 
 class Cause(NamedTuple):
@@ -160,10 +160,10 @@ def config_differences(reference: Mapping[str, Any], target: Mapping[str, Any]) 
     found = []
     for name in {**ours, **theirs}:
         rank, why = _cause(name)
-        one, other = ours.get(name, _ABSENT), theirs.get(name, _ABSENT)
-        if (one, other) in ((None, _ABSENT), (_ABSENT, None)):
+        one, other = ours.get(name, ABSENT), theirs.get(name, ABSENT)
+        if (one, other) in ((None, ABSENT), (ABSENT, None)):
             continue
-        if rank == len(CAUSES) and _ABSENT in (one, other):
+        if rank == len(CAUSES) and ABSENT in (one, other):
             continue  # another version of the same configuration class has other entries
         if not _is_equal(one, other) and not _fits(name, _HARMLESS):
             found.append(ConfigDifference(name, one, other, rank, why))

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from tensorcap.preflight.configuration import CAUSES, config_differences
+from tensorcap.preflight.configuration import ABSENT, CAUSES, config_differences
 from tensorcap.preflight.item import Item, UnknownError, common_modules, item, mapping, modules, short
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE
@@ -46,7 +46,10 @@ def config(reference: Archive, target: Archive) -> Iterator[Item]:
     for name, found in (("reference", ours), ("target", theirs)):
         if not found:
             raise UnknownError(f"the {name} has no configuration")
+    frameworks = [mapping(archive.run.get("framework")).get("name") for archive in (reference, target)]
     for d in config_differences(ours, theirs):
+        if frameworks[0] != frameworks[1] and ABSENT in (d.reference, d.target):
+            continue  # what another framework's configuration has no word for
         text = f"{d.why[:1].upper()}{d.why[1:]}." if d.why else "Its influence is not known."
         # what only matters in training, at the end of a table or for a special token alone explains nothing
         explains = d.rank < len(CAUSES) - 3

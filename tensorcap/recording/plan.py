@@ -23,6 +23,9 @@ class Plan:
         grads: Whether gradients of activations and of parameters are recorded.
         params: Whether parameters and buffers are recorded, once.
         eager: Whether what is compiled or fused runs as the plain code that it was made from.
+        room: Which values, `input` or `output`, later runs of the same model are going to replace: what has
+            to be compiled makes room for them at once.
+        inner: Whether a compiled graph prints into files what it cannot give out.
     """
 
     inputs: bool = True
@@ -32,6 +35,8 @@ class Plan:
     grads: bool = False
     params: bool = False
     eager: bool = False
+    room: tuple[str, ...] = ()
+    inner: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a plan that contradicts itself.
@@ -61,4 +66,6 @@ class Plan:
             found["params"] = True
         if self.eager:
             found["eager"] = True
+        if self.inner:
+            found["inner"] = True
         return found

@@ -23,6 +23,23 @@ class _Party(Protocol):
 _P = TypeVar("_P", bound=_Party)
 
 
+class Prober(Protocol):
+    """What an adapter makes of a capture, for probes to hand values to it."""
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a call of the capture's model is under way in this thread."""
+
+    def probed(self, name: str, value: object, *, is_alone: bool) -> None:
+        """A probe is passed.
+
+        Args:
+            name: Its name.
+            value: What it was given.
+            is_alone: Whether no other capture could be meant.
+        """
+
+
 class Taker(Protocol):
     """What an adapter makes of a capture, for code within a model to hand values to it."""
 
@@ -74,21 +91,23 @@ def probe(name: str, value: _T) -> _T:
     """
     if not isinstance(name, str) or not name:
         raise UsageError(f"probe: the name is {name!r}, expected a text that is not empty")
-    if _TAKERS:
-        _hand_over(name, value)
+    if _PROBERS:
+        probers = tuple(_PROBERS)  # as other threads may change it
+        for prober in concerned(probers):
+            prober.probed(name, value, is_alone=len(probers) == 1)
     return value
 
 
 @contextmanager
-def probing(taker: Taker) -> Iterator[None]:
+def probing(prober: Prober) -> Iterator[None]:
     """Have a capture take what is probed until the block ends."""
     with _LOCK:
-        _TAKERS.append(taker)
+        _PROBERS.append(prober)
     try:
         yield
     finally:
         with _LOCK:
-            _TAKERS.remove(taker)
+            _PROBERS.remove(prober)
 
 
 def concerned(parties: Sequence[_P]) -> Sequence[_P]:
@@ -98,16 +117,15 @@ def concerned(parties: Sequence[_P]) -> Sequence[_P]:
     return [party for party in parties if party.is_under_way] or parties
 
 
-def _hand_over(name: str, value: object) -> None:
-    takers = tuple(_TAKERS)  # as other threads may change it
-    for taker in concerned(takers):
-        call = taker.begin(name, "probe", is_alone=len(takers) == 1)
-        if call is not None:
-            outer, point = taker.recorder.current, call.point
-            taker.take(call, "value", value)
-            if point.records or point.values or not point.lost:  # else it would seem to be captured
-                taker.take(call, "module", outer.point.site if outer else ROOT_SITE)
+def hand_over(taker: Taker, name: str, value: object, *, is_alone: bool) -> None:
+    """Have a taker record the value of a probe, and in which module that is."""
+    call = taker.begin(name, "probe", is_alone=is_alone)
+    if call is not None:
+        outer, point = taker.recorder.current, call.point
+        taker.take(call, "value", value)
+        if point.records or point.values or not point.lost:  # else it would seem to be captured
+            taker.take(call, "module", outer.point.site if outer else ROOT_SITE)
 
 
 _LOCK: Final = threading.Lock()
-_TAKERS: Final[list[Taker]] = []
+_PROBERS: Final[list[Prober]] = []

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from tensorcap.recording.point import Kind, Phase, Point
 from tensorcap.recording.scope import Scope
+from tensorcap.recording.waiting import Waiting
 from tensorcap_formats.dtypes import Array, DType, decode
 from tensorcap_formats.errors import TensorcapError, UsageError, WriteError, abbreviate
 from tensorcap_formats.keys import PROBES, ROOT_SITE, Key, inner_site, unescape
@@ -90,6 +91,7 @@ class Recorder:
         phases: Of each step by its number, what it is of: `prefill`, `decode` or `forward`.
         stopped: Where the limit of bytes ended the recording, as a key text; None where it did not.
         unmatched: What was asked for by a name, beside globs, and was not met with in the run.
+        waiting: What the run waits for, if anything.
     """
 
     def __init__(self, sink: Sink, points: dict[str, Point], scope: Scope) -> None:
@@ -106,6 +108,7 @@ class Recorder:
         self.facts: dict[str, Any] = {}
         self.phases: dict[int, Phase] = {}
         self.unmatched: list[str] = []
+        self.waiting = Waiting()
         self._sink = sink
         self._scope = scope
         self._lock = threading.Lock()

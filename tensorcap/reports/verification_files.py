@@ -25,6 +25,7 @@ from tensorcap_formats.errors import MissingPackageError
 from tensorcap_formats.keys import ROOT_SITE
 
 if TYPE_CHECKING:
+    from tensorcap.auditing import Audit
     from tensorcap.verifying import Verification
 
 Sides = tuple[Archive, Archive]
@@ -151,6 +152,8 @@ def _report(found: Verification, scenarios: dict[str, Any], folder: Path) -> dic
         "exit_status": found.exit_status,
         "reference": _side(found.free, "reference", folder),
         "target": _side(found.free, "target", folder),
+        "weights": _weights(found.weights) if found.weights else None,
+        "control": list(found.control),
         "preflight": json_value(found.preflight),
         "order": json_value(found.order),
         **scenarios,
@@ -158,6 +161,16 @@ def _report(found: Verification, scenarios: dict[str, Any], folder: Path) -> dic
         **{**localization_value(found.localization), "notes": list(found.notes)},
         "inheriting": list(found.inheriting),
         "summary": list(found.summary),
+    }
+
+
+def _weights(found: Audit) -> dict[str, Any]:
+    return {
+        "records": found.comparison.records,
+        "compared": found.comparison.compared,
+        "counts": found.comparison.counts,
+        "unlike": [pair.key for pair in found.unlike],
+        "diagnosis": json_value(found.diagnosis.report()) if found.diagnosis else None,
     }
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from tensorcap.alignment.order import Order
 from tensorcap.comparison import Comparison
 from tensorcap.localization.suspect import Suspect
 from tensorcap.reports.layer_report import Layer, depth_of
 from tensorcap.reports.localization_text import around_texts
+from tensorcap.reports.ranking import error_of
 from tensorcap.reports.wording import FEW, counted, some
 from tensorcap.verdicts.pairing import ABSENT, Pair
 
 if TYPE_CHECKING:
+    from tensorcap.auditing import Audit
     from tensorcap.verifying import Verification
 
 _SUSPECTS: Final = 5
@@ -39,6 +41,8 @@ def summary_of(found: Verification, layers: Sequence[Layer]) -> tuple[str, ...]:
 
 
 def _sentences(found: Verification, layers: Sequence[Layer]) -> Iterator[str]:
+    if found.weights is not None:
+        yield _weights_text(found.weights)
     yield from _verdict(found)
     for number, suspect in enumerate(found.suspects[:_SUSPECTS], 1):
         yield _accusation(number, suspect)
@@ -55,12 +59,28 @@ def _sentences(found: Verification, layers: Sequence[Layer]) -> Iterator[str]:
     if found.why_not_injected:
         how = "told apart by replay alone" if found.localization.by == "replay" else "not told apart"
         yield f"Without injection: {found.why_not_injected.rstrip('.')}. Own and inherited errors are {how}."
+    if found.control:
+        yield _control_text(found.control)
     yield order_text(found.order)
     depth = depth_of(layers).text
     yield f"Free-running: {depth[0].lower()}{depth[1:]}"
     yield from _not_compared(found.free)
     yield from found.localization.notes
     yield from found.notes
+
+
+def _weights_text(found: Audit) -> str:
+    compared = found.comparison.compared
+    said = f"Weights: {compared} of {counted(found.comparison.records, 'parameter')} compared"
+    if not found.unlike:
+        return f"{said}, all of them the same numbers." if compared else f"{said}."
+    worst = found.unlike[0]
+    text = (
+        f"{said}, {len(found.unlike)} of them not the same numbers ({some([p.key for p in found.unlike])}); "
+        f"the worst is off by {error_of(worst):.2e} of its norm."
+    )
+    kind = found.diagnosis.explanations if found.diagnosis else ()
+    return f"{text} {_ended(kind[0].text)}" if kind else text
 
 
 def _verdict(found: Verification) -> Iterator[str]:
@@ -81,6 +101,20 @@ def _count_text(what: str, comparison: Comparison) -> str:
     verdict = "green" if comparison.is_green else "not green"
     records = counted(comparison.records, "record")
     return f"{what}: {verdict}; {comparison.compared} of {records} compared ({counts})."
+
+
+def _control_text(control: Sequence[Mapping[str, Any]]) -> str:
+    """What a run without taps says of the taps."""
+    if all(one.get("identical") for one in control):
+        return "The target gives the same bits without taps."
+    unlike = [one for one in control if not one.get("identical")]
+    told = ", ".join(
+        f"{one.get('slot')} by up to {one['max_abs']:.3g} of values up to {one.get('largest', 0.0):.3g}"
+        if isinstance(one.get("max_abs"), float)
+        else f"{one.get('slot')} (not compared)"
+        for one in unlike[:FEW]
+    )
+    return f"Taps end the fusion of kernels: without them the target's own outputs differ, {told}."
 
 
 def _accusation(number: int, suspect: Suspect) -> str:

@@ -495,6 +495,27 @@ def test_what_was_never_called_and_what_repeats_values_is_explained(tmp_path: Pa
 
 
 @pytest.mark.spec("ALN-29")
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_module_that_the_other_side_never_calls_is_told_as_such(tmp_path: Path, is_right: bool) -> None:
+    rng, one = np.random.default_rng(99), {}
+    for site, array in _run().items():
+        if site == "layers.1.mlp.up":
+            one["model.layers.1.mlp.gate"] = _drawn(rng, D)
+        one[f"model.{site}"] = array
+    other = {
+        site: array if is_right or site < "layers.1" else array + 0.3 * _drawn(rng, array.shape[-1])
+        for site, array in _run().items()
+    }
+    points = [{"site": "layers.1.mlp.gate", "status": "never-called", "calls": 0, "reason": "fused"}]
+    reference = _archive(tmp_path / "ref.h5", one)
+    target = _archive(tmp_path / "tgt.h5", other, modules=[*other, "layers.1.mlp.gate"], points=points)
+    alignment = propose(reference, target)
+    left = next(left for left in alignment.left_over if "model.layers.1.mlp.gate" in left.places)
+    assert left.reason.startswith("the target never calls the module of this name (fused)")
+    assert left.is_explained is is_right
+
+
+@pytest.mark.spec("ALN-29")
 def test_a_result_that_the_target_only_hands_on_is_found_among_its_arguments(tmp_path: Path) -> None:
     one = {}
     for site, array in _run().items():

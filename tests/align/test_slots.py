@@ -158,6 +158,26 @@ def test_arguments_that_differ_are_not_paired_if_the_results_agree(tmp_path: Pat
 
 
 @pytest.mark.spec("ALN-76")
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint32"])
+def test_whole_numbers_that_alone_are_left_are_paired_if_they_are_equal(tmp_path: Path, dtype: str) -> None:
+    ids, y = np.array([[7, 300, 7, 2, 9]]), drawn()
+    one = {"e/input.input_ids": ids, "e/output": y}
+    _, found = proposed(tmp_path, one, {"e/input.tokens": ids[0].astype(dtype), "e/output": y[0]})
+    assert found == {"e/input.input_ids": "e/input.tokens; unsqueeze 0", "e/output": "e/output; unsqueeze 0"}
+
+
+@pytest.mark.spec("ALN-76")
+def test_whole_numbers_that_differ_are_paired_only_if_the_results_differ_too(tmp_path: Path) -> None:
+    ids, y = np.array([7, 300, 7, 2, 9]), drawn()
+    one = {"e/input.input_ids": ids, "e/output": y}
+    other = {"e/input.positions": np.arange(5), "e/output": y}
+    _, found = proposed(tmp_path, one, other)
+    assert found == {"e/output": "e/output"}
+    _, found = proposed(tmp_path, one, {**other, "e/output": drawn()})
+    assert found["e/input.input_ids"] == "e/input.positions"
+
+
+@pytest.mark.spec("ALN-76")
 def test_behind_a_mistake_arguments_are_paired_as_in_layers_before_it(tmp_path: Path) -> None:
     one: dict[str, Array] = {}
     other: dict[str, Array] = {}

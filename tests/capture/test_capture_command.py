@@ -62,6 +62,11 @@ def with_dtype(dtype=torch.float32):
     return tensorcap.Workload(Model().to(dtype).eval(), {"x": torch.randn(1, WIDTH)})
 
 
+def layered(num_hidden_layers=3):
+    layers = [torch.nn.Linear(WIDTH, WIDTH) for _ in range(num_hidden_layers)]
+    return tensorcap.Workload(torch.nn.Sequential(*layers), (torch.randn(1, WIDTH),))
+
+
 def sparse():
     return plain("sparse")
 
@@ -337,6 +342,18 @@ def test_tensors_are_printed_as_they_come(tcap: Callable[..., Result], folder: P
     ]
     assert all(line.startswith("  [[") for line in result.stdout.splitlines()[1::2])
     assert "dry run: 6 tensors, 80 B" in result.stderr
+
+
+def test_a_function_is_given_the_options_that_it_has_parameters_for(tcap: Callable[..., Result]) -> None:
+    told = tcap("capture torch w.py:layered --num-hidden-layers 2 --dry-run --no-inputs --json").stdout
+    assert [row["key"] for row in json.loads(told)["records"]][-3:] == [
+        "0/0/output",
+        "0/1/output",
+        "0/@root/output",
+    ]
+    tcap("capture torch w.py:layered --num-hidden-layers 2 -o a.h5")
+    told = tcap("capture torch --like a.h5 --dry-run --no-inputs --json").stdout
+    assert "0/2/output" not in told
 
 
 @pytest.mark.parametrize(

@@ -554,7 +554,7 @@ def test_a_script_that_removes_the_folder_of_the_archive_is_told_so(tmp_path: Pa
         pytest.param(
             "print()",
             None,
-            "called no torch model in this process",
+            "called no model in this process",
             "What it runs in other processes is not seen.",
             id="none",
         ),
@@ -680,12 +680,12 @@ def test_a_script_that_fails_before_it_calls_a_model_leaves_the_archive_before(t
     assert sorted(p.name for p in tmp_path.iterdir()) == ["ref.h5", "script.py"]
 
 
-def test_without_torch_the_command_says_what_to_install(tmp_path: Path) -> None:
+def test_without_a_framework_the_command_says_what_to_install(tmp_path: Path) -> None:
     written(tmp_path, "", head="")
     code = (
         "import importlib.util as u\n"
         "real = u.find_spec\n"
-        "u.find_spec = lambda name, *a: None if name == 'torch' else real(name, *a)\n"
+        "u.find_spec = lambda name, *a: None if name in ('max', 'torch') else real(name, *a)\n"
         "from tensorcap_cli.main import main\n"
         "main(['capture', 'script', '-o', 'ref.h5', '--', 'script.py'])\n"
     )
@@ -699,3 +699,39 @@ def test_without_torch_the_command_says_what_to_install(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert "needs the package 'torch', which is not installed" in done.stderr
+
+
+@pytest.mark.spec("CAP-96")
+def test_a_model_that_only_a_block_has_is_captured(tmp_path: Path) -> None:
+    def somebody_elses() -> None:
+        nn.ReLU()(torch.ones(2))  # has no parameters
+        nn.Sequential(nn.Linear(2, 2), nn.ReLU())(torch.ones(1, 2))
+
+    with tensorcap.capture_called(tmp_path / "a.h5") as called:
+        somebody_elses()
+    assert called.capture is not None
+    assert called.capture.summary is not None
+    assert called.capture.summary.captured == ("@root", "0", "1")
+    assert [root.name for root in called.roots] == ["ReLU", "Sequential"]
+
+
+@pytest.mark.spec("CAP-96")
+def test_an_error_in_the_block_leaves_an_incomplete_archive(tmp_path: Path) -> None:
+    def somebody_elses() -> None:
+        nn.Linear(2, 2)(torch.ones(1, 2))
+        raise KeyError("theirs")
+
+    with pytest.raises(KeyError, match="theirs"), tensorcap.capture_called(tmp_path / "a.h5"):
+        somebody_elses()
+    with tensorcap.open_archive(tmp_path / "a.h5") as archive:
+        assert not archive.is_complete
+
+
+@pytest.mark.spec("CAP-96")
+def test_a_block_that_calls_no_model_is_an_error(tmp_path: Path) -> None:
+    with (
+        pytest.raises(CaptureError, match="no torch model with parameters was called in the block"),
+        tensorcap.capture_called(tmp_path / "a.h5"),
+    ):
+        torch.ones(2)
+    assert not (tmp_path / "a.h5").exists()

@@ -121,6 +121,19 @@ def test_steps_after_the_first_other_token_are_not_comparable(look: Look) -> Non
     assert item.text == "From step 1 on the runs were fed other inputs: later steps are not comparable."
 
 
+@pytest.mark.spec("PRE-4")
+@pytest.mark.parametrize(
+    ("target", "names"), [("max", ["rope_theta"]), ("torch", ["rope_theta", "mlp_bias"])]
+)
+def test_what_another_framework_has_no_word_for_is_no_difference(
+    look: Look, target: str, names: list[str]
+) -> None:
+    ours = {**config(rope_theta=5e5, mlp_bias=False), "framework": {"name": "torch"}}
+    theirs = {**config(rope_theta=1e4), "framework": {"name": target}}
+    assert [item.name for item in look(ours, theirs).items if item.kind == "config"] == names
+    assert [item.name for item in look(theirs, ours).items if item.kind == "config"] == names
+
+
 @pytest.mark.spec("PRE-1")
 @pytest.mark.spec("PRE-4")
 def test_what_changes_most_is_told_first(look: Look) -> None:

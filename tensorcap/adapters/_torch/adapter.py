@@ -13,7 +13,7 @@ from torch import nn
 
 from tensorcap.adapters import CalledRoot, Site
 from tensorcap.adapters._torch.backward import backward, own_gradients, with_labels
-from tensorcap.adapters._torch.description import describe, sources, tree
+from tensorcap.adapters._torch.description import describe, tree
 from tensorcap.adapters._torch.gradients import Gradients
 from tensorcap.adapters._torch.leaves import Leaves
 from tensorcap.adapters._torch.obstacles import attention_note, eagerly, obstacles
@@ -30,6 +30,7 @@ from tensorcap.adapters._torch.view import ops
 from tensorcap.recording.plan import Plan
 from tensorcap.recording.recorder import Recorder
 from tensorcap.recording.structure import class_name
+from tensorcap.sources import sources_of
 from tensorcap.substitution import Substitution
 from tensorcap.workload import StoredInput, Workload
 from tensorcap_formats.errors import UsageError
@@ -108,7 +109,7 @@ class TorchAdapter:
     def sources(self, model: nn.Module, names: Iterable[str]) -> dict[str, Any]:
         """The text of the classes of the named modules."""
         modules, _ = tree(model)
-        return sources(modules[name] for name in names)
+        return sources_of(modules[name] for name in names)
 
     def seed(self, seed: int) -> None:
         """Set the random generators of all devices."""

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import linecache
-import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,6 +12,7 @@ from torch import nn
 from tensorcap.adapters._torch.tensors import dtype_name
 from tensorcap.metadata import jsonable, redact
 from tensorcap.recording.structure import class_name
+from tensorcap.sources import file_of
 from tensorcap_formats.keys import module_site
 
 
@@ -52,7 +48,7 @@ def describe(model: nn.Module) -> dict[str, Any]:
         "framework": {"name": "torch", "version": torch.__version__, "settings": _settings()},
         "model": {
             "class": class_name(inner),
-            "file": redact(_file_of(type(inner)) or ""),
+            "file": redact(file_of(type(inner)) or ""),
             "config": _config(inner),
             "attn_implementation": _attention(inner),
         },
@@ -72,55 +68,6 @@ def main_dtype(model: nn.Module) -> str | None:
         if parameter.is_floating_point() or parameter.is_complex():
             sizes[dtype_name(parameter.dtype)] += _size(parameter)
     return sizes.most_common(1)[0][0] if sizes else None
-
-
-def sources(modules: Iterable[nn.Module]) -> dict[str, Any]:
-    """Where the classes of these modules are written, and their text; those written in C have none."""
-    found: dict[str, Any] = {}
-    for module in modules:
-        cls = type(module)
-        name = class_name(cls)
-        if name in found:
-            continue
-        file = _file_of(cls)
-        lines = linecache.getlines(file) if file else []
-        if not file or not lines:
-            continue
-        span = _class_lines("".join(lines)).get(cls.__qualname__.replace("<locals>.", ""))
-        if span is not None:
-            text = "".join(lines[span[0] - 1 : span[1]])
-            found[name] = {"file": redact(file), "line": span[0], "text": redact(text)}
-    return found
-
-
-@lru_cache(maxsize=64)
-def _class_lines(text: str) -> dict[str, tuple[int, int]]:
-    """First and last line of each class of a file, by qualified name without `<locals>`."""
-    found: dict[str, tuple[int, int]] = {}
-
-    def visit(node: ast.AST, prefix: str) -> None:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.ClassDef):
-                first = min([child.lineno, *(d.lineno for d in child.decorator_list)])
-                found[prefix + child.name] = (first, child.end_lineno or child.lineno)
-            if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-                visit(child, f"{prefix}{child.name}.")
-            elif not isinstance(child, ast.expr):
-                visit(child, prefix)
-
-    try:
-        visit(ast.parse(text), "")
-    except (SyntaxError, ValueError, RecursionError):  # changed since it was imported
-        return {}
-    return found
-
-
-def _file_of(cls: type) -> str | None:
-    module = sys.modules.get(cls.__module__)
-    try:
-        return inspect.getsourcefile(cls) or getattr(module, "__file__", None)
-    except (TypeError, OSError):
-        return getattr(module, "__file__", None)
 
 
 def _describe_module(name: str, module: nn.Module) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch
 from tensorcap.adapters._torch.leaves import Leaves, unseen
 from tensorcap.adapters._torch.obstacles import COMPILED, is_compiled
 from tensorcap.recording.point import Kind
-from tensorcap.recording.probing import probing
+from tensorcap.recording.probing import hand_over, probing
 from tensorcap.recording.recorder import Call
 from tensorcap.recording.watching import find_watched, watching
 from tensorcap_formats.keys import PROBES, ROOT_SITE, inner_site
@@ -91,6 +91,10 @@ class _Taker:
         elif recorder.is_recording:
             with unseen():
                 self._leaves.record(call, slot, value, only_tensors=only_tensors)
+
+    def probed(self, name: str, value: object, *, is_alone: bool) -> None:
+        """Record the value of a probe."""
+        hand_over(self, name, value, is_alone=is_alone)
 
     def _lose(self, name: str, kind: Kind, reason: str) -> None:
         if self.recorder.is_recording:

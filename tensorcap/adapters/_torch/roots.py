@@ -29,6 +29,7 @@ from tensorcap.adapters._torch.direct import (
     release,
 )
 from tensorcap.adapters._torch.scripted import scripted_as_written
+from tensorcap.patching import replaced
 
 _is_compiling: Final = torch.compiler.is_compiling
 
@@ -80,8 +81,8 @@ class Roots:
         with ExitStack() as stack:
             stack.callback(_release_all, replacements)
             for name in ("__init__", "__setstate__"):
-                stack.enter_context(_replaced(name, functools.partial(_made, replacements)))
-            stack.enter_context(_replaced("__call__", self._called))
+                stack.enter_context(replaced(nn.Module, name, functools.partial(_made, replacements)))
+            stack.enter_context(replaced(nn.Module, "__call__", self._called))
             stack.enter_context(around_direct_calls(self._within))
             stack.enter_context(scripted_as_written())
             yield self.called
@@ -186,19 +187,6 @@ class Roots:
         self._roots.append(weakref.ref(root))
         self.called.append(entry)
         return entry
-
-
-@contextmanager
-def _replaced(name: str, around: Callable[[Any], Any]) -> Iterator[None]:
-    """Have a method of every module replaced."""
-    original = vars(nn.Module)[name]
-    replacement = around(original)
-    setattr(nn.Module, name, replacement)
-    try:
-        yield
-    finally:
-        if vars(nn.Module)[name] is replacement:
-            setattr(nn.Module, name, original)
 
 
 def _made(replacements: dict[type, Replacement | None], original: Callable[..., None]) -> Callable[..., None]:

@@ -6,7 +6,6 @@ neither the archive nor another call sees what is written in place. Gradients go
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -16,7 +15,7 @@ from tensorcap.adapters._torch.leaves import KINDS
 from tensorcap.adapters._torch.tensors import NotCapturableError, dtype_name, from_stored, plain
 from tensorcap.recording.recorder import Call
 from tensorcap.recording.structure import rebuilt, walk
-from tensorcap.substitution import Kind, Substitution
+from tensorcap.substitution import Kind, Substitution, no_fit
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import Key, escape
@@ -108,11 +107,7 @@ class _Exchanged:
         """A tensor like the model's own with archived values; and how they were cast, if they were."""
         path = self._substitution.archive.path
         if tuple(own.shape) != bits.shape:
-            raise UsageError(
-                f"{path}: {key.text}: does not fit: {list(bits.shape)} in the archive, "
-                f"{list(own.shape)} in the model",
-                hint=_step(bits.shape, tuple(own.shape)),
-            )
+            raise no_fit(self._substitution.archive, key, bits.shape, tuple(own.shape))
         archived = from_stored(bits, dtype)
         try:
             values, cast = cast_to(archived, own.dtype)
@@ -212,21 +207,3 @@ def _names(slot: str, value: Any) -> list[str]:
     return [
         f"{slot}.{escape(leaf.name)}" if leaf.name else slot for leaf in walk(value, KINDS) if leaf.is_tensor
     ]
-
-
-def _step(archived: tuple[int, ...], own: tuple[int, ...]) -> str | None:
-    """The layout step of a mapping that would make the archive's shape of the model's, if one is obvious."""
-    if math.prod(archived) != math.prod(own):
-        return None
-    found = None
-    if archived[:1] == (1,) and archived[1:] == own:
-        found = "unsqueeze 0"
-    elif own[:1] == (1,) and own[1:] == archived:
-        found = "squeeze 0"
-    elif len(own) == len(archived):
-        unlike = [axis for axis, sizes in enumerate(zip(own, archived, strict=True)) if sizes[0] != sizes[1]]
-        if len(unlike) == 2 and [own[axis] for axis in reversed(unlike)] == [
-            archived[axis] for axis in unlike
-        ]:
-            found = f"transpose {unlike[0]} {unlike[1]}"
-    return f"A mapping with the step {found!r} would make it fit." if found else None
