@@ -79,7 +79,7 @@ def localize(
                 seed=seed,
                 around=around,
             )
-            witnesses.append(by_replay(done, workload, seed))
+            witnesses.append(by_replay(done, seed))
         if into is not None:
             path = folder / "injected.h5"
             inject(trusted, into, path, mapping=mapping, target=tested, seed=into_seed, around=around)

@@ -100,12 +100,14 @@ class Replayed:
         reference: The trusted archive.
         target: The target under the reference's keys.
         run: What the reference's model made of the target's values.
+        workload: That model, in the precision in which it was run, and its inputs.
     """
 
     found: Replay
     reference: Archive
     target: Archive
     run: Archive
+    workload: Workload
 
 
 def replay(
@@ -170,7 +172,8 @@ def replay_within(
         _, tested = sides(original, tested, mapping)
     keys = _exchanged(tested, original)
     runner = _Runner(stack, seed, around)
-    run = runner.run(workload, Substitution(tested, keys=keys), params=True)
+    exact = workload if target is None else _exact(workload, original)
+    run = runner.run(exact, Substitution(tested, keys=keys), params=True)
     low = None
     if twin and target is not None and precision is not None and not precision.is_wide:
         low = runner.run(_in(precision, workload), Substitution(tested, keys=keys))
@@ -181,7 +184,7 @@ def replay_within(
         keys,
         _natural(original, keys),
     )
-    return Replayed(found, original, tested, run)
+    return Replayed(found, original, tested, run, exact)
 
 
 def replay_forward(
@@ -266,6 +269,13 @@ def _in(precision: Precision, workload: Workload) -> Workload:
     """A copy of a workload in another precision."""
     copied = replace(workload, model=copy.deepcopy(workload.model))
     return adapter_for(workload.model).prepare(copied, dtype=precision.name, input_dtype=precision.name)
+
+
+def _exact(workload: Workload, reference: Archive) -> Workload:
+    """The reference's workload, or where it is in low precision a copy in float32, which rounds next to nothing."""
+    own = POLICY.precision_of_runs(reference.run, reference.run)
+    is_exact = own is None or own.is_wide
+    return workload if is_exact else _in(POLICY.precision("float32"), workload)
 
 
 @dataclass(frozen=True, slots=True)

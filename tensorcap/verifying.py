@@ -161,7 +161,7 @@ def verify(
                 done = replay_within(
                     stack, trusted, original, theirs, mapping="none", seed=seed, around=around
                 )
-                witnesses.append(by_replay(done, original, seed))
+                witnesses.append(by_replay(done, seed))
             except UsageError as error:  # nothing that the target has can stand in the reference
                 notes.append(f"No replay: {error}.")
         own, own_sides, why_not = None, (ours, theirs), _ARCHIVE

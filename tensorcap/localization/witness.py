@@ -26,7 +26,6 @@ from tensorcap_formats.keys import ROOT_SITE, Key
 
 if TYPE_CHECKING:
     from tensorcap.variation import Rerun
-    from tensorcap.workload import Workload
 
 Again = Callable[[str, str], "Rerun | None"]
 
@@ -86,17 +85,16 @@ class Witness:
     notes: tuple[str, ...]
 
 
-def by_replay(done: Replayed, workload: Workload, seed: int | None) -> Witness:
+def by_replay(done: Replayed, seed: int | None) -> Witness:
     """What the reference's model says that was run on the target's values.
 
     Args:
         done: The replay, while its runs are there.
-        workload: The reference's model and inputs.
         seed: Of the random generators before each call that is made again.
     """
 
     def again(module: str, key: str) -> Rerun | None:
-        return rerun_of(workload, done.run, done.target, module, key, seed=seed)
+        return rerun_of(done.workload, done.run, done.target, module, key, seed=seed)
 
     bad: dict[str, list[Own]] = {}
     for own in done.found.owns:

@@ -51,6 +51,25 @@ def own(found: Replay, key: str) -> Own:
     return next(one for one in found.owns if one.key == key)
 
 
+@pytest.mark.spec("RPL-5")
+@pytest.mark.parametrize("is_narrow", [False, True], ids=["float32", "bfloat16"])
+def test_roundings_of_a_reference_in_low_precision_are_not_the_targets(
+    tmp_path: Path, is_narrow: bool
+) -> None:
+    reference = narrow(llama("gelu_new"))  # each of its steps is rounded
+    capture_workload(workload(reference), tmp_path / "ref.h5")
+    for name, plant in (("right", None), ("wrong", half_scale)):
+        target = narrow(llama("gelu_new")) if is_narrow else llama("gelu_new")
+        if plant is not None:
+            plant(target)
+        capture_workload(workload(target), tmp_path / f"{name}.h5")
+    model = workload(narrow(llama("gelu_new")))
+    assert localize(tmp_path / "ref.h5", tmp_path / "right.h5", model).suspects == ()
+    wrong = localize(tmp_path / "ref.h5", tmp_path / "wrong.h5", model)
+    assert [one.module for one in wrong.suspects] == ["model.layers.1.self_attn"]
+    assert next(model.model.parameters()).dtype == torch.bfloat16
+
+
 @pytest.mark.spec("RPL-1")
 @pytest.mark.spec("RPL-10")
 @pytest.mark.spec("RPL-11")
