@@ -127,6 +127,13 @@ class Adapter(Protocol):
             UsageError: A backward pass is wanted, and the run gave no loss.
         """
 
+    def attending_openly(self, workload: Workload) -> Workload | None:
+        """The workload, its attention changed to one that computes its scores and rounds them.
+
+        Returns:
+            None if it does so already, or the model has no such choice.
+        """
+
     def rerun(self, workload: Workload, substitution: Substitution, site: str, key: Key) -> Rerun | None:
         """Run a workload until a call of a module is over, which can then be made again.
 

@@ -51,6 +51,26 @@ def own(found: Replay, key: str) -> Own:
     return next(one for one in found.owns if one.key == key)
 
 
+@pytest.mark.spec("RPL-15")
+@pytest.mark.parametrize("plant", [None, half_scale], ids=["right", "wrong"])
+def test_scores_that_an_open_attention_rounds_are_no_mistake(tmp_path: Path, plant: Plant | None) -> None:
+    def make() -> Any:
+        model = llama("silu")
+        with torch.no_grad():  # scores of some tens, which bfloat16 rounds by a tenth
+            for layer in model.model.layers:
+                layer.self_attn.q_proj.weight.mul_(6)
+        return model
+
+    capture_workload(workload(make()), tmp_path / "ref.h5")
+    target = narrow(make())
+    target.set_attn_implementation("eager")
+    if plant is not None:
+        plant(target)
+    capture_workload(workload(target), tmp_path / "tgt.h5")
+    found = replay(tmp_path / "ref.h5", workload(make()), tmp_path / "tgt.h5")
+    assert {one.module for one in found.bad} == (set() if plant is None else {"model.layers.1.self_attn"})
+
+
 @pytest.mark.spec("RPL-5")
 @pytest.mark.parametrize("is_narrow", [False, True], ids=["float32", "bfloat16"])
 def test_roundings_of_a_reference_in_low_precision_are_not_the_targets(

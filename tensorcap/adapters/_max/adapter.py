@@ -174,6 +174,9 @@ class MaxAdapter:
         else:
             call(*first, *workload.inputs)
 
+    def attending_openly(self, workload: Workload) -> None:
+        """None: MAX has no such choice."""
+
     def rerun(self, workload: Workload, substitution: Substitution, site: str, key: Key) -> None:
         """None: what is compiled has no modules that could be called again."""
 

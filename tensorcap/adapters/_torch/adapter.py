@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -165,6 +165,17 @@ class TorchAdapter:
                 result = call(*first, *workload.inputs)
             if grads:
                 backward(workload.model, result)
+
+    def attending_openly(self, workload: Workload) -> Workload | None:
+        """Hugging Face's eager attention, on the same model."""
+        change = getattr(workload.model, "set_attn_implementation", None)
+        own = getattr(getattr(workload.model, "config", None), "_attn_implementation", None)
+        if change is None or own is None or own == "eager":
+            return None
+        with suppress(ValueError):  # of a class that has it in one way only
+            change("eager")
+            return workload
+        return None
 
     def rerun(self, workload: Workload, substitution: Substitution, site: str, key: Key) -> Rerunning | None:
         """Run the workload until a call of a module, which can then be made again."""
