@@ -282,7 +282,7 @@ def _in(precision: Precision, workload: Workload) -> Workload:
 
 
 def _exact(workload: Workload, reference: Archive) -> Workload:
-    """The reference's workload, or where it is in low precision a copy in float32, which rounds next to nothing."""
+    """The reference's workload, or where that is in low precision a copy in float32."""
     own = POLICY.precision_of_runs(reference.run, reference.run)
     is_exact = own is None or own.is_wide
     return workload if is_exact else _in(POLICY.precision("float32"), workload)

@@ -135,6 +135,8 @@ def test_an_interrupt_ends_both(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,  # a group of its own, which a terminal would interrupt as a whole
+        # A shell has what it runs in the background ignore the signal.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     with process:
         assert process.stdout is not None
