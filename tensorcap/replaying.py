@@ -10,22 +10,23 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tensorcap.adapters import adapter_for
 from tensorcap.aligning import NO_MAPPING, MappingSource, aligned_if_needed, sides
 from tensorcap.capturing import Around, capture_workload
 from tensorcap.comparing import Source, compare, opened
 from tensorcap.injecting import reversed_by
+from tensorcap.replay_result import Replay, Way, notes_of
 from tensorcap.substitution import Substitution
 from tensorcap.verdicts.pairing import ABSENT, Pair
 from tensorcap.verdicts.places import is_inner
 from tensorcap.verdicts.policy import POLICY, Precision
-from tensorcap.verdicts.replayed import Own, ReplayJudge
+from tensorcap.verdicts.replayed import ReplayJudge
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import ROOT_SITE, Key
@@ -34,61 +35,6 @@ from tensorcap_formats.records import Record
 
 if TYPE_CHECKING:
     from tensorcap.workload import Workload
-
-_NAMED: Final = 3  # modules in a note
-
-Way = Literal["self", "reverse", "forward"]
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """What a replay found.
-
-    Attributes:
-        owns: What each module made, in execution order.
-        precision: Name of the precision that errors were held against; "" where no run says one.
-        replaced: Count of tensors that were put in the place of the model's own.
-        natural: Key texts of arguments that the archive has no tensor for, so that they stayed natural.
-        lacking: Key texts of results of the reference that the target lacks, which nothing explains.
-        way: Whether the reference's model was run on its own tensors, on the target's, or the target on the
-            reference's.
-        notes: What else a reader should know, as sentences.
-    """
-
-    owns: tuple[Own, ...]
-    precision: str
-    replaced: int
-    natural: tuple[str, ...]
-    lacking: tuple[str, ...]
-    way: Way
-    notes: tuple[str, ...] = ()
-
-    @property
-    def is_self(self) -> bool:
-        """Whether the model was run on its own tensors."""
-        return self.way == "self"
-
-    @property
-    def bad(self) -> Sequence[Own]:
-        """What is suspect or worse, in execution order."""
-        return [own for own in self.owns if own.is_bad]
-
-    @property
-    def unjudged(self) -> Sequence[Own]:
-        """What nothing could judge, such as a tensor that cannot be read."""
-        return [own for own in self.owns if own.status == "unjudged"]
-
-    @property
-    def precise(self) -> Sequence[Own]:
-        """What was rounded less than the reference's model rounds it in that precision."""
-        return [own for own in self.owns if own.is_precise]
-
-    @property
-    def exit_status(self) -> int:
-        """1 where something is suspect or worse or not judged, or a run does not repeat itself; else 0."""
-        if self.is_self:
-            return int(not self.owns or any(own.status != "identical" for own in self.owns))
-        return int(bool(self.bad or self.unjudged or self.lacking) or not self.owns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +140,7 @@ def _milder(one: Replay, other: Replay) -> Replay:
     found = {own.key: own for own in other.owns}
     owns = tuple(found[own.key] if own.is_bad and not found[own.key].is_bad else own for own in one.owns)
     milder = replace(one, owns=owns)
-    return replace(milder, notes=tuple(_notes(milder)))
+    return replace(milder, notes=tuple(notes_of(milder)))
 
 
 def replay_forward(
@@ -340,7 +286,7 @@ def _found(
         tuple(lacking),
         way,
     )
-    return replace(found, notes=tuple(_notes(found)))
+    return replace(found, notes=tuple(notes_of(found)))
 
 
 def _exchanged(source: Archive, run: Archive) -> Collection[str]:
@@ -393,30 +339,3 @@ def _is_of_module(pair: Pair) -> bool:
 def _is_result(pair: Pair) -> bool:
     key = pair.reference.key if pair.reference else None
     return key is not None and _is_slot(key) and key.slot.startswith("output")
-
-
-def _notes(found: Replay) -> list[str]:
-    notes = []
-    whose, others = ("target", "reference") if found.way == "forward" else ("reference", "target")
-    first = next((own.key for own in found.owns if own.status != "identical"), "")
-    if found.is_self and first:
-        notes.append(f"The model does not repeat its own run ({first}): believe nothing else that it says.")
-    if found.natural:
-        count = len(found.natural)
-        notes.append(f"{count} arguments of the {whose} have none in the {others}: they stay natural.")
-    if found.lacking:
-        count, first = len(found.lacking), found.lacking[0]
-        notes.append(
-            f"{count} results of the reference have none in the target and were not judged: {first}."
-        )
-    if found.unjudged:
-        count, first = len(found.unjudged), found.unjudged[0].key
-        notes.append(f"{count} tensors could not be judged: {first}.")
-    if found.precise:
-        modules = list(dict.fromkeys(own.module for own in found.precise))
-        some = ", ".join(modules[:_NAMED]) + (", …" if len(modules) > _NAMED else "")
-        notes.append(
-            f"{some}: rounds less than the reference's model does in {found.precision} (R "
-            f"{found.precise[0].ratio:.2g}): casts elsewhere, or a fused kernel; by itself no mistake."
-        )
-    return notes

@@ -15,7 +15,8 @@ from torch import nn  # noqa: E402  # after the check that it is there
 
 from tensorcap.capturing import capture_workload  # noqa: E402
 from tensorcap.localizing import localize  # noqa: E402
-from tensorcap.replaying import Replay, replay  # noqa: E402
+from tensorcap.replay_result import Replay  # noqa: E402
+from tensorcap.replaying import replay  # noqa: E402
 from tensorcap.verdicts.replayed import Own, shares_off  # noqa: E402
 from tensorcap.workload import Workload  # noqa: E402
 from tensorcap_formats.errors import UsageError  # noqa: E402
