@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
+from tensorcap.reports.wording import counted, some
 from tensorcap.verdicts.replayed import Own
 
 Way = Literal["self", "reverse", "forward"]
-
-_NAMED: Final = 3  # modules in a note
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +71,18 @@ def notes_of(found: Replay) -> list[str]:
     if found.is_self and first:
         notes.append(f"The model does not repeat its own run ({first}): believe nothing else that it says.")
     if found.natural:
-        count = len(found.natural)
-        notes.append(f"{count} arguments of the {whose} have none in the {others}: they stay natural.")
+        count = counted(len(found.natural), "argument")
+        notes.append(f"Without one in the {others}, and so left natural: {count} of the {whose}.")
     if found.lacking:
-        count, first = len(found.lacking), found.lacking[0]
-        notes.append(
-            f"{count} results of the reference have none in the target and were not judged: {first}."
-        )
+        count = counted(len(found.lacking), "result")
+        notes.append(f"Not in the target, and so not judged: {count}, first {found.lacking[0]}.")
     if found.unjudged:
-        count, first = len(found.unjudged), found.unjudged[0].key
-        notes.append(f"{count} tensors could not be judged: {first}.")
+        count = counted(len(found.unjudged), "tensor")
+        notes.append(f"Could not be judged: {count}, first {found.unjudged[0].key}.")
     if found.precise:
         modules = list(dict.fromkeys(own.module for own in found.precise))
-        some = ", ".join(modules[:_NAMED]) + (", …" if len(modules) > _NAMED else "")
         notes.append(
-            f"{some}: rounds less than the reference's model does in {found.precision} (R "
+            f"{some(modules)}: rounds less than the reference's model does in {found.precision} (R "
             f"{found.precise[0].ratio:.2g}): casts elsewhere, or a fused kernel; by itself no mistake."
         )
     return notes
