@@ -271,7 +271,7 @@ class PolicyJudge:
             found.append(Finding("zeros", pair.difference.zero_rows, 0, "suspect", text))
         if error is not None:
             times = self._policy.rough if is_inner(key) or is_gradient(key) else 1.0
-            if behind.of_run and not precision.is_wide:
+            if behind.of_earlier and not precision.is_wide:
                 times = max(times, self._policy.routing_growth)
             own = self._of_own(pair, error, precision)
             if own is not None:
@@ -361,12 +361,12 @@ class _Behind:
 
     Attributes:
         of_step: Some of the same step.
-        of_run: Some of the same step or, by what was kept of it, an earlier one.
+        of_earlier: Some of an earlier step, of which caches keep what it made.
         of_most_rows: Some of the same step, by which the median row is not what it was.
     """
 
     of_step: bool
-    of_run: bool
+    of_earlier: bool
     of_most_rows: bool
 
 
@@ -376,19 +376,19 @@ class _Stands:
     def __init__(self, flipped: Sequence[Flips], typical: float) -> None:
         self._of_step = _first_flips([flip.pair for flip in flipped])
         self._of_most = _first_flips([flip.pair for flip in flipped if flip.flipped > typical * flip.rows])
-        self._first: dict[int, int] = {}
+        self._first: dict[int, int] = {}  # step by rank
         for flip in flipped:
             if flip.pair.reference is not None:
-                rank, order = flip.pair.reference.key.rank, flip.pair.reference.order
-                self._first[rank] = min(self._first.get(rank, order), order)
+                key = flip.pair.reference.key
+                self._first[key.rank] = min(self._first.get(key.rank, key.step), key.step)
 
     def behind(self, pair: Pair, *, is_shuffled: bool) -> _Behind:
         record = pair.reference
         if record is None:
-            return _Behind(is_shuffled, is_shuffled, of_most_rows=False)
+            return _Behind(is_shuffled, of_earlier=False, of_most_rows=False)
         of_step = is_shuffled or self._of_step(record)
-        of_run = of_step or record.order >= self._first.get(record.key.rank, 1 << 62)
-        return _Behind(of_step, of_run, self._of_most(record))
+        of_earlier = record.key.step > self._first.get(record.key.rank, 1 << 62)
+        return _Behind(of_step, of_earlier, self._of_most(record))
 
 
 def _integers(pair: Pair) -> Finding:

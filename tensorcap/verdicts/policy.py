@@ -116,7 +116,7 @@ class Policy:
         routing_margin: Flips of experts are explained up to this many times the error of their scores.
         routing_unexplained: Share of rows whose flips may be unexplained before the router is guilty.
         routing_flipped: Share of rows that may flip where scores alone do not decide.
-        routing_growth: Times the limit of F behind a router that chose other experts.
+        routing_growth: Times the limit of F in steps behind one in which experts flipped.
         routing_typical: Test F: share of rows behind a router that may have other experts before the median
             row is not what it was.
     """

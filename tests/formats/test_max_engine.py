@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -54,7 +55,9 @@ model.execute(*given)
 def test_files_that_the_engine_wrote_are_read_as_what_was_printed(tmp_path: Path) -> None:
     pytest.importorskip("max")
     dump, raw = tmp_path / "dump", tmp_path / "raw"
-    subprocess.run([sys.executable, "-c", PROGRAM, dump, raw], check=True, capture_output=True, timeout=500)
+    command = [sys.executable, "-c", PROGRAM, str(dump), str(raw)]
+    here = dict(os.environ)  # where MAX was imported before, it has changed what a child would inherit
+    subprocess.run(command, check=True, capture_output=True, timeout=500, env=here)
     with open_archive(dump) as archive:
         assert archive.is_complete
         assert not archive.skipped
