@@ -118,7 +118,8 @@ def max_command(
     or tells of one that died, and keeps what it wrote.
 
     A module that MAX fuses with others (gate_proj and up_proj of an MLP) is never called, and told as such.
-    What is in a subgraph, or a cache, cannot be had: build the model with use_subgraphs=False. Another
+    What lies within a subgraph is kept by --inner; a model built with use_subgraphs=False has none, and
+    can be injected everywhere. Caches cannot be had. Another
     program's own graph and its calls are captured by tcap capture script.
 
     Exit status: as for tcap capture torch.
