@@ -34,15 +34,15 @@ def explained_leaves(
         if found is None:
             continue
         source, result = found
-        share = explained_by_input(reference, target, source, result, bins=policy.explained_bins)
-        if share is not None and share > policy.explained:
-            dtype = precision(result).name
-            unexpected = unexpected_by_input(
-                reference, target, source, result, bins=policy.explained_bins, dtype=dtype
-            )
-            share = min(share, unexpected)
+        values = _values(reference, target, source, result)
+        if values is None or values[0].size < policy.explained_bins * _FEWEST_A_BIN:
+            continue
+        share = explained_by_input(*values, bins=policy.explained_bins)
         if share is None:
             continue
+        if share > policy.explained:
+            dtype = precision(result).name
+            share = min(share, unexpected_by_input(*values, bins=policy.explained_bins, dtype=dtype))
         is_green = share <= policy.explained
         text = f"{share:.0%} of the squared error is a function of the input, at most {policy.explained:.0%}"
         status: Status = "within-rounding" if is_green else "suspect"
@@ -50,7 +50,7 @@ def explained_leaves(
 
 
 def explained_by_input(
-    reference: Archive, target: Archive, source: Pair, result: Pair, *, bins: int
+    given: Array, received: Array, made: Array, returned: Array, *, bins: int
 ) -> float | None:
     """The share of the output's squared error that is a function of the input's value and not of its error.
 
@@ -59,19 +59,15 @@ def explained_by_input(
     they explain of the input's error, which the output inherits.
 
     Args:
-        reference: The trusted archive.
-        target: The archive under test.
-        source: The pair of the input.
-        result: The pair of the output, of equal shape.
+        given: The reference's input, float64, one dimension, ascending.
+        received: The target's input, in the same order.
+        made: The reference's output.
+        returned: The target's output.
         bins: Count of bins.
 
     Returns:
-        A share of 0 to 1; None where there is no error, or too few elements to tell.
+        A share of 0 to 1; None where there is no error.
     """
-    values = _values(reference, target, source, result)
-    if values is None or values[0].size < bins * _FEWEST_A_BIN:
-        return None
-    given, received, made, returned = values
     errors = returned - made
     if not errors.any():
         return None
@@ -79,7 +75,7 @@ def explained_by_input(
 
 
 def unexpected_by_input(
-    reference: Archive, target: Archive, source: Pair, result: Pair, *, bins: int, dtype: str
+    given: Array, received: Array, made: Array, returned: Array, *, bins: int, dtype: str
 ) -> float:
     """As `explained_by_input`, of the error less that which rounding the right result would make.
 
@@ -87,9 +83,6 @@ def unexpected_by_input(
     a function of about slope 1 they are even alike. What is right for the target's input is read off the
     function that the reference's elements are points of, and rounded to a dtype.
     """
-    values = _values(reference, target, source, result)
-    assert values is not None
-    given, received, made, returned = values
     right = rounded(np.interp(received, given, made), dtype)
     squares = float(((returned - made) ** 2).sum())
     strange = returned - right
