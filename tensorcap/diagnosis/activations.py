@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 
 from tensorcap.diagnosis.exhibit import Exhibit
-from tensorcap.diagnosis.precision import rounded
 from tensorcap.diagnosis.weighing import LESSENED, Scales, Trial, Values, inherited, relative_error
+from tensorcap.metrics.rounding import rounded
 
 _SAMPLE: Final = 1 << 14
 _PARTNERS: Final = 12  # values beside the pair that may be what gates it

@@ -11,8 +11,8 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from tensorcap.diagnosis.exhibit import Exhibit
-from tensorcap.diagnosis.precision import rounded
 from tensorcap.diagnosis.weighing import LESSENED, Scales, Trial, Values, inherited, relative_error
+from tensorcap.metrics.rounding import rounded
 
 Statistic = Literal["rms", "layer", "l2"]
 Weighting = Literal["w", "1 + w", "1 + w, rounded", "none"]

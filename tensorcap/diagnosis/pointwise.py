@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 
 from tensorcap.diagnosis.exhibit import Exhibit
-from tensorcap.diagnosis.precision import rounded
 from tensorcap.diagnosis.weighing import Trial, Values, relative_error
+from tensorcap.metrics.rounding import rounded
 
 _CLIPPED: Final = 3  # elements at a limit that make it one
 _NARROW: Final = ("bfloat16", "float16", "tf32", "float8_e4m3fn", "float8_e5m2")

@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 
 from tensorcap.diagnosis.exhibit import Exhibit, values_of
-from tensorcap.diagnosis.precision import rounded
 from tensorcap.diagnosis.weighing import Scales, Trial, Values, inherited, relative_error
+from tensorcap.metrics.rounding import rounded
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import module_of
 from tensorcap_formats.records import Record

@@ -10,8 +10,8 @@ import numpy as np
 
 from tensorcap.diagnosis.constants import hint_of, named
 from tensorcap.diagnosis.exhibit import Exhibit
-from tensorcap.diagnosis.precision import rounded
 from tensorcap.diagnosis.weighing import Trial, Values, relative_error
+from tensorcap.metrics.rounding import rounded
 
 _WEIGHTS: Final = ("weight", "scale", "gamma")
 _BIASES: Final = ("bias", "beta")

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.diagnosis.precision import rounded
+from tensorcap.metrics.rounding import rounded
 from tensorcap.verdicts.calls import Call, Calls
 from tensorcap.verdicts.looks import sample
 from tensorcap.verdicts.pairing import Finding, Pair, Status

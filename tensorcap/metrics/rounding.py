@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from tensorcap.diagnosis.weighing import Values
+from tensorcap_formats.dtypes import Array
 
 
 class Form(NamedTuple):
@@ -27,7 +27,7 @@ FORMS: Final = {
 }
 
 
-def rounded(values: Values, dtype: str) -> Values:
+def rounded(values: Array, dtype: str) -> Array:
     """Round to the nearest value of a dtype, ties to even; what is beyond its range becomes its largest.
 
     A dtype that is not among `FORMS` leaves the values as they are.
