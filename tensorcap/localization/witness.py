@@ -71,7 +71,8 @@ class Witness:
             recorded, so that what comes after a tensor says nothing of it.
         accusations: Whom it accuses, the first one first.
         owns: What each module made itself, in execution order.
-        unjudged: Key texts of what it should have judged and could not.
+        unjudged: Key texts of what it should have judged and could not, or that is not green by so little
+            that nobody is accused of it.
         notes: What a reader should know, as sentences.
     """
 
@@ -139,17 +140,18 @@ def by_archives(reference: Archive, target: Archive, free: Comparison) -> Witnes
     called = called_sites(reference)
     first = _of_divergence(reference, free)
     accused = {one.module: one for one in first if _is_clear(one)}
-    for one in first:
-        if one.module not in accused:
-            key = one.keys[0]
-            notes.append(f"{key} stands out a little, as now and then in a correct port: {one.reason}")
+    unclear = [one for one in first if one.module not in accused]
+    for one in unclear:
+        key = one.keys[0]
+        notes.append(f"{key} stands out a little, as now and then in a correct port: {one.reason}")
     for pair in free.pairs if first else ():
         said = _stands_out(pair)
         if len(accused) < _MOST and pair.reference is not None and said is not None:
             site, slot = pair.reference.key.site, pair.reference.key.slot
             module = caller_of(site, called) if slot.startswith("input") else site
             accused.setdefault(module, _by_pair(module, pair, said.text))
-    return Witness("archives", reference, target, None, tuple(accused.values()), (), (), tuple(notes))
+    unjudged = tuple(one.keys[0] for one in unclear)
+    return Witness("archives", reference, target, None, tuple(accused.values()), (), unjudged, tuple(notes))
 
 
 def is_within(module: str, other: str) -> bool:

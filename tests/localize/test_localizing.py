@@ -162,6 +162,8 @@ def test_archives_alone_accuse_where_it_is_clear(tmp_path: Path, factor: float, 
     found = localize(tmp_path / "ref.h5", tmp_path / "tgt.h5")
     assert [one.module for one in found.suspects] == ([] if status == "suspect" else ["1"])
     assert any("0/1/output stands out a little" in note for note in found.notes) == (status == "suspect")
+    assert found.open == (("0/1/output",) if status == "suspect" else ())
+    assert found.exit_status == 1
 
 
 @pytest.mark.spec("LCL-10")
