@@ -1,9 +1,8 @@
 """Logical dtypes: their names, the numpy type that holds their bits, and their values.
 
 A tensor's bits are kept exactly, whatever its dtype. numpy has no bfloat16, float8 or float4, so each
-logical dtype names a *storage* type of the same size, and `decode` gives the values.
-Definitions: IEEE 754; OCP OFP8 (e4m3fn, e5m2); OCP MX 1.0 (e8m0fnu, fp6, fp4); the `fnuz` and `b11`
-variants as in LLVM APFloat and ml_dtypes.
+logical dtype names a *storage* type of the same size. `decode` gives the values, `encode` and `cast` give
+stored elements. What is known of float formats is in `float_formats`.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensorcap_formats.errors import UsageError
+from tensorcap_formats.float_formats import FLOAT_FORMATS, LEAST_FINITE, MASK_SENTINELS
 
 Array = NDArray[Any]
 Kind = Literal["bool", "int", "uint", "float", "complex"]
@@ -48,29 +48,7 @@ class DType:
         return np.dtype(self.storage).name == self.name
 
 
-@dataclass(frozen=True, slots=True)
-class _SmallFloat:
-    exponent_bits: int
-    mantissa_bits: int
-    bias: int
-    # "ieee": all-ones exponent is inf or NaN; "fn": only all ones is NaN; "finite": every pattern a number;
-    # "fnuz": the pattern of minus zero is the one NaN
-    special: Literal["ieee", "fn", "finite", "fnuz"]
-
-
-_SMALL_FLOATS: Final = {
-    "float8_e3m4": _SmallFloat(3, 4, 3, "ieee"),
-    "float8_e4m3": _SmallFloat(4, 3, 7, "ieee"),
-    "float8_e4m3b11fnuz": _SmallFloat(4, 3, 11, "fnuz"),
-    "float8_e4m3fn": _SmallFloat(4, 3, 7, "fn"),
-    "float8_e4m3fnuz": _SmallFloat(4, 3, 8, "fnuz"),
-    "float8_e5m2": _SmallFloat(5, 2, 15, "ieee"),
-    "float8_e5m2fnuz": _SmallFloat(5, 2, 16, "fnuz"),
-    "float8_e8m0fnu": _SmallFloat(8, 0, 127, "fn"),  # no sign, no zero; decoded apart
-    "float6_e2m3fn": _SmallFloat(2, 3, 1, "finite"),
-    "float6_e3m2fn": _SmallFloat(3, 2, 3, "finite"),
-    "float4_e2m1fn": _SmallFloat(2, 1, 1, "finite"),
-}
+_SMALL_FLOATS: Final = [name for name, form in FLOAT_FORMATS.items() if form.bits <= 8]
 _SUB_BYTE_INTS: Final = {  # one element a byte, as torch and ml_dtypes keep them: width in bits, signed
     **{f"int{n}": (n, True) for n in range(1, 8)},
     **{f"uint{n}": (n, False) for n in range(1, 8)},
@@ -164,12 +142,76 @@ def decode(bits: Array, logical: DType) -> Array:
     return bits
 
 
+def encode(values: Array, wanted: DType) -> Array:
+    """Stored elements of a float dtype of two bytes or more, rounded to nearest; too large becomes infinite.
+
+    Args:
+        values: float64, any shape.
+        wanted: float16, bfloat16, float32 or float64.
+
+    Example:
+        >>> encode(np.array([-1.0, 1e39, np.nan]), DTYPES["bfloat16"]).tolist()
+        [49024, 32640, 32704]
+    """
+    if wanted.is_native:
+        with np.errstate(over="ignore"):
+            return np.asarray(values).astype(wanted.storage)
+    is_finite = np.isfinite(values)
+    numbers = np.abs(FLOAT_FORMATS[wanted.name].numbers(np.where(is_finite, values, 0.0)))
+    magnitudes = np.where(is_finite, numbers, np.where(np.isnan(values), 0x7FC0, 0x7F80))
+    signs = np.signbit(values).astype(wanted.storage) << 15
+    return np.asarray(magnitudes.astype(wanted.storage) | signs)
+
+
+def cast(bits: Array, logical: DType, wanted: DType) -> tuple[Array, str]:
+    """Stored elements of one dtype as those of another, and how they came there (INJ-5).
+
+    Floats are rounded to nearest, ties to even. A mask sentinel beyond the range becomes the least finite
+    value. A bool mask becomes one of 0 and the least finite value, and the other way round.
+
+    Args:
+        bits: Stored elements of `logical`, any shape.
+        logical: Their dtype.
+        wanted: The dtype that they are to have.
+
+    Returns:
+        Stored elements of `wanted`, and a text; "" if nothing was done.
+
+    Raises:
+        UsageError: A finite value would not be finite any more, a whole number would change, or one side has
+            floats and the other has not.
+
+    Example:
+        >>> cast(np.array([1.5], "<f4"), DTYPES["float32"], DTYPES["bfloat16"])
+        (array([16320], dtype=uint16), 'float32 to bfloat16')
+    """
+    if logical == wanted:
+        return bits, ""
+    names = f"{logical.name} to {wanted.name}"
+    values = decode(bits, logical)
+    kinds = logical.kind, wanted.kind
+    if kinds == ("float", "bool"):
+        attends = values == 0
+        if bool((attends | _is_blocked(values)).all()):
+            return attends, f"{names}, as a mask"
+    elif kinds == ("bool", "float") and wanted.name in LEAST_FINITE:
+        return encode(np.where(values, 0.0, LEAST_FINITE[wanted.name]), wanted), f"{names}, as a mask"
+    elif {*kinds} <= {"int", "uint"}:
+        whole = values.astype(wanted.storage)
+        if wanted.is_native and bool(((whole == values) & ((whole < 0) == (values < 0))).all()):
+            return whole, names
+        raise UsageError(f"whole numbers of {names} change")
+    elif kinds == ("float", "float") and wanted.name in LEAST_FINITE:
+        return _cast_floats(values.astype(np.float64), wanted, names)
+    raise UsageError(f"{logical.name} in the archive, {wanted.name} in the model")
+
+
 @cache
 def _table(name: str) -> NDArray[np.float32]:
     """The values of all 256 bytes of a float of at most 8 bits; bits above its width are ignored."""
-    kind = _SMALL_FLOATS[name]
+    kind = FLOAT_FORMATS[name]
     byte = np.arange(256)
-    if name == "float8_e8m0fnu":
+    if not kind.is_signed:
         values = np.ldexp(1.0, byte - kind.bias)
         values[255] = np.nan
         return values.astype(np.float32)
@@ -189,3 +231,22 @@ def _table(name: str) -> NDArray[np.float32]:
     if kind.special == "fnuz":
         values[0x80] = np.nan
     return values.astype(np.float32)
+
+
+def _cast_floats(values: Array, wanted: DType, names: str) -> tuple[Array, str]:
+    elements = encode(values, wanted)
+    lost = np.isfinite(values) & ~np.isfinite(decode(elements, wanted))
+    blocked = lost & _is_blocked(values)
+    if bool(blocked.any()):
+        least = LEAST_FINITE[wanted.name]
+        elements = np.where(blocked, encode(np.array(least), wanted), elements)
+        names += f", mask sentinels to {least:g}"
+    lost &= ~blocked
+    if bool(lost.any()):
+        raise UsageError(f"{values[lost].flat[0]:g} is beyond the range of {wanted.name}")
+    return elements, names
+
+
+def _is_blocked(values: Array) -> Array:
+    """Whether each value stands for minus infinity (MET-4)."""
+    return np.isin(values.astype(np.float64), (-np.inf, *MASK_SENTINELS))

@@ -12,6 +12,7 @@ import numpy as np
 from tensorcap_formats.dtypes import DTYPES, Array, DType
 from tensorcap_formats.errors import CorruptArchiveError, TensorcapError, UnsafeFileError
 from tensorcap_formats.expansion import check_expansion
+from tensorcap_formats.float_formats import FLOAT_FORMATS
 from tensorcap_formats.hdf5_filters import require_filters
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.slabs import read_flat
@@ -19,13 +20,15 @@ from tensorcap_formats.slabs import read_flat
 if TYPE_CHECKING:
     import h5py
 
-# size, (sign position, exponent position and bits, mantissa position and bits), bias
+# By size, (sign position, exponent position and bits, mantissa position and bits), bias
 _FLOATS: Final = {
-    (1, (7, 2, 5, 0, 2), 15): "float8_e5m2",
-    (2, (15, 10, 5, 0, 10), 15): "float16",
-    (2, (15, 7, 8, 0, 7), 127): "bfloat16",
-    (4, (31, 23, 8, 0, 23), 127): "float32",
-    (8, (63, 52, 11, 0, 52), 1023): "float64",
+    (
+        form.bits // 8,
+        (form.bits - 1, form.mantissa_bits, form.exponent_bits, 0, form.mantissa_bits),
+        form.bias,
+    ): name
+    for name, form in FLOAT_FORMATS.items()
+    if name in ("float8_e5m2", "float16", "bfloat16", "float32", "float64")
 }
 
 

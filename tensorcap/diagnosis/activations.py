@@ -11,7 +11,7 @@ import numpy as np
 
 from tensorcap.diagnosis.exhibit import Exhibit
 from tensorcap.diagnosis.weighing import LESSENED, Scales, Trial, Values, inherited, relative_error
-from tensorcap.metrics.rounding import rounded
+from tensorcap_formats.float_formats import rounded
 
 _SAMPLE: Final = 1 << 14
 _PARTNERS: Final = 12  # values beside the pair that may be what gates it

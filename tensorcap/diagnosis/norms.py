@@ -12,7 +12,7 @@ import numpy as np
 
 from tensorcap.diagnosis.exhibit import Exhibit
 from tensorcap.diagnosis.weighing import LESSENED, Scales, Trial, Values, inherited, relative_error
-from tensorcap.metrics.rounding import rounded
+from tensorcap_formats.float_formats import rounded
 
 Statistic = Literal["rms", "layer", "l2"]
 Weighting = Literal["w", "1 + w", "1 + w, rounded", "none"]

@@ -10,7 +10,7 @@ import numpy as np
 
 from tensorcap.diagnosis.exhibit import Exhibit
 from tensorcap.diagnosis.weighing import Trial, Values, relative_error
-from tensorcap.metrics.rounding import rounded
+from tensorcap_formats.float_formats import FLOAT_FORMATS, rounded
 
 _CLIPPED: Final = 3  # elements at a limit that make it one
 _NARROW: Final = ("bfloat16", "float16", "tf32", "float8_e4m3fn", "float8_e5m2")
@@ -67,7 +67,7 @@ def _roundings(r: Values, t: Values) -> Iterator[Trial]:
         text = f"the reference is the target rounded to {dtype}"
         hint = f"The target keeps more precision than {dtype}, in which the reference is."
         yield Trial("not-rounded", text, r, rounded(t, dtype), t, 0, 0, hint, facts)
-    for dtype, largest in (("float8_e4m3fn", 448.0), ("int8", 127.0)):
+    for dtype, largest in (("float8_e4m3fn", FLOAT_FORMATS["float8_e4m3fn"].largest), ("int8", 127.0)):
         scale = np.abs(r).max() / largest
         if scale:
             scaled = r / scale

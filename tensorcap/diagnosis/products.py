@@ -10,8 +10,8 @@ import numpy as np
 
 from tensorcap.diagnosis.exhibit import Exhibit, values_of
 from tensorcap.diagnosis.weighing import Scales, Trial, Values, inherited, relative_error
-from tensorcap.metrics.rounding import rounded
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.float_formats import rounded
 from tensorcap_formats.keys import module_of
 from tensorcap_formats.records import Record
 

@@ -11,7 +11,7 @@ import numpy as np
 from tensorcap.diagnosis.activations import sigmoid
 from tensorcap.diagnosis.exhibit import Exhibit
 from tensorcap.diagnosis.weighing import LESSENED, Scales, Trial, Values, inherited, relative_error
-from tensorcap.metrics.rounding import rounded
+from tensorcap_formats.float_formats import rounded
 
 _MOST_EXPERTS: Final = 1024
 _NARROW: Final = ("bfloat16", "float16")

@@ -11,7 +11,7 @@ import numpy as np
 from tensorcap.diagnosis.constants import hint_of, named
 from tensorcap.diagnosis.exhibit import Exhibit
 from tensorcap.diagnosis.weighing import Trial, Values, relative_error
-from tensorcap.metrics.rounding import rounded
+from tensorcap_formats.float_formats import rounded
 
 _WEIGHTS: Final = ("weight", "scale", "gamma")
 _BIASES: Final = ("bias", "beta")

@@ -56,7 +56,7 @@ class CompiledEngine:
         if operands.format is not None:
             scale = 2.0 ** (-126 - operands.format.least_exponent)
             shift = 23 - operands.format.mantissa_bits
-            largest = operands.format.largest
+            largest = operands.format.largest_number
         self._settings = (
             operands.row,
             tolerance.atol if tolerance else 0.0,

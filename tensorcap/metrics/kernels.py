@@ -144,7 +144,7 @@ def feed(
     """Add `n` elements of both sides, of which the first has number `base` and begins a block.
 
     `row` is the length of a row, of which those above a block are cut into blocks. `scale`, `shift` and `cap`
-    describe the format in which distances are counted (see `representable`); no cap, no distances.
+    describe the format in which distances are counted (see `FloatFormat.numbers`); no cap, no distances.
     """
     x = state[X : X + BLOCK // 2].view(np.float32)
     y = state[Y : Y + BLOCK // 2].view(np.float32)

@@ -15,19 +15,13 @@ import numpy as np
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, decode
 from tensorcap_formats.errors import UsageError
+from tensorcap_formats.float_formats import MASK_SENTINELS
 from tensorcap_formats.records import Record
 
 _BLOCK: Final = 65_536  # values of either side at a time
 _LONGEST_AXIS: Final = 1 << 20  # sums kept for one axis; a longer one is summed by ranges of indices
 _MAP: Final = 256
 _LEVELS_A_DECIBEL: Final = 2
-_SENTINELS: Final = (
-    -65504.0,
-    -1e9,
-    float(np.finfo(np.float32).min),
-    float(np.finfo(np.float64).min),
-    float.fromhex("-0x1.fep127"),  # the least finite bfloat16
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +196,12 @@ class _Squares:
         sides = [side.view(np.float64).reshape(d.size, -1) for side in (x, y)]
         if not all(np.isfinite(side).all() for side in sides):
             parts[~(np.isfinite(sides[0]) & np.isfinite(sides[1]))] = 0
-        if kind is np.float64 and x.size and np.fmin(np.fmin.reduce(x), np.fmin.reduce(y)) <= -65504.0:
-            d[np.isin(ours, _SENTINELS) & np.isin(theirs, _SENTINELS)] = 0
+        if (
+            kind is np.float64
+            and x.size
+            and np.fmin(np.fmin.reduce(x), np.fmin.reduce(y)) <= MASK_SENTINELS[0]
+        ):
+            d[np.isin(ours, MASK_SENTINELS) & np.isin(theirs, MASK_SENTINELS)] = 0
         if self._shift:
             parts = np.ldexp(parts, -self._shift)
         squares: Array = np.einsum("ij,ij->i", parts, parts)

@@ -12,10 +12,10 @@ from typing import Final
 import numpy as np
 
 from tensorcap.metrics.location import value_blocks, values_shape
-from tensorcap.verdicts.policy import UNITS
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError
+from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
 from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
 
@@ -115,8 +115,10 @@ def logit_metrics(
         raise UsageError(f"{key}: is complex, expected real logits")
     columns = shape[-1]
     used = min(columns, vocabulary or columns)
-    precision = compute_dtype if compute_dtype and compute_dtype in UNITS else target_record.dtype.name
-    totals = _Totals(used, UNITS.get(precision, 0.0))
+    precision = (
+        compute_dtype if compute_dtype and compute_dtype in UNIT_ROUNDOFFS else target_record.dtype.name
+    )
+    totals = _Totals(used, UNIT_ROUNDOFFS.get(precision, 0.0))
     # A piece of a row is of no use here: one that is longer than a block is read whole
     sides = value_blocks(
         (reference, reference_record), (target, target_record), columns, max(_BLOCK, columns)

@@ -14,17 +14,11 @@ from tensorcap.metrics.scaled import Moments, Scaled
 from tensorcap.metrics.state_layout import BLOCK
 from tensorcap.metrics.totals import Totals
 from tensorcap_formats.dtypes import Array, decode
+from tensorcap_formats.float_formats import MASK_SENTINELS
 
 UNIT: Final = 8192  # elements: the float64 scratch of one block stays in a core's L2 cache
 _EXACT: Final = 2**53  # float64 holds every integer up to here
 _MODERATE: Final = 2.0**400  # squares of values between its inverse and itself neither overflow nor vanish
-_SENTINELS: Final = (  # -65504 and -1e9 besides the least finite values (MET-4)
-    -65504.0,
-    -1e9,
-    -(2.0**127) * (2 - 2.0**-7),  # of bfloat16
-    -float(np.finfo(np.float32).max),
-    -float(np.finfo(np.float64).max),
-)
 
 
 class NumpyEngine:
@@ -99,7 +93,7 @@ class NumpyEngine:
         wide = x.astype(self._wide)
         parts = wide.view(np.float64)
         least, largest = float(parts.min()), float(parts.max())
-        if not (math.isfinite(least + largest) and (self._operands.is_exact or least > _SENTINELS[0])):
+        if not (math.isfinite(least + largest) and (self._operands.is_exact or least > MASK_SENTINELS[0])):
             return False
         totals.measured += x.size
         totals.errors[0] += x.size
@@ -176,9 +170,9 @@ class NumpyEngine:
         """
         totals = self._totals
         hidden = np.zeros(x.size, np.bool_)
-        if self._has_sentinels and not x.min() > _SENTINELS[0]:  # so also for NaN
-            trusted = np.isin(x, _SENTINELS)
-            hidden = trusted & np.isin(y, _SENTINELS)
+        if self._has_sentinels and not x.min() > MASK_SENTINELS[0]:  # so also for NaN
+            trusted = np.isin(x, MASK_SENTINELS)
+            hidden = trusted & np.isin(y, MASK_SENTINELS)
             totals.sentinels += int(np.count_nonzero(hidden))
             totals.sentinels_lost += int(np.count_nonzero(trusted & (y == -np.inf)))
         if not hidden.any() and np.isfinite(x).all() and np.isfinite(y).all():

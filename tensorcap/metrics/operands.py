@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from tensorcap.metrics.difference import Tolerance
-from tensorcap.metrics.representable import FORMATS, Format
 from tensorcap.metrics.state_layout import BLOCK
 from tensorcap_formats.dtypes import DType
+from tensorcap_formats.float_formats import FLOAT_FORMATS, FloatFormat
 
 _LEAST_ROW: Final = 64  # elements
 
@@ -41,10 +41,11 @@ class Operands:
         return "complex" in (self.reference.kind, self.target.kind)
 
     @property
-    def format(self) -> Format | None:
+    def format(self) -> FloatFormat | None:
         """The format in which distances are counted: the target's; None where they are undefined (MET-27)."""
         is_real = self.reference.kind != "complex" and self.reference.packed == 1
-        return FORMATS.get(self.target.name) if is_real else None
+        form = FLOAT_FORMATS.get(self.target.name)
+        return form if is_real and form is not None and form.is_signed else None
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Final, Literal
 
-from tensorcap.verdicts.policy import UNITS
+from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
 
 Shade = Literal["green", "yellow", "red"]
 # Relative errors up to so many u, half the distance from 1 to the next value, are green, and yellow
@@ -44,7 +44,7 @@ def shade(metric: str, value: float | None, precision: str) -> Shade | None:
         >>> shade("relative_frobenius", 0.02, "bfloat16"), shade("relative_frobenius", 0.02, "float32")
         ('green', 'red')
     """
-    form, unit = _FORMS.get(metric), UNITS.get(precision)
+    form, unit = _FORMS.get(metric), UNIT_ROUNDOFFS.get(precision)
     if form is None or unit is None or value is None or math.isnan(value):
         return None
     error = _error(form, value)

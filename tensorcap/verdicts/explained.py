@@ -7,13 +7,13 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.metrics.rounding import rounded
 from tensorcap.verdicts.calls import Call, Calls
 from tensorcap.verdicts.looks import sample
 from tensorcap.verdicts.pairing import Finding, Pair, Status
 from tensorcap.verdicts.policy import Policy, Precision
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
+from tensorcap_formats.float_formats import rounded
 
 _ELEMENTS: Final = 1 << 18  # as many tell
 _FEWEST_A_BIN: Final = 16

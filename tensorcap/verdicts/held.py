@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from tensorcap.metrics.difference import Difference, Tolerance
 from tensorcap.verdicts.pairing import Finding, Pair
 from tensorcap.verdicts.places import is_parameter
-from tensorcap.verdicts.policy import UNITS
-from tensorcap_formats.dtypes import DType, decode
+from tensorcap_formats.dtypes import DType
+from tensorcap_formats.float_formats import DTYPE_FORMATS, UNIT_ROUNDOFFS
 from tensorcap_formats.records import Record
 
 
@@ -23,7 +21,8 @@ def rounding_of(ours: Record, theirs: Record) -> Tolerance | None:
     coarse = coarser(ours.dtype, theirs.dtype)
     if coarse is None or ours.dtype.name == theirs.dtype.name:
         return Tolerance(0.0, 0.0)
-    return Tolerance(UNITS[coarse.name], _smallest(coarse) / 2)
+    form = DTYPE_FORMATS[coarse.name]
+    return Tolerance(form.unit_roundoff, form.smallest / 2)
 
 
 def same_numbers(pair: Pair, found: Difference) -> Finding:
@@ -38,12 +37,6 @@ def same_numbers(pair: Pair, found: Difference) -> Finding:
 
 def coarser(one: DType, other: DType) -> DType | None:
     """The one of two dtypes that rounds more; None where one does not round floats."""
-    if one.name not in UNITS or other.name not in UNITS:
+    if one.name not in UNIT_ROUNDOFFS or other.name not in UNIT_ROUNDOFFS:
         return None
-    return max((one, other), key=lambda dtype: UNITS[dtype.name])
-
-
-def _smallest(dtype: DType) -> float:
-    """The smallest positive value, below which rounding is no longer in proportion."""
-    bits = np.frombuffer(b"\x01".ljust(dtype.itemsize, b"\0"), dtype.storage)
-    return float(decode(bits, dtype).real.flat[0])
+    return max((one, other), key=lambda dtype: UNIT_ROUNDOFFS[dtype.name])

@@ -10,16 +10,10 @@ import numpy as np
 from tensorcap.verdicts.pairing import Finding, Pair
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, decode
+from tensorcap_formats.float_formats import MASK_SENTINELS
 from tensorcap_formats.records import Record
 
-_BLOCKED: Final = (  # what stands for minus infinity (MET-4)
-    -np.inf,
-    -65504.0,
-    -1e9,
-    -(2.0**127) * (2 - 2.0**-7),
-    -float(np.finfo(np.float32).max),
-    -float(np.finfo(np.float64).max),
-)
+_BLOCKED: Final = (-np.inf, *MASK_SENTINELS)
 
 
 def is_blocked(value: object) -> bool:

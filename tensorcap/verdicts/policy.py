@@ -18,30 +18,7 @@ import numpy as np
 from tensorcap.verdicts.pairing import Finding, Status
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError
-
-UNITS: Final[Mapping[str, float]] = {  # half the distance from 1 to the next value
-    "float64": 2.0**-53,
-    "complex128": 2.0**-53,
-    "float32": 2.0**-24,
-    "complex64": 2.0**-24,
-    "tf32": 2.0**-11,
-    "float16": 2.0**-11,
-    "complex32": 2.0**-11,
-    "bfloat16": 2.0**-8,
-    "float8_e3m4": 2.0**-5,
-    "float8_e4m3": 2.0**-4,
-    "float8_e4m3fn": 2.0**-4,
-    "float8_e4m3fnuz": 2.0**-4,
-    "float8_e4m3b11fnuz": 2.0**-4,
-    "float8_e5m2": 2.0**-3,
-    "float8_e5m2fnuz": 2.0**-3,
-    "float8_e8m0fnu": 2.0**-1,
-    "float6_e2m3fn": 2.0**-4,
-    "float6_e3m2fn": 2.0**-3,
-    "float4_e2m1fn": 2.0**-2,
-    "float4_e2m1fn_x2": 2.0**-2,
-}
-
+from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
 
 _ROW: Final = 64  # elements that a row has at least (MET-10)
 
@@ -77,7 +54,7 @@ class Precision:
     @property
     def is_wide(self) -> bool:
         """Whether the order of accumulation, not rounding, makes the error (float32 and wider)."""
-        return self.unit <= UNITS["float32"]
+        return self.unit <= UNIT_ROUNDOFFS["float32"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +129,7 @@ class Policy:
     routing_flipped: float = 0.1
     routing_growth: float = 6.0
     routing_typical: float = 0.25
-    units: Mapping[str, float] = field(default_factory=lambda: UNITS, repr=False)
+    units: Mapping[str, float] = field(default_factory=lambda: UNIT_ROUNDOFFS, repr=False)
 
     def precision(self, name: str) -> Precision:
         """The precision of a dtype.

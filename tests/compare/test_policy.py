@@ -17,8 +17,8 @@ from tensorcap.verdicts.account import Account
 from tensorcap.verdicts.divergence import first_divergence
 from tensorcap.verdicts.looks import sample
 from tensorcap.verdicts.pairing import Finding, Pair, Status
-from tensorcap.verdicts.policy import POLICY, UNITS
-from tensorcap_formats.dtypes import DTYPES, Array, dtype
+from tensorcap.verdicts.policy import POLICY
+from tensorcap_formats.dtypes import Array, dtype
 from tensorcap_formats.errors import UsageError
 
 MakeArchive = Callable[..., Any]
@@ -406,11 +406,6 @@ def test_the_precision_of_the_runs_counts_and_not_that_of_the_records(
     ours, theirs = make_archive({KEY: X}, run=reference), make_archive({KEY: rounded(X)}, run=target)
     comparison = compare(ours, theirs, compute_dtype=option)
     assert [pair.status for pair in comparison.pairs] == [status]
-
-
-def test_every_floating_dtype_has_a_unit() -> None:
-    floating = {name for name, found in DTYPES.items() if found.kind in ("float", "complex")}
-    assert floating == set(UNITS) - {"tf32"}
 
 
 def test_a_compute_dtype_that_does_not_exist_is_refused(make_archive: MakeArchive) -> None:

@@ -19,16 +19,15 @@ from tensorcap.adapters._max.modules import is_in_graph, own_weights, tree
 from tensorcap.adapters._max.playing import record
 from tensorcap.adapters._max.roots import Roots
 from tensorcap.adapters._max.running import Tapped, weights_of
-from tensorcap.casting import encode
-from tensorcap.metrics.representable import FORMATS
 from tensorcap.recording.plan import Plan
 from tensorcap.recording.recorder import Call, Recorder
 from tensorcap.recording.structure import class_name, rebuilt
 from tensorcap.sources import sources_of
 from tensorcap.substitution import Substitution
 from tensorcap.workload import StoredInput, Workload
-from tensorcap_formats.dtypes import decode
+from tensorcap_formats.dtypes import DTYPES, decode, encode
 from tensorcap_formats.errors import UsageError
+from tensorcap_formats.float_formats import FLOAT_FORMATS
 from tensorcap_formats.keys import Key, escape
 
 _A_LIST: Final = "a list, whose members are called one by one"
@@ -141,9 +140,9 @@ class MaxAdapter:
         Raises:
             UsageError: There is none, or no such dtype.
         """
-        if dtype not in FORMATS:
+        if dtype not in DTYPES or dtype not in FLOAT_FORMATS:
             raise UsageError(f"dtype {dtype!r}: its machine epsilon is not known")
-        epsilon = 2.0 ** -FORMATS[dtype].mantissa_bits
+        epsilon = FLOAT_FORMATS[dtype].epsilon
         signs = np.random.default_rng(0)
         changed = 0
 

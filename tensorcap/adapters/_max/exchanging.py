@@ -11,9 +11,8 @@ from tensorcap.adapters._max.building import Built, Place
 from tensorcap.adapters._max.engine import Buffer, MaxDType, buffer_of, logical
 from tensorcap.adapters._max.given import Given
 from tensorcap.adapters._max.notes import Enter, Event, Inner, Leave, Lost, Passed, Plain, Printed, Tensor
-from tensorcap.casting import cast
 from tensorcap.substitution import Kind, Substitution, no_fit
-from tensorcap_formats.dtypes import DTYPES
+from tensorcap_formats.dtypes import DTYPES, cast
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import Key, module_site
 from tensorcap_formats.records import Record

@@ -7,7 +7,7 @@ neither the archive nor another call sees what is written in place. Gradients go
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -18,10 +18,9 @@ from tensorcap.recording.structure import rebuilt, walk
 from tensorcap.substitution import Kind, Substitution, no_fit
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.errors import UsageError
+from tensorcap_formats.float_formats import MASK_SENTINELS
 from tensorcap_formats.keys import Key, escape
 from tensorcap_formats.records import Record
-
-_SENTINELS: Final = (-65504.0, -1e9, -(2.0**127) * (2 - 2.0**-7), -float(torch.finfo(torch.float32).max))
 
 
 class Exchange:
@@ -198,7 +197,7 @@ def _is_blocked(values: torch.Tensor) -> torch.Tensor:
     """Where a value stands for minus infinity (MET-4)."""
     wide = values.double()
     found = torch.isneginf(wide)
-    for sentinel in (*_SENTINELS, torch.finfo(torch.float64).min):
+    for sentinel in MASK_SENTINELS:
         found |= wide == sentinel
     return found
 

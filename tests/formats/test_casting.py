@@ -8,8 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tensorcap.casting import cast
-from tensorcap_formats.dtypes import DTYPES, bits_of
+from tensorcap_formats.dtypes import DTYPES, bits_of, cast
 from tensorcap_formats.errors import UsageError
 
 
