@@ -43,6 +43,11 @@ class DType:
         return np.dtype(self.storage).itemsize
 
     @property
+    def is_inexact(self) -> bool:
+        """Whether values are float or complex, so that computing with them rounds."""
+        return self.kind in ("float", "complex")
+
+    @property
     def is_native(self) -> bool:
         """Whether numpy itself has this dtype, so that stored elements are values."""
         return np.dtype(self.storage).name == self.name

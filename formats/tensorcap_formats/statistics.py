@@ -143,7 +143,7 @@ class StatisticsBuilder:
         low, high = values.min().item(), values.max().item()
         if kind != "complex" and not low > 0 and not high < 0:  # true of NaN too
             self._zeros += int(np.count_nonzero(values == 0))
-        if kind in ("float", "complex") and not (math.isfinite(low) and math.isfinite(high)):
+        if self._dtype.is_inexact and not (math.isfinite(low) and math.isfinite(high)):
             finite = np.isfinite(values)
             self._finite -= values.size - int(np.count_nonzero(finite))
             self._nan += int(np.count_nonzero(np.isnan(values)))

@@ -172,7 +172,7 @@ class Near:
 
 def rounding_of(record: Record) -> float:
     """Relative rounding of a record's dtype; 0 for whole numbers and truth values."""
-    if record.dtype.kind not in ("float", "complex"):
+    if not record.dtype.is_inexact:
         return 0.0
     coarse = _FLOAT8 if record.dtype.name.startswith("float8") else _FLOAT32
     return _ROUNDING.get(record.dtype.name, coarse)

@@ -167,7 +167,7 @@ def _dtype_after(step: Step, dtypes: Sequence[DType]) -> DType:
     for dtype in dtypes:
         if dtype.packed > 1:
             raise step.refuse(f"elements of {dtype.name} are packed, two in a byte")
-        if step.is_arithmetic and dtype.kind not in ("float", "complex"):
+        if step.is_arithmetic and not dtype.is_inexact:
             raise step.refuse(f"found tensors of {dtype.name}, expected floats")
     if step.is_arithmetic:
         return DTYPES["complex128" if any(dtype.kind == "complex" for dtype in dtypes) else "float64"]

@@ -116,7 +116,7 @@ def _operands(reference: Archive, record: Record, module: str) -> Iterator[Recor
             yield other
         if key.step != record.key.step or key.rank != record.key.rank or is_inner(key) or key.is_bare:
             continue
-        if other.order >= record.order or other.dtype.kind not in ("float", "complex"):
+        if other.order >= record.order or not other.dtype.is_inexact:
             continue
         kind = key.slot.partition(".")[0]
         if kind in ("input", "given") and key.site == module:

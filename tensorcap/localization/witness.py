@@ -318,7 +318,7 @@ class _OwnsOfInjection:
         lacking = [
             record
             for record in self._given.get(place, ())
-            if record.key.text not in self._paired and record.dtype.kind in ("float", "complex")
+            if record.key.text not in self._paired and record.dtype.is_inexact
         ]
         if result.slot.startswith("output") and len(lacking) == len(unknown):
             for ours, theirs in zip(lacking, unknown, strict=True):
@@ -343,7 +343,7 @@ class _OwnsOfInjection:
         """None of whole numbers."""
         if pair.reference is None or pair.target is None:
             return None
-        if pair.reference.dtype.kind not in ("float", "complex"):
+        if not pair.reference.dtype.is_inexact:
             return None
         names = pair.reference.dtype.name, pair.target.dtype.name
         return POLICY.precision_of_pair(self._precision, *names)

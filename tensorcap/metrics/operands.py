@@ -33,7 +33,7 @@ class Operands:
     @property
     def is_exact(self) -> bool:
         """Whether both sides are integers or bools, so that errors are integers."""
-        return not {self.reference.kind, self.target.kind} & {"float", "complex"}
+        return not (self.reference.is_inexact or self.target.is_inexact)
 
     @property
     def is_complex(self) -> bool:

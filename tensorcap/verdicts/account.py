@@ -175,7 +175,7 @@ def _ends_block(pair: Pair) -> bool:
 
 
 def _is_float(pair: Pair) -> bool:
-    return pair.reference is not None and pair.reference.dtype.kind in ("float", "complex")
+    return pair.reference is not None and pair.reference.dtype.is_inexact
 
 
 def _blind(

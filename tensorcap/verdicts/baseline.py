@@ -96,7 +96,7 @@ def with_ratios(
                     sums[i] += found.mse * found.measured
     out = []
     for pair in pairs:
-        if pair.reference is None or pair.reference.dtype.kind not in ("float", "complex"):
+        if pair.reference is None or not pair.reference.dtype.is_inexact:
             out.append(pair)
             continue
         if not pair.is_compared or pair.key not in baseline:

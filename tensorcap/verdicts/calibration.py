@@ -181,7 +181,7 @@ class CalibrationBuilder:
         self._runs += 1
         self._precisions[precision] = None
         for pair in pairs:
-            if pair.reference is None or pair.reference.dtype.kind not in ("float", "complex"):
+            if pair.reference is None or not pair.reference.dtype.is_inexact:
                 continue
             kind = self._samples.setdefault(kind_of(pair.reference.key, calls), {})
             for metric, value in self._values(pair):

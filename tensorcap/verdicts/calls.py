@@ -141,12 +141,7 @@ class Calls:
         found = {}
         for record in self._records if self._is_ordered else ():
             key = record.key
-            if (
-                key.is_bare
-                or is_inner(key)
-                or is_gradient(key)
-                or record.dtype.kind not in ("float", "complex")
-            ):
+            if key.is_bare or is_inner(key) or is_gradient(key) or not record.dtype.is_inexact:
                 continue
             steps = blocks.setdefault(key.rank, {})
             steps[key.step] = len(self._ends.get((key.rank, key.step, False), ()))
@@ -236,7 +231,7 @@ def is_state(key: Key) -> bool:
 
 
 def _is_float(record: Record) -> bool:
-    return record.dtype.kind in ("float", "complex")
+    return record.dtype.is_inexact
 
 
 def _modules(run: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -66,7 +66,7 @@ def _tells(reference: Archive, record: Record) -> bool:
         record.digest != ""
         and (reference.trusts_digests or not record.stored)
         and not record.key.is_bare
-        and record.dtype.kind in ("float", "complex")
+        and record.dtype.is_inexact
         and record.size >= _LEAST
         and not _BY_CHANCE.search(f"{record.key.site}/{record.key.slot}")
         and s is not None

@@ -302,4 +302,4 @@ def _rows(pair: Pair) -> int:
 
 def _is_float(thing: Record | Pair) -> bool:
     record = thing.reference if isinstance(thing, Pair) else thing
-    return record is not None and record.dtype.kind in ("float", "complex")
+    return record is not None and record.dtype.is_inexact

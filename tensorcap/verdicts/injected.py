@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from tensorcap.recording.limits import parse_steps
 from tensorcap.substitution import HELD
@@ -14,7 +14,6 @@ from tensorcap_formats.keys import ROOT_SITE, Key
 from tensorcap_formats.records import Record
 
 Own = Literal["result", "between"]
-_FLOATS: Final = ("float", "complex")
 _Place = tuple[int, str, int]  # step, site, call
 
 
@@ -113,7 +112,7 @@ class Injected:
         if place[1] == ROOT_SITE:
             return ()
         given = self._given.get(place, ())
-        return [record for record in given if record.dtype.kind in _FLOATS] or given
+        return [record for record in given if record.dtype.is_inexact] or given
 
     def _call_around(self, record: Record) -> _Place | None:
         """The call of the nearest module around that of an argument."""

@@ -87,7 +87,7 @@ class OpGains:
         assert result.reference is not None
         output = self._errors.get(result.key)
         sources = self._sources(place)
-        if output is None or not sources or result.reference.dtype.kind not in ("float", "complex"):
+        if output is None or not sources or not result.reference.dtype.is_inexact:
             return
         shares = _shares(sources, result) if name in _SUMS else [1.0] * len(sources)
         errors = [self._errors.get(pair.key) for pair in sources]
@@ -112,7 +112,7 @@ class OpGains:
         for pair in found:
             if pair is None or pair.reference is None or not pair.is_compared:
                 return None
-            if pair.reference.dtype.kind in ("float", "complex"):
+            if pair.reference.dtype.is_inexact:
                 floats.append(pair)
             elif pair.status not in ("identical", "match"):
                 return None

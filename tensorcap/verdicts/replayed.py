@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,8 +20,6 @@ from tensorcap_formats.dtypes import decode
 from tensorcap_formats.records import Record
 
 Made = Literal["result", "argument"]
-
-_FLOATS: Final = ("float", "complex")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +117,7 @@ class ReplayJudge:
         assert pair.reference is not None
         key = pair.reference.key
         assert pair.target is not None
-        if error is None or pair.difference is None or pair.reference.dtype.kind not in _FLOATS:
+        if error is None or pair.difference is None or not pair.reference.dtype.is_inexact:
             return (pair.status if pair.status in SEVERITY else "unjudged"), pair.findings
         precision = POLICY.precision_of_pair(
             self._precision, pair.reference.dtype.name, pair.target.dtype.name

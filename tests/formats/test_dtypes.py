@@ -122,6 +122,12 @@ def test_every_ml_dtypes_dtype_is_known() -> None:
     assert floats - {"finfo", "iinfo"} <= DTYPES.keys()
 
 
+def test_float_and_complex_dtypes_are_inexact_and_no_others() -> None:
+    exact = {name for name, logical in DTYPES.items() if not logical.is_inexact}
+    assert {name.rstrip("0123456789") for name in exact} == {"bool", "int", "uint"}
+    assert {*SMALL_FLOATS, "float64", "bfloat16", "complex32", "float4_e2m1fn_x2"} <= DTYPES.keys() - exact
+
+
 @pytest.mark.parametrize("name", sorted(DTYPES))
 def test_a_storage_type_is_little_endian_and_native_where_numpy_has_the_dtype(name: str) -> None:
     logical = dtype(name)
