@@ -19,6 +19,7 @@ import numpy as np
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import TensorcapError
+from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
 from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import Statistics
 
@@ -28,9 +29,7 @@ _FREE: Final = 3  # numbers of a print that are independent of each other, taken
 _MOST: Final = 20.0  # nats that one tensor may prove
 _MANY: Final = 3000  # prints of one size, above which only neighbours by l2 are looked at
 _NEIGHBOURS: Final = 48
-_ROUNDING: Final = {"float16": 2.0**-10, "bfloat16": 2.0**-8}  # of one rounding; float8 is coarser still
-_FLOAT8: Final = 2.0**-3
-_FLOAT32: Final = 2.0**-22
+_LEAST_ROUNDING: Final = 2.0**-22  # of float32 and finer: sums in another order differ by more than rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,7 @@ class Prints:
         self._may_read = may_read
         self._found: dict[int, Print | None] = {}
         self._read: dict[int, Statistics | None] = {}
-        self.rounding = _FLOAT32
+        self.rounding = _LEAST_ROUNDING
 
     def of(self, record: Record) -> Print | None:
         """A record's print; None where it proves nothing: few elements, all equal, not finite."""
@@ -171,11 +170,10 @@ class Near:
 
 
 def rounding_of(record: Record) -> float:
-    """Relative rounding of a record's dtype; 0 for whole numbers and truth values."""
+    """Unit roundoff of a record's dtype, 2^-22 at least; 0 for whole numbers and truth values."""
     if not record.dtype.is_inexact:
         return 0.0
-    coarse = _FLOAT8 if record.dtype.name.startswith("float8") else _FLOAT32
-    return _ROUNDING.get(record.dtype.name, coarse)
+    return max(UNIT_ROUNDOFFS[record.dtype.name], _LEAST_ROUNDING)
 
 
 @dataclass(frozen=True, slots=True)

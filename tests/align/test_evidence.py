@@ -7,8 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from tensorcap.alignment.evidence import Print, agreements, groups
-from tensorcap_formats.dtypes import Array
+from tensorcap.alignment.evidence import Print, agreements, groups, rounding_of
+from tensorcap_formats.dtypes import Array, dtype
+from tensorcap_formats.keys import Key
+from tensorcap_formats.records import Record
 
 
 def _print(array: Array) -> Print:
@@ -57,3 +59,25 @@ def test_equal_prints_are_one_group_whatever_the_order() -> None:
     x = _print(_drawn(0))
     prints = {"b": x, "a": x, "c": _print(_drawn(1))}
     assert groups(prints, 1e-6) == groups(dict(reversed(prints.items())), 1e-6) == [("a", "b"), ("c",)]
+
+
+@pytest.mark.spec("ALN-20")
+@pytest.mark.parametrize(
+    ("name", "rounding"),
+    [
+        ("int64", 0.0),
+        ("bool", 0.0),
+        ("float64", 2.0**-22),
+        ("float32", 2.0**-22),
+        ("float16", 2.0**-11),
+        ("complex32", 2.0**-11),
+        ("bfloat16", 2.0**-8),
+        ("float8_e4m3fn", 2.0**-4),
+        ("float8_e5m2", 2.0**-3),
+        ("float6_e2m3fn", 2.0**-4),
+        ("float4_e2m1fn", 2.0**-2),
+    ],
+)
+def test_the_rounding_of_a_record_is_the_unit_roundoff_of_its_dtype(name: str, rounding: float) -> None:
+    record = Record(Key("layer", "output"), dtype(name), (8,), 0, "", None, stored=True, row=0)
+    assert rounding_of(record) == rounding

@@ -75,6 +75,17 @@ def test_what_is_rounding_is_that_of_the_coarser_run(tmp_path: Path, factor: flo
 
 
 @pytest.mark.spec("ALN-80")
+@pytest.mark.parametrize(("factor", "is_told"), [(1.003, False), (1.006, True)])
+def test_what_is_rounding_in_float16_is_eight_times_its_unit_roundoff(
+    tmp_path: Path, factor: float, is_told: bool
+) -> None:
+    one = {"0/a/output": X, "0/b/output": Y}
+    other = {"0/a/output": (X * factor).astype(np.float16), "0/b/output": Y.astype(np.float16)}
+    alignment, _, _ = _proposed(tmp_path, one, other)
+    assert ("but values differ" in _entry(alignment, "a").reason) == is_told  # 8 times 2^-11 is 0.004
+
+
+@pytest.mark.spec("ALN-80")
 def test_one_layer_of_many_that_differs_is_counted(tmp_path: Path) -> None:
     layers = {f"0/layers.{i}/output": _drawn(4, 8, seed=i) for i in range(4)}
     other = {key: a + np.float32(key == "0/layers.2/output") for key, a in layers.items()}
