@@ -17,9 +17,9 @@ from tensorcap.verdicts.calls import Calls
 from tensorcap.verdicts.divergence import Inputs, called_sites, caller_of, is_circumstance
 from tensorcap.verdicts.gains import row_error
 from tensorcap.verdicts.injected import Injected
-from tensorcap.verdicts.pairing import ABSENT, Finding, Pair, Status
+from tensorcap.verdicts.pairing import ABSENT, SEVERITY, Finding, Pair, Status, worst_status
 from tensorcap.verdicts.places import is_inner, is_parameter
-from tensorcap.verdicts.policy import POLICY, SEVERITY, Precision
+from tensorcap.verdicts.policy import POLICY, Precision
 from tensorcap.verdicts.replayed import Made, Own
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
@@ -173,7 +173,7 @@ def _accusation(module: str, against: Sequence[Own], how: str) -> Accusation:
     what = "its own result" if first.made == "result" else "what its code hands on"
     reason = f"{what} {how}"
     if first.findings:
-        reason += f": {max(first.findings, key=lambda f: _rank(f.status)).text}"
+        reason += f": {max(first.findings, key=lambda f: SEVERITY.index(f.status)).text}"
     keys = tuple(own.key for own in against)
     return Accusation(module, keys, first.status, first.findings, first.error, first.ratio, reason)
 
@@ -213,11 +213,7 @@ def _wrong(pair: Pair) -> str:
 
 
 def _severity(own: Own) -> int:
-    return _rank(own.status)
-
-
-def _rank(status: Status) -> int:
-    return SEVERITY.index(status) if status in SEVERITY else 0
+    return SEVERITY.index(own.status)
 
 
 class _OwnsOfInjection:
@@ -294,7 +290,7 @@ class _OwnsOfInjection:
             if findings and not telling:
                 return "within-rounding", findings
             if telling:
-                status = max((f.status for f in telling), key=_rank)
+                status = worst_status(telling)
         else:
             findings = findings or (Finding(pair.status, 1, 0, "diverged", _wrong(pair)),)
             status = "diverged"

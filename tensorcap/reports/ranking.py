@@ -6,34 +6,9 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
 
-from tensorcap.verdicts.pairing import Pair, Status
+from tensorcap.verdicts.pairing import SEVERITY, Pair, Status
 from tensorcap_formats.keys import module_of
-
-# From worst to best; a status that is not here stands with the unjudged
-_SEVERITY: Final[Mapping[str, int]] = {
-    status: -rank
-    for rank, status in enumerate(
-        (
-            "unreadable",
-            "nonfinite",
-            "diverged",
-            "shape-mismatch",
-            "suspect",
-            "missing-in-target",
-            "never-called",
-            "not-capturable",
-            "unmapped",
-            "unjudged",
-            "within-rounding",
-            "match",
-            "identical",
-            "missing-in-reference",
-            "excluded",
-        )
-    )
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +45,7 @@ def severity(pair: Pair) -> tuple[bool, int, float, float]:
     """Sort key: the larger, the worse. Status first, then by how much a test failed, then by error."""
     excess = max((_excess(f.value, f.limit) for f in pair.findings if f.status == pair.status), default=0.0)
     error = error_of(pair)
-    return pair.is_required, _SEVERITY.get(pair.status, _SEVERITY["unjudged"]), excess, error or 0.0
+    return pair.is_required, SEVERITY.index(pair.status), excess, error or 0.0
 
 
 def _excess(value: float, limit: float) -> float:

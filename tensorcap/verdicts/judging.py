@@ -23,14 +23,12 @@ from tensorcap.verdicts.masks import judged_as_masks
 from tensorcap.verdicts.op_gains import OpGains
 from tensorcap.verdicts.ops import ops_of
 from tensorcap.verdicts.padding import Padding
-from tensorcap.verdicts.pairing import Finding, Pair, Status
+from tensorcap.verdicts.pairing import Finding, Pair, worst_status
 from tensorcap.verdicts.places import is_gradient, is_inner, is_parameter
 from tensorcap.verdicts.policy import Policy, Precision
 from tensorcap.verdicts.thresholds import Given, Thresholds
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.records import Record
-
-_SEVERITY: Final[tuple[Status, ...]] = ("match", "within-rounding", "unjudged", "suspect", "diverged")
 
 _MOVED: Final = "experts flipped before it, so that its rows are not those of the reference"
 _WHOLE_ERRORS: Final = {"row_error_median", "row_error_p95", "relative_frobenius"}  # what F and `wide` limit
@@ -62,8 +60,7 @@ def judge(pair: Pair, given: Given, remark: str = "") -> Pair:
 
 def with_findings(pair: Pair, findings: Sequence[Finding]) -> Pair:
     """The pair with findings, the worst of which is its status."""
-    status = max((finding.status for finding in findings), key=_SEVERITY.index)
-    return replace(pair, status=status, findings=tuple(findings))
+    return replace(pair, status=worst_status(findings), findings=tuple(findings))
 
 
 class PolicyJudge:

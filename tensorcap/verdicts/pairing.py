@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -42,6 +42,24 @@ _HELD: Final = "the target's op was given what it holds in"
 ABSENT: Final[frozenset[Status]] = frozenset(
     {"missing-in-target", "never-called", "not-capturable", "unmapped"}
 )
+JUDGED: Final[frozenset[Status]] = frozenset({"within-rounding", "suspect", "diverged"})  # by the policy
+SEVERITY: Final[tuple[Status, ...]] = (  # from best to worst
+    "excluded",
+    "missing-in-reference",
+    "identical",
+    "match",
+    "within-rounding",
+    "unjudged",
+    "unmapped",
+    "not-capturable",
+    "never-called",
+    "missing-in-target",
+    "suspect",
+    "shape-mismatch",
+    "diverged",
+    "nonfinite",
+    "unreadable",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +79,11 @@ class Finding:
     limit: float
     status: Status
     text: str
+
+
+def worst_status(findings: Iterable[Finding]) -> Status:
+    """The worst status among findings, of which there is one at least."""
+    return max((finding.status for finding in findings), key=SEVERITY.index)
 
 
 @dataclass(frozen=True, slots=True)

@@ -420,12 +420,4 @@ class Policy:
         return []
 
 
-SEVERITY: Final[tuple[Status, ...]] = ("within-rounding", "suspect", "diverged")
-
-
-def worst(findings: tuple[Finding, ...]) -> Status:
-    """The worst status among findings."""
-    return max((finding.status for finding in findings), key=SEVERITY.index)
-
-
 POLICY: Final = Policy()

@@ -13,8 +13,8 @@ from tensorcap.verdicts.calls import Calls
 from tensorcap.verdicts.divergence import Inputs, called_sites, caller_of, is_circumstance
 from tensorcap.verdicts.gains import elements_of, row_error
 from tensorcap.verdicts.padding import Padding
-from tensorcap.verdicts.pairing import Finding, Pair, Status
-from tensorcap.verdicts.policy import POLICY, SEVERITY, Precision
+from tensorcap.verdicts.pairing import JUDGED, Finding, Pair, Status, worst_status
+from tensorcap.verdicts.policy import POLICY, Precision
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import decode
 from tensorcap_formats.records import Record
@@ -118,7 +118,7 @@ class ReplayJudge:
         key = pair.reference.key
         assert pair.target is not None
         if error is None or pair.difference is None or not pair.reference.dtype.is_inexact:
-            return (pair.status if pair.status in SEVERITY else "unjudged"), pair.findings
+            return (pair.status if pair.status in JUDGED else "unjudged"), pair.findings
         precision = POLICY.precision_of_pair(
             self._precision, pair.reference.dtype.name, pair.target.dtype.name
         )
@@ -141,7 +141,7 @@ class ReplayJudge:
         is_precise = ratio is not None and ratio < POLICY.twin_precise
         if not (is_precise and (self._is_forward or self._calls.has_parameters(key.site))):
             found += self._of_bits(pair)
-        return max((f.status for f in found), key=SEVERITY.index), tuple(found)
+        return worst_status(found), tuple(found)
 
     def _tells_by_twin(self, pair: Pair, *, is_leaf: bool) -> bool:
         """Whether R is judged: of leaves that are no products, and of weights that routers give."""

@@ -15,7 +15,7 @@ from tensorcap.comparing import compare, compare_records
 from tensorcap.comparison import Comparison
 from tensorcap.reports.reporting import comparison_json
 from tensorcap.verdicts.divergence import first_divergence
-from tensorcap.verdicts.pairing import Finding, Pair
+from tensorcap.verdicts.pairing import SEVERITY, STATUSES, Finding, Pair, Status, worst_status
 from tensorcap_formats.dtypes import Array, dtype
 from tensorcap_formats.errors import TensorNotFoundError
 
@@ -611,3 +611,13 @@ def test_infinite_psnr_is_a_string_in_json(make_archive: MakeArchive) -> None:
 @pytest.mark.spec("CMP-63")
 def test_a_status_that_is_not_known_is_not_green() -> None:
     assert not Pair(KEY, "plausible", None, None).is_green  # type: ignore[arg-type] # a later version's
+
+
+def test_every_status_has_one_place_in_the_order_of_severity() -> None:
+    assert sorted(SEVERITY) == sorted(STATUSES)
+
+
+def test_the_worst_of_findings_is_the_one_that_proves_most_against_a_pair() -> None:
+    statuses: list[Status] = ["suspect", "within-rounding", "unjudged", "match"]
+    assert worst_status([Finding("F", 1, 0, status, "") for status in statuses]) == "suspect"
+    assert worst_status([Finding("F", 1, 0, status, "") for status in statuses[1:]]) == "unjudged"
