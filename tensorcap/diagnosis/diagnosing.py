@@ -188,11 +188,11 @@ def _simple(exhibit: Exhibit) -> Iterator[Trial]:
 
 def _precision(exhibit: Exhibit, compute_dtype: str | None) -> tuple[str, float]:
     """The coarser precision of the pair, and the relative error of one rounding in it."""
-    names = exhibit.reference.dtype.name, exhibit.target.dtype.name
-    if not any(name in POLICY.units for name in names):
+    records = exhibit.reference, exhibit.target
+    if not any(record.dtype.is_inexact for record in records):
         return "", 0.0
     runs = POLICY.precision_of_runs(exhibit.ours.run, exhibit.theirs.run, compute_dtype)
-    precision = POLICY.precision_of_pair(runs, *names)
+    precision = POLICY.precision_of_pair(runs, *records)
     return precision.name, precision.rounding
 
 

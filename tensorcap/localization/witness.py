@@ -337,9 +337,7 @@ class _OwnsOfInjection:
 
     def _precision_of(self, pair: Pair) -> Precision | None:
         """None of whole numbers."""
-        if pair.reference is None or pair.target is None:
+        ours, theirs = pair.reference, pair.target
+        if ours is None or theirs is None or not ours.dtype.is_inexact:
             return None
-        if not pair.reference.dtype.is_inexact:
-            return None
-        names = pair.reference.dtype.name, pair.target.dtype.name
-        return POLICY.precision_of_pair(self._precision, *names)
+        return POLICY.precision_of_pair(self._precision, ours, theirs)

@@ -93,7 +93,6 @@ class PolicyJudge:
         self._given = given
         self._calibration = calibration
         self._injected = injected
-        self._precisions: dict[tuple[str, str], Precision] = {}
 
     def judge(self, pairs: Sequence[Pair]) -> tuple[list[Pair], Account]:
         """Judge the pairs that are `unjudged`.
@@ -327,12 +326,7 @@ class PolicyJudge:
     def _precision(self, pair: Pair) -> Precision:
         assert pair.reference is not None
         assert pair.target is not None
-        names = pair.reference.dtype.name, pair.target.dtype.name
-        found = self._precisions.get(names)
-        if found is None:
-            found = self._policy.precision_of_pair(self._runs_precision, *names)
-            self._precisions[names] = found
-        return found
+        return self._policy.precision_of_pair(self._runs_precision, pair.reference, pair.target)
 
 
 def _replaced_by(calibrated: Sequence[Finding]) -> set[str]:

@@ -19,6 +19,7 @@ from tensorcap.verdicts.pairing import Finding, Status
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
+from tensorcap_formats.records import Record
 
 _ROW: Final = 64  # elements that a row has at least (MET-10)
 
@@ -163,11 +164,20 @@ class Policy:
         found += self._said(reference)
         return max(found, key=lambda p: p.unit, default=None)
 
-    def precision_of_pair(self, runs: Precision | None, reference: str, target: str) -> Precision:
-        """The precision of two dtypes: that of the runs, or the coarser dtype where that is coarser."""
-        known = [self.precision(name) for name in (reference, target) if name in self.units]
-        coarsest = max(known, key=lambda p: p.unit)
-        return coarsest if runs is None or coarsest.unit > runs.unit else runs
+    def precision_of_pair(self, runs: Precision | None, reference: Record, target: Record) -> Precision:
+        """The precision that errors of a pair are held against (POL-3).
+
+        Args:
+            runs: What the runs can agree in; None if neither says.
+            reference: The trusted record.
+            target: The record under test; one of both is inexact.
+
+        Returns:
+            That of the runs, or of the coarser record if that is coarser.
+        """
+        names = [record.dtype.name for record in (reference, target) if record.dtype.is_inexact]
+        coarsest = max(names, key=self.units.__getitem__)
+        return runs if runs is not None and runs.unit >= self.units[coarsest] else self.precision(coarsest)
 
     def envelope_at(self, depth: int, precision: Precision) -> float:
         """The largest row error that is green at a depth (POL-13)."""

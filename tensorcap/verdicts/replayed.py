@@ -119,9 +119,7 @@ class ReplayJudge:
         assert pair.target is not None
         if error is None or pair.difference is None or not pair.reference.dtype.is_inexact:
             return (pair.status if pair.status in JUDGED else "unjudged"), pair.findings
-        precision = POLICY.precision_of_pair(
-            self._precision, pair.reference.dtype.name, pair.target.dtype.name
-        )
+        precision = POLICY.precision_of_pair(self._precision, pair.reference, pair.target)
         count = elements_of(pair)
         found = list(
             POLICY.judge_replayed(
