@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from tensorcap_cli.output import class_text, cut, one_line
+from tensorcap_cli.output import one_line
 
 if TYPE_CHECKING:
     from tensorcap.preflight.checklist import Preflight
@@ -23,12 +23,14 @@ def print_preflight(found: Preflight, *, is_brief: bool) -> None:
         found: What was found.
         is_brief: Leave out what is equal, and most of what explains nothing.
     """
+    from tensorcap.preflight.item import item_text
+
     explaining, minor = found.explaining, [item for item in found.items if not item.explains]
     if explaining:
         click.echo()
         click.secho("BEFORE ANY TENSOR  these alone make outputs differ", fg="red", bold=True)
         for item in explaining[:_ITEMS]:
-            click.echo(f"  {_item_text(item)}")
+            click.echo(f"  {item_text(item)}")
         if len(explaining) > _ITEMS:
             click.echo(f"  … {len(explaining) - _ITEMS} more: tcap preflight lists them")
     if minor and is_brief:
@@ -40,26 +42,15 @@ def print_preflight(found: Preflight, *, is_brief: bool) -> None:
     if minor:
         click.echo("\nDIFFERENT, which alone is no mistake")
         for item in minor:
-            click.echo(f"  {_item_text(item)}")
+            click.echo(f"  {item_text(item)}")
     click.echo()
     click.echo(f"equal        {', '.join(found.equal) or 'nothing'}")
     for kind, reason in found.unchecked.items():
         click.echo(f"not checked  {kind}: {one_line(reason)}")
 
 
-def _item_text(item: Item) -> str:
-    sides = ""
-    if item.kind not in ("inputs", "repeat", "mode", "parameters") or "shapes" in item.text:
-        ours, theirs = _sides(item, 60)
-        sides = f": {ours} in the reference, {theirs} in the target"
-    return f"{item.kind} {one_line(item.name)}{sides}. {one_line(item.text)}"
-
-
 def _short_item(item: Item) -> str:
-    ours, theirs = _sides(item, 24)
+    from tensorcap.preflight.item import side_texts
+
+    ours, theirs = side_texts(item, 24)
     return f"{one_line(item.name)} ({ours} / {theirs})"
-
-
-def _sides(item: Item, limit: int) -> list[str]:
-    plain = class_text if item.kind == "modules" else one_line
-    return [cut(plain(str(side)), limit) for side in (item.reference, item.target)]

@@ -24,6 +24,7 @@ Kind = Literal[
 ]
 KINDS: Final[tuple[Kind, ...]] = Kind.__args__  # type: ignore[attr-defined] # no public name for it
 _NAMED: Final = 3
+_LONGEST: Final = 60  # characters of a side's value in a sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,30 @@ class UnknownError(Exception):
 def item(kind: Kind, name: str, ours: Any, theirs: Any, text: str, *, explains: bool, rank: int = 0) -> Item:
     """Make an item, with its place in the order of PRE-1."""
     return Item(kind, name, ours, theirs, explains, text, 100 * KINDS.index(kind) + rank)
+
+
+def item_text(one: Item) -> str:
+    """What differs, what each side has, and what that means, in one line.
+
+    Example:
+        >>> one = item("modules", "1.act", "torch.nn.SiLU", "torch.nn.GELU", "Others stayed.", explains=True)
+        >>> item_text(one)
+        'modules 1.act: SiLU in the reference, GELU in the target. Others stayed.'
+    """
+    sides = ""
+    if one.kind not in ("inputs", "repeat", "mode", "parameters") or "shapes" in one.text:
+        ours, theirs = side_texts(one, _LONGEST)
+        sides = f": {ours} in the reference, {theirs} in the target"
+    return f"{one.kind} {_one_line(one.name)}{sides}. {_one_line(one.text)}"
+
+
+def side_texts(one: Item, limit: int) -> tuple[str, str]:
+    """What the reference and the target have, each in so many characters at most."""
+    texts = [_one_line(str(side)) for side in (one.reference, one.target)]
+    if one.kind == "modules":
+        texts = [short(text) for text in texts]
+    ours, theirs = (text if len(text) <= limit else f"{text[: limit - 1]}…" for text in texts)
+    return ours, theirs
 
 
 def modules(archive: Archive) -> dict[str, Mapping[str, Any]]:
@@ -98,3 +123,7 @@ def mapping(value: object) -> Mapping[str, Any]:
 def some(names: list[str]) -> str:
     """The first few of many names."""
     return ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
+
+
+def _one_line(text: str) -> str:
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tensorcap.alignment.order import Order
 from tensorcap.comparison import Comparison
 from tensorcap.localization.suspect import Suspect
+from tensorcap.preflight.item import item_text
 from tensorcap.reports.layer_report import Layer, depth_of
 from tensorcap.reports.localization_text import around_texts
 from tensorcap.reports.ranking import error_of
@@ -55,7 +56,7 @@ def _sentences(found: Verification, layers: Sequence[Layer]) -> Iterator[str]:
         )
     yield from around_texts(found.localization)
     for item in found.preflight.explaining[:FEW]:
-        yield f"Before any tensor: {item.kind} {item.name}: {item.text}"
+        yield f"Before any tensor: {item_text(item)}"
     if found.why_not_injected:
         how = "told apart by replay alone" if found.localization.by == "replay" else "not told apart"
         yield f"Without injection: {found.why_not_injected.rstrip('.')}. Own and inherited errors are {how}."

@@ -79,6 +79,17 @@ def test_a_wrong_module_is_named_and_what_inherits_is_not(tmp_path: Path) -> Non
     assert found.exit_status == 1
 
 
+def test_the_summary_names_both_classes_of_an_exchanged_module(tmp_path: Path) -> None:
+    model = chain()
+    model[1].act = nn.GELU()
+    verify(Workload(chain(), (X,)), Workload(model, (X,)), tmp_path / "report")
+    lines = (tmp_path / "report" / "summary.txt").read_text().splitlines()
+    assert (
+        "Before any tensor: modules 1.act: SiLU in the reference, GELU in the target. "
+        "Other modules of this class stayed what they are."
+    ) in lines
+
+
 @pytest.mark.spec("VER-10")
 @pytest.mark.spec("VER-40")
 def test_what_replay_alone_shows_is_no_success(tmp_path: Path) -> None:
