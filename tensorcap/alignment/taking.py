@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from tensorcap.alignment.candidates import Candidate, Place
+from tensorcap.alignment.candidates import ENOUGH, Candidate, Place
 from tensorcap.alignment.evidence import Agreement, Print, Prints, agreements
 from tensorcap.alignment.matching import Matching
 from tensorcap.alignment.roles import Index
-
-_ENOUGH = 6.0  # nats
 
 
 def taken_results(matching: Matching, prints: Prints) -> list[tuple[Candidate, str]]:
@@ -57,6 +55,6 @@ def _settled(
     for candidate, name in sorted(found, key=lambda pair: (*pair[0].order, pair[1])):
         candidate.places = tuple(p for p in candidate.places if (candidate.reference, p[0]) not in done)
         candidate.agreeing = {place: candidate.agreeing[place] for place in candidate.places}
-        if candidate.nats >= _ENOUGH:
+        if candidate.nats >= ENOUGH:
             done.update((candidate.reference, a) for a, _ in candidate.places)
             yield candidate, name

@@ -20,7 +20,7 @@ from tensorcap.verdicts.injected import Injected
 from tensorcap.verdicts.pairing import ABSENT, SEVERITY, Finding, Pair, Status, worst_status
 from tensorcap.verdicts.places import is_inner, is_parameter
 from tensorcap.verdicts.policy import POLICY, Precision
-from tensorcap.verdicts.replayed import Made, Own
+from tensorcap.verdicts.replayed import Made, Own, mismatch_text
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
 
@@ -204,14 +204,6 @@ def _stands_out(pair: Pair) -> Finding | None:
     return next((f for f in pair.findings if f.test in _GAINS and f.status == "diverged"), None)
 
 
-def _wrong(pair: Pair) -> str:
-    """What is wrong with a pair that no test judged."""
-    if pair.status == "nonfinite" and pair.difference is not None:
-        count, all_of = pair.difference.mask_mismatches, pair.difference.elements
-        return f"{count} of {all_of} elements are finite on one side only"
-    return pair.reason or "the shapes differ"
-
-
 def _severity(own: Own) -> int:
     return SEVERITY.index(own.status)
 
@@ -292,7 +284,7 @@ class _OwnsOfInjection:
             if telling:
                 status = worst_status(telling)
         else:
-            findings = findings or (Finding(pair.status, 1, 0, "diverged", _wrong(pair)),)
+            findings = findings or (Finding(pair.status, 1, 0, "diverged", mismatch_text(pair)),)
             status = "diverged"
         return status, findings
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from tensorcap.verdicts.pairing import Finding, Pair, Status
 from tensorcap.verdicts.places import is_inner
+from tensorcap.verdicts.settling import has_equal_digest
 from tensorcap.verdicts.thresholds import Thresholds
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import decode
@@ -83,20 +84,15 @@ def _is_echo(target: Archive, pair: Pair, earlier: Sequence[Pair]) -> bool:
     others = [other.target for other in earlier if other.target is not None]
     if tested is None or any((o.dtype, o.shape) != (tested.dtype, tested.shape) for o in others):
         return True  # a cast lies between them
-    if not others or any(_has_equal_digest(target, tested, other) for other in others):
+    if not others or any(has_equal_digest(target, target, tested, other) for other in others):
         return True
     return any(_has_equal_values(target, tested, other) for other in reversed(others))
 
 
-def _has_equal_digest(target: Archive, one: Record, other: Record) -> bool:
-    is_known = target.trusts_digests or not (one.stored and other.stored)
-    return is_known and one.digest != "" and one.digest == other.digest
-
-
 def _has_equal_values(target: Archive, one: Record, other: Record) -> bool:
     """Whether values are equal, of which digests did not say so: -0.0 is 0.0, and some have none."""
-    if not (one.stored and other.stored):
-        return one.digest == "" or other.digest == ""
+    if not (one.stored and other.stored):  # digests are all that is known
+        return one.digest == "" or other.digest in ("", one.digest)
     try:
         return all(
             np.array_equal(decode(x, one.dtype), decode(y, one.dtype), equal_nan=True)

@@ -109,10 +109,10 @@ class ReplayJudge:
         if pair.status in ("identical", "match"):
             return pair.status, ()
         if is_circumstance(pair, self._given.of(pair)):
-            said = pair.findings or (Finding(pair.status, 1, 0, "unjudged", _wrong(pair)),)
+            said = pair.findings or (Finding(pair.status, 1, 0, "unjudged", mismatch_text(pair)),)
             return "unjudged", tuple(replace(finding, status="unjudged") for finding in said)
         if pair.status in ("nonfinite", "shape-mismatch"):
-            return "diverged", (Finding(pair.status, 1, 0, "diverged", _wrong(pair)),)
+            return "diverged", (Finding(pair.status, 1, 0, "diverged", mismatch_text(pair)),)
         error = row_error(pair)
         assert pair.reference is not None
         key = pair.reference.key
@@ -182,7 +182,8 @@ class ReplayJudge:
         return is_alone and not self._calls.is_linear(key.site)
 
 
-def _wrong(pair: Pair) -> str:
+def mismatch_text(pair: Pair) -> str:
+    """What is wrong with a pair that no test judged: elements that are not finite, or shapes."""
     if pair.status == "nonfinite" and pair.difference is not None:
         count, all_of = pair.difference.mask_mismatches, pair.difference.elements
         return f"{count} of {all_of} elements are finite on one side only"

@@ -26,7 +26,7 @@ def settle(reference: Archive, target: Archive, pair: Pair) -> Pair:
         return pair
     if trusted.shape != tested.shape or trusted.dtype.packed != tested.dtype.packed:
         return replace(pair, status="shape-mismatch", reason=_shapes(reference, trusted, target, tested))
-    if _has_equal_digest(reference, target, trusted, tested):
+    if has_equal_digest(reference, target, trusted, tested):
         return replace(pair, status="identical")
     if not (trusted.stored and tested.stored):
         return _settle_by_counts(pair, trusted, tested)
@@ -41,8 +41,8 @@ def _settle_by_counts(pair: Pair, trusted: Record, tested: Record) -> Pair:
     return replace(pair, reason="only statistics were kept: no values to judge by")
 
 
-def _has_equal_digest(reference: Archive, target: Archive, trusted: Record, tested: Record) -> bool:
-    """Whether digests settle it: those of an archive that another tool edited prove nothing (CMP-2)."""
+def has_equal_digest(reference: Archive, target: Archive, trusted: Record, tested: Record) -> bool:
+    """Whether digests prove two records equal, unless another tool edited an archive (CMP-2)."""
     return (
         trusted.digest != ""
         and trusted.digest == tested.digest
