@@ -18,7 +18,7 @@ import sys
 
 class Refuse:
     REFUSED = {
-        "click", "einops", "h5py", "hdf5plugin", "llvmlite", "ml_dtypes", "numba", "rich", "safetensors",
+        "cattrs", "click", "einops", "h5py", "hdf5plugin", "llvmlite", "ml_dtypes", "numba", "rich", "safetensors", "tomlkit",
         "tokenizers", "transformers", "xxhash", "zarr",
     }
 

@@ -120,6 +120,49 @@ def test_a_saved_result_reads_back_as_it_was(
     validate(again)
 
 
+@pytest.mark.spec("RES-10")
+def test_a_saved_result_of_a_rewritten_port_reads_back_as_it_was(
+    tcap: Callable[..., Any], tcap_json: Callable[..., Any], folder: Path
+) -> None:
+    pytest.importorskip("transformers")
+    for source, archive in (("models.py:reference", "ref.h5"), ("rewritten.py:port", "other.h5")):
+        tcap("capture", "torch", str(ROOT / "examples" / source), "-o", archive)
+    direct = tcap("compare", "ref.h5", "other.h5", "--save", "r.json").stdout
+    assert "104 of 142 reference tensors compared" in direct
+    assert tcap("compare", "--from", "r.json").stdout == direct
+    again = tcap_json("compare", "--from", "r.json")
+    assert again == json.loads((folder / "r.json").read_text())
+    assert (again["mapping"]["path"], again["mapping"]["reference"]["mapped"]) == ("", 104)
+    validate(again)
+    found = tcap_json("compare", "--from", "r.json", "--atol", "1e-12", status=1)
+    assert found["counts"]["diverged"] > 0
+
+
+@pytest.mark.spec("RES-10")
+def test_a_saved_result_keeps_the_calibration_that_judged(
+    tcap: Callable[..., Any], tcap_json: Callable[..., Any], write: Callable[..., Path], folder: Path
+) -> None:
+    values = np.linspace(-2, 2, 24, dtype=np.float32).reshape(4, 6)
+    for name, factor in (("ref.h5", 1.0), ("good.h5", 1.001), ("again.h5", 1.001), ("bad.h5", 1.003)):
+        run = {"dtype": "float32" if name == "ref.h5" else "bfloat16"}
+        write(name, {f"0/{i}.mlp/output": values * np.float32(factor) for i in range(20)}, run=run)
+    tcap("calibrate", "ref.h5", "good.h5", "ref.h5", "again.h5", "-o", "c.toml")
+    direct = tcap("compare", "ref.h5", "bad.h5", "--calibration", "c.toml", "--save", "r.json", status=1)
+    assert "by 40 of known-good ports" in direct.stdout
+    assert tcap("compare", "--from", "r.json", status=1).stdout == direct.stdout
+    kept = tcap_json("compare", "--from", "r.json", status=1)["calibration"]
+    assert (kept["path"], kept["runs"], kept["margin"]) == ("c.toml", 2, 1.5)
+    assert [(entry["module"], entry["slot"], entry["metric"]) for entry in kept["limit"]] == [
+        ("mlp", "output", metric)
+        for metric in ("row_error_median", "row_error_p95", "relative_frobenius", "outlier")
+    ]
+    kept["limit"][0]["limit"] = "low"
+    saved = json.loads((folder / "r.json").read_text())
+    (folder / "r.json").write_text(json.dumps({**saved, "calibration": kept}))
+    message = tcap("compare", "--from", "r.json", status=3).stderr
+    assert "limit 1: limit is 'low', expected a finite number of at least 0" in message
+
+
 @pytest.mark.spec("RES-11")
 @pytest.mark.spec("RES-12")
 def test_a_saved_result_is_judged_by_other_tolerances(
