@@ -290,6 +290,22 @@ def test_junit_has_a_case_for_each_pair(tcap: Callable[..., Any], folder: Path) 
 
 
 @pytest.mark.spec("RES-20")
+def test_junit_reads_back_whatever_names_have(
+    tcap: Callable[..., Any], write: Callable[..., Path], folder: Path
+) -> None:
+    write("a<&'\".h5", {"0/b/output": np.ones(2)})
+    write("b\x01é.h5", {"0/b/output": np.zeros(2)})
+    tcap("compare", "a<&'\".h5", "b\x01é.h5", "--junit", "r.xml", status=1)
+    text = (folder / "r.xml").read_bytes()
+    assert text.startswith(b'<?xml version="1.0" encoding="UTF-8"?>\n<testsuites>\n  <testsuite name="a&lt;')
+    suite = ElementTree.fromstring(text)[0]
+    assert suite.get("name") == "a<&'\".h5 b?é.h5"
+    (case,) = suite
+    assert list(case.attrib.items()) == [("classname", "b"), ("name", "0/b/output")]
+    assert "max abs 1.0 at (0,), relative Frobenius 1.0\n" in (case[0].text or "")
+
+
+@pytest.mark.spec("RES-20")
 def test_junit_fails_where_nothing_was_compared(
     tcap: Callable[..., Any], write: Callable[..., Path], folder: Path
 ) -> None:
