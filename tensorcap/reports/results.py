@@ -24,6 +24,7 @@ from tensorcap.preflight.checklist import Preflight
 from tensorcap.reports.decoding import decode_as, json_converter
 from tensorcap.reports.examination import Examination
 from tensorcap.reports.reporting import json_pieces
+from tensorcap.verdicts.account import Account
 from tensorcap.verdicts.calibration import Calibration
 from tensorcap.verdicts.divergence import Divergence, first_divergence
 from tensorcap.verdicts.pairing import Finding, Pair, Status
@@ -48,7 +49,6 @@ _AS_THEY_ARE: Final = (  # members of a comparison that JSON has under the same 
     "value_differences",
     "warnings",
     "is_of_archives",
-    "account",
     "thresholds",
     "calibration",
     "baseline",
@@ -246,14 +246,15 @@ def _result(found: Mapping[str, Any]) -> Result:
     converter.register_structure_hook(DType, lambda name, _: dtype(name))
     converter.register_structure_hook(Calibration, lambda document, _: _calibration(document))
     entries: Sequence[Mapping[str, Any]] = found["pairs"]
-    pairs = tuple(decode_as(Pair, _members(entry, row), converter) for row, entry in enumerate(entries))
+    pairs = tuple(decode_as(Pair, _in_row(entry, row), converter) for row, entry in enumerate(entries))
     by_key = {pair.key: pair for pair in pairs}
     converter.register_structure_hook(Pair, lambda key, _: by_key[key])  # as a member of something else
-    divergence = found["first_divergence"]
+    divergence, account = found["first_divergence"], found["account"]
     comparison = Comparison(
         **{name: decode_as(_HINTS[name], found[name], converter) for name in _AS_THEY_ARE},
         tolerance=None if found["rtol"] is None else Tolerance(found["rtol"], found["atol"]),
         pairs=pairs,
+        account=None if account is None else decode_as(Account, _members(Account, account), converter),
         divergence=None
         if divergence is None
         else Divergence(
@@ -283,13 +284,18 @@ def _result(found: Mapping[str, Any]) -> Result:
     )
 
 
-def _members(entry: Mapping[str, Any], row: int) -> dict[str, Any]:
-    """The members of a pair, none of which may lack (RES-4); its records lie in the row of the pair."""
-    members = {field.name: entry[field.name] for field in fields(Pair)}
+def _in_row(entry: Mapping[str, Any], row: int) -> dict[str, Any]:
+    """The members of a pair, its records in the row of the pair."""
+    members = _members(Pair, entry)
     for side in ("reference", "target"):
         if members[side] is not None:
             members[side] = {**members[side], "row": row}
     return members
+
+
+def _members(kind: type[Account | Pair], entry: Mapping[str, Any]) -> dict[str, Any]:
+    """All members, since none may lack (RES-4), even if the dataclass has a default."""
+    return {field.name: entry[field.name] for field in fields(kind)}
 
 
 def _calibration(document: Mapping[str, Any]) -> Calibration:

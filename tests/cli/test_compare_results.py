@@ -254,6 +254,38 @@ def test_members_that_are_not_known_are_ignored(tcap: Callable[..., Any], folder
     tcap("compare", "--from", "r.json", status=3)
 
 
+@pytest.mark.spec("RES-4")
+@pytest.mark.usefixtures("pair")
+@pytest.mark.parametrize(
+    ("at", "value", "message"),
+    [
+        pytest.param(["account", "blind"], None, "'blind'", id="default"),
+        pytest.param(["pairs", 2, "reason"], None, "'reason'", id="pair"),
+        pytest.param(["pairs", 2, "difference", "rmse"], None, "lacks 'rmse' @ $.difference", id="inner"),
+        pytest.param(["pairs", 2, "difference", "rmse"], 10**400, "too large", id="huge"),
+        pytest.param(["pairs", 2, "is_optional"], "no", "'no' is no bool @ $.is_optional", id="text"),
+        pytest.param(
+            ["pairs", 2, "reference", "order"], 1.5, "1.5 is no int @ $.reference.order", id="float"
+        ),
+        pytest.param(["pairs", 2, "status"], "good", "good not in literal", id="literal"),
+    ],
+)
+def test_a_result_that_contradicts_the_schema_is_refused(
+    tcap: Callable[..., Any], folder: Path, at: list[Any], value: Any, message: str
+) -> None:
+    tcap("compare", "ref.h5", "tgt.h5", "--save", "r.json", status=1)
+    found = json.loads((folder / "r.json").read_text())
+    part = found
+    for step in at[:-1]:
+        part = part[step]
+    if value is None:
+        del part[at[-1]]
+    else:
+        part[at[-1]] = value
+    (folder / "r.json").write_text(json.dumps(found))
+    assert message in tcap("compare", "--from", "r.json", status=3).stderr
+
+
 @pytest.mark.spec("RES-5")
 @pytest.mark.usefixtures("pair")
 @pytest.mark.parametrize("option", ["--save", "--junit", "--csv"])
