@@ -14,7 +14,19 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("tensorcap", "tensorcap_cli", "tensorcap_formats")
-HEAVY = {"h5py", "llvmlite", "numba", "numpy", "rich", "safetensors", "torch", "transformers", "zarr"}
+HEAVY = {
+    "cattrs",
+    "h5py",
+    "llvmlite",
+    "numba",
+    "numpy",
+    "rich",
+    "safetensors",
+    "tomlkit",
+    "torch",
+    "transformers",
+    "zarr",
+}
 
 
 def loaded_by(code: str) -> set[str]:

@@ -77,6 +77,11 @@ def parse_header(first: bytes, where: str) -> NpyHeader:
 
 
 def _fields(first: bytes, where: str) -> tuple[dict[str, Any], int]:
+    """The three fields as written, and the size of the header.
+
+    `numpy.lib.format.read_array_header_1_0` gives a dtype for the text of `descr`, and with it '<V2'
+    (bfloat16) is '|V2' (any two bytes) and '<f1' (float8_e5m2) an error; it has no reader of version 3.
+    """
     if not first.startswith(_MAGIC) or len(first) < 10:
         raise CorruptArchiveError(f"{where}: begins with {first[:6]!r}, expected {_MAGIC!r}")
     if first[6] not in (1, 2, 3):

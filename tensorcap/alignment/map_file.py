@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, cast, get_args
 
 from tensorcap.alignment.dims import Dims
 from tensorcap.alignment.mapping import (
@@ -26,6 +25,9 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+if TYPE_CHECKING:
+    from tomlkit.items import Item
 
 _KINDS: Final = ("pair", "left_over")
 _PAIR: Final = ("reference", "target", "steps", "dims", "reference_dims", "evidence", "reason")
@@ -101,47 +103,67 @@ def write_map(
 
 def map_text(alignment: Alignment, *, title: str = "") -> str:
     """A map file's text, which `read_map` reads back."""
-    blocks = ["\n".join(f"# {line}".rstrip() for line in title.splitlines())] if title else []
-    if alignment.tokens is not None:
-        blocks.append(_rule_text(alignment.tokens))
-    for entry in alignment.entries:
-        lines = ["[[pair]]", f"reference = {_places(entry.reference)}", f"target = {_places(entry.target)}"]
-        lines += [f"{name} = {_quoted(values_text(values))}" for name, values in entry.variables.items()]
-        if entry.steps:
-            lines.append(f"steps = [{', '.join(map(_quoted, entry.steps))}]")
-        for name, dims in (("dims", entry.dims), ("reference_dims", entry.reference_dims)):
-            lines += [f"{name} = {_quoted(dims)}"] if dims else []
-        lines.append(f"evidence = {_quoted(entry.evidence)}")
-        if entry.reason:
-            lines.append(f"reason = {_quoted(entry.reason)}")
-        blocks.append("\n".join(lines))
-    for left in alignment.left_over:
-        sites = f"[{', '.join(map(_quoted, left.places))}]"
-        lines = ["[[left_over]]", f"side = {_quoted(left.side)}", f"sites = {sites}"]
-        lines.append(f"reason = {_quoted(left.reason)}")
-        lines += [] if left.is_explained else ["explained = false"]
-        blocks.append("\n".join(lines))
-    return "\n\n".join(blocks) + "\n"
+    import tomlkit
+
+    document = tomlkit.document()
+    for line in title.splitlines():
+        document.add(tomlkit.comment(line))
+    tables = {
+        "tokens": _rule_table(alignment.tokens) if alignment.tokens else {},
+        "pair": [_entry_table(entry) for entry in alignment.entries],
+        "left_over": [_left_table(left) for left in alignment.left_over],
+    }
+    for name, table in tables.items():
+        if table:
+            document.add(name, tomlkit.item(table))
+    return document.as_string()
 
 
-def _rule_text(rule: TokenRule) -> str:
-    lines = ["[tokens]", f"step = {_quoted(rule.step)}"]
-    lines += [f"dims = {_quoted(rule.dims)}"] if rule.dims else []
-    for name, places in (("reference", rule.reference), ("target", rule.target)):
-        inner = ", ".join(f"{role} = {_quoted(place)}" for role, place in places.items())
-        lines += [f"{name} = {{ {inner} }}"] if places else []
-    return "\n".join(lines)
+def _rule_table(rule: TokenRule) -> dict[str, Item]:
+    members = {"step": rule.step, "dims": rule.dims, "reference": rule.reference, "target": rule.target}
+    return {name: _item(value) for name, value in members.items() if value}
 
 
-def _places(places: tuple[str, ...]) -> str:
-    return _quoted(places[0]) if len(places) == 1 else f"[{', '.join(map(_quoted, places))}]"
+def _entry_table(entry: Entry) -> dict[str, Item]:
+    members = {
+        "reference": _places(entry.reference),
+        "target": _places(entry.target),
+        **{name: values_text(values) for name, values in entry.variables.items()},
+        "steps": entry.steps,
+        "dims": entry.dims,
+        "reference_dims": entry.reference_dims,
+        "evidence": entry.evidence,
+        "reason": entry.reason,
+    }
+    return {name: _item(value) for name, value in members.items() if value}
 
 
-def _quoted(text: str) -> str:
-    """A TOML string; a literal one where the text has quotes of its own."""
-    if '"' in text and "'" not in text and text.isprintable():
-        return f"'{text}'"
-    return json.dumps(text, ensure_ascii=False)
+def _left_table(left: LeftOver) -> dict[str, Item]:
+    members = {"side": left.side, "sites": left.places, "reason": left.reason}
+    explained = {} if left.is_explained else {"explained": False}
+    return {name: _item(value) for name, value in {**members, **explained}.items()}
+
+
+def _places(places: tuple[str, ...]) -> str | tuple[str, ...]:
+    return places[0] if len(places) == 1 else places
+
+
+def _item(value: Any) -> Item:
+    """A value as TOML; a literal string if the text has quotes of its own."""
+    import tomlkit
+
+    if isinstance(value, str):
+        return tomlkit.string(value, literal='"' in value and "'" not in value and value.isprintable())
+    if isinstance(value, tuple):
+        array = tomlkit.array()
+        array.extend(map(_item, value))
+        return array
+    if isinstance(value, Mapping):
+        table = tomlkit.inline_table()
+        table.update({name: _item(inner) for name, inner in value.items()})
+        return table
+    item: Item = tomlkit.item(value)
+    return item
 
 
 def _lines(text: str, kind: str) -> list[int]:

@@ -4,6 +4,9 @@ Importing numba and its typing registries takes half a second, more than compari
 it makes does not need it. So the code is emitted as an object file, kept in a cache of the user's, and loaded
 by llvmlite alone in some hundredths of a second. It is code that will be run, so it counts only if it and its
 folder belong to the user and nobody else may write them; in every other case it is compiled in memory.
+
+How numba names and calls a function is private to numba. Code that is not as expected is refused, and numpy
+measures instead (see `measuring`).
 """
 
 from __future__ import annotations
@@ -18,9 +21,12 @@ from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tensorcap.metrics import state_layout
+
+if TYPE_CHECKING:
+    import llvmlite.binding as llvm
 
 Feed = Callable[..., None]
 _ARGUMENTS: Final[tuple[Any, ...]] = (
@@ -28,6 +34,8 @@ _ARGUMENTS: Final[tuple[Any, ...]] = (
     *[ctypes.c_double] * 3,
     *[ctypes.c_int64] * 3,
 )
+_TYPES: Final = {ctypes.c_int64: "i64", ctypes.c_double: "double"}  # in LLVM's language
+_OF_NUMBA: Final = ("NRT_", "numba_")  # symbols that are there only once numba is imported
 # Named by code that never runs, since the kernels neither allocate nor raise.
 _UNUSED_SYMBOLS: Final = (
     "NRT_Allocate",
@@ -138,7 +146,9 @@ def _compiled() -> bytes:
 
     from tensorcap.metrics.kernels import compile_feed
 
-    name, module = compile_feed()
+    name, code = compile_feed()
+    module = llvm.parse_assembly(code)
+    _check(name, module)
     machine = llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(),
         features=llvm.get_host_cpu_features().flatten(),
@@ -147,7 +157,28 @@ def _compiled() -> bytes:
         codemodel="jitdefault",
         jit=True,
     )
-    return name.encode() + b"\n" + bytes(machine.emit_object(llvm.parse_assembly(module)))
+    return name.encode() + b"\n" + bytes(machine.emit_object(module))
+
+
+def _check(name: str, module: llvm.ModuleRef) -> None:
+    """Refuse code that is not as numba makes it today: linking or calling it would end the process."""
+    import llvmlite.binding as llvm
+
+    functions = {function.name: function for function in module.functions}
+    if name not in functions or functions[name].is_declaration:
+        raise RuntimeError(f"numba's code has no function {name!r}")
+    types = [str(argument.type) for argument in functions[name].arguments]
+    expected = [_TYPES[kind] for kind in _ARGUMENTS]
+    if types[2:] != expected:
+        raise RuntimeError(
+            f"numba's function takes {', '.join(types)}, expected two addresses and {', '.join(expected)}"
+        )
+    for value in (*module.functions, *module.global_variables):
+        symbol = value.name
+        if not value.is_declaration or symbol.startswith("llvm.") or symbol in _UNUSED_SYMBOLS:
+            continue
+        if symbol.startswith(_OF_NUMBA) or llvm.address_of_symbol(symbol) is None:
+            raise RuntimeError(f"numba's code calls {symbol!r}, which is not known")
 
 
 def _linked(content: bytes) -> Feed:

@@ -141,18 +141,19 @@ def _engine_choice(operands: Sequence[Operands], both_bytes: int) -> EngineChoic
         if asked:
             raise UsageError(f"{_ENGINE_VARIABLE}: is 'numba', which is not installed, expected 'numpy'")
         return lambda _: NumpyEngine
-    if not asked and both_bytes < _WORTH_COMPILING_BYTES and not machine_code.is_kept():
-        return lambda _: NumpyEngine
     from tensorcap.metrics.compiled_engine import CompiledEngine
 
     if not any(CompiledEngine.can_measure(pair) for pair in operands):
         return lambda _: NumpyEngine
     try:
+        if not asked and both_bytes < _WORTH_COMPILING_BYTES and not machine_code.is_kept():
+            return lambda _: NumpyEngine
         machine_code.load()  # before there are threads
     except Exception as error:  # whatever a numba that does not fit may raise: numpy has the same results
         if asked:
             raise
-        warnings.warn(f"compiled kernels cannot be had, numpy is slower: {error}", stacklevel=2)
+        reason = str(error).partition("\n")[0]
+        warnings.warn(f"compiled kernels cannot be had, numpy is slower: {reason}", stacklevel=2)
         return lambda _: NumpyEngine
 
     return lambda pair: CompiledEngine if CompiledEngine.can_measure(pair) else NumpyEngine

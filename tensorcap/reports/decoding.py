@@ -1,78 +1,105 @@
-"""Typed values from JSON: the inverse of `reporting.json_value`, driven by annotations."""
+"""Typed values from JSON: the inverse of `reporting.json_value`, driven by annotations, through cattrs.
+
+cattrs converts what it is given (`int("1")`); a saved comparison is not trusted, so a value of another JSON
+kind than the annotation's is refused here.
+"""
 
 from __future__ import annotations
 
 import base64
-import types
-from collections.abc import Callable, Mapping
-from collections.abc import Mapping as MappingType
-from dataclasses import MISSING, fields, is_dataclass
+from collections.abc import Callable
+from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, get_args, get_origin
 
-_UNIONS: Final = (Union, types.UnionType)
-_NUMBERS: Final = (bool, int, float, complex)
+from cattrs import BaseValidationError, Converter, transform_error
+from cattrs.cols import homogenous_tuple_structure_factory, is_mapping, is_sequence, mapping_structure_factory
+from cattrs.gen import make_dict_structure_fn, make_hetero_tuple_structure_fn
+
+from tensorcap_formats.errors import abbreviate
+
+_NUMBERS: Final = {bool, int, float, complex, type(None)}
+_Hook = Callable[[Any, Any], Any]
 
 
-def decode_as(kind: Any, value: Any) -> Any:
+def decode_as(kind: Any, value: Any, converter: Converter | None = None) -> Any:
     """A JSON value as what an annotation says.
 
     Args:
         kind: A dataclass, a scalar type, a tuple, a mapping with texts as keys, or a union of such.
         value: As `json_value` made it. Members that the dataclass does not have are left out.
+        converter: One of `json_converter` that knows further types, or None.
 
     Raises:
-        TypeError: The value is of another kind, or a member is missing.
-        ValueError: A text is no number, or none of those that are allowed.
+        TypeError: The value is of another kind.
+        ValueError: A member is missing or of another kind, a text is no number, or none of those that are
+            allowed.
 
     Example:
         >>> decode_as(tuple[float | None, ...], [1.5, "inf", None])
         (1.5, inf, None)
     """
-    return _decoder(kind)(value)
+    try:
+        return (converter or _converter()).structure(value, kind)
+    except BaseValidationError as error:
+        raise ValueError(transform_error(error, format_exception=_text)[0]) from None
+
+
+def json_converter() -> Converter:
+    """A converter from JSON to our types, to which a reader adds its own."""
+    converter = Converter()
+    for kind in (bool, int, str):
+        converter.register_structure_hook(kind, lambda value, kind: _checked(kind, value))
+    converter.register_structure_hook(float, lambda value, _: _float(value))
+    converter.register_structure_hook(complex, lambda value, _: complex(*map(_float, _checked(list, value))))
+    converter.register_structure_hook(
+        bytes, lambda value, _: base64.b64decode(_checked(str, value), validate=True)
+    )
+    converter.register_structure_hook(Path, lambda value, _: Path(_checked(str, value)))
+    converter.register_structure_hook_factory(_is_union_of_numbers, _number)
+    for is_kind, json_kind, factory in (
+        (is_sequence, list, homogenous_tuple_structure_factory),
+        (_is_tuple_of_unlike, list, make_hetero_tuple_structure_fn),
+        (is_mapping, dict, mapping_structure_factory),
+        (is_dataclass, dict, make_dict_structure_fn),
+    ):
+        converter.register_structure_hook_factory(is_kind, _from(json_kind, factory))
+    return converter
 
 
 @cache
-def _decoder(kind: Any) -> Callable[[Any], Any]:
-    origin, arguments = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return lambda value: value
-    if origin in _UNIONS:
-        return _union(arguments)
-    if origin is Literal:
-        return _one_of(arguments)
-    if origin is tuple:
-        return _tuple(arguments)
-    if origin in (dict, MappingType, Mapping):
-        item = _decoder(arguments[1])
-        return lambda value: {key: item(entry) for key, entry in _checked(dict, value).items()}
-    if is_dataclass(kind):
-        return _dataclass(kind)
-    if kind is float:
-        return _float
-    if kind is complex:
-        return lambda value: complex(*map(_float, _checked(list, value)))
-    if kind is bytes:
-        return lambda value: base64.b64decode(_checked(str, value), validate=True)
-    if kind is Path:
-        return lambda value: Path(_checked(str, value))
-    return lambda value: _checked(kind, value)
+def _converter() -> Converter:
+    return json_converter()
 
 
-def _union(arguments: tuple[Any, ...]) -> Callable[[Any], Any]:
-    chosen = [argument for argument in arguments if argument is not type(None)]
-    if all(argument in _NUMBERS for argument in chosen):
-        return _number(chosen, is_optional=len(chosen) < len(arguments))
-    if len(chosen) != 1:
-        raise TypeError(f"no JSON value is one of {arguments}")
-    inner = _decoder(chosen[0])
-    return lambda value: None if value is None else inner(value)
+def _from(json_kind: type, factory: Callable[[Any, Converter], _Hook]) -> Callable[[Any, Converter], _Hook]:
+    """A factory of hooks that take values of one JSON kind only."""
+
+    def guarded(kind: Any, converter: Converter) -> _Hook:
+        structure = factory(kind, converter)
+        return lambda value, _: structure(_checked(json_kind, value), kind)
+
+    return guarded
 
 
-def _number(kinds: list[Any], *, is_optional: bool) -> Callable[[Any], Any]:
-    def decode(value: Any) -> Any:
-        if value is None and is_optional:
+def _text(error: BaseException, _: type | None) -> str:
+    return f"lacks {error}" if isinstance(error, KeyError) else abbreviate(str(error))
+
+
+def _is_tuple_of_unlike(kind: Any) -> bool:
+    return get_origin(kind) is tuple and not is_sequence(kind)
+
+
+def _is_union_of_numbers(kind: Any) -> bool:
+    return len(get_args(kind)) > 1 and set(get_args(kind)) <= _NUMBERS and get_origin(kind) is not tuple
+
+
+def _number(kind: Any) -> _Hook:
+    kinds = get_args(kind)
+
+    def structure(value: Any, _: Any) -> Any:
+        if value is None and type(None) in kinds:
             return None
         if complex in kinds and isinstance(value, list):
             return complex(*map(_float, value))
@@ -80,41 +107,7 @@ def _number(kinds: list[Any], *, is_optional: bool) -> Callable[[Any], Any]:
             return value
         return _float(value) if float in kinds else _checked(kinds[0], value)
 
-    return decode
-
-
-def _one_of(arguments: tuple[Any, ...]) -> Callable[[Any], Any]:
-    def decode(value: Any) -> Any:
-        if value not in arguments:
-            raise ValueError(f"{value!r} is none of {', '.join(map(repr, arguments))}")
-        return value
-
-    return decode
-
-
-def _tuple(arguments: tuple[Any, ...]) -> Callable[[Any], Any]:
-    if len(arguments) == 2 and arguments[1] is Ellipsis:
-        item = _decoder(arguments[0])
-        return lambda value: tuple(map(item, _checked(list, value)))
-    items = [_decoder(argument) for argument in arguments]
-    return lambda value: tuple(item(entry) for item, entry in zip(items, _checked(list, value), strict=True))
-
-
-def _dataclass(kind: Any) -> Callable[[Any], Any]:
-    hints = get_type_hints(kind)
-    decoders = [(f.name, _decoder(hints[f.name]), f) for f in fields(kind)]
-
-    def decode(value: Any) -> Any:
-        members = _checked(dict, value)
-        found = {}
-        for name, decoder, about in decoders:
-            if name in members:
-                found[name] = decoder(members[name])
-            elif about.default is MISSING and about.default_factory is MISSING:
-                raise TypeError(f"{kind.__name__} has no {name!r}")
-        return kind(**found)
-
-    return decode
+    return structure
 
 
 def _float(value: Any) -> float:
@@ -123,7 +116,7 @@ def _float(value: Any) -> float:
     return float(value)
 
 
-def _checked(kind: Any, value: Any) -> Any:
+def _checked(kind: type, value: Any) -> Any:
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise TypeError(f"{value!r} is no {getattr(kind, '__name__', kind)}")
+        raise TypeError(f"{value!r} is no {kind.__name__}")
     return value

@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import os
 import re
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any, Final
-from xml.sax.saxutils import escape, quoteattr
 
 from tensorcap.comparison import Comparison
 from tensorcap.metrics.difference import Difference
@@ -43,22 +44,30 @@ def write_junit(
     """
     classes = examination.classes if examination else {}
     cases = list(_cases(comparison))
-    tallies = " ".join(
-        f'{name}="{sum(found == kind for _, found, _ in cases)}"'
-        for name, kind in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped"))
+    counts = Counter(kind for _, kind, _ in cases)
+    report = ElementTree.Element("testsuites")
+    suite = ElementTree.SubElement(
+        report,
+        "testsuite",
+        name=_plain(f"{comparison.reference.path} {comparison.target.path}"),
+        tests=str(len(cases)),
+        failures=str(counts["failure"]),
+        errors=str(counts["error"]),
+        skipped=str(counts["skipped"]),
     )
-    suite = _attribute(f"{comparison.reference.path} {comparison.target.path}")
+    for pair, kind, message in cases:
+        site = module_of(pair.reference.key.site) if pair and pair.reference else ""
+        group = _plain(classes.get(site) or site or "tensorcap")
+        name = _plain(pair.key if pair else "comparison")
+        case = ElementTree.SubElement(suite, "testcase", classname=group, name=name)
+        if kind:
+            outcome = ElementTree.SubElement(case, kind, message=_plain(message))
+            outcome.text = _plain(_details(pair)) if pair else None
+    ElementTree.indent(report)
     with _replaced(path) as file:
         file.write('<?xml version="1.0" encoding="UTF-8"?>\n')
-        file.write(f'<testsuites><testsuite name={suite} tests="{len(cases)}" {tallies}>\n')
-        for pair, kind, message in cases:
-            site = module_of(pair.reference.key.site) if pair and pair.reference else ""
-            group = _attribute(classes.get(site) or site or "tensorcap")
-            name = _attribute(pair.key if pair else "comparison")
-            details = escape(_plain(_details(pair))) if pair else ""
-            body = f"<{kind} message={_attribute(message)}>{details}</{kind}>" if kind else ""
-            file.write(f"<testcase classname={group} name={name}>{body}</testcase>\n")
-        file.write("</testsuite></testsuites>\n")
+        ElementTree.ElementTree(report).write(file, encoding="unicode")
+        file.write("\n")
 
 
 def write_csv(
@@ -127,10 +136,6 @@ def _cell(value: Any) -> Any:
     if isinstance(value, list):
         return " ".join(map(str, value))
     return int(value) if isinstance(value, bool) else "" if value is None else value
-
-
-def _attribute(text: str) -> str:
-    return quoteattr(_plain(text))
 
 
 def _plain(text: str) -> str:

@@ -14,6 +14,7 @@ from tensorcap.comparison import Comparison
 from tensorcap.metrics.location import ErrorMap
 from tensorcap.reports.examination import Examination
 from tensorcap.reports.ranking import by_module
+from tensorcap.verdicts.calibration import Calibration
 from tensorcap.verdicts.pairing import Pair
 from tensorcap_formats.keys import module_of
 from tensorcap_formats.records import Record
@@ -80,7 +81,7 @@ def _head(comparison: Comparison, examination: Examination | None) -> dict[str, 
         "rtol": tolerance.rtol if tolerance else None,
         "atol": tolerance.atol if tolerance else None,
         "thresholds": json_value(comparison.thresholds),
-        "calibration": json_value(comparison.calibration),
+        "calibration": _calibration(comparison.calibration),
         "baseline": json_value(comparison.baseline),
         "mapping": json_value(comparison.mapping),
         "compared": comparison.compared,
@@ -104,6 +105,12 @@ def _head(comparison: Comparison, examination: Examination | None) -> dict[str, 
         "account": json_value(comparison.account),
         "notes": list(examination.notes) if examination else [],
     }
+
+
+def _calibration(calibration: Calibration | None) -> dict[str, Any] | None:
+    if calibration is None:
+        return None
+    return {**calibration.document(), "path": json_value(calibration.path)}
 
 
 def _pairs(comparison: Comparison, examination: Examination | None) -> Iterator[dict[str, Any]]:

@@ -8,33 +8,29 @@ from __future__ import annotations
 import json
 import math
 import os
-import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_type_hints
 
 import numpy as np
 
-from tensorcap.alignment.summary import MappingSummary
-from tensorcap.comparison import Comparison, Side, ValueDifference
+from tensorcap.comparison import Comparison
 from tensorcap.metrics.difference import Difference, Tolerance
 from tensorcap.metrics.location import Location
 from tensorcap.metrics.logits import LogitDifference
 from tensorcap.metrics.routing import RoutingDifference
 from tensorcap.preflight.checklist import Preflight
-from tensorcap.reports.decoding import decode_as
+from tensorcap.reports.decoding import decode_as, json_converter
 from tensorcap.reports.examination import Examination
 from tensorcap.reports.reporting import json_pieces
 from tensorcap.verdicts.account import Account
 from tensorcap.verdicts.calibration import Calibration
 from tensorcap.verdicts.divergence import Divergence, first_divergence
-from tensorcap.verdicts.flips import Flips
-from tensorcap.verdicts.gains import Gain
 from tensorcap.verdicts.pairing import Finding, Pair, Status
 from tensorcap.verdicts.thresholds import Given, Thresholds, judge_metric
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.dtypes import Array, dtype
+from tensorcap_formats.dtypes import Array, DType, dtype
 from tensorcap_formats.errors import (
     CorruptArchiveError,
     NewerVersionError,
@@ -44,20 +40,22 @@ from tensorcap_formats.errors import (
 )
 from tensorcap_formats.keys import Key, module_of
 from tensorcap_formats.records import Record
-from tensorcap_formats.statistics import Statistics
 
 VERSION: Final = 1
-_FURTHER: Final[Mapping[str, Any]] = {
-    "is_of_archives": bool,
-    "thresholds": Path | None,
-    "calibration": Calibration | None,
-    "baseline": Side | None,
-    "mapping": MappingSummary | None,
-}
-_WITH_PAIRS: Final = ("worst_gain", "flips")  # of an account
+_HINTS: Final = get_type_hints(Comparison)
+_AS_THEY_ARE: Final = (  # members of a comparison that JSON has under the same names
+    "reference",
+    "target",
+    "value_differences",
+    "warnings",
+    "is_of_archives",
+    "thresholds",
+    "calibration",
+    "baseline",
+    "mapping",
+)
 _WORST_FIRST: Final[tuple[Status, ...]] = ("diverged", "unjudged", "match")
 _UNDECIDED: Final = "the saved metrics do not tell"
-_PARTS: Final = ("findings", "baseline", "difference", "origin")  # of a pair, as JSON holds them
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,17 +241,21 @@ class _Remembered(Archive):
 
 
 def _result(found: Mapping[str, Any]) -> Result:
+    converter = json_converter()
+    converter.register_structure_hook(Key, lambda text, _: Key.parse(text))
+    converter.register_structure_hook(DType, lambda name, _: dtype(name))
+    converter.register_structure_hook(Calibration, lambda document, _: _calibration(document))
     entries: Sequence[Mapping[str, Any]] = found["pairs"]
-    pairs = tuple(_pairs(entries))
+    pairs = tuple(decode_as(Pair, _in_row(entry, row), converter) for row, entry in enumerate(entries))
     by_key = {pair.key: pair for pair in pairs}
-    tolerance = None if found["rtol"] is None else Tolerance(found["rtol"], found["atol"])
-    divergence = found["first_divergence"]
-    known = {
-        "reference": decode_as(Side, found["reference"]),
-        "target": decode_as(Side, found["target"]),
-        "tolerance": tolerance,
-        "pairs": pairs,
-        "divergence": None
+    converter.register_structure_hook(Pair, lambda key, _: by_key[key])  # as a member of something else
+    divergence, account = found["first_divergence"], found["account"]
+    comparison = Comparison(
+        **{name: decode_as(_HINTS[name], found[name], converter) for name in _AS_THEY_ARE},
+        tolerance=None if found["rtol"] is None else Tolerance(found["rtol"], found["atol"]),
+        pairs=pairs,
+        account=None if account is None else decode_as(Account, _members(Account, account), converter),
+        divergence=None
         if divergence is None
         else Divergence(
             by_key[divergence["key"]],
@@ -262,11 +264,7 @@ def _result(found: Mapping[str, Any]) -> Result:
             divergence["is_run_input"],
             divergence["explanation"],
         ),
-        "value_differences": decode_as(tuple[ValueDifference, ...], found["value_differences"]),
-        "warnings": decode_as(tuple[str, ...], found["warnings"]),
-    }
-    further = {name: decode_as(_FURTHER[name], found[name]) for name in _FURTHER}
-    comparison = Comparison(**known, **further, account=_account(found["account"], by_key))
+    )
     classes = {
         module_of(pair.reference.key.site): entry["class"]
         for pair, entry in zip(pairs, entries, strict=True)
@@ -286,57 +284,23 @@ def _result(found: Mapping[str, Any]) -> Result:
     )
 
 
-def _account(found: Mapping[str, Any] | None, pairs: Mapping[str, Pair]) -> Account | None:
-    if found is None:
-        return None
-    hints = typing.get_type_hints(Account)
-    known = {name: decode_as(kind, found[name]) for name, kind in hints.items() if name not in _WITH_PAIRS}
-    gain = found["worst_gain"]
-    return Account(
-        **known,
-        worst_gain=None if gain is None else _with_pair(Gain, gain, pairs),
-        flips=tuple(_with_pair(Flips, entry, pairs) for entry in found["flips"]),
-    )
+def _in_row(entry: Mapping[str, Any], row: int) -> dict[str, Any]:
+    """The members of a pair, its records in the row of the pair."""
+    members = _members(Pair, entry)
+    for side in ("reference", "target"):
+        if members[side] is not None:
+            members[side] = {**members[side], "row": row}
+    return members
 
 
-def _with_pair(kind: Any, found: Mapping[str, Any], pairs: Mapping[str, Pair]) -> Any:
-    """A dataclass with a pair, which JSON holds as its key."""
-    hints = typing.get_type_hints(kind)
-    return kind(
-        **{
-            name: pairs[found[name]] if hint is Pair else decode_as(hint, found[name])
-            for name, hint in hints.items()
-        }
-    )
+def _members(kind: type[Account | Pair], entry: Mapping[str, Any]) -> dict[str, Any]:
+    """All members, since none may lack (RES-4), even if the dataclass has a default."""
+    return {field.name: entry[field.name] for field in fields(kind)}
 
 
-def _pairs(entries: Sequence[Mapping[str, Any]]) -> Iterator[Pair]:
-    hints = typing.get_type_hints(Pair)
-    for row, entry in enumerate(entries):
-        yield Pair(
-            entry["key"],
-            decode_as(hints["status"], entry["status"]),
-            _record(entry["reference"], row),
-            _record(entry["target"], row),
-            reason=entry["reason"],
-            is_optional=entry["is_optional"],
-            **{name: decode_as(hints[name], entry[name]) for name in _PARTS},
-        )
-
-
-def _record(entry: Mapping[str, Any] | None, row: int) -> Record | None:
-    if entry is None:
-        return None
-    return Record(
-        Key.parse(entry["key"]),
-        dtype(entry["dtype"]),
-        decode_as(tuple[int, ...], entry["shape"]),
-        entry["order"],
-        entry["digest"],
-        decode_as(Statistics | None, entry["statistics"]),
-        entry["stored"],
-        row,
-    )
+def _calibration(document: Mapping[str, Any]) -> Calibration:
+    path = document["path"]
+    return Calibration.of(document, path=None if path is None else Path(path))
 
 
 def _parts(entries: Sequence[Mapping[str, Any]], name: str, kind: Any) -> Iterator[tuple[str, Any]]:

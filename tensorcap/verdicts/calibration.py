@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,28 +60,27 @@ class Calibration:
             found.append(Finding(metric, float(value), limit, status, text))
         return found
 
+    def document(self) -> dict[str, Any]:
+        """The file as a dictionary."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "precision": self.precision,
+            "quantile": self.quantile,
+            "margin": self.margin,
+            "runs": self.runs,
+            "limit": [
+                {"module": class_name, "slot": slot, "metric": metric, "limit": limit, "count": count}
+                for (class_name, slot), metrics in sorted(self.limits.items())
+                for metric, (limit, count) in metrics.items()
+            ],
+        }
+
     def to_toml(self) -> str:
         """The file as text."""
-        lines = [
-            f"format = {json.dumps(FORMAT)}",
-            f"version = {VERSION}",
-            f"precision = {json.dumps(self.precision)}",
-            f"quantile = {self.quantile!r}",
-            f"margin = {self.margin!r}",
-            f"runs = {self.runs}",
-        ]
-        for (class_name, slot), metrics in sorted(self.limits.items()):
-            for metric, (limit, count) in metrics.items():
-                lines += [
-                    "",
-                    "[[limit]]",
-                    f"module = {json.dumps(class_name)}",
-                    f"slot = {json.dumps(slot)}",
-                    f"metric = {json.dumps(metric)}",
-                    f"limit = {limit!r}",
-                    f"count = {count}",
-                ]
-        return "\n".join(lines) + "\n"
+        import tomlkit
+
+        return tomlkit.dumps(self.document())
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Calibration:
@@ -93,15 +91,27 @@ class Calibration:
             UsageError: It is no calibration, or limits what it cannot.
         """
         file = Path(path)
-        document = read_toml(file)
+        return cls.of(read_toml(file), path=file)
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any], *, path: Path | None) -> Calibration:
+        """Take what `document` gave.
+
+        Args:
+            document: A calibration file, parsed.
+            path: Where it was read from, or None.
+
+        Raises:
+            UsageError: It is no calibration, or limits what it cannot.
+        """
         if document.get("format") != FORMAT or document.get("version") != VERSION:
-            raise UsageError(f"{file}: is no calibration of version {VERSION}, as tcap calibrate writes it")
+            raise UsageError(f"{path}: is no calibration of version {VERSION}, as tcap calibrate writes it")
         limits: dict[Kind, dict[str, tuple[float, int]]] = {}
         entries = document.get("limit")
         if not isinstance(entries, list) or not entries:
-            raise UsageError(f"{file}: is no whole calibration: has no tables [[limit]]")
+            raise UsageError(f"{path}: is no whole calibration: has no tables [[limit]]")
         for i, entry in enumerate(entries, 1):
-            where = f"{file}: limit {i}"
+            where = f"{path}: limit {i}"
             if not isinstance(entry, dict):
                 raise UsageError(f"{where}: is no table")
             metric = metric_named(_text(entry, "metric", where), where)
@@ -110,12 +120,12 @@ class Calibration:
             numbers = _number(entry, "limit", where), int(_number(entry, "count", where))
             limits.setdefault(kind, {})[metric] = numbers
         return cls(
-            _text(document, "precision", str(file)),
-            _number(document, "quantile", str(file)),
-            _number(document, "margin", str(file)),
-            int(_number(document, "runs", str(file))),
+            _text(document, "precision", str(path)),
+            _number(document, "quantile", str(path)),
+            _number(document, "margin", str(path)),
+            int(_number(document, "runs", str(path))),
             limits,
-            file,
+            path,
         )
 
 

@@ -181,6 +181,16 @@ def test_a_map_file_is_written_and_read_back(tmp_path: Path) -> None:
     assert [left.is_explained for left in read.left_over] == [True, False]
 
 
+@pytest.mark.spec("ALN-2")
+def test_a_map_file_holds_any_text(tmp_path: Path) -> None:
+    texts = ("a\x7fb", "a\nb", "a\tb", "a \"b\" 'c'", "\\", "é", "")
+    entries = tuple(Entry(("a",), ("b",), reason=text) for text in texts)
+    path = tmp_path / "map.toml"
+    path.write_text(map_text(Alignment(entries), title="two lines\n\nand an empty one"), encoding="utf-8")
+    assert path.read_text(encoding="utf-8").startswith("# two lines\n#\n# and an empty one\n\n[[pair]]\n")
+    assert tuple(entry.reason for entry in read_map(path).entries) == texts
+
+
 def _pair(reference: str, target: str, **further: str) -> str:
     lines = {"reference": reference, "target": target, **further}
     return "[[pair]]\n" + "".join(f'{name} = "{value}"\n' for name, value in lines.items())

@@ -717,7 +717,7 @@ def test_a_map_file_says_how_tokens_are_matched(tmp_path: Path) -> None:
         "[tokens]\n"
         'step = "match_tokens"\n'
         'dims = "b s ..."\n'
-        'target = { ids = "@root/input.prompt", mask = "@root/input.valid" }\n\n'
+        'target = {ids = "@root/input.prompt", mask = "@root/input.valid"}\n\n'
         "[[pair]]\n"
         'reference = "a"\n'
         'target = "b"\n'

@@ -18,8 +18,8 @@ import sys
 
 class Refuse:
     REFUSED = {
-        "click", "einops", "h5py", "hdf5plugin", "llvmlite", "ml_dtypes", "numba", "rich", "safetensors",
-        "tokenizers", "transformers", "xxhash", "zarr",
+        "cattrs", "click", "einops", "h5py", "hdf5plugin", "llvmlite", "ml_dtypes", "numba", "rich",
+        "safetensors", "tokenizers", "tomlkit", "transformers", "xxhash", "zarr",
     }
 
     def find_spec(self, name, path=None, target=None):

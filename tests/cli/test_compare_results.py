@@ -120,6 +120,49 @@ def test_a_saved_result_reads_back_as_it_was(
     validate(again)
 
 
+@pytest.mark.spec("RES-10")
+def test_a_saved_result_of_a_rewritten_port_reads_back_as_it_was(
+    tcap: Callable[..., Any], tcap_json: Callable[..., Any], folder: Path
+) -> None:
+    pytest.importorskip("transformers")
+    for source, archive in (("models.py:reference", "ref.h5"), ("rewritten.py:port", "other.h5")):
+        tcap("capture", "torch", str(ROOT / "examples" / source), "-o", archive)
+    direct = tcap("compare", "ref.h5", "other.h5", "--save", "r.json").stdout
+    assert "104 of 142 reference tensors compared" in direct
+    assert tcap("compare", "--from", "r.json").stdout == direct
+    again = tcap_json("compare", "--from", "r.json")
+    assert again == json.loads((folder / "r.json").read_text())
+    assert (again["mapping"]["path"], again["mapping"]["reference"]["mapped"]) == ("", 104)
+    validate(again)
+    found = tcap_json("compare", "--from", "r.json", "--atol", "1e-12", status=1)
+    assert found["counts"]["diverged"] > 0
+
+
+@pytest.mark.spec("RES-10")
+def test_a_saved_result_keeps_the_calibration_that_judged(
+    tcap: Callable[..., Any], tcap_json: Callable[..., Any], write: Callable[..., Path], folder: Path
+) -> None:
+    values = np.linspace(-2, 2, 24, dtype=np.float32).reshape(4, 6)
+    for name, factor in (("ref.h5", 1.0), ("good.h5", 1.001), ("again.h5", 1.001), ("bad.h5", 1.003)):
+        run = {"dtype": "float32" if name == "ref.h5" else "bfloat16"}
+        write(name, {f"0/{i}.mlp/output": values * np.float32(factor) for i in range(20)}, run=run)
+    tcap("calibrate", "ref.h5", "good.h5", "ref.h5", "again.h5", "-o", "c.toml")
+    direct = tcap("compare", "ref.h5", "bad.h5", "--calibration", "c.toml", "--save", "r.json", status=1)
+    assert "by 40 of known-good ports" in direct.stdout
+    assert tcap("compare", "--from", "r.json", status=1).stdout == direct.stdout
+    kept = tcap_json("compare", "--from", "r.json", status=1)["calibration"]
+    assert (kept["path"], kept["runs"], kept["margin"]) == ("c.toml", 2, 1.5)
+    assert [(entry["module"], entry["slot"], entry["metric"]) for entry in kept["limit"]] == [
+        ("mlp", "output", metric)
+        for metric in ("row_error_median", "row_error_p95", "relative_frobenius", "outlier")
+    ]
+    kept["limit"][0]["limit"] = "low"
+    saved = json.loads((folder / "r.json").read_text())
+    (folder / "r.json").write_text(json.dumps({**saved, "calibration": kept}))
+    message = tcap("compare", "--from", "r.json", status=3).stderr
+    assert "limit 1: limit is 'low', expected a finite number of at least 0" in message
+
+
 @pytest.mark.spec("RES-11")
 @pytest.mark.spec("RES-12")
 def test_a_saved_result_is_judged_by_other_tolerances(
@@ -211,6 +254,38 @@ def test_members_that_are_not_known_are_ignored(tcap: Callable[..., Any], folder
     tcap("compare", "--from", "r.json", status=3)
 
 
+@pytest.mark.spec("RES-4")
+@pytest.mark.usefixtures("pair")
+@pytest.mark.parametrize(
+    ("at", "value", "message"),
+    [
+        pytest.param(["account", "blind"], None, "'blind'", id="default"),
+        pytest.param(["pairs", 2, "reason"], None, "'reason'", id="pair"),
+        pytest.param(["pairs", 2, "difference", "rmse"], None, "lacks 'rmse' @ $.difference", id="inner"),
+        pytest.param(["pairs", 2, "difference", "rmse"], 10**400, "too large", id="huge"),
+        pytest.param(["pairs", 2, "is_optional"], "no", "'no' is no bool @ $.is_optional", id="text"),
+        pytest.param(
+            ["pairs", 2, "reference", "order"], 1.5, "1.5 is no int @ $.reference.order", id="float"
+        ),
+        pytest.param(["pairs", 2, "status"], "good", "good not in literal", id="literal"),
+    ],
+)
+def test_a_result_that_contradicts_the_schema_is_refused(
+    tcap: Callable[..., Any], folder: Path, at: list[Any], value: Any, message: str
+) -> None:
+    tcap("compare", "ref.h5", "tgt.h5", "--save", "r.json", status=1)
+    found = json.loads((folder / "r.json").read_text())
+    part = found
+    for step in at[:-1]:
+        part = part[step]
+    if value is None:
+        del part[at[-1]]
+    else:
+        part[at[-1]] = value
+    (folder / "r.json").write_text(json.dumps(found))
+    assert message in tcap("compare", "--from", "r.json", status=3).stderr
+
+
 @pytest.mark.spec("RES-5")
 @pytest.mark.usefixtures("pair")
 @pytest.mark.parametrize("option", ["--save", "--junit", "--csv"])
@@ -244,6 +319,22 @@ def test_junit_has_a_case_for_each_pair(tcap: Callable[..., Any], folder: Path) 
     (case,) = [case for case in suite if case.get("name") == "0/mlp/output"]
     assert (case.get("classname"), case[0].get("message")) == ("zoo.MLP", "diverged")
     assert "would pass with rtol" in (case[0].text or "")
+
+
+@pytest.mark.spec("RES-20")
+def test_junit_reads_back_whatever_names_have(
+    tcap: Callable[..., Any], write: Callable[..., Path], folder: Path
+) -> None:
+    write("a<&'\".h5", {"0/b/output": np.ones(2)})
+    write("b\x01é.h5", {"0/b/output": np.zeros(2)})
+    tcap("compare", "a<&'\".h5", "b\x01é.h5", "--junit", "r.xml", status=1)
+    text = (folder / "r.xml").read_bytes()
+    assert text.startswith(b'<?xml version="1.0" encoding="UTF-8"?>\n<testsuites>\n  <testsuite name="a&lt;')
+    suite = ElementTree.fromstring(text)[0]
+    assert suite.get("name") == "a<&'\".h5 b?é.h5"
+    (case,) = suite
+    assert list(case.attrib.items()) == [("classname", "b"), ("name", "0/b/output")]
+    assert "max abs 1.0 at (0,), relative Frobenius 1.0\n" in (case[0].text or "")
 
 
 @pytest.mark.spec("RES-20")

@@ -7,6 +7,7 @@ import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,9 @@ from tensorcap_formats.records import Record
 from tensorcap_formats.writer import Writer
 
 MakeArchive = Callable[..., Any]
+ARGUMENTS = ", ".join(
+    ["i64"] * 9 + ["double"] * 3 + ["i64"] * 3
+)  # of the compiled kernel, in LLVM's language
 
 
 @pytest.fixture(params=["numpy", "numba"])
@@ -182,6 +186,79 @@ def test_kernels_that_cannot_be_compiled_are_replaced_with_a_warning(
     with pytest.warns(UserWarning, match="numpy is slower: no such instruction"):
         found = measure(reference, reference.records[0], target, target.records[0])
     assert found.unequal == 1000
+
+
+def fail_to_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("numba.extending.intrinsic")
+    for name in ("kernels", "kernel_loops"):
+        monkeypatch.delitem(sys.modules, f"tensorcap.metrics.{name}", raising=False)
+
+
+def compile_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = SimpleNamespace(signatures=[0], overloads={0: object()})
+    monkeypatch.setattr("tensorcap.metrics.kernels.njit", lambda *_, **__: lambda _: result)
+
+
+def compile_to(*code: str) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda patch: patch.setattr(
+        "tensorcap.metrics.kernels.compile_feed", lambda: ("feed", "\n".join(code))
+    )
+
+
+def lack_llvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llvmlite.binding", None)
+
+
+@pytest.mark.parametrize(
+    ("provoke", "reason"),
+    [
+        pytest.param(lack_llvm, ".*llvmlite.binding", id="llvmlite"),
+        pytest.param(fail_to_import, "cannot import name 'intrinsic'", id="import"),
+        pytest.param(compile_to_nothing, "'object' object has no attribute 'fndesc'", id="attribute"),
+        pytest.param(
+            compile_to(
+                "declare i32 @NRT_new(ptr)",
+                f"define i32 @feed(ptr %0, ptr %1, {ARGUMENTS}) {{",
+                "%r = call i32 @NRT_new(ptr %0)",
+                "ret i32 %r",
+                "}",
+            ),
+            "numba's code calls 'NRT_new', which is not known",
+            id="symbol",
+        ),
+        pytest.param(
+            compile_to(f"define i32 @feed(ptr %0, {ARGUMENTS}) {{", "ret i32 0", "}"),
+            f"numba's function takes ptr, {ARGUMENTS}, expected two addresses and {ARGUMENTS}",
+            id="signature",
+        ),
+        pytest.param(
+            compile_to("define void @other() {", "ret void", "}"),
+            "numba's code has no function 'feed'",
+            id="name",
+        ),
+    ],
+)
+def test_without_the_private_parts_of_numba_that_are_expected_numpy_measures(
+    make_archive: MakeArchive,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    provoke: Callable[[pytest.MonkeyPatch], None],
+    reason: str,
+) -> None:
+    # Fakes: what a numba of tomorrow may change cannot be provoked with the one that is installed.
+    reference, target = (make_archive(side) for side in tensors(1, 1000))
+    pairs = [(reference.records[0], target.records[0])]
+    monkeypatch.setattr(measuring, "_WORTH_LOADING_BYTES", 0)
+    monkeypatch.setattr(measuring, "_WORTH_COMPILING_BYTES", 0 if provoke is not lack_llvm else 1 << 40)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path))
+    monkeypatch.setattr(machine_code, "load", machine_code.load.__wrapped__)
+    provoke(monkeypatch)
+    with pytest.warns(UserWarning, match=f"numpy is slower: {reason}"):
+        (found,) = measure_pairs(reference, target, pairs)
+    assert isinstance(found, Difference)
+    assert found.unequal == 1000
+    assert not list(tmp_path.rglob("*.o"))
 
 
 def test_a_little_work_does_not_load_compiled_code(tmp_path: Path) -> None:
