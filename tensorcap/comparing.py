@@ -26,7 +26,8 @@ from tensorcap.verdicts.judging import PolicyJudge, judge
 from tensorcap.verdicts.masks import is_blocked
 from tensorcap.verdicts.op_pairing import partner_texts
 from tensorcap.verdicts.ops import FACTS, is_fact, ops_of
-from tensorcap.verdicts.pairing import Pair, Selection, pair_records
+from tensorcap.verdicts.pair import Pair
+from tensorcap.verdicts.pairing import Selection, pair_records
 from tensorcap.verdicts.policy import POLICY, Precision
 from tensorcap.verdicts.settling import settle
 from tensorcap.verdicts.thresholds import Given, Thresholds

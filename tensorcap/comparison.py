@@ -16,7 +16,7 @@ from tensorcap.verdicts.account import Account
 from tensorcap.verdicts.calibration import Calibration
 from tensorcap.verdicts.caveats import error_of
 from tensorcap.verdicts.divergence import Divergence
-from tensorcap.verdicts.pairing import STATUSES, Pair, Status
+from tensorcap.verdicts.pair import STATUSES, Pair, Status
 from tensorcap.verdicts.policy import Policy
 from tensorcap_formats.archive import Archive
 

@@ -17,7 +17,7 @@ from tensorcap.verdicts.calls import Calls
 from tensorcap.verdicts.divergence import Inputs, called_sites, caller_of, is_circumstance
 from tensorcap.verdicts.gains import row_error
 from tensorcap.verdicts.injected import Injected
-from tensorcap.verdicts.pairing import ABSENT, Finding, Pair, Status
+from tensorcap.verdicts.pair import ABSENT, Finding, Pair, Status
 from tensorcap.verdicts.places import is_inner, is_parameter
 from tensorcap.verdicts.policy import POLICY, SEVERITY, Precision
 from tensorcap.verdicts.replayed import Made, Own

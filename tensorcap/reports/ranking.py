@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tensorcap.verdicts.pairing import Pair, Status
+from tensorcap.verdicts.pair import Pair, Status
 from tensorcap_formats.keys import module_of
 
 # From worst to best; a status that is not here stands with the unjudged

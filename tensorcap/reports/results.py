@@ -31,7 +31,7 @@ from tensorcap.verdicts.calibration import Calibration
 from tensorcap.verdicts.divergence import Divergence, first_divergence
 from tensorcap.verdicts.flips import Flips
 from tensorcap.verdicts.gains import Gain
-from tensorcap.verdicts.pairing import Finding, Pair, Status
+from tensorcap.verdicts.pair import Finding, Pair, Status
 from tensorcap.verdicts.thresholds import Given, Thresholds, judge_metric
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, dtype

@@ -12,7 +12,7 @@ from tensorcap.reports.layer_report import Layer, depth_of
 from tensorcap.reports.localization_text import around_texts
 from tensorcap.reports.ranking import error_of
 from tensorcap.reports.wording import FEW, counted, some
-from tensorcap.verdicts.pairing import ABSENT, Pair
+from tensorcap.verdicts.pair import ABSENT, Pair
 
 if TYPE_CHECKING:
     from tensorcap.auditing import Audit

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorcap.verdicts.injected import injection_text
-from tensorcap.verdicts.pairing import Pair
+from tensorcap.verdicts.pair import Pair
 from tensorcap.verdicts.places import points_of
 from tensorcap_formats.archive import Archive
 

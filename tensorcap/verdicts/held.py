@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tensorcap.metrics.difference import Difference, Tolerance
-from tensorcap.verdicts.pairing import Finding, Pair
+from tensorcap.verdicts.pair import Finding, Pair
 from tensorcap.verdicts.places import is_parameter
 from tensorcap.verdicts.policy import UNITS
 from tensorcap_formats.dtypes import DType, decode

@@ -13,7 +13,7 @@ from tensorcap.verdicts.calls import Calls
 from tensorcap.verdicts.divergence import Inputs, called_sites, caller_of, is_circumstance
 from tensorcap.verdicts.gains import elements_of, row_error
 from tensorcap.verdicts.padding import Padding
-from tensorcap.verdicts.pairing import Finding, Pair, Status
+from tensorcap.verdicts.pair import Finding, Pair, Status
 from tensorcap.verdicts.policy import POLICY, SEVERITY, Precision
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import decode
