@@ -16,7 +16,7 @@ from tensorcap.verdicts.pair import ABSENT, Pair
 
 if TYPE_CHECKING:
     from tensorcap.auditing import Audit
-    from tensorcap.verifying import Verification
+    from tensorcap.localization.verification import Verification
 
 _SUSPECTS: Final = 5
 
