@@ -33,7 +33,8 @@ from tensorcap.adapters._torch.operators import Operator
 from tensorcap.adapters._torch.ops import Ops
 from tensorcap.adapters._torch.parameters import parameters
 from tensorcap.adapters._torch.staging import Staging
-from tensorcap.adapters._torch.tap import Tapped, argument_names
+from tensorcap.adapters._torch.tap import argument_names
+from tensorcap.adapters._torch.tapped import Tapped
 from tensorcap.adapters._torch.view import below
 from tensorcap.metadata import redact
 from tensorcap.recording.plan import Plan
