@@ -67,7 +67,7 @@ class MaxAdapter:
             _record_weights(known, modules, recorder)
         foreign = Foreign(modules, names, recorder, plan, substitution)
         tapped = Tapped(known, names, recorder, plan, substitution, foreign)
-        known.compiled.tapped = tapped
+        known.compiled.tapped = tapped.run
         try:
             with foreign.watch():
                 yield
