@@ -23,8 +23,8 @@ from tensorcap.casting import encode
 from tensorcap.metrics.representable import FORMATS
 from tensorcap.recording.plan import Plan
 from tensorcap.recording.recorder import Call, Recorder
-from tensorcap.recording.structure import class_name, rebuilt
-from tensorcap.sources import sources_of
+from tensorcap.recording.structure import rebuilt
+from tensorcap.sources import class_name, sources_of
 from tensorcap.substitution import Substitution
 from tensorcap.workload import StoredInput, Workload
 from tensorcap_formats.dtypes import decode

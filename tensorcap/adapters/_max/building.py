@@ -25,7 +25,8 @@ from tensorcap.adapters._max.subgraphs import subgraphs
 from tensorcap.adapters._max.tracing import KINDS, Tracing
 from tensorcap.adapters._max.watching import watching
 from tensorcap.recording.probing import probing
-from tensorcap.recording.structure import class_name, walk
+from tensorcap.recording.structure import walk
+from tensorcap.sources import class_name
 from tensorcap.substitution import Kind
 from tensorcap_formats.errors import CaptureError, UsageError, abbreviate
 from tensorcap_formats.keys import escape

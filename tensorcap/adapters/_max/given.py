@@ -21,7 +21,8 @@ from tensorcap.adapters._max.engine import (
 )
 from tensorcap.adapters._max.graph_plan import GraphSource
 from tensorcap.adapters._max.tracing import argument_names
-from tensorcap.recording.structure import Kinds, class_name, rebuilt, walk
+from tensorcap.recording.structure import Kinds, rebuilt, walk
+from tensorcap.sources import class_name
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import escape
 

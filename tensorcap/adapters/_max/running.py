@@ -17,7 +17,7 @@ from tensorcap.adapters._max.playing import play, symbolic_shapes
 from tensorcap.adapters._max.printing import printing
 from tensorcap.recording.plan import Plan
 from tensorcap.recording.recorder import Recorder
-from tensorcap.recording.structure import class_name
+from tensorcap.sources import class_name
 from tensorcap.substitution import Substitution
 from tensorcap_formats.dtypes import decode
 from tensorcap_formats.errors import UsageError

@@ -40,7 +40,7 @@ from tensorcap.metadata import redact
 from tensorcap.recording.plan import Plan
 from tensorcap.recording.point import Point
 from tensorcap.recording.recorder import Call, Recorder
-from tensorcap.recording.structure import class_name
+from tensorcap.sources import class_name
 from tensorcap.workload import Workload
 from tensorcap_formats.errors import CaptureError, UsageError, abbreviate
 from tensorcap_formats.keys import escape
