@@ -9,9 +9,10 @@ from dataclasses import replace
 
 from tensorcap.aligning import MappingSource, laid, sides
 from tensorcap.alignment.mapped import MappedArchive
-from tensorcap.comparison import Comparison, Side, ValueDifference, is_number
+from tensorcap.comparison import Comparison, ValueDifference, is_number
 from tensorcap.metrics.difference import Difference, Tolerance
 from tensorcap.metrics.measuring import measure_pairs
+from tensorcap.side import Side
 from tensorcap.verdicts.account import Account
 from tensorcap.verdicts.baseline import RELATIVE_EPSILON, with_ratios
 from tensorcap.verdicts.calibration import Calibration

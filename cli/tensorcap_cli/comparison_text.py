@@ -14,8 +14,9 @@ from tensorcap_cli.preflight_text import print_preflight
 from tensorcap_cli.rows_text import print_modules, print_pairs
 
 if TYPE_CHECKING:
-    from tensorcap.comparison import Comparison, Side
+    from tensorcap.comparison import Comparison
     from tensorcap.reports.examination import Examination
+    from tensorcap.side import Side
     from tensorcap.verdicts.pair import Pair
 
 _WORST: Final = 3

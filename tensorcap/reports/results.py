@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from tensorcap.alignment.summary import MappingSummary
-from tensorcap.comparison import Comparison, Side, ValueDifference
+from tensorcap.comparison import Comparison, ValueDifference
 from tensorcap.metrics.difference import Difference, Tolerance
 from tensorcap.metrics.location import Location
 from tensorcap.metrics.logits import LogitDifference
@@ -26,6 +26,7 @@ from tensorcap.preflight.checklist import Preflight
 from tensorcap.reports.decoding import decode_as
 from tensorcap.reports.examination import Examination
 from tensorcap.reports.reporting import json_pieces
+from tensorcap.side import Side
 from tensorcap.verdicts.account import Account
 from tensorcap.verdicts.calibration import Calibration
 from tensorcap.verdicts.divergence import Divergence, first_divergence
