@@ -11,7 +11,7 @@ from tensorcap.port import Port
 from tensorcap.recording.plain_log import PlainLog
 from tensorcap.recording.probing import probe
 from tensorcap.recording.summary import Summary
-from tensorcap.verdicts.pairing import Pair
+from tensorcap.verdicts.pair import Pair
 from tensorcap.workload import Workload
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import Key

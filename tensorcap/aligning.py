@@ -21,7 +21,7 @@ from tensorcap.alignment.resolution import resolve, resolve_each, token_alignmen
 from tensorcap.alignment.rules import Rules
 from tensorcap.alignment.summary import MappingSummary
 from tensorcap.alignment.tokens import TokenAlignment
-from tensorcap.comparison import Side
+from tensorcap.side import Side
 from tensorcap.verdicts.places import is_inner
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError

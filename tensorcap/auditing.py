@@ -16,7 +16,7 @@ from tensorcap.capturing import capture
 from tensorcap.comparing import compare
 from tensorcap.comparison import Comparison
 from tensorcap.diagnosis.diagnosing import Diagnosis, diagnose
-from tensorcap.verdicts.pairing import Pair
+from tensorcap.verdicts.pair import Pair
 from tensorcap.verdicts.places import is_parameter
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import ReadError, UsageError

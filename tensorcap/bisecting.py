@@ -10,7 +10,8 @@ from tensorcap.aligning import NO_MAPPING, MappingSource, sides
 from tensorcap.comparing import Source, compare, opened, paired
 from tensorcap.comparison import Comparison
 from tensorcap.verdicts.divergence import Divergence
-from tensorcap.verdicts.pairing import ABSENT, Pair, Selection
+from tensorcap.verdicts.pair import ABSENT, Pair
+from tensorcap.verdicts.pairing import Selection
 from tensorcap.verdicts.places import is_result
 from tensorcap.verdicts.settling import settle
 from tensorcap_formats.archive import Archive

@@ -22,8 +22,8 @@ from tensorcap.recording.plan import Level, Plan
 from tensorcap.recording.point import Point
 from tensorcap.recording.recorder import Recorder
 from tensorcap.recording.scope import Scope, as_tuple
-from tensorcap.recording.structure import class_name
 from tensorcap.recording.summary import Summary, Tally, summarise
+from tensorcap.sources import class_name
 from tensorcap_formats.errors import CaptureError, TensorcapError, UsageError
 from tensorcap_formats.keys import module_site
 from tensorcap_formats.writer import Writer

@@ -8,12 +8,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from tensorcap.aligning import MappingSource, laid, sides
-from tensorcap.alignment.hints import with_hints
 from tensorcap.alignment.mapped import MappedArchive
-from tensorcap.alignment.telling import caveats_of_tokens, with_mapping
-from tensorcap.comparison import Comparison, Side, ValueDifference, is_number
+from tensorcap.comparison import Comparison, ValueDifference, is_number
 from tensorcap.metrics.difference import Difference, Tolerance
 from tensorcap.metrics.measuring import measure_pairs
+from tensorcap.side import Side
 from tensorcap.verdicts.account import Account
 from tensorcap.verdicts.baseline import RELATIVE_EPSILON, with_ratios
 from tensorcap.verdicts.calibration import Calibration
@@ -23,11 +22,14 @@ from tensorcap.verdicts.echoes import with_echoes
 from tensorcap.verdicts.held import rounding_of
 from tensorcap.verdicts.injected import Injected
 from tensorcap.verdicts.judging import PolicyJudge, judge
+from tensorcap.verdicts.layout_hints import with_hints
 from tensorcap.verdicts.masks import is_blocked
 from tensorcap.verdicts.op_pairing import partner_texts
 from tensorcap.verdicts.ops import FACTS, is_fact, ops_of
-from tensorcap.verdicts.pairing import Pair, Selection, pair_records
+from tensorcap.verdicts.pair import Pair
+from tensorcap.verdicts.pairing import Selection, pair_records
 from tensorcap.verdicts.policy import POLICY, Precision
+from tensorcap.verdicts.provenance import caveats_of_tokens, with_mapping
 from tensorcap.verdicts.settling import settle
 from tensorcap.verdicts.thresholds import Given, Thresholds
 from tensorcap_formats.archive import Archive

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -12,13 +12,12 @@ from typing import Any
 
 from tensorcap.alignment.summary import MappingSummary
 from tensorcap.metrics.difference import Tolerance
+from tensorcap.side import Side
 from tensorcap.verdicts.account import Account
 from tensorcap.verdicts.calibration import Calibration
-from tensorcap.verdicts.caveats import error_of
 from tensorcap.verdicts.divergence import Divergence
-from tensorcap.verdicts.pairing import STATUSES, Pair, Status
+from tensorcap.verdicts.pair import STATUSES, Pair, Status
 from tensorcap.verdicts.policy import Policy
-from tensorcap_formats.archive import Archive
 
 
 def is_number(value: object) -> bool:
@@ -34,50 +33,6 @@ def _is_within(ours: Any, theirs: Any, tolerance: Tolerance) -> bool:
         return False
     trusted, rtol, atol = Fraction(ours), Fraction(tolerance.rtol), Fraction(tolerance.atol)
     return abs(Fraction(theirs) - trusted) <= atol + rtol * abs(trusted)
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """What a comparison says of one of its two archives.
-
-    Attributes:
-        path: The file or folder.
-        container: As `Archive.container`.
-        records: Count of its records.
-        model: Class of the model, "" where unknown.
-        dtype: Precision of its weights, "" where unknown.
-        compute_dtype: Precision in which it computed, "" where unknown.
-        is_ordered: Whether its execution order is known.
-        is_complete: Whether the run ended as it should.
-        error: What the run ended by, "" for nothing known.
-    """
-
-    path: Path
-    container: str
-    records: int
-    model: str
-    dtype: str
-    compute_dtype: str
-    is_ordered: bool
-    is_complete: bool
-    error: str
-
-    @classmethod
-    def of(cls, archive: Archive) -> Side:
-        """Describe an archive."""
-        run = archive.run
-        model = run.get("model")
-        return cls(
-            path=archive.path,
-            container=archive.container,
-            records=len(archive),
-            model=str(model.get("class") or "") if isinstance(model, Mapping) else "",
-            dtype=str(run.get("dtype") or ""),
-            compute_dtype=str(run.get("compute_dtype") or ""),
-            is_ordered=archive.is_ordered,
-            is_complete=archive.is_complete,
-            error=error_of(run),
-        )
 
 
 @dataclass(frozen=True, slots=True)

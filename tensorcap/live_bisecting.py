@@ -29,7 +29,7 @@ from tensorcap.injecting import reversed_by
 from tensorcap.substitution import Substitution
 from tensorcap.verdicts.divergence import Divergence
 from tensorcap.verdicts.ops import ops_of
-from tensorcap.verdicts.pairing import Pair
+from tensorcap.verdicts.pair import Pair
 from tensorcap.verdicts.places import is_inner, is_result
 from tensorcap.verdicts.policy import POLICY
 from tensorcap_formats.archive import Archive

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tensorcap.reports.wording import counted, some
 from tensorcap.verdicts.replayed import Own
+from tensorcap.wording import counted, some
 
 Way = Literal["self", "reverse", "forward"]
 

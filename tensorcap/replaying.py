@@ -23,7 +23,7 @@ from tensorcap.comparing import Source, compare, opened
 from tensorcap.injecting import reversed_by
 from tensorcap.replay_result import Replay, Way, notes_of
 from tensorcap.substitution import Substitution
-from tensorcap.verdicts.pairing import ABSENT, Pair
+from tensorcap.verdicts.pair import ABSENT, Pair
 from tensorcap.verdicts.places import is_inner
 from tensorcap.verdicts.policy import POLICY, Precision
 from tensorcap.verdicts.replayed import ReplayJudge

@@ -15,12 +15,13 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, Final, TextIO
 
-from tensorcap.adapters import FRAMEWORKS, MODEL_MODULES, CalledRoot, adapter_named
+from tensorcap.adapters import CalledRoot, adapter_named
 from tensorcap.capturing import Capture, capture
 from tensorcap.patching import replaced
 from tensorcap.recording.limits import Limits
 from tensorcap.recording.scope import Scope
 from tensorcap.script import Script, as_main, code_of
+from tensorcap.workload import FRAMEWORKS, MODEL_MODULES
 from tensorcap_formats.errors import CaptureError, TensorcapError, abbreviate, missing_package
 from tensorcap_formats.writer import Writer
 

@@ -1,4 +1,4 @@
-"""Where the classes of modules are written, and their text."""
+"""Names of classes, where those of modules are written, and their text."""
 
 from __future__ import annotations
 
@@ -8,10 +8,20 @@ import linecache
 import sys
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any, Final
 
 from tensorcap.metadata import redact
-from tensorcap.recording.structure import class_name
+
+NAMED: Final = (type, FunctionType, MethodType, BuiltinFunctionType)  # have a qualified name themselves
+
+
+def class_name(thing: object) -> str:
+    """The qualified class name of an object, or of the class or function itself."""
+    named = thing if isinstance(thing, NAMED) else type(thing)
+    module = getattr(named, "__module__", None)
+    name = str(getattr(named, "__qualname__", type(thing).__qualname__))
+    return name if module in (None, "builtins") else f"{module}.{name}"
 
 
 def sources_of(modules: Iterable[object]) -> dict[str, Any]:

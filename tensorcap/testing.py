@@ -22,7 +22,7 @@ from tensorcap.comparing import compare
 from tensorcap.comparison import Comparison
 from tensorcap.metrics.difference import Difference
 from tensorcap.reports.ranking import worst
-from tensorcap.verdicts.pairing import Pair
+from tensorcap.verdicts.pair import Pair
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.opening import open_archive
 

@@ -26,7 +26,7 @@ def print_aligned(aligned: Aligned, *, show_all: bool) -> None:
         aligned: The mapping, and the two archives.
         show_all: Entries of arguments, and all reasons, too.
     """
-    from tensorcap.comparison import Side
+    from tensorcap.side import Side
 
     click.echo(f"reference  {side_text(Side.of(aligned.reference))}")
     click.echo(f"target     {side_text(Side.of(aligned.target.original))}")

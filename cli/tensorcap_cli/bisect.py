@@ -201,7 +201,8 @@ def _live(
 def _reference_ops(trusted: Archive, path: Path, sites: tuple[str, ...]) -> Path:
     """Run the reference again, as its archive says, for the ops of some modules."""
     from tensorcap.capturing import capture_workload
-    from tensorcap.workload import Recipe, archived_inputs
+    from tensorcap.recipe import Recipe
+    from tensorcap.workload import archived_inputs
 
     workload = Recipe.of(trusted).build(archived_inputs(trusted))
     capture_workload(workload, path, level="op", ops_in=sites)

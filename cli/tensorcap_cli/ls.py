@@ -94,7 +94,7 @@ def _print_rows(archive: Archive, rows: list[tuple[Record, Statistics | None]]) 
 
 def headline(archive: Archive) -> str:
     """One line that says what an archive is and whether it is whole."""
-    from tensorcap.comparison import Side
+    from tensorcap.side import Side
 
     side, records = Side.of(archive), archive.records
     parts = [

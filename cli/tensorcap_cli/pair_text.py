@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tensorcap.metrics.logits import LogitDifference
     from tensorcap.metrics.routing import RoutingDifference
     from tensorcap.reports.examination import Examination
-    from tensorcap.verdicts.pairing import Pair
+    from tensorcap.verdicts.pair import Pair
 
 _FEW: Final = 5
 _EVEN: Final = 2.0  # times what an index would hold if all held the same: below, none stands out

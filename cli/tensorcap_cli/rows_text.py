@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tensorcap.comparison import Comparison
     from tensorcap.metrics.logits import LogitDifference
     from tensorcap.reports.examination import Examination
-    from tensorcap.verdicts.pairing import Pair
+    from tensorcap.verdicts.pair import Pair
 
 _ROWS: Final = 20
 _NARROW: Final = 130  # columns: below, a terminal gets fewer measures

@@ -72,7 +72,7 @@ def command(
         raise click.UsageError("--json and --format exclude each other.")
     given = {name: value for name, value in options.items() if value}
     if "config" in given:
-        from tensorcap.workload import parse_setting
+        from tensorcap.recipe import parse_setting
 
         given["config"] = dict(map(parse_setting, given["config"]))
     if given and not any(is_workload(path) for path in (source, other) if path):
@@ -87,7 +87,7 @@ def _tree(path: str, options: dict[str, Any]) -> Tree:
     from tensorcap.trees.tree import Tree
 
     if is_workload(path):
-        from tensorcap.workload import Recipe
+        from tensorcap.recipe import Recipe
 
         recipe = Recipe(path, options if not path.rpartition(":")[0].endswith(".py") else {})
         found = Tree.of_run(path, recipe.described())

@@ -166,7 +166,7 @@ def _generates(reference: Archive, options: Mapping[str, Any]) -> bool:
 
 def _for(path: str, options: dict[str, Any]) -> dict[str, Any]:
     """The options that a workload takes: a function of the user's makes its own inputs."""
-    from tensorcap.workload import Recipe
+    from tensorcap.recipe import Recipe
 
     if Recipe(path).kind == "huggingface":
         return options

@@ -29,13 +29,6 @@ _ADAPTERS: Final = {  # root package of the model's class, or of a base class; s
 }
 
 
-FRAMEWORKS: Final = tuple(_ADAPTERS)
-MODEL_MODULES: Final = {  # by whose import a program shows that it has models of a framework
-    "max": "max.nn",
-    "torch": "torch",
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Site:
     """A place in a model that records may come from.

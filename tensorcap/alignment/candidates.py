@@ -1,14 +1,15 @@
-"""Candidates: roles that may belong together, which of their members would, and by what names."""
+"""Candidates: roles that may belong together, alone or fused; which of their members would; by what names."""
 
 from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from tensorcap.alignment.evidence import Agreement
+from tensorcap.alignment.fitting import Fit
 from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.naming import name_of, plain_name
 from tensorcap.alignment.roles import Index, Role
@@ -65,6 +66,61 @@ class Candidate:
         if self.is_named:
             return "rule" if self.is_by_rule else "name"
         return "values" if self.nats >= ENOUGH and not self.is_tied else "structure"
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """Parts and the whole that they make.
+
+    Attributes:
+        is_split: Whether the parts are the reference's, so that the target's tensor is to be split.
+        parts: Names of the roles that are parts, sorted; of one role if `axis` is not None.
+        axis: Which number of that role counts the parts; None where each part is a role.
+        whole: Name of the role that is the whole.
+        places: The sites of the parts, and of the whole, by the whole's numbers.
+        shift: By how much the numbers of parts are ahead of the whole's.
+        agreeing: How the values of some of them agree.
+        is_sum: Whether the parts are added up, not joined.
+        is_tied: Whether only the order of results tells it from others with equal values.
+        is_by_rule: Whether names tell it, by a rule.
+        likeness: What nesting, classes and parameters say, in nats.
+        how: The layout; None where none is certain.
+        order: In which the layout takes or gives the parts.
+    """
+
+    is_split: bool
+    parts: tuple[str, ...]
+    axis: int | None
+    whole: str
+    places: Mapping[Index, tuple[tuple[str, ...], str]]
+    shift: Index
+    agreeing: Mapping[Index, Agreement] = field(default_factory=dict)
+    is_sum: bool = False
+    is_tied: bool = False
+    is_by_rule: bool = False
+    likeness: float = 0.0
+    how: Fit | None = None
+    order: tuple[int, ...] = ()
+
+    @property
+    def score(self) -> float:
+        """What speaks for it altogether."""
+        return self.nats + self.likeness
+
+    @property
+    def nats(self) -> float:
+        """What the values prove."""
+        return sum(agreement.nats for agreement in self.agreeing.values())
+
+    @property
+    def sites(self) -> set[tuple[int, str]]:
+        """All sites, with the number of their side."""
+        part = 0 if self.is_split else 1
+        return {
+            found
+            for parts, whole in self.places.values()
+            for found in (*((part, site) for site in parts), (1 - part, whole))
+        }
 
 
 def shifted(one: Role, other: Role, offsets: Index) -> tuple[Place, ...]:

@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from tensorcap.alignment.candidates import ENOUGH, Candidate, Place
+from tensorcap.alignment.candidates import ENOUGH, Candidate, Fusion, Place
 from tensorcap.alignment.fitting import CLOSE, Fit
-from tensorcap.alignment.fusing import Fusion, tensors_of
+from tensorcap.alignment.fusing import tensors_of
 from tensorcap.alignment.mapping import Entry, Evidence, LeftOver, Values
 from tensorcap.alignment.roles import Index, Role, pattern
 from tensorcap.alignment.sides import Side

@@ -8,12 +8,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
-from tensorcap.alignment.candidates import ENOUGH
-from tensorcap.alignment.evidence import Agreement
+from tensorcap.alignment.candidates import ENOUGH, Fusion
 from tensorcap.alignment.fitting import CLOSE, Fit
 from tensorcap.alignment.matching import Matching
 from tensorcap.alignment.roles import Index, Role
@@ -24,61 +23,6 @@ from tensorcap_formats.records import Record
 _PARTS: Final = 4  # tensors whose order in a fused one is looked for
 _MARGIN: Final = 1.0  # nats by which a fusion has to be better than its rivals
 _SUMMED: Final = 0.05  # of sums, of which one part may be nearly the whole
-
-
-@dataclass(frozen=True, slots=True)
-class Fusion:
-    """Parts and the whole that they make.
-
-    Attributes:
-        is_split: Whether the parts are the reference's, so that the target's tensor is to be split.
-        parts: Names of the roles that are parts, sorted; of one role if `axis` is not None.
-        axis: Which number of that role counts the parts; None where each part is a role.
-        whole: Name of the role that is the whole.
-        places: The sites of the parts, and of the whole, by the whole's numbers.
-        shift: By how much the numbers of parts are ahead of the whole's.
-        agreeing: How the values of some of them agree.
-        is_sum: Whether the parts are added up, not joined.
-        is_tied: Whether only the order of results tells it from others with equal values.
-        is_by_rule: Whether names tell it, by a rule.
-        likeness: What nesting, classes and parameters say, in nats.
-        how: The layout; None where none is certain.
-        order: In which the layout takes or gives the parts.
-    """
-
-    is_split: bool
-    parts: tuple[str, ...]
-    axis: int | None
-    whole: str
-    places: Mapping[Index, tuple[tuple[str, ...], str]]
-    shift: Index
-    agreeing: Mapping[Index, Agreement] = field(default_factory=dict)
-    is_sum: bool = False
-    is_tied: bool = False
-    is_by_rule: bool = False
-    likeness: float = 0.0
-    how: Fit | None = None
-    order: tuple[int, ...] = ()
-
-    @property
-    def score(self) -> float:
-        """What speaks for it altogether."""
-        return self.nats + self.likeness
-
-    @property
-    def nats(self) -> float:
-        """What the values prove."""
-        return sum(agreement.nats for agreement in self.agreeing.values())
-
-    @property
-    def sites(self) -> set[tuple[int, str]]:
-        """All sites, with the number of their side."""
-        part = 0 if self.is_split else 1
-        return {
-            found
-            for parts, whole in self.places.values()
-            for found in (*((part, site) for site in parts), (1 - part, whole))
-        }
 
 
 def settle(

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tensorcap.alignment.candidates import Candidate, Place
+from tensorcap.alignment.candidates import Candidate, Fusion, Place
 from tensorcap.alignment.entries import Made, entries_of_fusion, entries_of_pair, placed
 from tensorcap.alignment.fitting import Fit
-from tensorcap.alignment.fusing import Fusion, fitted
+from tensorcap.alignment.fusing import fitted
 from tensorcap.alignment.judging import Judge, Shapes
 from tensorcap.alignment.leftovers import Rivals, rivals
 from tensorcap.alignment.mapping import Entry, LeftOver

@@ -14,18 +14,15 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from tensorcap.alignment.candidates import Candidate, Place
+from tensorcap.alignment.candidates import Candidate, Fusion, Place
 from tensorcap.alignment.evidence import Agreement, apart, rounding_of
 from tensorcap.alignment.fitting import Fit
 from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.matching import Matching
 from tensorcap.alignment.roles import Index, Role
 from tensorcap_formats.records import Record
-
-if TYPE_CHECKING:
-    from tensorcap.alignment.fusing import Fusion
 
 Shapes = tuple[str, str, tuple[int, ...], tuple[int, ...]]  # classes of two modules, shapes of what they hold
 

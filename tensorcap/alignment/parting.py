@@ -12,9 +12,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from tensorcap.alignment.candidates import ENOUGH
+from tensorcap.alignment.candidates import ENOUGH, Fusion
 from tensorcap.alignment.evidence import UNRELATED, Agreement, Print, proof
-from tensorcap.alignment.fusing import Fusion, claim, fitted, settle
+from tensorcap.alignment.fusing import claim, fitted, settle
 from tensorcap.alignment.matching import Matching
 from tensorcap.alignment.roles import Index, Role
 from tensorcap.alignment.slots import Slots

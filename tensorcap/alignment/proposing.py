@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from tensorcap.alignment.candidates import Fusion
 from tensorcap.alignment.entries import entries_of_fusion, entries_of_pair, entries_of_taken
 from tensorcap.alignment.evidence import Prints
-from tensorcap.alignment.fusing import Fusion, claim, is_free, settle
+from tensorcap.alignment.fusing import claim, is_free, settle
 from tensorcap.alignment.holding import entries_of_held
 from tensorcap.alignment.leftovers import Leavings, refused
 from tensorcap.alignment.linking import Link

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tensorcap.alignment.fusing import Fusion, claim, fitted, freed, tensors_of
+from tensorcap.alignment.candidates import Fusion
+from tensorcap.alignment.fusing import claim, fitted, freed, tensors_of
 from tensorcap.alignment.matching import Matching
 from tensorcap.alignment.naming import name_of
 from tensorcap.alignment.parting import agreement_of, places_of

@@ -13,9 +13,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from tensorcap.alignment.candidates import ENOUGH
+from tensorcap.alignment.candidates import ENOUGH, Fusion
 from tensorcap.alignment.evidence import UNRELATED, Agreement, Print
-from tensorcap.alignment.fusing import Fusion
 from tensorcap.alignment.matching import Matching
 from tensorcap.alignment.parting import places_of
 from tensorcap.alignment.roles import Index, Role

@@ -20,7 +20,7 @@ from tensorcap.verdicts.baseline import label_of
 from tensorcap.verdicts.calls import Calls
 from tensorcap.verdicts.divergence import called_sites, caller_of
 from tensorcap.verdicts.gains import row_error
-from tensorcap.verdicts.pairing import Pair
+from tensorcap.verdicts.pair import Pair
 from tensorcap.verdicts.places import is_inner, is_parameter, is_result
 from tensorcap.verdicts.policy import POLICY
 from tensorcap.verdicts.replayed import Own

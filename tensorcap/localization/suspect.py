@@ -10,7 +10,7 @@ from tensorcap.diagnosis.diagnosing import Diagnosis
 from tensorcap.diagnosis.weighing import Explanation
 from tensorcap.localization.curves import Change
 from tensorcap.localization.origin import Origin
-from tensorcap.verdicts.pairing import Finding, Status
+from tensorcap.verdicts.pair import Finding, Status
 from tensorcap.verdicts.replayed import Own
 
 By = Literal["replay", "injection", "archives"]

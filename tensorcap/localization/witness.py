@@ -17,7 +17,7 @@ from tensorcap.verdicts.calls import Calls
 from tensorcap.verdicts.divergence import Inputs, called_sites, caller_of, is_circumstance
 from tensorcap.verdicts.gains import row_error
 from tensorcap.verdicts.injected import Injected
-from tensorcap.verdicts.pairing import ABSENT, SEVERITY, Finding, Pair, Status, worst_status
+from tensorcap.verdicts.pair import ABSENT, SEVERITY, Finding, Pair, Status, worst_status
 from tensorcap.verdicts.places import is_inner, is_parameter
 from tensorcap.verdicts.policy import POLICY, Precision
 from tensorcap.verdicts.replayed import Made, Own, mismatch_text

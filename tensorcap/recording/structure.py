@@ -15,12 +15,9 @@ from copy import copy
 from dataclasses import fields, is_dataclass
 from functools import partial
 from types import (
-    BuiltinFunctionType,
     CodeType,
     FrameType,
-    FunctionType,
     MemberDescriptorType,
-    MethodType,
     ModuleType,
     TracebackType,
 )
@@ -28,6 +25,8 @@ from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
+
+from tensorcap.sources import NAMED, class_name
 
 MAX_DEPTH: Final = 24
 MAX_NODES: Final = 20_000  # of one argument: a graph of objects that is no argument in earnest
@@ -37,11 +36,10 @@ MAX_TEXT: Final = 4096
 _PLAIN: Final = (bool, int, float, str, type(None))
 _PLAIN_TYPES: Final = frozenset(_PLAIN)
 _SCALARS: Final = (*_PLAIN, np.generic, enum.Enum, complex, bytes, bytearray, range, slice)
-_NAMED: Final = (type, FunctionType, MethodType, BuiltinFunctionType)
 _BARE: Final = frozenset({dict, list, tuple, set, frozenset})  # have no attributes of their own
 _USED_UP: Final = (Iterator, AsyncIterator, Coroutine)
 _NEVER_ENTERED: Final = (
-    *_NAMED,
+    *NAMED,
     ModuleType,
     CodeType,
     FrameType,
@@ -152,14 +150,6 @@ def _holding(value: Any, names: list[str], items: list[Any]) -> Any:
         for field, item in zip(names, items, strict=True):
             object.__setattr__(made, field, item)
     return made
-
-
-def class_name(thing: object) -> str:
-    """The qualified class name of an object, or of the class or function itself."""
-    named = thing if isinstance(thing, _NAMED) else type(thing)
-    module = getattr(named, "__module__", None)
-    name = str(getattr(named, "__qualname__", type(thing).__qualname__))
-    return name if module in (None, "builtins") else f"{module}.{name}"
 
 
 class _Walker:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from tensorcap.reports.layer_report import Layer
-from tensorcap.verdicts.pairing import GREEN
+from tensorcap.verdicts.pair import GREEN
 from tensorcap_formats.errors import missing_package
 
 _COLOURS: Final = ("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C8", "C9")  # but grey, which is for the others

@@ -14,7 +14,7 @@ from tensorcap.metrics.routing import WIDEST, RoutingDifference, is_routing, rou
 from tensorcap.preflight.checklist import Preflight, preflight
 from tensorcap.reports.ranking import contents, worst
 from tensorcap.verdicts.ops import ops_of
-from tensorcap.verdicts.pairing import Pair
+from tensorcap.verdicts.pair import Pair
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import module_site
 from tensorcap_formats.records import Record

@@ -17,7 +17,7 @@ from tensorcap.comparison import Comparison
 from tensorcap.metrics.difference import Difference
 from tensorcap.reports.examination import Examination
 from tensorcap.reports.reporting import json_value
-from tensorcap.verdicts.pairing import Pair
+from tensorcap.verdicts.pair import Pair
 from tensorcap_formats.errors import WriteError
 from tensorcap_formats.keys import module_of
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from tensorcap.comparison import Comparison
 from tensorcap.reports.ranking import error_of
-from tensorcap.verdicts.pairing import Pair, Status
+from tensorcap.verdicts.pair import Pair, Status
 from tensorcap.verdicts.places import is_inner
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key

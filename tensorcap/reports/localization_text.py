@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from tensorcap.localization.curves import Change
 from tensorcap.localization.origin import Origin
 from tensorcap.localization.suspect import Localization
-from tensorcap.reports.wording import FEW, counted, some
+from tensorcap.wording import FEW, counted, some
 
 
 def around_texts(found: Localization) -> Iterator[str]:

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from tensorcap.verdicts.pairing import SEVERITY, Pair, Status
+from tensorcap.verdicts.pair import SEVERITY, Pair, Status
 from tensorcap_formats.keys import module_of
 
 

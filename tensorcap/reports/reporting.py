@@ -15,7 +15,7 @@ from tensorcap.metrics.location import ErrorMap
 from tensorcap.reports.examination import Examination
 from tensorcap.reports.ranking import by_module
 from tensorcap.verdicts.calibration import Calibration
-from tensorcap.verdicts.pairing import Pair
+from tensorcap.verdicts.pair import Pair
 from tensorcap_formats.keys import module_of
 from tensorcap_formats.records import Record
 

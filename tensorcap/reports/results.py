@@ -27,7 +27,7 @@ from tensorcap.reports.reporting import json_pieces
 from tensorcap.verdicts.account import Account
 from tensorcap.verdicts.calibration import Calibration
 from tensorcap.verdicts.divergence import Divergence, first_divergence
-from tensorcap.verdicts.pairing import Finding, Pair, Status
+from tensorcap.verdicts.pair import Finding, Pair, Status
 from tensorcap.verdicts.thresholds import Given, Thresholds, judge_metric
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, DType, dtype

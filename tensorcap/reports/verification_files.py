@@ -26,7 +26,7 @@ from tensorcap_formats.keys import ROOT_SITE
 
 if TYPE_CHECKING:
     from tensorcap.auditing import Audit
-    from tensorcap.verifying import Verification
+    from tensorcap.localization.verification import Verification
 
 Sides = tuple[Archive, Archive]
 FREE, INJECTED = "without_injection", "with_injection"

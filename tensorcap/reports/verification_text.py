@@ -12,12 +12,12 @@ from tensorcap.preflight.item import item_text
 from tensorcap.reports.layer_report import Layer, depth_of
 from tensorcap.reports.localization_text import around_texts
 from tensorcap.reports.ranking import error_of
-from tensorcap.reports.wording import FEW, counted, some
-from tensorcap.verdicts.pairing import ABSENT, Pair
+from tensorcap.verdicts.pair import ABSENT, Pair
+from tensorcap.wording import FEW, counted, some
 
 if TYPE_CHECKING:
     from tensorcap.auditing import Audit
-    from tensorcap.verifying import Verification
+    from tensorcap.localization.verification import Verification
 
 _SUSPECTS: Final = 5
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tensorcap.recording.limits import parse_steps
 from tensorcap.recording.scope import Scope
 from tensorcap.verdicts.ops import Ops
+from tensorcap.verdicts.pair import Status
 from tensorcap.verdicts.places import is_gradient, is_inner, is_parameter, points_of, spellings
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import PROBES, ROOT_SITE, Key, module_of
 from tensorcap_formats.records import Record
-
-if TYPE_CHECKING:
-    from tensorcap.verdicts.pairing import Status
 
 _OF_POINTS = {  # what was never passed, by the kind of the point
     "function": "the target never called this function",

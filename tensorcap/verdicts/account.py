@@ -11,7 +11,7 @@ from typing import Any, Final
 from tensorcap.verdicts.calls import Calls
 from tensorcap.verdicts.flips import Flips
 from tensorcap.verdicts.gains import Gain, row_error
-from tensorcap.verdicts.pairing import Pair
+from tensorcap.verdicts.pair import Pair
 from tensorcap.verdicts.places import is_gradient, is_parameter
 from tensorcap.verdicts.policy import Policy, Precision
 from tensorcap.verdicts.unexercised import unexercised

@@ -11,7 +11,7 @@ import numpy as np
 
 from tensorcap.verdicts.calls import Call, Calls
 from tensorcap.verdicts.flips import Flips
-from tensorcap.verdicts.pairing import Pair
+from tensorcap.verdicts.pair import Pair
 from tensorcap.verdicts.places import is_inner
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, decode

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal
+from dataclasses import replace
+from typing import Final
 
 from tensorcap.metrics.difference import Difference
+from tensorcap.verdicts.pair import Pair, Ratio
 
-if TYPE_CHECKING:
-    from tensorcap.verdicts.pairing import Pair
-
-State = Literal["measured", "baseline-exact", "both-exact", "undefined"]
 LABELS: Final = (  # upper end of R, label
     (0.95, "over-precise"),
     (1.05, "equivalent"),
@@ -27,25 +24,6 @@ LABELS: Final = (  # upper end of R, label
     (math.inf, "another computation"),
 )
 RELATIVE_EPSILON: Final = 1e-7  # of the reference's norm: below, a run in low precision is exact
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """The three-way test of one pair.
-
-    Attributes:
-        state: `measured`; `baseline-exact` where the baseline has no error, so that there is no ratio;
-            `both-exact`; `undefined` where the baseline lacks the record or its values.
-        r: `||t - r|| / ||b - r||`, no unit; infinite in the state `baseline-exact`, None if undefined.
-        sigma: RMS of the target's errors over that of the baseline's, over all steps and calls of the same
-            site and slot, no unit; None where R is not measured.
-        label: What R means, in a few words; never a verdict.
-    """
-
-    state: State
-    r: float | None = None
-    sigma: float | None = None
-    label: str = ""
 
 
 def ratio(target: Difference | None, baseline: Difference | None, epsilon: float = RELATIVE_EPSILON) -> Ratio:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from tensorcap.verdicts.calls import Calls
-from tensorcap.verdicts.pairing import Finding, Pair, Status
+from tensorcap.verdicts.pair import Finding, Pair, Status
 from tensorcap.verdicts.thresholds import METRICS, metric_named, read_toml
 from tensorcap_formats.errors import UsageError, abbreviate
 from tensorcap_formats.keys import Key

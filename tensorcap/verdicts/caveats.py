@@ -7,18 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tensorcap.side import error_of
 from tensorcap.verdicts.injected import injection_text
-from tensorcap.verdicts.pairing import Pair
+from tensorcap.verdicts.pair import Pair
 from tensorcap.verdicts.places import points_of
 from tensorcap_formats.archive import Archive
-
-
-def error_of(run: Mapping[str, Any]) -> str:
-    """What a run ended by, "" for nothing known."""
-    error = run.get("error")
-    if isinstance(error, Mapping):
-        return ": ".join(str(error[part]) for part in ("type", "message") if error.get(part))
-    return str(error or "")
 
 
 def _ending(run: Mapping[str, Any]) -> str:

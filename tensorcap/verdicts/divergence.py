@@ -8,7 +8,7 @@ from typing import Final
 
 from tensorcap.verdicts.calls import is_state
 from tensorcap.verdicts.ops import ops_of, passed_in
-from tensorcap.verdicts.pairing import ABSENT, Pair
+from tensorcap.verdicts.pair import ABSENT, Pair
 from tensorcap.verdicts.places import is_gradient, is_inner, is_parameter, points_of, spellings
 from tensorcap.verdicts.policy import POLICY
 from tensorcap_formats.archive import Archive

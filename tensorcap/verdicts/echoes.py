@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.verdicts.pairing import Finding, Pair, Status
+from tensorcap.verdicts.pair import Finding, Pair, Status
 from tensorcap.verdicts.places import is_inner
 from tensorcap.verdicts.settling import has_equal_digest
 from tensorcap.verdicts.thresholds import Thresholds

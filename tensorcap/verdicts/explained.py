@@ -9,7 +9,7 @@ import numpy as np
 
 from tensorcap.verdicts.calls import Call, Calls
 from tensorcap.verdicts.looks import sample
-from tensorcap.verdicts.pairing import Finding, Pair, Status
+from tensorcap.verdicts.pair import Finding, Pair, Status
 from tensorcap.verdicts.policy import Policy, Precision
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array

@@ -11,7 +11,7 @@ import numpy as np
 from tensorcap.metrics.routing import is_routing
 from tensorcap.verdicts.calls import Call, Calls
 from tensorcap.verdicts.ops import Ops
-from tensorcap.verdicts.pairing import Finding, Pair, Status
+from tensorcap.verdicts.pair import Finding, Pair, Status
 from tensorcap.verdicts.policy import Policy
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, decode

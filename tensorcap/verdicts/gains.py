@@ -10,7 +10,7 @@ from functools import partial
 from tensorcap.metrics.routing import is_routing
 from tensorcap.verdicts.calls import Call, Calls
 from tensorcap.verdicts.looks import Look
-from tensorcap.verdicts.pairing import Finding, Pair
+from tensorcap.verdicts.pair import Finding, Pair
 from tensorcap.verdicts.policy import Policy, Precision
 from tensorcap_formats.records import Record
 

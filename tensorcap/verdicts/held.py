@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tensorcap.metrics.difference import Difference, Tolerance
-from tensorcap.verdicts.pairing import Finding, Pair
+from tensorcap.verdicts.pair import Finding, Pair
 from tensorcap.verdicts.places import is_parameter
 from tensorcap_formats.dtypes import DType
 from tensorcap_formats.float_formats import DTYPE_FORMATS, UNIT_ROUNDOFFS

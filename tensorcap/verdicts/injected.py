@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from tensorcap.recording.limits import parse_steps
 from tensorcap.substitution import HELD
-from tensorcap.verdicts.pairing import Pair
+from tensorcap.verdicts.pair import Pair
 from tensorcap.verdicts.places import is_inner
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key

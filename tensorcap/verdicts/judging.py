@@ -23,7 +23,7 @@ from tensorcap.verdicts.masks import judged_as_masks
 from tensorcap.verdicts.op_gains import OpGains
 from tensorcap.verdicts.ops import ops_of
 from tensorcap.verdicts.padding import Padding
-from tensorcap.verdicts.pairing import Finding, Pair, worst_status
+from tensorcap.verdicts.pair import Finding, Pair, worst_status
 from tensorcap.verdicts.places import is_gradient, is_inner, is_parameter
 from tensorcap.verdicts.policy import Policy, Precision
 from tensorcap.verdicts.thresholds import Given, Thresholds

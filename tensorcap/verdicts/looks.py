@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.verdicts.pairing import Pair
+from tensorcap.verdicts.pair import Pair
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, decode
 from tensorcap_formats.records import Record

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.verdicts.pairing import Finding, Pair
+from tensorcap.verdicts.pair import Finding, Pair
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, decode
 from tensorcap_formats.float_formats import MASK_SENTINELS

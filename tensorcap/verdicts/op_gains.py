@@ -9,7 +9,7 @@ from typing import Final
 
 from tensorcap.verdicts.gains import Confirm, Gain, SecondVerdict, least_elements
 from tensorcap.verdicts.ops import Ops
-from tensorcap.verdicts.pairing import Pair
+from tensorcap.verdicts.pair import Pair
 from tensorcap.verdicts.policy import Policy, Precision
 
 # Ops that hand the relative error of a tensor on as it is, or less, or a few times as large

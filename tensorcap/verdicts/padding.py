@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from tensorcap.verdicts.calls import is_state
-from tensorcap.verdicts.pairing import Pair
+from tensorcap.verdicts.pair import Pair
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, decode
 from tensorcap_formats.keys import ROOT_SITE

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tensorcap.verdicts.pairing import Finding, Status
+from tensorcap.verdicts.pair import Finding, Status
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.float_formats import UNIT_ROUNDOFFS

@@ -13,7 +13,7 @@ from tensorcap.verdicts.calls import Calls
 from tensorcap.verdicts.divergence import Inputs, called_sites, caller_of, is_circumstance
 from tensorcap.verdicts.gains import elements_of, row_error
 from tensorcap.verdicts.padding import Padding
-from tensorcap.verdicts.pairing import JUDGED, Finding, Pair, Status, worst_status
+from tensorcap.verdicts.pair import JUDGED, Finding, Pair, Status, worst_status
 from tensorcap.verdicts.policy import POLICY, Precision
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import decode

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from tensorcap.metrics.difference import Difference, Tolerance
-from tensorcap.verdicts.pairing import Finding, Status
+from tensorcap.verdicts.pair import Finding, Status
 from tensorcap_formats.errors import ReadError, UsageError, abbreviate
 from tensorcap_formats.keys import matches
 

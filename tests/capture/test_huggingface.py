@@ -12,7 +12,8 @@ import torch
 
 import tensorcap
 from tensorcap.capturing import capture_workload
-from tensorcap.workload import Recipe, archived_inputs, parse_setting
+from tensorcap.recipe import Recipe, parse_setting
+from tensorcap.workload import archived_inputs
 from tensorcap_formats.errors import ReadError, UsageError
 
 transformers = pytest.importorskip("transformers")

@@ -13,7 +13,8 @@ from torch import nn
 import tensorcap
 from tensorcap.adapters import adapter_named
 from tensorcap.capturing import capture_workload
-from tensorcap.workload import Recipe, Workload
+from tensorcap.recipe import Recipe
+from tensorcap.workload import Workload
 from tensorcap_formats.errors import UsageError
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.recording.structure import Kinds, Leaf, class_name, walk
+from tensorcap.recording.structure import Kinds, Leaf, walk
+from tensorcap.sources import class_name
 
 ONE = np.ones(1)
 KINDS = Kinds(tensors=(np.ndarray,))

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import tensorcap
 from tensorcap.capturing import capture_workload
-from tensorcap.workload import Recipe
+from tensorcap.recipe import Recipe
 from tensorcap_cli.main import main
 from tensorcap_formats.errors import CaptureError, UsageError
 

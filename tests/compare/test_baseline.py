@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tensorcap.comparing import compare
-from tensorcap.verdicts.baseline import Ratio, label_of
+from tensorcap.verdicts.baseline import label_of
+from tensorcap.verdicts.pair import Ratio
 
 MakeArchive = Callable[..., Any]
 X = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)

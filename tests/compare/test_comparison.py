@@ -15,7 +15,7 @@ from tensorcap.comparing import compare, compare_records
 from tensorcap.comparison import Comparison
 from tensorcap.reports.reporting import comparison_json
 from tensorcap.verdicts.divergence import first_divergence
-from tensorcap.verdicts.pairing import SEVERITY, STATUSES, Finding, Pair, Status, worst_status
+from tensorcap.verdicts.pair import SEVERITY, STATUSES, Finding, Pair, Status, worst_status
 from tensorcap_formats.dtypes import Array, dtype
 from tensorcap_formats.errors import TensorNotFoundError
 

@@ -16,7 +16,7 @@ from tensorcap.comparison import Comparison
 from tensorcap.verdicts.account import Account
 from tensorcap.verdicts.divergence import first_divergence
 from tensorcap.verdicts.looks import sample
-from tensorcap.verdicts.pairing import Finding, Pair, Status
+from tensorcap.verdicts.pair import Finding, Pair, Status
 from tensorcap.verdicts.policy import POLICY
 from tensorcap_formats.dtypes import Array, dtype
 from tensorcap_formats.errors import UsageError

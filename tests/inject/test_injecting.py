@@ -20,7 +20,7 @@ from tensorcap.capturing import Capture
 from tensorcap.comparing import compare
 from tensorcap.comparison import Comparison
 from tensorcap.injecting import inject, reverse
-from tensorcap.verdicts.pairing import Pair
+from tensorcap.verdicts.pair import Pair
 from tensorcap.workload import Workload
 from tensorcap_formats.errors import TensorNotFoundError
 from tensorcap_formats.opening import open_archive

@@ -23,7 +23,7 @@ import torch
 
 from tensorcap.capturing import capture_workload
 from tensorcap.replaying import replay
-from tensorcap.verdicts.pairing import Finding
+from tensorcap.verdicts.pair import Finding
 from tensorcap.verdicts.policy import POLICY
 from tensorcap.verdicts.replayed import Own
 from tests.zoo.architectures import ARCHITECTURES

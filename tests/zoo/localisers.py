@@ -12,7 +12,7 @@ from tensorcap.comparing import compare
 from tensorcap.localization.suspect import Localization
 from tensorcap.localizing import localize
 from tensorcap.replaying import replay_forward
-from tensorcap.verdicts.pairing import ABSENT
+from tensorcap.verdicts.pair import ABSENT
 from tensorcap.workload import Workload
 
 

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from tensorcap.verdicts.pairing import Finding  # needs transformers in its package
+from tensorcap.verdicts.pair import Finding  # needs transformers in its package
 from tensorcap.verdicts.policy import POLICY
 from tensorcap.verdicts.replayed import Own
 from tests.zoo import calibrate

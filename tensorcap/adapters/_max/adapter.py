@@ -21,8 +21,8 @@ from tensorcap.adapters._max.roots import Roots
 from tensorcap.adapters._max.running import Tapped, weights_of
 from tensorcap.recording.plan import Plan
 from tensorcap.recording.recorder import Call, Recorder
-from tensorcap.recording.structure import class_name, rebuilt
-from tensorcap.sources import sources_of
+from tensorcap.recording.structure import rebuilt
+from tensorcap.sources import class_name, sources_of
 from tensorcap.substitution import Substitution
 from tensorcap.workload import StoredInput, Workload
 from tensorcap_formats.dtypes import DTYPES, decode, encode
@@ -66,7 +66,7 @@ class MaxAdapter:
             _record_weights(known, modules, recorder)
         foreign = Foreign(modules, names, recorder, plan, substitution)
         tapped = Tapped(known, names, recorder, plan, substitution, foreign)
-        known.compiled.tapped = tapped
+        known.compiled.tapped = tapped.run
         try:
             with foreign.watch():
                 yield

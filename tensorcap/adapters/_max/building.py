@@ -6,8 +6,7 @@ import io
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from tensorcap.adapters._max.engine import (
     DeviceRef,
@@ -20,77 +19,17 @@ from tensorcap.adapters._max.engine import (
     ops,
 )
 from tensorcap.adapters._max.given import Given
-from tensorcap.adapters._max.model import MaxModel
+from tensorcap.adapters._max.graph_plan import Built, GraphSource, Place, Told
 from tensorcap.adapters._max.modules import as_before, devices_of, is_in_graph, own_weights, tree
-from tensorcap.adapters._max.notes import Event
 from tensorcap.adapters._max.subgraphs import subgraphs
 from tensorcap.adapters._max.tracing import KINDS, Tracing
 from tensorcap.adapters._max.watching import watching
 from tensorcap.recording.probing import probing
-from tensorcap.recording.structure import class_name, walk
+from tensorcap.recording.structure import walk
+from tensorcap.sources import class_name
 from tensorcap.substitution import Kind
 from tensorcap_formats.errors import CaptureError, UsageError, abbreviate
 from tensorcap_formats.keys import escape
-
-
-class Place(NamedTuple):
-    """Where a value can be exchanged: a tensor of a call, counted from 0 within one run of the graph."""
-
-    name: str
-    call: int
-    slot: str
-
-
-@dataclass(frozen=True)
-class Told:
-    """What a graph tells besides what the model gives.
-
-    Attributes:
-        names: Of the modules whose calls it tells of.
-        inputs: Whether their arguments too; those of the model itself in any case.
-        room: The kinds of values that have switches.
-        prints: Whether it prints what it cannot give out.
-    """
-
-    names: frozenset[str]
-    inputs: bool = True
-    room: frozenset[str] = frozenset()
-    prints: bool = False
-
-    def covers(self, other: Told) -> bool:
-        """Whether a graph that tells this can stand for one that tells the other."""
-        is_more = self.names >= other.names and self.inputs >= other.inputs and self.room >= other.room
-        return is_more and self.prints == other.prints
-
-
-@dataclass(frozen=True)
-class Built:
-    """A graph of a model, compiled.
-
-    Attributes:
-        session: Which compiled it.
-        artifact: What it made.
-        events: What happens in the model, in order.
-        own_slots: Of the model's own outputs, which come first.
-        taps: How many further outputs it has.
-        switches: Places whose values can be exchanged, with the type of what goes in. The graph has an input
-            for each after the model's own, and behind those as many flags.
-        seconds: What making it took.
-        signature: Of the arguments that it is for.
-        told: What it tells; None of a control.
-        unused: Names of modules with weights of which none is in it.
-    """
-
-    session: InferenceSession
-    artifact: Any
-    events: Sequence[Event]
-    own_slots: Sequence[str]
-    taps: int
-    switches: Mapping[Place, TensorType]
-    seconds: float
-    signature: tuple[Any, ...]
-    told: Told | None
-    unused: frozenset[str]
 
 
 class _Places:
@@ -124,7 +63,7 @@ class _Switches:
         return ops.where(flag, self._values[Place(name, call, slot)], value)
 
 
-def build(model: MaxModel, given: Given, told: Told | None) -> Built:
+def build(model: GraphSource, given: Given, told: Told | None) -> Built:
     """Make a graph of a model and compile it.
 
     Args:
@@ -174,7 +113,7 @@ def build(model: MaxModel, given: Given, told: Told | None) -> Built:
 
 
 def _traced(
-    model: MaxModel,
+    model: GraphSource,
     given: Given,
     modules: Mapping[str, Any],
     tracing: Tracing,

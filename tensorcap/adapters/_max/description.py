@@ -11,8 +11,7 @@ from tensorcap.adapters._max.engine import VERSION, DeviceRef, Module
 from tensorcap.adapters._max.model import MaxModel
 from tensorcap.adapters._max.modules import devices_of, own_weights, tree
 from tensorcap.metadata import jsonable, redact
-from tensorcap.recording.structure import class_name
-from tensorcap.sources import file_of
+from tensorcap.sources import class_name, file_of
 from tensorcap_formats.keys import module_site
 
 

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from tensorcap.adapters._max.building import Built, Place
 from tensorcap.adapters._max.engine import Buffer, MaxDType, buffer_of, logical
 from tensorcap.adapters._max.given import Given
+from tensorcap.adapters._max.graph_plan import Built, Place
 from tensorcap.adapters._max.notes import Enter, Event, Inner, Leave, Lost, Passed, Plain, Printed, Tensor
 from tensorcap.substitution import Kind, Substitution, no_fit
 from tensorcap_formats.dtypes import DTYPES, cast

@@ -19,9 +19,10 @@ from tensorcap.adapters._max.engine import (
     TensorType,
     buffer,
 )
-from tensorcap.adapters._max.model import MaxModel
+from tensorcap.adapters._max.graph_plan import GraphSource
 from tensorcap.adapters._max.tracing import argument_names
-from tensorcap.recording.structure import Kinds, class_name, rebuilt, walk
+from tensorcap.recording.structure import Kinds, rebuilt, walk
+from tensorcap.sources import class_name
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import escape
 
@@ -38,7 +39,7 @@ class Given:
         dims: Sizes of symbolic dimensions.
     """
 
-    def __init__(self, model: MaxModel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def __init__(self, model: GraphSource, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Look at arguments.
 
         Raises:
@@ -104,7 +105,7 @@ class Given:
         return tuple(int(text) if text.isdigit() else self.dims[text] for text in texts)
 
 
-def named(model: MaxModel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def named(model: GraphSource, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The arguments of a run by name."""
     if model.forward is None:
         names = argument_names(type(model.module))

@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
-if TYPE_CHECKING:
-    from tensorcap.adapters._max.building import Built
-    from tensorcap.adapters._max.running import Tapped
-
-
-@dataclass
-class Compiled:
-    """What was compiled of a module, and by which session; holds no module.
-
-    Attributes:
-        session: Made when the first graph is compiled.
-        graphs: All of them, so that none is compiled twice.
-        tapped: The capture that is under way.
-    """
-
-    session: Any = None
-    graphs: list[Built] = field(default_factory=list)
-    tapped: Tapped | None = None
+from tensorcap.adapters._max.graph_plan import Compiled, GraphSource
 
 
 @dataclass(eq=False)
-class MaxModel:
+class MaxModel(GraphSource):
     """A `max.nn` module, and what a graph of it takes; called, it runs on arrays.
 
     A module alone does as the model of a `Workload` too, if its weights were loaded (`load_state_dict`): its
@@ -51,15 +34,6 @@ class MaxModel:
         >>> MaxModel(module=None, input_types=["…"]).control
         True
     """
-
-    module: Any
-    input_types: Sequence[Any] | Mapping[str, Any] = ()
-    weights: Mapping[str, Any] | None = None
-    devices: Sequence[Any] = ()
-    forward: Callable[..., Any] | None = None
-    control: bool = True
-    extensions: Sequence[Any] = ()
-    compiled: Compiled = field(default_factory=Compiled, repr=False)
 
     tensorcap_framework: ClassVar = "max"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from tensorcap.adapters._max.building import Place
 from tensorcap.adapters._max.engine import TensorValue, Weight
 from tensorcap.adapters._max.exchanging import archived, planned
+from tensorcap.adapters._max.graph_plan import Place
 from tensorcap.adapters._max.notes import Event
 from tensorcap.substitution import Kind, Substitution
 from tensorcap_formats.errors import UsageError

@@ -7,28 +7,28 @@ from typing import Any
 
 import numpy as np
 
-from tensorcap.adapters._max.building import Built, Told, build
+from tensorcap.adapters._max.building import build
 from tensorcap.adapters._max.engine import BufferType, NoBitsError, bits, initialised
 from tensorcap.adapters._max.exchanging import feed
 from tensorcap.adapters._max.foreign import Foreign
 from tensorcap.adapters._max.given import Given
-from tensorcap.adapters._max.model import MaxModel
+from tensorcap.adapters._max.graph_plan import Built, GraphSource, Told
 from tensorcap.adapters._max.playing import play, symbolic_shapes
 from tensorcap.adapters._max.printing import printing
 from tensorcap.recording.plan import Plan
 from tensorcap.recording.recorder import Recorder
-from tensorcap.recording.structure import class_name
+from tensorcap.sources import class_name
 from tensorcap.substitution import Substitution
 from tensorcap_formats.dtypes import decode
 from tensorcap_formats.errors import UsageError
 
 
-def run(model: MaxModel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+def run(model: GraphSource, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """Run a model, through the capture that is under way if there is one."""
     tapped = model.compiled.tapped
     if tapped is None:
         return Executions(model).control(Given(model, args, kwargs))
-    return tapped.run(args, kwargs)
+    return tapped(args, kwargs)
 
 
 class Executions:
@@ -38,7 +38,7 @@ class Executions:
         weights: By their full names.
     """
 
-    def __init__(self, model: MaxModel) -> None:
+    def __init__(self, model: GraphSource) -> None:
         self._model = model
         self.weights = weights_of(model)
         self._ready: list[tuple[Built, Any]] = []
@@ -79,7 +79,7 @@ class Tapped:
 
     def __init__(
         self,
-        model: MaxModel,
+        model: GraphSource,
         names: Collection[str],
         recorder: Recorder,
         plan: Plan,
@@ -146,7 +146,7 @@ class Tapped:
         return found[:own]
 
 
-def weights_of(model: MaxModel) -> Mapping[str, Any]:
+def weights_of(model: GraphSource) -> Mapping[str, Any]:
     """A model's weights by their full names.
 
     Raises:

@@ -29,8 +29,7 @@ from tensorcap.adapters._torch.tensors import device_named, dtype_named, from_st
 from tensorcap.adapters._torch.view import ops
 from tensorcap.recording.plan import Plan
 from tensorcap.recording.recorder import Recorder
-from tensorcap.recording.structure import class_name
-from tensorcap.sources import sources_of
+from tensorcap.sources import class_name, sources_of
 from tensorcap.substitution import Substitution
 from tensorcap.workload import StoredInput, Workload
 from tensorcap_formats.errors import UsageError

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tensorcap.adapters._torch.tap import argument_names
-from tensorcap.recording.structure import class_name
+from tensorcap.sources import class_name
 from tensorcap.workload import Workload
 from tensorcap_formats.errors import UsageError
 

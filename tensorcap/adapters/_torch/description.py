@@ -11,8 +11,7 @@ from torch import nn
 
 from tensorcap.adapters._torch.tensors import dtype_name
 from tensorcap.metadata import jsonable, redact
-from tensorcap.recording.structure import class_name
-from tensorcap.sources import file_of
+from tensorcap.sources import class_name, file_of
 from tensorcap_formats.keys import module_site
 
 

@@ -14,14 +14,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import CodeType, FrameType, FunctionType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import nn
 from torch.fx import _symbolic_trace
 
-if TYPE_CHECKING:
-    from tensorcap.adapters._torch.tap import Tapped
+from tensorcap.recording.point import Point
+from tensorcap.recording.recorder import Call, Recorder
 
 
 def _with_nested(code: CodeType) -> Iterator[CodeType]:
@@ -35,8 +35,31 @@ _CALL: Final = nn.Module._call_impl.__code__
 _CALLERS: Final = frozenset((*_with_nested(_CALL), nn.Module._slow_forward.__code__))
 _LOCK: Final = threading.RLock()
 _REPLACED: Final[dict[type, Replacement]] = {}  # by the class that defines the `forward`
-_TAPPED: Final[dict[int, tuple[Tapped, ...]]] = {}  # by the module's id
+_TAPPED: Final[dict[int, tuple[Observer, ...]]] = {}  # by the module's id
 _AROUND: Final[list[Callable[[nn.Module], AbstractContextManager[None]]]] = []
+
+
+class Observer(Protocol):
+    """Records the calls of one module; `Tapped` is the one that there is.
+
+    Attributes:
+        point: Where they are recorded.
+        recorder: By what.
+    """
+
+    point: Point
+    recorder: Recorder
+
+    def begin(self, module: nn.Module, token: int) -> Call | None:
+        """Begin a call; None if nothing of it is to be recorded."""
+
+    def given(
+        self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Record what a call is given, and return what it goes on with."""
+
+    def end(self, call: Call | None, output: Any) -> Any:
+        """Record what a call returns, and return what its caller gets."""
 
 
 class Replacement:
@@ -50,7 +73,7 @@ class Replacement:
 
 
 @contextmanager
-def direct_calls(hooked: Iterable[tuple[nn.Module, Tapped]]) -> Iterator[None]:
+def direct_calls(hooked: Iterable[tuple[nn.Module, Observer]]) -> Iterator[None]:
     """Record calls of the `forward` of these modules as their hooks record calls of the modules."""
     with ExitStack() as stack:
         for module, tapped in hooked:
@@ -193,12 +216,12 @@ def _is_called_already(module: nn.Module, frame: FrameType) -> bool:
     return outer is not None and outer.f_code is _CALL and outer.f_locals.get("self") is module
 
 
-def _add(module_id: int, tapped: Tapped) -> None:
+def _add(module_id: int, tapped: Observer) -> None:
     with _LOCK:
         _TAPPED[module_id] = (*_TAPPED.get(module_id, ()), tapped)
 
 
-def _remove(module_id: int, tapped: Tapped) -> None:
+def _remove(module_id: int, tapped: Observer) -> None:
     with _LOCK:
         left = tuple(other for other in _TAPPED[module_id] if other is not tapped)
         if left:

@@ -33,13 +33,14 @@ from tensorcap.adapters._torch.operators import Operator
 from tensorcap.adapters._torch.ops import Ops
 from tensorcap.adapters._torch.parameters import parameters
 from tensorcap.adapters._torch.staging import Staging
-from tensorcap.adapters._torch.tap import Tapped, argument_names
+from tensorcap.adapters._torch.tap import argument_names
+from tensorcap.adapters._torch.tapped import Tapped
 from tensorcap.adapters._torch.view import below
 from tensorcap.metadata import redact
 from tensorcap.recording.plan import Plan
 from tensorcap.recording.point import Point
 from tensorcap.recording.recorder import Call, Recorder
-from tensorcap.recording.structure import class_name
+from tensorcap.sources import class_name
 from tensorcap.workload import Workload
 from tensorcap_formats.errors import CaptureError, UsageError, abbreviate
 from tensorcap_formats.keys import escape

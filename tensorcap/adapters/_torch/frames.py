@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+import sys
 from types import CodeType, FrameType
 from typing import Final, NamedTuple
 
 import torch
 
-import tensorcap
 import tensorcap_formats
 from tensorcap.metadata import redact
 
 _TORCH: Final = os.path.join(torch.__path__[0], "")
-_INNER: Final = (_TORCH, *(os.path.join(ours.__path__[0], "") for ours in (tensorcap, tensorcap_formats)))
+_OURS: Final = (sys.modules[__name__.partition(".")[0]], tensorcap_formats)
+_INNER: Final = (_TORCH, *(os.path.join(package.__path__[0], "") for package in _OURS))
 _FUNCTORCH: Final = os.path.join(_TORCH, "_functorch", "")
 TRACED: Final = "under torch.jit.trace"
 TRANSFORMED: Final = "inside a function transform (vmap, grad, …)"

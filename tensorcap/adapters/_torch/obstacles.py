@@ -12,18 +12,16 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import CodeType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from torch import nn
 
 from tensorcap.adapters._torch.direct import surroundings
+from tensorcap.adapters._torch.tapped import Tapped
 from tensorcap.recording.point import Point
 from tensorcap.recording.recorder import Call, Recorder
 from tensorcap_formats.errors import UsageError
-
-if TYPE_CHECKING:
-    from tensorcap.adapters._torch.tap import Tapped
 
 _FUNCTIONS: Final = (FunctionType, MethodType)
 _SCRIPTED: Final = "scripted or traced (torch.jit); capture the module that it was made from"

@@ -20,7 +20,7 @@ from tensorcap.adapters._torch.leaves import Leaves
 from tensorcap.adapters._torch.obstacles import fused_layers
 from tensorcap.adapters._torch.ops import Ops
 from tensorcap.recording.point import Point
-from tensorcap.recording.structure import class_name
+from tensorcap.sources import class_name
 from tensorcap_formats.errors import UsageError, abbreviate
 
 _CALL: Final = nn.Module._call_impl.__code__

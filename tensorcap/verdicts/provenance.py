@@ -8,7 +8,8 @@ from typing import Final
 
 from tensorcap.alignment.coverage import Reasons
 from tensorcap.alignment.mapped import MappedArchive
-from tensorcap.verdicts.pairing import Origin, Pair, Selection
+from tensorcap.verdicts.pair import Origin, Pair
+from tensorcap.verdicts.pairing import Selection
 from tensorcap_formats.archive import Archive
 
 _TOLD: Final = 3  # tensors in one sentence

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from tensorcap.alignment.fitting import fit
-from tensorcap.verdicts.pairing import Pair
+from tensorcap.verdicts.pair import Pair
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 

@@ -1,0 +1,61 @@
+"""What a verification found of a port."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tensorcap.alignment.order import Order
+from tensorcap.auditing import Audit
+from tensorcap.comparison import Comparison
+from tensorcap.localization.suspect import Localization, Suspect
+from tensorcap.preflight.checklist import Preflight
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What was found of a port.
+
+    Attributes:
+        path: The folder.
+        preflight: What differs apart from tensors.
+        order: Both orders of execution; None where a side has none.
+        free: The comparison of the free runs.
+        injected: That of the injected run; None without one.
+        why_not_injected: Why there is none, "" if there is.
+        is_refused: Whether there should have been one, and the reference's tensors did not fit.
+        localization: Which modules are accused, by what, and what the errors look like.
+        inheriting: Keys of what is not green in the free run, and green once the inputs are right.
+        weights: The comparison of weights before the target ran, of unlike frameworks.
+        control: Of each output of a compiled target, how far a run without taps is from the free run.
+        notes: What could not be written, a sentence each.
+        summary: What is wrong, as sentences.
+    """
+
+    path: Path
+    preflight: Preflight
+    order: Order | None
+    free: Comparison
+    injected: Comparison | None
+    why_not_injected: str
+    is_refused: bool
+    localization: Localization
+    inheriting: Sequence[str]
+    weights: Audit | None = None
+    control: Sequence[Mapping[str, Any]] = ()
+    notes: Sequence[str] = ()
+    summary: Sequence[str] = ()
+
+    @property
+    def suspects(self) -> Sequence[Suspect]:
+        """Modules that are accused, the first one first."""
+        return self.localization.suspects
+
+    @property
+    def exit_status(self) -> int:
+        """That of the worst comparison; at least 1 if one is accused, or injection was refused (VER-40)."""
+        injected = self.injected.exit_status if self.injected else int(self.is_refused)
+        weights = self.weights.exit_status if self.weights else 0
+        return max(self.free.exit_status, injected, int(bool(self.suspects)), weights)
