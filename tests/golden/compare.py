@@ -15,7 +15,16 @@ def compare(one: Path, other: Path, *, only: str = "*", lines: int = _LINES) -> 
     """Print the differences of two folders, each file's diff cut after some lines; 1 if there are any."""
     files = [_files(side, only) for side in (one, other)]
     differing = [name for name in sorted(files[0] | files[1]) if _bytes(one / name) != _bytes(other / name)]
+    alone = {
+        side / name
+        for side, others in ((one, other), (other, one))
+        for name in _batches(side) - _batches(others)
+    }
+    for folder in sorted(alone):
+        print(f"only there: {folder}")
     for name in differing:
+        if {one / Path(name).parts[0], other / Path(name).parts[0]} & alone:
+            continue
         if name not in files[0] or name not in files[1]:
             print(f"only in {one if name in files[0] else other}: {name}")
             continue
@@ -32,13 +41,17 @@ def _files(folder: Path, only: str) -> set[str]:
     return {str(n) for n in names if n.match(only) and not (len(n.parts) == 1 and n.suffix == ".log")}
 
 
+def _batches(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if path.is_dir()}
+
+
 def _bytes(path: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
 
 
 def _diff(one: Path, other: Path) -> Iterator[str]:
-    texts = [path.read_text(errors="replace").splitlines() for path in (one, other)]
-    return difflib.unified_diff(*texts, str(one), str(other), lineterm="", n=1)
+    before, after = (path.read_text(errors="replace").splitlines() for path in (one, other))
+    return difflib.unified_diff(before, after, str(one), str(other), lineterm="", n=1)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
