@@ -2,7 +2,7 @@
 
     python -m tests.golden.run OUT                    the tree that this file is in
     python -m tests.golden.run OUT --tree DIR         another one, which need not have this program
-    python -m tests.golden.run OUT --full             all of the zoo and all ports too: an hour
+    python -m tests.golden.run OUT --full             all of the zoo and all ports too
     make golden REF=COMMIT                            this tree against a commit
 
 A guard for changes that are none of behaviour. Results are for two trees on one machine (values depend on the
@@ -35,8 +35,8 @@ _PARTS: Final = ("cli", "examples", "formats", "tensorcap", "tests")
 
 
 def record(tree: Path, out: Path, batches: Mapping[str, Batch]) -> int:
-    """Record batches of a tree into the new folder `out`; the count of batches that failed."""
-    out.mkdir(parents=True)
+    """Record batches of a tree in place of those that `out` has; the count of batches that failed."""
+    out.mkdir(parents=True, exist_ok=True)
     PLACE.mkdir(exist_ok=True)
     with (PLACE / "lock").open("w") as lock:
         try:
@@ -59,6 +59,7 @@ def record(tree: Path, out: Path, batches: Mapping[str, Batch]) -> int:
 
 def _record(name: str, batch: Batch, tree: Path, work: Path, out: Path) -> bool:
     began = time.perf_counter()
+    shutil.rmtree(out / name, ignore_errors=True)
     python = Path(sys.prefix).resolve() / "bin" / "python"
     given = json.dumps(batch.as_json()).replace("{tree}", str(tree))
     with (out / f"{name}.log").open("w") as log:
@@ -110,7 +111,7 @@ def compare_with(ref: str, batches: Mapping[str, Batch]) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Record, or record and compare; 0 if every batch ran and, with --ref, all is equal."""
     parser = argparse.ArgumentParser(prog="tests.golden.run", description="Record golden results of a tree.")
-    parser.add_argument("out", nargs="?", type=Path, help="a new folder")
+    parser.add_argument("out", nargs="?", type=Path, help="a folder; batches that it has are recorded anew")
     parser.add_argument("--tree", type=Path, default=ROOT, help="the tree under test; by default this one")
     parser.add_argument("--ref", metavar="COMMIT", help="record this tree and a commit's, and compare")
     parser.add_argument("--only", action="append", metavar="GLOB", help="names of batches")
