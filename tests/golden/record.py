@@ -99,6 +99,7 @@ def record(batch: dict[str, Any], work: Path, out: Path) -> None:
     out.mkdir(parents=True)
     os.chdir(work)
     sys.path.insert(0, str(work))
+    sys.argv = ["tcap"]  # which archives hold
     (work / "workloads.py").write_text(batch["workloads"])
     if batch["prepare"]:
         exec(compile(batch["prepare"], "prepare", "exec"), {})
