@@ -485,6 +485,7 @@ show forward.h5
 """
 
 _API_INPUTS: Final = """
+import re
 import torch
 import tensorcap
 from tensorcap.testing import assert_matches
@@ -519,7 +520,7 @@ with torch.no_grad():
         try:
             assert_matches("forward.h5", model, rtol=1e-5)
         except AssertionError as error:
-            file.write(str(error))
+            file.write(re.sub(r"/\\S+/tensorcap-\\w+/", "", str(error)))
 result = tensorcap.compare("forward.h5", "doubled.h5")
 with tensorcap.open_archive("forward.h5") as archive, open("records.txt", "w") as file:
     for record in archive.records:
