@@ -10,6 +10,7 @@ import datetime
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from typing import Any, Final
 
 ARCHIVES: Final = (".h5", ".safetensors", ".zarr")
 _TEXTS: Final = (".csv", ".json", ".md", ".toml", ".txt", ".xml")
+# What is left by a hypothesis that gives experts indices beyond their number: memory that nobody has written.
+_UNDEFINED: Final = re.compile(r'"index-differs": ?[^,}]+(, ?)?')
 _COMPILING: Final = "compiling comparison kernels"  # once per machine and version of the kernels
 
 
@@ -69,6 +72,9 @@ def transcript(arguments: Sequence[str], status: str, stdout: str, stderr: str) 
         pass
     else:
         if isinstance(parsed, dict | list):
+            if _UNDEFINED.search(stdout):
+                stdout = re.sub(r", ?}", "}", _UNDEFINED.sub("", stdout))
+                parsed = json.loads(stdout)
             digest = hashlib.sha256(stdout.encode()).hexdigest()
             stdout = f"sha256 {digest}\n{json.dumps(parsed, indent=1, ensure_ascii=False)}\n"
     return "\n".join(
