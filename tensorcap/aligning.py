@@ -52,7 +52,7 @@ class Aligned:
             "format": "tensorcap-alignment",
             "version": 1,
             "reference": Side.of(self.reference),
-            "target": Side.of(self.target.original),
+            "target": Side.of(self.target.source),
             "entries": [_public(entry) for entry in self.alignment.entries],
             "left_over": self.alignment.left_over,
             "tokens": [found.text for found in self.tokens],

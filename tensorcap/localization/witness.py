@@ -235,8 +235,8 @@ class _OwnsOfInjection:
         self._reference, self._run = reference, injected
         self._injected = Injected(injected)
         if isinstance(injected, MappedArchive):
-            self._run = injected.original
-            self._injected = Injected(injected.original, injected.sources)
+            self._run = injected.source
+            self._injected = Injected(injected.source, injected.sources)
         self._errors: dict[str, float | None] = {}
         for pair in self._pairs:
             for key in self._injected.keys_of(pair):
