@@ -182,7 +182,7 @@ class _Run:
         self._given = given
         self._calibration = calibration
         self._progress = progress
-        self._precision = POLICY.precision_of_runs(reference.run, target.run, compute_dtype)
+        self._precision = POLICY.precision_of_runs(reference.info, target.info, compute_dtype)
         if calibration is not None:
             _require_precision(calibration, self._precision)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -14,7 +14,6 @@ from tensorcap.alignment.summary import MappingSummary
 from tensorcap.metrics.difference import Tolerance
 from tensorcap.verdicts.account import Account
 from tensorcap.verdicts.calibration import Calibration
-from tensorcap.verdicts.caveats import error_of
 from tensorcap.verdicts.divergence import Divergence
 from tensorcap.verdicts.pairing import STATUSES, Pair, Status
 from tensorcap.verdicts.policy import Policy
@@ -65,18 +64,17 @@ class Side:
     @classmethod
     def of(cls, archive: Archive) -> Side:
         """Describe an archive."""
-        run = archive.run
-        model = run.get("model")
+        info = archive.info
         return cls(
             path=archive.path,
             container=archive.container,
             records=len(archive),
-            model=str(model.get("class") or "") if isinstance(model, Mapping) else "",
-            dtype=str(run.get("dtype") or ""),
-            compute_dtype=str(run.get("compute_dtype") or ""),
+            model=info.model_class,
+            dtype=info.dtype,
+            compute_dtype=info.compute_dtype,
             is_ordered=archive.is_ordered,
             is_complete=archive.is_complete,
-            error=error_of(run),
+            error=info.error.text if info.error else "",
         )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.records import Record
+from tensorcap_formats.run_info import RunInfo
 
 
 class ArchiveView(Archive):
@@ -23,7 +25,6 @@ class ArchiveView(Archive):
         records: The view's records, in execution order; their rows are numbered anew.
         sources: The source's records behind each record, by key text of the view; none for what was read
             already.
-        run: The run's metadata if they differ from the source's.
         values: Arguments and results that are no tensors, if they differ from the source's.
         root: The source's root hash, if the view still stands for all that the source holds.
         is_direct: As `Archive.is_direct`.
@@ -39,7 +40,6 @@ class ArchiveView(Archive):
         records: Iterable[Record],
         sources: Mapping[str, Sequence[Record]],
         *,
-        run: Mapping[str, Any] | None = None,
         values: Mapping[str, Any] | None = None,
         root: str | None = None,
         is_direct: bool = False,
@@ -51,7 +51,7 @@ class ArchiveView(Archive):
             is_foreign=source.is_foreign,
             is_ordered=source.is_ordered,
             is_complete=source.is_complete,
-            run=source.run if run is None else run,
+            run=source.run,
             values=source.values if values is None else values,
             algorithm=source.algorithm,
             root=root,
@@ -62,6 +62,11 @@ class ArchiveView(Archive):
         self.source = source
         self.sources = sources
         self._kept: tuple[object, Sequence[Array]] | None = None
+
+    @cached_property
+    def info(self) -> RunInfo:
+        """What the run's metadata say of the view's records."""
+        return self.source.info
 
     def remark(self, record: Record) -> str:
         """What is to be known of the tensors behind the record."""

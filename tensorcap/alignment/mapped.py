@@ -15,8 +15,9 @@ from tensorcap.alignment.summary import MappingSummary, summary_of
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import ReadError, UsageError
-from tensorcap_formats.keys import Key, inner_site
+from tensorcap_formats.keys import ROOT_SITE, Key, inner_site
 from tensorcap_formats.records import Record
+from tensorcap_formats.run_info import RunInfo
 from tensorcap_formats.view import ArchiveView
 
 _UNMAPPED = "unmapped"  # stands before the site of a record that nothing was mapped to
@@ -48,6 +49,7 @@ class MappedArchive(ArchiveView):
         self._summed_up = partial(
             summary_of, links, left_over, reference, target, path=map_path, tokens=tokens
         )
+        self._names = names = _names(links)
         self.links: dict[str, Link] = {}
         self._parts: dict[str, int] = {}
         records, sources = self._linked(links)
@@ -64,9 +66,21 @@ class MappedArchive(ArchiveView):
             target,
             records,
             sources,
-            run=_renamed(target.run, links),
-            values=_renamed_values(target.values, links),
+            values=_renamed_values(target.values, names),
             is_direct=target.is_direct and all(link.is_renaming for link in links),
+        )
+
+    @cached_property
+    def info(self) -> RunInfo:
+        """What the target's metadata say, with the reference's names for sites that are one of its."""
+        info, names = self.source.info, self._names
+        return replace(
+            info,
+            modules={
+                site if site == ROOT_SITE else names.get(site, site): module  # the model stays the model
+                for site, module in info.modules.items()
+            },
+            points=tuple(replace(point, site=names.get(point.site, point.site)) for point in info.points),
         )
 
     @cached_property
@@ -115,24 +129,8 @@ def _elsewhere(key: Key) -> Key:
     return replace(key, site=inner_site(_UNMAPPED, key.site)) if key.slot else Key(f"{_UNMAPPED}:{key.site}")
 
 
-def _renamed(run: Mapping[str, Any], links: Sequence[Link]) -> dict[str, Any]:
-    """The run's metadata with the reference's names for sites that are one of the reference's."""
-    names = _names(links)
-    renamed = dict(run)
-    for listing, field in (("points", "site"), ("modules", "path")):
-        entries = run.get(listing)
-        if isinstance(entries, list):
-            renamed[listing] = [
-                {**entry, field: names.get(str(entry.get(field)), entry.get(field))}
-                for entry in entries
-                if isinstance(entry, dict)
-            ]
-    return renamed
-
-
-def _renamed_values(values: Mapping[str, Any], links: Sequence[Link]) -> dict[str, Any]:
+def _renamed_values(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """Arguments and results that are no tensors, under the reference's names of their sites."""
-    names = _names(links)
     found: dict[str, Any] = {}
     for text, value in values.items():
         key = Key.parse(text)

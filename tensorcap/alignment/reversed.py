@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, dtype_of
 from tensorcap_formats.errors import ReadError, UsageError
 from tensorcap_formats.records import Record
+from tensorcap_formats.run_info import RunInfo
 from tensorcap_formats.view import ArchiveView
 
 
@@ -72,10 +74,14 @@ class ReversedArchive(ArchiveView):
             reference,
             records,
             sources,
-            run={name: found for name, found in reference.run.items() if name != "aliases"},
             values={},
             root=reference.root,
         )
+
+    @cached_property
+    def info(self) -> RunInfo:
+        """What the reference's metadata say; its aliases are none of the target's."""
+        return replace(self.source.info, aliases={})
 
     def _why_not(self, link: Link) -> str:
         """Why a link cannot be undone; "" if it can. Tried on zeros, once for each entry and its shapes."""

@@ -191,7 +191,7 @@ def _precision(exhibit: Exhibit, compute_dtype: str | None) -> tuple[str, float]
     names = exhibit.reference.dtype.name, exhibit.target.dtype.name
     if not any(name in POLICY.units for name in names):
         return "", 0.0
-    runs = POLICY.precision_of_runs(exhibit.ours.run, exhibit.theirs.run, compute_dtype)
+    runs = POLICY.precision_of_runs(exhibit.ours.info, exhibit.theirs.info, compute_dtype)
     precision = POLICY.precision_of_pair(runs, *names)
     return precision.name, precision.rounding
 

@@ -229,7 +229,7 @@ class _OwnsOfInjection:
             key=lambda pair: pair.reference.order if pair.reference else 0,
         )
         self._calls, self._called = Calls(reference), called_sites(reference)
-        self._precision = POLICY.precision_of_runs(reference.run, injected.run, None)
+        self._precision = POLICY.precision_of_runs(reference.info, injected.info, None)
         self._given = {call.place: call.inputs for call in self._calls.calls}
         self._paired = {pair.key for pair in self._pairs}
         self._reference, self._run = reference, injected
