@@ -150,6 +150,8 @@ def test_what_was_skipped_and_how_the_run_ended_is_the_sources(
     assert (view.is_foreign, view.is_ordered, view.is_complete) == (True, False, False)
     assert (view.algorithm, view.trusts_digests) == ("xxh3_128", True)
     assert view.run == RUN
+    assert (view.info.dtype, view.info.notes) == ("float32", ("a note",))
+    assert {site: module.class_name for site, module in view.info.modules.items()} == {"z": "Z"}
     assert view.source is source
 
 
