@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -52,7 +52,7 @@ class Aligned:
             "format": "tensorcap-alignment",
             "version": 1,
             "reference": Side.of(self.reference),
-            "target": Side.of(self.target.original),
+            "target": Side.of(self.target.source),
             "entries": [_public(entry) for entry in self.alignment.entries],
             "left_over": self.alignment.left_over,
             "tokens": [found.text for found in self.tokens],
@@ -252,9 +252,8 @@ def aligned_if_needed(
 
 def _kept(target: Archive) -> Alignment | None:
     """The mapping that a run was injected through: one computed of its own values may say something else."""
-    injected = target.run.get("injected")
-    text = injected.get("map") if isinstance(injected, Mapping) else None
-    return parse_map(text, f"{target.path}: its map") if isinstance(text, str) else None
+    text = target.info.injected.map_text if target.info.injected else ""
+    return parse_map(text, f"{target.path}: its map") if text else None
 
 
 def _as_it_is(entry: Entry) -> Entry:
@@ -264,7 +263,7 @@ def _as_it_is(entry: Entry) -> Entry:
 
 def evidence_between(reference: Archive, target: Archive) -> By:
     """What may pair two runs without being asked: values only if both list their modules (CMP-74)."""
-    return "all" if all(archive.run.get("modules") for archive in (reference, target)) else "names"
+    return "all" if all(archive.info.modules for archive in (reference, target)) else "names"
 
 
 def both_lack_partners(reference: Archive, target: Archive) -> bool:

@@ -184,7 +184,7 @@ class _Run:
         self._given = given
         self._calibration = calibration
         self._progress = progress
-        self._precision = POLICY.precision_of_runs(reference.run, target.run, compute_dtype)
+        self._precision = POLICY.precision_of_runs(reference.info, target.info, compute_dtype)
         if calibration is not None:
             _require_precision(calibration, self._precision)
 
@@ -212,7 +212,7 @@ class _Run:
             judged = with_ratios(judged, self._against(baseline, judged), _exact_below(account))
         return Comparison(
             reference=Side.of(reference),
-            target=Side.of(target.original if isinstance(target, MappedArchive) else target),
+            target=Side.of(target.source if isinstance(target, MappedArchive) else target),
             tolerance=self._given.default,
             pairs=tuple(judged),
             divergence=first_divergence(reference, judged) if selection else None,
@@ -313,7 +313,7 @@ class _Run:
 
 def _injected(target: Archive) -> Injected | None:
     if isinstance(target, MappedArchive):
-        return Injected(target.original, target.sources) or None
+        return Injected(target.source, target.sources) or None
     return Injected(target) or None
 
 

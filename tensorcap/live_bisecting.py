@@ -169,7 +169,7 @@ class _Search:
             self._mapping = aligned.alignment
             source = reversed_by(aligned, self._reference, free)
         self._source = source
-        self._precision = POLICY.precision_of_runs(self._reference.run, free.run, None)
+        self._precision = POLICY.precision_of_runs(self._reference.info, free.info, None)
         there = {record.key.text for record in source.records}
         self._results = [r for r in free.records if r.key.text in there and _is_graft(r)]
         if not self._results:

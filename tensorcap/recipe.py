@@ -48,18 +48,14 @@ class Recipe:
         Raises:
             UsageError: The run was not made from a recipe (it was captured through the Python API).
         """
-        workload = archive.run.get("workload")
-        if not isinstance(workload, Mapping) or not isinstance(workload.get("path"), str):
+        workload, framework = archive.info.workload, archive.info.framework
+        if not workload.path:
             raise UsageError(
                 f"{archive.path}: does not say how its run was made",
                 hint="Name the model; the inputs and filters are then taken from the archive.",
             )
-        options = dict(workload.get("options") or {})
-        for name in _NEVER_INHERITED:
-            options.pop(name, None)
-        about = archive.run.get("framework")
-        framework = about.get("name") if isinstance(about, Mapping) else None
-        return cls(workload["path"], options, framework if framework in FRAMEWORKS else None)
+        options = {name: value for name, value in workload.options.items() if name not in _NEVER_INHERITED}
+        return cls(workload.path, options, framework if framework in FRAMEWORKS else None)
 
     def changed(self, **options: Any) -> Recipe:
         """The same recipe with some options given anew."""

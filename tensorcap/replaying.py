@@ -113,7 +113,7 @@ def replay_within(
     """As `replay`; the runs stay there for as long as the stack does."""
     original = stack.enter_context(opened(reference))
     tested = original if target is None else stack.enter_context(opened(target))
-    precision = POLICY.precision_of_runs(original.run, tested.run, compute_dtype)
+    precision = POLICY.precision_of_runs(original.info, tested.info, compute_dtype)
     if target is not None:
         _, tested = sides(original, tested, mapping)
     keys = _exchanged(tested, original)
@@ -180,7 +180,7 @@ def replay_forward(
         source = original if aligned is None else reversed_by(aligned, original, free)
         keys = _exchanged(source, free)
         run = runner.run(workload, Substitution(source, keys=keys))
-        precision = POLICY.precision_of_runs(original.run, run.run, compute_dtype)
+        precision = POLICY.precision_of_runs(original.info, run.info, compute_dtype)
         trusted, tested = sides(original, run, NO_MAPPING if aligned is None else aligned.alignment)
         low = None
         if model is not None and precision is not None and not precision.is_wide:
@@ -229,7 +229,7 @@ def _in(precision: Precision, workload: Workload) -> Workload:
 
 def _exact(workload: Workload, reference: Archive) -> Workload:
     """The reference's workload, or where that is in low precision a copy in float32."""
-    own = POLICY.precision_of_runs(reference.run, reference.run)
+    own = POLICY.precision_of_runs(reference.info, reference.info)
     is_exact = own is None or own.is_wide
     return workload if is_exact else _in(POLICY.precision("float32"), workload)
 

@@ -29,9 +29,8 @@ def rerun_of(
     Returns:
         The call; None if it cannot be made again, such as one of a compiled module.
     """
-    injected = run.run.get("injected")
-    slots = injected.get("slots") if isinstance(injected, dict) else None
-    replaced = {(s["site"], s["slot"]) for s in slots or () if s["status"] == "injected"}
+    slots = run.info.injected.slots if run.info.injected else ()
+    replaced = {(s.site, s.slot) for s in slots if s.status == "injected"}
     keys = {r.key.text for r in target.records if (r.key.site, r.key.slot) in replaced}
     if not keys or key not in run:
         return None

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tensorcap_formats.archive import Archive
 
@@ -39,24 +37,15 @@ class Side:
     @classmethod
     def of(cls, archive: Archive) -> Side:
         """Describe an archive."""
-        run = archive.run
-        model = run.get("model")
+        info = archive.info
         return cls(
             path=archive.path,
             container=archive.container,
             records=len(archive),
-            model=str(model.get("class") or "") if isinstance(model, Mapping) else "",
-            dtype=str(run.get("dtype") or ""),
-            compute_dtype=str(run.get("compute_dtype") or ""),
+            model=info.model_class,
+            dtype=info.dtype,
+            compute_dtype=info.compute_dtype,
             is_ordered=archive.is_ordered,
             is_complete=archive.is_complete,
-            error=error_of(run),
+            error=info.error.text if info.error else "",
         )
-
-
-def error_of(run: Mapping[str, Any]) -> str:
-    """What a run ended by, "" for nothing known."""
-    error = run.get("error")
-    if isinstance(error, Mapping):
-        return ": ".join(str(error[part]) for part in ("type", "message") if error.get(part))
-    return str(error or "")

@@ -86,15 +86,15 @@ def assert_matches(
 def _capture(reference: Archive, target: Any, inputs: Any, path: Path) -> None:
     """Run a target under capture, with the points of the reference."""
     from tensorcap.capturing import capture_workload
+    from tensorcap_formats.run_info import ScopeInfo
 
-    scope = reference.run.get("scope")
-    scope = scope if isinstance(scope, Mapping) else {}
+    scope = reference.info.scope or ScopeInfo()
     capture_workload(
         _workload(reference, target, inputs),
         path,
-        include=tuple(scope.get("include", ())),
-        exclude=tuple(scope.get("exclude", ())),
-        inputs=bool(scope.get("inputs", True)),
+        include=scope.include,
+        exclude=scope.exclude,
+        inputs=scope.inputs,
     )
 
 

@@ -28,6 +28,7 @@ from tensorcap.reports.verification_files import write_files
 from tensorcap.workload import Workload
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
+from tensorcap_formats.run_info import RunInfo
 
 REFERENCE: Final = "reference.h5"
 TARGET: Final = "target.h5"
@@ -149,7 +150,7 @@ def verify(
             localization,
             _inheriting(free, own),
             weights,
-            _control(tested.run),
+            tested.info.control,
             notes,
         )
         say("writing")
@@ -179,7 +180,7 @@ def _audited(
 ) -> Audit | None:
     """The comparison of weights of unlike frameworks, which somebody had to adapt."""
     model = target.make(trusted)[0].model
-    if _framework_of(trusted.run) == _framework_of(adapter_for(model).describe(model)):
+    if trusted.info.framework == RunInfo.of(adapter_for(model).describe(model)).framework:
         return None
     say("comparing weights")
     before = None if rules is None else read_rules(rules)
@@ -188,16 +189,6 @@ def _audited(
         count = found.comparison.compared
         say(f"{len(found.unlike)} of {count} weights are not the same numbers; going on")
     return found
-
-
-def _framework_of(run: Mapping[str, Any]) -> object:
-    about = run.get("framework")
-    return about.get("name") if isinstance(about, Mapping) else None
-
-
-def _control(run: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    told = run.get("control")
-    return tuple(one for one in told if isinstance(one, Mapping)) if isinstance(told, list) else ()
 
 
 def _captured(

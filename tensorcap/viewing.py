@@ -10,9 +10,10 @@ from tensorcap_formats.dtypes import Array, bits_of, dtype_of
 from tensorcap_formats.errors import TensorNotFoundError, no_such_tensor
 from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
+from tensorcap_formats.view import ArchiveView
 
 
-class Viewed(Archive):
+class Viewed(ArchiveView):
     """An archive of one tensor, which was read out of another archive.
 
     Attributes:
@@ -23,13 +24,10 @@ class Viewed(Archive):
         self.value = value
         self._bits = bits_of(values).reshape(-1)
         record = Record(Key.parse(text), dtype_of(values), values.shape, node.order, "", None, True, 0)
-        super().__init__(archive.path, archive.container, [record], is_ordered=archive.is_ordered)
+        super().__init__(archive, [record], {})
 
     def _read_flat(self, record: Record, start: int, out: Array) -> None:
         out[:] = self._bits[start : start + out.size]
-
-    def close(self) -> None:
-        """There is nothing to close."""
 
 
 def find(archive: Archive, name: str) -> Archive:

@@ -29,7 +29,7 @@ def print_aligned(aligned: Aligned, *, show_all: bool) -> None:
     from tensorcap.side import Side
 
     click.echo(f"reference  {side_text(Side.of(aligned.reference))}")
-    click.echo(f"target     {side_text(Side.of(aligned.target.original))}")
+    click.echo(f"target     {side_text(Side.of(aligned.target.source))}")
     entries = aligned.alignment.entries
     for evidence in dict.fromkeys(entry.evidence for entry in entries):
         click.echo()

@@ -135,7 +135,7 @@ def _capture(
 
     with ExitStack() as files:
         before = None if like is None else files.enter_context(open_archive(like))
-        kept = None if before is None else before.run.get("scope")
+        kept = None if before is None else before.info.scope
         recording = recording_arguments(options, kept, as_json=as_json)
         recipe, inputs = made_recipe(model, before, options, framework=framework)
     workload = recipe.build(inputs)

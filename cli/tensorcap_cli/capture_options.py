@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+if TYPE_CHECKING:
+    from tensorcap_formats.run_info import ScopeInfo
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-# Each as `run["scope"]` names it
+# Each as `ScopeInfo` names it
 _LISTS: Final = ("include", "exclude", "ops_in", "watch", "slices")
 _FLAGS: Final = ("grads", "params", "eager", "inner")
 _LIMITS: Final = ("steps", "sample", "max_bytes")
@@ -98,12 +102,14 @@ def recording_options_of_graphs(function: _Function) -> _Function:
     return function
 
 
-def recording_arguments(options: dict[str, Any], kept: object = None, *, as_json: bool) -> dict[str, Any]:
+def recording_arguments(
+    options: dict[str, Any], kept: ScopeInfo | None = None, *, as_json: bool
+) -> dict[str, Any]:
     """Turn those options into keyword arguments of `tensorcap.capture`, the path among them.
 
     Args:
         options: What click has parsed; the recording options are taken out of it.
-        kept: `run["scope"]` of an archive, which says what is not given anew.
+        kept: What an archive was told to record; it says what is not given anew.
         as_json: Whether what came of it is printed as JSON.
 
     Raises:
@@ -111,22 +117,23 @@ def recording_arguments(options: dict[str, Any], kept: object = None, *, as_json
     """
     from tensorcap.recording.plain_log import PlainLog
     from tensorcap_formats.errors import UsageError
+    from tensorcap_formats.run_info import ScopeInfo
 
     path, is_dry_run = options.pop("output"), options.pop("dry_run")
     if path is None and not is_dry_run:
         raise UsageError("no output, expected -o ARCHIVE or --dry-run")
     if path is not None and is_dry_run:
         raise UsageError("--dry-run writes nothing, expected no -o")
-    before = dict(kept) if isinstance(kept, Mapping) else {}
+    before = kept or ScopeInfo()
     if options.get("level") == "module":
-        before.pop("ops_in", None)  # there are no ops any more that it could be of
+        before = replace(before, ops_in=())  # there are no ops any more that it could be of
     given: dict[str, Any] = {"path": path}
-    given |= {name: list(options.pop(name, ()) or before.get(name, ())) for name in _LISTS}
-    given["inputs"] = not options.pop("no_inputs") and before.get("inputs", True)
-    given |= {name: True for name in _FLAGS if options.pop(name, False) or before.get(name)}
+    given |= {name: list(options.pop(name, ()) or getattr(before, name)) for name in _LISTS}
+    given["inputs"] = not options.pop("no_inputs") and before.inputs
+    given |= {name: True for name in _FLAGS if options.pop(name, False) or getattr(before, name)}
     for name in ("level", *_LIMITS):
         value = options.pop(name, None)
-        value = before.get(name) if value is None else value
+        value = (getattr(before, name) or None) if value is None else value
         if value is not None:
             given[name] = value
     given |= {name: options.pop(name) for name in ("stats_only", "fsync")}

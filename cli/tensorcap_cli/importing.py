@@ -61,7 +61,7 @@ def command(source: str, output: str, *, raw: tuple[str, ...], by_time: bool, as
             path = convert(opened, output, progress=tell)
         problems = getattr(opened, "problems", {})
         probes = getattr(opened, "probes", ())
-        notes = opened.run.get("notes", [])
+        notes = list(opened.info.notes)
         others = {name: what for name, what in opened.skipped.items() if name not in problems}
         if as_json:
             print_json(
@@ -109,7 +109,7 @@ def _print(opened: Archive, path: Path, others: dict[str, str]) -> None:
     nbytes = sum(record.nbytes for record in opened.records)
     order = "in execution order" if opened.is_ordered else "execution order unknown"
     click.echo(f"{path}: {plural(len(opened), 'tensor')}, {size_text(nbytes)}, {order}")
-    for note in opened.run.get("notes", []):
+    for note in opened.info.notes:
         click.echo(f"note: {one_line(note)}", err=True)
     if others:
         some = ", ".join(f"{one_line(name)} ({what})" for name, what in list(others.items())[:3])

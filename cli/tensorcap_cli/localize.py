@@ -158,7 +158,7 @@ def _replayed(
     try:
         return _made(model, trusted, options), ""
     except UsageError as error:
-        if model is not None or isinstance(trusted.run.get("workload"), dict):
+        if model is not None or trusted.info.workload.path:
             raise
         return (None, None), f"{error}; name the model by --reference to have more than archives say."
 

@@ -122,9 +122,8 @@ def _steps(archive: Archive) -> str:
     from collections import Counter
 
     steps = sorted({record.key.step for record in archive.records})
-    phases = archive.run.get("phases")
-    known = [phases[s] for s in steps if s < len(phases)] if isinstance(phases, list) else []
-    kinds = Counter(map(str, known))
+    phases = archive.info.phases
+    kinds = Counter(phases[step] for step in steps if step < len(phases) and phases[step])
     if set(kinds) <= {"forward"}:
         return plural(len(steps), "step")
     some = ", ".join(f"{count} {one_line(kind)}" for kind, count in kinds.items())

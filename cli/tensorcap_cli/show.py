@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
@@ -15,6 +15,7 @@ from tensorcap_cli.output import DASH, number_text, one_line, print_json, size_t
 if TYPE_CHECKING:
     from tensorcap_formats.archive import Archive
     from tensorcap_formats.records import Record
+    from tensorcap_formats.run_info import PointInfo
 
 _LINES: Final = (
     "framework",
@@ -107,26 +108,24 @@ def _show_run(archive: Archive, as_json: bool) -> None:
         print_json({"path": str(archive.path), "records": len(archive), **found})
         return
     click.echo(headline(archive))
-    for name, text in _described(archive.run):
+    for name, text in _described(archive):
         click.echo(f"  {name:<14}{text}")
-    points = archive.run.get("points")
-    if isinstance(points, list):
-        _show_points([point for point in points if isinstance(point, Mapping)])
+    if archive.info.points:
+        _show_points(archive.info.points)
     if archive.values:
         click.echo(f"  {'values':<14}{len(archive.values)} arguments and results that are no tensors")
     if archive.skipped:
         click.echo(f"  {'skipped':<14}{skipped_line(archive)}")
 
 
-def _described(run: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The parts of the run's metadata that fit a line each."""
+def _described(archive: Archive) -> list[tuple[str, str]]:
+    """The parts of the run's metadata that fit a line each, as they are."""
+    run, info = archive.run, archive.info
     lines = [(name, _joined(run[name])) for name in _LINES if run.get(name) not in (None, "", {}, [])]
-    seconds = run.get("duration_seconds")
-    if isinstance(seconds, int | float):
-        lines.append(("duration", f"{seconds:.3g} s"))
-    modules = run.get("modules")
-    if isinstance(modules, list):
-        lines.append(("modules", f"{len(modules)} in the tree"))
+    if info.duration_seconds is not None:
+        lines.append(("duration", f"{info.duration_seconds:.3g} s"))
+    if info.modules:
+        lines.append(("modules", f"{len(info.modules)} in the tree"))
     return lines
 
 
@@ -143,12 +142,12 @@ def _joined(value: Any, limit: int = 300) -> str:
     return text if len(text) <= limit else f"{text[:limit]}…"
 
 
-def _show_points(points: list[Mapping[str, Any]]) -> None:
-    counts = Counter(one_line(str(point.get("status"))) for point in points)
+def _show_points(points: Sequence[PointInfo]) -> None:
+    counts = Counter(one_line(point.status or "unknown") for point in points)
     click.echo(f"  {'points':<14}{', '.join(f'{count} {status}' for status, count in counts.items())}")
     for point in points:
-        if point.get("status") == "not-capturable":
-            text = f"{point.get('site')}: not capturable: {point.get('reason') or 'no reason kept'}"
+        if point.status == "not-capturable":
+            text = f"{point.site}: not capturable: {point.reason or 'no reason kept'}"
             click.echo(f"  {'':<14}{one_line(text)}")
 
 

@@ -88,9 +88,10 @@ def _tree(path: str, options: dict[str, Any]) -> Tree:
 
     if is_workload(path):
         from tensorcap.recipe import Recipe
+        from tensorcap_formats.run_info import RunInfo
 
         recipe = Recipe(path, options if not path.rpartition(":")[0].endswith(".py") else {})
-        found = Tree.of_run(path, recipe.described())
+        found = Tree.of_run(path, RunInfo.of(recipe.described()))
         if found is None:
             raise click.UsageError(f"{path}: has no modules.")
         return found

@@ -156,11 +156,9 @@ def _sides(reference: str, target: str | None, output: Path, options: dict[str, 
 
 def _generates(reference: Archive, options: Mapping[str, Any]) -> bool:
     """Whether a run has to follow the reference's tokens."""
-    run = reference.run.get("workload")
-    before = run.get("options") if isinstance(run, Mapping) else None
-    made = before if isinstance(before, Mapping) else {}
+    before = reference.info.workload.options
     return not options.get("teacher_forced") and bool(
-        options.get("max_new_tokens") or made.get("max_new_tokens")
+        options.get("max_new_tokens") or before.get("max_new_tokens")
     )
 
 

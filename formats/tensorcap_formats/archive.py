@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -14,6 +15,7 @@ from tensorcap_formats.dtypes import Array, decode
 from tensorcap_formats.errors import ReadError, TensorNotFoundError, UsageError, no_such_tensor
 from tensorcap_formats.keys import Key, matches
 from tensorcap_formats.records import Record
+from tensorcap_formats.run_info import RunInfo
 from tensorcap_formats.statistics import Statistics, StatisticsBuilder
 
 if TYPE_CHECKING:
@@ -33,7 +35,8 @@ class Archive(ABC):
         records: All records; in execution order if `is_ordered`, else in natural order of names.
         is_ordered: Whether the execution order is known.
         is_complete: Whether the run that wrote the archive ended as it should.
-        run: The run's metadata, `{}` for a file from elsewhere. Specified in `specs/archive.md`.
+        run: The run's metadata as the file has them, `{}` for a file from elsewhere; `info` has them parsed.
+            Specified in `specs/archive.md`.
         values: Arguments and results that are no tensors, by key text, as JSON values.
         algorithm: Digest algorithm of `Record.digest`, or None where there are no digests.
         root: Hash over all records as the index gives it, or None where there is no index.
@@ -106,6 +109,11 @@ class Archive(ABC):
 
     def __contains__(self, text: object) -> bool:
         return text in self._by_text
+
+    @cached_property
+    def info(self) -> RunInfo:
+        """What the run's metadata say; what is damaged in them is absent."""
+        return RunInfo.of(self.run)
 
     def get(self, name: str | Key) -> Record:
         """Find one record by its key, or by a shorter text that fits one record only.
@@ -234,7 +242,7 @@ class Archive(ABC):
 
     def canonical(self, text: str) -> str:
         """The key text with other names of shared modules replaced by the site that has the records."""
-        aliases: Mapping[str, str] = self.run.get("aliases") or {}
+        aliases = self.info.aliases
         if not aliases:
             return text
         parts = text.split("/")

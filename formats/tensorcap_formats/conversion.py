@@ -21,6 +21,7 @@ from tensorcap_formats.publishing import (
     replace,
 )
 from tensorcap_formats.records import Record
+from tensorcap_formats.view import ArchiveView
 
 _COMPRESSIONS: Final = {
     "hdf5": ("zstd", "blosc2"),
@@ -120,35 +121,20 @@ def _bytes_to_read(records: Sequence[Record], container: str) -> int:
     return sum(r.nbytes for r in known) + 2 * sum(r.nbytes for r in unknown)
 
 
-class _Watched(Archive):
+class _Watched(ArchiveView):
     """An archive that tells how much of it was read."""
 
     def __init__(self, source: Archive, progress: Progress, total: int) -> None:
-        super().__init__(
-            source.path,
-            source.container,
-            source.records,
-            is_foreign=source.is_foreign,
-            is_ordered=source.is_ordered,
-            is_complete=source.is_complete,
-            run=source.run,
-            values=source.values,
-            algorithm=source.algorithm,
-            trusts_digests=source.trusts_digests,
-        )
-        self._source = source
+        super().__init__(source, source.records, {r.key.text: (r,) for r in source.records}, root=source.root)
         self._progress = progress
         self._done = 0
         self._total = total
 
     def _read_flat(self, record: Record, start: int, out: Array) -> None:
-        self._source._read_flat(record, start, out)
+        super()._read_flat(record, start, out)
         self._done = min(self._done + out.nbytes, self._total)
         self._progress(self._done, self._total)
 
     def finish(self) -> None:
         """Tell that all is done: what turned out to be equal was not read again."""
         self._progress(self._total, self._total)
-
-    def close(self) -> None:
-        """Leave the source open: it is the caller's."""

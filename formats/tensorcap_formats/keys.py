@@ -138,6 +138,16 @@ def module_site(name: str) -> str:
     return escape(name).replace(":", "%3A") if name else ROOT_SITE
 
 
+def module_path(site: str) -> str:
+    """The path of the module of a site: `module_site` backwards.
+
+    Example:
+        >>> module_path("model.layers.0"), module_path("@root"), module_path("a%3Ab")
+        ('model.layers.0', '', 'a:b')
+    """
+    return "" if site == ROOT_SITE else unescape(site)
+
+
 @lru_cache(maxsize=4096)
 def inner_site(module: str, point: str) -> str:
     """The site of a place within the code of a module (NAM-9).

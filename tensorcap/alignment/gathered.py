@@ -10,9 +10,10 @@ from tensorcap.alignment.linking import Link
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.records import Record
+from tensorcap_formats.view import ArchiveView
 
 
-class GatheredArchive(Archive):
+class GatheredArchive(ArchiveView):
     """A reference whose tensors are reduced to the tokens that links compare.
 
     A record of which all tokens count, or that has none, stays as it is. Any other has its tokens along its
@@ -23,37 +24,18 @@ class GatheredArchive(Archive):
     """
 
     def __init__(self, reference: Archive, links: Sequence[Link]) -> None:
-        self._reference = reference
         self.gathers: dict[str, Gather] = {}
-        self._sources = {record.key.text: record for record in reference.records}
-        self._kept: tuple[str, Array] | None = None  # the last tensor that was read
         for link in links:
             for record, found in zip(link.reference, link.gathers, strict=bool(link.gathers)):
                 if not found.is_whole:
                     self.gathers[record.key.text] = found
         super().__init__(
-            reference.path,
-            reference.container,
+            reference,
             [self._reduced(record) for record in reference.records],
-            is_foreign=reference.is_foreign,
-            is_ordered=reference.is_ordered,
-            is_complete=reference.is_complete,
-            run=reference.run,
-            values=reference.values,
-            algorithm=reference.algorithm,
+            {record.key.text: (record,) for record in reference.records},
             root=None if self.gathers else reference.root,
-            trusts_digests=reference.trusts_digests,
-            skipped=reference.skipped,
+            is_direct=reference.is_direct and not self.gathers,
         )
-        self.is_direct = reference.is_direct and not self.gathers
-
-    def remark(self, record: Record) -> str:
-        """What is to be known of the tensor behind it."""
-        return self._reference.remark(self._sources[record.key.text])
-
-    def close(self) -> None:
-        """Let go of the tensors; the reference stays open, it is the caller's."""
-        self._kept = None
 
     def _reduced(self, record: Record) -> Record:
         found = self.gathers.get(record.key.text)
@@ -64,10 +46,8 @@ class GatheredArchive(Archive):
     def _read_flat(self, record: Record, start: int, out: Array) -> None:
         text = record.key.text
         if text not in self.gathers:
-            self._reference.read_into(self._sources[text], start, out)
+            super()._read_flat(record, start, out)
             return
-        kept = self._kept  # another thread may set it
-        if kept is None or kept[0] != text:
-            whole = self._reference.read(self._sources[text])
-            kept = self._kept = text, self.gathers[text].of_reference(whole).reshape(-1)
-        out[:] = kept[1][start : start + out.size]
+        (whole,) = self.sources[text]
+        (rows,) = self._computed(whole, lambda: [self.gathers[text].of_reference(self.source.read(whole))])
+        out[:] = rows[start : start + out.size]

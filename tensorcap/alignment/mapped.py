@@ -15,13 +15,15 @@ from tensorcap.alignment.summary import MappingSummary, summary_of
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import ReadError, UsageError
-from tensorcap_formats.keys import Key, inner_site
+from tensorcap_formats.keys import ROOT_SITE, Key, inner_site
 from tensorcap_formats.records import Record
+from tensorcap_formats.run_info import RunInfo
+from tensorcap_formats.view import ArchiveView
 
 _UNMAPPED = "unmapped"  # stands before the site of a record that nothing was mapped to
 
 
-class MappedArchive(Archive):
+class MappedArchive(ArchiveView):
     """A target under the reference's keys, its tensors in the reference's layout.
 
     A record that is only renamed keeps its statistics and digest. Any other is made, when it is read, of
@@ -29,9 +31,7 @@ class MappedArchive(Archive):
     its key, unless that is the key of a record of the reference that a link makes: then it gets another.
 
     Attributes:
-        sources: The target's records behind each record, by key text.
-        links: The link that made it, by key text.
-        original: The target under its own keys.
+        links: The link that made a record, by key text.
         left_over: What the mapping says has no counterpart.
     """
 
@@ -45,111 +45,92 @@ class MappedArchive(Archive):
         map_path: str = "",
         tokens: Sequence[str] = (),
     ) -> None:
-        self.original = self._target = target
         self.left_over = left_over
         self._summed_up = partial(
             summary_of, links, left_over, reference, target, path=map_path, tokens=tokens
         )
-        self.sources: dict[str, tuple[Record, ...]] = {}
+        self._names = names = _names(links)
         self.links: dict[str, Link] = {}
         self._parts: dict[str, int] = {}
-        self._kept: tuple[Link, list[Array]] | None = None  # of the last link whose tensors were read
-        records = self._linked(links)
-        taken = set(self.sources)
-        used = {source.key.text for sources in self.sources.values() for source in sources}
+        records, sources = self._linked(links)
+        taken = set(sources)
+        used = {source.key.text for behind in sources.values() for source in behind}
         for record in target.records:
             if record.key.text in used:
                 continue
             key = _elsewhere(record.key) if record.key.text in taken else record.key
             records.append(replace(record, key=key))
-            self.sources[key.text] = (record,)
+            sources[key.text] = (record,)
         records.sort(key=lambda record: record.order)
         super().__init__(
-            target.path,
-            target.container,
-            [replace(record, row=row) for row, record in enumerate(records)],
-            is_foreign=target.is_foreign,
-            is_ordered=target.is_ordered,
-            is_complete=target.is_complete,
-            run=_renamed(target.run, links),
-            values=_renamed_values(target.values, links),
-            algorithm=target.algorithm,
-            trusts_digests=target.trusts_digests,
-            skipped=target.skipped,
+            target,
+            records,
+            sources,
+            values=_renamed_values(target.values, names),
+            is_direct=target.is_direct and all(link.is_renaming for link in links),
         )
-        self.is_direct = target.is_direct and all(link.is_renaming for link in links)
+
+    @cached_property
+    def info(self) -> RunInfo:
+        """What the target's metadata say, with the reference's names for sites that are one of its."""
+        info, names = self.source.info, self._names
+        return replace(
+            info,
+            modules={
+                site if site == ROOT_SITE else names.get(site, site): module  # the model stays the model
+                for site, module in info.modules.items()
+            },
+            points=tuple(replace(point, site=names.get(point.site, point.site)) for point in info.points),
+        )
 
     @cached_property
     def summary(self) -> MappingSummary:
         """What the mapping comes to."""
         return self._summed_up()
 
-    def _linked(self, links: Sequence[Link]) -> list[Record]:
-        records = []
+    def _linked(self, links: Sequence[Link]) -> tuple[list[Record], dict[str, Sequence[Record]]]:
+        records: list[Record] = []
+        sources: dict[str, Sequence[Record]] = {}
         for link in links:
             made = zip(link.reference, link.shapes, link.dtypes, strict=True)
             for part, (own, shape, dtype) in enumerate(made):
                 text = own.key.text
                 self.links[text], self._parts[text] = link, part
                 if link.is_renaming:
-                    self.sources[text] = (link.target[part],)
+                    sources[text] = (link.target[part],)
                     records.append(replace(link.target[part], key=own.key))
                 else:
-                    self.sources[text] = link.target
+                    sources[text] = link.target
                     source, stored = link.target[0], all(record.stored for record in link.target)
                     record = replace(source, key=own.key, dtype=dtype, shape=shape, stored=stored)
                     records.append(replace(record, digest="", statistics=None))
-        return records
+        return records, sources
 
     def remark(self, record: Record) -> str:
-        """What is to be known of the tensors behind it."""
-        text = record.key.text
-        said = [self._target.remark(source) for source in self.sources[text]]
-        said += [self.links[text].remark] if text in self.links else []
-        return "; ".join(dict.fromkeys(remark for remark in said if remark))
-
-    def close(self) -> None:
-        """Let go of the tensors; the target stays open, it is the caller's."""
-        self._kept = None
+        """What is to be known of the tensors behind it, and of what the link does to them."""
+        link = self.links.get(record.key.text)
+        remarks = super().remark(record), link.remark if link else ""
+        return "; ".join(dict.fromkeys(remark for remark in remarks if remark))
 
     def _read_flat(self, record: Record, start: int, out: Array) -> None:
         text = record.key.text
         link = self.links.get(text)
         if link is None or link.is_renaming:
-            self._target.read_into(self.sources[text][0], start, out)
+            super()._read_flat(record, start, out)
             return
-        kept = self._kept  # another thread may set it
-        if kept is None or kept[0] is not link:
-            try:
-                made = link.made(self._target.read)
-            except UsageError as error:
-                raise ReadError(f"{self.path}: {text}: {error}", hint=error.hint) from None
-            kept = self._kept = link, [array.reshape(-1) for array in made]
-        out[:] = kept[1][self._parts[text]][start : start + out.size]
+        try:
+            tensors = self._computed(link, lambda: link.made(self.source.read))
+        except UsageError as error:
+            raise ReadError(f"{self.path}: {text}: {error}", hint=error.hint) from None
+        out[:] = tensors[self._parts[text]][start : start + out.size]
 
 
 def _elsewhere(key: Key) -> Key:
     return replace(key, site=inner_site(_UNMAPPED, key.site)) if key.slot else Key(f"{_UNMAPPED}:{key.site}")
 
 
-def _renamed(run: Mapping[str, Any], links: Sequence[Link]) -> dict[str, Any]:
-    """The run's metadata with the reference's names for sites that are one of the reference's."""
-    names = _names(links)
-    renamed = dict(run)
-    for listing, field in (("points", "site"), ("modules", "path")):
-        entries = run.get(listing)
-        if isinstance(entries, list):
-            renamed[listing] = [
-                {**entry, field: names.get(str(entry.get(field)), entry.get(field))}
-                for entry in entries
-                if isinstance(entry, dict)
-            ]
-    return renamed
-
-
-def _renamed_values(values: Mapping[str, Any], links: Sequence[Link]) -> dict[str, Any]:
+def _renamed_values(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """Arguments and results that are no tensors, under the reference's names of their sites."""
-    names = _names(links)
     found: dict[str, Any] = {}
     for text, value in values.items():
         key = Key.parse(text)

@@ -130,7 +130,7 @@ def _without_rows(pairs: Sequence[_Pair], reference: Archive, target: Archive) -
         for ours, other in pairs
         if ours.key.slot.startswith("output")
     )
-    least = 1 if "max" in (_framework(reference), _framework(target)) else 2
+    least = 1 if "max" in (reference.info.framework, target.info.framework) else 2
     found = []
     for lacks, step in (("target", "unsqueeze 0"), ("reference", "squeeze 0")):
         lacking = [
@@ -193,11 +193,6 @@ def _fit(links: Iterable[Link]) -> bool:
         if not link.gathers
         for shape, record in zip(link.shapes, link.reference, strict=True)
     )
-
-
-def _framework(archive: Archive) -> str:
-    known = archive.run.get("framework")
-    return str(known.get("name")) if isinstance(known, dict) else ""
 
 
 def _place(key: Key) -> str:

@@ -50,7 +50,7 @@ class _Side:
         """The records of a site, those of a shared module under any of its names."""
         found = self._by_site.get(site)
         if found is None:
-            aliases = self.archive.run.get("aliases") or {}
+            aliases = self.archive.info.aliases
             found = self._by_site.get(aliases.get(site, site), [])
         return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
@@ -15,30 +16,30 @@ from tensorcap.alignment.token_axes import Held
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, dtype_of
 from tensorcap_formats.errors import ReadError, UsageError
-from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
+from tensorcap_formats.run_info import RunInfo
+from tensorcap_formats.view import ArchiveView
 
 
-class ReversedArchive(Archive):
+class ReversedArchive(ArchiveView):
     """A reference under the target's keys, its tensors in the target's layout.
 
     Records that no link is about are those of the same key and shape. What the reference has not, such as
     padding or tokens that only the target was given, is filled from the target's own tensors. A record that
     is at most renamed keeps its dtype and its digest; any other has values, in float32 where the reference
-    has a narrower float, and neither statistics nor digest.
+    has a narrower float, and neither statistics nor digest. Arguments and results that are no tensors are
+    left out, as they have keys of the reference.
 
     Attributes:
         left_out: Keys of the target that are mapped and cannot be made, and why.
     """
 
     def __init__(self, reference: Archive, target: Archive, links: Iterable[Link]) -> None:
-        self._reference = reference
         self._target = target
         self.left_out: dict[str, str] = {}
         self._made_of: dict[str, tuple[Link, int]] = {}
         self._why: dict[tuple[object, ...], str] = {}
-        self._kept: tuple[Link, list[Array]] | None = None  # of the last link whose tensors were made
-        self._as_it_is: dict[str, Record] = {}
+        sources: dict[str, Sequence[Record]] = {}
         given = list(links)
         known = {record.key.text for link in given for record in link.target}
         ours = {record.key.text: record for record in reference.records}
@@ -53,6 +54,7 @@ class ReversedArchive(Archive):
                     continue
                 self.left_out.pop(theirs.key.text, None)
                 self._made_of[theirs.key.text] = link, part
+                sources[theirs.key.text] = (link.reference[part],) if link.is_renaming else link.reference
                 if link.is_renaming:
                     records.append(replace(ours[link.reference[part].key.text], key=theirs.key))
                 else:
@@ -65,32 +67,21 @@ class ReversedArchive(Archive):
             text = theirs.key.text
             own = None if text in linked or text in known else ours.get(text)
             if own is not None and own.shape == theirs.shape:
-                self._as_it_is[text] = own
+                sources[text] = (own,)
                 records.append(own)
         records.sort(key=lambda record: record.order)
         super().__init__(
-            reference.path,
-            reference.container,
-            [replace(record, row=row) for row, record in enumerate(records)],
-            is_foreign=reference.is_foreign,
-            is_ordered=reference.is_ordered,
-            is_complete=reference.is_complete,
-            run={name: found for name, found in reference.run.items() if name != "aliases"},
-            algorithm=reference.algorithm,
+            reference,
+            records,
+            sources,
+            values={},
             root=reference.root,
-            trusts_digests=reference.trusts_digests,
         )
 
-    def sources(self, key: Key) -> Sequence[Record]:
-        """The reference's records behind a key of the target."""
-        if key.text in self._as_it_is:
-            return (self._as_it_is[key.text],)
-        link, part = self._made_of[key.text]
-        return (link.reference[part],) if link.is_renaming else link.reference
-
-    def close(self) -> None:
-        """Let go of the tensors; both archives stay open, they are the caller's."""
-        self._kept = None
+    @cached_property
+    def info(self) -> RunInfo:
+        """What the reference's metadata say; its aliases are none of the target's."""
+        return replace(self.source.info, aliases={})
 
     def _why_not(self, link: Link) -> str:
         """Why a link cannot be undone; "" if it can. Tried on zeros, once for each entry and its shapes."""
@@ -112,25 +103,22 @@ class ReversedArchive(Archive):
         return max((_values_of(record) for record in link.reference), key=np.dtype)
 
     def _read_flat(self, record: Record, start: int, out: Array) -> None:
-        own = self._as_it_is.get(record.key.text)
-        if own is not None:
-            self._reference.read_into(own, start, out)
+        text = record.key.text
+        link, part = self._made_of.get(text, (None, 0))
+        if link is None or link.is_renaming:
+            super()._read_flat(record, start, out)
             return
-        link, part = self._made_of[record.key.text]
-        if link.is_renaming:
-            self._reference.read_into(link.reference[part], start, out)
-            return
-        kept = self._kept
-        if kept is None or kept[0] is not link:
-            dtype = self._dtype(link)
-            ours = [self._reference.load(found).astype(dtype) for found in link.reference]
-            naturals = [self._target.load(found).astype(dtype) for found in link.target]
-            try:
-                made = _undone(link, ours, naturals)
-            except UsageError as error:
-                raise ReadError(f"{self.path}: {record.key.text}: {error}", hint=error.hint) from None
-            kept = self._kept = link, [array.reshape(-1) for array in made]
-        out[:] = kept[1][part][start : start + out.size]
+        tensors = self._computed(link, lambda: self._undo_link(link, text))
+        out[:] = tensors[part][start : start + out.size]
+
+    def _undo_link(self, link: Link, text: str) -> list[Array]:
+        dtype = self._dtype(link)
+        ours = [self.source.load(record).astype(dtype) for record in link.reference]
+        naturals = [self._target.load(record).astype(dtype) for record in link.target]
+        try:
+            return _undone(link, ours, naturals)
+        except UsageError as error:
+            raise ReadError(f"{self.path}: {text}: {error}", hint=error.hint) from None
 
 
 def _values_of(record: Record) -> str:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from tensorcap.alignment.resolution import main_of
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.keys import module_site
 from tensorcap_formats.records import Record
+from tensorcap_formats.run_info import ModuleInfo
 
 Index = tuple[str, ...]
 
@@ -103,12 +103,11 @@ class Survey:
         """Survey an archive."""
         results, arguments = _first_calls(archive)
         beside = _beside(archive)
-        listed = {module_site(str(m.get("path"))): m for m in _dicts(archive.run, "modules")}
-        points = {str(p.get("site")): p for p in _dicts(archive.run, "points") if not p.get("slots")}
+        listed = archive.info.modules
+        points = {point.site: point for point in archive.info.points if not point.slots}
         templates: dict[str, Template] = {}
         for site in dict.fromkeys([*listed, *results, *arguments, *beside]):
-            module, point = listed.get(site, {}), points.get(site, {})
-            calls = point.get("calls")
+            module, point = listed.get(site), points.get(site)
             slots = results.get(site, {})
             firsts = {slot: records[0] for slot, records in slots.items()}
             main = main_of(firsts) or next(iter(firsts.values()), None)
@@ -117,9 +116,9 @@ class Survey:
                 site,
                 main,
                 arguments.get(site, {}),
-                _shapes(module.get("parameters")),
-                str(module.get("class") or ""),
-                calls if isinstance(calls, int) else None,
+                _shapes(module),
+                module.class_name if module else "",
+                point.calls if point else None,
                 shards if len(shards) > 1 else (),
                 {slot: records for slot, records in slots.items() if records[0] is not main},
                 beside.get(site, {}),
@@ -129,11 +128,7 @@ class Survey:
         for template in templates.values():
             ordered = sorted(template.members.items(), key=lambda item: [*map(int, item[0])])
             template.members = dict(ordered)
-        never = {
-            site: str(point.get("reason") or "")
-            for site, point in points.items()
-            if point.get("status") == "never-called"
-        }
+        never = {site: point.reason for site, point in points.items() if point.status == "never-called"}
         return cls(templates, never)
 
 
@@ -206,16 +201,6 @@ def _unlike(records: Sequence[Record]) -> tuple[Record, ...]:
     return (records[0],) if is_same else tuple(records)
 
 
-def _dicts(run: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    found = run.get(name)
-    return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
-
-
-def _shapes(parameters: object) -> dict[str, tuple[int, ...]]:
-    if not isinstance(parameters, dict):
-        return {}
-    return {
-        str(name): tuple(entry["shape"])
-        for name, entry in parameters.items()
-        if isinstance(entry, dict) and isinstance(entry.get("shape"), list)
-    }
+def _shapes(module: ModuleInfo | None) -> dict[str, tuple[int, ...]]:
+    parameters = module.parameters.items() if module else ()
+    return {name: tensor.shape for name, tensor in parameters if tensor.shape is not None}

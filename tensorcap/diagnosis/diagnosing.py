@@ -191,7 +191,7 @@ def _precision(exhibit: Exhibit, compute_dtype: str | None) -> tuple[str, float]
     records = exhibit.reference, exhibit.target
     if not any(record.dtype.is_inexact for record in records):
         return "", 0.0
-    runs = POLICY.precision_of_runs(exhibit.ours.run, exhibit.theirs.run, compute_dtype)
+    runs = POLICY.precision_of_runs(exhibit.ours.info, exhibit.theirs.info, compute_dtype)
     precision = POLICY.precision_of_pair(runs, *records)
     return precision.name, precision.rounding
 

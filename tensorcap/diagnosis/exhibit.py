@@ -64,9 +64,7 @@ class Exhibit:
     @cached_property
     def config(self) -> Mapping[str, Any]:
         """Entries of the reference's configuration by the last part of their names; the outermost wins."""
-        model = self.ours.run.get("model")
-        config = model.get("config") if isinstance(model, Mapping) else None
-        return dict(reversed(list(_entries(config)))) if isinstance(config, Mapping) else {}
+        return dict(reversed(list(_entries(self.ours.info.config))))
 
     def number(self, *names: str) -> float | None:
         """The first of some entries of the configuration that is a number."""

@@ -217,14 +217,14 @@ class _OwnsOfInjection:
             key=lambda pair: pair.reference.order if pair.reference else 0,
         )
         self._calls, self._called = Calls(reference), called_sites(reference)
-        self._precision = POLICY.precision_of_runs(reference.run, injected.run, None)
+        self._precision = POLICY.precision_of_runs(reference.info, injected.info, None)
         self._given = {call.place: call.inputs for call in self._calls.calls}
         self._paired = {pair.key for pair in self._pairs}
         self._reference, self._run = reference, injected
         self._injected = Injected(injected)
         if isinstance(injected, MappedArchive):
-            self._run = injected.original
-            self._injected = Injected(injected.original, injected.sources)
+            self._run = injected.source
+            self._injected = Injected(injected.source, injected.sources)
         self._errors: dict[str, float | None] = {}
         for pair in self._pairs:
             for key in self._injected.keys_of(pair):

@@ -22,7 +22,7 @@ def inputs(reference: Archive, target: Archive) -> Iterator[Item]:
     theirs = {r.key: r for r in target.records if r.key.site == ROOT_SITE}
     common = [(r, theirs[r.key]) for r in given if r.key in theirs]
     if not common:
-        yield from _input_hashes(reference.run.get("inputs"), target.run.get("inputs"))
+        yield from _input_hashes(reference.info.inputs, target.info.inputs)
         return
     steps: set[int] = set()
     for ours, other in common:
@@ -38,19 +38,17 @@ def inputs(reference: Archive, target: Archive) -> Iterator[Item]:
         return
 
 
-def _input_hashes(ours: object, theirs: object) -> Iterator[Item]:
-    if not isinstance(ours, Mapping) or not isinstance(theirs, Mapping):
+def _input_hashes(ours: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[Item]:
+    if not (ours and theirs):
         raise UnknownError("not both archives hold inputs of the model")
     common = [key for key in ours if key in theirs]
     if not common:
         raise UnknownError("the inputs of the two have no name in common")
     for key in common:
-        one, other = (
-            side[key].get("sha256") if isinstance(side[key], Mapping) else None for side in (ours, theirs)
-        )
+        one, other = ours[key], theirs[key]
         if one and other and one != other:
             text = "The two runs were fed different inputs."
-            yield item("inputs", str(key), one, other, text, explains=True)
+            yield item("inputs", key, one, other, text, explains=True)
 
 
 def _is_same_input(reference: Archive, ours: Record, target: Archive, theirs: Record) -> bool:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.keys import ROOT_SITE
+from tensorcap_formats.run_info import ModuleInfo
 
 Kind = Literal[
     "inputs",
@@ -83,23 +82,14 @@ def side_texts(one: Item, limit: int) -> tuple[str, str]:
     return ours, theirs
 
 
-def modules(archive: Archive) -> dict[str, Mapping[str, Any]]:
-    """What a run says of its modules, by path; nothing for a damaged list."""
-    listed = archive.run.get("modules")
-    entries = listed if isinstance(listed, list) else []
-    return {str(entry.get("path") or ROOT_SITE): entry for entry in entries if isinstance(entry, Mapping)}
-
-
-def common_modules(
-    reference: Archive, target: Archive
-) -> dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Modules that both runs have, with what each says of them.
+def common_modules(reference: Archive, target: Archive) -> dict[str, tuple[ModuleInfo, ModuleInfo]]:
+    """Modules that both runs have, by site, with what each says of them.
 
     Raises:
         UnknownError: There are none.
     """
-    ours, theirs = modules(reference), modules(target)
-    common = {path: (module, theirs[path]) for path, module in ours.items() if path in theirs}
+    ours, theirs = reference.info.modules, target.info.modules
+    common = {site: (module, theirs[site]) for site, module in ours.items() if site in theirs}
     if not common:
         raise UnknownError("the modules of the two have no name in common")
     return common
@@ -107,17 +97,13 @@ def common_modules(
 
 def class_of(archive: Archive, site: str) -> str:
     """The class of a module without its package, "" where it is not known."""
-    return short(str(modules(archive).get(site, {}).get("class") or ""))
+    module = archive.info.modules.get(site)
+    return module.short_class if module else ""
 
 
 def short(name: str) -> str:
     """The name of a class without its package."""
     return name.rpartition(".")[2]
-
-
-def mapping(value: object) -> Mapping[str, Any]:
-    """A JSON object, or an empty one in place of anything else."""
-    return value if isinstance(value, Mapping) else {}
 
 
 def some(names: list[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tensorcap.metrics.measuring import measure
-from tensorcap.preflight.item import Item, UnknownError, item, mapping, modules, some
+from tensorcap.preflight.item import Item, UnknownError, item, some
 from tensorcap.verdicts.held import rounding_of
 from tensorcap.verdicts.places import is_parameter
 from tensorcap_formats.archive import Archive
@@ -23,9 +23,9 @@ def parameters(reference: Archive, target: Archive) -> Iterator[Item]:
         return
     sides = [
         {
-            f"{path}.{name}".lstrip("."): mapping(about)
-            for path, module in modules(archive).items()
-            for name, about in mapping(module.get("parameters")).items()
+            f"{site}.{name}": about.shape
+            for site, module in archive.info.modules.items()
+            for name, about in module.parameters.items()
         }
         for archive in (reference, target)
     ]
@@ -33,7 +33,7 @@ def parameters(reference: Archive, target: Archive) -> Iterator[Item]:
     if not common:
         raise UnknownError("the parameters of the two have no name in common")
     for name in common:
-        ours, theirs = sides[0][name].get("shape"), sides[1][name].get("shape")
+        ours, theirs = (None if side[name] is None else list(side[name] or ()) for side in sides)
         if ours != theirs:
             yield item("parameters", name, ours, theirs, "Its shapes differ.", explains=True)
     for kind, one, other, sign in (("reference", 0, 1, "lacks"), ("target", 1, 0, "lacks")):

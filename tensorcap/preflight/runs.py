@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Final
 
 from tensorcap.preflight.configuration import ABSENT, CAUSES, config_differences
-from tensorcap.preflight.item import Item, UnknownError, common_modules, item, mapping, modules, short
+from tensorcap.preflight.item import Item, UnknownError, common_modules, item, short
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE
+from tensorcap_formats.run_info import RunInfo
 
 _PRECISIONS: Final = ("dtype", "compute_dtype", "device")
 # Settings of a framework that change the numbers that the same operators give
@@ -18,21 +19,21 @@ _SETTINGS: Final = ("float32_matmul_precision", "deterministic_algorithms")
 
 def mode(reference: Archive, target: Archive) -> Iterator[Item]:
     """Random modules, and runs of which one was in training mode."""
-    sides = [modules(archive) for archive in (reference, target)]
+    sides = [archive.info.modules for archive in (reference, target)]
     if not any(sides):
         raise UnknownError("no archive lists its modules")
     for name, side in zip(("reference", "target"), sides, strict=True):
-        training = [path for path, about in side.items() if about.get("training")]
-        random = [path for path in training if "dropout" in str(side[path].get("class")).lower()]
+        training = [site for site, module in side.items() if module.is_training]
+        random = [site for site in training if "dropout" in side[site].class_name.lower()]
         if random:
             text = (
                 f"The {name} ran in training mode: dropout is random in {len(random)} modules, "
                 f"first {random[0]}."
             )
-            flags = [bool(mapping(side.get(random[0])).get("training")) for side in sides]
+            flags = [random[0] in side and bool(side[random[0]].is_training) for side in sides]
             yield item("mode", random[0], flags[0], flags[1], text, explains=True)
     # only of the whole model: a child that somebody put in is in training mode, and mostly does not care
-    roots: list[Any] = [mapping(side.get(ROOT_SITE)).get("training") for side in sides]
+    roots = [side[ROOT_SITE].is_training if ROOT_SITE in side else None for side in sides]
     if None not in roots and roots[0] != roots[1]:
         text = "One run was in training mode, the other in evaluation mode."
         yield item("mode", ROOT_SITE, roots[0], roots[1], text, explains=True, rank=1)
@@ -40,15 +41,13 @@ def mode(reference: Archive, target: Archive) -> Iterator[Item]:
 
 def config(reference: Archive, target: Archive) -> Iterator[Item]:
     """Entries of the model's configuration."""
-    ours, theirs = (
-        mapping(mapping(archive.run.get("model")).get("config")) for archive in (reference, target)
-    )
+    ours, theirs = reference.info.config, target.info.config
     for name, found in (("reference", ours), ("target", theirs)):
         if not found:
             raise UnknownError(f"the {name} has no configuration")
-    frameworks = [mapping(archive.run.get("framework")).get("name") for archive in (reference, target)]
+    is_same_framework = reference.info.framework == target.info.framework
     for d in config_differences(ours, theirs):
-        if frameworks[0] != frameworks[1] and ABSENT in (d.reference, d.target):
+        if not is_same_framework and ABSENT in (d.reference, d.target):
             continue  # what another framework's configuration has no word for
         text = f"{d.why[:1].upper()}{d.why[1:]}." if d.why else "Its influence is not known."
         # what only matters in training, at the end of a table or for a special token alone explains nothing
@@ -59,7 +58,7 @@ def config(reference: Archive, target: Archive) -> Iterator[Item]:
 def classes(reference: Archive, target: Archive) -> Iterator[Item]:
     """Modules that are of another class, apart: some of a class, which were replaced, and all of one."""
     common = common_modules(reference, target)
-    found = {path: (str(one.get("class")), str(other.get("class"))) for path, (one, other) in common.items()}
+    found = {path: (one.class_name, other.class_name) for path, (one, other) in common.items()}
     counts = Counter(found.values())
     mostly: dict[str, str] = {}
     for ours, theirs in sorted(counts, key=lambda names: (names[0] != names[1], -counts[names])):
@@ -77,7 +76,7 @@ def classes(reference: Archive, target: Archive) -> Iterator[Item]:
 
 def attention(reference: Archive, target: Archive) -> Iterator[Item]:
     """How attention is computed."""
-    ours, theirs = _attention_of(reference.run), _attention_of(target.run)
+    ours, theirs = _attention_of(reference.info), _attention_of(target.info)
     if not (ours and theirs):
         raise UnknownError("not both runs say how attention is computed")
     if ours != theirs:
@@ -85,11 +84,10 @@ def attention(reference: Archive, target: Archive) -> Iterator[Item]:
         yield item("attention", "attn_implementation", ours, theirs, text, explains=False)
 
 
-def _attention_of(run: Mapping[str, Any]) -> Any:
-    model, options = mapping(run.get("model")), mapping(mapping(run.get("workload")).get("options"))
-    config = mapping(model.get("config"))
+def _attention_of(info: RunInfo) -> Any:
     names = "_attn_implementation", "attn_implementation", "_attn_implementation_internal"
-    found = [options.get("attn_implementation"), model.get("attn_implementation"), *map(config.get, names)]
+    asked = info.workload.options.get("attn_implementation")
+    found = [asked, info.attention_implementation, *map(info.config.get, names)]
     return next((value for value in found if value), None)
 
 
@@ -98,9 +96,9 @@ def buffers(reference: Archive, target: Archive) -> Iterator[Item]:
     common = common_modules(reference, target)
     unlike = []
     for path, sides in common.items():
-        ours, theirs = (mapping(side.get("buffers")) for side in sides)
+        ours, theirs = (side.buffers for side in sides)
         for name in ours:
-            one, other = mapping(ours[name]).get("dtype"), mapping(theirs.get(name)).get("dtype")
+            one, other = ours[name].dtype, theirs[name].dtype if name in theirs else ""
             if one and other and one != other:
                 unlike.append((f"{path}.{name}", one, other))
     if unlike:
@@ -114,7 +112,7 @@ def buffers(reference: Archive, target: Archive) -> Iterator[Item]:
 
 def settings(reference: Archive, target: Archive) -> Iterator[Item]:
     """Settings of the framework that change what its operators give."""
-    sides = [mapping(mapping(a.run.get("framework")).get("settings")) for a in (reference, target)]
+    sides = [archive.info.settings for archive in (reference, target)]
     if not all(sides):
         raise UnknownError("not both runs say how their framework was set")
     for name in _SETTINGS:
@@ -126,11 +124,11 @@ def settings(reference: Archive, target: Archive) -> Iterator[Item]:
 
 def precision(reference: Archive, target: Archive) -> Iterator[Item]:
     """Dtypes and devices of the runs."""
-    known = [name for name in _PRECISIONS if reference.run.get(name) and target.run.get(name)]
+    ours, theirs = ([i.dtype, i.compute_dtype, i.device] for i in (reference.info, target.info))
+    known = [sides for sides in zip(_PRECISIONS, ours, theirs, strict=True) if all(sides)]
     if not known:
         raise UnknownError("not both runs say what they computed in")
-    for name in known:
-        one, other = reference.run[name], target.run[name]
+    for name, one, other in known:
         if one != other:
             text = "Rounding differs; that alone is no mistake."
             yield item("precision", name, one, other, text, explains=False)
@@ -138,7 +136,7 @@ def precision(reference: Archive, target: Archive) -> Iterator[Item]:
 
 def versions(reference: Archive, target: Archive) -> Iterator[Item]:
     """Versions of packages."""
-    sides = [mapping(a.run.get("packages")) for a in (reference, target)]
+    sides = [archive.info.packages for archive in (reference, target)]
     if not all(sides):
         raise UnknownError("not both runs list their packages")
     for name in sides[0]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from typing import Final, Literal, NamedTuple, TypeVar
 
 from tensorcap.comparison import Comparison
 from tensorcap.metrics.difference import Difference
@@ -16,7 +16,6 @@ from tensorcap.reports.ranking import contents, worst
 from tensorcap.verdicts.ops import ops_of
 from tensorcap.verdicts.pair import Pair
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.keys import module_site
 from tensorcap_formats.records import Record
 
 Where = Literal["worst", "all", "none"]
@@ -114,12 +113,7 @@ def examine(
 
 def site_classes(archive: Archive) -> dict[str, str]:
     """The class of each module that a run lists, by site."""
-    modules = archive.run.get("modules")
-    found = {}
-    for module in modules if isinstance(modules, list) else ():
-        if isinstance(module, Mapping) and module.get("class"):
-            found[module_site(str(module.get("path") or ""))] = str(module["class"])
-    return found
+    return {site: module.class_name for site, module in archive.info.modules.items() if module.class_name}
 
 
 def _sources(comparison: Comparison, reference: Archive) -> dict[str, str]:
@@ -170,9 +164,7 @@ def _vocabulary(reference: Archive, target: Archive) -> int | None:
     """The smaller of the vocabularies that the configurations name: what is behind it is padding (LOG-8)."""
     sizes = []
     for archive in (reference, target):
-        model = archive.run.get("model")
-        config: Any = model.get("config") if isinstance(model, Mapping) else None
-        size = config.get("vocab_size") if isinstance(config, Mapping) else None
+        size = archive.info.config.get("vocab_size")
         if isinstance(size, int) and size > 0:
             sizes.append(size)
     return min(sizes, default=None)

@@ -156,9 +156,7 @@ def _is_layer(pair: Pair) -> bool:
 
 
 def _classes(archive: Archive) -> dict[str, str]:
-    listed = archive.run.get("modules")
-    modules = [m for m in listed if isinstance(m, dict)] if isinstance(listed, list) else []
-    return {str(m.get("path") or ROOT_SITE): str(m.get("class") or "").rpartition(".")[2] for m in modules}
+    return {site: module.short_class for site, module in archive.info.modules.items()}
 
 
 def by_component(layers: Iterable[Layer]) -> dict[str, Spread]:

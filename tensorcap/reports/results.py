@@ -38,7 +38,7 @@ from tensorcap_formats.errors import (
     TensorcapError,
     WriteError,
 )
-from tensorcap_formats.keys import Key, module_of
+from tensorcap_formats.keys import Key, module_of, module_path
 from tensorcap_formats.records import Record
 
 VERSION: Final = 1
@@ -230,7 +230,7 @@ class _Remembered(Archive):
             [pair.reference for pair in comparison.pairs if pair.reference is not None],
             is_ordered=side.is_ordered,
             is_complete=side.is_complete,
-            run={"modules": [{"path": p, "class": c} for p, c in examination.classes.items()]},
+            run={"modules": [{"path": module_path(s), "class": c} for s, c in examination.classes.items()]},
         )
 
     def _read_flat(self, record: Record, start: int, out: Array) -> None:

@@ -10,8 +10,9 @@ from functools import cached_property
 from typing import Any, Final
 
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.errors import UsageError, abbreviate
-from tensorcap_formats.keys import ROOT_SITE, module_site
+from tensorcap_formats.errors import UsageError
+from tensorcap_formats.keys import ROOT_SITE
+from tensorcap_formats.run_info import RunInfo
 
 Shape = tuple[int, ...] | None  # None of a parameter that has none yet
 
@@ -76,7 +77,7 @@ class Tree:
         Raises:
             UsageError: It holds nothing.
         """
-        found = cls.of_run(str(archive.path), archive.run)
+        found = cls.of_run(str(archive.path), archive.info)
         if found is not None:
             return found
         sites = dict.fromkeys(record.key.site.partition(":")[0] for record in archive.records)
@@ -86,33 +87,20 @@ class Tree:
         return cls(str(archive.path), _grown(paths), has_modules=False)
 
     @classmethod
-    def of_run(cls, source: str, run: Mapping[str, Any]) -> Tree | None:
-        """The tree that a run's metadata tells; None if it lists no modules.
-
-        Raises:
-            UsageError: The list makes no sense.
-        """
-        listed = run.get("modules")
-        if not listed:
+    def of_run(cls, source: str, info: RunInfo) -> Tree | None:
+        """The tree that a run's metadata tells; None if it lists no modules."""
+        if not info.modules:
             return None
-        if not isinstance(listed, list):
-            raise UsageError(f"{source}: modules: found a {type(listed).__name__}, expected a list")
-        points = run.get("points")
-        never = {
-            str(point.get("site"))
-            for point in (points if isinstance(points, list) else ())
-            if isinstance(point, dict) and point.get("status") == "never-called"
+        never = {point.site for point in info.points if point.status == "never-called"}
+        facts = {
+            module.path: _Facts(
+                module.short_class,
+                {name: tensor.shape for name, tensor in module.parameters.items()},
+                site in never,
+            )
+            for site, module in info.modules.items()
         }
-        facts: dict[str, _Facts] = {}
-        for i, module in enumerate(listed, 1):
-            path = module.get("path") if isinstance(module, dict) else None
-            if not isinstance(path, str):
-                found = abbreviate(repr(module))
-                raise UsageError(f"{source}: module {i}: found {found}, expected an object with a path")
-            name = str(module.get("class") or "").rpartition(".")[2]
-            is_never = module_site(path) in never
-            facts[path] = _Facts(name, _shapes(source, path, module.get("parameters")), is_never)
-        return cls(source, _grown(facts), activations=_activations(run))
+        return cls(source, _grown(facts), activations=_activations(info.config))
 
 
 @dataclass(frozen=True)
@@ -122,29 +110,16 @@ class _Facts:
     is_never_called: bool = False
 
 
-def _shapes(source: str, path: str, parameters: object) -> dict[str, Shape]:
-    if parameters is None:
-        return {}
-    if not isinstance(parameters, dict):
-        raise UsageError(f"{source}: module {abbreviate(path)!r}: parameters are no object")
-    found: dict[str, Shape] = {}
-    for name, entry in parameters.items():
-        shape = entry.get("shape") if isinstance(entry, dict) else None
-        found[name] = tuple(shape) if isinstance(shape, list) else None
-    return found
-
-
-def _activations(run: Mapping[str, Any]) -> dict[str, str]:
-    model = run.get("model")
+def _activations(config: Mapping[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
 
-    def visit(config: object, prefix: str) -> None:
-        for key, value in config.items() if isinstance(config, Mapping) else ():
+    def visit(entries: object, prefix: str) -> None:
+        for key, value in entries.items() if isinstance(entries, Mapping) else ():
             if isinstance(value, str) and _ACTIVATION_KEY.search(str(key)):
                 found[f"{prefix}{key}"] = value
             visit(value, f"{prefix}{key}.")
 
-    visit(model.get("config") if isinstance(model, Mapping) else None, "")
+    visit(config, "")
     return found
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from tensorcap.verdicts.calls import Calls
 from tensorcap.verdicts.flips import Flips
@@ -214,17 +214,10 @@ def _blind(
 
 
 def _has_gelu(reference: Archive) -> bool:
-    modules = reference.run.get("modules")
-    classes = [m.get("class") for m in modules if isinstance(m, Mapping)] if isinstance(modules, list) else []
-    config = _config(reference)
+    config = reference.info.config
+    classes = [module.class_name for module in reference.info.modules.values()]
     names = [*classes, *(config.get(n) for n in ("hidden_act", "hidden_activation", "activation_function"))]
     return any("gelu" in str(name).lower() for name in names)
-
-
-def _config(reference: Archive) -> Mapping[str, Any]:
-    model = reference.run.get("model")
-    config = model.get("config") if isinstance(model, Mapping) else None
-    return config if isinstance(config, Mapping) else {}
 
 
 def _commands(reference: Archive, target: Archive, precision: Precision | None) -> tuple[str, ...]:

@@ -7,9 +7,9 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
-from tensorcap.verdicts.places import is_gradient, is_inner, is_parameter, spellings
+from tensorcap.verdicts.places import is_gradient, is_inner, is_parameter
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key, module_of
 from tensorcap_formats.records import Record
@@ -95,18 +95,19 @@ class Calls:
                 (call.inputs if kind == "input" else call.outputs).append(record)
         self.calls: Sequence[Call] = tuple(found.values())
         self._is_ordered = archive.is_ordered
-        self._modules = _modules(archive.run)
+        self._modules = archive.info.modules
         self._parents = {site for call in self.calls for site in _above(call.site)}
         self._ends = _ends_of_blocks(archive.records)
         self._records = archive.records
 
     def class_of(self, site: str) -> str:
         """Class of the module that a site is or lies in, without its package; "" where it is not known."""
-        return str(self._modules.get(module_of(site), {}).get("class") or "").rpartition(".")[2]
+        module = self._modules.get(module_of(site))
+        return module.short_class if module else ""
 
     def has_parameters(self, site: str) -> bool:
         """Whether a module is known to have parameters of its own."""
-        return bool(self._modules.get(site, {}).get("parameters"))
+        return site in self._modules and bool(self._modules[site].parameters)
 
     def is_leaf(self, site: str) -> bool:
         """Whether no module below the site was called."""
@@ -232,16 +233,6 @@ def is_state(key: Key) -> bool:
 
 def _is_float(record: Record) -> bool:
     return record.dtype.is_inexact
-
-
-def _modules(run: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    modules = run.get("modules")
-    return {
-        site: module
-        for module in (modules if isinstance(modules, list) else ())
-        if isinstance(module, dict)
-        for site in spellings(str(module.get("path") or ROOT_SITE))
-    }
 
 
 def _above(site: str) -> Iterator[str]:

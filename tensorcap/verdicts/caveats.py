@@ -5,21 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from tensorcap.side import error_of
 from tensorcap.verdicts.injected import injection_text
 from tensorcap.verdicts.pair import Pair
-from tensorcap.verdicts.places import points_of
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.run_info import ErrorInfo
 
 
-def _ending(run: Mapping[str, Any]) -> str:
+def _ending(error: ErrorInfo | None) -> str:
     """Why an archive is incomplete: its run ended by an exception, or somehow; or what a dump lacks."""
-    error, text = run.get("error"), error_of(run)
-    if text and isinstance(error, Mapping) and not error.get("type"):
-        return text
-    return f"its run ended early{f' ({text})' if text else ''}"
+    if error is None or not error.text:
+        return "its run ended early"
+    return f"its run ended early ({error.text})" if error.type else error.text
 
 
 def caveats(reference: Archive, target: Archive) -> Iterator[str]:
@@ -35,21 +32,18 @@ def caveats(reference: Archive, target: Archive) -> Iterator[str]:
             some = ", ".join(f"{key} ({what})" for key, what in list(archive.skipped.items())[:3])
             more = f", … {len(archive.skipped)} in all" if len(archive.skipped) > 3 else ""
             yield f"The {name} holds what was not read: {some}{more}."
-        unfinished = [point["site"] for point in points_of(archive.run) if point.get("unfinished")]
+        unfinished = [point.site for point in archive.info.points if point.unfinished]
         if unfinished:
             sites = ", ".join(unfinished[:3]) + (", …" if len(unfinished) > 3 else "")
             yield f"In the {name}, calls of {len(unfinished)} modules did not return: {sites}."
-        stopped = archive.run.get("stopped")
-        if isinstance(stopped, Mapping):
-            most, at = stopped.get("max_bytes"), stopped.get("at")
-            yield f"The capture of the {name} stopped at its limit of {most} bytes, at {at}."
+        if archive.info.stopped:
+            yield f"The capture of the {name} stopped at {archive.info.stopped.text}."
         if not archive.is_complete:
-            yield f"The {name} is incomplete: {_ending(archive.run)}."
+            yield f"The {name} is incomplete: {_ending(archive.info.error)}."
     for name, archive in (("reference", reference), ("target", target)):
-        injection = injection_text(archive.run)
-        if injection:
-            yield f"The {name} is an injected run: {injection}."
-    root = target.run.get("injected", {}).get("root") if injection else None
+        if archive.info.injected:
+            yield f"The {name} is an injected run: {injection_text(archive.info.injected)}."
+    root = target.info.injected.root if target.info.injected else ""
     if root and reference.root and root != reference.root:
         yield "What was injected into the target is not of this reference: errors are not its modules' own."
     if not reference.is_ordered:
@@ -59,7 +53,7 @@ def caveats(reference: Archive, target: Archive) -> Iterator[str]:
         limits = [f"the {n} was told to take steps {s}" for n, s in _limits(reference, target)]
         why = f" ({', '.join(limits)})" if limits else ""
         yield f"The runs have unlike numbers of steps: {steps} in the reference, {others} in the target{why}."
-    unlike = _unlike_inputs(reference.run.get("inputs"), target.run.get("inputs"))
+    unlike = _unlike_inputs(reference.info.inputs, target.info.inputs)
     if unlike:
         yield f"The two runs were fed different inputs: {', '.join(unlike)}."
 
@@ -98,23 +92,10 @@ def _steps(archive: Archive) -> int:
 def _limits(reference: Archive, target: Archive) -> Iterator[tuple[str, str]]:
     """Which of two captures were limited to some steps, and to which."""
     for name, archive in (("reference", reference), ("target", target)):
-        scope = archive.run.get("scope")
-        steps = scope.get("steps") if isinstance(scope, Mapping) else None
-        if isinstance(steps, str):
-            yield name, steps
+        if archive.info.scope and archive.info.scope.steps:
+            yield name, archive.info.scope.steps
 
 
-def _unlike_inputs(ours: object, theirs: object) -> list[str]:
+def _unlike_inputs(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
     """Inputs of both runs whose hashes differ."""
-    if not isinstance(ours, Mapping) or not isinstance(theirs, Mapping):
-        return []
-    unlike = []
-    for key, found in ours.items():
-        one, other = _sha256(found), _sha256(theirs.get(key))
-        if one and other and one != other:
-            unlike.append(str(key))
-    return unlike
-
-
-def _sha256(described: object) -> object:
-    return described.get("sha256") if isinstance(described, Mapping) else None
+    return [key for key, sha256 in ours.items() if sha256 and theirs.get(key) and sha256 != theirs[key]]

@@ -9,7 +9,7 @@ from typing import Final
 from tensorcap.verdicts.calls import is_state
 from tensorcap.verdicts.ops import ops_of, passed_in
 from tensorcap.verdicts.pair import ABSENT, Pair
-from tensorcap.verdicts.places import is_gradient, is_inner, is_parameter, points_of, spellings
+from tensorcap.verdicts.places import is_gradient, is_inner, is_parameter
 from tensorcap.verdicts.policy import POLICY
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
@@ -203,15 +203,10 @@ def caller_of(site: str, called: Iterable[str]) -> str:
 def called_sites(reference: Archive) -> set[str]:
     """Sites of modules that were called, as a run's records and capture points tell."""
     called = {record.key.site for record in reference.records}
-    for point in points_of(reference.run):
-        if point.get("status") != "never-called":
-            called.update(spellings(point["site"]))
+    called.update(point.site for point in reference.info.points if point.status != "never-called")
     return called
 
 
 def _class_of(reference: Archive, site: str) -> str:
-    modules = reference.run.get("modules")
-    for module in modules if isinstance(modules, list) else ():
-        if isinstance(module, dict) and site in spellings(str(module.get("path") or ROOT_SITE)):
-            return str(module.get("class") or "")
-    return ""
+    module = reference.info.modules.get(site)
+    return module.class_name if module else ""

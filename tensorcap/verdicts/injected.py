@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from tensorcap.recording.limits import parse_steps
 from tensorcap.substitution import HELD
 from tensorcap.verdicts.pair import Pair
 from tensorcap.verdicts.places import is_inner
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import ROOT_SITE, Key
 from tensorcap_formats.records import Record
+from tensorcap_formats.run_info import InjectionInfo
 
 Own = Literal["result", "between"]
 _Place = tuple[int, str, int]  # step, site, call
@@ -29,13 +31,11 @@ class Injected:
         self._sources = sources or {}
         self._replaced: dict[tuple[str, str], list[tuple[int, tuple[range, ...]]]] = {}
         self._held: set[tuple[str, str]] = set()
-        for slot in slots_of(archive.run):
-            name = str(slot.get("site")), str(slot.get("slot"))
-            calls = slot.get("calls")
-            if isinstance(calls, Mapping):
-                spans = [(int(call), parse_steps(str(steps))) for call, steps in calls.items()]
-                self._replaced[name] = spans
-            if slot.get("reason") == HELD:
+        for slot in archive.info.injected.slots if archive.info.injected else ():
+            name = slot.site, slot.slot
+            if slot.calls:
+                self._replaced[name] = [(call, _spans(steps)) for call, steps in slot.calls.items()]
+            if slot.reason == HELD:
                 self._held.add(name)
         self._given: dict[_Place, list[Record]] = {}
         for record in archive.records if self._replaced else ():
@@ -125,27 +125,22 @@ class Injected:
         return (record.key.step, ROOT_SITE, 0)
 
 
-def slots_of(run: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What a run's metadata say of each slot that was to be replaced."""
-    injected = run.get("injected")
-    slots = injected.get("slots") if isinstance(injected, Mapping) else None
-    return [slot for slot in slots if isinstance(slot, Mapping)] if isinstance(slots, list) else []
-
-
-def injection_text(run: Mapping[str, Any]) -> str:
-    """What was injected into a run, in a sentence; "" where nothing was."""
-    injected = run.get("injected")
-    if not isinstance(injected, Mapping):
-        return ""
-    done = [slot for slot in slots_of(run) if slot.get("status") == "injected"]
-    kinds = [str(slot.get("slot")).partition(".")[0] for slot in done]
+def injection_text(injected: InjectionInfo) -> str:
+    """What was injected into a run, in a sentence."""
+    done = [slot for slot in injected.slots if slot.status == "injected"]
+    kinds = [slot.slot.partition(".")[0] for slot in done]
     counts = [f"{kinds.count(kind)} {kind}s" for kind in ("input", "output") if kind in kinds]
-    sites = len({slot.get("site") for slot in done})
+    sites = len({slot.site for slot in done})
     what = " and ".join(counts) or "nothing"
-    return (
-        f"{what} of {sites} modules were replaced by those of {injected.get('source')}, after they were "
-        "recorded"
-    )
+    source = injected.source or "an unknown archive"
+    return f"{what} of {sites} modules were replaced by those of {source}, after they were recorded"
+
+
+def _spans(steps: str) -> tuple[range, ...]:
+    try:
+        return parse_steps(steps)
+    except UsageError:  # of a damaged file
+        return ()
 
 
 def _place(key: Key) -> _Place:

@@ -302,7 +302,7 @@ class PolicyJudge:
         """A record that is coarser than the other, and than what both runs say that they computed in."""
         assert pair.reference is not None
         assert pair.target is not None
-        stated = [self._policy.stated(archive.run) for archive in self._archives]
+        stated = [self._policy.stated(archive.info) for archive in self._archives]
         units = [self._policy.units[r.dtype.name] for r in (pair.reference, pair.target)]
         known = [precision for precision in stated if precision is not None]
         if len(known) < len(stated) or units[0] == units[1] or max(units) <= max(p.unit for p in known):

@@ -59,9 +59,7 @@ def pair_ops(reference: Archive, ours: Ops, target: Archive, theirs: Ops) -> dic
     """
     if not (ours and theirs):
         return {}
-    names = target.run.get("aliases")
-    aliases: Mapping[str, str] = names if isinstance(names, Mapping) else {}
-    trusted, tested = _sequences(reference, ours, aliases), _sequences(target, theirs, {})
+    trusted, tested = _sequences(reference, ours, target.info.aliases), _sequences(target, theirs, {})
     found: dict[str, str] = {}
     for call, steps in trusted.items():
         others = tested.get(call, ())

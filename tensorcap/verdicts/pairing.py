@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from tensorcap.verdicts.absences import Absences
 from tensorcap.verdicts.op_pairing import partner_texts
 from tensorcap.verdicts.ops import Ops, ops_of
 from tensorcap.verdicts.pair import Pair, Status
-from tensorcap.verdicts.places import points_of
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import no_such_tensor
 from tensorcap_formats.keys import Key, matches
+from tensorcap_formats.run_info import PointInfo
 
 _NO_VALUE: Final = "memory that nothing was written to yet"
 _CAST: Final = "a cast, which computes nothing; the target has none"
@@ -98,7 +98,7 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
             elif not reason and (holder := _holder(others, wanted)):
                 is_optional, reason = True, f"{_HELD} {holder}"
         pairs.append(Pair(text, status, record, partner, reason=reason, is_optional=is_optional))
-    pairs += _losses(reference.run, selection)
+    pairs += _losses(reference.info.points, selection)
     known = {pair.key for pair in pairs}
     pairs += [  # an op of the same key, which is paired with another one, may stand there already
         Pair(f"{text} (target)" if text in known else text, "missing-in-reference", None, record)
@@ -114,15 +114,15 @@ def _holder(others: Ops, wanted: str) -> str:
     return others.given_from(place, slot) if place in others else ""
 
 
-def _losses(run: Mapping[str, Any], selection: Selection) -> Iterator[Pair]:
+def _losses(points: Iterable[PointInfo], selection: Selection) -> Iterator[Pair]:
     """What a run was to capture and could not: no record stands for it, and it must not be forgotten."""
-    for point in points_of(run):
-        if point.get("status") != "not-capturable":
+    for point in points:
+        if point.status != "not-capturable":
             continue
-        for slot in point.get("slots") or ("return" if point.get("kind") == "function" else "output",):
-            text = Key(point["site"], slot).text
+        for slot in point.slots or ("return" if point.kind == "function" else "output",):
+            text = Key(point.site, slot).text
             if not selection.why_not(text):
-                reason = f"in the reference: {point.get('reason') or 'no reason is known'}"
+                reason = f"in the reference: {point.reason or 'no reason is known'}"
                 yield Pair(
                     text, "not-capturable", None, None, reason=reason, is_optional=selection.is_optional(text)
                 )

@@ -1,11 +1,10 @@
-"""What kind of place a record is of, and the capture points that a run lists."""
+"""What kind of place a record is of."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
-from tensorcap_formats.keys import Key, escape
+from tensorcap_formats.keys import Key
 
 _GRADIENTS: Final = ("grad_output", "grad_input", "grad_param")
 _HELD: Final = ("param", "buffer")
@@ -34,16 +33,3 @@ def is_parameter(key: Key) -> bool:
 def _kind(key: Key) -> str:
     """The first field of a slot, without the number of a second gradient: `grad_output:2`."""
     return key.slot.partition(".")[0].partition(":")[0]
-
-
-def points_of(run: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The capture points that a run lists, those of a damaged list left out."""
-    points = run.get("points")
-    for point in points if isinstance(points, list) else ():
-        if isinstance(point, Mapping) and isinstance(point.get("site"), str):
-            yield point
-
-
-def spellings(site: str) -> tuple[str, ...]:
-    """A site as it is, and as a key spells it."""
-    return (site, escape(site))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
 from tensorcap_formats.records import Record
+from tensorcap_formats.run_info import RunInfo
 
 _ROW: Final = 64  # elements that a row has at least (MET-10)
 
@@ -145,13 +146,13 @@ class Policy:
         return Precision(name, unit, self.rounding * unit)
 
     def precision_of_runs(
-        self, reference: Mapping[str, Any], target: Mapping[str, Any], compute_dtype: str | None = None
+        self, reference: RunInfo, target: RunInfo, compute_dtype: str | None = None
     ) -> Precision | None:
         """The precision that two runs can agree in: the coarser of theirs (POL-3).
 
         Args:
-            reference: Run metadata of the reference.
-            target: Run metadata of the target.
+            reference: What the reference's metadata say.
+            target: What the target's metadata say.
             compute_dtype: What the user says that the target computed in.
 
         Returns:
@@ -417,15 +418,14 @@ class Policy:
         allowed = self.leaf_gain.green * math.hypot(inputs, 2 * precision.rounding)
         return math.sqrt(allowed**2 - inputs**2)
 
-    def stated(self, run: Mapping[str, Any]) -> Precision | None:
+    def stated(self, run: RunInfo) -> Precision | None:
         """The coarsest precision that a run names, of its weights or of its arithmetic; None where none."""
-        names = [run.get("compute_dtype"), run.get("dtype")]
-        found = [self.precision(name) for name in names if isinstance(name, str) and name in self.units]
+        found = [self.precision(name) for name in (run.compute_dtype, run.dtype) if name in self.units]
         return max(found, key=lambda p: p.unit, default=None)
 
-    def _said(self, run: Mapping[str, Any]) -> list[Precision]:
-        for name in (run.get("compute_dtype"), run.get("dtype")):
-            if isinstance(name, str) and name in self.units:
+    def _said(self, run: RunInfo) -> list[Precision]:
+        for name in (run.compute_dtype, run.dtype):
+            if name in self.units:
                 return [self.precision(name)]
         return []
 

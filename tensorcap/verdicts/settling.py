@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from tensorcap.verdicts.pair import Pair
@@ -66,6 +65,5 @@ def _shapes(reference: Archive, trusted: Record, target: Archive, tested: Record
 
 def _slices(archive: Archive) -> str:
     """What parts of tensors a capture was told to keep, "" for all."""
-    scope = archive.run.get("scope")
-    slices = scope.get("slices") if isinstance(scope, Mapping) else None
-    return ", ".join(map(str, slices)) if isinstance(slices, list) else ""
+    scope = archive.info.scope
+    return ", ".join(scope.slices) if scope else ""

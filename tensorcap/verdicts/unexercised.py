@@ -19,10 +19,7 @@ _EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_
 
 def unexercised(reference: Archive) -> list[str]:
     """List what a reference's inputs did not exercise, a sentence each."""
-    model = reference.run.get("model")
-    config = model.get("config") if isinstance(model, Mapping) else None
-    if not isinstance(config, Mapping):
-        return []
+    config = reference.info.config
     inner = config.get("text_config")
     config = {**config, **inner} if isinstance(inner, Mapping) else config
     inputs = {

@@ -66,6 +66,21 @@ def test_shards_of_ranks_are_joined(tmp_path: Path) -> None:
     assert np.array_equal(found.read(found.get("0/q_proj/output")), q)
 
 
+def test_modules_and_points_of_the_target_have_the_references_names(tmp_path: Path) -> None:
+    reference = _archive(tmp_path / "ref.h5", {"0/a/output": _drawn(2)})
+    modules = [{"path": p, "class": p.upper() or "Root"} for p in ("", "b", "c")]
+    points = [{"site": "b", "status": "captured"}, {"site": "c", "status": "never-called"}]
+    writer = Writer(tmp_path / "tgt.h5", run={"modules": modules, "points": points})
+    writer.add(Key.parse("0/b/output"), _drawn(2), DTYPES["float32"], (2,))
+    writer.close()
+    target = open_archive(tmp_path / "tgt.h5")
+    links = resolve(Alignment((Entry(("a",), ("b",)),)), reference, target)
+    info = MappedArchive(reference, target, links).info
+    classes = {site: module.class_name for site, module in info.modules.items()}
+    assert classes == {"@root": "Root", "a": "B", "c": "C"}
+    assert [(point.site, point.status) for point in info.points] == [("a", "captured"), ("c", "never-called")]
+
+
 def test_a_record_that_is_only_renamed_keeps_its_digest(tmp_path: Path) -> None:
     x = _drawn(4)
     found = _mapped(tmp_path, Alignment((Entry(("a",), ("b",)),)), {"0/a/output": x}, {"0/b/output": x})

@@ -448,9 +448,10 @@ def test_a_full_or_closed_standard_output_is_no_traceback(folder: Path) -> None:
 
 def test_an_archive_does_not_decide_that_code_of_a_model_is_run() -> None:
     from tensorcap.recipe import Recipe
+    from tensorcap_formats.run_info import RunInfo, WorkloadInfo
 
     options = {"trust_remote_code": True, "dtype": "float16"}
-    before: Any = SimpleNamespace(run={"workload": {"path": "x/y", "options": options}})
+    before: Any = SimpleNamespace(info=RunInfo(workload=WorkloadInfo("x/y", options)))
     assert Recipe.of(before).options == {"dtype": "float16"}
 
 

@@ -87,7 +87,7 @@ def tokens_fed(archive: Archive, prompt: Mapping[str, torch.Tensor], vocabulary:
     """
     where = archive.path
     steps = _ids_of_steps(archive)
-    if archive.run.get("stopped"):
+    if archive.info.stopped:
         raise UsageError(f"{where}: holds not all of its tokens, since it stopped at its limit of bytes")
     if not steps:
         raise UsageError(f"{where}: holds no token ids that the model was given")
@@ -120,7 +120,7 @@ def _ids_of_steps(archive: Archive) -> list[Record]:
         }
         if found:
             rows = {record.shape[0] if len(record.shape) == 2 else None for record in found.values()}
-            steps = range(archive.run.get("steps", len(found)))
+            steps = range(len(found) if archive.info.steps is None else archive.info.steps)
             if found.keys() != set(steps) or len(rows) > 1 or None in rows:
                 raise UsageError(f"{archive.path}: is no run of one generation, with the same rows each step")
             return [found[step] for step in steps]

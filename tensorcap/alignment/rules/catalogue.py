@@ -53,5 +53,4 @@ def builtin_rules(reference: Archive, target: Archive) -> Rules:
 
 
 def _classes(archive: Archive) -> set[str]:
-    listed = archive.run.get("modules")
-    return {str(m.get("class")) for m in listed if isinstance(m, dict)} if isinstance(listed, list) else set()
+    return {module.class_name for module in archive.info.modules.values()}

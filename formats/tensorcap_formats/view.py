@@ -1,0 +1,88 @@
+"""Archives made of another archive's records: some of them, under other keys, in another layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.dtypes import Array
+from tensorcap_formats.records import Record
+from tensorcap_formats.run_info import RunInfo
+
+
+class ArchiveView(Archive):
+    """Base class of archives that hold no bytes and read those of a source.
+
+    The file, its order and completeness, the run's metadata and what was skipped are the source's, unless a
+    view says otherwise. A record with one source record and the same elements is read from it; a view
+    overrides `_read_flat` for the records that it computes.
+
+    Args:
+        source: The archive that is read. The caller closes it, when the view is read no more.
+        records: The view's records, in execution order; their rows are numbered anew.
+        sources: The source's records behind each record, by key text of the view; none for what was read
+            already.
+        values: Arguments and results that are no tensors, if they differ from the source's.
+        root: The source's root hash, if the view still stands for all that the source holds.
+        is_direct: As `Archive.is_direct`.
+
+    Attributes:
+        source: The archive that is read.
+        sources: The source's records behind each record, by key text of the view.
+    """
+
+    def __init__(
+        self,
+        source: Archive,
+        records: Iterable[Record],
+        sources: Mapping[str, Sequence[Record]],
+        *,
+        values: Mapping[str, Any] | None = None,
+        root: str | None = None,
+        is_direct: bool = False,
+    ) -> None:
+        super().__init__(
+            source.path,
+            source.container,
+            [r if r.row == row else replace(r, row=row) for row, r in enumerate(records)],
+            is_foreign=source.is_foreign,
+            is_ordered=source.is_ordered,
+            is_complete=source.is_complete,
+            run=source.run,
+            values=source.values if values is None else values,
+            algorithm=source.algorithm,
+            root=root,
+            trusts_digests=source.trusts_digests,
+            skipped=source.skipped,
+        )
+        self.is_direct = is_direct
+        self.source = source
+        self.sources = sources
+        self._kept: tuple[object, Sequence[Array]] | None = None
+
+    @cached_property
+    def info(self) -> RunInfo:
+        """What the run's metadata say of the view's records."""
+        return self.source.info
+
+    def remark(self, record: Record) -> str:
+        """What is to be known of the tensors behind the record."""
+        remarks = (self.source.remark(one) for one in self.sources.get(record.key.text, ()))
+        return "; ".join(dict.fromkeys(remark for remark in remarks if remark))
+
+    def close(self) -> None:
+        """Let go of computed tensors; the source stays open."""
+        self._kept = None
+
+    def _read_flat(self, record: Record, start: int, out: Array) -> None:
+        self.source.read_into(self.sources[record.key.text][0], start, out)
+
+    def _computed(self, origin: object, compute: Callable[[], Iterable[Array]]) -> Sequence[Array]:
+        """What is computed of an object, one-dimensional; kept until that of another object is asked for."""
+        kept = self._kept  # another thread may set it
+        if kept is None or kept[0] is not origin:
+            kept = self._kept = origin, [array.reshape(-1) for array in compute()]
+        return kept[1]
