@@ -95,8 +95,7 @@ LOSSY: list[tuple[str, list[str], list[Array], Callable[..., list[Array]]]] = [
 ]
 
 
-@pytest.mark.spec("ALN-12")
-@pytest.mark.spec("ALN-13")
+@pytest.mark.spec("ALN-12", "ALN-13")
 @pytest.mark.parametrize(
     ("texts", "arrays", "expected"), [c[1:] for c in CASES + LOSSY], ids=[c[0] for c in CASES + LOSSY]
 )

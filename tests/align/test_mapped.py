@@ -41,8 +41,7 @@ def _mapped(
     return MappedArchive(reference, target, resolve(alignment, reference, target))
 
 
-@pytest.mark.spec("ALN-1")
-@pytest.mark.spec("ALN-5")
+@pytest.mark.spec("ALN-1", "ALN-5")
 def test_a_fused_tensor_is_taken_apart_under_the_references_keys(tmp_path: Path) -> None:
     q, k, v = _drawn(2, 3, 8), _drawn(2, 3, 4), _drawn(2, 3, 4)
     entry = Entry(("l.{i}.q", "l.{i}.k", "l.{i}.v"), ("h.{i+1}.qkv",), {"i": ("0", "1")}, ("split -1 8,4,4",))

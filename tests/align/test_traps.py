@@ -58,8 +58,7 @@ def unreached(alignment: Alignment, reference: Archive, target: Archive) -> tupl
     return found[0], found[1]
 
 
-@pytest.mark.spec("ALN-80")
-@pytest.mark.spec("ALN-84")
+@pytest.mark.spec("ALN-80", "ALN-84")
 @pytest.mark.parametrize("name", TRAPS)
 def test_what_looks_right_and_what_is_right_are_kept_apart(name: str, tmp_path: Path) -> None:
     trap = TRAPS[name]

@@ -88,8 +88,7 @@ def assert_values_are(graph: Graph, seen: list[tuple[str, list[Any], list[Any]]]
                     assert read.tobytes() == clone.contiguous().numpy().tobytes(), (node, value)
 
 
-@pytest.mark.spec("CAP-10")
-@pytest.mark.spec("CAP-18")
+@pytest.mark.spec("CAP-10", "CAP-18")
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("grad", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 def test_all_ops_of_a_llama_are_there_with_the_values_of_an_eager_run(
@@ -313,8 +312,7 @@ def test_weights_are_named_and_not_copied_however_they_are_seen(path: Path) -> N
     ]
 
 
-@pytest.mark.spec("CAP-14")
-@pytest.mark.spec("CAP-15")
+@pytest.mark.spec("CAP-14", "CAP-15")
 def test_a_buffer_that_is_written_to_is_recorded_and_a_parameter_tells_of_writes(path: Path) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -395,8 +393,7 @@ def test_values_are_those_of_the_moment_through_writes_to_views(path: Path) -> N
         assert adds[1].input("other").key == "0/@root:aten.add.out/output"
 
 
-@pytest.mark.spec("CAP-12")
-@pytest.mark.spec("CAP-14")
+@pytest.mark.spec("CAP-12", "CAP-14")
 def test_memory_without_values_is_not_recorded_until_it_is_read(path: Path) -> None:
     def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
         y = torch.empty(4)
@@ -420,8 +417,7 @@ def _doubled(x: torch.Tensor, result: torch.Tensor) -> None:
     result.copy_(2 * x)
 
 
-@pytest.mark.spec("CAP-12")
-@pytest.mark.spec("CAP-14")
+@pytest.mark.spec("CAP-12", "CAP-14")
 def test_what_is_in_memory_that_a_kernel_is_handed_for_its_result_is_not_recorded(path: Path) -> None:
     def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
         y = torch.empty(2)

@@ -138,9 +138,7 @@ RERANKER = Reranker().eval()
 """
 
 
-@pytest.mark.spec("CAP-90")
-@pytest.mark.spec("CAP-91")
-@pytest.mark.spec("CAP-92")
+@pytest.mark.spec("CAP-90", "CAP-91", "CAP-92")
 def test_a_script_with_argparse_two_models_and_a_generate_loop_is_captured_unchanged(tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()

@@ -64,8 +64,7 @@ def test_labels_that_are_no_layers_are_told_and_end_with_1(tcap: Tcap, dump: Pat
     assert (found["records"], found["probes"], found["problems"]) == (3, ["after_rope.max"], {})
 
 
-@pytest.mark.spec("MXF-33")
-@pytest.mark.spec("MXF-34")
+@pytest.mark.spec("MXF-33", "MXF-34")
 def test_files_that_cannot_be_taken_are_told_and_end_with_3(tcap: Tcap, dump: Path) -> None:
     (dump / "model.bad-output.max").write_bytes(b"xx")
     dumped(dump / "model.layers.0-output.max", X)
@@ -150,8 +149,7 @@ def hooked(step: Path, tensors: dict[str, Any]) -> None:
     (step / "tensor_names.txt").write_text("".join(f"{label}\n" for label in tensors))
 
 
-@pytest.mark.spec("MXF-24")
-@pytest.mark.spec("ALN-86")
+@pytest.mark.spec("MXF-24", "ALN-86")
 def test_a_dump_of_torch_is_compared_with_one_of_max_as_they_are(tcap: Tcap, folder: Path) -> None:
     random = np.random.default_rng(0)
     ids = np.array([[3, 1, 2, 5]])

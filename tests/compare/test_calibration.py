@@ -141,8 +141,7 @@ HEAD = (
 LIMIT = '[[limit]]\nmodule = "m"\nslot = "output"\ncount = 20\n'
 
 
-@pytest.mark.spec("POL-61")
-@pytest.mark.spec("POL-60")
+@pytest.mark.spec("POL-61", "POL-60")
 @pytest.mark.parametrize(
     ("text", "message"),
     [

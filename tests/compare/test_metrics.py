@@ -344,8 +344,7 @@ def test_a_modulus_beyond_float64_hides_no_error() -> None:
     assert difference(reference, reference, atol=1.0).mismatches == 0
 
 
-@pytest.mark.spec("CMP-12")
-@pytest.mark.spec("MET-40")
+@pytest.mark.spec("CMP-12", "MET-40")
 @pytest.mark.parametrize(
     ("reference", "target", "rtol", "atol", "expected"),
     [
@@ -475,8 +474,7 @@ def test_rows_are_trailing_axes_of_64_elements_at_least(shape: tuple[int, ...], 
     assert Operands(dtype("float32"), dtype("float32"), shape).row == row
 
 
-@pytest.mark.spec("MET-10")
-@pytest.mark.spec("MET-11")
+@pytest.mark.spec("MET-10", "MET-11")
 def test_row_errors_are_of_pieces_of_rows() -> None:
     reference = np.ones((2, 5000), np.float32)
     target = reference.copy()

@@ -79,9 +79,7 @@ PAIRS = {  # of the survey of other tools: reference, target, what it has to be
 }
 
 
-@pytest.mark.spec("POL-1")
-@pytest.mark.spec("POL-2")
-@pytest.mark.spec("POL-17")
+@pytest.mark.spec("POL-1", "POL-2", "POL-17")
 @pytest.mark.parametrize("name", PAIRS)
 def test_pairs_that_other_tools_get_wrong_get_the_right_verdict(make_archive: MakeArchive, name: str) -> None:
     reference, target, status = PAIRS[name]
@@ -732,9 +730,7 @@ def account(comparison: Comparison) -> Account:
     return comparison.account
 
 
-@pytest.mark.spec("POL-40")
-@pytest.mark.spec("POL-41")
-@pytest.mark.spec("POL-44")
+@pytest.mark.spec("POL-40", "POL-41", "POL-44")
 def test_the_report_says_what_was_found_and_what_it_cannot_see(make_archive: MakeArchive) -> None:
     found = account(run_pair(make_archive, {}, act="GELUActivation"))
     assert (found.precision, found.gains, found.policy) == ("bfloat16", 3, POLICY)

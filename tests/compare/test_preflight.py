@@ -134,8 +134,7 @@ def test_what_another_framework_has_no_word_for_is_no_difference(
     assert [item.name for item in look(theirs, ours).items if item.kind == "config"] == names
 
 
-@pytest.mark.spec("PRE-1")
-@pytest.mark.spec("PRE-4")
+@pytest.mark.spec("PRE-1", "PRE-4")
 def test_what_changes_most_is_told_first(look: Look) -> None:
     ours = config(
         rms_norm_eps=1e-6, rope_theta=5e5, hidden_act="silu", pad_token_id=0, tie_word_embeddings=True

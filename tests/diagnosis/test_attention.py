@@ -74,8 +74,7 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.spec("DIA-36")
-@pytest.mark.spec("DIA-37")
+@pytest.mark.spec("DIA-36", "DIA-37")
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("change", "kind"), MISTAKES)
 def test_what_an_attention_does_otherwise_is_named(

@@ -35,8 +35,7 @@ def line(body: bytes) -> bytes:
     return b"%s\t%08x\n" % (body, zlib.crc32(body))
 
 
-@pytest.mark.spec("ARC-50")
-@pytest.mark.spec("ARC-51")
+@pytest.mark.spec("ARC-50", "ARC-51")
 def test_a_writer_leaves_exactly_these_bytes(path: Path) -> None:
     writer = Writer(path, run={"seed": 1})
     writer.add(Key("fc", "output"), np.array([1, -2], "<f4"), dtype("float32"), (2,))

@@ -89,11 +89,7 @@ CASES: dict[str, tuple[bytes, type[ReadError], str]] = {
 }
 
 
-@pytest.mark.spec("MXF-2")
-@pytest.mark.spec("MXF-3")
-@pytest.mark.spec("MXF-4")
-@pytest.mark.spec("MXF-5")
-@pytest.mark.spec("MXF-7")
+@pytest.mark.spec("MXF-2", "MXF-3", "MXF-4", "MXF-5", "MXF-7")
 @pytest.mark.parametrize("case", CASES)
 def test_files_that_lie_are_refused_in_one_line(tmp_path: Path, case: str) -> None:
     data, kind, message = CASES[case]

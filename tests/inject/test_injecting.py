@@ -154,8 +154,7 @@ def compared(twins: Twins, path: Path) -> Comparison:
     return tensorcap.compare(twins.reference, path)
 
 
-@pytest.mark.spec("POL-70")
-@pytest.mark.spec("POL-72")
+@pytest.mark.spec("POL-70", "POL-72")
 def test_a_correct_twin_is_not_accused(twins: Twins, tmp_path: Path) -> None:
     assert accused(twins, tmp_path / "own.h5") == {}
     comparison = compared(twins, tmp_path / "own.h5")
@@ -322,8 +321,7 @@ def test_equal_keys_that_a_mapping_says_nothing_of_are_injected_too(tmp_path: Pa
         assert np.array_equal(own.load(own.get("0/q/output")), plain.q(x).numpy())
 
 
-@pytest.mark.spec("INJ-23")
-@pytest.mark.spec("POL-71")
+@pytest.mark.spec("INJ-23", "POL-71")
 def test_a_mistake_of_a_port_shows_between_its_modules_by_the_mapping_of_the_injection(
     tmp_path: Path,
 ) -> None:

@@ -107,10 +107,7 @@ def amplifying() -> Any:
     return nn.Sequential(*layers).eval()
 
 
-@pytest.mark.spec("LCL-1")
-@pytest.mark.spec("LCL-4")
-@pytest.mark.spec("LCL-10")
-@pytest.mark.spec("LCL-14")
+@pytest.mark.spec("LCL-1", "LCL-4", "LCL-10", "LCL-14")
 @pytest.mark.parametrize("by", ["archives", "replay", "injection"])
 def test_the_first_wrong_layer_is_guilty_and_not_the_worst(tmp_path: Path, by: str) -> None:
     target = amplifying()
@@ -166,8 +163,7 @@ def test_archives_alone_accuse_where_it_is_clear(tmp_path: Path, factor: float, 
     assert found.exit_status == 1
 
 
-@pytest.mark.spec("LCL-10")
-@pytest.mark.spec("LCL-13")
+@pytest.mark.spec("LCL-10", "LCL-13")
 def test_an_injected_run_accuses_without_the_references_model(tmp_path: Path) -> None:
     target = chain()
     with torch.no_grad():
@@ -282,8 +278,7 @@ class Renamed(nn.Module):
         return made
 
 
-@pytest.mark.spec("LCL-11")
-@pytest.mark.spec("POL-71")
+@pytest.mark.spec("LCL-11", "POL-71")
 def test_what_was_left_as_it_was_is_looked_at_and_accuses_nobody_who_inherits(tmp_path: Path) -> None:
     target = chain()
     target[4] = Renamed(target[4])  # the reference's input.x is not its input.hidden: that is not replaced
@@ -366,8 +361,7 @@ class Exploding(nn.Module):
         return last
 
 
-@pytest.mark.spec("LCL-5")
-@pytest.mark.spec("LCL-15")
+@pytest.mark.spec("LCL-5", "LCL-15")
 def test_where_values_stop_being_finite_is_told_with_what_went_in(tmp_path: Path) -> None:
     torch.manual_seed(0)
     reference = Exploding(between=False)

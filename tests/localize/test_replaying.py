@@ -91,9 +91,7 @@ def test_roundings_of_a_reference_in_low_precision_are_not_the_targets(
     assert next(model.model.parameters()).dtype == torch.bfloat16
 
 
-@pytest.mark.spec("RPL-1")
-@pytest.mark.spec("RPL-10")
-@pytest.mark.spec("RPL-11")
+@pytest.mark.spec("RPL-1", "RPL-10", "RPL-11")
 @pytest.mark.parametrize(
     ("plant", "module"),
     [
@@ -182,8 +180,7 @@ def test_arguments_that_the_target_lacks_stay_natural_and_are_counted(captured: 
     assert not found.bad
 
 
-@pytest.mark.spec("RPL-3")
-@pytest.mark.spec("LCL-6")
+@pytest.mark.spec("RPL-3", "LCL-6")
 def test_a_result_that_the_target_lacks_is_no_success(captured: Any, tmp_path: Path) -> None:
     reference, _ = captured(None)
     target = tmp_path / "less.h5"
@@ -206,8 +203,7 @@ def test_archives_with_nothing_in_common_are_refused(captured: Any, tmp_path: Pa
         replay(reference, workload(llama()), tmp_path / "o.h5", mapping="none")
 
 
-@pytest.mark.spec("RPL-13")
-@pytest.mark.spec("LCL-5")
+@pytest.mark.spec("RPL-13", "LCL-5")
 def test_a_nan_is_blamed_on_the_module_that_makes_it(captured: Any) -> None:
     def plant(model: Any) -> None:
         with torch.no_grad():
@@ -221,9 +217,7 @@ def test_a_nan_is_blamed_on_the_module_that_makes_it(captured: Any) -> None:
     assert found.nonfinite.module == "model.layers.1.mlp.up_proj"
 
 
-@pytest.mark.spec("LCL-1")
-@pytest.mark.spec("LCL-2")
-@pytest.mark.spec("LCL-3")
+@pytest.mark.spec("LCL-1", "LCL-2", "LCL-3")
 def test_suspects_are_ranked_with_their_errors_and_explained(captured: Any) -> None:
     def plant(model: Any) -> None:
         half_scale(model)
@@ -252,8 +246,7 @@ def test_archives_alone_accuse_what_stands_out_and_say_so(captured: Any) -> None
     assert "No model was replayed" in found.notes[0]
 
 
-@pytest.mark.spec("LCL-1")
-@pytest.mark.spec("LCL-4")
+@pytest.mark.spec("LCL-1", "LCL-4")
 @pytest.mark.parametrize("has_model", [True, False])
 def test_a_correct_port_accuses_nobody(captured: Any, has_model: bool) -> None:
     reference, target = captured(None)

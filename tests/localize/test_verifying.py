@@ -63,10 +63,7 @@ def report_of(folder: Path) -> Any:
     return json.loads((folder / "verify.json").read_text())
 
 
-@pytest.mark.spec("VER-2")
-@pytest.mark.spec("VER-10")
-@pytest.mark.spec("VER-12")
-@pytest.mark.spec("VER-13")
+@pytest.mark.spec("VER-2", "VER-10", "VER-12", "VER-13")
 def test_a_wrong_module_is_named_and_what_inherits_is_not(tmp_path: Path) -> None:
     found = verify(Workload(chain(), (X,)), Workload(wrong(), (X,)), tmp_path / "report")
     assert [one.module for one in found.suspects] == ["1.fc"]
@@ -79,8 +76,7 @@ def test_a_wrong_module_is_named_and_what_inherits_is_not(tmp_path: Path) -> Non
     assert found.exit_status == 1
 
 
-@pytest.mark.spec("VER-10")
-@pytest.mark.spec("VER-40")
+@pytest.mark.spec("VER-10", "VER-40")
 def test_what_replay_alone_shows_is_no_success(tmp_path: Path) -> None:
     def model(approximate: str) -> Any:
         torch.manual_seed(0)
@@ -109,10 +105,7 @@ def test_a_reference_that_cannot_be_replayed_leaves_the_injected_run_to_speak(tm
     assert [(one.module, one.by) for one in found.suspects] == [("1.fc", ("injection",))]
 
 
-@pytest.mark.spec("VER-21")
-@pytest.mark.spec("VER-22")
-@pytest.mark.spec("VER-30")
-@pytest.mark.spec("VER-31")
+@pytest.mark.spec("VER-21", "VER-22", "VER-30", "VER-31")
 def test_the_folder_holds_what_the_specification_lists(tmp_path: Path) -> None:
     folder = tmp_path / "report"
     verify(Workload(chain(), (X,)), Workload(wrong(), (X,)), folder)
@@ -248,8 +241,7 @@ def test_an_injection_that_does_not_fit_is_no_success(
     assert found.why_not_injected in (tmp_path / "report" / "summary.txt").read_text()
 
 
-@pytest.mark.spec("VER-3")
-@pytest.mark.spec("VER-11")
+@pytest.mark.spec("VER-3", "VER-11")
 def test_archives_are_compared_without_injection_and_it_is_said(tmp_path: Path) -> None:
     for name, model in (("ref", chain()), ("tgt", wrong())):
         with torch.no_grad(), tensorcap.capture(model, tmp_path / f"{name}.h5"):

@@ -422,8 +422,7 @@ class Counter(Module):
         return total[...] * 1.0
 
 
-@pytest.mark.spec("MAX-16")
-@pytest.mark.spec("MAX-21")
+@pytest.mark.spec("MAX-16", "MAX-21")
 def test_a_buffer_that_the_model_writes_to_is_written_to_once(tmp_path: Path) -> None:
     types = [TensorType(DType.float32, [2, 4], ON_CPU), BufferType(DType.float32, [2, 4], ON_CPU)]
     total = Buffer.from_numpy(np.zeros((2, 4), np.float32))

@@ -23,10 +23,7 @@ def cells(text: str, start: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-@pytest.mark.spec("RPL-10")
-@pytest.mark.spec("RPL-11")
-@pytest.mark.spec("RPL-12")
-@pytest.mark.spec("RPL-14")
+@pytest.mark.spec("RPL-10", "RPL-11", "RPL-12", "RPL-14")
 def test_the_limits_of_the_specification_are_those_of_the_policy() -> None:
     found = {row[0]: row[2:4] for row in cells((SPECS / "replay.md").read_text(), "\n| test | of |")}
     of = {

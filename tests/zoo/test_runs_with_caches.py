@@ -90,8 +90,7 @@ def archives(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
     return captured
 
 
-@pytest.mark.spec("POL-80")
-@pytest.mark.spec("POL-13")
+@pytest.mark.spec("POL-80", "POL-13")
 def test_a_correct_cached_run_is_green(archives: Any) -> None:
     reference, target = archives("llama", "bfloat16", decode)
     assert compare(reference, target).exit_status == 0
@@ -167,9 +166,7 @@ def test_attention_of_padding_by_another_implementation_accuses_nobody(tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.spec("CMP-40")
-@pytest.mark.spec("RPL-3")
-@pytest.mark.spec("LCL-4")
+@pytest.mark.spec("CMP-40", "RPL-3", "LCL-4")
 @pytest.mark.parametrize("name", ["llama", "gpt_oss"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_longer_cache_is_not_judged_and_accuses_nobody(archives: Any, name: str, dtype: str) -> None:
