@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 import tensorcap
-
-transformers = pytest.importorskip("transformers")
 
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16]])
 

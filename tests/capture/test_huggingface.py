@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 import tensorcap
 from tensorcap.capturing import capture_workload
 from tensorcap.workload import Recipe, archived_inputs, parse_setting
 from tensorcap_formats.errors import ReadError, UsageError
-
-transformers = pytest.importorskip("transformers")
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch import nn
 
 import tensorcap
-
-transformers = pytest.importorskip("transformers")
 
 SMALL = {
     "vocab_size": 64,

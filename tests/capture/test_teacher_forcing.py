@@ -17,8 +17,6 @@ from tensorcap.workload import Recipe
 from tensorcap_cli.main import main
 from tensorcap_formats.errors import CaptureError, UsageError
 
-transformers = pytest.importorskip("transformers")
-
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",

@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 from tensorcap_formats.opening import open_archive
 from tests.cli.conftest import ROOT, Tcap
 

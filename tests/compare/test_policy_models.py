@@ -8,10 +8,7 @@ import pytest
 
 from tensorcap.comparing import compare
 from tensorcap.comparison import Comparison
-
-pytest.importorskip("transformers")
-
-from tests.zoo.deep_mistakes import MISTAKES  # needs transformers
+from tests.zoo.deep_mistakes import MISTAKES
 from tests.zoo.deep_models import ARCHITECTURES, SCALES, archive_of, make
 
 LAYERS = 32

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import tensorcap
 from tensorcap.testing import assert_matches
@@ -18,8 +19,6 @@ from tensorcap_formats.dtypes import Array, bits_of, dtype_of
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import Key
 from tensorcap_formats.writer import Writer
-
-torch = pytest.importorskip("torch")
 
 
 def write(path: Path, tensors: dict[str, Array]) -> Path:

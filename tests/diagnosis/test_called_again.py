@@ -10,22 +10,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 
-torch = pytest.importorskip("torch")
-from torch import Tensor, nn  # noqa: E402  # after the check that it is there
-
-from tensorcap.alignment.part import Part  # noqa: E402
-from tensorcap.capturing import capture_workload  # noqa: E402
-from tensorcap.diagnosis.diagnosing import Diagnosis, diagnose  # noqa: E402
-from tensorcap.localizing import localize  # noqa: E402
-from tensorcap.replaying import replay_within  # noqa: E402
-from tensorcap.rerunning import rerun_of  # noqa: E402
-from tensorcap.variation import Added, Change, Filled, Ordered, Rerun, Shifted  # noqa: E402
-from tensorcap.workload import Workload  # noqa: E402
-from tensorcap_formats.dtypes import Array, bits_of, dtype, dtype_of  # noqa: E402
-from tensorcap_formats.opening import open_archive  # noqa: E402
-from tensorcap_formats.writer import Writer  # noqa: E402
-from tests.diagnosis.conftest import bfloat16_bits, to_bfloat16  # noqa: E402
+from tensorcap.alignment.part import Part
+from tensorcap.capturing import capture_workload
+from tensorcap.diagnosis.diagnosing import Diagnosis, diagnose
+from tensorcap.localizing import localize
+from tensorcap.replaying import replay_within
+from tensorcap.rerunning import rerun_of
+from tensorcap.variation import Added, Change, Filled, Ordered, Rerun, Shifted
+from tensorcap.workload import Workload
+from tensorcap_formats.dtypes import Array, bits_of, dtype, dtype_of
+from tensorcap_formats.opening import open_archive
+from tensorcap_formats.writer import Writer
+from tests.diagnosis.conftest import bfloat16_bits, to_bfloat16
 
 TOKENS, WIDTH, EXPERTS = 24, 16, 6
 CORE, OUT, RESULT = "0/mixer.out/input.input", "0/mixer.out/output", "0/mixer/output"

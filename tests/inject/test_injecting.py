@@ -24,9 +24,6 @@ from tensorcap.verdicts.pairing import Pair
 from tensorcap.workload import Workload
 from tensorcap_formats.errors import TensorNotFoundError
 from tensorcap_formats.opening import open_archive
-
-pytest.importorskip("transformers")
-
 from tests.align.ports.capturing import is_close
 from tests.zoo.deep_models import make, tokens
 

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
-torch = pytest.importorskip("torch")
-from torch import Tensor, nn  # noqa: E402  # after the check that it is there
-
-import tensorcap  # noqa: E402
-from tensorcap.auditing import audit  # noqa: E402
-from tensorcap.verifying import Runnable, verify  # noqa: E402
-from tensorcap.workload import Workload  # noqa: E402
+import tensorcap
+from tensorcap.auditing import audit
+from tensorcap.verifying import Runnable, verify
+from tensorcap.workload import Workload
 
 X = torch.linspace(-1, 1, 12).reshape(2, 6)
 

@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-from torch import nn  # noqa: E402  # after the check that it is there
-
-from tensorcap.capturing import capture_workload  # noqa: E402
-from tensorcap.replaying import replay_forward  # noqa: E402
-from tensorcap.workload import Workload  # noqa: E402
-from tensorcap_formats.errors import UsageError  # noqa: E402
-from tests.localize.llama import (  # noqa: E402
+from tensorcap.capturing import capture_workload
+from tensorcap.replaying import replay_forward
+from tensorcap.workload import Workload
+from tensorcap_formats.errors import UsageError
+from tests.localize.llama import (
     NORM,
     Plant,
     gelu_tanh,

@@ -8,22 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
-torch = pytest.importorskip("torch")
-from torch import Tensor, nn  # noqa: E402  # after the check that it is there
-
-from tensorcap.alignment.mapping import Alignment, Entry  # noqa: E402
-from tensorcap.capturing import capture_workload  # noqa: E402
-from tensorcap.comparing import compare  # noqa: E402
-from tensorcap.localization.accusing import localized  # noqa: E402
-from tensorcap.localization.curves import Curve, Point, changes  # noqa: E402
-from tensorcap.localization.witness import Accusation, Witness  # noqa: E402
-from tensorcap.localizing import localize  # noqa: E402
-from tensorcap.reports.localization_text import around_texts  # noqa: E402
-from tensorcap.workload import Workload  # noqa: E402
-from tensorcap_formats.archive import Archive  # noqa: E402
-from tensorcap_formats.errors import UsageError  # noqa: E402
-from tensorcap_formats.opening import open_archive  # noqa: E402
+from tensorcap.alignment.mapping import Alignment, Entry
+from tensorcap.capturing import capture_workload
+from tensorcap.comparing import compare
+from tensorcap.localization.accusing import localized
+from tensorcap.localization.curves import Curve, Point, changes
+from tensorcap.localization.witness import Accusation, Witness
+from tensorcap.localizing import localize
+from tensorcap.reports.localization_text import around_texts
+from tensorcap.workload import Workload
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.errors import UsageError
+from tensorcap_formats.opening import open_archive
 
 X = torch.linspace(-1, 1, 32 * 8).reshape(32, 8)
 

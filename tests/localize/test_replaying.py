@@ -8,19 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-from torch import nn  # noqa: E402  # after the check that it is there
-
-from tensorcap.capturing import capture_workload  # noqa: E402
-from tensorcap.localizing import localize  # noqa: E402
-from tensorcap.replay_result import Replay  # noqa: E402
-from tensorcap.replaying import replay  # noqa: E402
-from tensorcap.verdicts.replayed import Own, shares_off  # noqa: E402
-from tensorcap.workload import Workload  # noqa: E402
-from tensorcap_formats.errors import UsageError  # noqa: E402
-from tests.localize.llama import (  # noqa: E402
+from tensorcap.capturing import capture_workload
+from tensorcap.localizing import localize
+from tensorcap.replay_result import Replay
+from tensorcap.replaying import replay
+from tensorcap.verdicts.replayed import Own, shares_off
+from tensorcap.workload import Workload
+from tensorcap_formats.errors import UsageError
+from tests.localize.llama import (
     NORM,
     Plant,
     gelu_tanh,

@@ -13,19 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
+from torch import nn
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from torch import nn  # noqa: E402  # after the check that they are there
-
-from tensorcap.capturing import capture_workload  # noqa: E402  # after the check that they are there
-from tensorcap.comparing import compare  # noqa: E402
-from tensorcap.comparison import Comparison  # noqa: E402
-from tensorcap.injecting import inject  # noqa: E402
-from tensorcap.replaying import replay, replay_forward  # noqa: E402
-from tensorcap.workload import Workload  # noqa: E402
-from tests.localize.llama import Plant, low_sum, narrow, normed, without_activation  # noqa: E402
+from tensorcap.capturing import capture_workload
+from tensorcap.comparing import compare
+from tensorcap.comparison import Comparison
+from tensorcap.injecting import inject
+from tensorcap.replaying import replay, replay_forward
+from tensorcap.workload import Workload
+from tests.localize.llama import Plant, low_sum, narrow, normed, without_activation
 
 BLOCK = "model.layers.1"
 NORM = f"{BLOCK}.post_attention_layernorm"

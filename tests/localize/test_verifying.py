@@ -11,20 +11,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 
-torch = pytest.importorskip("torch")
-from torch import Tensor, nn  # noqa: E402  # after the check that it is there
-
-import tensorcap  # noqa: E402
-from tensorcap.aligning import align  # noqa: E402
-from tensorcap.comparing import opened  # noqa: E402
-from tensorcap.port import Port  # noqa: E402
-from tensorcap.reports.error_plot import plot_errors  # noqa: E402
-from tensorcap.reports.layer_report import Layer, depth_of  # noqa: E402
-from tensorcap.verifying import Runnable, verify  # noqa: E402
-from tensorcap.workload import Workload  # noqa: E402
-from tensorcap_formats.errors import UsageError  # noqa: E402
-from tests.align.ports import llama  # noqa: E402
+import tensorcap
+from tensorcap.aligning import align
+from tensorcap.comparing import opened
+from tensorcap.port import Port
+from tensorcap.reports.error_plot import plot_errors
+from tensorcap.reports.layer_report import Layer, depth_of
+from tensorcap.verifying import Runnable, verify
+from tensorcap.workload import Workload
+from tensorcap_formats.errors import UsageError
+from tests.align.ports import llama
 
 X = torch.linspace(-1, 1, 4 * 8).reshape(4, 8)
 

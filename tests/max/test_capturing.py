@@ -9,10 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-
-pytest.importorskip("max.nn")
 from max.driver import Buffer
-from max.dtype import DType  # after the check that it is there
+from max.dtype import DType
 from max.graph import BufferType, DeviceRef, Graph, TensorType, ops
 from max.nn.layer import Module, add_layer_hook, layer
 

@@ -13,9 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("max.nn")
-pytest.importorskip("transformers")
-
 from tensorcap import open_archive
 from tensorcap_formats.dtypes import Array
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("max.nn")
 from max import driver
 from max.driver import Buffer
 from max.dtype import DType

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("max.nn")
 from max.driver import CPU, Buffer
 from max.engine import InferenceSession, Model
 from max.graph import Graph

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("max.nn")
 from max.dtype import DType
 from max.graph import TensorType
 

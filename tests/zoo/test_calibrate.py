@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("transformers")
-
-from tensorcap.verdicts.pairing import Finding  # needs transformers in its package
+from tensorcap.verdicts.pairing import Finding
 from tensorcap.verdicts.policy import POLICY
 from tensorcap.verdicts.replayed import Own
 from tests.zoo import calibrate

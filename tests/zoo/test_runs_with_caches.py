@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from tensorcap.capturing import capture_workload  # noqa: E402  # after the check that they are there
-from tensorcap.comparing import compare  # noqa: E402
-from tensorcap.localizing import localize  # noqa: E402
-from tensorcap.workload import Workload  # noqa: E402
-from tests.zoo.architectures import VOCABULARY, make  # noqa: E402
+from tensorcap.capturing import capture_workload
+from tensorcap.comparing import compare
+from tensorcap.localizing import localize
+from tensorcap.workload import Workload
+from tests.zoo.architectures import VOCABULARY, make
 
 PROMPT = 34
 STEPS = 6
