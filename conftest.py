@@ -1,9 +1,12 @@
-"""What is not collected if an optional package is absent: docstrings are tests, too, and to read them is to import."""
+"""What is not collected if an optional package is absent, and how patient hypothesis is."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 
+from hypothesis import HealthCheck, settings
+
+# To collect is to import: also modules of the source, for their doctests.
 NEEDED_BY = {
     "torch": [
         "tensorcap/adapters/_huggingface",
@@ -69,3 +72,7 @@ NEEDED_BY = {
 }
 
 collect_ignore = [path for name, paths in NEEDED_BY.items() if find_spec(name) is None for path in paths]
+
+# No test fails because a machine is slow.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")

@@ -115,7 +115,7 @@ class Shelf:
     def add(
         self, key: Key, bits: Any, dtype: DType, shape: tuple[int, ...], *, order: int | None = None
     ) -> None:
-        assert self.gate.wait(60)
+        assert self.gate.wait(600)
         before = bits.tobytes()
         time.sleep(self.seconds)
         assert bits.tobytes() == before, "somebody wrote where this is read"
@@ -513,7 +513,7 @@ def test_a_forked_process_does_not_wait_for_a_worker_that_it_does_not_have(path:
 
 
 def wait_for(pid: int) -> int:
-    for _ in range(600):
+    for _ in range(6000):
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)

@@ -414,7 +414,7 @@ def test_recursion_and_threads_keep_their_calls_apart(path: Path, module: Make) 
         "0/@root:down/y:2": [20],
         "0/@root:down/return": [20],
     }
-    barrier = threading.Barrier(2, timeout=20)
+    barrier = threading.Barrier(2, timeout=200)
 
     def together(x: torch.Tensor) -> Any:
         barrier.wait()

@@ -79,7 +79,7 @@ def shell(folder: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
             ["bash", "-c", script],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,
             env={**os.environ, "PYTHONPATH": paths},
         )
 
