@@ -13,29 +13,20 @@ from tensorcap.alignment.mapping import Alignment, Entry, LeftOver
 from tensorcap.alignment.proposing import propose
 from tensorcap.alignment.resolution import resolve
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.dtypes import DTYPES, Array
-from tensorcap_formats.keys import Key
+from tensorcap_formats.dtypes import Array
 from tensorcap_formats.opening import open_archive
-from tensorcap_formats.writer import Writer
+from tests.support.archives import new_archive
+from tests.support.floats import bfloat16
 
-Tensors = Mapping[str, Array]  # by key text, those of uint16 are bfloat16
+Tensors = Mapping[str, Array]  # by key
 
 
 def _drawn(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng((seed, *shape)).standard_normal(shape).astype(np.float32)
 
 
-def _archive(path: Path, tensors: Tensors) -> Archive:
-    writer = Writer(path)
-    for text, array in tensors.items():
-        dtype = DTYPES["bfloat16" if array.dtype == np.uint16 else array.dtype.name]
-        writer.add(Key.parse(text), np.ascontiguousarray(array), dtype, array.shape)
-    writer.close()
-    return open_archive(path)
-
-
 def _proposed(tmp_path: Path, one: Tensors, other: Tensors) -> tuple[Alignment, Archive, Archive]:
-    reference, target = _archive(tmp_path / "ref.h5", one), _archive(tmp_path / "tgt.h5", other)
+    reference, target = new_archive(tmp_path / "ref.h5", one), new_archive(tmp_path / "tgt.h5", other)
     return propose(reference, target), reference, target
 
 
@@ -47,11 +38,6 @@ def _entry(alignment: Alignment, place: str) -> Entry:
 def _left(alignment: Alignment, place: str, side: str = "reference") -> LeftOver:
     (found,) = (left for left in alignment.left_over if left.side == side and place in left.places)
     return found
-
-
-def _bfloat16(array: Array) -> Array:
-    rounded: Array = ((array.view(np.uint32).astype(np.uint64) + 0x8000) >> 16).astype(np.uint16)
-    return rounded
 
 
 X, Y, Z = (_drawn(2, 5, 8, seed=i) for i in (1, 2, 3))
@@ -69,7 +55,7 @@ def test_values_that_differ_by_more_than_rounding_are_told_with_both_numbers(tmp
 @pytest.mark.parametrize(("factor", "is_told"), [(1.004, False), (1.05, True)])
 def test_what_is_rounding_is_that_of_the_coarser_run(tmp_path: Path, factor: float, is_told: bool) -> None:
     one = {"0/a/output": X, "0/b/output": Y}
-    other = {"0/a/output": _bfloat16(X * np.float32(factor)), "0/b/output": _bfloat16(Y)}
+    other = {"0/a/output": bfloat16(X * np.float32(factor)), "0/b/output": bfloat16(Y)}
     alignment, _, _ = _proposed(tmp_path, one, other)
     assert ("but values differ" in _entry(alignment, "a").reason) == is_told  # 8 times 2^-8 is 0.03
 
@@ -293,7 +279,7 @@ def test_a_wrong_gradient_of_the_main_result_is_paired_and_told_and_one_of_an_ar
 def test_weights_in_a_coarser_dtype_than_the_run_are_not_doubted(tmp_path: Path) -> None:
     weight = _drawn(9, 4)
     one = {"0/a/output": X, "0/a/param.weight": weight}
-    other = {"0/u/output": X, "0/u/param.w": _bfloat16(weight)}
+    other = {"0/u/output": X, "0/u/param.w": bfloat16(weight)}
     alignment, _, _ = _proposed(tmp_path, one, other)
     assert "but" not in _entry(alignment, "a/param.weight").reason
 
@@ -332,7 +318,7 @@ def test_weights_that_are_nearly_one_are_laid_out_by_what_differs_in_them(tmp_pa
 def test_statistics_alone_tell_that_a_layer_is_constant(tmp_path: Path) -> None:
     layers = {f"0/layers.{i}/output": _drawn(4, 9, seed=i) for i in range(4)}
     wrong = {**layers, "0/layers.3/output": np.zeros((4, 9), np.float32)}
-    reference, target = _archive(tmp_path / "ref.h5", layers), _archive(tmp_path / "tgt.h5", wrong)
+    reference, target = new_archive(tmp_path / "ref.h5", layers), new_archive(tmp_path / "tgt.h5", wrong)
     alignment = propose(reference, target, read_values=False)
     assert "but values of 1 of 4 differ by 1, expected" in _entry(alignment, "layers.{i}").reason
 
@@ -340,8 +326,8 @@ def test_statistics_alone_tell_that_a_layer_is_constant(tmp_path: Path) -> None:
 @pytest.mark.spec("ALN-28")
 def test_names_alone_pair_arguments_whatever_their_values(tmp_path: Path) -> None:
     one = {"0/a/input.x": Y, "0/a/output": X}
-    reference = _archive(tmp_path / "ref.h5", one)
-    target = _archive(tmp_path / "tgt.h5", {**one, "0/a/input.x": Z})
+    reference = new_archive(tmp_path / "ref.h5", one)
+    target = new_archive(tmp_path / "tgt.h5", {**one, "0/a/input.x": Z})
     alignment = propose(reference, target, by="names")
     assert [entry.text for entry in alignment.entries] == ["a = a"]
     assert alignment.left_over == ()

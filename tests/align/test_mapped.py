@@ -12,22 +12,12 @@ from tensorcap.alignment.map_file import map_text, read_map
 from tensorcap.alignment.mapped import MappedArchive
 from tensorcap.alignment.mapping import Alignment, Entry, LeftOver, parse_values, values_text
 from tensorcap.alignment.resolution import resolve
-from tensorcap_formats.archive import Archive
-from tensorcap_formats.dtypes import DTYPES, Array
+from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import ReadError, UsageError
-from tensorcap_formats.keys import Key
 from tensorcap_formats.opening import open_archive
-from tensorcap_formats.writer import Writer
+from tests.support.archives import new_archive
 
 _RNG = np.random.default_rng(0)
-
-
-def _archive(path: Path, tensors: Mapping[str, Array]) -> Archive:
-    writer = Writer(path)
-    for text, array in tensors.items():
-        writer.add(Key.parse(text), np.ascontiguousarray(array, np.float32), DTYPES["float32"], array.shape)
-    writer.close()
-    return open_archive(path)
 
 
 def _drawn(*shape: int) -> Array:
@@ -37,7 +27,7 @@ def _drawn(*shape: int) -> Array:
 def _mapped(
     tmp_path: Path, alignment: Alignment, one: Mapping[str, Array], other: Mapping[str, Array]
 ) -> MappedArchive:
-    reference, target = _archive(tmp_path / "ref.h5", one), _archive(tmp_path / "tgt.h5", other)
+    reference, target = new_archive(tmp_path / "ref.h5", one), new_archive(tmp_path / "tgt.h5", other)
     return MappedArchive(reference, target, resolve(alignment, reference, target))
 
 

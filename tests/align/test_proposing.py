@@ -15,10 +15,11 @@ from tensorcap.alignment.proposing import propose
 from tensorcap.alignment.resolution import resolve
 from tensorcap.alignment.rules import Rules
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.dtypes import DTYPES, Array
+from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import Key
 from tensorcap_formats.opening import open_archive
-from tensorcap_formats.writer import Writer
+from tests.support.archives import new_archive
+from tests.support.floats import bfloat16
 
 Tensors = Mapping[str, Array]
 Renaming = Callable[[str], str]
@@ -66,15 +67,12 @@ def _drawn(rng: np.random.Generator, width: int) -> Array:
 def _archive(path: Path, tensors: Tensors, *, modules: Iterable[str] | None = None, **run: Any) -> Archive:
     sites = list(dict.fromkeys(name.split("/")[0] for name in tensors)) if modules is None else list(modules)
     listed = [{"path": site, "class": _class(site), "parameters": {}} for site in sites]
-    writer = Writer(path, run={"modules": listed, **run})
+    keyed = {}
     for name, array in tensors.items():
         rank, _, rest = name.rpartition("|")
         site, _, slot = rest.partition("/")
-        dtype = DTYPES["bfloat16" if array.dtype == np.uint16 else array.dtype.name]
-        key = Key(site, slot or "output", rank=int(rank or 0))
-        writer.add(key, np.ascontiguousarray(array), dtype, array.shape)
-    writer.close()
-    return open_archive(path)
+        keyed[Key(site, slot or "output", rank=int(rank or 0)).text] = array
+    return new_archive(path, keyed, run={"modules": listed, **run})
 
 
 def _class(site: str) -> str:
@@ -139,11 +137,6 @@ def _noisy(tensors: Tensors, relative: float) -> dict[str, Array]:
     return {site: made[id(array)] for site, array in tensors.items()}
 
 
-def _bfloat16(array: Array) -> Array:
-    rounded: Array = ((array.view(np.uint32).astype(np.uint64) + 0x8000) >> 16).astype(np.uint16)
-    return rounded
-
-
 @pytest.mark.spec("ALN-20")
 @pytest.mark.parametrize("noise", [0.0, 1e-6, 2e-3])
 def test_a_run_under_other_names_is_found_with_composites_and_leaves_apart(
@@ -159,7 +152,7 @@ def test_a_run_under_other_names_is_found_with_composites_and_leaves_apart(
 @pytest.mark.spec("ALN-20")
 def test_a_bfloat16_target_is_found(tmp_path: Path) -> None:
     one = _run()
-    noisy = {site: _bfloat16(array) for site, array in _noisy(one, 2e-3).items()}
+    noisy = {site: bfloat16(array) for site, array in _noisy(one, 2e-3).items()}
     _, found = _proposed(tmp_path, one, _renamed(noisy, _worded))
     assert found == {site: _worded(site) for site in one}
 

@@ -21,25 +21,20 @@ from tensorcap.alignment.resolution import resolve
 from tensorcap.alignment.rules import Rules, builtin_rules, catalogue, read_rules, wrapper_rules
 from tensorcap_cli.main import main
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.dtypes import DTYPES, Array
+from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import ReadError, UsageError
-from tensorcap_formats.keys import Key
 from tensorcap_formats.opening import open_archive
-from tensorcap_formats.writer import Writer
 from tests.align.conftest import PORTS
+from tests.support.archives import new_archive
 
 FILES = {file.name: file.rules for file in catalogue()}
 EVERY = Rules().before(*FILES.values())
 
 
 def write(path: Path, tensors: Mapping[str, Array], classes: Mapping[str, str] | None = None) -> Archive:
-    writer = Writer(path)
-    for site, array in tensors.items():
-        writer.add(Key(site, "output"), np.ascontiguousarray(array), DTYPES[array.dtype.name], array.shape)
-    given_classes = classes or {}
-    modules = [{"path": s, "class": given_classes.get(s, "m.Linear"), "parameters": {}} for s in tensors]
-    writer.close(run={"modules": modules})
-    return open_archive(path)
+    known = classes or {}
+    modules = [{"path": s, "class": known.get(s, "m.Linear"), "parameters": {}} for s in tensors]
+    return new_archive(path, tensors, run={"modules": modules})
 
 
 def drawn(seed: int, width: int = 16) -> Array:

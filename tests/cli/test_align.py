@@ -14,14 +14,12 @@ from tensorcap_cli.main import main
 from tensorcap_formats.dtypes import DTYPES, Array
 from tensorcap_formats.keys import Key
 from tensorcap_formats.writer import Writer
+from tests.support.archives import write_archive
 
 
 def _write(path: Path, tensors: dict[str, Array]) -> None:
-    writer = Writer(path)
-    for site, array in tensors.items():
-        writer.add(Key.parse(f"0/{site}/output"), np.ascontiguousarray(array), DTYPES["float32"], array.shape)
     modules = [{"path": site, "class": "torch.nn.Linear"} for site in tensors]
-    writer.close(run={"modules": modules})
+    write_archive(path, tensors, run={"modules": modules})
 
 
 def tcap(*arguments: str, status: int = 0) -> Result:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tensorcap_formats.dtypes import Array
-from tests.diagnosis.conftest import Diagnose, to_bfloat16
+from tests.diagnosis.conftest import Diagnose
+from tests.support.floats import to_bfloat16
 
 HEADS, KEYS, DIM, TOKENS = 4, 2, 16, 24
 CONFIG = {

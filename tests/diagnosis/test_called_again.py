@@ -21,10 +21,10 @@ from tensorcap.replaying import replay_within
 from tensorcap.rerunning import rerun_of
 from tensorcap.variation import Added, Change, Filled, Ordered, Rerun, Shifted
 from tensorcap.workload import Workload
-from tensorcap_formats.dtypes import Array, bits_of, dtype, dtype_of
+from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.opening import open_archive
-from tensorcap_formats.writer import Writer
-from tests.diagnosis.conftest import bfloat16_bits, to_bfloat16
+from tests.support.archives import write_archive
+from tests.support.floats import bfloat16, to_bfloat16
 
 TOKENS, WIDTH, EXPERTS = 24, 16, 6
 CORE, OUT, RESULT = "0/mixer.out/input.input", "0/mixer.out/output", "0/mixer/output"
@@ -232,17 +232,14 @@ def found_by(
 def with_values(source: Path, path: Path, changed: Mapping[str, Array], low: Collection[str] = ()) -> Path:
     with open_archive(source) as archive:
         run = {**archive.run, "compute_dtype": "bfloat16" if low else "float32"}
-        writer = Writer(path, run=run)
+        tensors: dict[str, Array | tuple[Array, DType]] = {}
         for record in archive.records:
-            if record.key.text in low:
-                bits = bfloat16_bits(changed[record.key.text])
-                writer.add(record.key, bits, dtype("bfloat16"), bits.shape)
-            elif record.key.text in changed:
-                array = np.asarray(changed[record.key.text], "<f4")
-                writer.add(record.key, bits_of(array), dtype_of(array), array.shape)
+            key = record.key.text
+            if key in changed:
+                tensors[key] = bfloat16(changed[key]) if key in low else np.asarray(changed[key], "<f4")
             else:
-                writer.add(record.key, archive.read(record), record.dtype, record.shape)
-    return writer.close()
+                tensors[key] = archive.read(record), record.dtype
+    return write_archive(path, tensors, run=run)
 
 
 def kinds(found: Diagnosis) -> set[str]:

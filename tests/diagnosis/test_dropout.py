@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tensorcap_formats.dtypes import Array
-from tests.diagnosis.conftest import Diagnose, to_bfloat16
+from tests.diagnosis.conftest import Diagnose
+from tests.support.floats import to_bfloat16
 
 OUT = "0/m/output"
 PRECISIONS = ["float32", "bfloat16"]

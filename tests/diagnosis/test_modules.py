@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tensorcap_formats.dtypes import Array
-from tests.diagnosis.conftest import Diagnose, to_bfloat16
+from tests.diagnosis.conftest import Diagnose
+from tests.support.floats import to_bfloat16
 
 OUT, IN = "0/m/output", "0/m/input.x"
 PRECISIONS = ["float32", "bfloat16"]
@@ -442,7 +443,9 @@ def test_a_captured_bias_is_named(
     ("make", "kind"),
     [
         pytest.param(
-            lambda y, w: y * (1 + to_bfloat16(w - 1).astype(float)), "norm-without-one-plus", id="less"
+            lambda y, w: y * (1 + to_bfloat16(w - 1).astype(float)),
+            "norm-without-one-plus",
+            id="less",
         ),
         pytest.param(lambda y, w: y * to_bfloat16(1 + w).astype(float), "norm-with-one-plus", id="more"),
     ],
