@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaModel
 
 import tensorcap
 from tensorcap.graph import Graph
@@ -19,23 +18,14 @@ from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.errors import CorruptArchiveError, ReadError, TensorNotFoundError
 from tensorcap_formats.keys import Key
 from tensorcap_formats.writer import Writer
+from tests.support.transformers_models import LLAMA, random_model
 
 IDS = torch.tensor([[3, 7, 11, 13, 17, 19], [23, 29, 31, 37, 41, 43]])
 
 
 def llama(attention: str, *, heads: int = 4) -> Any:
-    torch.manual_seed(0)
-    config: Any = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=heads,
-        max_position_embeddings=64,
-    )
-    config._attn_implementation = attention
-    return LlamaModel(config).train(False)
+    sizes = {**LLAMA, "num_key_value_heads": heads, "max_position_embeddings": 64}
+    return random_model("LlamaModel", **sizes, attn_implementation=attention)
 
 
 def probabilities(graph: Graph, node: Any) -> np.ndarray[Any, Any]:

@@ -17,11 +17,11 @@ import pytest
 import torch
 from torch import nn
 from torch.utils import _python_dispatch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import tensorcap
 from tensorcap.graph import Graph
 from tensorcap_formats.errors import UsageError
+from tests.support import transformers_models
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
@@ -48,18 +48,8 @@ class Clones(Mode):  # type: ignore[misc] # see there
 
 
 def llama(attention: str = "sdpa", **options: Any) -> Any:
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        **{"attn_implementation": attention, "use_cache": False, **options},
-    )
-    torch.manual_seed(0)
-    return LlamaForCausalLM(config).train(False)
+    config = {"max_position_embeddings": 64, "attn_implementation": attention, "use_cache": False}
+    return transformers_models.llama(**{**config, **options})
 
 
 IDS = torch.tensor([[3, 7, 11, 13, 17, 19]])

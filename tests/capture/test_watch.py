@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tensorcap
 from tensorcap_formats.errors import CaptureError, UsageError
+from tests.support.models import Calls
 
 Make = Callable[[str], Any]  # a module, whose attributes mypy does not know
 
@@ -59,17 +60,6 @@ def module(tmp_path: Path) -> Iterator[Make]:
 
     yield make
     sys.modules.pop("watched_code", None)
-
-
-class Calls(nn.Module):
-    """A model whose forward calls a function that it is given."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any) -> Any:
-        return self.function(*args)
 
 
 def read(path: Path) -> dict[str, Any]:

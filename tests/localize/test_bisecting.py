@@ -11,7 +11,7 @@ import pytest
 
 from tensorcap.alignment.mapping import Alignment, Entry
 from tensorcap.bisecting import Bisection, bisect_archives
-from tensorcap_formats.dtypes import DTYPES
+from tensorcap_formats.dtypes import DTYPES, Array
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.opening import open_archive
 from tests.support.archives import write_archive
@@ -22,7 +22,7 @@ SITES = [f"layers.{i}" for i in range(40)]
 
 def run(path: Path, errors: Callable[[int], float], *, sites: list[str] = SITES, seed: int = 0) -> Path:
     """A run whose results are those of the reference but for a relative error of each."""
-    tensors = {}
+    tensors: dict[str, Array] = {}
     for i, site in enumerate(sites):
         values = np.random.default_rng(i).standard_normal((4, 16)).astype(np.float32)
         noise = np.random.default_rng(1000 * (seed + 1) + i).standard_normal((4, 16))
