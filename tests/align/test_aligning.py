@@ -38,7 +38,7 @@ def renamed(tmp_path: Path, *, knows_modules: bool) -> tuple[Archive, Archive]:
 
 
 @pytest.mark.spec("CMP-74")
-def test_runs_that_list_their_modules_are_mapped_by_values_where_names_leave_both_over(
+def test_modules_that_names_leave_over_on_both_sides_are_mapped_by_values(
     tmp_path: Path,
 ) -> None:
     found = compare(*renamed(tmp_path, knows_modules=True))

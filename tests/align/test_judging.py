@@ -44,7 +44,7 @@ X, Y, Z = (_drawn(2, 5, 8, seed=i) for i in (1, 2, 3))
 
 
 @pytest.mark.spec("ALN-80")
-def test_values_that_differ_by_more_than_rounding_are_told_with_both_numbers(tmp_path: Path) -> None:
+def test_values_that_differ_by_more_than_rounding_are_reported_with_both_numbers(tmp_path: Path) -> None:
     one, other = {"0/a/output": X, "0/b/output": Y}, {"0/u/output": X * np.float32(1.001), "0/v/output": Y}
     alignment, _, _ = _proposed(tmp_path, one, other)
     assert _entry(alignment, "a").reason.endswith("; but values differ by 0.001, expected at most 2e-05")
@@ -111,7 +111,7 @@ def test_an_argument_that_differs_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("ALN-80")
-def test_a_layout_of_equal_shapes_is_told_and_one_of_unlike_shapes_is_not(tmp_path: Path) -> None:
+def test_a_layout_of_equal_shapes_is_reported_and_one_of_unlike_shapes_is_not(tmp_path: Path) -> None:
     square = _drawn(1, 8, 8)
     one = {"0/a/output": square, "0/b/output": X}
     other = {"0/a/output": square.swapaxes(1, 2), "0/b/output": X.swapaxes(1, 2)}
@@ -173,7 +173,7 @@ def test_numbers_in_another_order_are_told(tmp_path: Path) -> None:
         (["a", "b"], "c", False),
     ],
 )
-def test_an_order_of_parts_that_names_contradict_is_told(parts: list[str], whole: str, is_told: bool) -> None:
+def test_an_order_of_parts_that_names_contradict_is_reported(parts: list[str], whole: str, is_told: bool) -> None:
     assert bool(order_doubt(parts, whole)) == is_told
 
 
@@ -261,7 +261,7 @@ def test_gradients_are_paired_as_what_they_are_gradients_of(tmp_path: Path) -> N
 
 
 @pytest.mark.spec("ALN-83")
-def test_a_wrong_gradient_of_the_main_result_is_paired_and_told_and_one_of_an_argument_is_not(
+def test_a_wrong_gradient_is_paired_and_reported_for_the_main_output_only(
     tmp_path: Path,
 ) -> None:
     g = _drawn(2, 5, 8, seed=8)
@@ -393,7 +393,7 @@ def test_weights_of_a_file_without_slots_are_fused_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("ALN-84")
-def test_an_argument_without_counterpart_is_explained_by_what_is_known_of_its_values(tmp_path: Path) -> None:
+def test_an_unmatched_argument_is_explained_by_its_values(tmp_path: Path) -> None:
     one = {"0/a/output": X, "0/b/input.x": X, "0/b/input.mask": Z, "0/b/output": Y}
     alignment, _, _ = _proposed(tmp_path, one, {"0/u/output": X, "0/v/output": Y})
     known = _left(alignment, "b/input.x")

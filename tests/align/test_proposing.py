@@ -352,7 +352,7 @@ def test_elements_in_an_order_that_no_layout_explains_are_told(tmp_path: Path) -
 
 
 @pytest.mark.spec("ALN-25")
-def test_a_layout_that_values_cannot_tell_is_told_and_not_chosen(tmp_path: Path) -> None:
+def test_a_layout_that_values_cannot_tell_is_reported_and_not_chosen(tmp_path: Path) -> None:
     x = np.full((4, 4, 4), 2.0, np.float32)
     x[0, 0, 0] = 1.0  # equal under any exchange of axes
     y = x.reshape(2, 2, 4, 4)
@@ -435,7 +435,7 @@ def test_a_tensor_that_differs_is_no_counterpart_where_what_comes_of_it_agrees(t
 
 
 @pytest.mark.spec("ALN-28")
-def test_equal_names_win_over_values_and_the_conflict_is_told(tmp_path: Path) -> None:
+def test_equal_names_win_over_values_and_the_conflict_is_reported(tmp_path: Path) -> None:
     one = _run()
     swapped = {"k": "v", "v": "k"}
     other = {
@@ -459,7 +459,7 @@ def test_equal_names_belong_together_even_if_no_layout_fits(tmp_path: Path) -> N
 
 
 @pytest.mark.spec("ALN-29")
-def test_what_is_contested_to_the_end_is_told_with_its_candidates(tmp_path: Path) -> None:
+def test_what_is_contested_to_the_end_is_reported_with_its_candidates(tmp_path: Path) -> None:
     rng = _rng()
     x, y = (rng.standard_normal((1, S, D)).astype(np.float32) for _ in range(2))
     one = {"start": x, "a": _drawn(rng, D)}
@@ -489,7 +489,7 @@ def test_what_was_never_called_and_what_repeats_values_is_explained(tmp_path: Pa
 
 @pytest.mark.spec("ALN-29")
 @pytest.mark.parametrize("is_right", [True, False])
-def test_a_module_that_the_other_side_never_calls_is_told_as_such(tmp_path: Path, is_right: bool) -> None:
+def test_a_module_that_the_other_side_never_calls_is_reported_as_such(tmp_path: Path, is_right: bool) -> None:
     rng, one = np.random.default_rng(99), {}
     for site, array in _run().items():
         if site == "layers.1.mlp.up":

@@ -540,7 +540,7 @@ def test_tcap_align_takes_a_rule_file(tmp_path: Path) -> None:
         pytest.param('name = "x"\n', "has no rule, expected", id="nothing"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_told_in_one_line_with_its_place(
+def test_what_is_wrong_with_a_file_is_reported_in_one_line_with_its_place(
     tmp_path: Path, text: str, told: str
 ) -> None:
     with pytest.raises(UsageError) as error:
@@ -587,7 +587,7 @@ def test_a_function_makes_names_that_no_pattern_can_tell(tmp_path: Path) -> None
         pytest.param("def f(:\n", "names.py:f", "names.py:1: SyntaxError", id="syntax"),
     ],
 )
-def test_a_function_that_cannot_be_loaded_is_told_in_one_line(
+def test_a_function_that_cannot_be_loaded_is_reported_in_one_line(
     tmp_path: Path, source: str, function: str, told: str
 ) -> None:
     (tmp_path / "names.py").write_text(source)
@@ -607,7 +607,7 @@ def test_a_function_that_cannot_be_loaded_is_told_in_one_line(
         pytest.param("return ''", "f('a.b') gave '', expected a name", id="empty"),
     ],
 )
-def test_a_function_that_fails_is_told_in_one_line(tmp_path: Path, body: str, told: str) -> None:
+def test_a_function_that_fails_is_reported_in_one_line(tmp_path: Path, body: str, told: str) -> None:
     (tmp_path / "names.py").write_text(f"def f(site):\n    {body}\n")
     rules = rules_of(tmp_path, 'function = "names.py:f"\n')
     with pytest.raises(UsageError) as error:

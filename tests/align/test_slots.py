@@ -116,7 +116,7 @@ def test_many_results_in_a_list_are_one_entry_with_an_offset(tmp_path: Path) -> 
 
 
 @pytest.mark.spec("ALN-75")
-def test_what_of_several_results_is_left_over_is_told_by_its_slot(tmp_path: Path) -> None:
+def test_what_of_several_results_is_left_over_is_reported_by_its_slot(tmp_path: Path) -> None:
     x, y, z = drawn(), drawn(), drawn()
     one = {"a/output.0": x, "a/output.1": y, "b/output.0": drawn(), "b/output.1": drawn(), "c/output": z}
     alignment, found = proposed(tmp_path, one, {"u/output": x, "w/output": z})

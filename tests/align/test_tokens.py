@@ -81,7 +81,7 @@ def test_padding_on_either_side_is_left_out_and_the_rest_lies_in_one_order(tmp_p
 
 
 @pytest.mark.spec("ALN-57")
-def test_what_was_matched_and_what_was_not_is_told(tmp_path: Path) -> None:
+def test_what_was_matched_and_what_was_not_is_reported(tmp_path: Path) -> None:
     found = _matched(tmp_path, _fed(RIGHT), _fed(LEFT), VALID)
     assert found.text == (
         "8 tokens are on both sides; the reference has 0 more and 2 of padding; "

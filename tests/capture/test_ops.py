@@ -408,7 +408,7 @@ def _doubled(x: torch.Tensor, result: torch.Tensor) -> None:
 
 
 @pytest.mark.spec("CAP-12", "CAP-14")
-def test_what_is_in_memory_that_a_kernel_is_handed_for_its_result_is_not_recorded(path: Path) -> None:
+def test_uninitialised_output_memory_of_a_kernel_is_not_recorded(path: Path) -> None:
     def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
         y = torch.empty(2)
         _doubled(x, y)
@@ -425,7 +425,7 @@ def test_what_is_in_memory_that_a_kernel_is_handed_for_its_result_is_not_recorde
 
 
 @pytest.mark.spec("CAP-12")
-def test_what_is_left_out_of_the_records_is_told_in_the_graph(path: Path) -> None:
+def test_what_is_left_out_of_the_records_is_reported_in_the_graph(path: Path) -> None:
     class Model(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return (x + 1) * 2
@@ -925,7 +925,7 @@ def test_a_copy_of_the_model_is_not_under_capture(path: Path, small: Any) -> Non
         assert len(Graph.of(archive).nodes) == 5
 
 
-def test_nothing_is_recorded_while_the_capture_is_paused_and_writes_count_all_the_same(path: Path) -> None:
+def test_a_paused_capture_records_nothing_but_counts_writes(path: Path) -> None:
     class Model(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x + 1
@@ -963,7 +963,7 @@ def test_numbers_and_lists_that_ops_return_have_slots_by_position(path: Path) ->
 
 
 @pytest.mark.spec("CAP-17")
-def test_an_operator_that_takes_functions_runs_and_is_told(path: Path) -> None:
+def test_an_operator_that_takes_functions_runs_and_is_reported(path: Path) -> None:
     def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
         out_dtype: Any = torch.ops.higher_order.out_dtype
         product: torch.Tensor = out_dtype(torch.ops.aten.mm.default, torch.int32, x, x)

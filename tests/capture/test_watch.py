@@ -574,7 +574,7 @@ def test_a_source_that_changed_after_the_import_is_refused(path: Path, module: M
 
 
 @pytest.mark.spec("CAP-35")
-def test_a_function_that_is_never_called_is_told(path: Path, module: Make) -> None:
+def test_a_function_that_is_never_called_is_reported(path: Path, module: Make) -> None:
     code = module("def f(x):\n    y = x\n    return y")
     model = nn.Linear(2, 2)
     with (
@@ -592,7 +592,7 @@ def test_a_function_that_is_never_called_is_told(path: Path, module: Make) -> No
 
 
 @pytest.mark.spec("CAP-35")
-def test_a_variable_that_no_call_assigns_is_told(path: Path, module: Make) -> None:
+def test_a_variable_that_no_call_assigns_is_reported(path: Path, module: Make) -> None:
     code = module(
         """
         class Block(nn.Module):
@@ -659,7 +659,7 @@ def test_the_backward_of_a_function_of_the_user_is_watched(path: Path, module: M
 
 
 @pytest.mark.spec("CAP-37")
-def test_a_compiled_call_runs_as_it_would_and_is_told(path: Path, module: Make) -> None:
+def test_a_compiled_call_runs_as_it_would_and_is_reported(path: Path, module: Make) -> None:
     code = module(SCALED)
     model = code.Net()
     compiled: Any = torch.compile(model, backend="eager", fullgraph=True)
@@ -681,7 +681,7 @@ def test_a_compiled_call_runs_as_it_would_and_is_told(path: Path, module: Make) 
 
 @pytest.mark.spec("CAP-37")
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
-def test_a_traced_call_runs_as_it_would_and_is_told(path: Path, module: Make) -> None:
+def test_a_traced_call_runs_as_it_would_and_is_reported(path: Path, module: Make) -> None:
     code = module("def f(x):\n    y = x * 2\n    return y")
     model = Calls(code.f)
     with tensorcap.capture(model, path, watch="watched_code:f:y") as cap:

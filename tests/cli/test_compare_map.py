@@ -35,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_mapped_pairs_are_compared_under_the_references_keys_and_others_by_equal_keys(folder: Path) -> None:
+def test_mapped_pairs_have_the_references_keys_and_others_pair_by_equal_keys(folder: Path) -> None:
     found = CliRunner().invoke(main, ["compare", "ref.h5", "tgt.h5", "--map", "map.toml"])
     assert found.exit_code == 0, found.output
     assert "5 of 5 reference tensors compared" in found.output

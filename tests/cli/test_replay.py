@@ -37,7 +37,7 @@ def runs(tcap: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("runs")
 @pytest.mark.spec("RPL-2")
-def test_a_run_that_repeats_itself_is_told_in_a_line(tcap: Any) -> None:
+def test_a_run_that_repeats_itself_is_reported_in_a_line(tcap: Any) -> None:
     done = tcap("replay", "reference.h5")
     assert done.exit_code == 0
     assert "gives its own 7 tensors back bit for bit" in done.stdout

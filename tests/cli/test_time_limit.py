@@ -103,7 +103,7 @@ def test_what_does_not_heed_an_interrupt_is_killed(tmp_path: Path) -> None:
     assert not is_alive(done)
 
 
-def test_a_process_that_dies_is_told_with_where_it_died(tmp_path: Path) -> None:
+def test_a_process_that_dies_is_reported_with_where_it_died(tmp_path: Path) -> None:
     code = "def compiling():\n    os.kill(os.getpid(), signal.SIGSEGV)\ncompiling()"
     done = run(tmp_path, code, "-o", "x.h5", "--timeout", "600", status=1)
     assert "Error: the run died of SIGSEGV; its log is x.h5.log\n" in done.stderr

@@ -38,7 +38,7 @@ def test_the_wrong_activation_is_named_with_what_it_is(tcap: Tcap, folder: Path)
 
 
 @pytest.mark.spec("VER-1", "VER-4", "VER-40")
-def test_the_reference_in_bfloat16_is_not_accused(tcap_json: Any, folder: Path) -> None:
+def test_the_reference_in_bfloat16_is_no_suspect(tcap_json: Any, folder: Path) -> None:
     told = tcap_json("verify", f"{MODELS}:reference", "--dtype", "bfloat16", "-o", "report")
     assert (told["exit_status"], told["suspects"]) == (0, [])
     assert (told["reference"]["dtype"], told["target"]["dtype"]) == ("float32", "bfloat16")

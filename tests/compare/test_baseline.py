@@ -22,7 +22,7 @@ def off(relative: float) -> Any:
 
 
 @pytest.mark.spec("POL-50", "POL-51")
-def test_the_error_is_told_in_units_of_the_baselines(make_archive: MakeArchive) -> None:
+def test_the_error_is_reported_in_units_of_the_baselines(make_archive: MakeArchive) -> None:
     keys = ["0/a/output", "0/b/output", "0/c/output", "0/d/output", "0/e/output"]
     target = [off(3e-3), off(3e-3), X, off(1e-3), off(1e-3)]
     twin = [off(1e-3), X, X, off(1e-3)]

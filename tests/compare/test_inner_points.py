@@ -202,7 +202,7 @@ class TestPairing:
 
     @pytest.mark.spec("CMP-71")
     @pytest.mark.parametrize("held", [True, False])
-    def test_what_an_op_was_given_may_be_missing_where_another_record_of_the_target_holds_it(
+    def test_an_op_input_may_be_missing_if_another_target_record_holds_it(
         self, run_of: Callable[..., Any], held: bool
     ) -> None:
         cast, mul = f"{place('_to_copy.default')}/output", place("mul.Tensor")
@@ -337,7 +337,7 @@ class TestAbsences:
         target = run_of({"0/n/output": X}, {}, points=[{"site": "m", "status": "never-called"}])
         assert statuses(compare(reference, target))[key] == "never-called"
 
-    def test_a_slice_is_told_where_shapes_differ(self, make_archive: MakeArchive) -> None:
+    def test_a_slice_is_reported_if_shapes_differ(self, make_archive: MakeArchive) -> None:
         target = make_archive({"0/m/output": X[:, :8]}, run={"scope": {"slices": ["[..., :8]"]}})
         (pair,) = compare(make_archive({"0/m/output": X}), target).pairs
         assert pair.reason == "[32, 64] in the reference, [32, 8] in the target; the target kept [..., :8]"

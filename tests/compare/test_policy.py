@@ -312,7 +312,7 @@ def test_a_record_coarser_than_both_runs_state_is_suspect(
 
 
 @pytest.mark.spec("POL-25")
-def test_growth_alone_names_nobody(make_archive: MakeArchive) -> None:
+def test_growth_alone_makes_no_suspect(make_archive: MakeArchive) -> None:
     x = normal(64, 64)
     error = (1 + 0.02 * np.where(normal(64, 64, seed=5) > 0, 1, -1)).astype(np.float32)
     found = compare(make_archive({KEY: x}, run=BF16), make_archive({KEY: x * error}, run=BF16))

@@ -380,7 +380,7 @@ OPERATIONS = [
 
 @pytest.mark.spec("DIA-76")
 @pytest.mark.parametrize(("kind", "change", "operation", "code"), OPERATIONS)
-def test_an_operation_that_is_another_one_is_told_by_its_line(
+def test_an_operation_that_is_another_one_is_reported_by_its_line(
     tmp_path: Path, rng: np.random.Generator, kind: str, change: dict[str, Any], operation: str, code: str
 ) -> None:
     workload = mixer_workload(rng)
@@ -394,7 +394,7 @@ def test_an_operation_that_is_another_one_is_told_by_its_line(
 
 @pytest.mark.spec("DIA-80")
 @pytest.mark.parametrize("is_in_turn", [False, True], ids=["at-once", "in-turn"])
-def test_a_module_that_computes_in_low_precision_is_told(
+def test_a_module_that_computes_in_low_precision_is_reported(
     tmp_path: Path, rng: np.random.Generator, is_in_turn: bool
 ) -> None:
     workload = mixer_workload(rng)
@@ -406,7 +406,7 @@ def test_a_module_that_computes_in_low_precision_is_told(
 
 
 @pytest.mark.spec("DIA-80")
-def test_a_table_that_is_kept_in_low_precision_is_told(tmp_path: Path) -> None:
+def test_a_table_that_is_kept_in_low_precision_is_reported(tmp_path: Path) -> None:
     positions = torch.arange(300)[:, None]
     workload = Workload(Model(Angles, "angles"), {"positions": positions})
     frequencies = 10000.0 ** (-np.arange(8) / 8)
@@ -431,7 +431,7 @@ SEEN = [
 
 @pytest.mark.spec("DIA-73")
 @pytest.mark.parametrize(("mask", "seen", "where"), SEEN)
-def test_a_mask_that_is_one_off_is_told(
+def test_a_mask_that_is_one_off_is_reported(
     tmp_path: Path, rng: np.random.Generator, mask: Array | None, seen: Array, where: str
 ) -> None:
     q, k, v = rng.standard_normal((3, 1, TOKENS, WIDTH)).astype(np.float32)

@@ -99,7 +99,7 @@ def test_case_40_one_plus_weight_in_low_precision_is_one_channel_off(tcap: Run) 
 
 
 @pytest.mark.spec("DIA-11")
-def test_case_40_another_dtype_is_told(tcap: Run, tmp_path: Path) -> None:
+def test_case_40_another_dtype_is_reported(tcap: Run, tmp_path: Path) -> None:
     y = rms(X)
     write_in(tmp_path / "ref.h5", {"0/norm/output": y}, precision="bfloat16", run={})
     write_in(tmp_path / "tgt.h5", {"0/norm/output": y}, precision="float32", run={})

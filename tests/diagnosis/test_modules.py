@@ -304,7 +304,7 @@ def test_weights_of_fewer_experts_are_told(
 
 
 @pytest.mark.spec("DIA-62")
-def test_a_router_in_low_precision_is_told(diagnosed: Diagnose, rng: np.random.Generator) -> None:
+def test_a_router_in_low_precision_is_reported(diagnosed: Diagnose, rng: np.random.Generator) -> None:
     z = to_bfloat16(rng.standard_normal((80, 8)))
     p = top(to_bfloat16(softmax(z.astype(float))).astype(float), 3)
     low = p / to_bfloat16(p.sum(-1, keepdims=True))
@@ -319,7 +319,7 @@ def test_a_router_in_low_precision_is_told(diagnosed: Diagnose, rng: np.random.G
 
 @pytest.mark.spec("DIA-63")
 @pytest.mark.parametrize("parts", [4, 16, 64])
-def test_products_that_are_summed_in_low_precision_are_told_with_their_parts(
+def test_products_that_are_summed_in_low_precision_are_reported_with_their_parts(
     diagnosed: Diagnose, rng: np.random.Generator, parts: int
 ) -> None:
     x, w, b = (to_bfloat16(rng.standard_normal(size)).astype(float) for size in ((1, 40, 64), (48, 64), 48))
@@ -495,7 +495,7 @@ def test_padded_tokens_are_told(diagnosed: Diagnose, rng: np.random.Generator, p
         pytest.param(lambda x, w: silu(x), (1,), id="activation"),
     ],
 )
-def test_a_module_that_is_right_for_what_it_was_given_is_not_accused(
+def test_a_module_that_is_right_for_its_inputs_is_no_suspect(
     diagnosed: Diagnose, rng: np.random.Generator, make: Any, size: tuple[int, ...], precision: str
 ) -> None:
     x, e, w = rng.standard_normal((1, 40, 32)), rng.standard_normal((1, 40, 32)), rng.standard_normal(size)

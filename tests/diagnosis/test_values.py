@@ -230,7 +230,7 @@ def _truncated(values: Array, bits: int) -> Array:
 
 
 @pytest.mark.spec("DIA-29")
-def test_nan_is_told_and_nothing_else_is_looked_for(diagnosed: Diagnose) -> None:
+def test_nan_is_reported_and_nothing_else_is_looked_for(diagnosed: Diagnose) -> None:
     found = diagnosed(R, R * np.nan)
     assert [e.kind for e in found.explanations] == ["nan"]
 

@@ -175,7 +175,7 @@ def test_files_that_no_list_names_come_last_and_are_told(folder: Path) -> None:
 
 
 @pytest.mark.spec("MXF-33")
-def test_what_cannot_be_taken_is_told_and_the_archive_incomplete(folder: Path) -> None:
+def test_what_cannot_be_taken_is_reported_and_the_archive_incomplete(folder: Path) -> None:
     print_max(folder, "model.layers.0-output", "model.layers.layers.0-output", "model.good-output")
     (folder / "model.bad-output.max").write_bytes(b"\x93\xf0\x9f\x94\xa5\x2b\x2b\x93\0")
     (folder / "readme.txt").write_text("x")

@@ -149,7 +149,7 @@ def test_a_pickle_in_a_dump_runs_no_code(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_names_that_are_no_text_are_told_and_harm_nothing(tmp_path: Path) -> None:
+def test_names_that_are_no_text_are_reported_and_harm_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "dump"
     folder.mkdir()
     (folder / "a-output.max").write_bytes(made())

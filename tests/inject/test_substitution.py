@@ -153,7 +153,7 @@ class Cache:
 
 
 @pytest.mark.spec("INJ-3", "INJ-21")
-def test_what_an_object_holds_stays_as_it_is_and_is_told(
+def test_what_an_object_holds_stays_as_it_is_and_is_reported(
     archived: Archived, substituted: Substituted
 ) -> None:
     cache, substitution = Cache(), Substitution(archived(inner(7 * ONES, "input.x.keys")))

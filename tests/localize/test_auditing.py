@@ -123,7 +123,7 @@ def test_weights_of_one_framework_are_not_looked_at(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("VER-6", "VER-40")
-def test_wrong_weights_of_another_framework_are_told_first_and_are_a_failure(
+def test_wrong_weights_of_another_framework_are_reported_first_and_are_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tensorcap.adapters._torch.adapter import TorchAdapter

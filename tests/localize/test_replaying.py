@@ -110,7 +110,7 @@ def test_only_the_wrong_module_makes_an_error_of_its_own(captured: Any, plant: P
 
 
 @pytest.mark.spec("RPL-11")
-def test_a_norm_that_rounds_less_than_the_model_is_told_and_not_accused(captured: Any) -> None:
+def test_a_norm_that_rounds_less_than_the_model_is_reported_but_no_suspect(captured: Any) -> None:
     mean = normed(lambda x: x.float().pow(2).mean(-1, keepdim=True), rounds=False)
     reference, target = captured(mean)
     found = replay(reference, workload(llama()), target)
@@ -236,7 +236,7 @@ def test_suspects_are_ranked_with_their_errors_and_explained(captured: Any) -> N
 
 
 @pytest.mark.spec("LCL-4")
-def test_archives_alone_accuse_what_stands_out_and_say_so(captured: Any) -> None:
+def test_archives_alone_name_what_stands_out_and_say_so(captured: Any) -> None:
     reference, target = captured(without_activation)
     found = localize(reference, target)
     assert found.by == "archives"
@@ -246,7 +246,7 @@ def test_archives_alone_accuse_what_stands_out_and_say_so(captured: Any) -> None
 
 @pytest.mark.spec("LCL-1", "LCL-4")
 @pytest.mark.parametrize("has_model", [True, False])
-def test_a_correct_port_accuses_nobody(captured: Any, has_model: bool) -> None:
+def test_a_correct_port_has_no_suspect(captured: Any, has_model: bool) -> None:
     reference, target = captured(None)
     found = localize(reference, target, workload(llama()) if has_model else None)
     assert not found.suspects

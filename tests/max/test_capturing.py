@@ -132,7 +132,7 @@ def test_one_value_is_given_out_once_and_an_input_not_at_all(captured: Captured)
 
 
 @pytest.mark.spec("MAX-13")
-def test_a_module_that_is_never_called_is_told_with_its_weights(captured: Captured) -> None:
+def test_a_module_that_is_never_called_is_reported_with_its_weights(captured: Captured) -> None:
     summary = captured.capture.summary
     assert summary is not None
     assert summary.never_called == ("fused.gate",)

@@ -78,7 +78,7 @@ def test_arrays_of_torch_are_taken_as_they_are() -> None:
 
 
 @pytest.mark.spec("MAX-26")
-def test_a_compiler_that_fails_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_fails_is_reported_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("Failed to compile the model.\nPlease file an issue") from ValueError("no\nkernel")
 
@@ -90,7 +90,7 @@ def test_a_compiler_that_fails_is_told_in_a_line(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.spec("MAX-26")
-def test_a_graph_that_max_refuses_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_that_max_refuses_is_reported_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Any, *outputs: Any) -> None:
         print("a graph of a thousand lines")
         raise ValueError("Graph failed to verify. Please file an issue.\nbecause")

@@ -39,7 +39,7 @@ def test_the_limits_of_the_specification_are_those_of_the_policy() -> None:
 
 
 @pytest.mark.spec("RPL-10")
-def test_the_table_of_the_specification_has_the_limits_and_keeps_right_modules_below_them() -> None:
+def test_the_specified_table_has_the_limits_and_right_modules_stay_below() -> None:
     rows = cells((SPECS / "policy.md").read_text(), "\n| statistic | green up to |")
     assert {row[0]: float(row[1]) for row in rows} == pytest.approx(dict(LIMITS))
     for name, limit, right, *_ in rows:

@@ -106,7 +106,7 @@ def test_a_correct_cached_run_is_green(archives: Any) -> None:
         ("gpt_oss", decode_padded, 2, 0),
     ],
 )
-def test_growth_behind_flipped_experts_accuses_nobody(
+def test_growth_behind_flipped_experts_makes_no_suspect(
     archives: Any, name: str, run: Run, rows: int, seed: int
 ) -> None:
     reference, target = archives(name, "bfloat16", run, rows=rows, seed=seed)
@@ -139,7 +139,7 @@ def test_growth_behind_flipped_experts_accuses_nobody(
         ("t5", "float16", decode_from_encoder, 2, 0),
     ],
 )
-def test_a_correct_run_is_green_and_accuses_nobody(
+def test_a_correct_run_is_green_and_has_no_suspect(
     archives: Any, name: str, dtype: str, run: Run, rows: int, seed: int
 ) -> None:
     reference, target = archives(name, dtype, run, rows=rows, seed=seed)
@@ -153,7 +153,7 @@ def test_a_correct_run_is_green_and_accuses_nobody(
 @pytest.mark.slow
 @pytest.mark.spec("POL-81")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_attention_of_padding_by_another_implementation_accuses_nobody(tmp_path: Path, dtype: str) -> None:
+def test_attention_of_padding_by_another_implementation_makes_no_suspect(tmp_path: Path, dtype: str) -> None:
     inputs = {"input_ids": tokens(2, PROMPT + STEPS, 0)}
     reference, eager = make("llama"), make("llama", dtype)
     eager.set_attn_implementation("eager")  # the mean of all values for a token that attends to none
@@ -168,7 +168,7 @@ def test_attention_of_padding_by_another_implementation_accuses_nobody(tmp_path:
 @pytest.mark.spec("CMP-40", "RPL-3", "LCL-4")
 @pytest.mark.parametrize("name", ["llama", "gpt_oss"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_longer_cache_is_not_judged_and_accuses_nobody(archives: Any, name: str, dtype: str) -> None:
+def test_a_longer_cache_is_not_judged_and_makes_no_suspect(archives: Any, name: str, dtype: str) -> None:
     reference, target = archives(name, dtype, decode_static, reference_run=decode)
     inputs = {"input_ids": tokens(1, PROMPT + STEPS, 0)}
     for workload in (None, Workload(make(name), inputs, decode)):
