@@ -48,10 +48,7 @@ def tcap_process(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def test_case_17_bfloat16_keeps_its_bits_its_name_and_its_values(tmp_path: Path, name: str) -> None:
     pattern = np.array([0x3F80, 0x8000, 0x7F80, 0x7FC0, 0x4049, 0x0001, 0x477F], np.uint16)
     half = np.array([1.0, 65504.0, 6e-8], np.float16)
-    writer = Writer(tmp_path / name)
-    writer.add(Key("bf", "output"), pattern, dtype("bfloat16"), (7,))
-    writer.add(Key("fp", "output"), half, dtype("float16"), (3,))
-    writer.close()
+    write_archive(tmp_path / name, {"bf": (pattern, dtype("bfloat16")), "fp": half})
     with open_archive(tmp_path / name) as archive:
         bf, fp = archive.get("bf"), archive.get("fp")
         assert (bf.dtype.name, fp.dtype.name) == ("bfloat16", "float16")

@@ -173,7 +173,9 @@ def test_numbers_in_another_order_are_told(tmp_path: Path) -> None:
         (["a", "b"], "c", False),
     ],
 )
-def test_an_order_of_parts_that_names_contradict_is_reported(parts: list[str], whole: str, is_told: bool) -> None:
+def test_an_order_of_parts_that_names_contradict_is_reported(
+    parts: list[str], whole: str, is_told: bool
+) -> None:
     assert bool(order_doubt(parts, whole)) == is_told
 
 

@@ -14,10 +14,8 @@ from torch import nn
 
 import tensorcap
 from tensorcap.graph import Graph
-from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.errors import CorruptArchiveError, ReadError, TensorNotFoundError
-from tensorcap_formats.keys import Key
-from tensorcap_formats.writer import Writer
+from tests.support.archives import new_archive
 from tests.support.transformers_models import LLAMA, random_model
 
 IDS = torch.tensor([[3, 7, 11, 13, 17, 19], [23, 29, 31, 37, 41, 43]])
@@ -172,11 +170,8 @@ VIEW = {"slot": "output", "view_of": "0/fc/x", "shape": [2], "strides": [1], "of
 
 
 def written(path: Path, output: Any) -> tensorcap.Archive:
-    writer = Writer(path)
-    writer.add(Key("fc", "x"), np.arange(4, dtype="<f4"), dtype("float32"), (4,))
-    writer.add_value("0/fc:aten.t.default/op", {**FACTS, "outputs": [output]})
-    writer.close()
-    return tensorcap.open_archive(path)
+    facts = {"0/fc:aten.t.default/op": {**FACTS, "outputs": [output]}}
+    return new_archive(path, {"0/fc/x": np.arange(4, dtype="<f4")}, values=facts)
 
 
 @pytest.mark.spec("CAP-13")

@@ -90,7 +90,9 @@ def test_a_compiler_that_fails_is_reported_in_a_line(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.spec("MAX-26")
-def test_a_graph_that_max_refuses_is_reported_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_that_max_refuses_is_reported_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(self: Any, *outputs: Any) -> None:
         print("a graph of a thousand lines")
         raise ValueError("Graph failed to verify. Please file an issue.\nbecause")
