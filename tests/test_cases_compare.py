@@ -12,9 +12,9 @@ from click.testing import CliRunner
 
 import tensorcap
 from tensorcap_cli.main import main
-from tensorcap_formats.dtypes import Array, bits_of, dtype_of
-from tensorcap_formats.keys import Key
-from tensorcap_formats.writer import Writer
+from tensorcap_formats.dtypes import Array
+from tests.support.archives import write_archive
+from tests.support.floats import to_bfloat16
 
 
 @pytest.fixture
@@ -29,17 +29,10 @@ def tcap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     return run
 
 
-def write(path: str, tensors: dict[str, Array], **options: Any) -> None:
-    writer = Writer(path, **options)
-    for text, array in tensors.items():
-        writer.add(Key.parse(text), bits_of(array), dtype_of(array), array.shape)
-    writer.close()
-
-
 def pair_of(folder: Path, reference: Array, target: Array, **options: Any) -> tensorcap.Pair:
     """One tensor of each archive, compared; options of the target's writer."""
-    write(str(folder / "ref.h5"), {"0/a/output": reference})
-    write(str(folder / "tgt.h5"), {"0/a/output": target}, **options)
+    write_archive(folder / "ref.h5", {"0/a/output": reference})
+    write_archive(folder / "tgt.h5", {"0/a/output": target}, **options)
     (pair,) = tensorcap.compare(folder / "ref.h5", folder / "tgt.h5").pairs
     return pair
 
@@ -90,12 +83,8 @@ def test_case_61_rounding_around_zero_passes_and_a_doubled_small_tensor_does_not
     random = np.random.default_rng(0)
     x, w = random.standard_normal((64, 256)), random.standard_normal((256, 128)) / 16
 
-    def rounded(values: Array) -> Array:  # to bfloat16, to nearest; the values are finite
-        bits = values.astype(np.float32).view(np.uint32)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
-
     reference = (x @ w).astype(np.float32)
-    target = rounded(rounded(x) @ rounded(w))
+    target = to_bfloat16(to_bfloat16(x) @ to_bfloat16(w))
     benign = pair_of(tmp_path, reference, target, run={"compute_dtype": "bfloat16"})
     assert benign.difference is not None
     assert (benign.difference.max_rel or 0) > 1
@@ -109,8 +98,8 @@ def test_case_63_a_flip_at_the_resolution_of_bfloat16_is_a_tie(tcap: Callable[..
     key = "0/@root/output.logits"
     reference = np.array([[4.0039, 4.0, 1.0], [3.0, 2.0, 0.0], [1.0, 0.0, 0.0]], np.float32)
     target = np.array([[4.0, 4.0039, 1.0], [2.25, 2.75, 0.0], [1.001, 0.0, 0.0]], np.float32)
-    write("ref.h5", {key: reference})
-    write("tgt.h5", {key: target}, run={"compute_dtype": "bfloat16"})
+    write_archive(Path("ref.h5"), {key: reference})
+    write_archive(Path("tgt.h5"), {key: target}, run={"compute_dtype": "bfloat16"})
     output = tcap("compare", "ref.h5", "tgt.h5", status=1)
     assert (
         "  2 flips of the first choice, 1 tie among them, the first that is none at [1]; largest margin 1\n"
@@ -120,7 +109,9 @@ def test_case_63_a_flip_at_the_resolution_of_bfloat16_is_a_tie(tcap: Callable[..
 
 def test_case_63_steps_after_the_first_other_token_are_not_comparable(tcap: Callable[..., str]) -> None:
     for name, tokens in (("ref.h5", (5, 9, 2, 7)), ("tgt.h5", (5, 8, 2, 1))):
-        write(name, {f"{step}/@root/input.ids": np.array([token]) for step, token in enumerate(tokens)})
+        write_archive(
+            Path(name), {f"{step}/@root/input.ids": np.array([token]) for step, token in enumerate(tokens)}
+        )
     output = tcap("preflight", "ref.h5", "tgt.h5", status=1)
     assert (
         "  inputs 1/@root/input.ids. From step 1 on the runs were fed other inputs: later steps are not "
@@ -148,8 +139,8 @@ def test_case_66_a_reference_with_dropout_does_not_repeat(tcap: Callable[..., st
 
 
 def test_case_66_nothing_compared_is_no_pass(tcap: Callable[..., str]) -> None:
-    write("ref.h5", {f"0/{site}/output": np.ones(2) for site in "abc"})
-    write("none.h5", {f"0/{site}/output": np.ones(2) for site in ("model.a", "x", "y")})
-    write("some.h5", {f"0/{site}/output": np.ones(2) for site in "axy"})
+    write_archive(Path("ref.h5"), {f"0/{site}/output": np.ones(2) for site in "abc"})
+    write_archive(Path("none.h5"), {f"0/{site}/output": np.ones(2) for site in ("model.a", "x", "y")})
+    write_archive(Path("some.h5"), {f"0/{site}/output": np.ones(2) for site in "axy"})
     assert "0 of 3 reference tensors compared" in tcap("compare", "ref.h5", "none.h5", status=1)
     assert "1 of 3 reference tensors compared" in tcap("compare", "ref.h5", "some.h5", status=1)

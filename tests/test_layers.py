@@ -40,7 +40,7 @@ def loaded_by(code: str) -> set[str]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=600,
         env={**os.environ, "PYTHONPATH": paths},
     )
     return set(json.loads(found.stdout.splitlines()[-1]))

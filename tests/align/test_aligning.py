@@ -11,23 +11,16 @@ from tensorcap.aligning import align, sides
 from tensorcap.alignment.mapping import Alignment, Entry, LeftOver
 from tensorcap.comparing import compare
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.dtypes import DTYPES, Array
-from tensorcap_formats.keys import Key
-from tensorcap_formats.opening import open_archive
-from tensorcap_formats.writer import Writer
+from tensorcap_formats.dtypes import Array
+from tests.support.archives import new_archive, write_archive
 
 DRAWN = np.random.default_rng(5).standard_normal((6, 4, 16)).astype(np.float32)
 
 
-def made(path: Path, tensors: dict[str, Array], modules: dict[str, str] | None = None) -> Archive:
-    """An archive of these tensors, in this order; bare sites are results."""
-    writer = Writer(path)
-    for text, array in tensors.items():
-        key = Key.parse(text if "/" in text else f"0/{text}/output")
-        writer.add(key, np.ascontiguousarray(array), DTYPES["float32"], array.shape)
-    run = {"modules": [{"path": p, "class": c} for p, c in (modules or {}).items()]} if modules else {}
-    writer.close(run=run)
-    return open_archive(path)
+def archive_of(path: Path, tensors: dict[str, Array], modules: dict[str, str] | None = None) -> Archive:
+    """An archive of these tensors; modules by path, with their classes."""
+    run = {"modules": [{"path": p, "class": c} for p, c in modules.items()]} if modules else {}
+    return new_archive(path, tensors, run=run)
 
 
 def linear(*sites: str) -> dict[str, str]:
@@ -39,13 +32,13 @@ def renamed(tmp_path: Path, *, knows_modules: bool) -> tuple[Archive, Archive]:
     ones = {"first": DRAWN[0], "second": DRAWN[1], "last": DRAWN[2]}
     others = {"a": DRAWN[0], "b": DRAWN[1], "last": DRAWN[2]}
     return (
-        made(tmp_path / "r.h5", ones, linear(*ones) if knows_modules else None),
-        made(tmp_path / "t.h5", others, linear(*others) if knows_modules else None),
+        archive_of(tmp_path / "r.h5", ones, linear(*ones) if knows_modules else None),
+        archive_of(tmp_path / "t.h5", others, linear(*others) if knows_modules else None),
     )
 
 
 @pytest.mark.spec("CMP-74")
-def test_runs_that_list_their_modules_are_mapped_by_values_where_names_leave_both_over(
+def test_modules_that_names_leave_over_on_both_sides_are_mapped_by_values(
     tmp_path: Path,
 ) -> None:
     found = compare(*renamed(tmp_path, knows_modules=True))
@@ -71,8 +64,8 @@ def test_values_alone_pair_no_files_that_list_no_modules(tmp_path: Path) -> None
 
 @pytest.mark.spec("CMP-74")
 def test_names_that_differ_by_wrappers_pair_files_that_list_no_modules(tmp_path: Path) -> None:
-    reference = made(tmp_path / "r.h5", {"layers.0": DRAWN[0], "layers.1": DRAWN[1], "norm": DRAWN[2]})
-    target = made(
+    reference = archive_of(tmp_path / "r.h5", {"layers.0": DRAWN[0], "layers.1": DRAWN[1], "norm": DRAWN[2]})
+    target = archive_of(
         tmp_path / "t.h5",
         {"_orig_mod.layers.0": DRAWN[0], "_orig_mod.layers.1": DRAWN[1] + 1, "_orig_mod.norm": DRAWN[2]},
     )
@@ -92,8 +85,8 @@ def test_none_pairs_equal_keys_alone(tmp_path: Path) -> None:
 def test_a_computed_mapping_moves_no_elements_where_names_are_equal(tmp_path: Path) -> None:
     ones = {"first": DRAWN[0], "turned": DRAWN[1], "batched": DRAWN[2]}
     others = {"a": DRAWN[0], "turned": DRAWN[1].T, "batched": DRAWN[2][None]}
-    reference = made(tmp_path / "r.h5", ones, linear(*ones))
-    target = made(tmp_path / "t.h5", others, linear(*others))
+    reference = archive_of(tmp_path / "r.h5", ones, linear(*ones))
+    target = archive_of(tmp_path / "t.h5", others, linear(*others))
     found = {pair.key: pair for pair in compare(reference, target).pairs}
     assert found["0/first/output"].status == "identical"
     assert found["0/batched/output"].status == "identical"
@@ -106,8 +99,8 @@ def test_a_computed_mapping_moves_no_elements_where_names_are_equal(tmp_path: Pa
 @pytest.mark.spec("CMP-8")
 def test_a_pair_of_unlike_shapes_says_what_would_bring_it_together(tmp_path: Path) -> None:
     square = DRAWN[0][:, :4]
-    reference = made(tmp_path / "r.h5", {"turned": DRAWN[1], "other": DRAWN[2], "square": square})
-    target = made(tmp_path / "t.h5", {"turned": DRAWN[1].T, "other": DRAWN[3].T, "square": square.T})
+    reference = archive_of(tmp_path / "r.h5", {"turned": DRAWN[1], "other": DRAWN[2], "square": square})
+    target = archive_of(tmp_path / "t.h5", {"turned": DRAWN[1].T, "other": DRAWN[3].T, "square": square.T})
     found = {pair.key: pair for pair in compare(reference, target).pairs}
     shapes = "[4, 16] in the reference, [16, 4] in the target"
     assert found["0/turned/output"].reason == f"{shapes}; would match after transpose 0 1"
@@ -117,7 +110,7 @@ def test_a_pair_of_unlike_shapes_says_what_would_bring_it_together(tmp_path: Pat
 
 @pytest.mark.spec("CMP-75")
 def test_what_a_mapping_explains_may_be_missing_and_what_it_does_not_is_unmapped(tmp_path: Path) -> None:
-    reference = made(
+    reference = archive_of(
         tmp_path / "r.h5",
         {
             "first": DRAWN[0],
@@ -129,7 +122,7 @@ def test_what_a_mapping_explains_may_be_missing_and_what_it_does_not_is_unmapped
             "1/first/output": DRAWN[1],
         },
     )
-    target = made(tmp_path / "t.h5", {"a": DRAWN[0], "extra": DRAWN[5]})
+    target = archive_of(tmp_path / "t.h5", {"a": DRAWN[0], "extra": DRAWN[5]})
     left = (
         LeftOver("reference", ("drop.{i}",), "dropout is absent"),
         LeftOver("reference", ("first/input.x",), "a closure holds it"),
@@ -153,8 +146,8 @@ def test_what_a_mapping_explains_may_be_missing_and_what_it_does_not_is_unmapped
 
 @pytest.mark.spec("CMP-75")
 def test_what_a_user_requires_may_not_be_missing_though_a_mapping_explains_it(tmp_path: Path) -> None:
-    reference = made(tmp_path / "r.h5", {"first": DRAWN[0], "drop": DRAWN[1]})
-    target = made(tmp_path / "t.h5", {"a": DRAWN[0]})
+    reference = archive_of(tmp_path / "r.h5", {"first": DRAWN[0], "drop": DRAWN[1]})
+    target = archive_of(tmp_path / "t.h5", {"a": DRAWN[0]})
     left = LeftOver("reference", ("drop",), "dropout is absent")
     alignment = Alignment((Entry(("first",), ("a",)),), (left,))
     assert compare(reference, target, mapping=alignment).exit_status == 0
@@ -164,11 +157,11 @@ def test_what_a_user_requires_may_not_be_missing_though_a_mapping_explains_it(tm
 
 @pytest.mark.spec("ALN-61")
 def test_every_record_is_mapped_explained_or_neither(tmp_path: Path) -> None:
-    reference = made(
+    reference = archive_of(
         tmp_path / "r.h5",
         {"first": DRAWN[0], "0/first/input.x": DRAWN[5], "drop": DRAWN[1], "odd": DRAWN[3], "same": DRAWN[4]},
     )
-    target = made(tmp_path / "t.h5", {"a": DRAWN[0], "same": DRAWN[4], "extra": DRAWN[5]})
+    target = archive_of(tmp_path / "t.h5", {"a": DRAWN[0], "same": DRAWN[4], "extra": DRAWN[5]})
     left = (
         LeftOver("reference", ("drop",), "dropout is absent"),
         LeftOver("reference", ("odd",), "could be a", is_explained=False),
@@ -184,8 +177,8 @@ def test_every_record_is_mapped_explained_or_neither(tmp_path: Path) -> None:
 
 @pytest.mark.spec("ALN-60")
 def test_the_least_moves_that_explain_another_order_are_told(tmp_path: Path) -> None:
-    reference = made(tmp_path / "r.h5", {name: DRAWN[i] for i, name in enumerate("abcde")})
-    target = made(tmp_path / "t.h5", {name: DRAWN["abcde".index(name)] for name in "acdbe"})
+    reference = archive_of(tmp_path / "r.h5", {name: DRAWN[i] for i, name in enumerate("abcde")})
+    target = archive_of(tmp_path / "t.h5", {name: DRAWN["abcde".index(name)] for name in "acdbe"})
     entries = tuple(Entry((name,), (name,)) for name in "abcde")
     order = align(reference, target, mapping=Alignment(entries)).summary.order
     assert order is not None
@@ -197,8 +190,8 @@ def test_the_least_moves_that_explain_another_order_are_told(tmp_path: Path) -> 
 
 @pytest.mark.spec("ALN-60")
 def test_parts_of_a_fused_tensor_are_made_when_it_is(tmp_path: Path) -> None:
-    reference = made(tmp_path / "r.h5", {"q": DRAWN[0], "k": DRAWN[1], "o": DRAWN[2]})
-    target = made(tmp_path / "t.h5", {"qk": np.concatenate(DRAWN[:2], -1), "o": DRAWN[2]})
+    reference = archive_of(tmp_path / "r.h5", {"q": DRAWN[0], "k": DRAWN[1], "o": DRAWN[2]})
+    target = archive_of(tmp_path / "t.h5", {"qk": np.concatenate(DRAWN[:2], -1), "o": DRAWN[2]})
     entries = Entry(("q", "k"), ("qk",), steps=("split -1 2",)), Entry(("o",), ("o",))
     order = align(reference, target, mapping=Alignment(entries)).summary.order
     assert order is not None
@@ -212,11 +205,9 @@ def test_sides_that_were_mapped_are_not_mapped_again(tmp_path: Path) -> None:
 
 @pytest.mark.spec("CMP-74")
 def test_numbers_that_are_no_tensors_are_compared_under_the_references_names(tmp_path: Path) -> None:
-    writers = [Writer(tmp_path / name) for name in ("r.h5", "t.h5")]
-    for writer, site, count in zip(writers, ("first", "a"), (3, 4), strict=True):
-        writer.add(Key.parse(f"0/{site}/output.0"), DRAWN[0], DTYPES["float32"], DRAWN[0].shape)
-        writer.add_value(f"0/{site}/output.1", count)
-        writer.close()
+    for name, site, count in (("r.h5", "first", 3), ("t.h5", "a", 4)):
+        tensors, values = {f"0/{site}/output.0": DRAWN[0]}, {f"0/{site}/output.1": count}
+        write_archive(tmp_path / name, tensors, values=values)
     alignment = Alignment((Entry(("first",), ("a",)),))
     found = compare(tmp_path / "r.h5", tmp_path / "t.h5", mapping=alignment)
     assert [(v.key, v.reference, v.target) for v in found.value_differences] == [("0/first/output.1", 3, 4)]

@@ -15,11 +15,9 @@ from tensorcap.alignment.mapped import MappedArchive
 from tensorcap.alignment.mapping import Alignment, Entry
 from tensorcap.alignment.resolution import resolve
 from tensorcap.comparison import Comparison
-from tensorcap_formats.dtypes import DTYPES, Array, dtype_of
+from tensorcap_formats.dtypes import DTYPES, Array
 from tensorcap_formats.errors import UsageError
-from tensorcap_formats.keys import Key
-from tensorcap_formats.opening import open_archive
-from tensorcap_formats.writer import Writer
+from tests.support.archives import new_archive
 
 _F64 = DTYPES["float64"]
 RNG = np.random.default_rng(0)
@@ -195,13 +193,7 @@ TP, HQ, HKV, D, S = 4, 8, 2, 4, 5  # case 33
 def _compared(
     tmp_path: Path, one: Mapping[str, Array], other: Mapping[str, Array], *entries: Entry
 ) -> Comparison:
-    paths = tmp_path / "ref.h5", tmp_path / "tgt.h5"
-    for path, tensors in zip(paths, (one, other), strict=True):
-        writer = Writer(path)
-        for text, array in tensors.items():
-            writer.add(Key.parse(text), np.ascontiguousarray(array), dtype_of(array), array.shape)
-        writer.close()
-    reference, target = map(open_archive, paths)
+    reference, target = new_archive(tmp_path / "ref.h5", one), new_archive(tmp_path / "tgt.h5", other)
     links = resolve(Alignment(entries), reference, target)
     return compare(reference, MappedArchive(reference, target, links), atol=1e-12)
 

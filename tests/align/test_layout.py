@@ -95,8 +95,7 @@ LOSSY: list[tuple[str, list[str], list[Array], Callable[..., list[Array]]]] = [
 ]
 
 
-@pytest.mark.spec("ALN-12")
-@pytest.mark.spec("ALN-13")
+@pytest.mark.spec("ALN-12", "ALN-13")
 @pytest.mark.parametrize(
     ("texts", "arrays", "expected"), [c[1:] for c in CASES + LOSSY], ids=[c[0] for c in CASES + LOSSY]
 )
@@ -287,7 +286,7 @@ def test_a_step_is_written_as_it_was_read(text: str) -> None:
 
 
 @pytest.mark.spec("ALN-12")
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_a_rearrangement_is_that_of_einops(data: st.DataObject) -> None:
     sizes = {name: data.draw(st.integers(1, 3)) for name in "abcde"[: data.draw(st.integers(1, 5))]}
@@ -308,7 +307,7 @@ def test_a_rearrangement_is_that_of_einops(data: st.DataObject) -> None:
 
 
 @pytest.mark.spec("ALN-15")
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_any_chain_of_steps_that_lose_nothing_is_undone(data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 4), min_size=2, max_size=4)))

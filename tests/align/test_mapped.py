@@ -12,22 +12,12 @@ from tensorcap.alignment.map_file import map_text, read_map
 from tensorcap.alignment.mapped import MappedArchive
 from tensorcap.alignment.mapping import Alignment, Entry, LeftOver, parse_values, values_text
 from tensorcap.alignment.resolution import resolve
-from tensorcap_formats.archive import Archive
-from tensorcap_formats.dtypes import DTYPES, Array
+from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import ReadError, UsageError
-from tensorcap_formats.keys import Key
 from tensorcap_formats.opening import open_archive
-from tensorcap_formats.writer import Writer
+from tests.support.archives import new_archive
 
 _RNG = np.random.default_rng(0)
-
-
-def _archive(path: Path, tensors: Mapping[str, Array]) -> Archive:
-    writer = Writer(path)
-    for text, array in tensors.items():
-        writer.add(Key.parse(text), np.ascontiguousarray(array, np.float32), DTYPES["float32"], array.shape)
-    writer.close()
-    return open_archive(path)
 
 
 def _drawn(*shape: int) -> Array:
@@ -37,12 +27,11 @@ def _drawn(*shape: int) -> Array:
 def _mapped(
     tmp_path: Path, alignment: Alignment, one: Mapping[str, Array], other: Mapping[str, Array]
 ) -> MappedArchive:
-    reference, target = _archive(tmp_path / "ref.h5", one), _archive(tmp_path / "tgt.h5", other)
+    reference, target = new_archive(tmp_path / "ref.h5", one), new_archive(tmp_path / "tgt.h5", other)
     return MappedArchive(reference, target, resolve(alignment, reference, target))
 
 
-@pytest.mark.spec("ALN-1")
-@pytest.mark.spec("ALN-5")
+@pytest.mark.spec("ALN-1", "ALN-5")
 def test_a_fused_tensor_is_taken_apart_under_the_references_keys(tmp_path: Path) -> None:
     q, k, v = _drawn(2, 3, 8), _drawn(2, 3, 4), _drawn(2, 3, 4)
     entry = Entry(("l.{i}.q", "l.{i}.k", "l.{i}.v"), ("h.{i+1}.qkv",), {"i": ("0", "1")}, ("split -1 8,4,4",))
@@ -67,13 +56,11 @@ def test_shards_of_ranks_are_joined(tmp_path: Path) -> None:
 
 
 def test_modules_and_points_of_the_target_have_the_references_names(tmp_path: Path) -> None:
-    reference = _archive(tmp_path / "ref.h5", {"0/a/output": _drawn(2)})
+    reference = new_archive(tmp_path / "ref.h5", {"0/a/output": _drawn(2)})
     modules = [{"path": p, "class": p.upper() or "Root"} for p in ("", "b", "c")]
     points = [{"site": "b", "status": "captured"}, {"site": "c", "status": "never-called"}]
-    writer = Writer(tmp_path / "tgt.h5", run={"modules": modules, "points": points})
-    writer.add(Key.parse("0/b/output"), _drawn(2), DTYPES["float32"], (2,))
-    writer.close()
-    target = open_archive(tmp_path / "tgt.h5")
+    run = {"modules": modules, "points": points}
+    target = new_archive(tmp_path / "tgt.h5", {"0/b/output": _drawn(2)}, run=run)
     links = resolve(Alignment((Entry(("a",), ("b",)),)), reference, target)
     info = MappedArchive(reference, target, links).info
     classes = {site: module.class_name for site, module in info.modules.items()}

@@ -18,10 +18,9 @@ from tensorcap.alignment.resolution import resolve
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import Key
-from tensorcap_formats.opening import open_archive
-from tensorcap_formats.writer import Writer
 from tests.align.ports.capturing import Run, is_close, outputs
 from tests.align.ports.truth import Pair
+from tests.support.archives import new_archive
 
 Sources = dict[str, frozenset[str]]  # the target's records behind each of the reference's
 
@@ -170,14 +169,13 @@ def nameless(archive: Archive, path: Path, seed: int) -> Nameless:
         first.setdefault(elements(array), key)
     shuffled = list(first.values())
     chance.shuffle(shuffled)
-    writer, before = Writer(path), {}
+    renamed, before = {}, {}
     for key in shuffled:
         record = archive.get(key)
-        new = Key.parse(f"0/{''.join(chance.choices('bcdfghjklmnpqrstvwxz', k=12))}/output")
-        writer.add(new, archive.read(record), record.dtype, record.shape)
-        before[new.text] = key
-    writer.close()
-    return Nameless(open_archive(path), first, before)
+        new = f"0/{''.join(chance.choices('bcdfghjklmnpqrstvwxz', k=12))}/output"
+        renamed[new] = archive.read(record), record.dtype
+        before[new] = key
+    return Nameless(new_archive(path, renamed), first, before)
 
 
 def test_values_alone_recover_every_pair_of_two_tensors(run: Run, tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ from tensorcap.alignment.proposing import propose
 from tensorcap.alignment.resolution import resolve
 from tensorcap.alignment.rules import Rules
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.dtypes import DTYPES, Array
+from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import Key
 from tensorcap_formats.opening import open_archive
-from tensorcap_formats.writer import Writer
+from tests.support.archives import new_archive
+from tests.support.floats import bfloat16
 
 Tensors = Mapping[str, Array]
 Renaming = Callable[[str], str]
@@ -66,15 +67,12 @@ def _drawn(rng: np.random.Generator, width: int) -> Array:
 def _archive(path: Path, tensors: Tensors, *, modules: Iterable[str] | None = None, **run: Any) -> Archive:
     sites = list(dict.fromkeys(name.split("/")[0] for name in tensors)) if modules is None else list(modules)
     listed = [{"path": site, "class": _class(site), "parameters": {}} for site in sites]
-    writer = Writer(path, run={"modules": listed, **run})
+    keyed = {}
     for name, array in tensors.items():
         rank, _, rest = name.rpartition("|")
         site, _, slot = rest.partition("/")
-        dtype = DTYPES["bfloat16" if array.dtype == np.uint16 else array.dtype.name]
-        key = Key(site, slot or "output", rank=int(rank or 0))
-        writer.add(key, np.ascontiguousarray(array), dtype, array.shape)
-    writer.close()
-    return open_archive(path)
+        keyed[Key(site, slot or "output", rank=int(rank or 0)).text] = array
+    return new_archive(path, keyed, run={"modules": listed, **run})
 
 
 def _class(site: str) -> str:
@@ -139,11 +137,6 @@ def _noisy(tensors: Tensors, relative: float) -> dict[str, Array]:
     return {site: made[id(array)] for site, array in tensors.items()}
 
 
-def _bfloat16(array: Array) -> Array:
-    rounded: Array = ((array.view(np.uint32).astype(np.uint64) + 0x8000) >> 16).astype(np.uint16)
-    return rounded
-
-
 @pytest.mark.spec("ALN-20")
 @pytest.mark.parametrize("noise", [0.0, 1e-6, 2e-3])
 def test_a_run_under_other_names_is_found_with_composites_and_leaves_apart(
@@ -159,7 +152,7 @@ def test_a_run_under_other_names_is_found_with_composites_and_leaves_apart(
 @pytest.mark.spec("ALN-20")
 def test_a_bfloat16_target_is_found(tmp_path: Path) -> None:
     one = _run()
-    noisy = {site: _bfloat16(array) for site, array in _noisy(one, 2e-3).items()}
+    noisy = {site: bfloat16(array) for site, array in _noisy(one, 2e-3).items()}
     _, found = _proposed(tmp_path, one, _renamed(noisy, _worded))
     assert found == {site: _worded(site) for site in one}
 
@@ -359,7 +352,7 @@ def test_elements_in_an_order_that_no_layout_explains_are_told(tmp_path: Path) -
 
 
 @pytest.mark.spec("ALN-25")
-def test_a_layout_that_values_cannot_tell_is_told_and_not_chosen(tmp_path: Path) -> None:
+def test_a_layout_that_values_cannot_tell_is_reported_and_not_chosen(tmp_path: Path) -> None:
     x = np.full((4, 4, 4), 2.0, np.float32)
     x[0, 0, 0] = 1.0  # equal under any exchange of axes
     y = x.reshape(2, 2, 4, 4)
@@ -442,7 +435,7 @@ def test_a_tensor_that_differs_is_no_counterpart_where_what_comes_of_it_agrees(t
 
 
 @pytest.mark.spec("ALN-28")
-def test_equal_names_win_over_values_and_the_conflict_is_told(tmp_path: Path) -> None:
+def test_equal_names_win_over_values_and_the_conflict_is_reported(tmp_path: Path) -> None:
     one = _run()
     swapped = {"k": "v", "v": "k"}
     other = {
@@ -466,7 +459,7 @@ def test_equal_names_belong_together_even_if_no_layout_fits(tmp_path: Path) -> N
 
 
 @pytest.mark.spec("ALN-29")
-def test_what_is_contested_to_the_end_is_told_with_its_candidates(tmp_path: Path) -> None:
+def test_what_is_contested_to_the_end_is_reported_with_its_candidates(tmp_path: Path) -> None:
     rng = _rng()
     x, y = (rng.standard_normal((1, S, D)).astype(np.float32) for _ in range(2))
     one = {"start": x, "a": _drawn(rng, D)}
@@ -496,7 +489,7 @@ def test_what_was_never_called_and_what_repeats_values_is_explained(tmp_path: Pa
 
 @pytest.mark.spec("ALN-29")
 @pytest.mark.parametrize("is_right", [True, False])
-def test_a_module_that_the_other_side_never_calls_is_told_as_such(tmp_path: Path, is_right: bool) -> None:
+def test_a_module_that_the_other_side_never_calls_is_reported_as_such(tmp_path: Path, is_right: bool) -> None:
     rng, one = np.random.default_rng(99), {}
     for site, array in _run().items():
         if site == "layers.1.mlp.up":

@@ -12,21 +12,12 @@ import pytest
 from tensorcap import compare
 from tensorcap.alignment.layout import Layout
 from tensorcap.comparison import Comparison
-from tensorcap_formats.dtypes import bits_of, dtype_of
-from tensorcap_formats.keys import Key
-from tensorcap_formats.writer import Writer
+from tests.support.archives import write_archive
 
 RANDOM = np.random.default_rng(0)
 HIDDEN = {f"layers.{i}": RANDOM.standard_normal((1, 5, 16)).astype(np.float32) for i in range(4)}
 LOGITS = RANDOM.standard_normal((1, 5, 40)).astype(np.float32)
 IDS = np.array([[7, 3, 9, 1, 4]])
-
-
-def written(path: Path, tensors: Mapping[str, Any], **run: Any) -> Path:
-    writer = Writer(path, run=run)
-    for text, array in tensors.items():
-        writer.add(Key.parse(text), bits_of(array), dtype_of(array), array.shape)
-    return writer.close()
 
 
 def full() -> dict[str, Any]:
@@ -39,7 +30,7 @@ def full() -> dict[str, Any]:
 
 
 def compared(tmp_path: Path, one: Mapping[str, Any], other: Mapping[str, Any], **options: Any) -> Comparison:
-    return compare(written(tmp_path / "r.h5", one), written(tmp_path / "t.h5", other), **options)
+    return compare(write_archive(tmp_path / "r.h5", one), write_archive(tmp_path / "t.h5", other), **options)
 
 
 def rows_left_out(tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,9 +100,13 @@ def test_single_modules_of_several_rows_that_lose_an_axis_are_errors(tmp_path: P
 @pytest.mark.spec("ALN-85")
 def test_one_tensor_of_max_is_enough(tmp_path: Path) -> None:
     one, other = {"0/norm/output": HIDDEN["layers.0"]}, {"0/norm/output": HIDDEN["layers.0"][0]}
-    reference = written(tmp_path / "r.h5", one)
+    reference = write_archive(tmp_path / "r.h5", one)
     plain, of_max = (
-        compare(reference, written(tmp_path / f"{name}.h5", other, framework={"name": name}), rtol=0.0)
+        compare(
+            reference,
+            write_archive(tmp_path / f"{name}.h5", other, run={"framework": {"name": name}}),
+            rtol=0.0,
+        )
         for name in ("torch", "max")
     )
     assert (statuses(plain), plain.exit_status) == ({"0/norm/output": "shape-mismatch"}, 1)

@@ -21,25 +21,20 @@ from tensorcap.alignment.resolution import resolve
 from tensorcap.alignment.rules import Rules, builtin_rules, catalogue, read_rules, wrapper_rules
 from tensorcap_cli.main import main
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.dtypes import DTYPES, Array
+from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import ReadError, UsageError
-from tensorcap_formats.keys import Key
 from tensorcap_formats.opening import open_archive
-from tensorcap_formats.writer import Writer
 from tests.align.conftest import PORTS
+from tests.support.archives import new_archive
 
 FILES = {file.name: file.rules for file in catalogue()}
 EVERY = Rules().before(*FILES.values())
 
 
 def write(path: Path, tensors: Mapping[str, Array], classes: Mapping[str, str] | None = None) -> Archive:
-    writer = Writer(path)
-    for site, array in tensors.items():
-        writer.add(Key(site, "output"), np.ascontiguousarray(array), DTYPES[array.dtype.name], array.shape)
-    given_classes = classes or {}
-    modules = [{"path": s, "class": given_classes.get(s, "m.Linear"), "parameters": {}} for s in tensors]
-    writer.close(run={"modules": modules})
-    return open_archive(path)
+    known = classes or {}
+    modules = [{"path": s, "class": known.get(s, "m.Linear"), "parameters": {}} for s in tensors]
+    return new_archive(path, tensors, run={"modules": modules})
 
 
 def drawn(seed: int, width: int = 16) -> Array:
@@ -545,7 +540,7 @@ def test_tcap_align_takes_a_rule_file(tmp_path: Path) -> None:
         pytest.param('name = "x"\n', "has no rule, expected", id="nothing"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_told_in_one_line_with_its_place(
+def test_what_is_wrong_with_a_file_is_reported_in_one_line_with_its_place(
     tmp_path: Path, text: str, told: str
 ) -> None:
     with pytest.raises(UsageError) as error:
@@ -592,7 +587,7 @@ def test_a_function_makes_names_that_no_pattern_can_tell(tmp_path: Path) -> None
         pytest.param("def f(:\n", "names.py:f", "names.py:1: SyntaxError", id="syntax"),
     ],
 )
-def test_a_function_that_cannot_be_loaded_is_told_in_one_line(
+def test_a_function_that_cannot_be_loaded_is_reported_in_one_line(
     tmp_path: Path, source: str, function: str, told: str
 ) -> None:
     (tmp_path / "names.py").write_text(source)
@@ -612,7 +607,7 @@ def test_a_function_that_cannot_be_loaded_is_told_in_one_line(
         pytest.param("return ''", "f('a.b') gave '', expected a name", id="empty"),
     ],
 )
-def test_a_function_that_fails_is_told_in_one_line(tmp_path: Path, body: str, told: str) -> None:
+def test_a_function_that_fails_is_reported_in_one_line(tmp_path: Path, body: str, told: str) -> None:
     (tmp_path / "names.py").write_text(f"def f(site):\n    {body}\n")
     rules = rules_of(tmp_path, 'function = "names.py:f"\n')
     with pytest.raises(UsageError) as error:

@@ -13,10 +13,8 @@ from tensorcap.alignment.mapping import Alignment
 from tensorcap.alignment.proposing import propose
 from tensorcap.alignment.resolution import resolve
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.dtypes import DTYPES, Array
-from tensorcap_formats.keys import Key
-from tensorcap_formats.opening import open_archive
-from tensorcap_formats.writer import Writer
+from tensorcap_formats.dtypes import Array
+from tests.support.archives import new_archive
 
 Tensors = Mapping[str, Array]  # by SITE/SLOT, in order
 Found = dict[str, str]  # the target's records behind each of the reference's, and the steps
@@ -36,12 +34,7 @@ def archive(path: Path, tensors: Tensors, parameters: Mapping[str, tuple[int, ..
         shape = next((s for end, s in (parameters or {}).items() if site.endswith(end)), None)
         own = {} if shape is None else {"weight": {"shape": list(shape)}}
         listed.append({"path": site, "class": "Linear" if shape else "Block", "parameters": own})
-    writer = Writer(path, run={"modules": listed})
-    for name, array in tensors.items():
-        site, _, slot = name.rpartition("/")
-        writer.add(Key(site, slot), np.ascontiguousarray(array), DTYPES[array.dtype.name], array.shape)
-    writer.close()
-    return open_archive(path)
+    return new_archive(path, {f"0/{name}": array for name, array in tensors.items()}, run={"modules": listed})
 
 
 def proposed(tmp_path: Path, one: Tensors, other: Tensors, **options: Any) -> tuple[Alignment, Found]:
@@ -123,7 +116,7 @@ def test_many_results_in_a_list_are_one_entry_with_an_offset(tmp_path: Path) -> 
 
 
 @pytest.mark.spec("ALN-75")
-def test_what_of_several_results_is_left_over_is_told_by_its_slot(tmp_path: Path) -> None:
+def test_what_of_several_results_is_left_over_is_reported_by_its_slot(tmp_path: Path) -> None:
     x, y, z = drawn(), drawn(), drawn()
     one = {"a/output.0": x, "a/output.1": y, "b/output.0": drawn(), "b/output.1": drawn(), "c/output": z}
     alignment, found = proposed(tmp_path, one, {"u/output": x, "w/output": z})

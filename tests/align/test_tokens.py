@@ -19,11 +19,10 @@ from tensorcap.alignment.sequences import Tokens
 from tensorcap.alignment.tokens import TokenAlignment, TokenRule
 from tensorcap.comparison import Comparison
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.dtypes import Array, bits_of, dtype_of
+from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError
-from tensorcap_formats.keys import Key
 from tensorcap_formats.opening import open_archive
-from tensorcap_formats.writer import Writer
+from tests.support.archives import new_archive
 
 VALID, MATCH = TokenRule("valid_tokens"), TokenRule("match_tokens")
 VECTORS = np.random.default_rng(0).standard_normal((100, 16)).astype(np.float32)  # a vector for each id
@@ -32,12 +31,7 @@ IDS, MASK = "@root/input.input_ids", "@root/input.attention_mask"
 
 def _archive(path: Path, tensors: Mapping[str, Any]) -> Archive:
     path.parent.mkdir(exist_ok=True)
-    writer = Writer(path)
-    for text, given in tensors.items():
-        array = np.ascontiguousarray(given)
-        writer.add(Key.parse(text), bits_of(array), dtype_of(array), array.shape)
-    writer.close()
-    return open_archive(path)
+    return new_archive(path, {key: np.asarray(array) for key, array in tensors.items()})
 
 
 def _fed(*steps: tuple[Any, Any] | Any, site: str = "net") -> dict[str, Array]:
@@ -87,7 +81,7 @@ def test_padding_on_either_side_is_left_out_and_the_rest_lies_in_one_order(tmp_p
 
 
 @pytest.mark.spec("ALN-57")
-def test_what_was_matched_and_what_was_not_is_told(tmp_path: Path) -> None:
+def test_what_was_matched_and_what_was_not_is_reported(tmp_path: Path) -> None:
     found = _matched(tmp_path, _fed(RIGHT), _fed(LEFT), VALID)
     assert found.text == (
         "8 tokens are on both sides; the reference has 0 more and 2 of padding; "
@@ -445,12 +439,9 @@ def test_one_row_on_both_sides_stays_one(tmp_path: Path) -> None:
 
 @pytest.mark.spec("ALN-56")
 def test_logits_that_a_run_kept_of_the_last_token_need_no_step(tmp_path: Path) -> None:
-    writer = Writer(tmp_path / "tgt.h5")
-    for text, array in {**_fed(LEFT), "0/net/output": VECTORS[[[9], [13]]]}.items():
-        writer.add(Key.parse(text), bits_of(array), dtype_of(array), array.shape)
-    writer.add_value("0/@root/input.logits_to_keep", 1)
-    writer.close()
-    reference, target = _archive(tmp_path / "ref.h5", _fed(RIGHT)), open_archive(tmp_path / "tgt.h5")
+    reference = _archive(tmp_path / "ref.h5", _fed(RIGHT))
+    last = {**_fed(LEFT), "0/net/output": VECTORS[[[9], [13]]]}
+    target = new_archive(tmp_path / "tgt.h5", last, values={"0/@root/input.logits_to_keep": 1})
     links = resolve(Alignment((Entry(("net",), ("net",)),), tokens=VALID), reference, target)
     ours, theirs = _both(
         (GatheredArchive(reference, links), MappedArchive(reference, target, links)), "0/net/output"

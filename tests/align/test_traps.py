@@ -13,23 +13,14 @@ from tensorcap.alignment.mapping import Alignment
 from tensorcap.alignment.proposing import propose
 from tensorcap.alignment.resolution import resolve
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.dtypes import DTYPES
-from tensorcap_formats.keys import Key
-from tensorcap_formats.opening import open_archive
-from tensorcap_formats.writer import Writer
 from tests.align.ports.traps import TRAPS, Tensors
+from tests.support.archives import new_archive
 
 _DOUBT = re.compile(r"\b(but|ambiguous|conflict|contradict)")
 
 
 def archive_of(path: Path, tensors: Tensors) -> Archive:
-    writer = Writer(path)
-    for site, array in tensors.items():
-        key = Key.parse(f"0/{site}" if "/" in site else f"0/{site}/output")
-        dtype = DTYPES["bfloat16" if array.dtype == np.uint16 else array.dtype.name]
-        writer.add(key, np.ascontiguousarray(array), dtype, array.shape)
-    writer.close()
-    return open_archive(path)
+    return new_archive(path, {f"0/{n}" if "/" in n else n: array for n, array in tensors.items()})
 
 
 def is_told(alignment: Alignment, place: str) -> bool:
@@ -58,8 +49,7 @@ def unreached(alignment: Alignment, reference: Archive, target: Archive) -> tupl
     return found[0], found[1]
 
 
-@pytest.mark.spec("ALN-80")
-@pytest.mark.spec("ALN-84")
+@pytest.mark.spec("ALN-80", "ALN-84")
 @pytest.mark.parametrize("name", TRAPS)
 def test_what_looks_right_and_what_is_right_are_kept_apart(name: str, tmp_path: Path) -> None:
     trap = TRAPS[name]

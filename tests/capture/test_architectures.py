@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 import tensorcap
-
-transformers = pytest.importorskip("transformers")
+from tests.support.transformers_models import random_model
 
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16]])
 
@@ -167,11 +167,8 @@ def test_hooks_are_gone_after_an_error_in_the_last_module(
 
 
 def test_each_distinct_tensor_is_stored_once(path: Path) -> None:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=64, hidden_size=128, intermediate_size=256, num_hidden_layers=3, **HEADS
-    )
-    model = transformers.LlamaModel(config).eval()
+    sizes = {"vocab_size": 64, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3}
+    model = random_model("LlamaModel", **sizes, **HEADS)
     with torch.no_grad(), tensorcap.capture(model, path):
         model(torch.arange(2 * 64).reshape(2, 64) % 64, use_cache=False)
     with tensorcap.open_archive(path) as archive:

@@ -246,7 +246,7 @@ def test_a_glob_that_matches_no_module_is_refused_before_anything_is_hooked(
     assert not list(path.parent.iterdir())
 
 
-def test_an_include_glob_of_which_nothing_was_captured_is_told(path: Path) -> None:
+def test_an_include_glob_of_which_nothing_was_captured_is_reported(path: Path) -> None:
     model = Loop()
     with (
         pytest.warns(UserWarning, match=r"^nothing was captured of 'spare', '7/\*'$") as told,

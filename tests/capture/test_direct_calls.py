@@ -143,7 +143,7 @@ def test_a_model_that_calls_its_own_forward_stays_in_its_step(path: Path, method
     assert found[4:] == ["1/layer/output", "1/@root@2/output", "1/@root@1/output", "1/@root/output"]
 
 
-def test_a_function_of_the_module_between_call_and_forward_makes_it_no_second_call(path: Path) -> None:
+def test_a_method_between_call_and_forward_makes_no_second_call(path: Path) -> None:
     model = Model().eval()
 
     def new_forward(module: Any, *args: Any, **kwargs: Any) -> Any:  # as accelerate's hooks do it
@@ -169,7 +169,7 @@ class Failing(nn.Module):
         raise ZeroDivisionError
 
 
-def test_a_direct_call_that_fails_is_told_and_leaves_the_class_as_it_was(path: Path) -> None:
+def test_a_direct_call_that_fails_is_reported_and_leaves_the_class_as_it_was(path: Path) -> None:
     model = Failing()
     with torch.no_grad(), tensorcap.capture(model, path):
         with pytest.raises(ZeroDivisionError):

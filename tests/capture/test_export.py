@@ -21,26 +21,10 @@ import tensorcap
 from tensorcap.capturing import capture_workload
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import CaptureError, UsageError
+from tests.support.transformers_models import llama
 
+PLAIN = {"attn_implementation": "eager", "use_cache": False}
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12]])
-
-
-def llama(**config: Any) -> nn.Module:
-    transformers = pytest.importorskip("transformers")
-    options = {
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "attn_implementation": "eager",
-        "use_cache": False,
-        **config,
-    }
-    torch.manual_seed(0)
-    model: nn.Module = transformers.LlamaForCausalLM(transformers.LlamaConfig(**options)).eval()
-    return model
 
 
 def export(model: nn.Module, inputs: Any, path: Path, **options: Any) -> Archive:
@@ -161,7 +145,7 @@ def as_torch(key: str, value: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Archive]:
-    model = llama()
+    model = llama(**PLAIN)
     return model, export(model, {"input_ids": IDS}, tmp_path_factory.mktemp("export") / "ref.h5")
 
 
@@ -236,7 +220,7 @@ def test_names_are_those_of_another_precision_and_length(
 ) -> None:
     _, reference = exported
     ids = torch.arange(length).reshape(1, length)
-    target = export(llama().to(dtype), {"input_ids": ids}, path)
+    target = export(llama(**PLAIN).to(dtype), {"input_ids": ids}, path)
     assert list(ops(target)) == list(ops(reference))
 
 
@@ -494,7 +478,7 @@ def test_a_constant_and_what_was_written_to_are_recorded_where_they_are_read(pat
 
 
 def test_nodes_of_some_modules_alone_are_recorded_with_what_they_are_given(path: Path) -> None:
-    model = llama()
+    model = llama(**PLAIN)
     archive = export(model, {"input_ids": IDS}, path, ops_in="*.layers.1.mlp")
     assert {facts["module"] for facts in ops(archive).values()} == {
         f"model.layers.1.mlp{part}" for part in ("", ".act_fn", ".down_proj", ".gate_proj", ".up_proj")
@@ -577,7 +561,7 @@ def test_a_model_that_cannot_be_exported_is_refused_in_one_line_and_nothing_is_l
 @pytest.mark.spec("CAP-20")
 def test_a_cache_that_cannot_be_exported_is_told_how_to_do_without(path: Path) -> None:
     with pytest.raises(CaptureError, match="DynamicCache") as caught:
-        export(llama(use_cache=True), {"input_ids": IDS}, path)
+        export(llama(attn_implementation="eager", use_cache=True), {"input_ids": IDS}, path)
     assert caught.value.hint is not None
     assert "use_cache=False" in caught.value.hint
 

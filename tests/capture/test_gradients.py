@@ -229,7 +229,7 @@ def test_under_checkpoints_gradients_are_those_without_and_each_comes_once(tmp_p
         np.testing.assert_allclose(found[key], value, rtol=1e-12, err_msg=key)
 
 
-def test_a_reentrant_checkpoint_that_is_gone_through_again_gives_second_gradients(path: Path) -> None:
+def test_a_reentrant_checkpoint_run_twice_gives_second_gradients(path: Path) -> None:
     model: Any = Deep("reentrant")
     x = torch.ones(1, 4, dtype=torch.float64, requires_grad=True)
     with tensorcap.capture(model, path, grads=True, inputs=False):
@@ -368,7 +368,7 @@ def test_an_optimizer_that_uses_gradients_up_does_so_after_they_are_recorded(pat
     assert len(model.weight._post_accumulate_grad_hooks) == 1
 
 
-def test_what_a_gradient_cannot_be_stored_as_is_told(path: Path) -> None:
+def test_what_a_gradient_cannot_be_stored_as_is_reported(path: Path) -> None:
     model = nn.Embedding(4, 2, sparse=True)
     with tensorcap.capture(model, path, grads=True) as cap:
         model(torch.tensor([1, 2])).sum().backward()

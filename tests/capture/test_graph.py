@@ -11,31 +11,19 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaModel
 
 import tensorcap
 from tensorcap.graph import Graph
-from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.errors import CorruptArchiveError, ReadError, TensorNotFoundError
-from tensorcap_formats.keys import Key
-from tensorcap_formats.writer import Writer
+from tests.support.archives import new_archive
+from tests.support.transformers_models import LLAMA, random_model
 
 IDS = torch.tensor([[3, 7, 11, 13, 17, 19], [23, 29, 31, 37, 41, 43]])
 
 
 def llama(attention: str, *, heads: int = 4) -> Any:
-    torch.manual_seed(0)
-    config: Any = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=heads,
-        max_position_embeddings=64,
-    )
-    config._attn_implementation = attention
-    return LlamaModel(config).train(False)
+    sizes = {**LLAMA, "num_key_value_heads": heads, "max_position_embeddings": 64}
+    return random_model("LlamaModel", **sizes, attn_implementation=attention)
 
 
 def probabilities(graph: Graph, node: Any) -> np.ndarray[Any, Any]:
@@ -182,11 +170,8 @@ VIEW = {"slot": "output", "view_of": "0/fc/x", "shape": [2], "strides": [1], "of
 
 
 def written(path: Path, output: Any) -> tensorcap.Archive:
-    writer = Writer(path)
-    writer.add(Key("fc", "x"), np.arange(4, dtype="<f4"), dtype("float32"), (4,))
-    writer.add_value("0/fc:aten.t.default/op", {**FACTS, "outputs": [output]})
-    writer.close()
-    return tensorcap.open_archive(path)
+    facts = {"0/fc:aten.t.default/op": {**FACTS, "outputs": [output]}}
+    return new_archive(path, {"0/fc/x": np.arange(4, dtype="<f4")}, values=facts)
 
 
 @pytest.mark.spec("CAP-13")

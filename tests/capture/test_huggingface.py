@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 import tensorcap
 from tensorcap.capturing import capture_workload
 from tensorcap.recipe import Recipe, parse_setting
 from tensorcap.workload import archived_inputs
 from tensorcap_formats.errors import ReadError, UsageError
-
-transformers = pytest.importorskip("transformers")
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -301,7 +300,8 @@ def test_a_prompt_goes_through_the_tokenizer_of_the_folder(folder: Path) -> None
 
     tokenizer = Tokenizer(WordLevel({"sky": 4, "the": 5, "?": 6}, unk_token="?"))
     tokenizer.pre_tokenizer = Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer)  # type: ignore[no-untyped-call]  # theirs
+    wrapped.save_pretrained(folder)
     workload = build(folder, random_weights=0, input_ids=None, prompt="the blue sky")
     assert workload.inputs["input_ids"].tolist() == [[5, 6, 4]]
     assert workload.inputs["attention_mask"].tolist() == [[1, 1, 1]]

@@ -216,7 +216,7 @@ def test_a_slice_cuts_every_tensor_but_what_the_model_is_given(path: Path, x: to
 
 
 @pytest.mark.spec("CAP-54")
-def test_the_first_slice_whose_glob_fits_counts_and_fewer_axes_than_it_names_are_whole(
+def test_the_first_matching_slice_counts_and_a_tensor_of_fewer_axes_stays_whole(
     path: Path, x: torch.Tensor
 ) -> None:
     found = run(path, x, ["wide=[:, -1:]", "*/input*=[:1, :1, ::2]", "*=[0:1, :, :]"])
@@ -229,7 +229,7 @@ def test_the_first_slice_whose_glob_fits_counts_and_fewer_axes_than_it_names_are
 
 
 @pytest.mark.spec("CAP-54")
-def test_a_slice_that_would_leave_nothing_is_a_loss_that_is_told(path: Path, x: torch.Tensor) -> None:
+def test_a_slice_that_would_leave_nothing_is_a_loss_that_is_reported(path: Path, x: torch.Tensor) -> None:
     found = run(path, x, "wide=[:, 3:]")
     assert "0/wide/output" not in found
     entry = points(path)["wide"]

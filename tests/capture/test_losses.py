@@ -32,7 +32,7 @@ def keys(path: Path) -> list[str]:
         return [record.key.text for record in archive.records]
 
 
-def test_a_call_that_failed_and_was_caught_is_told(path: Path, small: Any) -> None:
+def test_a_call_that_failed_and_was_caught_is_reported(path: Path, small: Any) -> None:
     with torch.no_grad(), tensorcap.capture(small, path, inputs=False) as cap:
         small(X)
         with pytest.raises(RuntimeError):
@@ -86,7 +86,7 @@ def test_a_hook_that_is_added_in_the_block_has_run_before_ours(path: Path, small
     assert losses(path) == {}
 
 
-def test_a_hook_that_is_added_during_the_call_is_told(path: Path) -> None:
+def test_a_hook_that_is_added_during_the_call_is_reported(path: Path) -> None:
     class Adding(nn.Module):
         def forward(self, x: torch.Tensor) -> Any:
             self.register_forward_hook(lambda module, args, output: output + 1)
@@ -128,7 +128,7 @@ def test_hooks_that_somebody_removes_are_told(path: Path, small: Any) -> None:
         pytest.param(["pause", "resume", ""], "its call began before recording did", id="resumed-within"),
     ],
 )
-def test_a_call_that_is_paused_in_part_is_told(path: Path, calls: list[str], reason: str) -> None:
+def test_a_call_that_is_paused_in_part_is_reported(path: Path, calls: list[str], reason: str) -> None:
     class Switching(nn.Module):
         def forward(self, x: torch.Tensor, switch: str) -> Any:
             if switch:
@@ -142,7 +142,7 @@ def test_a_call_that_is_paused_in_part_is_told(path: Path, calls: list[str], rea
     assert losses(path) == {"@root/output": reason}
 
 
-def test_the_result_of_a_generator_is_told_as_lost_and_its_calls_are_of_the_same_step(path: Path) -> None:
+def test_a_generators_result_is_reported_lost_and_its_calls_are_of_the_same_step(path: Path) -> None:
     class Streaming(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -293,7 +293,7 @@ def test_a_step_begins_anew_after_an_exception_in_the_step_before(path: Path) ->
     assert cap.summary.steps == 3
 
 
-def test_a_masked_array_is_told(path: Path) -> None:
+def test_a_masked_array_is_reported(path: Path) -> None:
     class Masked(nn.Module):
         def forward(self, x: torch.Tensor) -> Any:
             return x, np.ma.masked_array([1.0], [True])

@@ -390,7 +390,7 @@ def test_a_model_on_the_meta_device_captures_nothing_and_says_why(path: Path) ->
 
 
 @pytest.mark.spec("CAP-74")
-def test_gradients_inside_a_function_transform_are_told_and_stay_right(path: Path) -> None:
+def test_gradients_inside_a_function_transform_are_reported_and_stay_right(path: Path) -> None:
     model = nn.Linear(2, 1)
     parameters = dict(model.named_parameters())
 

@@ -17,11 +17,11 @@ import pytest
 import torch
 from torch import nn
 from torch.utils import _python_dispatch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import tensorcap
 from tensorcap.graph import Graph
 from tensorcap_formats.errors import UsageError
+from tests.support import transformers_models
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
@@ -48,18 +48,8 @@ class Clones(Mode):  # type: ignore[misc] # see there
 
 
 def llama(attention: str = "sdpa", **options: Any) -> Any:
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        **{"attn_implementation": attention, "use_cache": False, **options},
-    )
-    torch.manual_seed(0)
-    return LlamaForCausalLM(config).train(False)
+    config = {"max_position_embeddings": 64, "attn_implementation": attention, "use_cache": False}
+    return transformers_models.llama(**{**config, **options})
 
 
 IDS = torch.tensor([[3, 7, 11, 13, 17, 19]])
@@ -88,8 +78,7 @@ def assert_values_are(graph: Graph, seen: list[tuple[str, list[Any], list[Any]]]
                     assert read.tobytes() == clone.contiguous().numpy().tobytes(), (node, value)
 
 
-@pytest.mark.spec("CAP-10")
-@pytest.mark.spec("CAP-18")
+@pytest.mark.spec("CAP-10", "CAP-18")
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("grad", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 def test_all_ops_of_a_llama_are_there_with_the_values_of_an_eager_run(
@@ -313,8 +302,7 @@ def test_weights_are_named_and_not_copied_however_they_are_seen(path: Path) -> N
     ]
 
 
-@pytest.mark.spec("CAP-14")
-@pytest.mark.spec("CAP-15")
+@pytest.mark.spec("CAP-14", "CAP-15")
 def test_a_buffer_that_is_written_to_is_recorded_and_a_parameter_tells_of_writes(path: Path) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -395,8 +383,7 @@ def test_values_are_those_of_the_moment_through_writes_to_views(path: Path) -> N
         assert adds[1].input("other").key == "0/@root:aten.add.out/output"
 
 
-@pytest.mark.spec("CAP-12")
-@pytest.mark.spec("CAP-14")
+@pytest.mark.spec("CAP-12", "CAP-14")
 def test_memory_without_values_is_not_recorded_until_it_is_read(path: Path) -> None:
     def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
         y = torch.empty(4)
@@ -420,9 +407,8 @@ def _doubled(x: torch.Tensor, result: torch.Tensor) -> None:
     result.copy_(2 * x)
 
 
-@pytest.mark.spec("CAP-12")
-@pytest.mark.spec("CAP-14")
-def test_what_is_in_memory_that_a_kernel_is_handed_for_its_result_is_not_recorded(path: Path) -> None:
+@pytest.mark.spec("CAP-12", "CAP-14")
+def test_uninitialised_output_memory_of_a_kernel_is_not_recorded(path: Path) -> None:
     def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
         y = torch.empty(2)
         _doubled(x, y)
@@ -439,7 +425,7 @@ def test_what_is_in_memory_that_a_kernel_is_handed_for_its_result_is_not_recorde
 
 
 @pytest.mark.spec("CAP-12")
-def test_what_is_left_out_of_the_records_is_told_in_the_graph(path: Path) -> None:
+def test_what_is_left_out_of_the_records_is_reported_in_the_graph(path: Path) -> None:
     class Model(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return (x + 1) * 2
@@ -939,7 +925,7 @@ def test_a_copy_of_the_model_is_not_under_capture(path: Path, small: Any) -> Non
         assert len(Graph.of(archive).nodes) == 5
 
 
-def test_nothing_is_recorded_while_the_capture_is_paused_and_writes_count_all_the_same(path: Path) -> None:
+def test_a_paused_capture_records_nothing_but_counts_writes(path: Path) -> None:
     class Model(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x + 1
@@ -977,7 +963,7 @@ def test_numbers_and_lists_that_ops_return_have_slots_by_position(path: Path) ->
 
 
 @pytest.mark.spec("CAP-17")
-def test_an_operator_that_takes_functions_runs_and_is_told(path: Path) -> None:
+def test_an_operator_that_takes_functions_runs_and_is_reported(path: Path) -> None:
     def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
         out_dtype: Any = torch.ops.higher_order.out_dtype
         product: torch.Tensor = out_dtype(torch.ops.aten.mm.default, torch.int32, x, x)

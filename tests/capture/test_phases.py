@@ -10,30 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch import nn
 
 import tensorcap
+from tests.support.transformers_models import LLAMA, llama, random_model
 
-transformers = pytest.importorskip("transformers")
-
-SMALL = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": None,
-}
+SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
 PROMPT = [[5, 6, 7, 8]]
 PARAMETERS = inspect.signature(transformers.LlamaForCausalLM.forward).parameters
 CACHE = "cache" if "cache" in PARAMETERS else "past_key_values"  # as transformers calls it, by its release
-
-
-def llama() -> Any:
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)).eval()
 
 
 def phases(path: Path, model: nn.Module, run: Any) -> list[str]:
@@ -99,24 +85,20 @@ def two_prompts(model: Any) -> None:
     ],
 )
 def test_prefill_and_decode_are_told_apart(path: Path, run: Any, expected: list[str]) -> None:
-    assert phases(path, llama(), run) == expected
+    assert phases(path, llama(**SPECIAL), run) == expected
 
 
 @pytest.mark.spec("CAP-56")
 def test_phases_of_an_encoder_and_a_decoder(path: Path) -> None:
-    config = transformers.T5Config(
-        vocab_size=64, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0
-    )
-    model = transformers.T5ForConditionalGeneration(config).eval()
+    sizes = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+    model = random_model("T5ForConditionalGeneration", **sizes, decoder_start_token_id=0)
     assert phases(path, model, lambda m: generate(m, 3, eos_token_id=None)) == ["prefill", "decode", "decode"]
 
 
 @pytest.mark.spec("CAP-56")
 def test_phases_of_a_model_whose_cache_is_a_state(path: Path) -> None:
-    config = transformers.MambaConfig(
-        vocab_size=64, hidden_size=16, state_size=4, num_hidden_layers=2, eos_token_id=None, pad_token_id=0
-    )
-    model = transformers.MambaForCausalLM(config).eval()
+    sizes = {"vocab_size": 64, "hidden_size": 16, "state_size": 4, "num_hidden_layers": 2}
+    model = random_model("MambaForCausalLM", **sizes, eos_token_id=None, pad_token_id=0)
     assert phases(path, model, generate) == ["prefill", "decode", "decode"]
 
 
@@ -161,10 +143,9 @@ def test_the_root_that_calls_itself_has_the_phase_of_its_outermost_call(path: Pa
 @pytest.mark.parametrize("kind", ["dynamic", "static", "sliding"])
 def test_the_cache_of_each_step_is_as_it_was_when_the_step_was_called(path: Path, kind: str) -> None:
     if kind == "sliding":
-        config = transformers.MistralConfig(**SMALL, sliding_window=3)
-        model = transformers.MistralForCausalLM(config).eval()
+        model = random_model("MistralForCausalLM", **LLAMA, **SPECIAL, sliding_window=3)
     else:
-        model = llama()
+        model = llama(**SPECIAL)
     options = {"cache_implementation": "static"} if kind == "static" else {}
     kept: list[list[torch.Tensor]] = []
 

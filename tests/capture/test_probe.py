@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +12,9 @@ from torch.utils.checkpoint import checkpoint
 import tensorcap
 from tensorcap import probe
 from tensorcap_formats.errors import UsageError
+from tests.support.models import Calls
 
 COMPILED = "inside a compiled graph (torch.compile); --eager runs it as plain code"
-
-
-class Calls(nn.Module):
-    """A model whose forward calls a function that it is given."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any) -> Any:
-        return self.function(*args)
 
 
 class Half(nn.Module):
@@ -183,7 +172,7 @@ def test_the_only_capture_takes_a_probe_outside_of_a_call(path: Path) -> None:
 
 @pytest.mark.spec("CAP-42")
 def test_threads_keep_their_steps_apart(path: Path) -> None:
-    barrier = threading.Barrier(2, timeout=20)
+    barrier = threading.Barrier(2, timeout=200)
 
     def run(x: torch.Tensor) -> torch.Tensor:
         barrier.wait()

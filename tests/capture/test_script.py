@@ -63,7 +63,7 @@ def tcap(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join(str(ROOT / part) for part in (".", "formats", "cli"))
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tensorcap_cli", "capture", "script", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
 
 
 def meta(path: Path) -> dict[str, Any]:
@@ -138,9 +138,7 @@ RERANKER = Reranker().eval()
 """
 
 
-@pytest.mark.spec("CAP-90")
-@pytest.mark.spec("CAP-91")
-@pytest.mark.spec("CAP-92")
+@pytest.mark.spec("CAP-90", "CAP-91", "CAP-92")
 def test_a_script_with_argparse_two_models_and_a_generate_loop_is_captured_unchanged(tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()

@@ -115,7 +115,7 @@ class Shelf:
     def add(
         self, key: Key, bits: Any, dtype: DType, shape: tuple[int, ...], *, order: int | None = None
     ) -> None:
-        assert self.gate.wait(60)
+        assert self.gate.wait(600)
         before = bits.tobytes()
         time.sleep(self.seconds)
         assert bits.tobytes() == before, "somebody wrote where this is read"
@@ -198,7 +198,7 @@ def test_memory_stays_within_the_bound_however_slow_the_disk_is() -> None:
     assert [data for *_, data, _, _ in sorted(stage.shelf.kept)] == [bytes([i]) * KIB for i in range(40)]
 
 
-def test_copies_on_the_device_are_freed_when_they_have_arrived_not_when_they_are_written() -> None:
+def test_copies_on_the_device_are_freed_on_arrival_not_on_writing() -> None:
     stage = Stage(device=Late(asks=0), bound_bytes=8 * KIB)
     stage.shelf.gate.clear()
     with stage.staging:
@@ -311,7 +311,7 @@ def test_a_failure_of_the_disk_ends_the_recording_and_nothing_waits() -> None:
     assert not workers()
 
 
-def test_an_error_that_nobody_foresaw_is_told_and_the_rest_is_recorded() -> None:
+def test_an_error_that_nobody_foresaw_is_reported_and_the_rest_is_recorded() -> None:
     class Odd(Shelf):
         def add(self, key: Key, *arguments: Any, **options: Any) -> None:
             if key.slot == "1":
@@ -327,7 +327,7 @@ def test_an_error_that_nobody_foresaw_is_told_and_the_rest_is_recorded() -> None
     assert stage.point.records == 2
 
 
-def test_a_copy_that_fails_is_told() -> None:
+def test_a_copy_that_fails_is_reported() -> None:
     stage = Stage(device=Late(asks=0))
     stage.device.error = RuntimeError("an illegal memory access\nand how to debug it")
     with stage.staging:
@@ -513,7 +513,7 @@ def test_a_forked_process_does_not_wait_for_a_worker_that_it_does_not_have(path:
 
 
 def wait_for(pid: int) -> int:
-    for _ in range(600):
+    for _ in range(6000):
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)

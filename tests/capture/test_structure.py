@@ -118,7 +118,7 @@ def test_an_iterator_is_not_consumed() -> None:
         pytest.param((n for n in [ONE]), "generator", id="generator"),
     ],
 )
-def test_what_would_be_used_up_is_told_as_a_loss(value: object, name: str) -> None:
+def test_what_would_be_used_up_is_reported_as_a_loss(value: object, name: str) -> None:
     (leaf,) = walk({"x": value}, KINDS)
     assert leaf == Leaf("x", None, reason=f"{name} is not followed: that would use it up")
 
@@ -189,7 +189,7 @@ def test_an_object_met_again_is_named_and_not_followed_again() -> None:
     }
 
 
-def test_what_is_too_deep_is_told_as_a_loss() -> None:
+def test_what_is_too_deep_is_reported_as_a_loss() -> None:
     deep: Any = ONE
     for _ in range(40):
         deep = [deep]
@@ -197,7 +197,7 @@ def test_what_is_too_deep_is_told_as_a_loss() -> None:
     assert leaf.reason == "list is not followed: deeper than 24"
 
 
-def test_what_is_too_large_is_told_as_a_loss() -> None:
+def test_what_is_too_large_is_reported_as_a_loss() -> None:
     reasons = [leaf.reason for leaf in walk([[] for _ in range(30_000)], KINDS)]
     assert reasons[-1] == "list is not followed: more than 20000 objects"
 

@@ -17,8 +17,6 @@ from tensorcap.recipe import Recipe
 from tensorcap_cli.main import main
 from tensorcap_formats.errors import CaptureError, UsageError
 
-transformers = pytest.importorskip("transformers")
-
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -161,7 +159,7 @@ def test_tokens_of_a_run_without_a_cache_are_the_last_ones_of_each_step(folder: 
     assert fed(forced) == [[[1, 2, 3]], [[7]], [[8]]]
 
 
-def test_a_run_that_ends_before_the_reference_did_is_told(folder: Path, tmp_path: Path) -> None:
+def test_a_run_that_ends_before_the_reference_did_is_reported(folder: Path, tmp_path: Path) -> None:
     reference, forced = tmp_path / "ref.h5", tmp_path / "forced.h5"
     capture(folder, reference, max_new_tokens=4, input_ids="1,2")
     third = fed(reference)[2][0][0]
@@ -248,7 +246,7 @@ def test_a_forced_run_is_repeated_with_the_tokens_that_it_was_fed(folder: Path, 
     assert fed(again) == fed(forced) == tokens
 
 
-def test_as_many_tokens_are_forced_as_the_reference_fed_unless_another_number_is_given() -> None:
+def test_a_forced_recipe_keeps_only_a_max_new_tokens_that_is_passed() -> None:
     recipe = Recipe("m", {"max_new_tokens": 20}).changed(teacher_forced="ref.h5", dtype="bfloat16")
     assert recipe.options == {"teacher_forced": "ref.h5", "dtype": "bfloat16"}
     assert Recipe("m", {"max_new_tokens": 20}).changed(teacher_forced="r", max_new_tokens=3).options == {

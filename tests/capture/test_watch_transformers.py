@@ -136,8 +136,7 @@ TRANSFORMERS = [
 ]
 
 
-@pytest.mark.spec("CAP-30")
-@pytest.mark.spec("CAP-34")
+@pytest.mark.spec("CAP-30", "CAP-34")
 @pytest.mark.parametrize(("make", "watch", "site", "expected"), TRANSFORMERS)
 def test_transformers_are_watched_in_two_precisions_and_left_as_they_were(
     tmp_path: Path, make: Callable[[], Any], watch: str, site: str, expected: list[str]

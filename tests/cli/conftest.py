@@ -14,9 +14,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tensorcap_cli.main import main
-from tensorcap_formats.dtypes import Array, bits_of, dtype_of
-from tensorcap_formats.keys import Key
-from tensorcap_formats.writer import Writer
+from tensorcap_formats.dtypes import Array
+from tests.support.archives import write_archive
 
 ROOT = Path(__file__).parents[2]
 Tcap = Callable[..., Result]
@@ -34,14 +33,7 @@ def write(folder: Path) -> Callable[..., Path]:
     """Write an archive of numpy arrays by key text."""
 
     def run(name: str, tensors: Mapping[str, Array], **options: Any) -> Path:
-        ended = {key: options.pop(key) for key in ("complete", "ordered") if key in options}
-        values = options.pop("values", {})
-        writer = Writer(folder / name, **options)
-        for text, array in tensors.items():
-            writer.add(Key.parse(text), bits_of(array), dtype_of(array), array.shape)
-        for text, value in values.items():
-            writer.add_value(text, value)
-        return writer.close(**ended)
+        return write_archive(folder / name, tensors, **options)
 
     return run
 
@@ -79,7 +71,7 @@ def shell(folder: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
             ["bash", "-c", script],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,
             env={**os.environ, "PYTHONPATH": paths},
         )
 

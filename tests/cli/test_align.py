@@ -11,17 +11,13 @@ from click.testing import CliRunner, Result
 
 from tensorcap.alignment.map_file import read_map
 from tensorcap_cli.main import main
-from tensorcap_formats.dtypes import DTYPES, Array
-from tensorcap_formats.keys import Key
-from tensorcap_formats.writer import Writer
+from tensorcap_formats.dtypes import Array
+from tests.support.archives import write_archive
 
 
 def _write(path: Path, tensors: dict[str, Array]) -> None:
-    writer = Writer(path)
-    for site, array in tensors.items():
-        writer.add(Key.parse(f"0/{site}/output"), np.ascontiguousarray(array), DTYPES["float32"], array.shape)
     modules = [{"path": site, "class": "torch.nn.Linear"} for site in tensors]
-    writer.close(run={"modules": modules})
+    write_archive(path, tensors, run={"modules": modules})
 
 
 def tcap(*arguments: str, status: int = 0) -> Result:
@@ -147,11 +143,8 @@ def test_a_json_is_the_mapping_of_the_equivalence_method(folder: Path) -> None:
 def test_preflight_compares_parameters_through_a_mapping(folder: Path) -> None:
     drawn = np.random.default_rng(4).standard_normal((3, 8, 24)).astype(np.float32)
     for name, sites, last in (("r.h5", ("q", "k"), drawn[2]), ("t.h5", ("a", "b"), drawn[2] + 1)):
-        writer = Writer(folder / name)
-        for site, output in zip(sites, drawn, strict=False):
-            writer.add(Key.parse(f"0/{site}/output"), output, DTYPES["float32"], output.shape)
-        writer.add(Key.parse(f"0/{sites[1]}/param.weight"), last, DTYPES["float32"], last.shape)
-        writer.close()
+        outputs = dict(zip(sites, drawn, strict=False))
+        write_archive(folder / name, {**outputs, f"0/{sites[1]}/param.weight": last})
     text = '[[pair]]\nreference = "k"\ntarget = "b"\n[[pair]]\nreference = "q"\ntarget = "a"\n'
     (folder / "map.toml").write_text(text)
     output = tcap("preflight", "r.h5", "t.h5", "--map", "map.toml", status=1).output

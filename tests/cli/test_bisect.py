@@ -10,19 +10,16 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tensorcap_cli.main import main
-from tensorcap_formats.dtypes import DTYPES
-from tensorcap_formats.keys import Key
-from tensorcap_formats.writer import Writer
+from tests.support.archives import write_archive
 
 
 def _write(path: Path, first_bad: int) -> None:
-    writer = Writer(path)
+    tensors = {}
     for i in range(16):
         values = np.random.default_rng(i).standard_normal((4, 16)).astype(np.float32)
-        key = Key.parse(f"0/layers.{i}/output")
-        made = values * np.float32(1 + 1e-7 * (path.stem == "tgt")) if i < first_bad else values[::-1].copy()
-        writer.add(key, made, DTYPES["float32"], values.shape)
-    writer.close(run={"compute_dtype": "float32"})
+        noisy = values * np.float32(1 + 1e-7 * (path.stem == "tgt")) if i < first_bad else values[::-1].copy()
+        tensors[f"layers.{i}"] = noisy
+    write_archive(path, tensors, run={"compute_dtype": "float32"})
 
 
 def tcap(*arguments: str, status: int) -> Result:

@@ -9,20 +9,14 @@ import numpy as np
 from click.testing import CliRunner
 
 from tensorcap_cli.main import main
-from tensorcap_formats.dtypes import dtype
-from tensorcap_formats.keys import Key
-from tensorcap_formats.writer import Writer
+from tests.support.archives import write_archive
 
 X = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
 
 
 def write(path: Path, error: float) -> str:
-    writer = Writer(path, run={"dtype": "bfloat16" if error else "float32"})
-    for i in range(20):
-        values = X * np.float32(1 + error)
-        writer.add(Key(f"layers.{i}.mlp", "output"), values, dtype("float32"), values.shape)
-    writer.close()
-    return str(path)
+    tensors = {f"layers.{i}.mlp": X * np.float32(1 + error) for i in range(20)}
+    return str(write_archive(path, tensors, run={"dtype": "bfloat16" if error else "float32"}))
 
 
 def run(*arguments: str) -> tuple[int, str]:

@@ -9,9 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from tensorcap_cli.main import main
-from tensorcap_formats.dtypes import DTYPES, Array
-from tensorcap_formats.keys import Key
-from tensorcap_formats.writer import Writer
+from tests.support.archives import write_archive
 
 _MAP = """
 [[pair]]
@@ -22,21 +20,14 @@ steps = ["split -1 4,2"]
 """
 
 
-def _write(path: Path, tensors: dict[str, Array]) -> None:
-    writer = Writer(path)
-    for text, array in tensors.items():
-        writer.add(Key.parse(text), np.ascontiguousarray(array), DTYPES["float32"], array.shape)
-    writer.close()
-
-
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     drawn = np.random.default_rng(0).standard_normal((2, 3, 6)).astype(np.float32)
     ones = {f"0/layers.{i}.q/output": drawn[i, :, :4] for i in (0, 1)}
     ones |= {f"0/layers.{i}.k/output": drawn[i, :, 4:] for i in (0, 1)}
-    _write(tmp_path / "ref.h5", {**ones, "0/norm/output": drawn[0]})
-    _write(
+    write_archive(tmp_path / "ref.h5", {**ones, "0/norm/output": drawn[0]})
+    write_archive(
         tmp_path / "tgt.h5",
         {"0/h.1.qk/output": drawn[0], "0/h.2.qk/output": drawn[1], "0/norm/output": drawn[0]},
     )
@@ -44,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_mapped_pairs_are_compared_under_the_references_keys_and_others_by_equal_keys(folder: Path) -> None:
+def test_mapped_pairs_have_the_references_keys_and_others_pair_by_equal_keys(folder: Path) -> None:
     found = CliRunner().invoke(main, ["compare", "ref.h5", "tgt.h5", "--map", "map.toml"])
     assert found.exit_code == 0, found.output
     assert "5 of 5 reference tensors compared" in found.output
@@ -55,7 +46,7 @@ def test_a_wrong_part_of_a_fused_tensor_is_found_where_the_reference_has_it(fold
     norm = wrong[0].copy()
     (folder / "tgt.h5").unlink()
     wrong[1, 2, 5] += 1
-    _write(
+    write_archive(
         folder / "tgt.h5",
         {"0/h.1.qk/output": wrong[0], "0/h.2.qk/output": wrong[1], "0/norm/output": norm},
     )

@@ -62,8 +62,7 @@ def validate(found: Mapping[str, Any]) -> None:
     jsonschema.Draft202012Validator(SCHEMA).validate(found)
 
 
-@pytest.mark.spec("RES-1")
-@pytest.mark.spec("RES-2")
+@pytest.mark.spec("RES-1", "RES-2")
 @pytest.mark.usefixtures("pair")
 def test_json_is_as_the_schema_says(tcap_json: Callable[..., Any]) -> None:
     found = tcap_json("compare", "ref.h5", "tgt.h5", status=1)
@@ -103,8 +102,7 @@ def test_the_schema_sees_what_is_missing(tcap_json: Callable[..., Any], pair: No
         validate(found)
 
 
-@pytest.mark.spec("RES-3")
-@pytest.mark.spec("RES-10")
+@pytest.mark.spec("RES-3", "RES-10")
 @pytest.mark.usefixtures("pair")
 def test_a_saved_result_reads_back_as_it_was(
     tcap: Callable[..., Any], tcap_json: Callable[..., Any], folder: Path
@@ -163,8 +161,7 @@ def test_a_saved_result_keeps_the_calibration_that_judged(
     assert "limit 1: limit is 'low', expected a finite number of at least 0" in message
 
 
-@pytest.mark.spec("RES-11")
-@pytest.mark.spec("RES-12")
+@pytest.mark.spec("RES-11", "RES-12")
 def test_a_saved_result_is_judged_by_other_tolerances(
     tcap: Callable[..., Any], write: Callable[..., Path]
 ) -> None:
@@ -181,8 +178,7 @@ def test_a_saved_result_is_judged_by_other_tolerances(
     assert "whether rtol 0.2, atol 0.45 passes cannot be told without the tensors" in output
 
 
-@pytest.mark.spec("RES-11")
-@pytest.mark.spec("RES-14")
+@pytest.mark.spec("RES-11", "RES-14")
 def test_a_saved_result_is_judged_by_a_file_of_thresholds(
     tcap: Callable[..., Any], pair: None, folder: Path
 ) -> None:

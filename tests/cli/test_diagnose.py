@@ -23,8 +23,7 @@ def written(write: Write) -> Callable[[Any], None]:
     return run
 
 
-@pytest.mark.spec("DIA-10")
-@pytest.mark.spec("DIA-61")
+@pytest.mark.spec("DIA-10", "DIA-61")
 def test_an_explanation_is_printed_with_its_residual_and_hint(tcap: Any, written: Any) -> None:
     written(R / 8)
     assert tcap("diagnose", "ref.h5", "tgt.h5", "0/m/output").stdout == (
@@ -91,8 +90,7 @@ def test_two_keys_may_be_named(tcap: Any, write: Write) -> None:
     assert output.startswith("0/a/output and 0/b/output: relative error 0.5")
 
 
-@pytest.mark.spec("DIA-1")
-@pytest.mark.spec("DIA-2")
+@pytest.mark.spec("DIA-1", "DIA-2")
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [

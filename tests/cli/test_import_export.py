@@ -54,7 +54,7 @@ def test_a_dump_becomes_an_archive(tcap: Tcap, dump: Path) -> None:
 
 
 @pytest.mark.spec("MXF-34")
-def test_labels_that_are_no_layers_are_told_and_end_with_1(tcap: Tcap, dump: Path) -> None:
+def test_labels_that_are_no_layers_are_reported_and_end_with_1(tcap: Tcap, dump: Path) -> None:
     dumped(dump / "after_rope.max", X)
     result = tcap("import", "dump", "-o", "x.h5", status=1)
     assert "note: after_rope.max is no label of a layer's input or output: it is kept as a probe.\n" in (
@@ -64,9 +64,8 @@ def test_labels_that_are_no_layers_are_told_and_end_with_1(tcap: Tcap, dump: Pat
     assert (found["records"], found["probes"], found["problems"]) == (3, ["after_rope.max"], {})
 
 
-@pytest.mark.spec("MXF-33")
-@pytest.mark.spec("MXF-34")
-def test_files_that_cannot_be_taken_are_told_and_end_with_3(tcap: Tcap, dump: Path) -> None:
+@pytest.mark.spec("MXF-33", "MXF-34")
+def test_files_that_cannot_be_taken_are_reported_and_end_with_3(tcap: Tcap, dump: Path) -> None:
     (dump / "model.bad-output.max").write_bytes(b"xx")
     dumped(dump / "model.layers.0-output.max", X)
     result = tcap("import", "dump", "-o", "x.h5", status=3)
@@ -150,8 +149,7 @@ def hooked(step: Path, tensors: dict[str, Any]) -> None:
     (step / "tensor_names.txt").write_text("".join(f"{label}\n" for label in tensors))
 
 
-@pytest.mark.spec("MXF-24")
-@pytest.mark.spec("ALN-86")
+@pytest.mark.spec("MXF-24", "ALN-86")
 def test_a_dump_of_torch_is_compared_with_one_of_max_as_they_are(tcap: Tcap, folder: Path) -> None:
     random = np.random.default_rng(0)
     ids = np.array([[3, 1, 2, 5]])
@@ -292,7 +290,7 @@ def test_what_a_layout_has_no_place_for_is_refused_before_anything_is_written(
     assert sorted(path.name for path in folder.iterdir()) == ["c.h5", "l.h5", "out", "r.h5"]
 
 
-def test_a_missing_torch_is_told_in_one_line(
+def test_a_missing_torch_is_reported_in_one_line(
     tcap: Tcap, folder: Path, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write("x.h5", {"0/a/output": X})

@@ -158,7 +158,7 @@ def test_a_guilty_module_shows_the_first_variable_of_its_code_that_is_wrong(
 
 
 @pytest.mark.spec("RES-34")
-def test_places_on_one_side_only_are_told_by_class_and_have_no_rows(
+def test_places_on_one_side_only_are_reported_by_class_and_have_no_rows(
     write: Callable[..., Path], tcap: Callable[..., Any]
 ) -> None:
     modules = [{"path": f"layers.{i}", "class": "my.Block"} for i in range(30)]

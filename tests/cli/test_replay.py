@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
 MODEL = """
 import torch
 from torch import nn
@@ -39,7 +37,7 @@ def runs(tcap: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("runs")
 @pytest.mark.spec("RPL-2")
-def test_a_run_that_repeats_itself_is_told_in_a_line(tcap: Any) -> None:
+def test_a_run_that_repeats_itself_is_reported_in_a_line(tcap: Any) -> None:
     done = tcap("replay", "reference.h5")
     assert done.exit_code == 0
     assert "gives its own 7 tensors back bit for bit" in done.stdout
@@ -83,8 +81,7 @@ def test_localize_says_who_and_by_what(tcap: Any, model: str, by: str) -> None:
 
 
 @pytest.mark.usefixtures("runs")
-@pytest.mark.spec("LCL-10")
-@pytest.mark.spec("LCL-20")
+@pytest.mark.spec("LCL-10", "LCL-20")
 def test_localize_into_a_target_needs_neither_its_archive_nor_the_references_model(tcap: Any) -> None:
     done = tcap("localize", "reference.h5", "--into", "m.py:target", "--json", status=1)
     found = json.loads(done.stdout)
@@ -121,8 +118,7 @@ def test_localize_is_given_a_repeated_run(tcap: Any) -> None:
 
 
 @pytest.mark.usefixtures("runs")
-@pytest.mark.spec("LCL-21")
-@pytest.mark.spec("LCL-22")
+@pytest.mark.spec("LCL-21", "LCL-22")
 def test_localize_exchanges_files_with_equivalence(tcap: Any) -> None:
     files = "--stage2", "two.json", "--stage3", "three.json"
     tcap("localize", "reference.h5", "target.h5", *files, status=1)

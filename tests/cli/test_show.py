@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import zarr
 
-from tensorcap_formats.dtypes import dtype
-from tensorcap_formats.keys import Key
-from tensorcap_formats.writer import Writer
+from tests.support.archives import write_archive
+from tests.support.floats import bfloat16
 
 RUN = {
     "framework": {"name": "torch", "version": "2.13"},
@@ -118,9 +117,7 @@ def test_npy_is_written_once(tcap: Callable[..., Any], folder: Path) -> None:
 
 
 def test_bfloat16_is_widened_in_npy_and_says_so(tcap: Callable[..., Any], folder: Path) -> None:
-    writer = Writer(folder / "a.h5")
-    writer.add(Key("a", "output"), np.array([0x4049], np.uint16), dtype("bfloat16"), (1,))
-    writer.close()
+    write_archive(folder / "a.h5", {"a": bfloat16([3.140625])})
     found = tcap("show", "a.h5", "a", "--npy", "x.npy")
     assert found.stderr == "x.npy: 0/a/output as float32, widened from bfloat16\n"
     assert np.load(folder / "x.npy").tolist() == [3.140625]

@@ -162,7 +162,7 @@ def test_json_and_formats_are_parsed_through_a_pipe(folder: Path, shell: Shell) 
         pytest.param(["a.py:f"], 2, "there is no file 'a.py'", id="function"),
     ],
 )
-def test_wrong_usage_is_told(
+def test_wrong_usage_is_reported(
     tcap: Tcap, folder: Path, arguments: list[str], status: int, message: str
 ) -> None:
     np.savez(folder / "a.npz", x=np.ones(2))

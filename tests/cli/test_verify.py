@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 from tensorcap_formats.opening import open_archive
 from tests.cli.conftest import ROOT, Tcap
 
@@ -26,8 +23,7 @@ twin = tensorcap.Port(models.reference, models.reference)
 """
 
 
-@pytest.mark.spec("VER-32")
-@pytest.mark.spec("VER-40")
+@pytest.mark.spec("VER-32", "VER-40")
 def test_the_wrong_activation_is_named_with_what_it_is(tcap: Tcap, folder: Path) -> None:
     done = tcap("verify", f"{MODELS}:reference", f"{MODELS}:port", "-o", "report", status=1)
     lines = done.stdout.splitlines()
@@ -41,10 +37,8 @@ def test_the_wrong_activation_is_named_with_what_it_is(tcap: Tcap, folder: Path)
     assert "injecting …" in done.stderr
 
 
-@pytest.mark.spec("VER-1")
-@pytest.mark.spec("VER-4")
-@pytest.mark.spec("VER-40")
-def test_the_reference_in_bfloat16_is_not_accused(tcap_json: Any, folder: Path) -> None:
+@pytest.mark.spec("VER-1", "VER-4", "VER-40")
+def test_the_reference_in_bfloat16_is_no_suspect(tcap_json: Any, folder: Path) -> None:
     told = tcap_json("verify", f"{MODELS}:reference", "--dtype", "bfloat16", "-o", "report")
     assert (told["exit_status"], told["suspects"]) == (0, [])
     assert (told["reference"]["dtype"], told["target"]["dtype"]) == ("float32", "bfloat16")
@@ -52,8 +46,7 @@ def test_the_reference_in_bfloat16_is_not_accused(tcap_json: Any, folder: Path) 
     assert told == json.loads((folder / "report" / "verify.json").read_text())
 
 
-@pytest.mark.spec("VER-1")
-@pytest.mark.spec("VER-4")
+@pytest.mark.spec("VER-1", "VER-4")
 def test_a_port_is_found_by_its_name(tcap: Tcap, folder: Path) -> None:
     (folder / "ports.py").write_text(PORTS)
     assert "model.layers.2.mlp.act_fn" in tcap("verify", "ports.py:llama", "-o", "one", status=1).stdout
@@ -64,8 +57,7 @@ def test_a_port_is_found_by_its_name(tcap: Tcap, folder: Path) -> None:
     assert "--prompt is not for a Port" in refused.stderr
 
 
-@pytest.mark.spec("VER-1")
-@pytest.mark.spec("VER-20")
+@pytest.mark.spec("VER-1", "VER-20")
 def test_wrong_usage_is_refused_before_anything_runs(tcap: Tcap, folder: Path) -> None:
     missing = tcap("verify", f"{MODELS}:reference", "-o", "report", status=2)
     assert "expected TARGET, or what to change" in missing.stderr

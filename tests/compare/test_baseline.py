@@ -22,9 +22,8 @@ def off(relative: float) -> Any:
     return X * (1 + np.float32(relative) * NOISE)
 
 
-@pytest.mark.spec("POL-50")
-@pytest.mark.spec("POL-51")
-def test_the_error_is_told_in_units_of_the_baselines(make_archive: MakeArchive) -> None:
+@pytest.mark.spec("POL-50", "POL-51")
+def test_the_error_is_reported_in_units_of_the_baselines(make_archive: MakeArchive) -> None:
     keys = ["0/a/output", "0/b/output", "0/c/output", "0/d/output", "0/e/output"]
     target = [off(3e-3), off(3e-3), X, off(1e-3), off(1e-3)]
     twin = [off(1e-3), X, X, off(1e-3)]

@@ -72,8 +72,7 @@ def test_a_share_of_few_elements_may_be_one_element() -> None:
     assert POLICY.judge_other_values(0.0105, 10**6).status == "suspect"
 
 
-@pytest.mark.spec("POL-10")
-@pytest.mark.spec("POL-80")
+@pytest.mark.spec("POL-10", "POL-80")
 @pytest.mark.parametrize(
     ("rows", "gain", "status"), [(1, 1.9, "within-rounding"), (1, 4.0, "diverged"), (64, 1.9, "suspect")]
 )

@@ -13,10 +13,8 @@ from tensorcap.comparing import compare
 from tensorcap.verdicts.calibrating import calibrate, write_calibration
 from tensorcap.verdicts.calibration import Calibration
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.errors import UsageError
-from tensorcap_formats.keys import Key
-from tensorcap_formats.writer import Writer
+from tests.support.archives import write_archive
 
 X = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
 NOISE = np.where(np.random.default_rng(1).standard_normal(X.shape) > 0, 1, -1).astype(np.float32)
@@ -26,13 +24,9 @@ MODULES = [{"path": f"layers.{i}", "class": "models.Block", "parameters": {}} fo
 def write(path: Path, error: float, *, count: int = 30, low: str = "bfloat16") -> Path:
     """A run of `count` blocks whose outputs are off by `error`, `error` / 2, … relative."""
     is_reference = not error
-    dtype_name = "float32" if is_reference else low
-    writer = Writer(path, run={"modules": MODULES, "dtype": dtype_name})
-    for i in range(count):
-        values = (i + 1) * X * (1 + np.float32(error / (1 + i % 2)) * NOISE)
-        writer.add(Key(f"layers.{i}", "output"), values, dtype("float32"), values.shape)
-    writer.close()
-    return path
+    noises = [1 + np.float32(error / (1 + i % 2)) * NOISE for i in range(count)]
+    tensors = {f"layers.{i}": (i + 1) * X * noise for i, noise in enumerate(noises)}
+    return write_archive(path, tensors, run={"modules": MODULES, "dtype": "float32" if is_reference else low})
 
 
 @pytest.fixture
@@ -141,8 +135,7 @@ HEAD = (
 LIMIT = '[[limit]]\nmodule = "m"\nslot = "output"\ncount = 20\n'
 
 
-@pytest.mark.spec("POL-61")
-@pytest.mark.spec("POL-60")
+@pytest.mark.spec("POL-61", "POL-60")
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -124,8 +124,7 @@ def test_equal_values_in_other_bits_match(
     assert comparison.exit_status == 0
 
 
-@pytest.mark.spec("CMP-3")
-@pytest.mark.spec("CMP-5")
+@pytest.mark.spec("CMP-3", "CMP-5")
 def test_a_tolerance_judges_every_element(compare_arrays: Callable[..., Comparison]) -> None:
     reference = np.ones(1_000_000, np.float32)
     target = reference.copy()
@@ -262,8 +261,7 @@ def test_a_pattern_that_fits_nothing_is_a_slip(make_archive: MakeArchive) -> Non
         compare(make_archive({"a": np.ones(1)}), make_archive({"b": np.ones(1)}), only=["b"])
 
 
-@pytest.mark.spec("CMP-11")
-@pytest.mark.spec("CMP-51")
+@pytest.mark.spec("CMP-11", "CMP-51")
 def test_an_unreadable_tensor_spoils_the_outcome_and_not_the_others(make_archive: MakeArchive) -> None:
     reference = make_archive(layers(3))
     target = make_archive(layers(3, wrong_from=0), unreadable="layers.1", name="tgt")
@@ -384,8 +382,7 @@ def test_an_input_of_a_later_step_is_blamed_on_the_code_that_calls_the_model(
     assert found.explanation == "This is an input of step 3: the code that calls the model made it."
 
 
-@pytest.mark.spec("CMP-50")
-@pytest.mark.spec("CMP-51")
+@pytest.mark.spec("CMP-50", "CMP-51")
 def test_nothing_compared_is_a_failure(make_archive: MakeArchive) -> None:
     empty = make_archive({})
     for reference, target in (
@@ -505,9 +502,7 @@ def test_progress_is_told_every_byte_of_the_reference(make_archive: MakeArchive)
     assert told == [(16, 32), (32, 32)]  # those with equal digests are not read
 
 
-@pytest.mark.spec("CMP-60")
-@pytest.mark.spec("CMP-61")
-@pytest.mark.spec("CMP-62")
+@pytest.mark.spec("CMP-60", "CMP-61", "CMP-62")
 def test_json_has_the_members_of_the_specification(make_archive: MakeArchive) -> None:
     run = {"model": {"class": "Llama"}, "dtype": "float32"}
     reference = make_archive(

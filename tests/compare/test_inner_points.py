@@ -22,6 +22,7 @@ from tensorcap.verdicts.policy import POLICY
 from tensorcap.verdicts.thresholds import Thresholds
 from tensorcap_formats.dtypes import Array, dtype
 from tensorcap_formats.keys import Key
+from tests.support.floats import bfloat16_bits, to_bfloat16
 
 MakeArchive = Callable[..., Any]
 BF16 = {"dtype": "bfloat16", "compute_dtype": "bfloat16"}
@@ -31,13 +32,6 @@ MODULES = [{"path": "", "class": "my.Model"}, {"path": "m", "class": "my.Mlp"}]
 
 def normal(*shape: int, seed: int = 0) -> Array:
     found: Array = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-    return found
-
-
-def rounded(values: Array) -> Array:
-    """To bfloat16, ties to even."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)
-    found: Array = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16).astype(np.uint32).view(np.float32)
     return found
 
 
@@ -208,7 +202,7 @@ class TestPairing:
 
     @pytest.mark.spec("CMP-71")
     @pytest.mark.parametrize("held", [True, False])
-    def test_what_an_op_was_given_may_be_missing_where_another_record_of_the_target_holds_it(
+    def test_an_op_input_may_be_missing_if_another_target_record_holds_it(
         self, run_of: Callable[..., Any], held: bool
     ) -> None:
         cast, mul = f"{place('_to_copy.default')}/output", place("mul.Tensor")
@@ -343,7 +337,7 @@ class TestAbsences:
         target = run_of({"0/n/output": X}, {}, points=[{"site": "m", "status": "never-called"}])
         assert statuses(compare(reference, target))[key] == "never-called"
 
-    def test_a_slice_is_told_where_shapes_differ(self, make_archive: MakeArchive) -> None:
+    def test_a_slice_is_reported_if_shapes_differ(self, make_archive: MakeArchive) -> None:
         target = make_archive({"0/m/output": X[:, :8]}, run={"scope": {"slices": ["[..., :8]"]}})
         (pair,) = compare(make_archive({"0/m/output": X}), target).pairs
         assert pair.reason == "[32, 64] in the reference, [32, 8] in the target; the target kept [..., :8]"
@@ -439,7 +433,7 @@ class TestPolicy:
             added = held["0/a/output"] + held["0/b/output"] + wrong * X
             return run_of({**held, key: added}, facts, **run)
 
-        theirs = {name: rounded(values) for name, values in ours.items()}
+        theirs = {name: to_bfloat16(values) for name, values in ours.items()}
         reference = archive(ours, F32)
         (*_, pair) = compare(reference, archive(theirs, BF16)).pairs
         assert {f.test: f.status for f in pair.findings}["D'"] == "within-rounding"
@@ -467,7 +461,7 @@ class TestPolicy:
         mask = np.where(np.arange(64) < 60, 0, -3.4e38).astype(np.float32)
         key = f"{place('add.Tensor')}/output"
         facts = {place("add.Tensor"): fact("aten.add.Tensor", {"self": "0/a/output", "other": "0/b/output"})}
-        noisy = rounded(X)
+        noisy = to_bfloat16(X)
         reference = run_of({"0/a/output": X, "0/b/output": mask, key: X + mask}, facts, **F32)
         target = run_of({"0/a/output": noisy, "0/b/output": mask, key: noisy + mask}, facts, **BF16)
         (*_, pair) = compare(reference, target).pairs
@@ -530,7 +524,7 @@ class TestPolicy:
     @pytest.mark.spec("POL-28")
     def test_a_parameter_is_that_of_the_reference_or_its_rounding(self, make_archive: MakeArchive) -> None:
         key = "0/m/param.weight"
-        bits = (rounded(X).view(np.uint32) >> 16).astype(np.uint16)
+        bits = bfloat16_bits(X)
         one_off = bits.copy()
         one_off[3, 3] += 2  # in units of the last place
         for target, status in (
@@ -568,7 +562,9 @@ class TestPolicy:
         self, run_of: Callable[..., Any], op: str, slot: str, make: Callable[..., Array], twin: str
     ) -> None:
         centred = X - X.mean(-1, keepdims=True)  # means of 1e-9
-        noisy = rounded(centred) if twin == "bfloat16" else centred * np.float32(1 + 1e-7) + np.float32(1e-7)
+        noisy = (
+            to_bfloat16(centred) if twin == "bfloat16" else centred * np.float32(1 + 1e-7) + np.float32(1e-7)
+        )
         key = f"{place(op)}/{slot}"
         facts = {place(op): fact(f"aten.{op}", {"input": "0/a/output"})}
 
@@ -683,7 +679,7 @@ class TestReports:
 
     def test_gradients_and_parameters_are_no_part_of_the_growth(self, make_archive: MakeArchive) -> None:
         keys = ("0/layers.0/param.w", "0/layers.0/output", "0/layers.0/grad_output")
-        noisy = {key: rounded(X) for key in keys}
+        noisy = {key: to_bfloat16(X) for key in keys}
         found = compare(make_archive(dict.fromkeys(keys, X), run=F32), make_archive(noisy, run=BF16))
         assert found.account is not None
         assert [depth.depth for depth in found.account.growth] == [1]

@@ -13,10 +13,7 @@ from torch import nn
 import tensorcap
 from tensorcap.comparing import compare
 from tensorcap.comparison import Comparison
-
-pytest.importorskip("transformers")
-
-from tests.zoo.deep_mistakes import MISTAKES  # needs transformers
+from tests.zoo.deep_mistakes import MISTAKES
 from tests.zoo.deep_models import archive_of, make, tokens
 
 LAYERS = 2

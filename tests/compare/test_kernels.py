@@ -9,7 +9,7 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorcap.metrics.compiled_engine import CompiledEngine
@@ -190,7 +190,7 @@ def assert_correlation_as_defined(totals: Totals, x: Array, y: Array) -> None:
 
 
 @pytest.mark.spec("MET-40")
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120)
 @given(cases())
 def test_engines_find_what_is_defined_however_they_are_fed(case: Case) -> None:
     with np.errstate(all="ignore"):
@@ -205,7 +205,7 @@ def test_engines_find_what_is_defined_however_they_are_fed(case: Case) -> None:
 
 
 @pytest.mark.spec("MET-40")
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(cases({"float64": np.float64, "float32": np.float32, "bfloat16": ml_dtypes.bfloat16}))
 def test_wider_floats_are_as_defined(case: Case) -> None:
     with np.errstate(all="ignore"):

@@ -44,10 +44,7 @@ def cells(squares: Array) -> Array:
     return out
 
 
-@pytest.mark.spec("LOC-1")
-@pytest.mark.spec("LOC-2")
-@pytest.mark.spec("LOC-3")
-@pytest.mark.spec("LOC-5")
+@pytest.mark.spec("LOC-1", "LOC-2", "LOC-3", "LOC-5")
 @pytest.mark.parametrize(
     "shape",
     [

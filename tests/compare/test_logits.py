@@ -50,9 +50,7 @@ def softmax(row: Array) -> Array:
     return np.asarray(powers / powers.sum())
 
 
-@pytest.mark.spec("LOG-3")
-@pytest.mark.spec("LOG-4")
-@pytest.mark.spec("LOG-9")
+@pytest.mark.spec("LOG-3", "LOG-4", "LOG-9")
 def test_divergences_are_those_of_the_formulae(logits: Callable[..., LogitDifference]) -> None:
     generator = np.random.default_rng(0)
     reference = generator.normal(size=(3, 4, 50)) * 3
@@ -98,8 +96,7 @@ def test_undefined_rows_are_counted_and_enter_nothing(logits: Callable[..., Logi
     assert logits(np.zeros((0, 4)), np.zeros((0, 4))).rows == 0
 
 
-@pytest.mark.spec("LOG-3")
-@pytest.mark.spec("LOG-4")
+@pytest.mark.spec("LOG-3", "LOG-4")
 def test_a_masked_vocabulary_is_a_probability_of_zero(logits: Callable[..., LogitDifference]) -> None:
     both = logits([[1.0, 0.0, -INF]], [[0.0, 1.0, -INF]])
     bare = logits([[1.0, 0.0]], [[0.0, 1.0]])
@@ -113,8 +110,7 @@ def test_a_masked_vocabulary_is_a_probability_of_zero(logits: Callable[..., Logi
     assert logits([[0.0, -INF]], [[-INF, 0.0]]).js_max == pytest.approx(math.log(2))
 
 
-@pytest.mark.spec("LOG-5")
-@pytest.mark.spec("LOG-6")
+@pytest.mark.spec("LOG-5", "LOG-6")
 @pytest.mark.parametrize(
     ("ours", "theirs", "k", "expected"),
     [
@@ -149,8 +145,7 @@ def test_a_flip_within_rounding_is_a_tie(logits: Callable[..., LogitDifference])
     assert logits(np.array(reference, np.float32), np.array(target, np.float32)).ties == 0
 
 
-@pytest.mark.spec("LOG-6")
-@pytest.mark.spec("LOG-7")
+@pytest.mark.spec("LOG-6", "LOG-7")
 def test_another_rule_for_ties_is_no_flip(logits: Callable[..., LogitDifference]) -> None:
     found = logits([[4.0, 4.0, 1.0]], [[4.0, 4.001, 1.0]])
     assert (found.flips, found.top1, found.rank_max) == (0, 1.0, 2)
@@ -192,8 +187,7 @@ def test_logits_are_known_by_name(key: str, expected: bool) -> None:
     assert are_logits(Key.parse(key)) is expected
 
 
-@pytest.mark.spec("LOG-1")
-@pytest.mark.spec("LOG-20")
+@pytest.mark.spec("LOG-1", "LOG-20")
 def test_others_are_measured_when_asked(make_archive: MakeArchive) -> None:
     reference = make_archive({"0/mlp/output": np.ones((2, 3)), "0/pick/output": np.array([[1, 2]])})
     target = make_archive({"0/mlp/output": np.zeros((2, 3)), "0/pick/output": np.array([[2, 1]])})
@@ -230,8 +224,7 @@ def test_what_is_no_distribution_is_refused(
         logits(reference, target)
 
 
-@pytest.mark.spec("LOG-21")
-@pytest.mark.spec("LOG-22")
+@pytest.mark.spec("LOG-21", "LOG-22")
 def test_experts_are_compared_as_sets(routing: Callable[..., RoutingDifference]) -> None:
     reference = np.array([[[0, 1], [2, 3]], [[4, 5], [6, 6]]])
     target = np.array([[[0, 1], [3, 2]], [[4, 7], [6, 1]]], np.uint64)

@@ -20,9 +20,8 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, dtype
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import Key
-from tensorcap_formats.opening import open_archive
 from tensorcap_formats.records import Record
-from tensorcap_formats.writer import Writer
+from tests.support.archives import new_archive
 
 MakeArchive = Callable[..., Any]
 ARGUMENTS = ", ".join(
@@ -55,14 +54,6 @@ def tensors(count: int = 6, size: int = 100_000) -> tuple[dict[str, Array], dict
     return reference, target
 
 
-def written(path: Path, values: dict[str, Array]) -> Archive:
-    writer = Writer(path)
-    for text, value in values.items():
-        writer.add(Key.parse(text), value, dtype("float32"), value.shape)
-    writer.close()
-    return open_archive(path)
-
-
 def all_pairs(reference: Archive, target: Archive) -> list[tuple[Record, Record]]:
     return list(zip(reference.records, target.records, strict=True))
 
@@ -76,7 +67,7 @@ def test_numbers_do_not_depend_on_threads_buffers_or_containers(
     found = []
     archives = [tuple(make_archive(side) for side in sides)]
     for suffix in (".h5", ".safetensors", ".zarr"):
-        archives.append(tuple(written(tmp_path / f"{i}{suffix}", side) for i, side in enumerate(sides)))
+        archives.append(tuple(new_archive(tmp_path / f"{i}{suffix}", side) for i, side in enumerate(sides)))
     for reference, target in archives:
         for threads in (1, 2, 5):
             for buffer_bytes in (64, 512):
@@ -262,7 +253,7 @@ def test_without_the_private_parts_of_numba_that_are_expected_numpy_measures(
 
 
 def test_a_little_work_does_not_load_compiled_code(tmp_path: Path) -> None:
-    written(tmp_path / "a.h5", tensors(1, 1000)[0]).close()
+    new_archive(tmp_path / "a.h5", tensors(1, 1000)[0]).close()
     code = (
         "import sys\n"
         "from tensorcap.metrics.measuring import measure\n"
@@ -272,7 +263,7 @@ def test_a_little_work_does_not_load_compiled_code(tmp_path: Path) -> None:
         "assert not {'numba', 'llvmlite'} & set(sys.modules)"
     )
     subprocess.run(
-        [sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)}, timeout=60
+        [sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)}, timeout=600
     )
 
 

@@ -20,6 +20,7 @@ from tensorcap.metrics.numpy_engine import NumpyEngine, exact_difference
 from tensorcap.metrics.operands import Operands
 from tensorcap_formats.dtypes import DTYPES, Array, bits_of, decode, dtype, dtype_of
 from tensorcap_formats.float_formats import FLOAT_FORMATS
+from tests.support.floats import to_bfloat16
 
 NAN, INF = math.nan, math.inf
 SPEC = Path(__file__).parents[2] / "specs/metrics.md"
@@ -344,8 +345,7 @@ def test_a_modulus_beyond_float64_hides_no_error() -> None:
     assert difference(reference, reference, atol=1.0).mismatches == 0
 
 
-@pytest.mark.spec("CMP-12")
-@pytest.mark.spec("MET-40")
+@pytest.mark.spec("CMP-12", "MET-40")
 @pytest.mark.parametrize(
     ("reference", "target", "rtol", "atol", "expected"),
     [
@@ -475,8 +475,7 @@ def test_rows_are_trailing_axes_of_64_elements_at_least(shape: tuple[int, ...], 
     assert Operands(dtype("float32"), dtype("float32"), shape).row == row
 
 
-@pytest.mark.spec("MET-10")
-@pytest.mark.spec("MET-11")
+@pytest.mark.spec("MET-10", "MET-11")
 def test_row_errors_are_of_pieces_of_rows() -> None:
     reference = np.ones((2, 5000), np.float32)
     target = reference.copy()
@@ -790,12 +789,8 @@ def test_case_61_rounding_near_zero_is_large_relative_to_elements_only() -> None
     x, w = random.standard_normal((64, 256)), random.standard_normal((256, 128)) / 16
     reference = x @ w
 
-    def rounded(values: Array) -> Array:
-        bits = values.astype(np.float32).view(np.uint32)
-        even = (bits >> np.uint32(16)) & np.uint32(1)
-        return ((bits + np.uint32(0x7FFF) + even) & np.uint32(0xFFFF0000)).view(np.float32)
-
-    target = rounded(rounded(x).astype(np.float64) @ rounded(w).astype(np.float64))
+    low_x, low_w = (to_bfloat16(each).astype(np.float64) for each in (x, w))
+    target = to_bfloat16(low_x @ low_w)
     d = difference(reference, target)
     assert d.max_rel is not None
     assert d.max_rel > 0.5

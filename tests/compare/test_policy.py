@@ -20,6 +20,7 @@ from tensorcap.verdicts.pair import Finding, Pair, Status
 from tensorcap.verdicts.policy import POLICY
 from tensorcap_formats.dtypes import Array, dtype
 from tensorcap_formats.errors import UsageError
+from tests.support.floats import bfloat16, to_bfloat16
 
 MakeArchive = Callable[..., Any]
 KEY = "0/mlp/output"
@@ -36,18 +37,6 @@ def changed(values: Array, index: int, value: float) -> Array:
     values = values.copy()
     values.reshape(-1)[index] = value
     return values
-
-
-def bf16(values: Array) -> tuple[Array, Any]:
-    """Bits of values rounded to bfloat16, to nearest, ties to even."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16), dtype("bfloat16")
-
-
-def rounded(values: Array) -> Array:
-    bits, _ = bf16(values)
-    found: Array = (bits.astype(np.uint32) << 16).view(np.float32)
-    return found
 
 
 X = normal(1, 64, 64)
@@ -71,7 +60,7 @@ PAIRS = {  # of the survey of other tools: reference, target, what it has to be
     "transposed": (X, np.ascontiguousarray(X.transpose(0, 2, 1)), "diverged"),
     "shape": (X, X[:, :32], "shape-mismatch"),
     "reshaped": (X, X.reshape(1, 32, 128), "shape-mismatch"),
-    "bf16": (X, bf16(X), "within-rounding"),
+    "bf16": (X, bfloat16(X), "within-rounding"),
     "bool": (X > 0, (X > 0) ^ (np.arange(4096).reshape(1, 64, 64) == 7), "diverged"),
     "empty": (X[:, :0], X[:, :0], "identical"),
     "scalar": (np.array(1.0, np.float32), np.array(2.0, np.float32), "diverged"),
@@ -79,9 +68,7 @@ PAIRS = {  # of the survey of other tools: reference, target, what it has to be
 }
 
 
-@pytest.mark.spec("POL-1")
-@pytest.mark.spec("POL-2")
-@pytest.mark.spec("POL-17")
+@pytest.mark.spec("POL-1", "POL-2", "POL-17")
 @pytest.mark.parametrize("name", PAIRS)
 def test_pairs_that_other_tools_get_wrong_get_the_right_verdict(make_archive: MakeArchive, name: str) -> None:
     reference, target, status = PAIRS[name]
@@ -115,7 +102,9 @@ def test_a_target_that_ends_early_is_unreadable(make_archive: MakeArchive) -> No
 def test_case_61_values_near_zero_are_measured_by_the_scale_of_their_row(make_archive: MakeArchive) -> None:
     x, w = normal(64, 256), normal(256, 128, seed=5) / 16
     reference = x.astype(np.float64) @ w.astype(np.float64)
-    target = rounded(rounded(x).astype(np.float64) @ rounded(w).astype(np.float64)).astype(np.float64)
+    target = to_bfloat16(to_bfloat16(x).astype(np.float64) @ to_bfloat16(w).astype(np.float64)).astype(
+        np.float64
+    )
     assert (np.abs(target - reference) / np.abs(reference)).max() > 1
     small = np.random.default_rng(0).standard_normal(1000) * 1e-6
     found = compare(
@@ -179,16 +168,16 @@ def test_rows_that_are_ordered_by_expert_are_brought_together(
 
     def run(choices: Array, low: bool) -> Any:
         given = tokens[np.argsort(choices[:, 0], kind="stable")]
-        given = rounded(given) if low else given
+        given = to_bfloat16(given) if low else given
         made = (given if is_wrong and low else silu(given)).astype(np.float32)
         tensors = {
             "0/mlp.gate/input.x": tokens,
-            "0/mlp.gate/output.0": rounded(scores) if low else scores,
+            "0/mlp.gate/output.0": to_bfloat16(scores) if low else scores,
             "0/mlp.gate/output.1": choices,
             "0/mlp.experts/input.x": tokens,
             "0/mlp.experts/input.index": choices,
             "0/mlp.experts.act/input.x": given,
-            "0/mlp.experts.act/output": rounded(made) if low else made,
+            "0/mlp.experts.act/output": to_bfloat16(made) if low else made,
             "0/mlp.experts/output": tokens,
         }
         modules = [{"path": "mlp.experts.act", "class": "SiLU", "parameters": {}}]
@@ -216,16 +205,16 @@ def test_a_wrong_expert_is_found_behind_tokens_that_flipped(
     scores[6] = [1.001, 1.0]
 
     def run(choices: Array, second: Array, low: bool) -> Any:
-        given = rounded(tokens) if low else tokens
+        given = to_bfloat16(tokens) if low else tokens
         made = np.where(choices == 0, given @ W, given @ second)
         tensors = {
             "0/mlp.gate/input.x": given,
-            "0/mlp.gate/output.0": rounded(scores) if low else scores,
+            "0/mlp.gate/output.0": to_bfloat16(scores) if low else scores,
             "0/mlp.gate/output.1": choices,
             "0/mlp.experts/input.x": given,
             "0/mlp.experts/input.index": choices,
             **({"0/mlp.experts.act/output": np.abs(given)} if children else {}),
-            "0/mlp.experts/output": rounded(made) if low else made,
+            "0/mlp.experts/output": to_bfloat16(made) if low else made,
         }
         return make_archive(tensors, run=BF16 if low else {})
 
@@ -317,13 +306,13 @@ def test_masks_of_two_kinds_are_compared_by_what_they_say(
 def test_a_record_coarser_than_both_runs_state_is_suspect(
     make_archive: MakeArchive, run: Mapping[str, str], is_both: bool, status: str
 ) -> None:
-    ours = bf16(X * np.float32(1.002)) if is_both else X
-    found = compare(make_archive({KEY: ours}, run=run), make_archive({KEY: bf16(X)}, run=run))
+    ours = bfloat16(X * np.float32(1.002)) if is_both else X
+    found = compare(make_archive({KEY: ours}, run=run), make_archive({KEY: bfloat16(X)}, run=run))
     assert found.counts == {status: 1}
 
 
 @pytest.mark.spec("POL-25")
-def test_growth_alone_names_nobody(make_archive: MakeArchive) -> None:
+def test_growth_alone_makes_no_suspect(make_archive: MakeArchive) -> None:
     x = normal(64, 64)
     error = (1 + 0.02 * np.where(normal(64, 64, seed=5) > 0, 1, -1)).astype(np.float32)
     found = compare(make_archive({KEY: x}, run=BF16), make_archive({KEY: x * error}, run=BF16))
@@ -403,7 +392,7 @@ def test_the_precision_of_the_runs_counts_and_not_that_of_the_records(
     option: str | None,
     status: str,
 ) -> None:
-    ours, theirs = make_archive({KEY: X}, run=reference), make_archive({KEY: rounded(X)}, run=target)
+    ours, theirs = make_archive({KEY: X}, run=reference), make_archive({KEY: to_bfloat16(X)}, run=target)
     comparison = compare(ours, theirs, compute_dtype=option)
     assert [pair.status for pair in comparison.pairs] == [status]
 
@@ -507,11 +496,11 @@ class Run:
         self, x: Array, functions: Mapping[str, Callable[[Array], Array]], low: bool
     ) -> dict[str, Any]:
         found = {}
-        value = rounded(x) if low else x
+        value = to_bfloat16(x) if low else x
         for name in self.names:
             found[f"0/{name}/input.x"] = value
             value = functions[name](value.astype(np.float64)).astype(np.float32)
-            value = rounded(value) if low else value
+            value = to_bfloat16(value) if low else value
             found[f"0/{name}/output"] = value
         return found
 
@@ -727,9 +716,7 @@ def account(comparison: Comparison) -> Account:
     return comparison.account
 
 
-@pytest.mark.spec("POL-40")
-@pytest.mark.spec("POL-41")
-@pytest.mark.spec("POL-44")
+@pytest.mark.spec("POL-40", "POL-41", "POL-44")
 def test_the_report_says_what_was_found_and_what_it_cannot_see(make_archive: MakeArchive) -> None:
     found = account(run_pair(make_archive, {}, act="GELUActivation"))
     assert (found.precision, found.gains, found.policy) == ("bfloat16", 3, POLICY)
@@ -750,7 +737,7 @@ def test_the_report_says_what_was_found_and_what_it_cannot_see(make_archive: Mak
 
 @pytest.mark.spec("POL-42")
 def test_without_inputs_only_two_tests_are_left_and_the_report_says_so(make_archive: MakeArchive) -> None:
-    found = compare(make_archive({KEY: X}, run=BF16), make_archive({KEY: rounded(X)}, run=BF16))
+    found = compare(make_archive({KEY: X}, run=BF16), make_archive({KEY: to_bfloat16(X)}, run=BF16))
     assert [finding.test for finding in found.pairs[0].findings] == ["F", "E"]
     assert account(found).blind[0] == (
         "Inputs of modules were not captured, or there are no modules: only outliers and the growth of the "

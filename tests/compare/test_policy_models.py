@@ -8,10 +8,7 @@ import pytest
 
 from tensorcap.comparing import compare
 from tensorcap.comparison import Comparison
-
-pytest.importorskip("transformers")
-
-from tests.zoo.deep_mistakes import MISTAKES  # needs transformers
+from tests.zoo.deep_mistakes import MISTAKES
 from tests.zoo.deep_models import ARCHITECTURES, SCALES, archive_of, make
 
 LAYERS = 32
@@ -117,7 +114,7 @@ def test_correct_float32_runs_agree(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_clean_twins_of_32_layers_are_not_accused(folder: Path, architecture: str, scale: float) -> None:
+def test_clean_twins_of_32_layers_have_no_suspect(folder: Path, architecture: str, scale: float) -> None:
     comparison, _ = compared(folder, architecture, scale)
     assert_not_accused(comparison)
 

@@ -50,7 +50,7 @@ def only(found: Preflight, kind: str) -> Item:
 
 
 @pytest.mark.spec("PRE-2")
-def test_every_kind_is_told_or_said_to_be_unchecked(look: Look) -> None:
+def test_every_kind_is_reported_or_said_to_be_unchecked(look: Look) -> None:
     found = look({}, {})
     assert set(found.equal) | set(found.unchecked) == {
         "inputs", "repeat", "mode", "config", "modules", "parameters", "attention", "buffers", "settings",
@@ -134,9 +134,8 @@ def test_what_another_framework_has_no_word_for_is_no_difference(
     assert [item.name for item in look(theirs, ours).items if item.kind == "config"] == names
 
 
-@pytest.mark.spec("PRE-1")
-@pytest.mark.spec("PRE-4")
-def test_what_changes_most_is_told_first(look: Look) -> None:
+@pytest.mark.spec("PRE-1", "PRE-4")
+def test_what_changes_most_is_reported_first(look: Look) -> None:
     ours = config(
         rms_norm_eps=1e-6, rope_theta=5e5, hidden_act="silu", pad_token_id=0, tie_word_embeddings=True
     )

@@ -128,8 +128,7 @@ def test_what_judged_before_is_said_until_it_is_replaced(
     assert limits(Thresholds.given(0.5, None, new)) == (0.5, new)
 
 
-@pytest.mark.spec("RES-11")
-@pytest.mark.spec("CMP-17")
+@pytest.mark.spec("RES-11", "CMP-17")
 def test_values_in_doubt_stay_in_doubt(make_archive: MakeArchive, tmp_path: Path) -> None:
     target = make_archive({KEY: np.array([1.0, 0.0])})
     target.remark = lambda record: "1 of 2 chunks are missing"

@@ -11,27 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import tensorcap
 from tensorcap.testing import assert_matches
-from tensorcap_formats.dtypes import Array, bits_of, dtype_of
 from tensorcap_formats.errors import UsageError
-from tensorcap_formats.keys import Key
-from tensorcap_formats.writer import Writer
-
-torch = pytest.importorskip("torch")
-
-
-def write(path: Path, tensors: dict[str, Array]) -> Path:
-    writer = Writer(path)
-    for text, array in tensors.items():
-        writer.add(Key.parse(text), bits_of(array), dtype_of(array), array.shape)
-    return writer.close()
+from tests.support.archives import write_archive
 
 
 def model(scale: float = 1.0) -> Any:
     torch.manual_seed(0)
-    layers = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval()
+    layers: Any = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval()
     with torch.no_grad():
         layers[2].weight.mul_(scale)
     return layers
@@ -97,8 +87,8 @@ def test_a_failure_says_where_and_how_to_look_further(reference: Path, temporary
 
 
 def test_two_archives_are_compared_without_a_framework(tmp_path: Path) -> None:
-    reference = write(tmp_path / "a.h5", {"0/a/output": np.ones(2), "0/b/output": np.ones(2)})
-    target = write(tmp_path / "b.h5", {"0/a/output": np.ones(2) * 1.5})
+    reference = write_archive(tmp_path / "a.h5", {"0/a/output": np.ones(2), "0/b/output": np.ones(2)})
+    target = write_archive(tmp_path / "b.h5", {"0/a/output": np.ones(2) * 1.5})
     with pytest.raises(AssertionError) as caught:
         assert_matches(reference, target, atol=1.0)
     assert "first divergence: 0/b/output (missing-in-target)" in str(caught.value)
@@ -115,8 +105,8 @@ def test_what_the_reference_left_out_is_left_out(tmp_path: Path) -> None:
 
 
 def test_nothing_compared_is_a_failure(tmp_path: Path) -> None:
-    reference = write(tmp_path / "a.h5", {"0/a/output": np.ones(2)})
-    target = write(tmp_path / "b.h5", {"0/b/output": np.ones(2)})
+    reference = write_archive(tmp_path / "a.h5", {"0/a/output": np.ones(2)})
+    target = write_archive(tmp_path / "b.h5", {"0/b/output": np.ones(2)})
     with pytest.raises(AssertionError, match="\nnothing was compared\n"):
         assert_matches(reference, target)
 

@@ -37,8 +37,7 @@ def statuses(comparison: Comparison) -> list[str]:
     return [pair.status for pair in comparison.pairs]
 
 
-@pytest.mark.spec("POL-30")
-@pytest.mark.spec("POL-32")
+@pytest.mark.spec("POL-30", "POL-32")
 def test_the_last_table_counts_and_goes_before_the_options(judged: Callable[..., Comparison]) -> None:
     text = """
         [[threshold]]
@@ -54,8 +53,7 @@ def test_the_last_table_counts_and_goes_before_the_options(judged: Callable[...,
     assert statuses(judged(only_b)) == ["diverged", "diverged", "diverged"]  # the others by the policy
 
 
-@pytest.mark.spec("POL-31")
-@pytest.mark.spec("POL-32")
+@pytest.mark.spec("POL-31", "POL-32")
 @pytest.mark.parametrize(
     ("limits", "status"),
     [

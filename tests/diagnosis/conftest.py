@@ -10,35 +10,22 @@ import numpy as np
 import pytest
 
 from tensorcap.diagnosis.diagnosing import Diagnosis, diagnose
-from tensorcap_formats.dtypes import Array, bits_of, dtype, dtype_of
-from tensorcap_formats.keys import Key
+from tensorcap_formats.dtypes import Array
 from tensorcap_formats.opening import open_archive
-from tensorcap_formats.writer import Writer
+from tests.support.archives import write_archive
+from tests.support.floats import bfloat16
 
 Diagnose = Callable[..., Diagnosis]
 
 
-def bfloat16_bits(values: Array) -> Array:
-    """Round finite values to nearest even, and give the upper half of their bits."""
-    bits = np.asarray(values, np.float32).view(np.uint32)
-    return ((bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16).astype(np.uint16)
-
-
-def to_bfloat16(values: Array) -> Array:
-    return (bfloat16_bits(values).astype(np.uint32) << 16).view(np.float32)
-
-
-def write_archive(path: Path, tensors: Mapping[str, Array], *, precision: str, run: dict[str, Any]) -> Path:
-    writer = Writer(path, run={"compute_dtype": precision, **run})
-    for text, array in tensors.items():
+def write_in(path: Path, tensors: Mapping[str, Array], *, precision: str, run: dict[str, Any]) -> Path:
+    """Write floats in this precision, all else as it is."""
+    kept = {}
+    for key, array in tensors.items():
         array = np.asarray(array)
-        if array.dtype.kind != "f":
-            writer.add(Key.parse(text), bits_of(array), dtype_of(array), array.shape)
-        elif precision == "bfloat16":
-            writer.add(Key.parse(text), bfloat16_bits(array), dtype("bfloat16"), array.shape)
-        else:
-            writer.add(Key.parse(text), array.astype("<f4"), dtype("float32"), array.shape)
-    return writer.close()
+        is_float, is_low = array.dtype.kind == "f", precision == "bfloat16"
+        kept[key] = (bfloat16(array) if is_low else array.astype("<f4")) if is_float else array
+    return write_archive(path, kept, run={"compute_dtype": precision, **run})
 
 
 @pytest.fixture
@@ -59,7 +46,7 @@ def diagnosed(tmp_path: Path) -> Diagnose:
         about = {"model": {"config": dict(config or {})}}
         precisions = reference_precision, precision
         paths = [
-            write_archive(tmp_path / name, side, precision=each, run=about)
+            write_in(tmp_path / name, side, precision=each, run=about)
             for name, side, each in zip(("ref.h5", "tgt.h5"), sides, precisions, strict=True)
         ]
         with open_archive(paths[0]) as ours, open_archive(paths[1]) as theirs:

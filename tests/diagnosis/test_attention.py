@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tensorcap_formats.dtypes import Array
-from tests.diagnosis.conftest import Diagnose, to_bfloat16
+from tests.diagnosis.conftest import Diagnose
+from tests.support.floats import to_bfloat16
 
 HEADS, KEYS, DIM, TOKENS = 4, 2, 16, 24
 CONFIG = {
@@ -74,8 +75,7 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.spec("DIA-36")
-@pytest.mark.spec("DIA-37")
+@pytest.mark.spec("DIA-36", "DIA-37")
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("change", "kind"), MISTAKES)
 def test_what_an_attention_does_otherwise_is_named(
@@ -118,7 +118,7 @@ def test_a_core_that_was_given_the_targets_values_is_known_by_them(diagnosed: Di
 
 
 @pytest.mark.spec("DIA-36")
-def test_a_right_attention_in_low_precision_is_not_accused(diagnosed: Diagnose) -> None:
+def test_a_right_attention_in_low_precision_is_no_suspect(diagnosed: Diagnose) -> None:
     rng = np.random.default_rng(5)
     q, k, v = (rng.standard_normal((1, TOKENS, n)) for n in (64, 32, 32))
     beside = {"0/attn.q_proj/output": q, "0/attn.k_proj/output": k, "0/attn.v_proj/output": v}

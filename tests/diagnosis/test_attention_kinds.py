@@ -10,7 +10,8 @@ import pytest
 
 from tensorcap.diagnosis.diagnosing import Diagnosis
 from tensorcap_formats.dtypes import Array
-from tests.diagnosis.conftest import Diagnose, to_bfloat16
+from tests.diagnosis.conftest import Diagnose
+from tests.support.floats import to_bfloat16
 
 HEADS, DIM = 4, 16
 CONFIG = {"d_model": HEADS * DIM, "num_heads": HEADS}

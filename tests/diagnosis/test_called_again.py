@@ -10,22 +10,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 
-torch = pytest.importorskip("torch")
-from torch import Tensor, nn  # noqa: E402  # after the check that it is there
-
-from tensorcap.alignment.part import Part  # noqa: E402
-from tensorcap.capturing import capture_workload  # noqa: E402
-from tensorcap.diagnosis.diagnosing import Diagnosis, diagnose  # noqa: E402
-from tensorcap.localizing import localize  # noqa: E402
-from tensorcap.replaying import replay_within  # noqa: E402
-from tensorcap.rerunning import rerun_of  # noqa: E402
-from tensorcap.variation import Added, Change, Filled, Ordered, Rerun, Shifted  # noqa: E402
-from tensorcap.workload import Workload  # noqa: E402
-from tensorcap_formats.dtypes import Array, bits_of, dtype, dtype_of  # noqa: E402
-from tensorcap_formats.opening import open_archive  # noqa: E402
-from tensorcap_formats.writer import Writer  # noqa: E402
-from tests.diagnosis.conftest import bfloat16_bits, to_bfloat16  # noqa: E402
+from tensorcap.alignment.part import Part
+from tensorcap.capturing import capture_workload
+from tensorcap.diagnosis.diagnosing import Diagnosis, diagnose
+from tensorcap.localizing import localize
+from tensorcap.replaying import replay_within
+from tensorcap.rerunning import rerun_of
+from tensorcap.variation import Added, Change, Filled, Ordered, Rerun, Shifted
+from tensorcap.workload import Workload
+from tensorcap_formats.dtypes import Array, DType
+from tensorcap_formats.opening import open_archive
+from tests.support.archives import write_archive
+from tests.support.floats import bfloat16, to_bfloat16
 
 TOKENS, WIDTH, EXPERTS = 24, 16, 6
 CORE, OUT, RESULT = "0/mixer.out/input.input", "0/mixer.out/output", "0/mixer/output"
@@ -233,17 +232,14 @@ def found_by(
 def with_values(source: Path, path: Path, changed: Mapping[str, Array], low: Collection[str] = ()) -> Path:
     with open_archive(source) as archive:
         run = {**archive.run, "compute_dtype": "bfloat16" if low else "float32"}
-        writer = Writer(path, run=run)
+        tensors: dict[str, Array | tuple[Array, DType]] = {}
         for record in archive.records:
-            if record.key.text in low:
-                bits = bfloat16_bits(changed[record.key.text])
-                writer.add(record.key, bits, dtype("bfloat16"), bits.shape)
-            elif record.key.text in changed:
-                array = np.asarray(changed[record.key.text], "<f4")
-                writer.add(record.key, bits_of(array), dtype_of(array), array.shape)
+            key = record.key.text
+            if key in changed:
+                tensors[key] = bfloat16(changed[key]) if key in low else np.asarray(changed[key], "<f4")
             else:
-                writer.add(record.key, archive.read(record), record.dtype, record.shape)
-    return writer.close()
+                tensors[key] = archive.read(record), record.dtype
+    return write_archive(path, tensors, run=run)
 
 
 def kinds(found: Diagnosis) -> set[str]:
@@ -384,7 +380,7 @@ OPERATIONS = [
 
 @pytest.mark.spec("DIA-76")
 @pytest.mark.parametrize(("kind", "change", "operation", "code"), OPERATIONS)
-def test_an_operation_that_is_another_one_is_told_by_its_line(
+def test_an_operation_that_is_another_one_is_reported_by_its_line(
     tmp_path: Path, rng: np.random.Generator, kind: str, change: dict[str, Any], operation: str, code: str
 ) -> None:
     workload = mixer_workload(rng)
@@ -398,7 +394,7 @@ def test_an_operation_that_is_another_one_is_told_by_its_line(
 
 @pytest.mark.spec("DIA-80")
 @pytest.mark.parametrize("is_in_turn", [False, True], ids=["at-once", "in-turn"])
-def test_a_module_that_computes_in_low_precision_is_told(
+def test_a_module_that_computes_in_low_precision_is_reported(
     tmp_path: Path, rng: np.random.Generator, is_in_turn: bool
 ) -> None:
     workload = mixer_workload(rng)
@@ -410,7 +406,7 @@ def test_a_module_that_computes_in_low_precision_is_told(
 
 
 @pytest.mark.spec("DIA-80")
-def test_a_table_that_is_kept_in_low_precision_is_told(tmp_path: Path) -> None:
+def test_a_table_that_is_kept_in_low_precision_is_reported(tmp_path: Path) -> None:
     positions = torch.arange(300)[:, None]
     workload = Workload(Model(Angles, "angles"), {"positions": positions})
     frequencies = 10000.0 ** (-np.arange(8) / 8)
@@ -435,7 +431,7 @@ SEEN = [
 
 @pytest.mark.spec("DIA-73")
 @pytest.mark.parametrize(("mask", "seen", "where"), SEEN)
-def test_a_mask_that_is_one_off_is_told(
+def test_a_mask_that_is_one_off_is_reported(
     tmp_path: Path, rng: np.random.Generator, mask: Array | None, seen: Array, where: str
 ) -> None:
     q, k, v = rng.standard_normal((3, 1, TOKENS, WIDTH)).astype(np.float32)

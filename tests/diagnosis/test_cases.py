@@ -15,7 +15,8 @@ from click.testing import CliRunner
 import tensorcap
 from tensorcap_cli.main import main
 from tensorcap_formats.dtypes import Array
-from tests.diagnosis.conftest import to_bfloat16, write_archive
+from tests.diagnosis.conftest import write_in
+from tests.support.floats import to_bfloat16
 
 Run = Callable[..., dict[str, Any]]
 
@@ -37,7 +38,7 @@ def tcap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         for name, tensors in (("ref.h5", reference), ("tgt.h5", target)):
             if tensors is not None:
                 about = {"model": {"config": dict(config or {})}}
-                write_archive(tmp_path / name, tensors, precision=precision, run=about)
+                write_in(tmp_path / name, tensors, precision=precision, run=about)
         arguments = ["diagnose", "ref.h5", "tgt.h5", key, "--json"]
         result = CliRunner().invoke(main, arguments, prog_name="tcap", catch_exceptions=False)
         assert result.exit_code == status, result.output
@@ -98,10 +99,10 @@ def test_case_40_one_plus_weight_in_low_precision_is_one_channel_off(tcap: Run) 
 
 
 @pytest.mark.spec("DIA-11")
-def test_case_40_another_dtype_is_told(tcap: Run, tmp_path: Path) -> None:
+def test_case_40_another_dtype_is_reported(tcap: Run, tmp_path: Path) -> None:
     y = rms(X)
-    write_archive(tmp_path / "ref.h5", {"0/norm/output": y}, precision="bfloat16", run={})
-    write_archive(tmp_path / "tgt.h5", {"0/norm/output": y}, precision="float32", run={})
+    write_in(tmp_path / "ref.h5", {"0/norm/output": y}, precision="bfloat16", run={})
+    write_in(tmp_path / "tgt.h5", {"0/norm/output": y}, precision="float32", run={})
     found = tcap("0/norm/output")
     assert found["notes"][0] == "The dtypes differ: bfloat16 in the reference, float32 in the target."
     assert found["explanations"][0]["kind"] == "not-rounded"

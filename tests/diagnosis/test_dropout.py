@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tensorcap_formats.dtypes import Array
-from tests.diagnosis.conftest import Diagnose, to_bfloat16
+from tests.diagnosis.conftest import Diagnose
+from tests.support.floats import to_bfloat16
 
 OUT = "0/m/output"
 PRECISIONS = ["float32", "bfloat16"]
@@ -24,7 +25,7 @@ def dropped(values: Array, share: float, rng: np.random.Generator) -> Array:
 @pytest.mark.spec("DIA-79")
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("share", [0.1, 0.5])
-def test_dropout_is_told_with_its_share(
+def test_dropout_is_reported_with_its_share(
     diagnosed: Diagnose, rng: np.random.Generator, precision: str, share: float
 ) -> None:
     r = rng.standard_normal((2, 24, 64))
@@ -36,7 +37,7 @@ def test_dropout_is_told_with_its_share(
 
 @pytest.mark.spec("DIA-79")
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_dropout_of_what_is_added_to_a_residual_is_told(
+def test_dropout_of_what_is_added_to_a_residual_is_reported(
     diagnosed: Diagnose, rng: np.random.Generator, precision: str
 ) -> None:
     x, y = rng.standard_normal((2, 1, 24, 64))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from tensorcap.adapters._torch.masks import other_mask  # noqa: E402  # after the check that torch is there
+from tensorcap.adapters._torch.masks import other_mask
 
 CAUSAL = ["1000", "1100", "1110", "1111"]
 WINDOW = ["1000", "1100", "0110", "0011"]

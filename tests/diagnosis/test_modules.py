@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tensorcap_formats.dtypes import Array
-from tests.diagnosis.conftest import Diagnose, to_bfloat16
+from tests.diagnosis.conftest import Diagnose
+from tests.support.floats import to_bfloat16
 
 OUT, IN = "0/m/output", "0/m/input.x"
 PRECISIONS = ["float32", "bfloat16"]
@@ -303,7 +304,7 @@ def test_weights_of_fewer_experts_are_told(
 
 
 @pytest.mark.spec("DIA-62")
-def test_a_router_in_low_precision_is_told(diagnosed: Diagnose, rng: np.random.Generator) -> None:
+def test_a_router_in_low_precision_is_reported(diagnosed: Diagnose, rng: np.random.Generator) -> None:
     z = to_bfloat16(rng.standard_normal((80, 8)))
     p = top(to_bfloat16(softmax(z.astype(float))).astype(float), 3)
     low = p / to_bfloat16(p.sum(-1, keepdims=True))
@@ -318,7 +319,7 @@ def test_a_router_in_low_precision_is_told(diagnosed: Diagnose, rng: np.random.G
 
 @pytest.mark.spec("DIA-63")
 @pytest.mark.parametrize("parts", [4, 16, 64])
-def test_products_that_are_summed_in_low_precision_are_told_with_their_parts(
+def test_products_that_are_summed_in_low_precision_are_reported_with_their_parts(
     diagnosed: Diagnose, rng: np.random.Generator, parts: int
 ) -> None:
     x, w, b = (to_bfloat16(rng.standard_normal(size)).astype(float) for size in ((1, 40, 64), (48, 64), 48))
@@ -442,7 +443,9 @@ def test_a_captured_bias_is_named(
     ("make", "kind"),
     [
         pytest.param(
-            lambda y, w: y * (1 + to_bfloat16(w - 1).astype(float)), "norm-without-one-plus", id="less"
+            lambda y, w: y * (1 + to_bfloat16(w - 1).astype(float)),
+            "norm-without-one-plus",
+            id="less",
         ),
         pytest.param(lambda y, w: y * to_bfloat16(1 + w).astype(float), "norm-with-one-plus", id="more"),
     ],
@@ -492,7 +495,7 @@ def test_padded_tokens_are_told(diagnosed: Diagnose, rng: np.random.Generator, p
         pytest.param(lambda x, w: silu(x), (1,), id="activation"),
     ],
 )
-def test_a_module_that_is_right_for_what_it_was_given_is_not_accused(
+def test_a_module_that_is_right_for_its_inputs_is_no_suspect(
     diagnosed: Diagnose, rng: np.random.Generator, make: Any, size: tuple[int, ...], precision: str
 ) -> None:
     x, e, w = rng.standard_normal((1, 40, 32)), rng.standard_normal((1, 40, 32)), rng.standard_normal(size)

@@ -9,7 +9,8 @@ import pytest
 
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError
-from tests.diagnosis.conftest import Diagnose, to_bfloat16
+from tests.diagnosis.conftest import Diagnose
+from tests.support.floats import to_bfloat16
 
 CONFIG = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 PRECISIONS = ["float32", "bfloat16"]
@@ -229,7 +230,7 @@ def _truncated(values: Array, bits: int) -> Array:
 
 
 @pytest.mark.spec("DIA-29")
-def test_nan_is_told_and_nothing_else_is_looked_for(diagnosed: Diagnose) -> None:
+def test_nan_is_reported_and_nothing_else_is_looked_for(diagnosed: Diagnose) -> None:
     found = diagnosed(R, R * np.nan)
     assert [e.kind for e in found.explanations] == ["nan"]
 

@@ -90,8 +90,7 @@ class ContainerContract:
         with open_archive(path) as opened:
             yield opened
 
-    @pytest.mark.spec("ARC-2")
-    @pytest.mark.spec("ARC-10")
+    @pytest.mark.spec("ARC-2", "ARC-10")
     @pytest.mark.parametrize("name", BYTES)
     def test_four_elements_come_back_bit_for_bit(self, path: Path, name: str) -> None:
         logical = dtype(name)
@@ -162,8 +161,7 @@ class ContainerContract:
         assert archive.values == {"0/a/input.scale": 0.5, "0/a/input.mode": None}
         assert not archive.is_foreign
 
-    @pytest.mark.spec("ARC-11")
-    @pytest.mark.spec("ARC-12")
+    @pytest.mark.spec("ARC-11", "ARC-12")
     def test_statistics_and_digests_come_back(self, archive: Archive) -> None:
         first, second, third = archive.records
         assert first.statistics == Statistics(-2.0, 1.0, -1 / 3, 5**0.5, 0, 0, 0, 1)

@@ -123,8 +123,7 @@ def test_a_process_that_compresses_nothing_reads_compressed_hdf5(
     assert done.stdout == "9\n"
 
 
-@pytest.mark.spec("ARC-60")
-@pytest.mark.spec("ARC-61")
+@pytest.mark.spec("ARC-60", "ARC-61")
 @pytest.mark.parametrize("compress", [None, "zstd"])
 def test_a_zarr_archive_is_read_by_the_zarr_library(
     source: Path, tmp_path: Path, compress: str | None

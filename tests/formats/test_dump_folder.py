@@ -55,9 +55,7 @@ def values(archive: Archive) -> dict[str, Any]:
     return {record.key.text: archive.read(record).tolist() for record in archive.records}
 
 
-@pytest.mark.spec("MXF-20")
-@pytest.mark.spec("MXF-23")
-@pytest.mark.spec("MXF-24")
+@pytest.mark.spec("MXF-20", "MXF-23", "MXF-24")
 def test_labels_of_max_become_keys(folder: Path) -> None:
     print_max(
         folder,
@@ -127,8 +125,7 @@ def test_a_label_that_is_no_layers_is_a_probe_and_told(folder: Path) -> None:
         ]
 
 
-@pytest.mark.spec("MXF-30")
-@pytest.mark.spec("MXF-31")
+@pytest.mark.spec("MXF-30", "MXF-31")
 def test_folders_of_steps_keep_the_order_of_their_lists(folder: Path) -> None:
     hook_torch(folder / "0", {"model.z-output": torch.tensor([1.0]), "model.a-output": torch.tensor([2.0])})
     hook_torch(folder / "10", {"model.a-output": torch.tensor([4.0])})
@@ -178,7 +175,7 @@ def test_files_that_no_list_names_come_last_and_are_told(folder: Path) -> None:
 
 
 @pytest.mark.spec("MXF-33")
-def test_what_cannot_be_taken_is_told_and_the_archive_incomplete(folder: Path) -> None:
+def test_what_cannot_be_taken_is_reported_and_the_archive_incomplete(folder: Path) -> None:
     print_max(folder, "model.layers.0-output", "model.layers.layers.0-output", "model.good-output")
     (folder / "model.bad-output.max").write_bytes(b"\x93\xf0\x9f\x94\xa5\x2b\x2b\x93\0")
     (folder / "readme.txt").write_text("x")
@@ -252,8 +249,7 @@ def verification(folder: Path, *, is_injected: bool) -> None:
     (folder / "layer_metadata.json").write_text(json.dumps(listed))
 
 
-@pytest.mark.spec("MXF-22")
-@pytest.mark.spec("MXF-32")
+@pytest.mark.spec("MXF-22", "MXF-32")
 def test_a_side_of_a_layer_verification_is_in_the_order_of_its_layers(folder: Path) -> None:
     verification(folder, is_injected=False)
     with open_archive(folder) as archive:

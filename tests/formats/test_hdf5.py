@@ -77,8 +77,7 @@ def test_an_archive_as_it_was_written_is_read_without_the_hdf5_library(path: Pat
     assert done.stdout == "[[1.5, -2.0], [nan, inf]] False\n"
 
 
-@pytest.mark.spec("ARC-20")
-@pytest.mark.spec("ARC-25")
+@pytest.mark.spec("ARC-20", "ARC-25")
 def test_a_person_can_browse_it(path: Path) -> None:
     names: list[str] = []
     with h5py.File(path) as file:

@@ -82,8 +82,7 @@ def test_an_index_says_all_of_its_records() -> None:
     assert type(index.records[1].statistics.minimum) is int
 
 
-@pytest.mark.spec("ARC-31")
-@pytest.mark.spec("ARC-36")
+@pytest.mark.spec("ARC-31", "ARC-36")
 def test_records_are_written_as_columns() -> None:
     written = encode_index(
         RECORDS, INDEX["values"], algorithm="xxh3_128", is_complete=True, is_ordered=False, run=b"{}"
@@ -211,9 +210,7 @@ def test_a_key_that_stands_twice_is_refused() -> None:
         decode(key=["0/fc/output"] * 2)
 
 
-@pytest.mark.spec("NAM-3")
-@pytest.mark.spec("NAM-4")
-@pytest.mark.spec("NAM-6")
+@pytest.mark.spec("NAM-3", "NAM-4", "NAM-6")
 @pytest.mark.parametrize(
     ("key", "clause"),
     [

@@ -20,8 +20,7 @@ from tensorcap_formats.keys import (
 )
 
 
-@pytest.mark.spec("NAM-1")
-@pytest.mark.spec("NAM-3")
+@pytest.mark.spec("NAM-1", "NAM-3")
 @pytest.mark.parametrize(
     ("text", "key"),
     [
@@ -210,8 +209,7 @@ def test_a_glob_is_held_against_the_site_or_the_whole_key(text: str, pattern: st
     assert matches(text, pattern) is expected
 
 
-@pytest.mark.spec("NAM-4")
-@pytest.mark.spec("NAM-9")
+@pytest.mark.spec("NAM-4", "NAM-9")
 @pytest.mark.parametrize(
     ("module", "point", "site"),
     [

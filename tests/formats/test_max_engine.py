@@ -50,8 +50,7 @@ model.execute(*given)
 """
 
 
-@pytest.mark.spec("MXF-1")
-@pytest.mark.spec("MXF-6")
+@pytest.mark.spec("MXF-1", "MXF-6")
 def test_files_that_the_engine_wrote_are_read_as_what_was_printed(tmp_path: Path) -> None:
     pytest.importorskip("max")
     dump, raw = tmp_path / "dump", tmp_path / "raw"
@@ -78,8 +77,7 @@ def test_files_that_the_engine_wrote_are_read_as_what_was_printed(tmp_path: Path
         assert archive.read(archive.records[0]).tolist() == base
 
 
-@pytest.mark.spec("MXF-1")
-@pytest.mark.spec("MXF-6")
+@pytest.mark.spec("MXF-1", "MXF-6")
 def test_files_of_ours_are_read_by_the_reader_of_max(tmp_path: Path) -> None:
     driver, max_dtype = pytest.importorskip("max.driver"), pytest.importorskip("max.dtype")
     for name, code in DTYPE_CODES.items():

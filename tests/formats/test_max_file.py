@@ -46,8 +46,7 @@ def literal(code: str, elements: str) -> bytes:
     return bytes.fromhex(f"{HEAD} {code} 01 03000000 2b00000000000000 {elements}")
 
 
-@pytest.mark.spec("MXF-1")
-@pytest.mark.spec("MXF-6")
+@pytest.mark.spec("MXF-1", "MXF-6")
 @pytest.mark.parametrize("name", CASES)
 def test_every_dtype_code_is_read_and_written_as_these_bytes(tmp_path: Path, name: str) -> None:
     code, elements, values = CASES[name]

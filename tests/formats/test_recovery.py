@@ -134,9 +134,7 @@ def moments() -> list[Any]:
     ]
 
 
-@pytest.mark.spec("ARC-40")
-@pytest.mark.spec("ARC-52")
-@pytest.mark.spec("ARC-53")
+@pytest.mark.spec("ARC-40", "ARC-52", "ARC-53")
 @pytest.mark.parametrize("seed", moments())
 def test_a_capture_killed_at_any_moment_loses_nothing_that_was_confirmed(seed: int, tmp_path: Path) -> None:
     path = tmp_path / "run.h5"

@@ -64,8 +64,7 @@ def test_names_are_in_natural_order_and_escaped(tmp_path: Path) -> None:
         ]
 
 
-@pytest.mark.spec("ARC-60")
-@pytest.mark.spec("ARC-62")
+@pytest.mark.spec("ARC-60", "ARC-62")
 def test_the_bytes_of_an_archive_are_as_specified(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "x.safetensors", run={"steps": 1})
     writer.add(Key("a", "output"), np.array([1], np.uint8), dtype("uint8"), (1,))

@@ -14,7 +14,7 @@ from tensorcap_formats.slabs import Slabs, read_flat, rectangles
 SHAPES = st.lists(st.integers(1, 5), max_size=4).map(tuple)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(SHAPES, st.data())
 def test_any_flat_range_is_what_numpy_cuts_from_the_flattened_array(
     shape: tuple[int, ...], data: st.DataObject

@@ -151,8 +151,7 @@ def test_records_stand_in_the_order_of_their_numbers(path: Path) -> None:
         ]
 
 
-@pytest.mark.spec("ARC-21")
-@pytest.mark.spec("ARC-24")
+@pytest.mark.spec("ARC-21", "ARC-24")
 def test_equal_bytes_are_stored_once_and_each_tensor_begins_at_a_multiple_of_64(path: Path) -> None:
     import h5py
 

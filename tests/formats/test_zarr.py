@@ -27,7 +27,7 @@ from tensorcap_formats.writer import Writer
 from tensorcap_formats.zarr_v3 import array_path
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(1, 6), max_size=4).map(tuple), st.sampled_from([1, 4]), st.integers(4, 200))
 def test_slabs_cover_each_element_once_in_flat_ranges(
     shape: tuple[int, ...], itemsize: int, limit: int

@@ -640,7 +640,7 @@ def test_names_from_elsewhere_are_escaped(path: Path) -> None:
 
 
 @pytest.mark.spec("ARC-23")
-def test_a_file_from_elsewhere_with_parts_that_were_never_written_is_one_error_for_that_tensor(
+def test_unwritten_parts_of_a_foreign_file_are_one_error_for_that_tensor(
     path: Path,
 ) -> None:
     with h5py.File(path, "w") as file:

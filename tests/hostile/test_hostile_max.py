@@ -89,11 +89,7 @@ CASES: dict[str, tuple[bytes, type[ReadError], str]] = {
 }
 
 
-@pytest.mark.spec("MXF-2")
-@pytest.mark.spec("MXF-3")
-@pytest.mark.spec("MXF-4")
-@pytest.mark.spec("MXF-5")
-@pytest.mark.spec("MXF-7")
+@pytest.mark.spec("MXF-2", "MXF-3", "MXF-4", "MXF-5", "MXF-7")
 @pytest.mark.parametrize("case", CASES)
 def test_files_that_lie_are_refused_in_one_line(tmp_path: Path, case: str) -> None:
     data, kind, message = CASES[case]
@@ -153,7 +149,7 @@ def test_a_pickle_in_a_dump_runs_no_code(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_names_that_are_no_text_are_told_and_harm_nothing(tmp_path: Path) -> None:
+def test_names_that_are_no_text_are_reported_and_harm_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "dump"
     folder.mkdir()
     (folder / "a-output.max").write_bytes(made())

@@ -12,10 +12,9 @@ import tensorcap
 from tensorcap.capturing import Capture
 from tensorcap.substitution import Slot, Substitution
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.dtypes import Array, bits_of, dtype_of
-from tensorcap_formats.keys import Key
+from tensorcap_formats.dtypes import Array
 from tensorcap_formats.opening import open_archive
-from tensorcap_formats.writer import Writer
+from tests.support.archives import write_archive
 
 Archived = Callable[..., Archive]
 
@@ -30,10 +29,7 @@ def archived(tmp_path: Path) -> Archived:
             with torch.no_grad(), tensorcap.capture(what, path):
                 what(*args, **kwargs)
         else:
-            writer = Writer(path)
-            for text, array in what.items():
-                writer.add(Key.parse(text), bits_of(array), dtype_of(array), array.shape)
-            writer.close()
+            write_archive(path, what)
         return open_archive(path)
 
     return make

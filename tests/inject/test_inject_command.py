@@ -98,8 +98,7 @@ def test_a_dry_run_lists_what_would_be_replaced_and_writes_nothing(code: Path, t
     assert sorted(path.name for path in tmp_path.glob("*.h5")) == ["ref.h5"]
 
 
-@pytest.mark.spec("INJ-12")
-@pytest.mark.spec("INJ-22")
+@pytest.mark.spec("INJ-12", "INJ-22")
 def test_a_map_brings_other_names_together(code: Path, tmp_path: Path) -> None:
     (tmp_path / "map.toml").write_text(MAP)
     given = "inject", tmp_path / "ref.h5", "--into", f"{code}:new", "-o", tmp_path / "own.h5"

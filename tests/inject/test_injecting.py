@@ -24,9 +24,6 @@ from tensorcap.verdicts.pair import Pair
 from tensorcap.workload import Workload
 from tensorcap_formats.errors import TensorNotFoundError
 from tensorcap_formats.opening import open_archive
-
-pytest.importorskip("transformers")
-
 from tests.align.ports.capturing import is_close
 from tests.zoo.deep_models import make, tokens
 
@@ -154,9 +151,8 @@ def compared(twins: Twins, path: Path) -> Comparison:
     return tensorcap.compare(twins.reference, path)
 
 
-@pytest.mark.spec("POL-70")
-@pytest.mark.spec("POL-72")
-def test_a_correct_twin_is_not_accused(twins: Twins, tmp_path: Path) -> None:
+@pytest.mark.spec("POL-70", "POL-72")
+def test_a_correct_twin_has_no_suspect(twins: Twins, tmp_path: Path) -> None:
     assert accused(twins, tmp_path / "own.h5") == {}
     comparison = compared(twins, tmp_path / "own.h5")
     tests = {pair.key: {f.test for f in pair.findings} for pair in comparison.pairs}
@@ -180,7 +176,7 @@ def test_an_attention_scale_shows_between_the_modules_and_in_no_result(twins: Tw
     assert divergence.module == "model.layers.2.self_attn"
 
 
-def test_a_missing_activation_accuses_its_mlp_alone(twins: Twins, tmp_path: Path) -> None:
+def test_a_missing_activation_makes_its_mlp_the_only_suspect(twins: Twins, tmp_path: Path) -> None:
     twins.twin.model.layers[2].mlp.act_fn = nn.Identity()
     found = accused(twins, tmp_path / "own.h5")
     assert set(found) == {
@@ -322,9 +318,8 @@ def test_equal_keys_that_a_mapping_says_nothing_of_are_injected_too(tmp_path: Pa
         assert np.array_equal(own.load(own.get("0/q/output")), plain.q(x).numpy())
 
 
-@pytest.mark.spec("INJ-23")
-@pytest.mark.spec("POL-71")
-def test_a_mistake_of_a_port_shows_between_its_modules_by_the_mapping_of_the_injection(
+@pytest.mark.spec("INJ-23", "POL-71")
+def test_the_mapping_of_an_injection_shows_a_mistake_between_modules_of_a_port(
     tmp_path: Path,
 ) -> None:
     port = import_module("tests.align.ports.llama").PORT
@@ -381,7 +376,7 @@ class Adding(nn.Module):
 
 
 @pytest.mark.spec("INJ-11")
-def test_a_sum_goes_into_the_first_of_its_tensors_and_steps_that_cannot_be_undone_give_none(
+def test_a_sum_goes_into_its_first_tensor_and_irreversible_steps_give_none(
     tmp_path: Path,
 ) -> None:
     torch.manual_seed(0)
@@ -482,7 +477,7 @@ def test_a_glob_that_fits_nothing_is_refused_before_the_run(tmp_path: Path) -> N
         inject(tmp_path / "ref.h5", Workload(model, (torch.ones(1, 2),)), tmp_path / "own.h5", inputs="mlp")
 
 
-def test_what_was_injected_of_another_archive_than_the_reference_is_told(tmp_path: Path) -> None:
+def test_what_was_injected_of_another_archive_than_the_reference_is_reported(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     for name, x in (("one", torch.ones(1, 2)), ("two", torch.zeros(1, 2))):
         with torch.no_grad(), tensorcap.capture(model, tmp_path / f"{name}.h5"):

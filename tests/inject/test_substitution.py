@@ -152,9 +152,8 @@ class Cache:
         self.keys = X.clone()
 
 
-@pytest.mark.spec("INJ-3")
-@pytest.mark.spec("INJ-21")
-def test_what_an_object_holds_stays_as_it_is_and_is_told(
+@pytest.mark.spec("INJ-3", "INJ-21")
+def test_what_an_object_holds_stays_as_it_is_and_is_reported(
     archived: Archived, substituted: Substituted
 ) -> None:
     cache, substitution = Cache(), Substitution(archived(inner(7 * ONES, "input.x.keys")))

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
-torch = pytest.importorskip("torch")
-from torch import Tensor, nn  # noqa: E402  # after the check that it is there
-
-import tensorcap  # noqa: E402
-from tensorcap.auditing import audit  # noqa: E402
-from tensorcap.verifying import Runnable, verify  # noqa: E402
-from tensorcap.workload import Workload  # noqa: E402
+import tensorcap
+from tensorcap.auditing import audit
+from tensorcap.verifying import Runnable, verify
+from tensorcap.workload import Workload
 
 X = torch.linspace(-1, 1, 12).reshape(2, 6)
 
@@ -58,8 +57,7 @@ def test_the_same_numbers_are_the_same(tmp_path: Path) -> None:
     assert (found.comparison.compared, found.unlike, found.diagnosis, found.exit_status) == (3, (), None, 0)
 
 
-@pytest.mark.spec("VER-6")
-@pytest.mark.spec("VER-33")
+@pytest.mark.spec("VER-6", "VER-33")
 def test_the_worst_of_those_that_differ_comes_first_with_what_it_is() -> None:
     port = changed("up.weight", 1.01)
     with torch.no_grad():
@@ -117,17 +115,15 @@ def test_a_model_without_parameters_is_not_looked_at() -> None:
     assert audit(model(), nn.ReLU()) is None
 
 
-@pytest.mark.spec("VER-6")
-@pytest.mark.spec("VER-33")
+@pytest.mark.spec("VER-6", "VER-33")
 def test_weights_of_one_framework_are_not_looked_at(tmp_path: Path) -> None:
     found = verify(Workload(model(), (X,)), Workload(changed("up.weight", 2.0), (X,)), tmp_path / "report")
     assert found.weights is None
     assert '"weights": null' in (tmp_path / "report" / "verify.json").read_text()
 
 
-@pytest.mark.spec("VER-6")
-@pytest.mark.spec("VER-40")
-def test_wrong_weights_of_another_framework_are_told_first_and_are_a_failure(
+@pytest.mark.spec("VER-6", "VER-40")
+def test_wrong_weights_of_another_framework_are_reported_first_and_are_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tensorcap.adapters._torch.adapter import TorchAdapter

@@ -11,11 +11,10 @@ import pytest
 
 from tensorcap.alignment.mapping import Alignment, Entry
 from tensorcap.bisecting import Bisection, bisect_archives
-from tensorcap_formats.dtypes import DTYPES
+from tensorcap_formats.dtypes import DTYPES, Array
 from tensorcap_formats.errors import UsageError
-from tensorcap_formats.keys import Key
 from tensorcap_formats.opening import open_archive
-from tensorcap_formats.writer import Writer
+from tests.support.archives import write_archive
 
 FLOAT32 = DTYPES["float32"]
 SITES = [f"layers.{i}" for i in range(40)]
@@ -23,16 +22,14 @@ SITES = [f"layers.{i}" for i in range(40)]
 
 def run(path: Path, errors: Callable[[int], float], *, sites: list[str] = SITES, seed: int = 0) -> Path:
     """A run whose results are those of the reference but for a relative error of each."""
-    writer = Writer(path)
+    tensors: dict[str, Array] = {}
     for i, site in enumerate(sites):
         values = np.random.default_rng(i).standard_normal((4, 16)).astype(np.float32)
         noise = np.random.default_rng(1000 * (seed + 1) + i).standard_normal((4, 16))
-        made = (values * (1 + errors(i) * noise)).astype(np.float32)
-        given = np.tanh(values)
-        writer.add(Key.parse(f"0/{site}/input.x"), given, FLOAT32, given.shape)
-        writer.add(Key.parse(f"0/{site}/output"), made, FLOAT32, made.shape)
-    writer.close(run={"compute_dtype": "float32", "modules": [{"path": s, "class": "Layer"} for s in sites]})
-    return path
+        output = (values * (1 + errors(i) * noise)).astype(np.float32)
+        tensors |= {f"0/{site}/input.x": np.tanh(values), f"0/{site}/output": output}
+    modules = [{"path": site, "class": "Layer"} for site in sites]
+    return write_archive(path, tensors, run={"compute_dtype": "float32", "modules": modules})
 
 
 def search(folder: Path, errors: Callable[[int], float]) -> Bisection:

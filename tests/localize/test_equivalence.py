@@ -66,7 +66,7 @@ def test_the_earliest_step_is_the_primary_fault(tmp_path: Path) -> None:
         ("act", 0.9, "unknown", "within tolerance"),
     ],
 )
-def test_a_root_cause_is_told_by_bands_of_r(name: str, ratio: float, cause: str, says: str) -> None:
+def test_a_root_cause_is_recognised_by_bands_of_r(name: str, ratio: float, cause: str, says: str) -> None:
     (found,) = faults([Component(name, ratio, passed=False)])
     assert found.root_cause == cause
     assert says in found.description

@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-from torch import nn  # noqa: E402  # after the check that it is there
-
-from tensorcap.capturing import capture_workload  # noqa: E402
-from tensorcap.replaying import replay_forward  # noqa: E402
-from tensorcap.workload import Workload  # noqa: E402
-from tensorcap_formats.errors import UsageError  # noqa: E402
-from tests.localize.llama import (  # noqa: E402
+from tensorcap.capturing import capture_workload
+from tensorcap.replaying import replay_forward
+from tensorcap.workload import Workload
+from tensorcap_formats.errors import UsageError
+from tests.localize.llama import (
     NORM,
     Plant,
     gelu_tanh,
@@ -78,8 +76,7 @@ def test_a_correct_port_makes_no_error_of_its_own(reference: Any, is_narrow: boo
     assert any("no twin" in note for note in found.notes) == (is_narrow and not has_twin)
 
 
-@pytest.mark.spec("RPL-4")
-@pytest.mark.spec("RPL-14")
+@pytest.mark.spec("RPL-4", "RPL-14")
 @pytest.mark.parametrize("is_narrow", [False, True])
 @pytest.mark.parametrize(
     ("plant", "module"),
@@ -137,9 +134,7 @@ def test_a_model_with_nothing_in_common_is_refused(reference: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.spec("RPL-4")
-@pytest.mark.spec("RPL-14")
-@pytest.mark.spec("INJ-10")
+@pytest.mark.spec("RPL-4", "RPL-14", "INJ-10")
 @pytest.mark.parametrize("name", ["llama_rope_side_by_side", "llama_padded_vocabulary", "gpt2_gelu"])
 def test_a_map_of_a_few_tensors_leaves_the_others_as_they_are(name: str, tmp_path: Path) -> None:
     from tests.zoo.catalogue import ENTRIES

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
-torch = pytest.importorskip("torch")
-from torch import Tensor, nn  # noqa: E402  # after the check that it is there
-
-import tensorcap  # noqa: E402
-from tensorcap.live_bisecting import bisect_live  # noqa: E402
-from tensorcap.workload import Workload  # noqa: E402
-from tensorcap_formats.errors import UsageError  # noqa: E402
+import tensorcap
+from tensorcap.live_bisecting import bisect_live
+from tensorcap.workload import Workload
+from tensorcap_formats.errors import UsageError
 
 INPUT = torch.linspace(-1, 1, 4 * 16).reshape(4, 16)
 

@@ -8,22 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
-torch = pytest.importorskip("torch")
-from torch import Tensor, nn  # noqa: E402  # after the check that it is there
-
-from tensorcap.alignment.mapping import Alignment, Entry  # noqa: E402
-from tensorcap.capturing import capture_workload  # noqa: E402
-from tensorcap.comparing import compare  # noqa: E402
-from tensorcap.localization.accusing import localized  # noqa: E402
-from tensorcap.localization.curves import Curve, Point, changes  # noqa: E402
-from tensorcap.localization.witness import Accusation, Witness  # noqa: E402
-from tensorcap.localizing import localize  # noqa: E402
-from tensorcap.reports.localization_text import around_texts  # noqa: E402
-from tensorcap.workload import Workload  # noqa: E402
-from tensorcap_formats.archive import Archive  # noqa: E402
-from tensorcap_formats.errors import UsageError  # noqa: E402
-from tensorcap_formats.opening import open_archive  # noqa: E402
+from tensorcap.alignment.mapping import Alignment, Entry
+from tensorcap.capturing import capture_workload
+from tensorcap.comparing import compare
+from tensorcap.localization.accusing import localized
+from tensorcap.localization.curves import Curve, Point, changes
+from tensorcap.localization.witness import Accusation, Witness
+from tensorcap.localizing import localize
+from tensorcap.reports.localization_text import around_texts
+from tensorcap.workload import Workload
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.errors import UsageError
+from tensorcap_formats.opening import open_archive
 
 X = torch.linspace(-1, 1, 32 * 8).reshape(32, 8)
 
@@ -107,10 +106,7 @@ def amplifying() -> Any:
     return nn.Sequential(*layers).eval()
 
 
-@pytest.mark.spec("LCL-1")
-@pytest.mark.spec("LCL-4")
-@pytest.mark.spec("LCL-10")
-@pytest.mark.spec("LCL-14")
+@pytest.mark.spec("LCL-1", "LCL-4", "LCL-10", "LCL-14")
 @pytest.mark.parametrize("by", ["archives", "replay", "injection"])
 def test_the_first_wrong_layer_is_guilty_and_not_the_worst(tmp_path: Path, by: str) -> None:
     target = amplifying()
@@ -142,7 +138,7 @@ def test_the_first_wrong_layer_is_guilty_and_not_the_worst(tmp_path: Path, by: s
 
 @pytest.mark.spec("LCL-4")
 @pytest.mark.parametrize(("factor", "status"), [(1.007, "suspect"), (1.1, "diverged")])
-def test_archives_alone_accuse_where_it_is_clear(tmp_path: Path, factor: float, status: str) -> None:
+def test_archives_alone_name_a_suspect_if_it_is_clear(tmp_path: Path, factor: float, status: str) -> None:
     class ScaledLinear(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             made: Tensor = super().forward(x)
@@ -166,9 +162,8 @@ def test_archives_alone_accuse_where_it_is_clear(tmp_path: Path, factor: float, 
     assert found.exit_status == 1
 
 
-@pytest.mark.spec("LCL-10")
-@pytest.mark.spec("LCL-13")
-def test_an_injected_run_accuses_without_the_references_model(tmp_path: Path) -> None:
+@pytest.mark.spec("LCL-10", "LCL-13")
+def test_an_injected_run_names_suspects_without_the_references_model(tmp_path: Path) -> None:
     target = chain()
     with torch.no_grad():
         target[2].out.weight[0].mul_(-1)
@@ -240,7 +235,7 @@ class Spiked(nn.Module):
 
 @pytest.mark.spec("LCL-10")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_one_wrong_element_accuses_where_nothing_else_does(tmp_path: Path, dtype: Any) -> None:
+def test_one_wrong_element_makes_a_suspect_if_nothing_else_does(tmp_path: Path, dtype: Any) -> None:
     def model(act: nn.Module) -> Any:
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(8, 64), act, nn.Linear(64, 64)).eval()
@@ -252,7 +247,7 @@ def test_one_wrong_element_accuses_where_nothing_else_does(tmp_path: Path, dtype
 
 
 @pytest.mark.spec("LCL-10")
-def test_an_outlier_that_a_rounded_argument_makes_accuses_nobody(tmp_path: Path) -> None:
+def test_an_outlier_from_a_rounded_argument_makes_no_suspect(tmp_path: Path) -> None:
     x = torch.linspace(1, 2, 64 * 8).reshape(64, 8)
     x[5, 0], x[5, 1] = 1.0037, 1.0011  # which are one number in bfloat16
 
@@ -282,8 +277,7 @@ class Renamed(nn.Module):
         return made
 
 
-@pytest.mark.spec("LCL-11")
-@pytest.mark.spec("POL-71")
+@pytest.mark.spec("LCL-11", "POL-71")
 def test_what_was_left_as_it_was_is_looked_at_and_accuses_nobody_who_inherits(tmp_path: Path) -> None:
     target = chain()
     target[4] = Renamed(target[4])  # the reference's input.x is not its input.hidden: that is not replaced
@@ -302,7 +296,7 @@ def test_what_was_left_as_it_was_is_looked_at_and_accuses_nobody_who_inherits(tm
 
 
 @pytest.mark.spec("LCL-11")
-def test_an_argument_under_another_name_is_held_against_the_one_that_it_stands_for(tmp_path: Path) -> None:
+def test_a_renamed_argument_is_compared_with_its_counterpart(tmp_path: Path) -> None:
     class Other(nn.Module):
         def forward(self, hidden: Tensor) -> Tensor:
             made: Tensor = torch.relu(hidden)
@@ -366,9 +360,8 @@ class Exploding(nn.Module):
         return last
 
 
-@pytest.mark.spec("LCL-5")
-@pytest.mark.spec("LCL-15")
-def test_where_values_stop_being_finite_is_told_with_what_went_in(tmp_path: Path) -> None:
+@pytest.mark.spec("LCL-5", "LCL-15")
+def test_where_values_stop_being_finite_is_reported_with_what_went_in(tmp_path: Path) -> None:
     torch.manual_seed(0)
     reference = Exploding(between=False)
     target = Exploding(between=True)
@@ -431,7 +424,7 @@ class Dividing(nn.Module):
 
 
 @pytest.mark.spec("LCL-15")
-def test_an_operand_under_another_name_is_told_by_that(tmp_path: Path) -> None:
+def test_an_operand_under_another_name_is_named_by_it(tmp_path: Path) -> None:
     target = chain()
     target[1].act = Dividing()
     ref, tgt = captured(tmp_path, target)
@@ -533,7 +526,7 @@ class Distorted(nn.Module):
 
 
 @pytest.mark.spec("LCL-16")
-def test_a_root_cause_is_told_by_r_and_more_precision_is_no_mistake(tmp_path: Path) -> None:
+def test_a_root_cause_is_recognised_by_r_and_more_precision_is_no_mistake(tmp_path: Path) -> None:
     def model(norm: nn.Module, act: nn.Module) -> Any:
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(8, 64), norm, nn.Linear(64, 64), act, nn.Linear(64, 8)).eval()

@@ -8,19 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-from torch import nn  # noqa: E402  # after the check that it is there
-
-from tensorcap.capturing import capture_workload  # noqa: E402
-from tensorcap.localizing import localize  # noqa: E402
-from tensorcap.replay_result import Replay  # noqa: E402
-from tensorcap.replaying import replay  # noqa: E402
-from tensorcap.verdicts.replayed import Own, shares_off  # noqa: E402
-from tensorcap.workload import Workload  # noqa: E402
-from tensorcap_formats.errors import UsageError  # noqa: E402
-from tests.localize.llama import (  # noqa: E402
+from tensorcap.capturing import capture_workload
+from tensorcap.localizing import localize
+from tensorcap.replay_result import Replay
+from tensorcap.replaying import replay
+from tensorcap.verdicts.replayed import Own, shares_off
+from tensorcap.workload import Workload
+from tensorcap_formats.errors import UsageError
+from tests.localize.llama import (
     NORM,
     Plant,
     gelu_tanh,
@@ -91,9 +89,7 @@ def test_roundings_of_a_reference_in_low_precision_are_not_the_targets(
     assert next(model.model.parameters()).dtype == torch.bfloat16
 
 
-@pytest.mark.spec("RPL-1")
-@pytest.mark.spec("RPL-10")
-@pytest.mark.spec("RPL-11")
+@pytest.mark.spec("RPL-1", "RPL-10", "RPL-11")
 @pytest.mark.parametrize(
     ("plant", "module"),
     [
@@ -114,7 +110,7 @@ def test_only_the_wrong_module_makes_an_error_of_its_own(captured: Any, plant: P
 
 
 @pytest.mark.spec("RPL-11")
-def test_a_norm_that_rounds_less_than_the_model_is_told_and_not_accused(captured: Any) -> None:
+def test_a_norm_that_rounds_less_than_the_model_is_reported_but_no_suspect(captured: Any) -> None:
     mean = normed(lambda x: x.float().pow(2).mean(-1, keepdim=True), rounds=False)
     reference, target = captured(mean)
     found = replay(reference, workload(llama()), target)
@@ -182,8 +178,7 @@ def test_arguments_that_the_target_lacks_stay_natural_and_are_counted(captured: 
     assert not found.bad
 
 
-@pytest.mark.spec("RPL-3")
-@pytest.mark.spec("LCL-6")
+@pytest.mark.spec("RPL-3", "LCL-6")
 def test_a_result_that_the_target_lacks_is_no_success(captured: Any, tmp_path: Path) -> None:
     reference, _ = captured(None)
     target = tmp_path / "less.h5"
@@ -206,8 +201,7 @@ def test_archives_with_nothing_in_common_are_refused(captured: Any, tmp_path: Pa
         replay(reference, workload(llama()), tmp_path / "o.h5", mapping="none")
 
 
-@pytest.mark.spec("RPL-13")
-@pytest.mark.spec("LCL-5")
+@pytest.mark.spec("RPL-13", "LCL-5")
 def test_a_nan_is_blamed_on_the_module_that_makes_it(captured: Any) -> None:
     def plant(model: Any) -> None:
         with torch.no_grad():
@@ -221,9 +215,7 @@ def test_a_nan_is_blamed_on_the_module_that_makes_it(captured: Any) -> None:
     assert found.nonfinite.module == "model.layers.1.mlp.up_proj"
 
 
-@pytest.mark.spec("LCL-1")
-@pytest.mark.spec("LCL-2")
-@pytest.mark.spec("LCL-3")
+@pytest.mark.spec("LCL-1", "LCL-2", "LCL-3")
 def test_suspects_are_ranked_with_their_errors_and_explained(captured: Any) -> None:
     def plant(model: Any) -> None:
         half_scale(model)
@@ -244,7 +236,7 @@ def test_suspects_are_ranked_with_their_errors_and_explained(captured: Any) -> N
 
 
 @pytest.mark.spec("LCL-4")
-def test_archives_alone_accuse_what_stands_out_and_say_so(captured: Any) -> None:
+def test_archives_alone_name_what_stands_out_and_say_so(captured: Any) -> None:
     reference, target = captured(without_activation)
     found = localize(reference, target)
     assert found.by == "archives"
@@ -252,10 +244,9 @@ def test_archives_alone_accuse_what_stands_out_and_say_so(captured: Any) -> None
     assert "No model was replayed" in found.notes[0]
 
 
-@pytest.mark.spec("LCL-1")
-@pytest.mark.spec("LCL-4")
+@pytest.mark.spec("LCL-1", "LCL-4")
 @pytest.mark.parametrize("has_model", [True, False])
-def test_a_correct_port_accuses_nobody(captured: Any, has_model: bool) -> None:
+def test_a_correct_port_has_no_suspect(captured: Any, has_model: bool) -> None:
     reference, target = captured(None)
     found = localize(reference, target, workload(llama()) if has_model else None)
     assert not found.suspects

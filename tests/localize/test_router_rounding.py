@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
-torch = pytest.importorskip("torch")
-from torch import Tensor, nn  # noqa: E402  # after the check that it is there
-from torch.nn import functional  # noqa: E402
-
-from tensorcap.capturing import capture_workload  # noqa: E402
-from tensorcap.replaying import replay  # noqa: E402
-from tensorcap.workload import Workload  # noqa: E402
+from tensorcap.capturing import capture_workload
+from tensorcap.replaying import replay
+from tensorcap.workload import Workload
 
 WEIGHTS = "0/router/output.1"
 

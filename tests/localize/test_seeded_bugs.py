@@ -13,19 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from torch import nn  # noqa: E402  # after the check that they are there
-
-from tensorcap.capturing import capture_workload  # noqa: E402  # after the check that they are there
-from tensorcap.comparing import compare  # noqa: E402
-from tensorcap.comparison import Comparison  # noqa: E402
-from tensorcap.injecting import inject  # noqa: E402
-from tensorcap.replaying import replay, replay_forward  # noqa: E402
-from tensorcap.workload import Workload  # noqa: E402
-from tests.localize.llama import Plant, low_sum, narrow, normed, without_activation  # noqa: E402
+from tensorcap.capturing import capture_workload
+from tensorcap.comparing import compare
+from tensorcap.comparison import Comparison
+from tensorcap.injecting import inject
+from tensorcap.replaying import replay, replay_forward
+from tensorcap.workload import Workload
+from tests.localize.llama import Plant, low_sum, narrow, normed, without_activation
+from tests.support.transformers_models import random_model
 
 BLOCK = "model.layers.1"
 NORM = f"{BLOCK}.post_attention_layernorm"
@@ -37,8 +35,8 @@ POINTS = [
 
 
 def llama() -> Any:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
+    model = random_model(
+        "LlamaForCausalLM",
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=4,
@@ -48,12 +46,11 @@ def llama() -> Any:
         initializer_range=0.2,
         attn_implementation="eager",
     )
-    model: Any = transformers.LlamaForCausalLM(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
                 parameter.copy_(1 + 0.3 * torch.randn_like(parameter))
-    return model.eval()
+    return model
 
 
 def port(plant: Plant | None) -> Any:

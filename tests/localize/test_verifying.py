@@ -11,20 +11,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 
-torch = pytest.importorskip("torch")
-from torch import Tensor, nn  # noqa: E402  # after the check that it is there
-
-import tensorcap  # noqa: E402
-from tensorcap.aligning import align  # noqa: E402
-from tensorcap.comparing import opened  # noqa: E402
-from tensorcap.port import Port  # noqa: E402
-from tensorcap.reports.error_plot import plot_errors  # noqa: E402
-from tensorcap.reports.layer_report import Layer, depth_of  # noqa: E402
-from tensorcap.verifying import Runnable, verify  # noqa: E402
-from tensorcap.workload import Workload  # noqa: E402
-from tensorcap_formats.errors import UsageError  # noqa: E402
-from tests.align.ports import llama  # noqa: E402
+import tensorcap
+from tensorcap.aligning import align
+from tensorcap.comparing import opened
+from tensorcap.port import Port
+from tensorcap.reports.error_plot import plot_errors
+from tensorcap.reports.layer_report import Layer, depth_of
+from tensorcap.verifying import Runnable, verify
+from tensorcap.workload import Workload
+from tensorcap_formats.errors import UsageError
+from tests.align.ports import llama
 
 X = torch.linspace(-1, 1, 4 * 8).reshape(4, 8)
 
@@ -63,10 +62,7 @@ def report_of(folder: Path) -> Any:
     return json.loads((folder / "verify.json").read_text())
 
 
-@pytest.mark.spec("VER-2")
-@pytest.mark.spec("VER-10")
-@pytest.mark.spec("VER-12")
-@pytest.mark.spec("VER-13")
+@pytest.mark.spec("VER-2", "VER-10", "VER-12", "VER-13")
 def test_a_wrong_module_is_named_and_what_inherits_is_not(tmp_path: Path) -> None:
     found = verify(Workload(chain(), (X,)), Workload(wrong(), (X,)), tmp_path / "report")
     assert [one.module for one in found.suspects] == ["1.fc"]
@@ -90,8 +86,7 @@ def test_the_summary_names_both_classes_of_an_exchanged_module(tmp_path: Path) -
     ) in lines
 
 
-@pytest.mark.spec("VER-10")
-@pytest.mark.spec("VER-40")
+@pytest.mark.spec("VER-10", "VER-40")
 def test_what_replay_alone_shows_is_no_success(tmp_path: Path) -> None:
     def model(approximate: str) -> Any:
         torch.manual_seed(0)
@@ -120,10 +115,7 @@ def test_a_reference_that_cannot_be_replayed_leaves_the_injected_run_to_speak(tm
     assert [(one.module, one.by) for one in found.suspects] == [("1.fc", ("injection",))]
 
 
-@pytest.mark.spec("VER-21")
-@pytest.mark.spec("VER-22")
-@pytest.mark.spec("VER-30")
-@pytest.mark.spec("VER-31")
+@pytest.mark.spec("VER-21", "VER-22", "VER-30", "VER-31")
 def test_the_folder_holds_what_the_specification_lists(tmp_path: Path) -> None:
     folder = tmp_path / "report"
     verify(Workload(chain(), (X,)), Workload(wrong(), (X,)), folder)
@@ -259,8 +251,7 @@ def test_an_injection_that_does_not_fit_is_no_success(
     assert found.why_not_injected in (tmp_path / "report" / "summary.txt").read_text()
 
 
-@pytest.mark.spec("VER-3")
-@pytest.mark.spec("VER-11")
+@pytest.mark.spec("VER-3", "VER-11")
 def test_archives_are_compared_without_injection_and_it_is_said(tmp_path: Path) -> None:
     for name, model in (("ref", chain()), ("tgt", wrong())):
         with torch.no_grad(), tensorcap.capture(model, tmp_path / f"{name}.h5"):

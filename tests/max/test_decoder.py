@@ -13,9 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("max.nn")
-pytest.importorskip("transformers")
-
 from tensorcap import open_archive
 from tensorcap_formats.dtypes import Array
 
@@ -133,14 +130,14 @@ def test_every_module_gives_what_its_twin_in_torch_gives(folder: Path, captured:
         assert np.abs(target[site] - reference[site]).max() <= 1e-5, site
 
 
-def test_a_wrong_weight_is_told_before_the_target_runs(folder: Path, report: dict[str, Any]) -> None:
+def test_a_wrong_weight_is_reported_before_the_target_runs(folder: Path, report: dict[str, Any]) -> None:
     assert report["weights"]["compared"] == 21
     assert report["weights"]["unlike"] == [f"0/{GUILTY}/param.weight"]
     assert report["summary"][0].startswith("Weights: 21 of 21 parameters compared, 1 of them not the same")
     assert report["summary"][0].endswith("The target is the reference times 1.5.")
 
 
-def test_the_free_run_floods_and_the_injected_run_accuses_one_module(report: dict[str, Any]) -> None:
+def test_the_free_run_floods_and_the_injected_run_has_one_suspect(report: dict[str, Any]) -> None:
     free, injected = report["without_injection"], report["with_injection"]
     before = {"embed_tokens", "layers.0.input_layernorm"}
     before |= {f"layers.0.self_attn.{name}_proj" for name in "qkv"}
@@ -179,7 +176,7 @@ def test_the_folder_of_reports_is_complete(folder: Path, report: dict[str, Any])
     assert "layers.0.mlp.down_proj Linear" in names
 
 
-def test_what_the_taps_change_is_told(report: dict[str, Any]) -> None:
+def test_what_the_taps_change_is_reported(report: dict[str, Any]) -> None:
     (control,) = report["control"]
     assert control["slot"] == "output"
     assert control["max_abs"] <= 1e-5

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("max.nn")
 from max import driver
 from max.driver import Buffer
 from max.dtype import DType
@@ -80,7 +78,7 @@ def test_arrays_of_torch_are_taken_as_they_are() -> None:
 
 
 @pytest.mark.spec("MAX-26")
-def test_a_compiler_that_fails_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_fails_is_reported_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("Failed to compile the model.\nPlease file an issue") from ValueError("no\nkernel")
 
@@ -92,7 +90,9 @@ def test_a_compiler_that_fails_is_told_in_a_line(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.spec("MAX-26")
-def test_a_graph_that_max_refuses_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_that_max_refuses_is_reported_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(self: Any, *outputs: Any) -> None:
         print("a graph of a thousand lines")
         raise ValueError("Graph failed to verify. Please file an issue.\nbecause")

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("max.nn")
 from max.driver import CPU, Buffer
 from max.engine import InferenceSession, Model
 from max.graph import Graph
@@ -112,8 +110,7 @@ def test_a_second_run_under_injection_is_refused(reference: Path, tmp_path: Path
             somebody_elses(module, runs=2)
 
 
-@pytest.mark.spec("MAX-24")
-@pytest.mark.spec("MAX-40")
+@pytest.mark.spec("MAX-24", "MAX-40")
 def test_subgraphs_of_somebody_elses_are_seen_too(tmp_path: Path) -> None:
     module = in_subgraph()
     with tensorcap.capture(module, tmp_path / "a.h5", inner=True):
@@ -248,8 +245,7 @@ def test_a_model_that_only_a_script_has_is_found_where_its_graph_is_made(tmp_pat
         assert archive.run["script"]["file"].endswith("program.py")
 
 
-@pytest.mark.spec("CAP-96")
-@pytest.mark.spec("MAX-43")
+@pytest.mark.spec("CAP-96", "MAX-43")
 def test_a_model_that_only_a_function_has_is_found_in_a_block(tmp_path: Path) -> None:
     before = seams()
     with tensorcap.capture_called(tmp_path / "a.h5", framework="max") as called:

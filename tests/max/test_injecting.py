@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("max.nn")
 from max.dtype import DType
 from max.graph import TensorType
 
@@ -139,8 +137,7 @@ def test_the_models_own_input_is_replaced_and_its_own_result_is_left(
     ]
 
 
-@pytest.mark.spec("INJ-7")
-@pytest.mark.spec("MAX-30")
+@pytest.mark.spec("INJ-7", "MAX-30")
 def test_a_run_with_its_own_tensors_computes_the_same_bits(
     model: MaxModel, reference: Path, tmp_path: Path
 ) -> None:

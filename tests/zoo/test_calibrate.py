@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("transformers")
-
-from tensorcap.verdicts.pair import Finding  # needs transformers in its package
+from tensorcap.verdicts.pair import Finding
 from tensorcap.verdicts.policy import POLICY
 from tensorcap.verdicts.replayed import Own
 from tests.zoo import calibrate
@@ -23,10 +21,7 @@ def cells(text: str, start: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-@pytest.mark.spec("RPL-10")
-@pytest.mark.spec("RPL-11")
-@pytest.mark.spec("RPL-12")
-@pytest.mark.spec("RPL-14")
+@pytest.mark.spec("RPL-10", "RPL-11", "RPL-12", "RPL-14")
 def test_the_limits_of_the_specification_are_those_of_the_policy() -> None:
     found = {row[0]: row[2:4] for row in cells((SPECS / "replay.md").read_text(), "\n| test | of |")}
     of = {
@@ -44,7 +39,7 @@ def test_the_limits_of_the_specification_are_those_of_the_policy() -> None:
 
 
 @pytest.mark.spec("RPL-10")
-def test_the_table_of_the_specification_has_the_limits_and_keeps_right_modules_below_them() -> None:
+def test_the_specified_table_has_the_limits_and_right_modules_stay_below() -> None:
     rows = cells((SPECS / "policy.md").read_text(), "\n| statistic | green up to |")
     assert {row[0]: float(row[1]) for row in rows} == pytest.approx(dict(LIMITS))
     for name, limit, right, *_ in rows:

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from tensorcap.capturing import capture_workload  # noqa: E402  # after the check that they are there
-from tensorcap.comparing import compare  # noqa: E402
-from tensorcap.localizing import localize  # noqa: E402
-from tensorcap.workload import Workload  # noqa: E402
-from tests.zoo.architectures import VOCABULARY, make  # noqa: E402
+from tensorcap.capturing import capture_workload
+from tensorcap.comparing import compare
+from tensorcap.localizing import localize
+from tensorcap.workload import Workload
+from tests.zoo.architectures import VOCABULARY, make
 
 PROMPT = 34
 STEPS = 6
@@ -90,8 +89,7 @@ def archives(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
     return captured
 
 
-@pytest.mark.spec("POL-80")
-@pytest.mark.spec("POL-13")
+@pytest.mark.spec("POL-80", "POL-13")
 def test_a_correct_cached_run_is_green(archives: Any) -> None:
     reference, target = archives("llama", "bfloat16", decode)
     assert compare(reference, target).exit_status == 0
@@ -108,7 +106,7 @@ def test_a_correct_cached_run_is_green(archives: Any) -> None:
         ("gpt_oss", decode_padded, 2, 0),
     ],
 )
-def test_growth_behind_flipped_experts_accuses_nobody(
+def test_growth_behind_flipped_experts_makes_no_suspect(
     archives: Any, name: str, run: Run, rows: int, seed: int
 ) -> None:
     reference, target = archives(name, "bfloat16", run, rows=rows, seed=seed)
@@ -141,7 +139,7 @@ def test_growth_behind_flipped_experts_accuses_nobody(
         ("t5", "float16", decode_from_encoder, 2, 0),
     ],
 )
-def test_a_correct_run_is_green_and_accuses_nobody(
+def test_a_correct_run_is_green_and_has_no_suspect(
     archives: Any, name: str, dtype: str, run: Run, rows: int, seed: int
 ) -> None:
     reference, target = archives(name, dtype, run, rows=rows, seed=seed)
@@ -155,7 +153,7 @@ def test_a_correct_run_is_green_and_accuses_nobody(
 @pytest.mark.slow
 @pytest.mark.spec("POL-81")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_attention_of_padding_by_another_implementation_accuses_nobody(tmp_path: Path, dtype: str) -> None:
+def test_attention_of_padding_by_another_implementation_makes_no_suspect(tmp_path: Path, dtype: str) -> None:
     inputs = {"input_ids": tokens(2, PROMPT + STEPS, 0)}
     reference, eager = make("llama"), make("llama", dtype)
     eager.set_attn_implementation("eager")  # the mean of all values for a token that attends to none
@@ -167,12 +165,10 @@ def test_attention_of_padding_by_another_implementation_accuses_nobody(tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.spec("CMP-40")
-@pytest.mark.spec("RPL-3")
-@pytest.mark.spec("LCL-4")
+@pytest.mark.spec("CMP-40", "RPL-3", "LCL-4")
 @pytest.mark.parametrize("name", ["llama", "gpt_oss"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_longer_cache_is_not_judged_and_accuses_nobody(archives: Any, name: str, dtype: str) -> None:
+def test_a_longer_cache_is_not_judged_and_makes_no_suspect(archives: Any, name: str, dtype: str) -> None:
     reference, target = archives(name, dtype, decode_static, reference_run=decode)
     inputs = {"input_ids": tokens(1, PROMPT + STEPS, 0)}
     for workload in (None, Workload(make(name), inputs, decode)):

@@ -10,9 +10,7 @@ from typing import get_args
 
 import pytest
 
-pytest.importorskip("transformers")
-
-from tests.zoo import run as running  # needs transformers
+from tests.zoo import run as running
 from tests.zoo.architectures import ARCHITECTURES
 from tests.zoo.catalogue import ENTRIES, MISTAKES
 from tests.zoo.correct import AS_IT_IS, CORRECT, OTHERWISE

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from tensorcap_formats.dtypes import Array
+from tests.support.floats import bfloat16
 
 Tensors = Mapping[str, Array]  # by site; in order of execution
 
@@ -19,7 +20,7 @@ class Trap:
 
     Attributes:
         reference: Its results.
-        target: Its results; of uint16 are the bits of bfloat16.
+        target: Its results.
         pairs: What has to be found, whatever else is.
         silent: Pairs that may only be found if a reader is told that something is wrong with them.
         unproven: Pairs that values do not prove, so that another evidence has to be named, or a doubt.
@@ -210,7 +211,7 @@ def coarser() -> Trap:
     """The port computes in bfloat16: what is equal to its rounding is equal."""
     x, y = drawn(4, 64), drawn(4, 64)
     kept = {"u": y, "v": x}
-    other = {name: ((a.view(np.uint32) + 0x8000) >> 16).astype(np.uint16) for name, a in kept.items()}
+    other = {name: bfloat16(a) for name, a in kept.items()}
     return Trap({"a": x, "b": y}, other, frozenset({("a", "v"), ("b", "u")}), sure=("a", "b"), by="values")
 
 
@@ -500,7 +501,7 @@ def other_gradient() -> Trap:
 def coarser_weights() -> Trap:
     """The port keeps its weights in bfloat16: they are right, and nothing is to be told."""
     x = drawn(16, 8)
-    kept = ((x.view(np.uint32) + 0x8000) >> 16).astype(np.uint16)
+    kept = bfloat16(x)
     return Trap({"fc/param.weight": x}, {"fc/param.weight": kept}, equal=(), sure=("fc/param.weight",))
 
 
