@@ -1,21 +1,21 @@
 """The debugger for model ports: capture a model's tensors, keep them in an archive, compare two runs."""
 
-from tensorcap.adapters._max.model import MaxModel
-from tensorcap.called import Called, capture_called
-from tensorcap.capturing import Capture, capture
-from tensorcap.comparing import compare, compare_records
-from tensorcap.comparison import Comparison
-from tensorcap.graph import Graph
+from tensorcap.adapters.max.model import MaxModel
+from tensorcap.comparison.comparison import Comparison
+from tensorcap.comparison.pair import Pair
+from tensorcap.comparison.pipeline import compare, compare_records
 from tensorcap.metrics.difference import Difference
-from tensorcap.port import Port
 from tensorcap.recording.plain_log import PlainLog
-from tensorcap.recording.probing import probe
+from tensorcap.recording.probes import probe
 from tensorcap.recording.summary import Summary
-from tensorcap.verdicts.pair import Pair
-from tensorcap.workload import Workload
+from tensorcap.runs.graph import Graph
+from tensorcap.session.capture_session import Capture, capture
+from tensorcap.session.program import Called, capture_called
+from tensorcap.workload.port import Port
+from tensorcap.workload.workload import Workload
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import Key
-from tensorcap_formats.opening import open_archive
+from tensorcap_formats.open import open_archive
 from tensorcap_formats.records import Record
 
 __all__ = [

@@ -18,16 +18,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tensorcap.comparing import compare
-from tensorcap.comparison import Comparison
+from tensorcap.comparison.comparison import Comparison
+from tensorcap.comparison.pair import Pair
+from tensorcap.comparison.pipeline import compare
 from tensorcap.metrics.difference import Difference
 from tensorcap.reports.ranking import worst
-from tensorcap.verdicts.pair import Pair
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.opening import open_archive
+from tensorcap_formats.open import open_archive
 
 if TYPE_CHECKING:
-    from tensorcap.workload import Workload
+    from tensorcap.workload.workload import Workload
 
 _WORST: Final = 3
 
@@ -85,7 +85,7 @@ def assert_matches(
 
 def _capture(reference: Archive, target: Any, inputs: Any, path: Path) -> None:
     """Run a target under capture, with the points of the reference."""
-    from tensorcap.capturing import capture_workload
+    from tensorcap.session.capture_session import capture_workload
     from tensorcap_formats.run_info import ScopeInfo
 
     scope = reference.info.scope or ScopeInfo()
@@ -99,8 +99,8 @@ def _capture(reference: Archive, target: Any, inputs: Any, path: Path) -> None:
 
 
 def _workload(reference: Archive, target: Any, inputs: Any) -> Workload:
-    from tensorcap.adapters import adapter_for
-    from tensorcap.workload import Workload, archived_inputs
+    from tensorcap.adapters.protocol import adapter_for
+    from tensorcap.workload.workload import Workload, archived_inputs
     from tensorcap_formats.errors import UsageError
 
     if not isinstance(target, Workload):

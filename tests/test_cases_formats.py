@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from tensorcap.comparing import compare
+from tensorcap.comparison.pipeline import compare
 from tensorcap_cli.main import main
 from tensorcap_formats.dtypes import Array, dtype
 from tensorcap_formats.keys import Key
-from tensorcap_formats.opening import open_archive
-from tensorcap_formats.writer import Writer
+from tensorcap_formats.open import open_archive
+from tensorcap_formats.writing.writer import Writer
 from tests.support.archives import write_archive
 
 ROOT = Path(__file__).parents[1]

@@ -11,9 +11,9 @@ import click
 from tensorcap_cli.output import class_text, one_line, plural
 
 if TYPE_CHECKING:
-    from tensorcap.comparison import Comparison
+    from tensorcap.comparison.comparison import Comparison
+    from tensorcap.comparison.pair import Pair
     from tensorcap.reports.examination import Examination
-    from tensorcap.verdicts.pair import Pair
 
 _FEW: Final = 3  # of one reason have a row each
 _NAMES: Final = 6
@@ -22,7 +22,7 @@ _GROUPS: Final = 8
 
 def is_absent_place(pair: Pair) -> bool:
     """Whether the target lacks a place within a module, of which there may be hundreds."""
-    from tensorcap.verdicts.pair import ABSENT
+    from tensorcap.comparison.pair import ABSENT
 
     return pair.reference is not None and ":" in pair.reference.key.site and pair.status in ABSENT
 
@@ -33,7 +33,7 @@ def print_absent(comparison: Comparison, examination: Examination) -> frozenset[
     Returns:
         The keys of the pairs that were told of.
     """
-    from tensorcap.verdicts.pair import ABSENT
+    from tensorcap.comparison.pair import ABSENT
 
     ops: dict[str, list[Pair]] = {}
     reasons: dict[str, list[Pair]] = {}

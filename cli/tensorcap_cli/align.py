@@ -11,7 +11,7 @@ from tensorcap_cli.output import print_json, working
 
 if TYPE_CHECKING:
     from tensorcap.alignment.mapping import Alignment
-    from tensorcap.alignment.proposing import By
+    from tensorcap.alignment.match.proposal import By
 
 
 @click.command("align", short_help="Find which tensors of two archives belong together.")
@@ -60,9 +60,9 @@ def command(
     Exit status: 0 every tensor of REF is mapped, or it is known why not; 1 one is neither; 2 wrong usage, or
     a map that does not fit; 3 an archive cannot be read.
     """
-    from tensorcap.aligning import align
-    from tensorcap.alignment.rules import read_rules
-    from tensorcap_formats.opening import open_archive
+    from tensorcap.alignment.aligned import align
+    from tensorcap.alignment.names.rule_files import read_rules
+    from tensorcap_formats.open import open_archive
 
     if map is None and by == "none":
         raise click.UsageError("--by none computes nothing, expected --map.")
@@ -78,7 +78,7 @@ def command(
             title = f"What of {target} is what of {reference}.\nSpecified in specs/alignment.md."
             _write(found.alignment, output, title, replace=force)
         if as_json:
-            from tensorcap.reports.reporting import json_value
+            from tensorcap.reports.result_json import json_value
 
             print_json(json_value(found.report()))
         else:
@@ -93,7 +93,7 @@ def command(
 def _write(alignment: Alignment, output: str, title: str, *, replace: bool) -> None:
     """Write a mapping in the form that the file's name asks for."""
     if output.endswith(".json"):
-        from tensorcap.alignment.component_mapping import write_component_mapping
+        from tensorcap.alignment.equivalence_map import write_component_mapping
 
         for remark in write_component_mapping(alignment, output, replace=replace):
             click.echo(f"note: {remark}", err=True)

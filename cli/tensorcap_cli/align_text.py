@@ -11,7 +11,7 @@ from tensorcap_cli.comparison_text import side_text
 from tensorcap_cli.output import one_line, plural
 
 if TYPE_CHECKING:
-    from tensorcap.aligning import Aligned
+    from tensorcap.alignment.aligned import Aligned
     from tensorcap.alignment.coverage import Coverage
     from tensorcap.alignment.mapping import Entry, LeftOver
     from tensorcap.alignment.order import Order
@@ -26,7 +26,7 @@ def print_aligned(aligned: Aligned, *, show_all: bool) -> None:
         aligned: The mapping, and the two archives.
         show_all: Entries of arguments, and all reasons, too.
     """
-    from tensorcap.side import Side
+    from tensorcap.runs.side import Side
 
     click.echo(f"reference  {side_text(Side.of(aligned.reference))}")
     click.echo(f"target     {side_text(Side.of(aligned.target.source))}")
@@ -85,7 +85,7 @@ def _print_left_over(left_over: Sequence[LeftOver], side: str) -> None:
 
 def _folded(places: Iterable[str]) -> list[str]:
     """Places with `{i}` for numbers, and how many there are of each."""
-    from tensorcap.alignment.survey import fold
+    from tensorcap.alignment.names.site_templates import fold
 
     found: dict[str, list[str]] = {}
     for place in places:

@@ -13,7 +13,7 @@ from tensorcap_cli.workload_options import made_target, target_options
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tensorcap.verdicts.divergence import Divergence
+    from tensorcap.comparison.divergence import Divergence
     from tensorcap_formats.archive import Archive
 
 
@@ -87,7 +87,7 @@ def command(
 def _of_archives(
     reference: str, target: str, mapping: str | None, given: dict[str, Any], *, as_json: bool
 ) -> int:
-    from tensorcap.bisecting import bisect_archives
+    from tensorcap.localization.archive_bisection import bisect_archives
 
     with counting("bisecting") as tell:
         found = bisect_archives(reference, target, mapping=mapping, tell=tell, **given)
@@ -141,8 +141,8 @@ def _live(
     *,
     as_json: bool,
 ) -> int:
-    from tensorcap.live_bisecting import bisect_live
-    from tensorcap_formats.opening import open_archive
+    from tensorcap.localization.live_bisection import bisect_live
+    from tensorcap_formats.open import open_archive
 
     with open_archive(reference) as trusted, counting("bisecting") as tell:
         recipe, inputs = made_target(into, trusted, options)
@@ -158,7 +158,7 @@ def _live(
         )
     divergence = found.divergence
     if as_json:
-        from tensorcap.reports.reporting import json_value
+        from tensorcap.reports.result_json import json_value
 
         print_json(
             {
@@ -200,9 +200,9 @@ def _live(
 
 def _reference_ops(trusted: Archive, path: Path, sites: tuple[str, ...]) -> Path:
     """Run the reference again, as its archive says, for the ops of some modules."""
-    from tensorcap.capturing import capture_workload
-    from tensorcap.recipe import Recipe
-    from tensorcap.workload import archived_inputs
+    from tensorcap.session.capture_session import capture_workload
+    from tensorcap.session.recipe import Recipe
+    from tensorcap.workload.workload import archived_inputs
 
     workload = Recipe.of(trusted).build(archived_inputs(trusted))
     capture_workload(workload, path, level="op", ops_in=sites)

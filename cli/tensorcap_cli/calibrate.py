@@ -46,8 +46,8 @@ def command(
     Exit status: 0 written; 2 wrong usage, too few passing runs or too few tensors; 3 an archive cannot be
     read.
     """
-    from tensorcap.verdicts.calibrating import calibrate, write_calibration
-    from tensorcap.verdicts.calibration import CALIBRATED
+    from tensorcap.comparison.calibration import CALIBRATED
+    from tensorcap.comparison.calibration_runs import calibrate, write_calibration
 
     done = calibrate(
         archives,

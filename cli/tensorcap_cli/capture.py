@@ -130,8 +130,8 @@ def max_command(
 def _capture(
     framework: str, model: str | None, like: str | None, options: dict[str, Any], *, as_json: bool
 ) -> None:
-    from tensorcap.capturing import capture_workload
-    from tensorcap_formats.opening import open_archive
+    from tensorcap.session.capture_session import capture_workload
+    from tensorcap_formats.open import open_archive
 
     with ExitStack() as files:
         before = None if like is None else files.enter_context(open_archive(like))

@@ -11,7 +11,7 @@ from tensorcap_cli.capture_options import inner_option, recording_arguments, rec
 from tensorcap_cli.capture_text import print_model, print_outcome
 
 if TYPE_CHECKING:
-    from tensorcap.scripting import ScriptRun
+    from tensorcap.session.program import ScriptRun
 
 
 @click.command("script", context_settings={"allow_interspersed_args": False})
@@ -56,8 +56,8 @@ def script_command(
     Exit status: that of the script if it is not 0. Else 0 captured; 1 nothing was, or not all that was
     asked for; 2 wrong usage, before the script runs or as soon as the model is known; 130 interrupted.
     """
-    from tensorcap.script import Script
-    from tensorcap.scripting import ScriptRun
+    from tensorcap.session.program import ScriptRun
+    from tensorcap.workload.script import Script
     from tensorcap_formats.errors import UsageError
 
     recording = recording_arguments(options, None, as_json=as_json)
@@ -87,7 +87,7 @@ def script_command(
 
 def _print_end(run: ScriptRun, *, as_json: bool) -> int:
     """Print what came of a run, save what is told as an error."""
-    from tensorcap.scripting import told
+    from tensorcap.session.program import told
     from tensorcap_formats.errors import TensorcapError
 
     if isinstance(run.error, TensorcapError) and run.error.hint:

@@ -12,9 +12,9 @@ import click
 from tensorcap_cli.output import plural, print_json, print_table, size_text
 
 if TYPE_CHECKING:
-    from tensorcap.capturing import Capture
     from tensorcap.recording.plain_log import PlainLog
     from tensorcap.recording.summary import Summary
+    from tensorcap.session.capture_session import Capture
 
 _FEW: Final = 8  # as many names are printed, more are counted
 

@@ -21,7 +21,7 @@ def command(archive: str, *, as_json: bool) -> None:
     Exit status: 0 no problem, 2 wrong usage, 3 problems found, or ARCHIVE cannot be opened.
     """
     from tensorcap_formats.check import check_archive
-    from tensorcap_formats.opening import open_archive
+    from tensorcap_formats.open import open_archive
 
     with open_archive(archive) as opened:
         nbytes = sum(record.nbytes for record in opened.records)

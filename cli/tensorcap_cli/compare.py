@@ -11,7 +11,7 @@ import click
 from tensorcap_cli.output import print_json_pieces, progress, split_key
 
 if TYPE_CHECKING:
-    from tensorcap.comparison import Comparison
+    from tensorcap.comparison.comparison import Comparison
     from tensorcap.reports.examination import Examination
     from tensorcap_formats.archive import Archive
 
@@ -127,7 +127,7 @@ def command(
         comparison, examination = _compared(reference, target, metrics, whole, options)
     _write(comparison, examination, save, junit, csv)
     if as_json:
-        from tensorcap.reports.reporting import json_pieces
+        from tensorcap.reports.result_json import json_pieces
 
         print_json_pieces(json_pieces(comparison, examination))
     else:
@@ -149,11 +149,11 @@ def _check_folders(**outputs: str | None) -> None:
 def _compared(
     reference: str, target: str, metrics: tuple[str, ...], whole: bool, options: dict[str, Any]
 ) -> tuple[Comparison, Examination]:
-    from tensorcap.aligning import laid, sides
-    from tensorcap.comparing import compare, compare_records
+    from tensorcap.alignment.aligned import laid, sides
+    from tensorcap.comparison.pipeline import compare, compare_records
     from tensorcap.reports.examination import examine
     from tensorcap_cli.rows_text import LOGIT_COLUMNS, ROUTING_COLUMNS
-    from tensorcap_formats.opening import open_archive
+    from tensorcap_formats.open import open_archive
 
     (reference_path, reference_key), (target_path, target_key) = split_key(reference), split_key(target)
     named = reference_key or target_key
@@ -208,8 +208,8 @@ def _is_single(archive: Archive) -> bool:
 
 
 def _saved(path: str, options: dict[str, Any]) -> tuple[Comparison, Examination]:
+    from tensorcap.comparison.thresholds import Thresholds
     from tensorcap.reports.results import judge_again, load_result
-    from tensorcap.verdicts.thresholds import Thresholds
 
     for name, value in options.items():
         if value and name not in ("rtol", "atol", "thresholds"):

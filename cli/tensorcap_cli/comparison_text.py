@@ -14,10 +14,10 @@ from tensorcap_cli.preflight_text import print_preflight
 from tensorcap_cli.rows_text import print_modules, print_pairs
 
 if TYPE_CHECKING:
-    from tensorcap.comparison import Comparison
+    from tensorcap.comparison.comparison import Comparison
+    from tensorcap.comparison.pair import Pair
     from tensorcap.reports.examination import Examination
-    from tensorcap.side import Side
-    from tensorcap.verdicts.pair import Pair
+    from tensorcap.runs.side import Side
 
 _WORST: Final = 3
 _LONGEST: Final = 60  # characters of a value
@@ -239,7 +239,7 @@ def _print_outcome(comparison: Comparison, examination: Examination) -> None:
 
 def _verdict(comparison: Comparison) -> tuple[str, str]:
     """The whole in one sentence, and its color."""
-    from tensorcap.verdicts.pair import ABSENT
+    from tensorcap.comparison.pair import ABSENT
 
     counts, divergence = comparison.counts, comparison.divergence
     if comparison.exit_status == 0:

@@ -40,7 +40,7 @@ def command(
     cannot be read.
     """
     from tensorcap_formats.conversion import convert
-    from tensorcap_formats.opening import open_archive
+    from tensorcap_formats.open import open_archive
 
     if compress and codec is None:
         codec = "deflate" if destination.lower().endswith(".npz") else "zstd"

@@ -44,15 +44,15 @@ def command(
     Exit status: 0 a hypothesis explains the difference, or there is none; 1 none does; 2 wrong usage; 3 an
     archive or a tensor cannot be read.
     """
-    from tensorcap.aligning import sides
-    from tensorcap.diagnosis.diagnosing import diagnose
-    from tensorcap_formats.opening import open_archive
+    from tensorcap.alignment.aligned import sides
+    from tensorcap.diagnosis.diagnosis import diagnose
+    from tensorcap_formats.open import open_archive
 
     with open_archive(reference) as trusted, open_archive(target) as tested, working("diagnosing"):
         trusted, tested = (trusted, tested) if target_key else sides(trusted, tested, map)
         found = diagnose(trusted, tested, key, target_key=target_key, compute_dtype=compute_dtype)
     if as_json:
-        from tensorcap.reports.reporting import json_value
+        from tensorcap.reports.result_json import json_value
 
         print_json(json_value(found.report()))
     else:

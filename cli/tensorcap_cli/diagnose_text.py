@@ -9,8 +9,8 @@ import click
 from tensorcap_cli.output import DASH, number_text, one_line, percent_text, plural, print_table
 
 if TYPE_CHECKING:
-    from tensorcap.diagnosis.diagnosing import Diagnosis
-    from tensorcap.diagnosis.weighing import Explanation
+    from tensorcap.diagnosis.diagnosis import Diagnosis
+    from tensorcap.diagnosis.scoring import Explanation
 
 _NEAREST: Final = 5
 

@@ -43,8 +43,8 @@ def command(
     Exit status: 0 written; 1 DIR is not empty, or could not be written; 2 wrong usage, a glob that matches
     nothing, or a tensor that the layout has no place for; 3 SRC cannot be read.
     """
-    from tensorcap.exporting import export
-    from tensorcap_formats.opening import open_archive
+    from tensorcap.adapters.dumps import export
+    from tensorcap_formats.open import open_archive
 
     with open_archive(source) as opened, progress("exporting") as tell:
         written = export(opened, folder, layout=layout, only=only, exclude=exclude, progress=tell)

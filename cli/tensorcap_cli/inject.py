@@ -68,10 +68,10 @@ def command(
     Exit status: 0 all that was asked for was replaced wherever it was called; 1 something was not, or the
     run failed; 2 wrong usage, or a tensor that does not fit; 3 an input file cannot be read.
     """
-    from tensorcap.injecting import inject
+    from tensorcap.rerun.injection import inject
     from tensorcap_cli.inject_text import print_injection
     from tensorcap_formats.errors import UsageError
-    from tensorcap_formats.opening import open_archive
+    from tensorcap_formats.open import open_archive
 
     if (output is None) is not dry_run:
         raise UsageError("expected -o ARCHIVE or --dry-run, and not both")

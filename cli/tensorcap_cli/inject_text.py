@@ -11,8 +11,8 @@ import click
 from tensorcap_cli.output import plural, print_json, print_table
 
 if TYPE_CHECKING:
-    from tensorcap.capturing import Capture
-    from tensorcap.substitution import Slot, Substitution
+    from tensorcap.recording.substitution import Slot, Substitution
+    from tensorcap.session.capture_session import Capture
 
 _FEW: Final = 8  # as many slots of a kind are named
 
@@ -41,7 +41,7 @@ def print_injection(done: Capture, *, as_json: bool) -> int:
 
 def _is_done(substitution: Substitution) -> bool:
     """Whether no tensor was met that was asked for and not replaced, what objects hold aside."""
-    from tensorcap.substitution import HELD
+    from tensorcap.recording.substitution import HELD
 
     return not any(
         slot.absent or (slot.status == "left" and slot.reason != HELD) for slot in substitution.slots

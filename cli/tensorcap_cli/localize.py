@@ -12,7 +12,7 @@ from tensorcap_cli.workload_options import made_target, target_options
 
 if TYPE_CHECKING:
     from tensorcap.localization.suspect import Localization, Suspect
-    from tensorcap.workload import Workload
+    from tensorcap.workload.workload import Workload
     from tensorcap_formats.archive import Archive
 
 _SHOWN = 5
@@ -108,10 +108,10 @@ def _localized(
     *,
     as_json: bool,
 ) -> int:
-    from tensorcap.localization import equivalence
-    from tensorcap.localizing import localize
+    from tensorcap.localization.localization import localize
+    from tensorcap.reports import equivalence
     from tensorcap_formats.errors import UsageError
-    from tensorcap_formats.opening import open_archive
+    from tensorcap_formats.open import open_archive
 
     model, into = options.pop("model"), options.pop("into")
     given = {name: options.pop(name) for name in ("mapping", "compute_dtype", "repeat")}
@@ -164,14 +164,14 @@ def _replayed(
 
 
 def _from_file(source: str, stage3: str | None, *, as_json: bool) -> int:
-    from tensorcap.localization import equivalence
+    from tensorcap.reports import equivalence
 
     faults = equivalence.read_faults(source)
     content = equivalence.stage3(faults)
     if stage3:
         equivalence.write_stage(stage3, content)
     if as_json:
-        from tensorcap.reports.reporting import json_value
+        from tensorcap.reports.result_json import json_value
 
         print_json({"format": "tensorcap-faults", "version": 1, "faults": json_value(faults)})
     elif not faults:
@@ -183,8 +183,8 @@ def _from_file(source: str, stage3: str | None, *, as_json: bool) -> int:
 
 
 def _tell(found: Localization, note: str, *, as_json: bool) -> None:
-    from tensorcap.reports.localization_text import around_texts
-    from tensorcap.reports.localization_values import localization_value
+    from tensorcap.reports.localization_json import localization_value
+    from tensorcap.reports.verification_text import around_texts
 
     notes = [*found.notes, *([note] if note else [])]
     if as_json:

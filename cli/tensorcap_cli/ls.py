@@ -52,7 +52,7 @@ def command(archive: str, globs: tuple[str, ...], *, sort: str, stats: bool, as_
 
     Exit status: 0 listed, 2 wrong usage or a glob that matches nothing, 3 ARCHIVE cannot be read.
     """
-    from tensorcap_formats.opening import open_archive
+    from tensorcap_formats.open import open_archive
 
     with open_archive(archive) as opened:
         records = opened.select(globs)
@@ -77,7 +77,7 @@ def command(archive: str, globs: tuple[str, ...], *, sort: str, stats: bool, as_
 
 def _print_rows(archive: Archive, rows: list[tuple[Record, Statistics | None]]) -> None:
     """Print the table; with a column for the code where there are ops."""
-    from tensorcap.verdicts.ops import ops_of
+    from tensorcap.runs.ops import ops_of
 
     ops = ops_of(archive)
     places = [ops.source(record.key.where) if ops else "" for record, _ in rows]
@@ -94,7 +94,7 @@ def _print_rows(archive: Archive, rows: list[tuple[Record, Statistics | None]]) 
 
 def headline(archive: Archive) -> str:
     """One line that says what an archive is and whether it is whole."""
-    from tensorcap.side import Side
+    from tensorcap.runs.side import Side
 
     side, records = Side.of(archive), archive.records
     parts = [
@@ -188,7 +188,7 @@ def _cells(record: Record, statistics: Statistics | None) -> tuple[str, ...]:
 
 def record_json(archive: Archive, record: Record, statistics: Statistics | None) -> dict[str, Any]:
     """What `ls` and `show` say of a record as JSON."""
-    from tensorcap.reports.reporting import json_value
+    from tensorcap.reports.result_json import json_value
 
     return {
         "key": record.key.text,

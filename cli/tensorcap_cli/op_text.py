@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from tensorcap_cli.output import class_text, cut, one_line
 
 if TYPE_CHECKING:
-    from tensorcap.graph import Graph, Node, Value
+    from tensorcap.runs.graph import Graph, Node, Value
     from tensorcap_formats.archive import Archive
     from tensorcap_formats.records import Record
 
@@ -18,8 +18,8 @@ _TAKERS: Final = 3
 
 def place_lines(archive: Archive, record: Record) -> Iterator[str]:
     """Say what is known of the place within a module that a record is of, a line each."""
-    from tensorcap.graph import Graph
-    from tensorcap.verdicts.ops import passed_in
+    from tensorcap.runs.graph import Graph
+    from tensorcap.runs.ops import passed_in
     from tensorcap_formats.errors import TensorNotFoundError
 
     key = record.key

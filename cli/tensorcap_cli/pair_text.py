@@ -11,13 +11,13 @@ import click
 from tensorcap_cli.output import cosine_text, number_text, one_line, percent_text, plural, upper_text
 
 if TYPE_CHECKING:
-    from tensorcap.comparison import Comparison
+    from tensorcap.comparison.comparison import Comparison
+    from tensorcap.comparison.pair import Pair
     from tensorcap.metrics.difference import Difference
     from tensorcap.metrics.location import Location
     from tensorcap.metrics.logits import LogitDifference
     from tensorcap.metrics.routing import RoutingDifference
     from tensorcap.reports.examination import Examination
-    from tensorcap.verdicts.pair import Pair
 
 _FEW: Final = 5
 _EVEN: Final = 2.0  # times what an index would hold if all held the same: below, none stands out

@@ -42,9 +42,9 @@ def command(
     Exit status: 0 nothing that explains a divergence; 1 there is something; 2 wrong usage; 3 an archive
     cannot be read.
     """
-    from tensorcap.aligning import sides
-    from tensorcap.preflight.checklist import preflight
-    from tensorcap_formats.opening import open_archive
+    from tensorcap.alignment.aligned import sides
+    from tensorcap.comparison.preflight.checklist import preflight
+    from tensorcap_formats.open import open_archive
 
     with (
         open_archive(reference) as trusted,
@@ -53,7 +53,7 @@ def command(
     ):
         found = preflight(*sides(trusted, tested, map), repeat=again)
     if as_json:
-        from tensorcap.reports.reporting import json_value
+        from tensorcap.reports.result_json import json_value
 
         print_json(
             {

@@ -73,9 +73,9 @@ def command(
     Exit status: 0 nothing is suspect; 1 something is, was not judged, or is missing in TGT, or the run does
     not repeat itself; 2 wrong usage; 3 an input file cannot be read.
     """
-    from tensorcap.replaying import replay, replay_forward
-    from tensorcap.reports.reporting import json_value
-    from tensorcap_formats.opening import open_archive
+    from tensorcap.reports.result_json import json_value
+    from tensorcap.rerun.module_replay import replay, replay_forward
+    from tensorcap_formats.open import open_archive
 
     given = {**options, "inputs": options.pop("input_file")}
     with open_archive(reference) as trusted:

@@ -22,10 +22,10 @@ from tensorcap_cli.output import (
 )
 
 if TYPE_CHECKING:
-    from tensorcap.comparison import Comparison
+    from tensorcap.comparison.comparison import Comparison
+    from tensorcap.comparison.pair import Pair
     from tensorcap.metrics.logits import LogitDifference
     from tensorcap.reports.examination import Examination
-    from tensorcap.verdicts.pair import Pair
 
 _ROWS: Final = 20
 _NARROW: Final = 130  # columns: below, a terminal gets fewer measures
@@ -111,7 +111,7 @@ def _colors(
     pair: Pair, examination: Examination, columns: Sequence[str], comparison: Comparison, count: int
 ) -> list[str | None]:
     """Status and key by the status; each metric by itself, which is no verdict."""
-    from tensorcap.reports.shades import shade
+    from tensorcap.reports.ranking import shade
 
     of_status = _COLORS.get(pair.status, "red")
     precision = comparison.account.precision if comparison.account else ""

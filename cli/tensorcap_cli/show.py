@@ -84,7 +84,7 @@ def command(
     Exit status: 0 shown, 1 FILE could not be written, 2 wrong usage or no such tensor, 3 ARCHIVE cannot be
     read.
     """
-    from tensorcap_formats.opening import open_archive
+    from tensorcap_formats.open import open_archive
 
     path, found = split_key(archive)
     key = key or found
@@ -95,7 +95,7 @@ def command(
         if key is None:
             _show_run(opened, as_json)
         else:
-            from tensorcap.viewing import find
+            from tensorcap.runs.tensor_view import find
 
             holder = find(opened, key)
             _show_tensor(opened, holder, holder.get(key) if holder is opened else holder.records[0], request)
@@ -153,7 +153,7 @@ def _show_points(points: Sequence[PointInfo]) -> None:
 
 def _show_tensor(archive: Archive, holder: Archive, record: Record, request: _Request) -> None:
     """Show a tensor as asked; a view has a holder of its own."""
-    from tensorcap.window import parse_window, read_window
+    from tensorcap.runs.window import parse_window, read_window
 
     index = request.part
     window = parse_window(index, record.shape) if index is not None else None
@@ -169,7 +169,7 @@ def _show_tensor(archive: Archive, holder: Archive, record: Record, request: _Re
 
 
 def _write(archive: Archive, record: Record, path: str, window: Any, force: bool) -> None:
-    from tensorcap.window import write_npy
+    from tensorcap.runs.window import write_npy
 
     written = write_npy(archive, record, path, window=window, replace=force)
     note = "" if written.name == record.dtype.name else f", widened from {record.dtype.name}"
@@ -177,7 +177,7 @@ def _write(archive: Archive, record: Record, path: str, window: Any, force: bool
 
 
 def _as_json(archive: Archive, record: Record, index: str | None, values: Any) -> dict[str, Any]:
-    from tensorcap.reports.reporting import json_value
+    from tensorcap.reports.result_json import json_value
 
     found = {
         "path": str(archive.path),
@@ -187,7 +187,7 @@ def _as_json(archive: Archive, record: Record, index: str | None, values: Any) -
 
 
 def _print_tensor(archive: Archive, holder: Archive, record: Record, index: str | None, window: Any) -> None:
-    from tensorcap.window import array_summary, read_window, summary
+    from tensorcap.runs.window import array_summary, read_window, summary
 
     part = array_summary(read_window(holder, record, window)) if window is not None else None
     place = f"number {record.order} in execution order" if archive.is_ordered else "execution order unknown"

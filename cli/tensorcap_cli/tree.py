@@ -10,8 +10,8 @@ from tensorcap_cli.output import one_line, plural, print_json
 from tensorcap_cli.workload_options import is_workload
 
 if TYPE_CHECKING:
-    from tensorcap.trees.difference import Difference
-    from tensorcap.trees.tree import Tree
+    from tensorcap.alignment.names.tree_difference import Difference
+    from tensorcap.runs.tree import Tree
 
 _FORMATS = ("text", "full", "compressed", "paths")
 _SAME_NAMES = "The names are equal; types and shapes are not known on both sides."
@@ -72,7 +72,7 @@ def command(
         raise click.UsageError("--json and --format exclude each other.")
     given = {name: value for name, value in options.items() if value}
     if "config" in given:
-        from tensorcap.recipe import parse_setting
+        from tensorcap.session.recipe import parse_setting
 
         given["config"] = dict(map(parse_setting, given["config"]))
     if given and not any(is_workload(path) for path in (source, other) if path):
@@ -84,10 +84,10 @@ def command(
 
 
 def _tree(path: str, options: dict[str, Any]) -> Tree:
-    from tensorcap.trees.tree import Tree
+    from tensorcap.runs.tree import Tree
 
     if is_workload(path):
-        from tensorcap.recipe import Recipe
+        from tensorcap.session.recipe import Recipe
         from tensorcap_formats.run_info import RunInfo
 
         recipe = Recipe(path, options if not path.rpartition(":")[0].endswith(".py") else {})
@@ -95,7 +95,7 @@ def _tree(path: str, options: dict[str, Any]) -> Tree:
         if found is None:
             raise click.UsageError(f"{path}: has no modules.")
         return found
-    from tensorcap_formats.opening import open_archive
+    from tensorcap_formats.open import open_archive
 
     with open_archive(path) as archive:
         return Tree.of(archive)
@@ -104,8 +104,7 @@ def _tree(path: str, options: dict[str, Any]) -> Tree:
 def _print(tree: Tree, form: str, depth: int | None, *, params: bool, as_json: bool) -> None:
     import json
 
-    from tensorcap.trees.text import tree_lines
-    from tensorcap.trees.tree import compressed, full, paths
+    from tensorcap.runs.tree import compressed, full, paths, tree_lines
 
     if as_json:
         facts = _facts(tree)
@@ -142,7 +141,7 @@ def _facts(tree: Tree) -> dict[str, Any]:
 
 
 def _parameters(tree: Tree, depth: int | None) -> dict[str, Any]:
-    from tensorcap.trees.tree import paths
+    from tensorcap.runs.tree import paths
 
     shown = {"", *paths(tree.root, depth)}
     return {
@@ -155,7 +154,7 @@ def _parameters(tree: Tree, depth: int | None) -> dict[str, Any]:
 
 def _print_differences(reference: Tree, target: Tree, *, as_json: bool) -> int:
     """Print what differs, and give the exit status."""
-    from tensorcap.trees.difference import differences
+    from tensorcap.alignment.names.tree_difference import differences
 
     found = differences(reference, target)
     if as_json:

@@ -14,9 +14,9 @@ from tensorcap_cli.time_limit import time_limit_option
 from tensorcap_cli.workload_options import is_workload, made_recipe, made_target, target_options
 
 if TYPE_CHECKING:
-    from tensorcap.port import Port
-    from tensorcap.verifying import Runnable
-    from tensorcap.workload import Workload
+    from tensorcap.verification import Runnable
+    from tensorcap.workload.port import Port
+    from tensorcap.workload.workload import Workload
     from tensorcap_formats.archive import Archive
 
 _OF_FUNCTIONS: Final = ("dtype", "device", "num_hidden_layers", "perturb", "seed")
@@ -68,8 +68,8 @@ def command(
 
     Exit status: that of `tcap compare`, of the worse of both comparisons; 1 at least if a module is accused.
     """
-    from tensorcap.port import port_at
-    from tensorcap.verifying import verify
+    from tensorcap.verification import verify
+    from tensorcap.workload.port import port_at
 
     options = {**options, "inputs": options.pop("input_file")}
     if options.pop("like") is not None:
@@ -102,8 +102,8 @@ def command(
 
 
 def _of_port(port: Port, options: dict[str, Any]) -> tuple[Runnable, Runnable]:
-    from tensorcap.adapters import adapter_for
-    from tensorcap.verifying import Runnable
+    from tensorcap.adapters.protocol import adapter_for
+    from tensorcap.verification import Runnable
 
     given = {name: value for name, value in options.items() if value not in (None, False, ())}
     for name in given:
@@ -125,7 +125,7 @@ def _of_port(port: Port, options: dict[str, Any]) -> tuple[Runnable, Runnable]:
 
 def _sides(reference: str, target: str | None, output: Path, options: dict[str, Any]) -> tuple[Any, Any]:
     """What each side is: a path of an archive, or how to make a workload."""
-    from tensorcap.verifying import Runnable
+    from tensorcap.verification import Runnable
 
     seed = int(options.get("seed") or 0)
     changes = {name: value for name, value in options.items() if value not in (None, False, ())}
@@ -164,7 +164,7 @@ def _generates(reference: Archive, options: Mapping[str, Any]) -> bool:
 
 def _for(path: str, options: dict[str, Any]) -> dict[str, Any]:
     """The options that a workload takes: a function of the user's makes its own inputs."""
-    from tensorcap.recipe import Recipe
+    from tensorcap.session.recipe import Recipe
 
     if Recipe(path).kind == "huggingface":
         return options

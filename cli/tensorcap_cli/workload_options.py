@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from tensorcap.recipe import Recipe
-    from tensorcap.workload import StoredInput
+    from tensorcap.session.recipe import Recipe
+    from tensorcap.workload.workload import StoredInput
     from tensorcap_formats.archive import Archive
 
 _ARCHIVES: Final = (".h5", ".hdf5", ".zarr", ".safetensors", ".npz", ".npy", ".pt")
@@ -106,8 +106,8 @@ def made_recipe(
     Raises:
         UsageError: There is no model, or the archive does not say how its run was made.
     """
-    from tensorcap.recipe import INPUT_OPTIONS, parse_setting
-    from tensorcap.workload import archived_inputs
+    from tensorcap.session.recipe import INPUT_OPTIONS, parse_setting
+    from tensorcap.workload.workload import archived_inputs
 
     given = {
         name: value
@@ -131,8 +131,8 @@ def made_target(
 
     A function's workload has inputs of its own. Without a target it is the archive's own run, with changes.
     """
-    from tensorcap.recipe import INPUT_OPTIONS
-    from tensorcap.workload import archived_inputs
+    from tensorcap.session.recipe import INPUT_OPTIONS
+    from tensorcap.workload.workload import archived_inputs
 
     recipe, inputs = made_recipe(into, before if into is None else None, options)
     if into is not None and recipe.kind == "huggingface" and not any(options.get(n) for n in INPUT_OPTIONS):
@@ -141,7 +141,7 @@ def made_target(
 
 
 def _recipe(model: str | None, given: dict[str, Any], framework: str | None) -> Recipe:
-    from tensorcap.recipe import Recipe
+    from tensorcap.session.recipe import Recipe
     from tensorcap_formats.errors import UsageError
 
     if model is None:
@@ -151,7 +151,7 @@ def _recipe(model: str | None, given: dict[str, Any], framework: str | None) -> 
 
 def _recipe_like(before: Archive, given: dict[str, Any]) -> Recipe:
     """The recipe of an archive, with changes."""
-    from tensorcap.recipe import Recipe
+    from tensorcap.session.recipe import Recipe
 
     recipe = Recipe.of(before)
     if "config" in given:

@@ -4,11 +4,11 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.conversion import convert
 from tensorcap_formats.errors import TensorcapError
 from tensorcap_formats.keys import Key
-from tensorcap_formats.opening import open_archive
+from tensorcap_formats.open import open_archive
 from tensorcap_formats.records import Record
-from tensorcap_formats.recovery import recover
 from tensorcap_formats.statistics import Statistics
-from tensorcap_formats.writer import Writer
+from tensorcap_formats.writing.recovery import recover
+from tensorcap_formats.writing.writer import Writer
 
 __all__ = [
     "Archive",

@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Final
 
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.content import holders, writing
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError, WriteError
-from tensorcap_formats.journal import is_locked, recovery_command
-from tensorcap_formats.output_path import refuse_overlap, resolved
-from tensorcap_formats.publishing import (
+from tensorcap_formats.records import Record
+from tensorcap_formats.view import ArchiveView
+from tensorcap_formats.writing.content import holders, writing
+from tensorcap_formats.writing.journal import is_locked, recovery_command
+from tensorcap_formats.writing.output_path import refuse_overlap, resolved
+from tensorcap_formats.writing.publishing import (
     SUFFIXES,
     built_beside,
     container_of,
     refuse_to_replace_others,
     replace,
 )
-from tensorcap_formats.records import Record
-from tensorcap_formats.view import ArchiveView
 
 _COMPRESSIONS: Final = {
     "hdf5": ("zstd", "blosc2"),
@@ -96,19 +96,19 @@ def _write(
     source: Archive, path: Path, container: str, records: Sequence[Record], compress: str | None
 ) -> None:
     if container == "hdf5":
-        from tensorcap_formats.hdf5_output import write_hdf5
+        from tensorcap_formats.hdf5.writer import write_hdf5
 
         write_hdf5(source, path, records=records, compress=compress)
     elif container == "zarr":
-        from tensorcap_formats.zarr_v3 import write_zarr
+        from tensorcap_formats.zarr.store import write_zarr
 
         write_zarr(source, path, records=records, compress=compress is not None)
     elif container == "safetensors":
-        from tensorcap_formats.safetensors_file import write_safetensors
+        from tensorcap_formats.safetensors.file import write_safetensors
 
         write_safetensors(source, path, records=records)
     else:
-        from tensorcap_formats.npz_output import write_npz
+        from tensorcap_formats.foreign.npz_writer import write_npz
 
         write_npz(source, path, records=records, compress=compress is not None)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast, get_args
 
-from tensorcap.alignment.dims import Dims
+from tensorcap.alignment.layout.dims import Dims
 from tensorcap.alignment.mapping import (
     Alignment,
     Entry,
@@ -18,7 +18,7 @@ from tensorcap.alignment.mapping import (
     parse_values,
     values_text,
 )
-from tensorcap.alignment.tokens import How, TokenRule
+from tensorcap.alignment.tokens.alignment import How, TokenRule
 from tensorcap_formats.errors import ReadError, UsageError, WriteError, abbreviate
 
 if sys.version_info >= (3, 11):

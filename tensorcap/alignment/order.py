@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tensorcap.alignment.linking import Link
+from tensorcap.alignment.links import Link
 from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
 

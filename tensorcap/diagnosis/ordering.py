@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.diagnosis.exhibit import Exhibit
-from tensorcap.diagnosis.weighing import Trial, Values
+from tensorcap.diagnosis.context import Exhibit
+from tensorcap.diagnosis.scoring import Trial, Values
 
 _WIDEST: Final = 4096  # slices of an axis whose order is looked for
 _SAMPLE: Final = 256  # elements of a slice by which it is found again

@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.diagnosis.exhibit import Exhibit
-from tensorcap.diagnosis.weighing import Trial, Values, relative_error
+from tensorcap.diagnosis.context import Exhibit
+from tensorcap.diagnosis.scoring import Trial, Values, relative_error
 from tensorcap_formats.float_formats import FLOAT_FORMATS, rounded
 
 _CLIPPED: Final = 3  # elements at a limit that make it one

@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.diagnosis.exhibit import Exhibit, values_of
-from tensorcap.diagnosis.weighing import Scales, Trial, Values, inherited, relative_error
+from tensorcap.diagnosis.context import Exhibit, values_of
+from tensorcap.diagnosis.scoring import Scales, Trial, Values, inherited, relative_error
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.float_formats import rounded
 from tensorcap_formats.keys import module_of

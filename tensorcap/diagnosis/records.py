@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.diagnosis.exhibit import LARGEST, Exhibit, values_of
-from tensorcap.diagnosis.weighing import Scales, Trial, Values, relative_error
+from tensorcap.diagnosis.context import LARGEST, Exhibit, values_of
+from tensorcap.diagnosis.scoring import Scales, Trial, Values, relative_error
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.records import Record
 

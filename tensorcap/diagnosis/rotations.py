@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorcap.diagnosis.exhibit import Exhibit
-from tensorcap.diagnosis.weighing import Trial, Values
+from tensorcap.diagnosis.context import Exhibit
+from tensorcap.diagnosis.scoring import Trial, Values
 
 
 def rotations(exhibit: Exhibit) -> Iterator[Trial]:

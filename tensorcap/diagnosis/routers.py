@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 
 from tensorcap.diagnosis.activations import sigmoid
-from tensorcap.diagnosis.exhibit import Exhibit
-from tensorcap.diagnosis.weighing import LESSENED, Scales, Trial, Values, inherited, relative_error
+from tensorcap.diagnosis.context import Exhibit
+from tensorcap.diagnosis.scoring import LESSENED, Scales, Trial, Values, inherited, relative_error
 from tensorcap_formats.float_formats import rounded
 
 _MOST_EXPERTS: Final = 1024

@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.diagnosis.constants import hint_of, named
-from tensorcap.diagnosis.exhibit import Exhibit
-from tensorcap.diagnosis.weighing import Trial, Values, relative_error
+from tensorcap.diagnosis.context import Exhibit
+from tensorcap.diagnosis.scoring import Trial, Values, relative_error
+from tensorcap.diagnosis.simple import hint_of, named
 from tensorcap_formats.float_formats import rounded
 
 _WEIGHTS: Final = ("weight", "scale", "gamma")

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tensorcap.diagnosis.diagnosing import Diagnosis
-from tensorcap.diagnosis.weighing import Explanation
+from tensorcap.comparison.pair import Finding, Status
+from tensorcap.diagnosis.diagnosis import Diagnosis
+from tensorcap.diagnosis.scoring import Explanation
 from tensorcap.localization.curves import Change
-from tensorcap.localization.origin import Origin
-from tensorcap.verdicts.pair import Finding, Status
-from tensorcap.verdicts.replayed import Own
+from tensorcap.localization.nonfinite import Origin
+from tensorcap.rerun.own_errors import Own
 
 By = Literal["replay", "injection", "archives"]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from tensorcap.alignment.order import Order
-from tensorcap.auditing import Audit
-from tensorcap.comparison import Comparison
+from tensorcap.comparison.comparison import Comparison
+from tensorcap.comparison.preflight.checklist import Preflight
 from tensorcap.localization.suspect import Localization, Suspect
-from tensorcap.preflight.checklist import Preflight
+from tensorcap.localization.weights import Audit
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.metrics import state_layout as layout
+from tensorcap.metrics import kernel_state as layout
 from tensorcap.metrics.difference import Number
 from tensorcap.metrics.error_bins import add_counts
 from tensorcap.metrics.machine_code import load
 from tensorcap.metrics.operands import Operands
-from tensorcap.metrics.scaled import Moments, Scaled
+from tensorcap.metrics.scaled_sums import Moments, Scaled
 from tensorcap.metrics.totals import Largest, Totals
 from tensorcap_formats.dtypes import Array, DType, decode
 

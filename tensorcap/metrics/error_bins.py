@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.metrics.state_layout import ERROR_SHIFT, ROW_BINS, ROW_SHIFT
+from tensorcap.metrics.kernel_state import ERROR_SHIFT, ROW_BINS, ROW_SHIFT
 from tensorcap_formats.dtypes import Array
 
 BINS: Final = ROW_BINS

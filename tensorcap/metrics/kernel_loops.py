@@ -24,7 +24,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from tensorcap.metrics.state_layout import (
+from tensorcap.metrics.kernel_state import (
     ERROR_BINS,
     MASK_AT,
     MASKS,

@@ -48,7 +48,7 @@ from tensorcap.metrics.kernel_loops import (
     u32,
     widen,
 )
-from tensorcap.metrics.state_layout import (
+from tensorcap.metrics.kernel_state import (
     APART,
     BINS,
     BLOCK,

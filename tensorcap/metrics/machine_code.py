@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tensorcap.metrics import state_layout
+from tensorcap.metrics import kernel_state
 
 if TYPE_CHECKING:
     import llvmlite.binding as llvm
@@ -82,9 +82,9 @@ def _cache_path() -> Path:
     key = hashlib.blake2b(digest_size=16)
     numba = find_spec("numba")
     for path in (
-        Path(state_layout.__file__).with_name("kernels.py"),
-        Path(state_layout.__file__).with_name("kernel_loops.py"),
-        Path(state_layout.__file__),
+        Path(kernel_state.__file__).with_name("kernels.py"),
+        Path(kernel_state.__file__).with_name("kernel_loops.py"),
+        Path(kernel_state.__file__),
         Path(__file__),
         Path(numba.origin or "").with_name("_version.py") if numba else None,
     ):

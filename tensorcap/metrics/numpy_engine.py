@@ -9,9 +9,9 @@ from typing import Any, Final
 import numpy as np
 
 from tensorcap.metrics.error_bins import add_float32, add_float64, add_rows
+from tensorcap.metrics.kernel_state import BLOCK
 from tensorcap.metrics.operands import Operands
-from tensorcap.metrics.scaled import Moments, Scaled
-from tensorcap.metrics.state_layout import BLOCK
+from tensorcap.metrics.scaled_sums import Moments, Scaled
 from tensorcap.metrics.totals import Totals
 from tensorcap_formats.dtypes import Array, decode
 from tensorcap_formats.float_formats import MASK_SENTINELS

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tensorcap.metrics.difference import Tolerance
-from tensorcap.metrics.state_layout import BLOCK
+from tensorcap.metrics.kernel_state import BLOCK
 from tensorcap_formats.dtypes import DType
 from tensorcap_formats.float_formats import FLOAT_FORMATS, FloatFormat
 

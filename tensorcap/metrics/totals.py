@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from tensorcap.metrics.difference import Difference, Index, Nonfinite, Number
 from tensorcap.metrics.error_bins import Sketch, empty, quantiles, row_quantiles, sketch
 from tensorcap.metrics.operands import Operands
-from tensorcap.metrics.scaled import Moments, Scaled, cosine
+from tensorcap.metrics.scaled_sums import Moments, Scaled, cosine
 from tensorcap_formats.dtypes import Array
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, Literal, TextIO
 
 from tensorcap.recording.scope import as_tuple, fits_key
-from tensorcap.window import stored_summary
+from tensorcap.runs.window import stored_summary
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.statistics import Statistics, StatisticsBuilder
 

@@ -1,16 +1,19 @@
-"""Between an adapter's hooks and the writer: steps, calls, filters, and what became of each point."""
+"""Between an adapter's hooks and the writer: steps, calls, filters, and what became of each point.
+
+What a run waits for, for whoever shows how far it is.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable
-from contextlib import nullcontext
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, Final, NamedTuple, Protocol
 
 from tensorcap.recording.point import Kind, Phase, Point
 from tensorcap.recording.scope import Scope
-from tensorcap.recording.waiting import Waiting
 from tensorcap_formats.dtypes import Array, DType, decode
 from tensorcap_formats.errors import TensorcapError, UsageError, WriteError, abbreviate
 from tensorcap_formats.keys import PROBES, ROOT_SITE, Key, inner_site, unescape
@@ -399,3 +402,36 @@ def _sha256(flat: Array, dtype: DType) -> str:
     for start in range(0, flat.size, _BLOCK):
         hasher.update(decode(flat[start : start + _BLOCK], dtype).astype("<i8").tobytes())
     return hasher.hexdigest()
+
+
+class Waiting:
+    """Something that takes long and tells nothing, such as a compiler, or nothing.
+
+    Example:
+        >>> waiting = Waiting()
+        >>> with waiting.on("compiling"):
+        ...     waiting.text
+        'compiling, 0 s'
+        >>> waiting.text
+        ''
+    """
+
+    def __init__(self) -> None:
+        self._what = ""
+        self._since_seconds = 0.0
+
+    @contextmanager
+    def on(self, what: str) -> Iterator[None]:
+        """Wait for it during the block."""
+        self._since_seconds = time.monotonic()
+        self._what = what
+        try:
+            yield
+        finally:
+            self._what = ""
+
+    @property
+    def text(self) -> str:
+        """What is waited for, and how long by now; "" if nothing is."""
+        what = self._what
+        return what and f"{what}, {time.monotonic() - self._since_seconds:.0f} s"

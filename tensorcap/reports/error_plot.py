@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from tensorcap.comparison.pair import GREEN
 from tensorcap.reports.layer_report import Layer
-from tensorcap.verdicts.pair import GREEN
 from tensorcap_formats.errors import missing_package
 
 _COLOURS: Final = ("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C8", "C9")  # but grey, which is for the others

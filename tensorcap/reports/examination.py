@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, TypeVar
 
-from tensorcap.comparison import Comparison
+from tensorcap.comparison.comparison import Comparison
+from tensorcap.comparison.pair import Pair
+from tensorcap.comparison.preflight.checklist import Preflight, preflight
 from tensorcap.metrics.difference import Difference
 from tensorcap.metrics.location import Location, locate
 from tensorcap.metrics.logits import LogitDifference, are_logits, logit_metrics
 from tensorcap.metrics.routing import WIDEST, RoutingDifference, is_routing, routing_metrics
-from tensorcap.preflight.checklist import Preflight, preflight
 from tensorcap.reports.ranking import contents, worst
-from tensorcap.verdicts.ops import ops_of
-from tensorcap.verdicts.pair import Pair
+from tensorcap.runs.ops import ops_of
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.records import Record
 

@@ -13,11 +13,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any, Final
 
-from tensorcap.comparison import Comparison
+from tensorcap.comparison.comparison import Comparison
+from tensorcap.comparison.pair import Pair
 from tensorcap.metrics.difference import Difference
 from tensorcap.reports.examination import Examination
-from tensorcap.reports.reporting import json_value
-from tensorcap.verdicts.pair import Pair
+from tensorcap.reports.result_json import json_value
 from tensorcap_formats.errors import WriteError
 from tensorcap_formats.keys import module_of
 

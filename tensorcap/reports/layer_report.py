@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tensorcap.comparison import Comparison
+from tensorcap.comparison.comparison import Comparison
+from tensorcap.comparison.pair import Pair, Status
 from tensorcap.reports.ranking import error_of
-from tensorcap.verdicts.pair import Pair, Status
-from tensorcap.verdicts.places import is_inner
+from tensorcap.runs.record_kinds import is_inner
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
 

@@ -15,20 +15,20 @@ from typing import Any, Final, get_type_hints
 
 import numpy as np
 
-from tensorcap.comparison import Comparison
+from tensorcap.comparison.blind_spots import Account
+from tensorcap.comparison.calibration import Calibration
+from tensorcap.comparison.comparison import Comparison
+from tensorcap.comparison.divergence import Divergence, first_divergence
+from tensorcap.comparison.pair import Finding, Pair, Status
+from tensorcap.comparison.preflight.checklist import Preflight
+from tensorcap.comparison.thresholds import Given, Thresholds, judge_metric
 from tensorcap.metrics.difference import Difference, Tolerance
 from tensorcap.metrics.location import Location
 from tensorcap.metrics.logits import LogitDifference
 from tensorcap.metrics.routing import RoutingDifference
-from tensorcap.preflight.checklist import Preflight
 from tensorcap.reports.decoding import decode_as, json_converter
 from tensorcap.reports.examination import Examination
-from tensorcap.reports.reporting import json_pieces
-from tensorcap.verdicts.account import Account
-from tensorcap.verdicts.calibration import Calibration
-from tensorcap.verdicts.divergence import Divergence, first_divergence
-from tensorcap.verdicts.pair import Finding, Pair, Status
-from tensorcap.verdicts.thresholds import Given, Thresholds, judge_metric
+from tensorcap.reports.result_json import json_pieces
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, DType, dtype
 from tensorcap_formats.errors import (

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensorcap.comparison import Comparison
+from tensorcap.comparison.comparison import Comparison
 from tensorcap.reports.error_plot import plot_errors
 from tensorcap.reports.layer_report import Layer, Spread, by_component, depth_of, layer_report, layers_of
-from tensorcap.reports.localization_values import localization_value
+from tensorcap.reports.localization_json import localization_value
 from tensorcap.reports.report_folder import MARK
-from tensorcap.reports.reporting import json_value
+from tensorcap.reports.result_json import json_value
 from tensorcap.reports.verification_text import order_text, summary_of
-from tensorcap.trees.tree import Tree
+from tensorcap.runs.tree import Tree
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import MissingPackageError
 from tensorcap_formats.keys import ROOT_SITE
 
 if TYPE_CHECKING:
-    from tensorcap.auditing import Audit
     from tensorcap.localization.verification import Verification
+    from tensorcap.localization.weights import Audit
 
 Sides = tuple[Archive, Archive]
 FREE, INJECTED = "without_injection", "with_injection"

@@ -1,4 +1,7 @@
-"""What a verification found, as sentences."""
+"""What a verification found, as sentences.
+
+What a localisation found besides suspects, as sentences.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from tensorcap.alignment.order import Order
-from tensorcap.comparison import Comparison
-from tensorcap.localization.suspect import Suspect
-from tensorcap.preflight.item import item_text
+from tensorcap.comparison.comparison import Comparison
+from tensorcap.comparison.pair import ABSENT, Pair
+from tensorcap.comparison.preflight.item import item_text
+from tensorcap.localization.curves import Change
+from tensorcap.localization.nonfinite import Origin
+from tensorcap.localization.suspect import Localization, Suspect
 from tensorcap.reports.layer_report import Layer, depth_of
-from tensorcap.reports.localization_text import around_texts
 from tensorcap.reports.ranking import error_of
-from tensorcap.verdicts.pair import ABSENT, Pair
 from tensorcap.wording import FEW, counted, some
 
 if TYPE_CHECKING:
-    from tensorcap.auditing import Audit
     from tensorcap.localization.verification import Verification
+    from tensorcap.localization.weights import Audit
+
 
 _SUSPECTS: Final = 5
 
@@ -157,3 +162,48 @@ def _is_absent(pair: Pair) -> bool:
 
 def _ended(text: str) -> str:
     return f"{text[:1].upper()}{text[1:].rstrip('.')}."
+
+
+def around_texts(found: Localization) -> Iterator[str]:
+    """What stands around the suspects: composites, where values stop being finite, where errors begin."""
+    if found.explained:
+        modules = [f"{module} by {child}" for module, child in found.explained]
+        yield f"Explained by what is within: {some(modules)}."
+    if found.nonfinite is not None:
+        yield _nonfinite_text(found.nonfinite)
+    yield from _change_texts(found.changes)
+
+
+def _nonfinite_text(found: Origin) -> str:
+    """Where values stop being finite, and what went in, as a sentence."""
+    what = found.tensor
+    bad = [one.key for one in found.operands if not one.is_finite]
+    largest = max((one.largest or 0.0 for one in found.operands), default=0.0)
+    if not found.operands:
+        given = "what went into it was not captured"
+    elif bad:
+        given = f"of {counted(len(found.operands), 'operand')} not finite: {some(bad)}"
+    else:
+        operands = counted(len(found.operands), "operand")
+        given = f"its {operands} all finite, up to {largest:.3g}: {some([one.key for one in found.operands])}"
+    return (
+        f"Values stop being finite at {found.key}, made by {found.module}: of {what.elements} elements "
+        f"{what.nan} are NaN and {what.inf} infinite; {given}."
+    )
+
+
+def _change_texts(changes: Sequence[Change]) -> Iterator[str]:
+    """Where each curve changes, the earliest step first, a sentence for each of the first few."""
+    for curve in dict.fromkeys(change.curve for change in changes):
+        mine = [change for change in changes if change.curve == curve]
+        told = "; ".join(map(_change_text, mine[:FEW]))
+        more = f"; and {len(mine) - FEW} more" if len(mine) > FEW else ""
+        yield f"{curve.capitalize()} error in execution order: {told}{more}."
+
+
+def _change_text(change: Change) -> str:
+    before = f" on top of {change.before:.2g}" if change.before else ""
+    results = counted(change.length, "result")
+    is_all = change.curve == "total" and change.kind == "step"
+    how = f"{results} wrong from there on" if is_all else f"{results} long"
+    return f"a {change.kind} at {change.key} to {change.value:.2g}{before}, {how}"

@@ -1,8 +1,8 @@
 """Measure alignment against the budgets of issue and design: 20,000 records on each side.
 
 A model of 400 layers of 50 modules each: by names alone, by all evidence under equal and under other names,
-by values under random names, and with tokens matched in every entry. Times are of `tensorcap.aligning.align`,
-mapping and links, in this process; opening both archives is the measure beside it.
+by values under random names, and with tokens matched in every entry. Times are of `align`, mapping
+and links, in this process; opening both archives is the measure beside it.
 
 Usage: python tests/benchmarks/bench_align.py [--json] [--folder FOLDER]
 """
@@ -22,14 +22,14 @@ from pathlib import Path
 
 import numpy as np
 
-from tensorcap.aligning import Aligned, align
+from tensorcap.alignment.aligned import Aligned, align
 from tensorcap.alignment.mapping import Alignment, Entry
-from tensorcap.alignment.tokens import TokenRule
+from tensorcap.alignment.tokens.alignment import TokenRule
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.keys import Key
-from tensorcap_formats.opening import open_archive
-from tensorcap_formats.writer import Writer
+from tensorcap_formats.open import open_archive
+from tensorcap_formats.writing.writer import Writer
 
 LAYERS = 400
 PARTS = 50

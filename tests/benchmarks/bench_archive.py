@@ -23,9 +23,9 @@ import numpy as np
 
 from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.keys import Key
-from tensorcap_formats.opening import open_archive
-from tensorcap_formats.recovery import recover
-from tensorcap_formats.writer import Writer
+from tensorcap_formats.open import open_archive
+from tensorcap_formats.writing.recovery import recover
+from tensorcap_formats.writing.writer import Writer
 
 Array = np.ndarray[Any, Any]
 FLOAT32 = dtype("float32")

@@ -29,8 +29,8 @@ from tensorcap.metrics.numpy_engine import NumpyEngine
 from tensorcap.metrics.operands import Operands
 from tensorcap_formats.dtypes import bits_of, dtype, dtype_of
 from tensorcap_formats.keys import Key
-from tensorcap_formats.opening import open_archive
-from tensorcap_formats.writer import Writer
+from tensorcap_formats.open import open_archive
+from tensorcap_formats.writing.writer import Writer
 
 Array = np.ndarray[Any, Any]
 ROOT = Path(__file__).parents[2]

@@ -19,8 +19,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tensorcap.exporting import export
-from tensorcap_formats.opening import open_archive
+from tensorcap.adapters.dumps import export
+from tensorcap_formats.open import open_archive
 from tests.benchmarks.bench_compare import Row, Usage, build, read_plainly, run
 
 BUDGET = 1.3

@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 import tensorcap
-from tensorcap.adapters._torch.staging import BOUND_BYTES, Staging
+from tensorcap.adapters.torch.staging import BOUND_BYTES, Staging
 
 MIB = 1 << 20
 ROUNDS, FORWARDS = 5, 4
@@ -109,7 +109,7 @@ def check_bits(model: nn.Module, x: torch.Tensor, folder: Path) -> dict[str, lis
         "a stream of the user": lambda: torch.cuda.stream(new_stream()),
         "inference mode": torch.inference_mode,
         "autocast": lambda: torch.autocast("cuda", torch.bfloat16),
-        "a small ring": lambda: patch("tensorcap.adapters._torch.adapter.Staging", small),
+        "a small ring": lambda: patch("tensorcap.adapters.torch.adapter.Staging", small),
     }
     found = {}
     for number, (name, situation) in enumerate(situations.items()):
@@ -134,7 +134,7 @@ def check_waits(model: nn.Module, x: torch.Tensor, folder: Path) -> dict[str, fl
     for name, staged in (("staged", Staging), ("copied in hooks", in_hooks())):
         with (
             torch.no_grad(),
-            patch("tensorcap.adapters._torch.adapter.Staging", staged),
+            patch("tensorcap.adapters.torch.adapter.Staging", staged),
             tensorcap.capture(model, folder / "a.h5", include="*.down", inputs=False),
         ):
             model(x)  # makes the ring
@@ -200,7 +200,7 @@ def measure(model: nn.Module, x: torch.Tensor, folder: Path, **options: Any) -> 
         ("staged", captured, Staging),
         ("in hooks", captured, in_hooks()),
     ):
-        with torch.no_grad(), patch("tensorcap.adapters._torch.adapter.Staging", staged):
+        with torch.no_grad(), patch("tensorcap.adapters.torch.adapter.Staging", staged):
             action()
             torch.cuda.reset_peak_memory_stats()
             rounds = []

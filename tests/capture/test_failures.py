@@ -11,7 +11,7 @@ from torch import nn
 
 import tensorcap
 from tensorcap_formats.errors import UsageError, WriteError
-from tensorcap_formats.recovery import recover
+from tensorcap_formats.writing.recovery import recover
 
 
 class Failing(nn.Module):
@@ -79,7 +79,7 @@ def test_a_complete_capture_replaces_the_archive_before(path: Path, small: Any) 
 
 def full_disk(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """Let `after` tensors be written, then let the disk be full."""
-    from tensorcap_formats.flat_file import write_at as real
+    from tensorcap_formats.writing.flat_file import write_at as real
 
     count = [0]
 
@@ -89,7 +89,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
         real(*arguments)
 
-    monkeypatch.setattr("tensorcap_formats.writer.write_at", write_at)
+    monkeypatch.setattr("tensorcap_formats.writing.writer.write_at", write_at)
 
 
 def test_a_full_disk_is_raised_and_the_rest_can_be_recovered(

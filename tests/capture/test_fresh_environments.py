@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tensorcap_formats.opening import open_archive
+from tensorcap_formats.open import open_archive
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 import tensorcap
-from tensorcap.script import Script
-from tensorcap.scripting import ScriptRun
+from tensorcap.session.program import ScriptRun
+from tensorcap.workload.script import Script
 from tensorcap_formats.errors import CaptureError, UsageError, WriteError
 
 ROOT = Path(__file__).parents[2]

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 import tensorcap
-from tensorcap.adapters._torch.leaves import Leaves
-from tensorcap.adapters._torch.staging import Staging
+from tensorcap.adapters.torch.staging import Staging
+from tensorcap.adapters.torch.tensor_leaves import Leaves
 from tensorcap.recording.point import Point
 from tensorcap.recording.recorder import Call, Recorder
 from tensorcap.recording.scope import Scope
@@ -419,7 +419,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Late:
     """Let every capture take what is on the host for something on a device, with a ring of 64 KiB."""
     late = Late()
     staged = functools.partial(Staging, bound_bytes=64 * KIB, lane_of=lambda _: late)
-    monkeypatch.setattr("tensorcap.adapters._torch.adapter.Staging", staged)
+    monkeypatch.setattr("tensorcap.adapters.torch.adapter.Staging", staged)
     return late
 
 
@@ -483,7 +483,7 @@ def test_a_full_disk_is_raised_when_the_block_ends(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     def run() -> None:
-        monkeypatch.setattr("tensorcap_formats.writer.write_at", write)
+        monkeypatch.setattr("tensorcap_formats.writing.writer.write_at", write)
         model(torch.randn(16, 64))
         ended.append("the run was not stopped")
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tensorcap.recording.structure import Kinds, Leaf, walk
-from tensorcap.sources import class_name
+from tensorcap.workload.sources import class_name
 
 ONE = np.ones(1)
 KINDS = Kinds(tensors=(np.ndarray,))

@@ -12,8 +12,8 @@ import torch
 from click.testing import CliRunner
 
 import tensorcap
-from tensorcap.capturing import capture_workload
-from tensorcap.recipe import Recipe
+from tensorcap.session.capture_session import capture_workload
+from tensorcap.session.recipe import Recipe
 from tensorcap_cli.main import main
 from tensorcap_formats.errors import CaptureError, UsageError
 

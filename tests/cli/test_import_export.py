@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from tensorcap_formats.dtypes import DTYPES, bits_of, dtype_of
+from tensorcap_formats.foreign.max_file import DTYPE_CODES
 from tensorcap_formats.keys import Key
-from tensorcap_formats.max_file import DTYPE_CODES
-from tensorcap_formats.opening import open_archive
-from tensorcap_formats.writer import Writer
+from tensorcap_formats.open import open_archive
+from tensorcap_formats.writing.writer import Writer
 
 Tcap = Callable[..., Any]
 Write = Callable[..., Path]
@@ -294,7 +294,7 @@ def test_a_missing_torch_is_reported_in_one_line(
     tcap: Tcap, folder: Path, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write("x.h5", {"0/a/output": X})
-    monkeypatch.setitem(__import__("sys").modules, "tensorcap.adapters._torch.saving", None)
+    monkeypatch.setitem(__import__("sys").modules, "tensorcap.adapters.torch.save", None)
     error = tcap("export", "x.h5", "out", "--layout", "torch", status=2).stderr
     assert error.startswith("Error: writing .pt files needs the package 'torch', which is not installed\n")
     assert not (folder / "out").exists()

@@ -90,7 +90,7 @@ def test_a_bug_shows_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: str) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("tensorcap_formats.opening.open_archive", broken)
+    monkeypatch.setattr("tensorcap_formats.open.open_archive", broken)
     assert isinstance(CliRunner().invoke(main, ["ls", "a.h5"]).exception, ZeroDivisionError)
 
 
@@ -100,7 +100,7 @@ def test_interruption_is_one_line_and_status_130(
     def interrupted(_: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tensorcap_formats.opening.open_archive", interrupted)
+    monkeypatch.setattr("tensorcap_formats.open.open_archive", interrupted)
     result = tcap("ls", "a.h5", status=130)
     assert (result.stdout, result.stderr) == ("", "Interrupted.\n")
 

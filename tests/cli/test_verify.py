@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tensorcap_formats.opening import open_archive
+from tensorcap_formats.open import open_archive
 from tests.cli.conftest import ROOT, Tcap
 
 MODELS = ROOT / "examples" / "models.py"

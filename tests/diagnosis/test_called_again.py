@@ -13,16 +13,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tensorcap.alignment.part import Part
-from tensorcap.capturing import capture_workload
-from tensorcap.diagnosis.diagnosing import Diagnosis, diagnose
-from tensorcap.localizing import localize
-from tensorcap.replaying import replay_within
-from tensorcap.rerunning import rerun_of
-from tensorcap.variation import Added, Change, Filled, Ordered, Rerun, Shifted
-from tensorcap.workload import Workload
+from tensorcap.adapters.edits import Added, Change, Filled, Ordered, Rerun, Shifted
+from tensorcap.diagnosis.diagnosis import Diagnosis, diagnose
+from tensorcap.localization.localization import localize
+from tensorcap.rerun.module_replay import replay_within
+from tensorcap.rerun.rerun import rerun_of
+from tensorcap.runs.part import Part
+from tensorcap.session.capture_session import capture_workload
+from tensorcap.workload.workload import Workload
 from tensorcap_formats.dtypes import Array, DType
-from tensorcap_formats.opening import open_archive
+from tensorcap_formats.open import open_archive
 from tests.support.archives import write_archive
 from tests.support.floats import bfloat16, to_bfloat16
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tensorcap.adapters._torch.masks import other_mask
+from tensorcap.adapters.torch.masks import other_mask
 
 CAUSAL = ["1000", "1100", "1110", "1111"]
 WINDOW = ["1000", "1100", "0110", "0011"]

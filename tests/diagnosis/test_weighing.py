@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.diagnosis.weighing import Scales, Trial, ranked
+from tensorcap.diagnosis.scoring import Scales, Trial, ranked
 from tests.diagnosis.conftest import Diagnose
 
 R = np.random.default_rng(2).standard_normal(64)

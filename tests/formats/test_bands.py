@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorcap_formats.bands import Bands
+from tensorcap_formats.flat_arrays import Bands
 
 
 def test_a_band_is_loaded_once_for_all_reads_in_it_and_anew_for_another_array() -> None:

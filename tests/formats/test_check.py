@@ -14,8 +14,8 @@ from tensorcap_formats.check import Problem, check_archive
 from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.errors import CorruptArchiveError
 from tensorcap_formats.keys import Key
-from tensorcap_formats.opening import open_archive
-from tensorcap_formats.writer import Writer
+from tensorcap_formats.open import open_archive
+from tensorcap_formats.writing.writer import Writer
 
 SUFFIXES = ["h5", "zarr", "safetensors"]
 

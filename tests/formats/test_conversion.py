@@ -23,9 +23,9 @@ from tensorcap_formats.conversion import convert
 from tensorcap_formats.dtypes import DTYPES, dtype
 from tensorcap_formats.errors import CorruptArchiveError, TensorNotFoundError, UsageError, WriteError
 from tensorcap_formats.keys import Key
-from tensorcap_formats.opening import open_archive
-from tensorcap_formats.output_path import unique_beside
-from tensorcap_formats.writer import Writer
+from tensorcap_formats.open import open_archive
+from tensorcap_formats.writing.output_path import unique_beside
+from tensorcap_formats.writing.writer import Writer
 
 TARGETS = [
     ("h5", None),
@@ -110,7 +110,7 @@ def test_a_process_that_compresses_nothing_reads_compressed_hdf5(
     with open_archive(source) as archive:
         convert(archive, tmp_path / "x.h5", compress=compress)
     code = (
-        "import sys; from tensorcap_formats.opening import open_archive; a = open_archive(sys.argv[1]); "
+        "import sys; from tensorcap_formats.open import open_archive; a = open_archive(sys.argv[1]); "
         "print(a.load(a.get('large'))[1, 20_000])"
     )
     done = subprocess.run(

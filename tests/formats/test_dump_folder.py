@@ -14,13 +14,13 @@ import torch
 
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import bits_of, dtype_of
-from tensorcap_formats.dump_folder import DumpArchive, open_dump
-from tensorcap_formats.dump_labels import label_of, parse_label
 from tensorcap_formats.errors import NotAnArchiveError
+from tensorcap_formats.foreign.dump_folder import DumpArchive, open_dump
+from tensorcap_formats.foreign.dump_labels import label_of, parse_label
+from tensorcap_formats.foreign.max_file import write_max
+from tensorcap_formats.foreign.raw_file import RawSpec
 from tensorcap_formats.keys import Key
-from tensorcap_formats.max_file import write_max
-from tensorcap_formats.opening import open_archive
-from tensorcap_formats.raw_file import RawSpec
+from tensorcap_formats.open import open_archive
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tensorcap_formats import strided
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import NotAnArchiveError, ReadError
-from tensorcap_formats.foreign_numpy import open_npy, open_npy_folder, open_npz
-from tensorcap_formats.opening import open_archive
+from tensorcap_formats.foreign import strided
+from tensorcap_formats.foreign.numpy_files import open_npy, open_npy_folder, open_npz
+from tensorcap_formats.open import open_archive
 
 
 def names(archive: Archive) -> list[str]:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from tensorcap_formats import strided
-from tensorcap_formats.foreign_torch import open_torch_file, open_torch_folder
-from tensorcap_formats.opening import open_archive
+from tensorcap_formats.foreign import strided
+from tensorcap_formats.foreign.torch_file import open_torch_file, open_torch_folder
+from tensorcap_formats.open import open_archive
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def test_parts_of_a_checkpoint_share_one_space_of_names(tmp_path: Path) -> None:
 def test_torch_is_not_needed(path: Path) -> None:
     torch.save({"a": torch.arange(3)}, path)
     code = (
-        "import sys; from tensorcap_formats.opening import open_archive; "
+        "import sys; from tensorcap_formats.open import open_archive; "
         f"a = open_archive({str(path)!r}); print(a.load(a.records[0]).tolist(), 'torch' in sys.modules)"
     )
     formats = str(Path(strided.__file__).parents[1])

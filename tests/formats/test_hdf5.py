@@ -19,8 +19,8 @@ from tensorcap_formats.check import check_archive
 from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.errors import CorruptArchiveError, UnfinishedArchiveError
 from tensorcap_formats.keys import Key
-from tensorcap_formats.opening import open_archive
-from tensorcap_formats.writer import Writer
+from tensorcap_formats.open import open_archive
+from tensorcap_formats.writing.writer import Writer
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(tensorcap_formats.__file__).parents[1])}
 RANDOM = np.random.default_rng(11)
@@ -70,7 +70,7 @@ def tool(*command: str | Path) -> None:
 def test_an_archive_as_it_was_written_is_read_without_the_hdf5_library(path: Path) -> None:
     with open_archive(path) as archive:
         assert_holds_all_but(archive)
-    code = "import sys; from tensorcap_formats.opening import open_archive as o; a = o(sys.argv[1]); "
+    code = "import sys; from tensorcap_formats.open import open_archive as o; a = o(sys.argv[1]); "
     code += "print(a.read(a.get('0/b/input.x')).tolist(), 'h5py' in sys.modules)"
     command = [sys.executable, "-c", code, str(path)]
     done = subprocess.run(command, env=ENVIRONMENT, check=True, capture_output=True, text=True)

@@ -12,9 +12,9 @@ import pytest
 
 from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.errors import CorruptArchiveError, NewerVersionError, WriteError
-from tensorcap_formats.journal import Journal, is_locked, journal_path, read_journal
 from tensorcap_formats.keys import Key
-from tensorcap_formats.writer import Writer
+from tensorcap_formats.writing.journal import Journal, is_locked, journal_path, read_journal
+from tensorcap_formats.writing.writer import Writer
 
 HEAD = b'{"tensorcap_journal":1,"container":"hdf5","algorithm":"xxh3_128","run":{"seed":1}}'
 RECORD = (
@@ -159,5 +159,5 @@ def test_a_reader_that_looks_at_the_journal_does_not_keep_a_writer_out(
     fd = os.open(journal_path(path), os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_SH)
     # The reader is done while the writer pauses for the first time.
-    monkeypatch.setattr("tensorcap_formats.journal.time.sleep", lambda seconds: os.close(fd))
+    monkeypatch.setattr("tensorcap_formats.writing.journal.time.sleep", lambda seconds: os.close(fd))
     Journal(path).close(remove=True)

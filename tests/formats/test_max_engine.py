@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tensorcap_formats.dtypes import DTYPES
-from tensorcap_formats.max_file import DTYPE_CODES, write_max
-from tensorcap_formats.opening import open_archive
+from tensorcap_formats.foreign.max_file import DTYPE_CODES, write_max
+from tensorcap_formats.open import open_archive
 
 pytestmark = pytest.mark.slow
 

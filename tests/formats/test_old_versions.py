@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tensorcap_formats.check import check_archive
-from tensorcap_formats.opening import open_archive
+from tensorcap_formats.open import open_archive
 
 DATA = Path(__file__).parents[1] / "data"
 # key, dtype, shape and bytes of each record, in execution order

@@ -19,11 +19,11 @@ import pytest
 import tensorcap_formats
 from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.errors import ReadError, UnfinishedArchiveError, WriteError
-from tensorcap_formats.journal import journal_path, partial_path
 from tensorcap_formats.keys import Key
-from tensorcap_formats.opening import open_archive
-from tensorcap_formats.recovery import recover
-from tensorcap_formats.writer import Writer
+from tensorcap_formats.open import open_archive
+from tensorcap_formats.writing.journal import journal_path, partial_path
+from tensorcap_formats.writing.recovery import recover
+from tensorcap_formats.writing.writer import Writer
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(tensorcap_formats.__file__).parents[1])}
 KILLS = 30

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorcap_formats.slabs import Slabs, read_flat, rectangles
+from tensorcap_formats.flat_arrays import Slabs, read_flat, rectangles
 
 SHAPES = st.lists(st.integers(1, 5), max_size=4).map(tuple)
 

@@ -20,11 +20,11 @@ import pytest
 import tensorcap_formats
 from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.errors import NotAnArchiveError, UnfinishedArchiveError, UsageError, WriteError
-from tensorcap_formats.journal import journal_path, partial_path
 from tensorcap_formats.keys import Key
-from tensorcap_formats.opening import open_archive
-from tensorcap_formats.recovery import recover
-from tensorcap_formats.writer import Writer
+from tensorcap_formats.open import open_archive
+from tensorcap_formats.writing.journal import journal_path, partial_path
+from tensorcap_formats.writing.recovery import recover
+from tensorcap_formats.writing.writer import Writer
 
 FLOAT32 = dtype("float32")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(tensorcap_formats.__file__).parents[1])}
@@ -690,7 +690,7 @@ def test_no_file_stays_open_when_publishing_fails(path: Path, monkeypatch: pytes
     writer = Writer(path)
     add(writer, "a", 1.0)
     with monkeypatch.context() as patched:
-        patched.setattr("tensorcap_formats.writer.publish", refuse)
+        patched.setattr("tensorcap_formats.writing.writer.publish", refuse)
         with pytest.raises(KeyboardInterrupt):
             writer.close()
     assert open_files() == before

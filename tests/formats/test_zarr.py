@@ -15,16 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.codecs import TransposeCodec
 
-from tensorcap_formats import foreign_zarr, zarr_array
 from tensorcap_formats.check import Problem, check_archive
 from tensorcap_formats.conversion import convert
 from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.errors import CorruptArchiveError
+from tensorcap_formats.flat_arrays import Slabs
 from tensorcap_formats.keys import Key
-from tensorcap_formats.opening import open_archive
-from tensorcap_formats.slabs import Slabs
-from tensorcap_formats.writer import Writer
-from tensorcap_formats.zarr_v3 import array_path
+from tensorcap_formats.open import open_archive
+from tensorcap_formats.writing.writer import Writer
+from tensorcap_formats.zarr import arrays, foreign
+from tensorcap_formats.zarr.store import array_path
 
 
 @settings(max_examples=200)
@@ -52,8 +52,8 @@ def test_slabs_cover_each_element_once_in_flat_ranges(
 def test_an_array_of_many_chunks_is_read_by_us_and_by_the_zarr_library(
     tmp_path: Path, compress: str | None, chunks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(zarr_array, "MAX_CHUNK_BYTES", 100)
-    monkeypatch.setattr(zarr_array, "_COMPRESSED_CHUNK_BYTES", 60)
+    monkeypatch.setattr(arrays, "MAX_CHUNK_BYTES", 100)
+    monkeypatch.setattr(arrays, "_COMPRESSED_CHUNK_BYTES", 60)
     array = np.arange(3 * 5 * 7, dtype="<i4").reshape(3, 5, 7)
     writer = Writer(tmp_path / "x.h5")
     writer.add(Key("m", "output"), array, dtype("int32"), array.shape)
@@ -141,7 +141,7 @@ def test_shards_transposed_chunks_scalars_and_empty_arrays_are_read(tmp_path: Pa
 
 
 def test_rows_that_are_larger_than_a_band_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign_zarr, "BAND_BYTES", 16)
+    monkeypatch.setattr(foreign, "BAND_BYTES", 16)
     group = zarr.open_group(tmp_path / "x.zarr", mode="w")
     group.create_array("x", data=np.arange(40.0).reshape(4, 10), chunks=(2, 5))
     with open_archive(tmp_path / "x.zarr") as archive:

@@ -533,18 +533,18 @@ FEW_PORTS: Final = ("gpt2", "t5")
 
 
 def ports(names: Sequence[str]) -> Batch:
-    """The ports of tests/align/ports, which have other names and layouts than their models."""
+    """The ports of tests/alignment/ports, which have other names and layouts than their models."""
     workloads, commands = [], []
     for name in names:
         workloads.append(f"""
 def {name}_ref():
     import tensorcap
-    from tests.align.ports.{name} import PORT
+    from tests.alignment.ports.{name} import PORT
     return tensorcap.Workload(*PORT.reference())
 
 def {name}_tgt():
     import tensorcap
-    from tests.align.ports.{name} import PORT
+    from tests.alignment.ports.{name} import PORT
     model, inputs = PORT.reference()
     target, inputs = PORT.target(model.state_dict(), inputs)
     return tensorcap.Workload(target.eval(), inputs)
@@ -567,8 +567,8 @@ compare {ref} {tgt} --map {name}.toml --by-module
 
 _TRAPS_INPUTS: Final = """
 from pathlib import Path
-from tests.align.ports.traps import TRAPS
-from tests.align.test_traps import archive_of
+from tests.alignment.ports.traps import TRAPS
+from tests.alignment.test_traps import archive_of
 for name, trap in TRAPS.items():
     archive_of(Path(f"{name}.ref.h5"), trap.reference)
     archive_of(Path(f"{name}.tgt.h5"), trap.target)

@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from tests.align import conftest
-from tests.align.ports import traps
+from tests.alignment import conftest
+from tests.alignment.ports import traps
 from tests.golden.scenarios import ALL_ENTRIES, FEW_ENTRIES, PORTS, TRAPS, WITH_MAPPING
 from tests.zoo.catalogue import ENTRIES
 from tests.zoo.entry import Correct

@@ -28,14 +28,14 @@ from tensorcap_formats.errors import (
     UnfinishedArchiveError,
     UnsafeFileError,
 )
-from tensorcap_formats.flat_file import Note, finish
 from tensorcap_formats.index import encode_index, root_hash
-from tensorcap_formats.journal import Placed
 from tensorcap_formats.keys import Key
-from tensorcap_formats.opening import open_archive
+from tensorcap_formats.open import open_archive
 from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import Statistics
-from tensorcap_formats.writer import Writer
+from tensorcap_formats.writing.flat_file import Note, finish
+from tensorcap_formats.writing.journal import Placed
+from tensorcap_formats.writing.writer import Writer
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(tensorcap_formats.__file__).parents[1])}
 FLOAT32 = dtype("float32")

@@ -19,11 +19,11 @@ from tensorcap_formats.errors import (
     UnfinishedArchiveError,
     UsageError,
 )
-from tensorcap_formats.journal import journal_path, partial_path, read_journal
 from tensorcap_formats.keys import Key
-from tensorcap_formats.opening import open_archive
-from tensorcap_formats.recovery import recover
-from tensorcap_formats.writer import Writer
+from tensorcap_formats.open import open_archive
+from tensorcap_formats.writing.journal import journal_path, partial_path, read_journal
+from tensorcap_formats.writing.recovery import recover
+from tensorcap_formats.writing.writer import Writer
 
 HEAD: dict[str, Any] = {"tensorcap_journal": 1, "container": "hdf5", "algorithm": "xxh3_128", "run": {}}
 RECORD: dict[str, Any] = {

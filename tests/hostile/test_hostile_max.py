@@ -16,7 +16,7 @@ from tensorcap_formats.errors import (
     ReadError,
     UnsafeFileError,
 )
-from tensorcap_formats.opening import open_archive
+from tensorcap_formats.open import open_archive
 
 MAGIC = bytes.fromhex("93f09f94a52b2b93")
 

@@ -15,7 +15,7 @@ import pytest
 
 from tensorcap_formats.conversion import convert
 from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, ReadError, UnsafeFileError
-from tensorcap_formats.opening import open_archive
+from tensorcap_formats.open import open_archive
 
 
 class Evil:

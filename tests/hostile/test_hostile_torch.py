@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 import torch
 
-from tensorcap_formats import torch_pickle
 from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, ReadError, UnsafeFileError
-from tensorcap_formats.opening import open_archive
+from tensorcap_formats.foreign import torch_pickle
+from tensorcap_formats.open import open_archive
 
 
 class Evil:
@@ -306,7 +306,7 @@ def test_random_damage_ends_in_an_error_of_ours_or_in_a_right_read(tmp_path: Pat
 
 
 def test_the_module_imports_neither_pickle_nor_torch() -> None:
-    code = "import sys; import tensorcap_formats.torch_pickle; print('torch' in sys.modules)"
+    code = "import sys; import tensorcap_formats.foreign.torch_pickle; print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

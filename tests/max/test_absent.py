@@ -65,7 +65,7 @@ def test_the_command_to_install_it_is_named_in_a_line(
         "    def find_spec(name, *_):\n"
         "        if name == 'max': raise ModuleNotFoundError(name=name)\n"
         f"{hide}\n"
-        "from tensorcap.adapters import adapter_named\n"
+        "from tensorcap.adapters.protocol import adapter_named\n"
         "from tensorcap_formats.errors import MissingPackageError\n"
         "try: adapter_named('max')\n"
         "except MissingPackageError as e: print(e, '|', e.hint)\n"

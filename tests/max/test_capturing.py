@@ -16,8 +16,8 @@ from max.nn.layer import Module, add_layer_hook, layer
 
 import tensorcap
 from tensorcap import MaxModel, Workload, open_archive
-from tensorcap.adapters._max import building, engine
-from tensorcap.capturing import capture_workload
+from tensorcap.adapters.max import engine, graph_builder
+from tensorcap.session.capture_session import capture_workload
 from tensorcap_formats.errors import UsageError
 from tests.max.nets import (
     AFTER,
@@ -161,7 +161,7 @@ def test_that_max_compiles_is_shown_with_the_time_so_far(
         yield
         seen.append(capture.progress)
 
-    monkeypatch.setattr(building, "compiled", watched)
+    monkeypatch.setattr(graph_builder, "compiled", watched)
     capture_workload(Workload(chain(), {"x": X}), tmp_path / "a.h5", around=around)
     assert seen == [
         "MAX compiles the model, 0 s",

@@ -200,7 +200,7 @@ def test_a_bisection_compiles_two_graphs_whatever_it_takes_to_find_the_module(fo
     code = (
         "from examples.max_decoder import wrong\n"
         "from tensorcap import MaxModel\n"
-        "from tensorcap.live_bisecting import bisect_live\n"
+        "from tensorcap.localization.live_bisection import bisect_live\n"
         "workload = wrong()\n"
         "found = bisect_live('ref.h5', workload)\n"
         "print(len(found.runs), len(MaxModel.of(workload.model).compiled.graphs))\n"

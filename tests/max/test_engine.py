@@ -14,10 +14,10 @@ from max.graph import DeviceRef, Graph, Weight
 from max.nn.layer import Module
 
 from tensorcap import MaxModel, Workload
-from tensorcap.adapters._max import engine
-from tensorcap.adapters._max.description import describe
-from tensorcap.adapters._max.modules import devices_of, tree
-from tensorcap.capturing import capture_workload
+from tensorcap.adapters.max import engine
+from tensorcap.adapters.max.description import describe
+from tensorcap.adapters.max.modules import devices_of, tree
+from tensorcap.session.capture_session import capture_workload
 from tensorcap_formats.dtypes import DTYPES
 from tensorcap_formats.errors import CaptureError
 from tests.max.nets import TYPES, X, chain

@@ -9,8 +9,8 @@ from typing import Any
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, DType, bits_of, dtype_of
 from tensorcap_formats.keys import Key
-from tensorcap_formats.opening import open_archive
-from tensorcap_formats.writer import Writer
+from tensorcap_formats.open import open_archive
+from tensorcap_formats.writing.writer import Writer
 
 Tensors = Mapping[str, Array | tuple[Array, DType]]
 

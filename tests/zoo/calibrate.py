@@ -21,11 +21,11 @@ from typing import Final
 
 import torch
 
-from tensorcap.capturing import capture_workload
-from tensorcap.replaying import replay
-from tensorcap.verdicts.pair import Finding
-from tensorcap.verdicts.policy import POLICY
-from tensorcap.verdicts.replayed import Own
+from tensorcap.comparison.pair import Finding
+from tensorcap.comparison.policy import POLICY
+from tensorcap.rerun.module_replay import replay
+from tensorcap.rerun.own_errors import Own
+from tensorcap.session.capture_session import capture_workload
 from tests.zoo.architectures import ARCHITECTURES
 from tests.zoo.catalogue import ENTRIES
 from tests.zoo.effect import is_exercised

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tensorcap.comparing import compare
+from tensorcap.comparison.pair import ABSENT
+from tensorcap.comparison.pipeline import compare
+from tensorcap.localization.localization import localize
 from tensorcap.localization.suspect import Localization
-from tensorcap.localizing import localize
-from tensorcap.replaying import replay_forward
-from tensorcap.verdicts.pair import ABSENT
-from tensorcap.workload import Workload
+from tensorcap.rerun.module_replay import replay_forward
+from tensorcap.workload.workload import Workload
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tensorcap.verdicts.pair import Finding
-from tensorcap.verdicts.policy import POLICY
-from tensorcap.verdicts.replayed import Own
+from tensorcap.comparison.pair import Finding
+from tensorcap.comparison.policy import POLICY
+from tensorcap.rerun.own_errors import Own
 from tests.zoo import calibrate
 from tests.zoo.calibrate import LIMITS, Value, rows_of, table, values_of
 from tests.zoo.catalogue import ENTRIES

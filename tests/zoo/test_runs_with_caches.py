@@ -11,10 +11,10 @@ import pytest
 import torch
 import transformers
 
-from tensorcap.capturing import capture_workload
-from tensorcap.comparing import compare
-from tensorcap.localizing import localize
-from tensorcap.workload import Workload
+from tensorcap.comparison.pipeline import compare
+from tensorcap.localization.localization import localize
+from tensorcap.session.capture_session import capture_workload
+from tensorcap.workload.workload import Workload
 from tests.zoo.architectures import VOCABULARY, make
 
 PROMPT = 34

@@ -1,0 +1,1 @@
+"""Files of other tools, read as archives; and dumps written for them."""

@@ -1,0 +1,124 @@
+"""The files of a dump, and what is found out of them (specs/max-files.md, section 4)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tensorcap_formats.errors import CorruptArchiveError, UnsafeFileError
+from tensorcap_formats.foreign.dump_labels import Label, probe_key, rooted
+from tensorcap_formats.foreign.max_file import SUFFIX
+from tensorcap_formats.foreign.raw_file import RawSpec
+from tensorcap_formats.input_file import InputFile
+from tensorcap_formats.keys import Key
+
+TORCH: Final = ".pt"
+NAMES: Final = "tensor_names.txt"
+METADATA: Final = "layer_metadata.json"
+_MAX_BYTES: Final = 64 * 1024 * 1024  # of a list of names
+
+
+@dataclass(slots=True)
+class DumpFile:
+    """One file of a dump.
+
+    Attributes:
+        path: Of the file.
+        name: Without the suffix.
+        step: Of the run.
+        label: What the name says; None where that is no layer's.
+        position: In the order of the step; None as long as nothing tells it.
+        raw: What it holds, if it is one of raw numbers.
+    """
+
+    path: Path
+    name: str
+    step: int
+    label: Label | None
+    position: float | None = None
+    raw: RawSpec | None = None
+
+    @property
+    def key(self) -> Key:
+        """What its name means."""
+        return self.label.key(self.step) if self.label else probe_key(self.name, self.step)
+
+
+@dataclass(slots=True)
+class Found:
+    """What was found in a folder so far.
+
+    Attributes:
+        path: Of the folder.
+        raw: What files of raw numbers hold.
+        files: Those that have tensors.
+        problems: What could not be taken, by the name of its file, and why.
+        others: What else there is, likewise.
+        notes: What there is to say of it, a sentence each.
+        unlisted: Files that no list names.
+        is_ordered: Whether lists tell the order of all steps.
+    """
+
+    path: Path
+    raw: Sequence[RawSpec]
+    files: list[DumpFile] = field(default_factory=list)
+    problems: dict[str, str] = field(default_factory=dict)
+    others: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    unlisted: list[str] = field(default_factory=list)
+    is_ordered: bool = True
+
+    def shown(self, file: DumpFile) -> str:
+        """A file's path in the folder."""
+        return file.path.relative_to(self.path).as_posix()
+
+
+def tensor_files(
+    dump: Found, folder: str, names: Sequence[str], parse: Callable[[str], Label | None]
+) -> Iterator[DumpFile]:
+    """The files of tensors in a folder; what else there is, is noted."""
+    home = os.path.realpath(dump.path) + os.sep
+    for name in names:
+        path, shown = dump.path / folder / name, f"{folder}/{name}" if folder else name
+        stem, suffix = os.path.splitext(name)
+        spec = next((spec for spec in dump.raw if spec.fits(name)), None)
+        if path.is_dir():
+            dump.others[f"{shown}/"] = "a folder that is no step"
+        elif spec is None and suffix.lower() not in (SUFFIX, TORCH):
+            if name not in (NAMES, METADATA):
+                dump.others[shown] = f"no {SUFFIX} or .pt file"
+        elif path.is_symlink() and not os.path.realpath(path).startswith(home):
+            raise UnsafeFileError(
+                f"{path}: is a link to a file outside of {dump.path}", hint="Put a copy in its place."
+            )
+        else:
+            # a label has dots, so that a raw file's has no suffix unless it has one of those for raw files
+            text = name if spec and suffix.lower() not in (".bin", ".raw", ".data") else stem
+            yield DumpFile(path, text, 0, parse(text), raw=spec)
+
+
+def content(path: Path) -> bytes:
+    """All of a list of names."""
+    with closing(InputFile(path)) as file:
+        if file.size > _MAX_BYTES:
+            raise CorruptArchiveError(f"{path}: has {file.size} bytes, expected at most {_MAX_BYTES}")
+        return file.read(0, file.size)
+
+
+def note_unlisted(dump: Found, folder: str, found: Sequence[DumpFile]) -> None:
+    """Put files that no list named behind the others."""
+    for file in found:
+        if file.position is None:
+            file.position = float("inf")
+            dump.unlisted.append(f"{folder}/{file.path.name}" if folder else file.path.name)
+
+
+def take_root(files: Sequence[DumpFile]) -> None:
+    """Take the name of the whole model from the labels, if it is there."""
+    labels = iter(rooted(file.label for file in files if file.label))
+    for file in files:
+        file.label = next(labels) if file.label else None

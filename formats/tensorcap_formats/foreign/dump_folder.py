@@ -1,0 +1,357 @@
+"""Folders that print hooks and layer verifications leave: a file for each tensor, which its name explains.
+
+Three layouts (specs/max-files.md, section 4): files beside each other, as MAX writes them; folders of them by
+the number of the step, each with the order in `tensor_names.txt`; and one with `layer_metadata.json`.
+What cannot be read, or not be told apart, is left out and told, and makes the archive incomplete.
+
+One side of a layer verification: its files, by the list of its layers (specs/max-files.md, MXF-32).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, ReadError
+from tensorcap_formats.flat_arrays import Bands
+from tensorcap_formats.foreign.archive import ForeignArchive, ForeignTensor
+from tensorcap_formats.foreign.dump_files import (
+    METADATA,
+    NAMES,
+    TORCH,
+    DumpFile,
+    Found,
+    content,
+    note_unlisted,
+    take_root,
+    tensor_files,
+)
+from tensorcap_formats.foreign.dump_labels import parse_file_name, parse_label, undoubled
+from tensorcap_formats.foreign.max_file import SUFFIX, read_max_tensor
+from tensorcap_formats.foreign.raw_file import RawSpec
+from tensorcap_formats.foreign.torch_file import read_contents
+from tensorcap_formats.index import from_json
+from tensorcap_formats.keys import Key, check_length, escape, natural
+
+_SIDES: Final = ("max_layers", "torch_layers", "without_injection", "with_injection")
+_STEP: Final = re.compile(r"0|[1-9]\d{0,17}")
+_TOLD: Final = 3  # of many, in one sentence
+
+
+class DumpArchive(ForeignArchive):
+    """The tensors of a dump.
+
+    Attributes:
+        problems: What could not be taken, by the name of its file, and why: the archive lacks it.
+        probes: Files whose labels are no layer's, so that they are kept as probes.
+    """
+
+    def __init__(
+        self, *args: Any, problems: Mapping[str, str], probes: Sequence[str], **options: Any
+    ) -> None:
+        """Make records of the tensors; arguments are those of `ForeignArchive`, and the attributes."""
+        super().__init__(*args, **options)
+        self.problems = dict(problems)
+        self.probes = tuple(probes)
+
+
+def is_dump(path: Path, names: Sequence[str]) -> bool:
+    """Whether a folder with files and folders of these names is of one of the layouts."""
+    if {NAMES, METADATA, *_SIDES[:2]} & set(names) or set(_SIDES[2:]) <= set(names):
+        return True
+    if any(name.lower().endswith(SUFFIX) for name in names):
+        return True
+    stems = [os.path.splitext(name)[0] for name in names if name.lower().endswith(TORCH)]
+    if stems:
+        return all(parse_label(stem) for stem in stems)
+    return any(
+        NAMES in inner or any(name.lower().endswith(SUFFIX) for name in inner)
+        for step in _steps(names)
+        if (path / step).is_dir()
+        for inner in [os.listdir(path / step)]
+    )
+
+
+def open_dump(path: Path, *, raw: Sequence[RawSpec] = (), by_time: bool = False) -> DumpArchive:
+    """Open a folder as an archive whose keys are what the names of its files mean.
+
+    What could not be taken is in `skipped`, and what else there is to say in the run's `notes`.
+
+    Args:
+        path: The folder.
+        raw: What files without a format of their own hold, by globs over their names.
+        by_time: Whether to take the times at which files were written for the order, where nothing tells it.
+
+    Raises:
+        NotAnArchiveError: There is no tensor in it, or it holds several runs.
+        CorruptArchiveError: Its list of names makes no sense.
+        UnsafeFileError: A file is a link that leads out of the folder.
+        ReadError: The system cannot read it.
+    """
+    names = _listed(path)
+    several = [name for name in _SIDES if name in names]
+    if several:
+        raise NotAnArchiveError(
+            f"{path}: holds several runs, expected one",
+            hint=f"Name one of: {', '.join(str(path / name) for name in several)}",
+        )
+    dump = Found(path, raw)
+    injected: list[Key] = []
+    if METADATA in names:
+        injected = find_verified(dump, names)
+    else:
+        _find_printed(dump, names)
+    kept = _told_apart(dump)
+    if by_time and not dump.is_ordered:
+        _order_by_time(dump, kept)
+    tensors, values = _read(dump, kept)
+    if not tensors and not dump.problems:
+        raise NotAnArchiveError(f"{path}: holds no {SUFFIX} or .pt file")
+    run: dict[str, Any] = {"framework": {"name": "max" if _is_max(kept) else "torch"}}
+    if notes := _notes(dump, kept):
+        run["notes"] = notes
+    if dump.problems:
+        run["error"] = {"message": _told(dump.problems)}
+    if injected:
+        run["injected"] = injection(injected)
+    return DumpArchive(
+        path,
+        "dump-folder",
+        tensors,
+        resources=ExitStack(),
+        values=values,
+        skipped=dump.problems | dump.others,
+        run=run,
+        is_ordered=dump.is_ordered,
+        is_complete=not dump.problems,
+        is_direct=all(file.path.suffix.lower() != TORCH for file in kept),
+        problems=dump.problems,
+        probes=_probes(dump, kept),
+    )
+
+
+def _steps(names: Sequence[str]) -> list[str]:
+    return sorted((name for name in names if _STEP.fullmatch(name)), key=int)
+
+
+def _listed(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder), key=natural)
+    except OSError as error:
+        raise ReadError(f"{folder}: cannot be opened: {error.strerror}") from None
+
+
+def _find_printed(dump: Found, names: Sequence[str]) -> None:
+    """The files of hooks, of all steps."""
+    steps = [name for name in _steps(names) if (dump.path / name).is_dir()]
+    for step, folder in [(0, ""), *((int(name), name) for name in steps)]:
+        inner = _listed(dump.path / folder) if folder else [name for name in names if name not in steps]
+        found = list(tensor_files(dump, folder, inner, parse_label))
+        if not found and NAMES not in inner:
+            continue
+        for file in found:
+            file.step = step
+            if file.label and file.path.suffix.lower() != TORCH:
+                file.label = undoubled(file.label)
+        if NAMES in inner:
+            _order_by_names(dump, folder, found)
+        else:
+            dump.is_ordered = False
+        dump.files += found
+    take_root(dump.files)
+
+
+def _order_by_names(dump: Found, folder: str, found: Sequence[DumpFile]) -> None:
+    """Put the files in the order of the list of names, and tell where the two are unlike."""
+    path = dump.path / folder / NAMES
+    try:
+        text = content(path).decode()
+    except UnicodeDecodeError:
+        raise CorruptArchiveError(f"{path}: is no UTF-8 text") from None
+    lines = [line.removesuffix("\r") for line in text.split("\n") if line.strip()]
+    by_name = {one.name: one for one in found}
+    counts = Counter(line.replace("/", "_") for line in lines)
+    for position, line in enumerate(lines):
+        name = line.replace("/", "_")
+        shown = f"{folder}/{line}" if folder else line
+        if name not in by_name:
+            dump.problems[shown] = f"{NAMES} names it and there is no such file"
+            continue
+        by_name[name].position = position
+        if counts[name] > 1:
+            dump.problems[shown] = (
+                f"{NAMES} names it {counts[name]} times: one tensor was written over another"
+            )
+    note_unlisted(dump, folder, found)
+
+
+def _told_apart(dump: Found) -> list[DumpFile]:
+    """The files whose keys are their own; which of several is meant, nobody knows, so none of them is."""
+    by_key: dict[str, list[DumpFile]] = {}
+    for file in dump.files:
+        try:
+            check_length(file.key.text)
+        except ValueError as error:
+            dump.problems[dump.shown(file)] = str(error)
+        else:
+            by_key.setdefault(file.key.text, []).append(file)
+    for key, files in by_key.items():
+        for file in files if len(files) > 1 else ():
+            others = ", ".join(dump.shown(other) for other in files if other is not file)
+            dump.problems[dump.shown(file)] = f"means {key}, and so does {others}"
+    kept = [files[0] for files in by_key.values() if len(files) == 1]
+    if dump.is_ordered:
+        kept.sort(key=lambda file: (file.step, file.position))
+    return kept
+
+
+def _order_by_time(dump: Found, kept: list[DumpFile]) -> None:
+    """Put files in the order in which they were written, if no two of a step have one time."""
+    times = {id(file): os.stat(file.path).st_mtime_ns for file in kept}
+    if len({(file.step, times[id(file)]) for file in kept}) < len(kept):
+        dump.notes.append("The order is unknown: some files were written at the same time.")
+        return
+    kept.sort(key=lambda file: (file.step, times[id(file)]))
+    dump.is_ordered = True
+    dump.notes.append(
+        "The order is that in which files were last written, a hint at most: copying them or running the "
+        "model again alters it."
+    )
+
+
+def _read(dump: Found, kept: Sequence[DumpFile]) -> tuple[list[ForeignTensor], dict[str, Any]]:
+    """The tensors of the files, and what is none; files that cannot be read are problems."""
+    tensors: dict[str, ForeignTensor] = {}
+    values: dict[str, Any] = {}
+    bands = Bands()
+    for file in kept:
+        shown = dump.shown(file)
+        try:
+            if file.raw:
+                found = [file.raw.tensor(file.path, file.key.text)]
+            elif file.path.suffix.lower() == SUFFIX:
+                found = [read_max_tensor(file.path, file.key.text)]
+            else:
+                contents = read_contents(file.path, "", is_prefix=True, bands=bands)
+                found = [replace(one, name=_within(file.key, one.name)) for one in contents.tensors]
+                values |= {_within(file.key, below): value for below, value in contents.values.items()}
+                dump.others |= {f"{shown}{below}": what for below, what in contents.skipped.items()}
+        except ReadError as error:
+            dump.problems[shown] = str(error).removeprefix(f"{file.path}: ")
+            continue
+        for one in found:
+            if tensors.setdefault(one.name, one) is not one:
+                dump.problems[shown] = f"means {one.name}, and so does another"
+    return [*tensors.values()], values
+
+
+def _within(key: Key, below: str) -> str:
+    """The key of a leaf of what a file holds, a tensor or a structure of them."""
+    return replace(key, slot=f"{key.slot}.{escape(below[1:])}").text if below else key.text
+
+
+def _is_max(kept: Sequence[DumpFile]) -> bool:
+    return any(file.path.suffix.lower() != TORCH for file in kept)
+
+
+def _probes(dump: Found, kept: Sequence[DumpFile]) -> list[str]:
+    """Files that were taken and whose labels are no layers'."""
+    shown = [dump.shown(file) for file in kept if file.label is None]
+    return [name for name in shown if name not in dump.problems]
+
+
+def _notes(dump: Found, kept: Sequence[DumpFile]) -> list[str]:
+    """What there is to say beside what is missing."""
+    notes = list(dump.notes)
+    if probes := _probes(dump, kept):
+        what = "is no label of a layer's input or output: it is kept as a probe"
+        if len(probes) > 1:
+            what = "are no labels of layers' inputs or outputs: they are kept as probes"
+        notes.append(f"{_some(probes)} {what}.")
+    if dump.unlisted:
+        are = "is" if len(dump.unlisted) == 1 else "are"
+        notes.append(f"{_some(dump.unlisted)} {are} in no list of names, and last in order.")
+    return notes
+
+
+def _told(problems: dict[str, str]) -> str:
+    """All that could not be taken, in one line."""
+    name, reason = next(iter(problems.items()))
+    more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+    return f"{len(problems)} of the dump's tensors could not be taken: {name}: {reason}{more}"
+
+
+def _some(names: Sequence[str]) -> str:
+    rest = len(names) - _TOLD
+    return ", ".join(names[:_TOLD]) + (f" and {rest} more" if rest > 0 else "")
+
+
+_INJECTED: Final = "_injected"
+
+
+def find_verified(dump: Found, names: Sequence[str]) -> list[Key]:
+    """The files of one side of a layer verification, in the order of its list of layers.
+
+    Returns:
+        What was put in the place of the model's own tensors.
+    """
+    path = dump.path / METADATA
+    layers = from_json(content(path), str(path))
+    found = list(tensor_files(dump, "", names, parse_file_name))
+    expected: dict[str, int] = {}
+    for name, layer in layers.items():
+        for kind, slots in (("input", "inputs"), ("output", "outputs")):
+            listed = layer.get(slots, []) if isinstance(layer, dict) else None
+            if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
+                raise CorruptArchiveError(f"{path}: {name!r} has no list of objects {slots!r}")
+            for number, one in enumerate(listed):
+                slot = "" if kind == "output" and len(listed) == 1 else f"_{one.get('index', number)}"
+                expected[f"{name}_{kind}{slot}".replace("/", "_")] = len(expected)
+    natural_ones = {file.name for file in found}
+    missing = dict(expected)
+    for file in found:
+        name = file.name.removesuffix(_INJECTED)
+        if name not in expected:  # one output, numbered or not
+            name = name.removesuffix("_0")
+        file.position = expected.get(name)
+        missing.pop(name, None)
+        if file.label and file.path.suffix.lower() != TORCH:
+            file.label = undoubled(file.label)
+    for name in missing:
+        dump.problems[name] = f"{METADATA} names it and there is no such file"
+    take_root(found)
+    injected = [file for file in found if file.label and file.label.is_injected]
+    for file in injected:
+        if (own := file.name.removesuffix(_INJECTED)) in natural_ones:
+            dump.others[dump.shown(file)] = f"what was put in the place of {own}"
+            found.remove(file)
+    note_unlisted(dump, "", found)
+    dump.files += found
+    return [file.key for file in injected]
+
+
+def injection(keys: Sequence[Key]) -> dict[str, Any]:
+    """What was put in the place of a run's own tensors, as run metadata say it (INJ-20)."""
+    return {
+        "source": "the other side of the verification",
+        "mapping": "",
+        "inputs": None,
+        "outputs": None,
+        "slots": [
+            {
+                "site": key.site,
+                "slot": key.slot,
+                "status": "injected",
+                "injected": 1,
+                "archived": 1,
+                "calls": {"0": "0"},
+            }
+            for key in keys
+        ],
+    }

@@ -1,0 +1,178 @@
+"""Checkpoints of MAX's debug prints, `.max` files of one tensor each (specs/max-files.md)."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.dtypes import DTYPES, Array, DType
+from tensorcap_formats.errors import (
+    CorruptArchiveError,
+    NewerVersionError,
+    NotAnArchiveError,
+    UsageError,
+    abbreviate,
+)
+from tensorcap_formats.foreign.archive import ForeignArchive, ForeignTensor
+from tensorcap_formats.foreign.raw_file import hint
+from tensorcap_formats.index import check_shape
+from tensorcap_formats.input_file import InputFile, StoredElements
+from tensorcap_formats.keys import MAX_KEY_BYTES
+from tensorcap_formats.writing.content import writing
+
+SUFFIX: Final = ".max"
+MAGIC: Final = bytes.fromhex("93f09f94a52b2b93")
+DTYPE_CODES: Final = {
+    "bool": 1,
+    "float4_e2m1fn": 64,
+    "float6_e2m3fn": 65,
+    "float6_e3m2fn": 66,
+    "float8_e8m0fnu": 73,
+    "float8_e4m3fn": 75,
+    "float8_e4m3fnuz": 76,
+    "float8_e5m2": 77,
+    "float8_e5m2fnuz": 78,
+    "float16": 79,
+    "bfloat16": 80,
+    "float32": 81,
+    "float64": 82,
+    **{f"{'u' * (not signed)}int{8 << n}": 134 + 2 * n + signed for n in range(4) for signed in (0, 1)},
+}
+_DTYPES: Final = {code: DTYPES[name] for name, code in DTYPE_CODES.items()}
+_START: Final = struct.Struct("<8sIIQI")  # magic, version, size of the metadata, length of the label
+_MAX_SIZE: Final = 0xFFFFFFFF  # of an axis
+
+
+@dataclass(frozen=True, slots=True)
+class MaxHeader:
+    """What a `.max` file says of its tensor.
+
+    Attributes:
+        label: Of the print that wrote it, as far as a file name can hold it.
+        dtype: Logical dtype.
+        shape: In elements.
+        offset: Byte at which the elements begin.
+    """
+
+    label: str
+    dtype: DType
+    shape: tuple[int, ...]
+    offset: int
+
+
+def open_max(path: Path) -> Archive:
+    """Open one file; its tensor is named as the file.
+
+    Raises:
+        ReadError: As `read_max_tensor`.
+    """
+    tensor = read_max_tensor(path, path.stem)
+    return ForeignArchive(path, "max", [tensor], resources=ExitStack(), is_direct=True)
+
+
+def read_max_tensor(path: Path, name: str) -> ForeignTensor:
+    """The tensor of one file, under a name; its elements are read when they are asked for.
+
+    Raises:
+        NotAnArchiveError: The file is none of this kind, of an unknown dtype, or of several tensors.
+        CorruptArchiveError: It is cut short or contradicts itself.
+        NewerVersionError: It is of a newer major version.
+        ReadError: The system cannot read it.
+    """
+    with closing(InputFile(path)) as file:
+        header = _read_header(file)
+        expected = header.offset + math.prod(header.shape) * header.dtype.itemsize
+        if file.size != expected:
+            raise CorruptArchiveError(
+                f"{path}: has {file.size} bytes, expected {expected} for {header.dtype.name} of shape "
+                f"{header.shape} from byte {header.offset} on (MXF-7)"
+            )
+        read = StoredElements(path, header.offset, file.size, header.dtype.itemsize).read
+    return ForeignTensor(name, header.dtype, header.shape, read)
+
+
+def _read_header(file: InputFile) -> MaxHeader:
+    path = file.path
+    first = file.read(0, min(file.size, _START.size))
+    if first[: len(MAGIC)] != MAGIC:
+        raise NotAnArchiveError(
+            f"{path}: begins with {first[: len(MAGIC)]!r}, expected {MAGIC!r} (MXF-2)",
+            hint=hint(path),
+        )
+    if len(first) < _START.size:
+        raise CorruptArchiveError(f"{path}: has {file.size} bytes, expected at least {_START.size} (MXF-1)")
+    _, major, minor, metadata_size, label_size = _START.unpack(first)
+    if major > 0:
+        raise NewerVersionError(f"{path}: is of version {major}.{minor}, expected 0 (MXF-3)")
+    if not 0 < label_size <= MAX_KEY_BYTES:
+        raise CorruptArchiveError(
+            f"{path}: has a label of {label_size} bytes, expected 1 to {MAX_KEY_BYTES} (MXF-5)"
+        )
+    rest = file.read(_START.size, label_size + 2)
+    try:
+        label = rest[:label_size].decode()
+    except UnicodeDecodeError:
+        raise CorruptArchiveError(f"{path}: label {rest[:label_size][:40]!r} is no UTF-8 (MXF-5)") from None
+    code, rank = rest[label_size:]
+    size = 4 + label_size + 2 + 4 * rank + 8
+    if metadata_size != size:
+        raise NotAnArchiveError(
+            f"{path}: has {metadata_size} bytes of metadata, expected {size} for one tensor of {rank} axes "
+            "(MXF-4)",
+            hint="Files of several tensors are not read.",
+        )
+    if code not in _DTYPES:
+        raise NotAnArchiveError(f"{path}: dtype code {code} is unknown (MXF-6)")
+    dtype = _DTYPES[code]
+    *shape, offset = struct.unpack(f"<{rank}IQ", file.read(_START.size + label_size + 2, 4 * rank + 8))
+    where = f"{path}: {abbreviate(label)!r}"
+    check_shape(shape, dtype.itemsize, where)
+    if offset < 24 + size:
+        raise CorruptArchiveError(
+            f"{where}: its elements begin at byte {offset}, expected {24 + size} or later (MXF-7)"
+        )
+    return MaxHeader(label, dtype, tuple(shape), offset)
+
+
+def write_max(path: Path, label: str, dtype: DType, shape: tuple[int, ...], blocks: Iterable[Array]) -> None:
+    """Write a file as the engine does.
+
+    Args:
+        path: Of a new file.
+        label: What is printed; the file keeps it with `_` in the place of `/`.
+        dtype: Logical dtype.
+        shape: In elements.
+        blocks: The stored elements in C order, in any number of arrays.
+
+    Raises:
+        UsageError: The format has no such dtype, label or shape.
+        WriteError: The file cannot be written.
+    """
+    kept = label.replace("/", "_").encode("utf-8", "surrogatepass")
+    if dtype.name not in DTYPE_CODES:
+        known = ", ".join(sorted(DTYPE_CODES))
+        raise UsageError(
+            f"{path}: .max files have no dtype {dtype.name!r} (MXF-6)", hint=f"They have: {known}."
+        )
+    if not 0 < len(kept) <= MAX_KEY_BYTES or b"\0" in kept:
+        raise UsageError(
+            f"{path}: label {abbreviate(label)!r} has {len(kept)} bytes, expected 1 to {MAX_KEY_BYTES} "
+            "without NUL (MXF-5)"
+        )
+    if any(size > _MAX_SIZE for size in shape):
+        raise UsageError(f"{path}: shape {shape} has an axis of more than {_MAX_SIZE} elements (MXF-4)")
+    size = 4 + len(kept) + 2 + 4 * len(shape) + 8
+    with writing(path), path.open("xb") as file:
+        file.write(_START.pack(MAGIC, 0, 1, size, len(kept)))
+        file.write(kept + bytes([DTYPE_CODES[dtype.name], len(shape)]))
+        file.write(struct.pack(f"<{len(shape)}IQ", *shape, 24 + size))
+        for block in blocks:
+            file.write(np.ascontiguousarray(block).view("u1").data)

@@ -1,0 +1,201 @@
+"""Members of a zip file, with what they claim held against what the file has.
+
+How far compressed data may expand: 100 kB that claim to hold 4 GiB are refused before they are read.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Final
+
+import numpy as np
+
+from tensorcap_formats.dtypes import Array
+from tensorcap_formats.errors import (
+    CorruptArchiveError,
+    NotAnArchiveError,
+    TensorcapError,
+    UnsafeFileError,
+    abbreviate,
+)
+from tensorcap_formats.input_file import InputFile
+
+_ENCRYPTED: Final = 0x1
+_LOCAL_HEADER_BYTES: Final = 30
+_METHODS: Final = {zipfile.ZIP_STORED: "stored", zipfile.ZIP_DEFLATED: "deflated"}
+_ERRORS: Final = (  # that zipfile raises on damaged files
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    NotImplementedError,
+    OSError,
+    ValueError,
+)
+
+
+class ZipMembers:
+    """An open zip file; members that are stored are read at their place, deflated ones as a stream.
+
+    Attributes:
+        path: The file.
+        file_size: Size of the file, in bytes.
+        sizes: Size of each member by name, in bytes, once unpacked.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read the directory.
+
+        Raises:
+            NotAnArchiveError: The file is no zip file.
+            CorruptArchiveError: A name stands twice.
+        """
+        self.path = path
+        self._stream = threading.local()  # the deflated member that was read last
+        self._open_streams: set[IO[bytes]] = set()
+        self._file = InputFile(path)
+        self.file_size = self._file.size
+        try:
+            self._zip = zipfile.ZipFile(path)
+        except _ERRORS as error:
+            self._file.close()
+            raise NotAnArchiveError(f"{path}: is no zip file: {error}") from None
+        self._infos = {info.filename: info for info in self._zip.infolist()}
+        if len(self._infos) != len(self._zip.infolist()):
+            self.close()
+            raise CorruptArchiveError(f"{path}: two members have one name, expected each once")
+        self.sizes: Mapping[str, int] = {name: info.file_size for name, info in self._infos.items()}
+        self._offsets: dict[str, int] = {}
+
+    def check(self, name: str) -> None:
+        """Refuse a member that cannot be read, or that claims to expand absurdly.
+
+        Raises:
+            NotAnArchiveError: It is encrypted, or compressed by an unusual method.
+            CorruptArchiveError: It lies outside of the file.
+            UnsafeFileError: It expands more than any tensor does.
+        """
+        info, where = self._infos[name], f"{self.path}: {abbreviate(name)!r}"
+        if info.flag_bits & _ENCRYPTED:
+            raise NotAnArchiveError(f"{where}: is encrypted", hint="Unpack it first.")
+        if info.compress_type not in _METHODS:
+            raise NotAnArchiveError(
+                f"{where}: is compressed by method {info.compress_type}, expected stored or deflated"
+            )
+        if self.is_stored(name):
+            self.offset(name)
+        check_expansion(info.compress_size, info.file_size, where)
+
+    def is_stored(self, name: str) -> bool:
+        """Whether the member's bytes stand in the file as they are."""
+        return self._infos[name].compress_type == zipfile.ZIP_STORED
+
+    def read(self, name: str, limit: int) -> bytes:
+        """The first bytes of a member, `limit` at most.
+
+        Raises:
+            ReadError: They cannot be had.
+        """
+        out = np.empty(min(limit, self.sizes[name]), np.uint8)
+        self.read_into(name, 0, out)
+        return out.tobytes()
+
+    def read_into(self, name: str, start: int, out: Array) -> None:
+        """Fill a contiguous array with a member's bytes from number `start` on.
+
+        Raises:
+            CorruptArchiveError: There are fewer, or their checksum is wrong.
+        """
+        if self.is_stored(name):
+            self._file.read_into(self.offset(name) + start, out)
+            return
+        data = out.reshape(-1).view(np.uint8).data
+        try:
+            stream = self._at(name, start)
+            done = 0
+            while done < len(data):
+                part = stream.read(min(len(data) - done, 1 << 20))
+                if not part:
+                    raise CorruptArchiveError(
+                        f"{self.path}: {abbreviate(name)!r}: ends at byte {start + done}, "
+                        f"expected {self.sizes[name]} in all"
+                    )
+                data[done : done + len(part)] = part
+                done += len(part)
+        except TensorcapError:
+            raise
+        except _ERRORS as error:
+            self._end_stream()
+            raise CorruptArchiveError(f"{self.path}: {abbreviate(name)!r}: {error}") from None
+
+    def offset(self, name: str) -> int:
+        """Where a stored member's bytes begin, by its local header.
+
+        Raises:
+            CorruptArchiveError: They do not lie in the file.
+        """
+        offset = self._offsets.get(name)
+        if offset is None:
+            info = self._infos[name]
+            head = self._file.read(info.header_offset, _LOCAL_HEADER_BYTES)
+            if head[:4] != b"PK\3\4":
+                raise CorruptArchiveError(
+                    f"{self.path}: {abbreviate(name)!r}: there is no member at byte {info.header_offset}"
+                )
+            lengths = int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
+            offset = info.header_offset + _LOCAL_HEADER_BYTES + lengths
+            if offset + info.file_size > self._file.size or info.file_size != info.compress_size:
+                raise CorruptArchiveError(
+                    f"{self.path}: {abbreviate(name)!r}: {info.file_size} bytes at {offset} "
+                    f"do not fit into the file's {self._file.size}"
+                )
+            self._offsets[name] = offset
+        return offset
+
+    def close(self) -> None:
+        """Let go of the file; a second call does nothing."""
+        while self._open_streams:
+            self._open_streams.pop().close()
+        self._zip.close()
+        self._file.close()
+
+    def _at(self, name: str, start: int) -> IO[bytes]:
+        """This thread's stream of the member, at byte `start`; going back means unpacking anew."""
+        if getattr(self._stream, "name", None) != name:
+            self._end_stream()
+            self._stream.file = self._zip.open(self._infos[name])
+            self._open_streams.add(self._stream.file)
+            self._stream.name = name
+        file: IO[bytes] = self._stream.file
+        if file.tell() != start:
+            file.seek(start)
+        return file
+
+    def _end_stream(self) -> None:
+        if getattr(self._stream, "name", None) is not None:
+            self._stream.name = None
+            self._open_streams.discard(self._stream.file)
+            self._stream.file.close()
+
+
+FREE_BYTES: Final = 256 * 1024 * 1024
+MAX_RATIO: Final = 200
+
+
+def check_expansion(stored_bytes: int, declared_bytes: int, where: str) -> None:
+    """Refuse what expands to more than 256 MiB and more than 200 times its stored size.
+
+    Raises:
+        UnsafeFileError: It does.
+    """
+    if declared_bytes > max(FREE_BYTES, MAX_RATIO * stored_bytes):
+        raise UnsafeFileError(
+            f"{where}: {stored_bytes} stored bytes claim to expand to {declared_bytes}, "
+            f"expected at most {MAX_RATIO} times as many",
+            hint="If it is what you mean to read, store it without compression first.",
+        )

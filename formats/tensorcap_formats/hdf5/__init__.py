@@ -1,0 +1,1 @@
+"""HDF5: archives of ours, and files from elsewhere."""

@@ -1,0 +1,186 @@
+"""Write an archive as HDF5 from another archive.
+
+Write an archive as HDF5 with compressed chunks, through the HDF5 library; same paths, types and links.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from tensorcap_formats.archive import BLOCK_BYTES, Archive
+from tensorcap_formats.dtypes import Array
+from tensorcap_formats.errors import missing_package
+from tensorcap_formats.flat_arrays import Slabs
+from tensorcap_formats.hdf5.header import datatype_of, string_type
+from tensorcap_formats.records import Record
+from tensorcap_formats.writing.content import checked_blocks, content_of, described, index_and_run, writing
+from tensorcap_formats.writing.flat_file import HEAD_SIZE, INDEX_NAME, RUN_NAME, aligned, finish, write_at
+from tensorcap_formats.writing.journal import Placed
+
+if TYPE_CHECKING:
+    import h5py
+
+
+def write_hdf5(
+    source: Archive, path: Path, *, records: Sequence[Record] | None = None, compress: str | None = None
+) -> None:
+    """Write an archive as an HDF5 file at a path where nothing is yet.
+
+    Args:
+        source: Where the records and their bytes come from.
+        path: Of the new file.
+        records: Which, in the order of the new archive; all of the source by default.
+        compress: `zstd` or `blosc2`; None for plain bytes.
+
+    Raises:
+        ReadError: The source cannot be read, or fails a checksum.
+        WriteError: The disk is full.
+        MissingPackageError: Compression was asked for, and hdf5plugin is not installed.
+    """
+    originals = source.records if records is None else records
+    chosen, algorithm = described(source, originals)
+    if compress is not None:
+        pass
+
+        write_compressed(source, path, originals, chosen, algorithm, compress)
+        return
+    offsets: dict[tuple[str, int], int] = {}
+    placed = []
+    end = HEAD_SIZE
+    with writing(path):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            for original, record in zip(originals, chosen, strict=True):
+                if not record.stored or not record.nbytes:
+                    placed.append(Placed(record, None))
+                    continue
+                content = record.digest, record.nbytes
+                if content not in offsets:
+                    offsets[content] = at = end
+                    for block in checked_blocks(source, original):
+                        write_at(fd, at, block.view("u1"))
+                        at += block.nbytes
+                    end = aligned(at)
+                placed.append(Placed(record, offsets[content]))
+            finish(
+                fd,
+                placed,
+                end,
+                values=source.values,
+                run=source.run,
+                algorithm=algorithm,
+                is_complete=source.is_complete,
+                is_ordered=source.is_ordered,
+                fsync=False,
+            )
+        finally:
+            os.close(fd)
+
+
+_CHUNK_BYTES: Final = BLOCK_BYTES  # below the library's cache of 1 MiB, or each read would decode anew
+_ZSTD_FILTER: Final = 32015  # number in the registry of HDF5
+_ENCODED: Final = b"\x03\x00"  # what H5Tdecode wants in front of a datatype message
+
+
+def write_compressed(
+    source: Archive,
+    path: Path,
+    originals: Sequence[Record],
+    chosen: Sequence[Record],
+    algorithm: str,
+    compress: str,
+) -> None:
+    """Write the file; scalars and empty tensors stay as they are, which HDF5 cannot cut into chunks.
+
+    Args:
+        source: Where the bytes come from.
+        path: Of the new file.
+        originals: Records of the source.
+        chosen: The same, numbered anew, with digests and statistics.
+        algorithm: Of the digests.
+        compress: `zstd` or `blosc2`.
+
+    Raises:
+        ReadError: The source cannot be read, or fails a checksum.
+        WriteError: The disk is full.
+        MissingPackageError: hdf5plugin is not installed.
+    """
+    try:
+        import h5py
+        import hdf5plugin
+    except ImportError as error:
+        raise missing_package(f"compressing {path}", error.name or "hdf5plugin", extra="compress") from None
+    filters: dict[str, Any] = {"zstd": hdf5plugin.Zstd, "blosc2": hdf5plugin.Blosc2}
+    pipeline = filters[compress]()
+    index, run = index_and_run(source, chosen, algorithm)
+    datasets: dict[object, Any] = {}
+    with writing(path), h5py.File(path, "x", libver=("earliest", "v108")) as file:
+        for original, record in zip(originals, chosen, strict=True):
+            if not record.stored:
+                continue
+            parent, _, name = record.key.path.rpartition("/")
+            group = file.require_group(parent)
+            dataset = datasets.get(content_of(record))
+            if dataset is not None:
+                group[name] = dataset
+                continue
+            dataset = _Dataset(group, name, datatype_of(record.dtype), record.shape)
+            slabs = dataset.create(pipeline if record.shape and record.size else None, record.dtype.itemsize)
+            kind = np.dtype(record.dtype.storage)
+            for number, chunk in enumerate(slabs.fill(checked_blocks(source, original), kind)):
+                dataset.write(slabs, number, chunk)
+            datasets[content_of(record)] = group[name]
+        for name, text in ((INDEX_NAME, index), (RUN_NAME, run)):
+            scalar = _Dataset(file, name, string_type(len(text)), ())
+            scalar.write(scalar.create(None, len(text)), 0, np.array([text]))
+
+
+class _Dataset:
+    """A dataset that is being written with the bytes as they are: type of file and memory are the same."""
+
+    def __init__(self, group: h5py.Group, name: str, datatype: bytes, shape: tuple[int, ...]) -> None:
+        from h5py import h5t
+
+        self._group = group
+        self._name = name
+        self._type = h5t.decode(_ENCODED + datatype)
+        self._shape = shape
+        self._id: Any = None
+
+    def create(self, pipeline: Any, itemsize: int) -> Slabs:
+        """Create it, in chunks if there is a pipeline; return how it is to be written."""
+        import h5py
+        from h5py import h5d, h5p, h5s
+
+        slabs = Slabs.cut(self._shape, itemsize, _CHUNK_BYTES)
+        properties = h5p.create(h5p.DATASET_CREATE)
+        properties.set_fill_time(h5d.FILL_TIME_NEVER)
+        properties.set_obj_track_times(False)
+        if pipeline:
+            properties.set_chunk(slabs.chunk)
+            if pipeline.filter_id == _ZSTD_FILTER:  # blosc2 shuffles by itself
+                properties.set_shuffle()
+            properties.set_filter(pipeline.filter_id, 0, tuple(pipeline.filter_options))
+        space = h5s.create_simple(self._shape) if self._shape else h5s.create(h5s.SCALAR)
+        self._id = h5d.create(self._group.id, None, self._type, space, properties)
+        self._group[self._name] = h5py.Dataset(self._id)
+        return slabs
+
+    def write(self, slabs: Slabs, number: int, chunk: Array) -> None:
+        """Write one chunk, or the one element of a scalar."""
+        from h5py import h5s
+
+        if not self._shape:
+            scalar = h5s.create(h5s.SCALAR)
+            self._id.write(scalar, scalar, chunk[:1], self._type)
+            return
+        first = slabs.position(number)
+        count = tuple(min(c, n - at) for c, n, at in zip(slabs.chunk, self._shape, first, strict=True))
+        space = self._id.get_space()
+        space.select_hyperslab(first, count)
+        self._id.write(h5s.create_simple(count), space, chunk, self._type)

@@ -1,0 +1,158 @@
+"""Open whatever lies at a path: the kind is told from its content, hardly ever from its name."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.errors import NotAnArchiveError, ReadError, UnfinishedArchiveError
+from tensorcap_formats.input_file import InputFile
+from tensorcap_formats.writing.journal import is_locked
+
+_MAX_CHECKPOINT: Final = bytes.fromhex("93f09f94a52b2b93")
+_MAX_SAFETENSORS_HEADER: Final = 100_000_000
+_KINDS: Final = (
+    "HDF5, zarr, safetensors, .npz, .npy, a torch .pt, a .max, or a folder of .npy, .pt, .max or .safetensors"
+)
+
+
+def open_archive(path: str | os.PathLike[str]) -> Archive:
+    """Open an archive, or a file of tensors from elsewhere as a read-only archive.
+
+    Args:
+        path: A file or a folder; or `FILE:DTYPE:SIZES` for a file of raw numbers, as `x.bin:float32:2,3`.
+
+    Returns:
+        The open archive; close it, or use it in a `with`.
+
+    Raises:
+        UsageError: The sizes of raw numbers are absurd.
+        ReadError: One of its subclasses says why it cannot be read.
+    """
+    raw = _raw_opener(path)
+    if raw is not None:
+        return raw()
+    path = Path(path)
+    locked = is_locked(path)
+    if not os.path.exists(path):
+        raise _nothing_there(path, locked)
+    if locked:
+        warnings.warn(f"{path}: another process is writing it anew; this is the archive before", stacklevel=2)
+    return open_present(path)
+
+
+def _raw_opener(path: str | os.PathLike[str]) -> Callable[[], Archive] | None:
+    """What opens a path with a dtype and a shape behind it; None for any other."""
+    if os.fspath(path).count(":") < 2 or os.path.exists(path):
+        return None
+    from tensorcap_formats.foreign.raw_file import RawSpec, open_raw
+
+    spec = RawSpec.parse(os.fspath(path))
+    return partial(open_raw, spec) if spec else None
+
+
+def open_present(path: Path) -> Archive:
+    """Open what lies at `path` now, whoever may be writing it anew; else as `open_archive`."""
+    return _folder_opener(path)(path) if path.is_dir() else _file_opener(path)(path)
+
+
+def _nothing_there(path: Path, locked: bool | None) -> ReadError:
+    if locked:
+        return UnfinishedArchiveError(
+            f"{path}: another process is writing it", hint="Wait until the capture has ended."
+        )
+    if locked is False:
+        return UnfinishedArchiveError(
+            f"{path}: its writer died before it was complete",
+            hint=f"Save what it holds with `tcap recover {path}`.",
+        )
+    return NotAnArchiveError(f"{path}: there is no such file or folder")
+
+
+def _folder_opener(path: Path) -> Callable[[Path], Archive]:
+    try:
+        listed = os.listdir(path)
+    except OSError as error:
+        raise ReadError(f"{path}: cannot be opened: {error.strerror}") from None
+    names = {name.lower() for name in listed}
+    suffixes = {os.path.splitext(name)[1] for name in names}
+    if names & {"zarr.json", ".zgroup", ".zarray"}:
+        from tensorcap_formats.zarr.store import open_zarr
+
+        return open_zarr
+    from tensorcap_formats.foreign.dump_folder import is_dump, open_dump
+
+    if is_dump(path, listed):
+        return open_dump
+    if ".safetensors" in suffixes:
+        from tensorcap_formats.safetensors.file import open_safetensors_folder
+
+        return open_safetensors_folder
+    if ".npy" in suffixes:
+        from tensorcap_formats.foreign.numpy_files import open_npy_folder
+
+        return open_npy_folder
+    if suffixes & {".pt", ".pth", ".bin"}:
+        from tensorcap_formats.foreign.torch_file import open_torch_folder
+
+        return open_torch_folder
+    raise NotAnArchiveError(f"{path}: holds nothing that is one of: {_KINDS}")
+
+
+def _file_opener(path: Path) -> Callable[[Path], Archive]:
+    file = InputFile(path)
+    try:
+        first = file.read(0, min(16, file.size))
+        from tensorcap_formats.hdf5.reader import is_hdf5, open_hdf5
+
+        if is_hdf5(file):
+            return open_hdf5
+    finally:
+        file.close()
+    if first.startswith(b"\x93NUMPY"):
+        from tensorcap_formats.foreign.numpy_files import open_npy
+
+        return open_npy
+    if first.startswith(_MAX_CHECKPOINT) or path.suffix == ".max":
+        from tensorcap_formats.foreign.max_file import open_max
+
+        return open_max
+    if first.startswith(b"PK"):
+        return _zip_opener(path)
+    length = int.from_bytes(first[:8], "little")
+    if path.suffix == ".safetensors" or (first[8:9] == b"{" and 0 < length <= _MAX_SAFETENSORS_HEADER):
+        from tensorcap_formats.safetensors.file import open_safetensors
+
+        return open_safetensors
+    if first[:1] == b"\x80" or path.suffix in (".pt", ".pth", ".pkl", ".bin"):
+        from tensorcap_formats.foreign.torch_file import open_torch_file
+
+        return open_torch_file
+    if first and not any(first):
+        raise UnfinishedArchiveError(
+            f"{path}: begins with zeros: an archive whose writer did not end, or a damaged file",
+            hint="Give `tcap recover` the path without .partial.",
+        )
+    from tensorcap_formats.foreign.raw_file import hint
+
+    raise NotAnArchiveError(f"{path}: begins with {first!r}, expected one of: {_KINDS}", hint=hint(path))
+
+
+def _zip_opener(path: Path) -> Callable[[Path], Archive]:
+    from tensorcap_formats.foreign.zip_members import ZipMembers
+
+    with closing(ZipMembers(path)) as members:
+        is_torch = any(name.endswith("/data.pkl") for name in members.sizes)
+    if is_torch:
+        from tensorcap_formats.foreign.torch_file import open_torch_file
+
+        return open_torch_file
+    from tensorcap_formats.foreign.numpy_files import open_npz
+
+    return open_npz

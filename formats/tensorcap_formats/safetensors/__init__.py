@@ -1,0 +1,1 @@
+"""safetensors: archives of ours, and checkpoints from elsewhere."""

@@ -1,0 +1,1 @@
+"""Writing an archive: the flat file, its journal, publishing it, recovering it."""

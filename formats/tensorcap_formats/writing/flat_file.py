@@ -1,0 +1,220 @@
+"""The flat file that every archive is written as: a reserved head, tensors, and what describes them.
+
+Bytes 0 to 2047 stay zero until the end, so that nothing opens an unfinished file. `finish` appends the
+index, the run, the HDF5 metadata and a table of offsets; writes a private note into the head, by which our
+own reader finds its way without an HDF5 library; and the superblock last of all (specs/archive.md,
+sections 3 and 5).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from tensorcap_formats.hdf5.header import (
+    SIGNATURE,
+    SUPERBLOCK_SIZE,
+    Dataset,
+    Tree,
+    datatype_of,
+    emit,
+    string_type,
+)
+from tensorcap_formats.index import encode_index, to_json
+from tensorcap_formats.input_file import InputFile
+from tensorcap_formats.writing.journal import Placed
+
+HEAD_SIZE: Final = 2048
+ALIGNMENT: Final = 64
+END_MARK: Final = b"TCAP-END"  # behind what HDF5 knows of: its library cuts it off a file that it may alter
+NO_OFFSET: Final = 0xFFFF_FFFF_FFFF_FFFF
+INDEX_NAME: Final = "index"
+RUN_NAME: Final = "run"
+
+_NOTE: Final = struct.Struct("<8sIIQQQQQQQQ16s")
+_GUARD_SIZE: Final = 16
+_NOTE_MAGIC: Final = b"TCAPNOTE"
+_NOTE_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """The private note: where things lie, and a hash that tells whether that still holds.
+
+    Attributes:
+        file_size: Size of the whole file, in bytes.
+        tail_at: Where the tensors end and the description begins.
+        index_at: Offset of the index; `index_size` bytes.
+        run_at: Offset of the run metadata; `run_size` bytes.
+        offsets_at: Offset of the table of offsets; `offsets_count` numbers of 8 bytes.
+        guard: blake2b-128 of the bytes of the note before it, and of all bytes from `tail_at` on.
+    """
+
+    file_size: int
+    tail_at: int
+    index_at: int
+    index_size: int
+    run_at: int
+    run_size: int
+    offsets_at: int
+    offsets_count: int
+    guard: bytes = b""
+
+    def pack(self) -> bytes:
+        """The bytes of the note, to be written at offset 96."""
+        return _NOTE.pack(
+            _NOTE_MAGIC,
+            _NOTE_VERSION,
+            0,
+            self.file_size,
+            self.tail_at,
+            self.index_at,
+            self.index_size,
+            self.run_at,
+            self.run_size,
+            self.offsets_at,
+            self.offsets_count,
+            self.guard,
+        )
+
+    @classmethod
+    def unpack(cls, head: bytes) -> Note | None:
+        """Read the note from the first bytes of a file; None where there is none that is ours."""
+        if len(head) < SUPERBLOCK_SIZE + _NOTE.size:
+            return None
+        magic, version, _, *fields = _NOTE.unpack_from(head, SUPERBLOCK_SIZE)
+        return cls(*fields) if magic == _NOTE_MAGIC and version == _NOTE_VERSION else None
+
+    def guarded(self, tail: bytes | bytearray) -> Note:
+        """The note with the guard that `tail`, all bytes from `tail_at` on, asks for."""
+        hasher = hashlib.blake2b(self.pack()[:-_GUARD_SIZE], digest_size=_GUARD_SIZE)
+        hasher.update(tail)
+        return replace(self, guard=hasher.digest())
+
+    def read_tail(self, file: InputFile) -> bytes | None:
+        """All bytes behind the tensors, if the file is still as it was written; else None."""
+        inside = (
+            HEAD_SIZE <= self.tail_at <= self.index_at
+            and self.index_at + self.index_size <= self.file_size
+            and self.tail_at <= self.run_at
+            and self.run_at + self.run_size <= self.file_size
+            and self.tail_at <= self.offsets_at
+            and self.offsets_at + 8 * self.offsets_count <= self.file_size
+        )
+        if not inside or file.size != self.file_size:
+            return None
+        tail = file.read(self.tail_at, self.file_size - self.tail_at)
+        return tail if self.guarded(tail) == self else None
+
+
+def write_at(fd: int, offset: int, data: Any) -> None:
+    """Write all bytes of a buffer; OSError when the disk is full."""
+    view = memoryview(data)
+    while view.nbytes:
+        done = os.pwrite(fd, view, offset)
+        view, offset = view[done:], offset + done
+
+
+def aligned(offset: int) -> int:
+    """The next offset at which a tensor may begin."""
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+def finish(
+    fd: int,
+    placed: Sequence[Placed],
+    end: int,
+    *,
+    values: Mapping[str, Any],
+    run: Mapping[str, Any],
+    algorithm: str,
+    is_complete: bool,
+    is_ordered: bool,
+    fsync: bool,
+) -> None:
+    """Turn a flat file of tensors into an HDF5 file; repeatable until the superblock is there.
+
+    Args:
+        fd: The file, open for writing.
+        placed: All records, in execution order, with their places.
+        end: Where the last tensor ends; everything behind is overwritten or cut.
+        values: Leaves that are no tensors.
+        run: Run metadata.
+        algorithm: Digest algorithm of the records.
+        is_complete: Whether the run ended as it should.
+        is_ordered: Whether the records' order is that of execution.
+        fsync: Whether to survive a power cut, and not only a kill.
+    """
+    run_json = to_json(run)
+    index = encode_index(
+        [p.record for p in placed],
+        values,
+        algorithm=algorithm,
+        is_complete=is_complete,
+        is_ordered=is_ordered,
+        run=run_json,
+    )
+    tail_at = index_at = aligned(end)
+    run_at = aligned(index_at + len(index))
+    metadata_at = aligned(run_at + len(run_json))
+    tree = _tree(placed)
+    tree[INDEX_NAME] = Dataset(string_type(len(index)), (), index_at, len(index))
+    tree[RUN_NAME] = Dataset(string_type(len(run_json)), (), run_at, len(run_json))
+    offsets = struct.pack(f"<{len(placed)}Q", *(NO_OFFSET if p.offset is None else p.offset for p in placed))
+    offsets_at = metadata_at
+    metadata, superblock = emit(tree, aligned(offsets_at + len(offsets)))
+
+    tail = bytearray()
+    for at, part in ((index_at, index), (run_at, run_json), (offsets_at, offsets)):
+        tail += bytes(at - tail_at - len(tail)) + part
+    tail += bytes(aligned(offsets_at + len(offsets)) - tail_at - len(tail)) + metadata + END_MARK
+    note = Note(
+        file_size=tail_at + len(tail),
+        tail_at=tail_at,
+        index_at=index_at,
+        index_size=len(index),
+        run_at=run_at,
+        run_size=len(run_json),
+        offsets_at=offsets_at,
+        offsets_count=len(placed),
+    )
+    write_at(fd, tail_at, tail)
+    os.ftruncate(fd, note.file_size)  # an earlier attempt, or a tensor nobody confirmed, reached further
+    write_at(fd, SUPERBLOCK_SIZE, note.guarded(tail).pack())
+    if fsync:
+        os.fsync(fd)
+    write_at(fd, 0, superblock)
+    if fsync:
+        os.fsync(fd)
+
+
+def is_finished(file: InputFile) -> bool:
+    """Whether a flat file has its superblock and everything that it leads to."""
+    head = file.read(0, min(HEAD_SIZE, file.size))
+    note = Note.unpack(head)
+    return head.startswith(SIGNATURE) and note is not None and note.read_tail(file) is not None
+
+
+def _tree(placed: Sequence[Placed]) -> Tree:
+    """The groups and datasets of all stored records; one dataset for equal place, dtype and shape."""
+    datasets: dict[tuple[int, str, tuple[int, ...]], Dataset] = {}
+    root: Tree = {}
+    for p in placed:
+        record = p.record
+        if not record.stored:
+            continue
+        dataset = Dataset(datatype_of(record.dtype), record.shape, p.offset, record.nbytes)
+        if p.offset is not None:
+            dataset = datasets.setdefault((p.offset, record.dtype.name, record.shape), dataset)
+        *groups, name = record.key.path.split("/")
+        node = root
+        for group in groups:
+            child = node.setdefault(group, {})
+            assert isinstance(child, dict)  # `Key.path` has a fixed depth for each kind of key
+            node = child
+        node[name] = dataset
+    return root

@@ -1,0 +1,164 @@
+"""Put a finished flat file in its place, as the container that was asked for."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from tensorcap_formats.errors import NotAnArchiveError, ReadError, UsageError, WriteError
+from tensorcap_formats.writing.output_path import remove, remove_stale, resolved, unique_beside
+
+SUFFIXES: Final = {".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr", ".safetensors": "safetensors"}
+_BUILDING: Final = "building"
+_COPY_BYTES: Final = 1 << 20
+
+
+def container_of(path: Path, container: str | None, suffixes: Mapping[str, str] = SUFFIXES) -> str:
+    """The container to write: the one asked for, or by the suffix of the path, or of what it links to.
+
+    Raises:
+        UsageError: The container is unknown, or the suffix names none.
+    """
+    if container is not None and container not in suffixes.values():
+        raise UsageError(
+            f"container {container!r} is unknown",
+            hint=f"Known are: {', '.join(sorted(set(suffixes.values())))}.",
+        )
+    found = container or suffixes.get(path.suffix.lower()) or suffixes.get(resolved(path).suffix.lower())
+    if found is None:
+        raise UsageError(
+            f"{path}: suffix {path.suffix!r} names no container, expected {', '.join(suffixes)}",
+            hint="Choose another suffix.",
+        )
+    return found
+
+
+def refuse_to_replace_others(path: Path) -> None:
+    """Refuse an output path at which something lies that is no archive of ours.
+
+    Raises:
+        WriteError: There is a checkpoint, a dump of another tool, a text, or a folder with other things.
+    """
+    path = resolved(path)
+    if not os.path.lexists(path):
+        if not path.parent.is_dir():
+            raise WriteError(f"{path}: there is no folder {str(path.parent)!r}", hint="Create it first.")
+        return
+    if not _is_ours(path):
+        raise WriteError(
+            f"{path}: something that is no archive of tensorcap is there and is not overwritten",
+            hint="Move it away first, or write to another path.",
+        )
+
+
+def refuse_to_replace_archive(path: Path) -> None:
+    """Refuse an output path, of something that is no archive, at which an archive of ours lies.
+
+    Raises:
+        WriteError: There is one, or what may be a damaged one.
+    """
+    path = resolved(path)
+    if os.path.lexists(path) and _is_ours(path):
+        raise WriteError(
+            f"{path}: an archive is there and is not overwritten",
+            hint="Delete it first, or write to another path.",
+        )
+
+
+def _is_ours(path: Path) -> bool:
+    from tensorcap_formats.open import open_present
+
+    try:
+        with open_present(path) as there:
+            return not there.is_foreign
+    except NotAnArchiveError:
+        return False
+    except ReadError as error:
+        raise WriteError(
+            f"{path}: what is there cannot be read and is not overwritten: {error}",
+            hint="Move it away first, or write to another path.",
+        ) from error
+
+
+def publish(finished: Path, path: Path, container: str, *, fsync: bool = False) -> None:
+    """Turn the finished flat file into the archive at `path`; what was there stays until that is done.
+
+    `path` may lie on another file system than `finished`; where it is a link, the file it links to is meant.
+    """
+    path = resolved(path)
+    if container == "hdf5":
+        try:
+            replace(finished, path)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            with built_beside(path) as building:
+                _copy(finished, building)
+                replace(building, path)
+            finished.unlink()
+    else:
+        from tensorcap_formats.hdf5.reader import open_hdf5
+
+        with built_beside(path) as building, open_hdf5(finished) as source:
+            if container == "zarr":
+                from tensorcap_formats.zarr.store import write_zarr
+
+                write_zarr(source, building)
+            else:
+                from tensorcap_formats.safetensors.file import write_safetensors
+
+                write_safetensors(source, building)
+            replace(building, path)
+        finished.unlink()
+    if fsync:
+        _sync_folder(path.parent)
+
+
+@contextmanager
+def built_beside(path: Path) -> Iterator[Path]:
+    """A new path in the folder of `path`, to build something at; what is still there at the end is removed.
+
+    What processes that were killed had begun to build for the same path is removed first.
+    """
+    remove_stale(path, _BUILDING)
+    building = unique_beside(path, _BUILDING)
+    try:
+        yield building
+    finally:
+        remove(building)
+
+
+def replace(new: Path, path: Path) -> None:
+    """Rename `new` to `path`; a folder there, which no rename replaces, is moved aside and removed after."""
+    if not path.is_dir() and not (new.is_dir() and os.path.lexists(path)):
+        new.replace(path)
+        return
+    aside = unique_beside(path, "replaced")
+    path.rename(aside)
+    try:
+        new.replace(path)
+    except BaseException:
+        aside.rename(path)
+        raise
+    remove(aside)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file to a new one, and make it durable: the source is removed next."""
+    with source.open("rb") as read, target.open("xb") as written:
+        shutil.copyfileobj(read, written, _COPY_BYTES)
+        written.flush()
+        os.fsync(written.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,1 @@
+"""zarr: archives of ours, and stores from elsewhere."""

@@ -1,0 +1,228 @@
+"""zarr stores from elsewhere, versions 2 and 3, through the zarr library.
+
+What is there is found from the metadata documents alone; the library opens an array when it is first read.
+A chunk without a file is read as the fill value, as the format says, and `Archive.remark` tells how many
+there are; an array that has lost all its chunks is no tensor of fill values but cannot be read.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.dtypes import DTYPES, Array, DType
+from tensorcap_formats.errors import (
+    CorruptArchiveError,
+    ReadError,
+    TensorcapError,
+    UnsafeFileError,
+    abbreviate,
+    missing_package,
+)
+from tensorcap_formats.flat_arrays import BAND_BYTES, Bands, read_flat
+from tensorcap_formats.folder import OpenFolder
+from tensorcap_formats.foreign.archive import ForeignArchive, ForeignTensor
+from tensorcap_formats.foreign.zip_members import check_expansion
+from tensorcap_formats.index import check_shape
+from tensorcap_formats.zarr.arrays import METADATA_NAME, read_metadata
+
+_MAX_DEPTH: Final = 64
+_NUMPY_TYPE: Final = re.compile(r"[<>|](?:b1|i[1248]|u[1248]|f[248]|c8|c16)")
+
+
+def open_foreign_zarr(path: Path) -> Archive:
+    """Open all arrays of numbers below a folder.
+
+    Raises:
+        UnsafeFileError: A link leads out of the folder, or an array is stored by pickle.
+        CorruptArchiveError: A metadata document makes no sense.
+        MissingPackageError: zarr is not installed.
+    """
+    try:
+        import zarr  # noqa: F401  # found missing now, not at the first read
+    except ImportError:
+        raise missing_package(f"reading {path}", "zarr", extra="zarr") from None
+    with ExitStack() as resources:
+        store = OpenFolder(path)
+        resources.callback(store.close)
+        tensors, skipped = _tensors(path, store)
+        return ForeignArchive(path, "zarr", tensors, resources=resources, skipped=skipped)
+
+
+def _tensors(path: Path, store: OpenFolder) -> tuple[list[ForeignTensor], dict[str, str]]:
+    """The arrays of numbers, and why the others are skipped."""
+    bands = Bands()
+    tensors, skipped = [], {}
+    for folder, metadata in _arrays(path):
+        name = folder.relative_to(path).as_posix() if folder != path else path.stem
+        types = _dtype(metadata)
+        if types is None:
+            skipped[name] = (
+                f"an array of {abbreviate(repr(metadata.get('data_type', metadata.get('dtype'))))}"
+            )
+            continue
+        array = _ForeignArray(folder, metadata, *types, bands, store)
+        tensors.append(ForeignTensor(name, array.dtype, array.shape, array.read, array.remark))
+    return tensors, skipped
+
+
+def _arrays(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Folder and metadata of each array; also looks for links out of the store."""
+    home = os.path.realpath(root) + os.sep
+    for folder, folders, files in os.walk(root):
+        if folder.count(os.sep) - str(root).count(os.sep) > _MAX_DEPTH:
+            raise CorruptArchiveError(f"{root}: has groups more than {_MAX_DEPTH} deep")
+        for name in (*folders, *files):
+            path = os.path.join(folder, name)
+            if os.path.islink(path) and not os.path.realpath(path).startswith(home):
+                raise UnsafeFileError(f"{path}: is a link to a file outside of {root}")
+        for name in (METADATA_NAME, ".zarray"):
+            if name in files:
+                metadata = read_metadata(Path(folder, name))
+                if _uses_pickle(metadata):
+                    raise UnsafeFileError(
+                        f"{folder}: its chunks are pickles, and reading a pickle may run code",
+                        hint="Convert it to numbers with the program that wrote it.",
+                    )
+                if metadata.get("node_type", "array") == "array":
+                    yield Path(folder), metadata
+
+
+class _ForeignArray:
+    """One array: what its metadata say, and its elements through the library."""
+
+    def __init__(
+        self,
+        folder: Path,
+        metadata: dict[str, Any],
+        dtype: DType,
+        storage: str,
+        bands: Bands,
+        store: OpenFolder,
+    ) -> None:
+        self.dtype = dtype
+        self._folder = folder
+        self._bands = bands
+        self._store = store
+        self._lock = threading.Lock()
+        self._opened: Any = None
+        shape = metadata.get("shape")
+        check_shape(shape, dtype.itemsize, str(folder))
+        self.shape: tuple[int, ...] = tuple(shape)  # type: ignore[arg-type]  # check_shape took it
+        self._metadata = metadata
+        self._stored_as = np.dtype(dtype.storage)
+        if not dtype.is_native:  # the library does not know bfloat16 and float8: it reads their bits
+            if metadata.get("fill_value") not in (0, None):
+                raise ReadError(f"{folder}: fill value of {dtype.name} is not zero, which is not supported")
+            self._metadata = {**metadata, _type_field(metadata): storage, "fill_value": 0}
+
+    def read(self, start: int, out: Array) -> None:
+        """Fill `out` with the elements from number `start` on."""
+        try:
+            array = self._array()
+            rows = self._band_rows(array)
+            if rows:
+                load = partial(self._rows, array)
+                self._bands.read(self, self.shape, rows, load, start, out)
+            else:
+                read_flat(array, self.shape, start, out)
+            self._store.require_unreplaced()
+        except TensorcapError:
+            raise
+        except Exception as error:  # codecs of many libraries: each has errors of its own
+            raise self._undecodable(error) from error
+
+    def remark(self) -> str:
+        """Say how many chunks have no file, if any, or why the array cannot be read."""
+        try:
+            missing, total = self._missing_chunks(self._array())
+        except ReadError as error:
+            return str(error)
+        return f"{missing} of {total} chunks are missing; the fill value was read" if missing else ""
+
+    def _missing_chunks(self, array: Any) -> tuple[int, int]:
+        """How many chunks have no file, and how many there are."""
+        stored = array.shards or array.chunks  # what has a file of its own
+        total = math.prod(-(-n // s) for n, s in zip(self.shape, stored, strict=True))
+        return total - array.nchunks_initialized * math.prod(array.chunks) // math.prod(stored), total
+
+    def _array(self) -> Any:
+        with self._lock:
+            if self._opened is None:
+                try:
+                    self._opened = self._open()
+                except TensorcapError:
+                    raise
+                except Exception as error:  # metadata that the library refuses
+                    raise self._undecodable(error) from error
+            return self._opened
+
+    def _undecodable(self, error: Exception) -> CorruptArchiveError:
+        return CorruptArchiveError(
+            f"{self._folder}: cannot be decoded: {abbreviate(str(error)) or type(error).__name__}"
+        )
+
+    def _open(self) -> Any:
+        import zarr
+        from zarr.storage import LocalStore, StorePath
+
+        metadata: Any = self._metadata
+        place = StorePath(LocalStore(self._folder, read_only=True))
+        array = zarr.Array(zarr.AsyncArray(metadata=metadata, store_path=place))
+        missing, total = self._missing_chunks(array)
+        if total and missing == total:
+            raise CorruptArchiveError(
+                f"{self._folder}: all of its {total} chunks are missing",
+                hint="If all of it was fill value, write it with write_empty_chunks=True.",
+            )
+        chunk = math.prod(array.shards or array.chunks) * self.dtype.itemsize
+        stored = sum(p.stat().st_size for p in self._folder.rglob("*") if p.is_file())
+        check_expansion(stored, chunk, str(self._folder))
+        return array
+
+    def _band_rows(self, array: Any) -> int:
+        """How many rows of the first axis to keep decoded; 0 where one chunk's are too many."""
+        if not self.shape:
+            return 0
+        rows: int = min((array.shards or array.chunks)[0], self.shape[0])
+        return rows if rows * math.prod(self.shape[1:]) * self.dtype.itemsize <= BAND_BYTES else 0
+
+    def _rows(self, array: Any, first: int, end: int) -> Array:
+        return np.asarray(array[first:end]).reshape(-1).astype(self._stored_as, copy=False)
+
+
+def _type_field(metadata: dict[str, Any]) -> str:
+    return "data_type" if metadata.get("zarr_format") == 3 else "dtype"
+
+
+def _dtype(metadata: dict[str, Any]) -> tuple[DType, str] | None:
+    """Logical dtype, and the type of its stored elements as the metadata write types; None if no numbers."""
+    written = metadata.get(_type_field(metadata))
+    if not isinstance(written, str):
+        return None
+    if written in DTYPES:  # version 3, and version 2 as tensorstore writes what numpy has not
+        storage = np.dtype(DTYPES[written].storage)
+        return DTYPES[written], storage.name if metadata.get("zarr_format") == 3 else storage.str
+    if not _NUMPY_TYPE.fullmatch(written) or np.dtype(written).name not in DTYPES:
+        return None
+    return DTYPES[np.dtype(written).name], written
+
+
+def _uses_pickle(value: object) -> bool:
+    """Whether a codec anywhere in the metadata is numcodecs' pickle, which runs code when it decodes."""
+    if isinstance(value, dict):
+        named = (value.get("id"), value.get("name"))
+        if any(isinstance(name, str) and name.rpartition(".")[2] == "pickle" for name in named):
+            return True
+        return any(map(_uses_pickle, value.values()))
+    return isinstance(value, list) and any(map(_uses_pickle, value))

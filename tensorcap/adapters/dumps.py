@@ -1,0 +1,143 @@
+"""Write an archive as other tools dump tensors: a file for each, named by its label."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.errors import UsageError, WriteError, missing_package
+from tensorcap_formats.foreign.dump_files import NAMES
+from tensorcap_formats.foreign.dump_labels import label_of
+from tensorcap_formats.foreign.max_file import DTYPE_CODES, SUFFIX, write_max
+from tensorcap_formats.records import Record
+from tensorcap_formats.writing.content import checked_blocks, writing
+from tensorcap_formats.writing.output_path import refuse_overlap
+from tensorcap_formats.writing.publishing import built_beside, replace
+
+Layout = Literal["max", "torch"]
+Progress = Callable[[int, int], None]
+_Save = Callable[[Archive, Record, Path, str], None]
+
+
+def export(
+    archive: Archive,
+    folder: str | os.PathLike[str],
+    *,
+    layout: Layout,
+    only: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+    progress: Progress | None = None,
+) -> list[Record]:
+    """Write records of an archive as the dump of another tool; all of them, or nothing.
+
+    `max` is a folder of `.max` files, written in execution order; a run of several steps has a folder in it
+    for each, by its number. `torch` has these always, of `.pt` files with `tensor_names.txt`.
+
+    Args:
+        archive: Open archive.
+        folder: New, or empty.
+        layout: `max` or `torch`.
+        only: Globs that keys must match one of; all if empty.
+        exclude: Globs that keys must match none of.
+        progress: Told the bytes written so far, and all that will be.
+
+    Returns:
+        The records that were written.
+
+    Raises:
+        UsageError: Nothing is selected, two records have one label, a record is of another rank than 0, the
+            layout has no place for its dtype, or only its statistics were kept.
+        MissingPackageError: torch is not installed, which writes `.pt` files.
+        ReadError: The archive cannot be read, or fails a checksum.
+        WriteError: Something is in the folder, or the disk is full.
+    """
+    folder = Path(folder)
+    records = archive.select(only, exclude=exclude)
+    if not records:
+        raise UsageError(f"{archive.path}: none of {len(archive.records)} records is selected")
+    refuse_overlap(archive.path, folder)
+    if os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
+        raise WriteError(
+            f"{folder}: is there and is not empty, expected a new folder", hint="Choose another one."
+        )
+    suffix, save = (SUFFIX, _save_max) if layout == "max" else (".pt", _torch_saver())
+    labels = _labels(records, layout)
+    steps = sorted({record.key.step for record in records})
+    is_flat = layout == "max" and len(steps) == 1
+    done, total = 0, sum(record.nbytes for record in records)
+    with built_beside(folder) as building, writing(folder):
+        building.mkdir()
+        for step in steps:
+            inner = building if is_flat else building / str(step)
+            inner.mkdir(exist_ok=True)
+            chosen = [record for record in records if record.key.step == step]
+            for record in chosen:
+                save(
+                    archive,
+                    record,
+                    inner / f"{_file_name(labels[record.key.text])}{suffix}",
+                    labels[record.key.text],
+                )
+                done += record.nbytes
+                if progress:
+                    progress(done, total)
+            if layout == "torch":
+                names = "".join(f"{labels[record.key.text]}\n" for record in chosen)
+                (inner / NAMES).write_text(names, encoding="utf-8")
+        if folder.is_dir():
+            folder.rmdir()
+        replace(building, folder)
+    return records
+
+
+def _file_name(label: str) -> str:
+    return label.replace("/", "_")
+
+
+def _labels(records: Sequence[Record], layout: Layout) -> dict[str, str]:
+    """The label of each key; all records are fit to be written."""
+    labels: dict[str, str] = {}
+    holders: dict[tuple[int, str], list[str]] = defaultdict(list)
+    for record in records:
+        text = record.key.text
+        if not record.stored:
+            raise UsageError(f"{text}: only its statistics were kept, expected its values")
+        if record.key.rank:
+            raise UsageError(
+                f"{text}: is of rank {record.key.rank}, which a dump has no place for",
+                hint="Export one rank: --exclude 'rank*'.",
+            )
+        if layout == "max" and record.dtype.name not in DTYPE_CODES:
+            raise UsageError(
+                f"{text}: .max files have no dtype {record.dtype.name!r} (MXF-6)",
+                hint="Leave it out with --exclude.",
+            )
+        labels[text] = label_of(record.key)
+        holders[record.key.step, _file_name(labels[text])].append(text)
+    for (_, label), texts in holders.items():
+        if len(texts) > 1:
+            raise UsageError(
+                f"{' and '.join(texts)}: have one label, {label!r}", hint="Leave one out with --exclude."
+            )
+    return labels
+
+
+def _save_max(archive: Archive, record: Record, path: Path, label: str) -> None:
+    write_max(path, label, record.dtype, record.shape, checked_blocks(archive, record))
+
+
+def _torch_saver() -> _Save:
+    try:
+        from tensorcap.adapters.torch.save import save_tensor
+    except ImportError:
+        raise missing_package("writing .pt files", "torch", extra="torch") from None
+
+    def save(archive: Archive, record: Record, path: Path, label: str) -> None:
+        del label  # the file's name says it
+        save_tensor(archive.read(record), record.dtype, path)
+
+    return save

@@ -1,0 +1,1 @@
+"""Modular MAX: models of max.nn, and programs that make graphs of them."""

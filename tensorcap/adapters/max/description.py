@@ -1,0 +1,75 @@
+"""What an archive keeps of a MAX model besides its tensors: its modules, weights and settings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from tensorcap.adapters.max.engine import VERSION, DeviceRef, Module
+from tensorcap.adapters.max.model import MaxModel
+from tensorcap.adapters.max.modules import devices_of, own_weights, tree
+from tensorcap.workload.metadata import jsonable, redact
+from tensorcap.workload.sources import class_name, file_of
+from tensorcap_formats.keys import module_site
+
+
+def describe(model: MaxModel) -> dict[str, Any]:
+    """The run's metadata that MAX knows."""
+    module = model.module
+    modules, aliases = tree(module)
+    dtype = main_dtype(modules)
+    found = [DeviceRef.from_device(device) for device in model.devices] or devices_of(modules)
+    return {
+        "framework": {"name": "max", "version": VERSION},
+        "model": {
+            "class": class_name(module),
+            "file": redact(file_of(type(module)) or ""),
+            "config": _config(module),
+        },
+        "dtype": dtype,
+        "compute_dtype": dtype,
+        "device": ", ".join(str(ref) for ref in found if not ref.is_cpu()) or "cpu",
+        "modules": [_described(name, each) for name, each in modules.items()],
+        "aliases": {module_site(alias): module_site(name) for alias, name in aliases.items()},
+    }
+
+
+def main_dtype(modules: Mapping[str, Module]) -> str | None:
+    """The floating dtype of most of the model's weights."""
+    sizes: Counter[str] = Counter()
+    for module in modules.values():
+        for weight in own_weights(module).values():
+            if weight.dtype.is_float():
+                sizes[weight.dtype.name] += _elements(weight)
+    return sizes.most_common(1)[0][0] if sizes else None
+
+
+def _elements(weight: Any) -> int:
+    count = 1
+    for dim in _shape(weight):
+        count *= dim if isinstance(dim, int) else 1
+    return count
+
+
+def _shape(weight: Any) -> list[int | str]:
+    return [int(str(dim)) if str(dim).isdigit() else str(dim) for dim in weight.shape]
+
+
+def _described(name: str, module: Module) -> dict[str, Any]:
+    return {
+        "path": name,
+        "class": class_name(type(module)),
+        "parameters": {
+            n: {"shape": _shape(w), "dtype": w.dtype.name} for n, w in own_weights(module).items()
+        },
+        "training": False,
+    }
+
+
+def _config(module: Module) -> Any:
+    config = getattr(module, "config", None)
+    if is_dataclass(config) and not isinstance(config, type):
+        config = {field.name: getattr(config, field.name) for field in fields(config)}
+    return jsonable(config) if isinstance(config, Mapping) else None

@@ -1,0 +1,125 @@
+"""Of which models a program makes graphs: found by watching every call of a MAX layer from outside.
+
+A *root* is the outermost module that is called while a graph is made.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import Any
+
+from tensorcap.adapters.max.engine import Graph, Layer, Module
+from tensorcap.adapters.max.layer_calls import watching
+from tensorcap.adapters.protocol import CalledRoot
+from tensorcap.workload.patch import replaced
+
+
+class Roots:
+    """Looks out for roots, until one is taken."""
+
+    def __init__(self, pattern: str | None, take: Callable[[Any], bool]) -> None:
+        """Prepare.
+
+        Args:
+            pattern: A glob for the class of the one that is looked for, or such a glob and `@N`; the first
+                that has weights if None.
+            take: Is given it before its call goes on, and says whether it is content with it.
+        """
+        name, _, number = (pattern or "").rpartition("@")
+        is_numbered = bool(name) and number.isdigit()
+        self._pattern = name if is_numbered else pattern
+        self._number = int(number) if is_numbered else None
+        self._take = take
+        self._is_searching = True
+        self._called: list[CalledRoot] = []
+        self._met: list[tuple[Module, CalledRoot]] = []
+        self._thread = threading.local()
+
+    @contextmanager
+    def watch(self) -> Iterator[list[CalledRoot]]:
+        """See every call of a layer that is made in the block, also of classes that are made in it."""
+        with watching(self._call, _subclasses(Layer)) as watch:
+
+            def with_new(original: Any) -> Any:
+                def initialise(cls: Any, /, **options: Any) -> None:
+                    original.__func__(cls, **options)
+                    watch(cls)
+
+                return classmethod(initialise)
+
+            with replaced(Layer, "__init_subclass__", with_new):
+                yield self._called
+
+    def _call(
+        self, original: Callable[..., Any], layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        is_within = getattr(self._thread, "is_busy", False)
+        if not isinstance(layer, Module) or not _is_tracing():
+            return original(layer, *args, **kwargs)
+        if is_within:
+            is_taken = (
+                self._is_searching and self._number is None and self._fits(layer) and self._choose(layer)
+            )
+        else:
+            is_taken = self._meet(layer)
+        self._thread.is_busy = True
+        try:
+            if is_taken:  # the capture has its own way around this very call
+                return type(layer).__call__(layer, *args, **kwargs)
+            return original(layer, *args, **kwargs)
+        finally:
+            self._thread.is_busy = is_within
+
+    def _meet(self, module: Module) -> bool:
+        """An outermost module is called; whether it is taken by that."""
+        entry = self._entry(module)
+        entry.calls += 1
+        if not self._is_searching:
+            return False
+        if self._pattern is None:
+            return bool(module.raw_state_dict()) and self._choose(module)
+        if self._number is None:
+            return self._fits(module) and self._choose(module)
+        fitting = [known for known, _ in self._met if self._fits(known)]
+        return len(fitting) > self._number and fitting[self._number] is module and self._choose(module)
+
+    def _choose(self, module: Module) -> bool:
+        if not self._take(module):
+            return False
+        self._is_searching = False
+        self._entry(module).is_taken = True
+        return True
+
+    def _entry(self, module: Module) -> CalledRoot:
+        for known, entry in self._met:
+            if known is module:
+                return entry
+        name = type(module).__qualname__
+        same = sum(entry.name.partition("@")[0] == name for entry in self._called)
+        entry = CalledRoot(f"{name}@{same}" if same else name)
+        self._met.append((module, entry))
+        self._called.append(entry)
+        return entry
+
+    def _fits(self, module: Module) -> bool:
+        if self._pattern is None:
+            return False
+        cls = type(module)
+        full = f"{cls.__module__}.{cls.__qualname__}"
+        return fnmatchcase(cls.__qualname__, self._pattern) or fnmatchcase(full, self._pattern)
+
+
+def _is_tracing() -> bool:
+    try:
+        return Graph.current is not None
+    except LookupError:
+        return False
+
+
+def _subclasses(cls: Any) -> Iterator[type]:
+    yield cls
+    for inner in cls.__subclasses__():
+        yield from _subclasses(inner)

@@ -1,0 +1,333 @@
+"""Ops of an exported graph: `torch.export` traces a model, and its graph is run node by node.
+
+The names of the nodes are those that targets compiled from an exported program have for the same values.
+The graph runs with the model's own parameters and buffers. What torch prints while it traces stays off the
+terminal, and where its release allows it, it is made to keep the frames of all functions meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import operator
+import os
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import dropwhile
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Interpreter, Node
+from torch.utils import _pytree as pytree
+
+from tensorcap.adapters.torch.description import tree
+from tensorcap.adapters.torch.frames import Source
+from tensorcap.adapters.torch.op_mode import below
+from tensorcap.adapters.torch.operators import Operator
+from tensorcap.adapters.torch.ops import Ops
+from tensorcap.adapters.torch.parameters import parameters
+from tensorcap.adapters.torch.staging import Staging
+from tensorcap.adapters.torch.tap import argument_names
+from tensorcap.adapters.torch.tapped import Tapped
+from tensorcap.adapters.torch.tensor_leaves import Leaves
+from tensorcap.recording.point import Point
+from tensorcap.recording.recorder import Call, Recorder
+from tensorcap.recording.scope import Plan
+from tensorcap.workload.metadata import redact
+from tensorcap.workload.sources import class_name
+from tensorcap.workload.workload import Workload
+from tensorcap_formats.errors import CaptureError, UsageError, abbreviate
+from tensorcap_formats.keys import escape
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+_INNER: Final = (os.path.dirname(torch.__file__) + os.sep, "<eval_with_key>")  # files of code that is torch's
+_FRAME: Final = re.compile(r'File "(.+)", line (\d+), in (.+)')
+_EMPTY: Final = "no node of the exported graph lies in it"
+
+
+def export(workload: Workload, plan: Plan) -> Callable[[Recorder], None]:
+    """Export the model of a workload.
+
+    Returns:
+        What runs the graph once and tells a recorder of it.
+
+    Raises:
+        UsageError: The workload is no forward of a model, or the plan is for the model's own code.
+        CaptureError: torch cannot export the model.
+    """
+    model = workload.model
+    name = class_name(model)
+    if workload.run is not None:
+        raise UsageError(
+            f"{name}: level export runs one forward, found a workload that runs a function of its own",
+            hint="Leave the function out (--max-new-tokens), or take level op.",
+        )
+    unfit = [what for what in ("watch", "grads") if getattr(plan, what)]
+    if unfit:
+        raise UsageError(
+            f"{name}: level export runs a graph and not the model's code, found {' and '.join(unfit)}",
+            hint="Take level op.",
+        )
+    is_named = isinstance(workload.inputs, Mapping)
+    args = () if is_named else tuple(workload.inputs)
+    kwargs = dict(workload.inputs) if is_named else {}
+    try:
+        with _quiet(), _own_attributes(model), _all_frames() as has_all_frames:
+            program = torch.export.export(model, args, kwargs, strict=False)
+    except Exception as error:
+        raise _failure(name, error) from error
+    facts = {
+        "strict": False,
+        "grad": torch.is_grad_enabled(),
+        "frames": "all" if has_all_frames else "of functions named forward",
+    }
+    return partial(_run, program, facts, model, args, kwargs, plan)
+
+
+def _failure(name: str, error: Exception) -> CaptureError:
+    reason = abbreviate(str(error).strip().partition("\n")[0].rstrip(". "), 300)
+    frames = _of_model(traceback.extract_tb(error.__traceback__))
+    where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    hint = "Turn its cache off (use_cache=False), or take" if "Cache'" in reason else "Take"
+    return CaptureError(
+        f"{name}: torch.export cannot export it{where}: {type(error).__name__}: {reason}",
+        hint=f"{hint} level op, which records any model as it runs.",
+    )
+
+
+def _run(
+    program: ExportedProgram,
+    facts: dict[str, Any],
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    plan: Plan,
+    recorder: Recorder,
+) -> None:
+    recorder.facts["export"] = facts
+    modules, _ = tree(model)
+    points = {name: recorder.points[name] for name in modules}
+    names = below(class_name(model), plan.ops_in, points) if plan.ops_in else modules
+    sites = frozenset(points[name].site for name in names)
+    with torch.no_grad(), Staging(recorder) as staging:
+        leaves = Leaves(recorder, staging)
+        with parameters(modules, leaves) if plan.params else contextlib.nullcontext():
+            forward = _Forward(program, model, leaves, sites)
+            forward.run(args, kwargs)
+
+
+class _Forward:
+    """One run of an exported graph.
+
+    Args:
+        program: The exported program.
+        model: What it was made of.
+        leaves: Take the tensors.
+        sites: Of the modules whose nodes are recorded.
+    """
+
+    def __init__(
+        self, program: ExportedProgram, model: nn.Module, leaves: Leaves, sites: frozenset[str]
+    ) -> None:
+        modules, self._aliases = tree(model)
+        self._program = program
+        self._model = model
+        self._leaves = leaves
+        self._recorder = leaves.recorder
+        self._sites = sites
+        self._ops = Ops(modules, leaves)
+        self._calls: dict[str, Call] = {}  # of modules, by the keys that nodes have for them
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Run it, with what the model would be called with."""
+        recorder, point = self._recorder, self._recorder.points[""]
+        slots = tuple(f"input.{escape(name)}" for name in argument_names(self._model, {}))
+        root = Tapped(point, recorder, self._leaves, slots, inputs=True, is_root=True)
+        call = root.begin(self._model, id(self))
+        if call is None:
+            return
+        self._root = call
+        root.record_inputs(call, args, kwargs)
+        try:
+            result = self._compute(args, kwargs)
+        finally:
+            self._ops.finish()
+        root.end(recorder.leave(point, id(self)), result)
+        for point in recorder.points.values():
+            if point.kind == "module" and point.is_capturable and not (point.calls or point.reason):
+                point.reason = _EMPTY
+
+    def _compute(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        from torch.export.graph_signature import InputKind, OutputKind
+
+        program = self._program
+        given = iter(pytree.tree_leaves((args, kwargs)))
+        held = {**program.constants, **program.state_dict}
+        signature = program.graph_signature
+        values = [
+            next(given) if spec.kind is InputKind.USER_INPUT else held.get(spec.target or "")
+            for spec in signature.input_specs
+        ]
+        found = _Nodes(program.graph_module, self.node).run(*values, enable_io_processing=False)
+        own = []
+        for value, spec in zip(found, signature.output_specs, strict=True):
+            if spec.kind is OutputKind.USER_OUTPUT:
+                own.append(value)
+            elif spec.kind is OutputKind.BUFFER_MUTATION:  # before torch 2.6, graphs do not write themselves
+                held[spec.target or ""].copy_(value)
+        return pytree.tree_unflatten(own, program.call_spec.out_spec)
+
+    def node(
+        self,
+        name: str,
+        node: Node,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        compute: Callable[[], Any],
+    ) -> Any:
+        """Run a node and record it."""
+        known, args = _operator(node, args)
+        outer = self._module_call(node)
+        call = None
+        if outer.point.site in self._sites:
+            call = self._recorder.inner(name, "op", outer=outer)
+        return self._ops.record(known, call, (outer, _source(node)), args, kwargs, compute, node=name)
+
+    def _module_call(self, node: Node) -> Call:
+        """The innermost call of a module that a node lies in."""
+        call = self._root
+        for key, (path, _) in (node.meta.get("nn_module_stack") or {}).items():
+            if key not in self._calls:
+                point = self._recorder.points.get(self._aliases.get(path, path))
+                if point is None:  # a module that is made in the forward
+                    continue
+                found = self._enter(point) if path else self._root
+                if found is None:
+                    continue
+                self._calls[key] = found
+            call = self._calls[key]
+        return call
+
+    def _enter(self, point: Point) -> Call | None:
+        """Count a call of a module, which is over at once: its nodes need not be neighbours."""
+        call = self._recorder.enter(point, id(point))
+        if call is not None:
+            self._recorder.leave(point, id(point))
+            self._recorder.finish(call)
+        return call
+
+
+_RunNode = Callable[[str, Node, tuple[Any, ...], dict[str, Any], Callable[[], Any]], Any]
+
+
+class _Nodes(Interpreter):
+    """Runs a graph node by node, and the graphs that operators of it take."""
+
+    def __init__(self, graph: GraphModule, node: _RunNode, prefix: str = "") -> None:
+        super().__init__(graph)
+        self.extra_traceback = False  # an error of a node is told as the model's own
+        self._node = node
+        self._prefix = prefix
+
+    def run_node(self, n: Node) -> Any:
+        compute = partial(super().run_node, n)
+        if n.op == "call_function":
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            return self._node(self._prefix + n.name, n, args, kwargs, compute)
+        value = compute()
+        if n.op == "get_attr" and isinstance(value, GraphModule):
+            return _Nodes(value, self._node, f"{self._prefix}{n.name}.").run
+        return value
+
+
+def _operator(node: Node, args: tuple[Any, ...]) -> tuple[Operator, tuple[Any, ...]]:
+    """What is known of a node's function, and its arguments as they are told."""
+    target: Any = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return Operator.of(target), args
+    name = getattr(target, "__name__", str(target))
+    if target is operator.getitem and isinstance(args[0], (tuple, list)):
+        args = (args[0][args[1]], args[1])
+    graphs = {
+        id(value): given.name for value, given in zip(args, node.args, strict=True) if isinstance(given, Node)
+    }
+    args = tuple(graphs.get(id(value), value) if callable(value) else value for value in args)
+    names = tuple(map(str, range(len(args))))
+    return Operator(name, names, frozenset(), frozenset(), None, False, False), args
+
+
+def _source(node: Node) -> Source:
+    """The innermost frame of the user's code."""
+    frames = _FRAME.findall(node.stack_trace or "")
+    users = [frame for frame in frames if not frame[0].startswith(_INNER)]
+    if not users:
+        return Source(None, None, None)
+    file, line, function = users[-1]
+    return Source(redact(file), int(line), function)
+
+
+def _of_model(frames: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """The frames of code that is not torch's, from the outermost function `forward` on."""
+    within = dropwhile(lambda frame: frame.name != "forward", frames)
+    return [frame for frame in within if not frame.filename.startswith(_INNER)]
+
+
+@contextlib.contextmanager
+def _own_attributes(model: nn.Module) -> Iterator[None]:
+    """Have modules keep their very attributes: torch puts copies in the place of tuples, lists and dicts."""
+    held = [(module, {**vars(module)}) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, attributes in held:
+            vars(module).update(attributes)
+
+
+@contextlib.contextmanager
+def _all_frames() -> Iterator[bool]:
+    """Have the nodes made meanwhile keep the frames of functions, not only of those named `forward`.
+
+    Yields whether this release of torch has a place to ask for that.
+    """
+    from torch.fx.proxy import TracerBase
+
+    tracer: Any = TracerBase
+    theirs = vars(tracer).get("_filter_traceback_frames")
+    if theirs is None:
+        yield False
+        return
+
+    def ours(_: Any, summary: traceback.StackSummary) -> traceback.StackSummary:
+        return traceback.StackSummary.from_list(_of_model(summary))
+
+    tracer._filter_traceback_frames = ours
+    try:
+        yield True
+    finally:
+        tracer._filter_traceback_frames = theirs
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hold back warnings and logs, and what goes to the standard error stream: torch prints graphs there.
+
+    What is held back of the stream is dropped only if the export fails; the model may have printed there.
+    """
+    held = io.StringIO()
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(held):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+    sys.stderr.write(held.getvalue())

@@ -1,0 +1,126 @@
+"""Parameters and buffers, recorded once: as they are when the capture begins.
+
+What holds no values then, since it is offloaded or made lazily, is recorded in the first call of its module
+in which it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from tensorcap.adapters.torch.tensor_leaves import Leaves, unseen
+from tensorcap.recording.recorder import Call
+from tensorcap_formats.keys import escape
+
+_NO_DATA: Final = "meta: no data, neither before the run nor in a call of the module"
+_OFFLOADED: Final = "_old_forward"  # what accelerate calls once it has put the values in place
+
+
+@contextmanager
+def parameters(modules: Mapping[str, nn.Module], leaves: Leaves) -> Iterator[None]:
+    """Record what the modules hold; what has no values yet, until the block ends.
+
+    Args:
+        modules: By name. One that is shared records once, under its first name; a parameter that several
+            modules share is recorded at each of them, and its bytes are stored once.
+        leaves: Takes the values.
+    """
+    holders = [_Holder(name, module, leaves) for name, module in modules.items()]
+    with torch.no_grad(), unseen():
+        for holder in holders:
+            holder.take()
+    late = [holder for holder in holders if holder.left]
+    for holder in late:
+        holder.await_call()
+    try:
+        yield
+    finally:
+        for holder in late:
+            holder.give_up()
+
+
+class _Holder:
+    """A module, and which of its tensors are not recorded yet."""
+
+    def __init__(self, name: str, module: nn.Module, leaves: Leaves) -> None:
+        point = leaves.recorder.points[name]
+        self._module = module
+        self._leaves = leaves
+        self._call = Call(point, 0, 0, is_of_run=True)
+        self._undo: Callable[[], None] = _nothing
+        self.left = [slot for slot in self._tensors() if leaves.recorder.wants(self._call, slot)]
+
+    def take(self) -> None:
+        """Record those that have values."""
+        tensors = self._tensors()
+        for slot in list(self.left):
+            if slot in tensors and not _is_empty(tensors[slot]):
+                self.left.remove(slot)
+                self._leaves.record(self._call, slot, tensors[slot])
+
+    def await_call(self) -> None:
+        """Have the rest recorded in a call."""
+        module = self._module
+        forward = vars(module).get(_OFFLOADED)
+        if forward is None:
+            self._undo = module.register_forward_pre_hook(self._before_call).remove
+            return
+        watching = _Loaded(forward, self._in_call)
+        setattr(module, _OFFLOADED, watching)
+
+        def undo() -> None:
+            if vars(module).get(_OFFLOADED) is watching:
+                setattr(module, _OFFLOADED, forward)
+
+        self._undo = undo
+
+    def give_up(self) -> None:
+        """Leave the module as it was, and tell what never had values."""
+        self._undo()
+        for slot in self.left:
+            self._leaves.recorder.lose(self._call.point, slot, _NO_DATA, call=self._call)
+
+    def _before_call(self, module: nn.Module, args: object) -> None:
+        self._in_call()
+
+    def _in_call(self) -> None:
+        if self.left and self._leaves.recorder.is_recording:
+            with torch.no_grad(), unseen():
+                self.take()
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        module = self._module
+        found: dict[str, torch.Tensor] = {}
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            found[f"param.{escape(name)}"] = parameter
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+            found[f"buffer.{escape(name)}"] = buffer
+        return found
+
+
+class _Loaded:
+    """Stands in the place of a forward that is called with the values in place."""
+
+    def __init__(self, forward: Any, note: Callable[[], None]) -> None:
+        self._forward = forward
+        self._note = note
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._note()
+        return self._forward(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        return self._forward.__reduce__()  # a copy of the model has what stood here before
+
+
+def _is_empty(tensor: torch.Tensor) -> bool:
+    return nn.parameter.is_lazy(tensor) or tensor.is_meta
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,131 @@
+"""Points within the code of torch modules: watched functions and probes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Final
+
+import torch
+
+from tensorcap.adapters.torch.capture_gaps import COMPILED, is_compiled
+from tensorcap.adapters.torch.tensor_leaves import Leaves, unseen
+from tensorcap.recording.point import Kind
+from tensorcap.recording.probes import hand_over, probing
+from tensorcap.recording.recorder import Call
+from tensorcap.recording.watch import find_watched, watching
+from tensorcap_formats.keys import PROBES, ROOT_SITE, inner_site
+
+_SLOTS: Final = {"function": "return", "probe": "value"}  # what is lost with a whole call
+_TRACED: Final = "under torch.jit.trace"
+_WHOSE: Final = "outside of a call of a model, while several captures were under way"
+_PAUSED: Final = "the capture was paused then"
+
+
+@contextmanager
+def tap_points(watch: Iterable[str], leaves: Leaves, *, eager: bool) -> Iterator[None]:
+    """Record what watched functions and probes hand over, until the block ends.
+
+    Args:
+        watch: Functions and their variables, as in `Plan`.
+        leaves: Takes the values.
+        eager: Whether what is compiled runs as plain code.
+
+    Raises:
+        UsageError: A function to watch is not there, or cannot be watched.
+    """
+    watched = find_watched(watch, partial(_refusal, eager=eager))
+    taker = _Taker(leaves)
+    with watching(watched, taker), probing(taker):
+        try:
+            yield
+        finally:
+            taker.is_over = True
+
+
+class _Taker:
+    """Takes what functions and probes hand over, for one capture (`tensorcap.recording.probes.Taker`).
+
+    Attributes:
+        recorder: The capture's.
+        is_over: Whether to take nothing any more; a call that is under way may outlive the capture.
+    """
+
+    def __init__(self, leaves: Leaves) -> None:
+        self.recorder = leaves.recorder
+        self._leaves = leaves
+        self.is_over = False
+        self._note_compiled = self._noting()
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a call of the capture's model is under way in this thread, or being compiled."""
+        return torch.compiler.is_compiling() or self.recorder.current is not None
+
+    def begin(self, name: str, kind: Kind, *, is_alone: bool) -> Call | None:
+        """Number a call, if values can be seen now."""
+        if torch.compiler.is_compiling():
+            self._note_compiled(name, kind)
+            return None
+        recorder = self.recorder
+        if torch._C._get_tracing_state() is not None:
+            self._lose(name, kind, _TRACED)
+            return None
+        if torch._C._current_graph_task_id() != -1 and torch.is_grad_enabled():
+            # a backward pass that computes anew; one of the user's own runs without gradients
+            self._recompute(name, kind)
+            return None
+        if not is_alone and recorder.current is None:
+            self._lose(name, kind, _WHOSE)
+            return None
+        return recorder.inner(name, kind, in_module=kind == "function")
+
+    def take(self, call: Call, slot: str, value: object, *, only_tensors: bool = False) -> None:
+        """Record a value, unless the capture is over or paused."""
+        recorder = self.recorder
+        if self.is_over:
+            return
+        if recorder.is_paused:
+            recorder.lose(call.point, slot, _PAUSED, call=call)
+        elif recorder.is_recording:
+            with unseen():
+                self._leaves.record(call, slot, value, only_tensors=only_tensors)
+
+    def probed(self, name: str, value: object, *, is_alone: bool) -> None:
+        """Record the value of a probe."""
+        hand_over(self, name, value, is_alone=is_alone)
+
+    def _lose(self, name: str, kind: Kind, reason: str) -> None:
+        if self.recorder.is_recording:
+            point = self.recorder.place(ROOT_SITE if kind == "function" else PROBES, name, kind)
+            self.recorder.lose(point, _SLOTS[kind], reason)
+
+    def _recompute(self, name: str, kind: Kind) -> None:
+        """Count a call to compute anew; of a function, where it was called first."""
+        recorder = self.recorder
+        if recorder.is_recording:
+            end = inner_site("" if kind == "function" else PROBES, name)
+            points = (p for p in recorder.points.values() if p.kind == kind and p.site.endswith(end))
+            point = next(points, None)
+            if point is not None:
+                point.recomputed += 1
+
+    def _noting(self) -> Callable[[str, Kind], None]:
+        """A function that the compiler runs while it builds a graph, and leaves out of the graph."""
+
+        def note(name: str, kind: Kind) -> None:
+            self._lose(name, kind, COMPILED)
+
+        # What torch.compiler.assume_constant_result does, without importing the compiler
+        note._dynamo_marked_constant = True  # type: ignore[attr-defined]
+        return note
+
+
+def _refusal(thing: object, *, eager: bool) -> str:
+    """Why a function, or what is around it, cannot be watched; empty if it can."""
+    if not eager and is_compiled(thing):
+        return "compiled (torch.compile; --eager runs it as plain code)"
+    if isinstance(thing, (torch.jit.ScriptFunction, torch.jit.ScriptModule)):
+        return "scripted (torch.jit)"
+    return ""

@@ -1,0 +1,253 @@
+"""Which models a program calls: found by watching every call of a torch module from outside.
+
+A *root* is the outermost module called in a thread. Where that is a part of a larger model, which the
+program calls by other methods (`vae.encode`, `model.get_input_embeddings()(ids)`), the root is the larger
+one: the highest module around it that is more than a wrapper, which has one child and no parameter.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatchcase
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import nn
+
+from tensorcap.adapters.protocol import CalledRoot
+from tensorcap.adapters.torch.direct_calls import (
+    Replacement,
+    acquire,
+    around_direct_calls,
+    is_symbolic,
+    release,
+)
+from tensorcap.adapters.torch.scripted import scripted_as_written
+from tensorcap.workload.patch import replaced
+
+_is_compiling: Final = torch.compiler.is_compiling
+
+
+class _Met(NamedTuple):
+    """A module that was the outermost of a call, and its root."""
+
+    module: weakref.ref[nn.Module]
+    root: CalledRoot
+
+
+class _Thread(threading.local):
+    is_busy = False  # with a call of a module
+
+
+class Roots:
+    """Looks for the root to capture, and counts the calls of all.
+
+    Attributes:
+        called: The roots, in the order of their first calls.
+    """
+
+    def __init__(self, pattern: str | None, take: Callable[[nn.Module], bool]) -> None:
+        """Look for a root.
+
+        Args:
+            pattern: A glob for its class, qualified or not; with `@N` behind it, for the N-th root of such
+                a class, from 0. None for the first root that has parameters and is not scripted.
+            take: Is given the root before its call goes on; whether it takes it.
+        """
+        self.called: list[CalledRoot] = []
+        name, _, number = (pattern or "").rpartition("@")
+        is_numbered = bool(name) and number.isdigit()
+        self._pattern = name if is_numbered else pattern
+        self._number = int(number) if is_numbered else None
+        self._take = take
+        self._is_searching = True
+        self._taken: nn.Module | None = None
+        self._met: dict[int, _Met] = {}
+        self._roots: list[weakref.ref[nn.Module]] = []  # of `called`
+        self._lock = threading.RLock()
+        self._thread = _Thread()
+        self._process = os.getpid()
+
+    @contextmanager
+    def watch(self) -> Iterator[list[CalledRoot]]:
+        """See every call of a module that is made in the block, in all threads."""
+        replacements: dict[type, Replacement | None] = {}
+        with ExitStack() as stack:
+            stack.callback(_release_all, replacements)
+            for name in ("__init__", "__setstate__"):
+                stack.enter_context(replaced(nn.Module, name, functools.partial(_made, replacements)))
+            stack.enter_context(replaced(nn.Module, "__call__", self._called))
+            stack.enter_context(around_direct_calls(self._within))
+            stack.enter_context(scripted_as_written())
+            yield self.called
+
+    def _called(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        thread = self._thread
+
+        @functools.wraps(original)
+        def call(self_: Any, /, *args: Any, **kwargs: Any) -> Any:
+            if _is_compiling():
+                return original(self_, *args, **kwargs)
+            if thread.is_busy:
+                if self._is_searching:
+                    self._look_inside(self_)
+                return original(self_, *args, **kwargs)
+            self._outermost(self_)
+            thread.is_busy = True
+            try:
+                return original(self_, *args, **kwargs)
+            finally:
+                thread.is_busy = False
+
+        return call
+
+    @contextmanager
+    def _within(self, module: nn.Module) -> Iterator[None]:
+        """What `_called` does, around a direct call of `forward`."""
+        if self._thread.is_busy:
+            if self._is_searching:
+                self._look_inside(module)
+            yield
+            return
+        self._outermost(module)
+        self._thread.is_busy = True
+        try:
+            yield
+        finally:
+            self._thread.is_busy = False
+
+    def _outermost(self, module: nn.Module) -> None:
+        if is_symbolic() or torch._C._get_tracing_state() is not None:
+            return  # no run of the model
+        met = self._met.get(id(module))
+        if met is None or met.module() is not module:
+            if os.getpid() != self._process or getattr(module, "_is_replica", False):
+                return  # a forked process, a thread of DataParallel
+            with self._lock:
+                met = self._met[id(module)] = self._meet(module)
+        met.root.calls += 1
+
+    def _look_inside(self, module: nn.Module) -> None:
+        """A module is called by another; it counts if it is asked for by its class."""
+        if self._pattern is not None and self._number is None and _fits(module, self._pattern):
+            with self._lock:
+                if self._is_searching and os.getpid() == self._process:
+                    self._choose(module)
+
+    def _meet(self, module: nn.Module) -> _Met:
+        taken = self._taken
+        if taken is not None and any(module is inner for inner in taken.modules()):
+            return _Met(weakref.ref(module), self._entry(taken))
+        above = _ancestors(module)
+        root = _root_of(module, above)
+        entry = self._entry(root)
+        if self._is_searching:
+            self._judge(module, above, root)
+        return _Met(weakref.ref(module), entry)
+
+    def _judge(self, module: nn.Module, above: list[nn.Module], root: nn.Module) -> None:
+        """Choose a root that has come into view, if it is what is looked for."""
+        if self._pattern is None:
+            is_scripted = isinstance(root, torch.jit.ScriptModule)
+            if not is_scripted and next(root.parameters(), None) is not None:
+                self._choose(root)
+        elif self._number is None:
+            for candidate in (module, *above):
+                if _fits(candidate, self._pattern):
+                    self._choose(candidate)
+                    break
+        else:
+            fitting = [
+                r for r in (reference() for reference in self._roots) if r is None or _fits(r, self._pattern)
+            ]
+            if len(fitting) > self._number and fitting[self._number] is root:
+                self._choose(root)
+
+    def _choose(self, root: nn.Module) -> None:
+        entry = self._entry(root)
+        if self._take(root):
+            self._is_searching = False
+            self._taken = root
+            entry.is_taken = True
+            self._met.clear()  # what was met before may be of this root
+
+    def _entry(self, root: nn.Module) -> CalledRoot:
+        for reference, entry in zip(self._roots, self.called, strict=True):
+            if reference() is root:
+                return entry
+        name, _ = _name_of(root)
+        same = sum(entry.name.partition("@")[0] == name for entry in self.called)
+        entry = CalledRoot(f"{name}@{same}" if same else name)
+        self._roots.append(weakref.ref(root))
+        self.called.append(entry)
+        return entry
+
+
+def _made(replacements: dict[type, Replacement | None], original: Callable[..., None]) -> Callable[..., None]:
+    """Have the `forward` of every class replaced of which a module is made."""
+
+    @functools.wraps(original)
+    def make(self: Any, /, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if type(self) not in replacements and not _is_compiling():
+            replacements[type(self)] = acquire(type(self))
+
+    return make
+
+
+def _release_all(replacements: dict[type, Replacement | None]) -> None:
+    for replacement in replacements.values():
+        if replacement is not None:
+            release(replacement)
+
+
+def _name_of(module: nn.Module) -> tuple[str, str]:
+    """Name and module of the class that the user wrote: torch.compile and torch.jit make others of it."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return str(module.original_name), type(module).__module__
+    is_wrapper = type(module).__module__ == "torch._dynamo.eval_frame"
+    cls = type(getattr(module, "_orig_mod", module) if is_wrapper else module)
+    return cls.__qualname__, cls.__module__
+
+
+def _fits(module: nn.Module, pattern: str) -> bool:
+    name, package = _name_of(module)
+    return fnmatchcase(name, pattern) or fnmatchcase(f"{package}.{name}", pattern)
+
+
+def _ancestors(module: nn.Module) -> list[nn.Module]:
+    """All modules that hold this one, at any depth, the nearest first."""
+    parents: dict[int, list[nn.Module]] = {}
+    for found in gc.get_objects():
+        if issubclass(type(found), nn.Module) and not isinstance(found, torch.jit.ScriptModule):
+            for child in found.__dict__.get("_modules", {}).values():
+                parents.setdefault(id(child), []).append(found)
+    seen = {id(module)}
+    queue = [module]
+    for held in queue:  # it grows
+        for parent in parents.get(id(held), ()):
+            if id(parent) not in seen:
+                seen.add(id(parent))
+                queue.append(parent)
+    return queue[1:]
+
+
+def _root_of(module: nn.Module, above: list[nn.Module]) -> nn.Module:
+    """The highest of the modules around this one that is more than a wrapper; itself if there are several."""
+    models = [
+        m
+        for m in above
+        if len({id(c) for c in m._modules.values()}) > 1 or any(p is not None for p in m._parameters.values())
+    ]
+    highest = [
+        m
+        for m in models
+        if not any(m is inner for other in models if other is not m for inner in other.modules())
+    ]
+    return highest[0] if len(highest) == 1 else module

@@ -1,0 +1,57 @@
+"""Keeps what we put on modules and classes out of what torch.jit compiles, which reads hooks and source."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from tensorcap.adapters.torch.capture_gaps import Around
+from tensorcap.adapters.torch.direct_calls import originals
+
+
+@contextmanager
+def scripted_as_written() -> Iterator[None]:
+    """Have torch.jit.script see modules, in the block, as if nobody looked at them."""
+    recursive: Any = getattr(torch.jit, "_recursive", None)
+    create = getattr(recursive, "create_script_module", None)
+    if create is None:
+        yield
+        return
+
+    @functools.wraps(create)
+    def create_script_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        with originals(), _without_hooks(module):
+            return create(module, *args, **kwargs)
+
+    recursive.create_script_module = create_script_module
+    try:
+        yield
+    finally:
+        if recursive.create_script_module is create_script_module:
+            recursive.create_script_module = create
+
+
+@contextmanager
+def _without_hooks(root: nn.Module) -> Iterator[None]:
+    with ExitStack() as stack:
+        for module in root.modules():
+            hooks: Any
+            for hooks in (module._forward_pre_hooks, module._forward_hooks):
+                ours = {key: hook for key, hook in hooks.items() if _is_ours(hook)}
+                for key in ours:
+                    del hooks[key]
+                stack.callback(hooks.update, ours)  # last again, which is where they belong
+            forward = vars(module).get("forward")
+            if isinstance(forward, Around):
+                forward.lift()
+                stack.callback(setattr, module, "forward", forward)
+        yield
+
+
+def _is_ours(hook: object) -> bool:
+    return type(hook).__module__.partition(".")[0] == __name__.partition(".")[0]

@@ -1,0 +1,208 @@
+"""Archived tensors in the place of those that a torch model hands about.
+
+What goes on is a fresh copy, with the dtype, the device and the strides of the model's own tensor; so
+neither the archive nor another call sees what is written in place. Gradients go through to the model's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tensorcap.adapters.torch.tensor_leaves import KINDS
+from tensorcap.adapters.torch.tensors import NotCapturableError, dtype_name, from_stored, plain
+from tensorcap.recording.recorder import Call
+from tensorcap.recording.structure import rebuilt, walk
+from tensorcap.recording.substitution import Kind, Substitution, no_fit
+from tensorcap_formats.dtypes import Array, DType
+from tensorcap_formats.errors import UsageError
+from tensorcap_formats.float_formats import MASK_SENTINELS
+from tensorcap_formats.keys import Key, escape
+from tensorcap_formats.records import Record
+
+
+class Exchange:
+    """Exchanges the leaves of calls for what a substitution has."""
+
+    def __init__(self, substitution: Substitution) -> None:
+        self._substitution = substitution
+
+    def values(self, call: Call, kind: Kind, slots: Sequence[str], values: list[Any]) -> list[Any]:
+        """What a call goes on with, or its caller gets: the same containers with archived tensors in them.
+
+        Args:
+            call: The call.
+            kind: Whether the values are its arguments or its result.
+            slots: The slot of each value.
+            values: The values, which were recorded.
+
+        Raises:
+            UsageError: A tensor does not fit.
+        """
+        planned = self._substitution.planned(call.point.site, call.step, call.number, kind)
+        if planned is None:
+            return values
+        try:
+            return _Exchanged(self._substitution, call, planned).of(slots, values)
+        except UsageError as error:
+            self._substitution.failure = error
+            raise
+
+
+class _Exchanged:
+    """One exchange of the values of one call."""
+
+    def __init__(self, substitution: Substitution, call: Call, planned: Any) -> None:
+        self._substitution = substitution
+        self._call = call
+        self._left: dict[str, Record] = dict(planned)
+        self._copies: dict[int, list[tuple[torch.Tensor, Array, torch.Tensor]]] = {}
+
+    def of(self, slots: Sequence[str], values: Sequence[Any]) -> list[Any]:
+        found = [self._value(slot, value) for slot, value in zip(slots, values, strict=True)]
+        if self._left:
+            held = {name for pair in zip(slots, values, strict=True) for name in _names(*pair)}
+            for name in self._left:
+                self._substitution.note_left(self._key(name), is_held=name in held)
+        return found
+
+    def _value(self, slot: str, value: Any) -> Any:
+        def change(name: str, natural: Any) -> Any:
+            return self._tensor(f"{slot}.{escape(name)}" if name else slot, natural)
+
+        return rebuilt(value, KINDS, change)
+
+    def _key(self, slot: str) -> Key:
+        return Key(self._call.point.site, slot, self._call.step, self._call.number)
+
+    def _tensor(self, slot: str, natural: Any) -> Any:
+        key, record = self._key(slot), self._left.pop(slot, None)
+        if record is None:
+            self._substitution.note_absent(key)
+            return natural
+        try:
+            if not isinstance(natural, torch.Tensor):
+                raise NotCapturableError("a numpy array, expected a torch tensor")
+            own = plain(natural)
+        except NotCapturableError as error:
+            self._substitution.note_left(key, str(error))
+            return natural
+        bits = self._substitution.archive.read(record)
+        for other, theirs, copy in self._copies.get(id(natural), ()):
+            # one tensor handed over twice stays one: attention asks whether key and value are the same
+            if other is natural and theirs.shape == bits.shape and theirs.tobytes() == bits.tobytes():
+                self._substitution.note_injected(key, "")
+                return copy
+        made, cast = self._fitted(key, bits, record.dtype, own)
+        if torch.is_grad_enabled() and natural.requires_grad:
+            made = _InPlaceOf.apply(natural, made)  # type: ignore[no-untyped-call] # torch's own
+        self._copies.setdefault(id(natural), []).append((natural, bits, made))
+        self._substitution.note_injected(key, cast)
+        return made
+
+    def _fitted(self, key: Key, bits: Array, dtype: DType, own: torch.Tensor) -> tuple[torch.Tensor, str]:
+        """A tensor like the model's own with archived values; and how they were cast, if they were."""
+        path = self._substitution.archive.path
+        if tuple(own.shape) != bits.shape:
+            raise no_fit(self._substitution.archive, key, bits.shape, tuple(own.shape))
+        archived = from_stored(bits, dtype)
+        try:
+            values, cast = cast_to(archived, own.dtype)
+        except UsageError as error:
+            raise UsageError(f"{path}: {key.text}: does not fit: {error}", hint=error.hint) from None
+        return _like(own).copy_(values), cast
+
+
+def _like(own: torch.Tensor) -> torch.Tensor:
+    """Memory with the strides of a tensor, gaps too: kernels sum and round in another order otherwise."""
+    extent = 1
+    for stride, size in sorted(zip(own.stride(), own.shape, strict=True)):
+        if size > 1 and stride < extent:
+            return torch.empty_like(own, memory_format=torch.contiguous_format)  # elements share memory
+        extent += stride * (size - 1) if size else 0
+    return torch.empty_strided(own.shape, own.stride(), dtype=own.dtype, device=own.device)
+
+
+class _InPlaceOf(torch.autograd.Function):
+    """Other values in the place of a tensor, which gets their gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, natural: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+        return made.clone(memory_format=torch.preserve_format)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grads[0], None
+
+
+def cast_to(archived: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, str]:
+    """Values in another dtype, and how they came there; "" where nothing was done.
+
+    Floats are rounded. A mask sentinel beyond the range becomes the least finite value, not minus infinity.
+    A bool mask becomes one of 0 and the least finite value, and the other way round (POL-24).
+
+    Raises:
+        UsageError: A finite value would not be finite any more, a whole number would change, or one side has
+            floats and the other has not.
+    """
+    if archived.dtype == dtype:
+        return archived, ""
+    names = f"{dtype_name(archived.dtype)} to {dtype_name(dtype)}"
+    kinds = _kind(archived.dtype), _kind(dtype)
+    if kinds == ("float", "bool"):
+        attends = archived.double() == 0
+        if bool((attends | _is_blocked(archived)).all()):
+            return attends, f"{names}, as a mask"
+    if kinds == ("bool", "float"):
+        least = torch.finfo(dtype).min
+        return torch.zeros(archived.shape, dtype=dtype).masked_fill(~archived, least), f"{names}, as a mask"
+    if kinds == ("int", "int"):
+        values = archived.to(dtype)
+        if not torch.equal(values.to(archived.dtype), archived) or bool(
+            ((values < 0) != (archived < 0)).any()
+        ):
+            raise UsageError(f"whole numbers of {names} change")
+        return values, names
+    if kinds[0] != kinds[1] or kinds[0] not in ("float", "complex"):
+        raise UsageError(f"{dtype_name(archived.dtype)} in the archive, {dtype_name(dtype)} in the model")
+    values = archived.to(dtype)
+    if kinds[0] == "complex":
+        lost = _is_finite(archived) & ~_is_finite(values)
+    else:
+        lost = _is_finite(archived) & ~_is_finite(values)
+        blocked = lost & _is_blocked(archived)
+        if bool(blocked.any()):
+            values = torch.where(blocked, torch.full_like(values, torch.finfo(dtype).min), values)
+            names += f", mask sentinels to {torch.finfo(dtype).min:g}"
+        lost &= ~blocked
+    if bool(lost.any()):
+        value = archived[lost].flatten()[0].item()
+        raise UsageError(f"{value:g} is beyond the range of {dtype_name(dtype)}")
+    return values, names
+
+
+def _kind(dtype: torch.dtype) -> str:
+    if dtype == torch.bool:
+        return "bool"
+    return "float" if dtype.is_floating_point else "complex" if dtype.is_complex else "int"
+
+
+def _is_finite(values: torch.Tensor) -> torch.Tensor:
+    return torch.isfinite(values if values.is_complex() else values.double())
+
+
+def _is_blocked(values: torch.Tensor) -> torch.Tensor:
+    """Where a value stands for minus infinity (MET-4)."""
+    wide = values.double()
+    found = torch.isneginf(wide)
+    for sentinel in MASK_SENTINELS:
+        found |= wide == sentinel
+    return found
+
+
+def _names(slot: str, value: Any) -> list[str]:
+    return [
+        f"{slot}.{escape(leaf.name)}" if leaf.name else slot for leaf in walk(value, KINDS) if leaf.is_tensor
+    ]

@@ -1,0 +1,179 @@
+"""Calls of a hooked torch module: what they are given and return is recorded, and may be exchanged."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from tensorcap.adapters.torch.direct_calls import is_call_of
+from tensorcap.adapters.torch.gradients import Gradients
+from tensorcap.adapters.torch.phase import phase_of
+from tensorcap.adapters.torch.substitution import Exchange
+from tensorcap.adapters.torch.tensor_leaves import Leaves, unseen
+from tensorcap.recording.point import Point
+from tensorcap.recording.recorder import Call, Recorder
+from tensorcap_formats.keys import escape
+
+_TRACED: Final = "under torch.jit.trace"
+_PAUSED: Final = "the capture was paused when it returned"
+_BEGUN_BEFORE: Final = "its call began before recording did"
+
+
+@dataclass(slots=True)
+class Tapped:
+    """What the two hooks of one module have in common; holds no module and, between calls, no tensor.
+
+    Attributes:
+        point: Where it is recorded.
+        recorder: By what.
+        leaves: What takes its values.
+        slots: Of its positional arguments.
+        inputs: Whether they are recorded.
+        is_root: Whether it is the model itself.
+        gradients: What follows its values into a backward pass.
+        exchange: What puts other values in the place of its own.
+        before_id: The key of our hook among those before a call.
+        after_id: The key of our hook among those after a call.
+        keyword_slots: Of the keywords that were seen.
+    """
+
+    point: Point
+    recorder: Recorder
+    leaves: Leaves
+    slots: tuple[str, ...]
+    inputs: bool
+    is_root: bool
+    gradients: Gradients | None = None
+    exchange: Exchange | None = None
+    before_id: int = -1
+    after_id: int = -1
+    keyword_slots: dict[str, str] = field(default_factory=dict)
+
+    def begin(self, module: nn.Module, token: int) -> Call | None:
+        """A call begins, by the module's `__call__` or by its `forward`.
+
+        Args:
+            module: The module.
+            token: As long as the call lasts, that of no other in this thread.
+
+        Returns:
+            The call, or None if nothing of it is to be recorded.
+        """
+        recorder, point = self.recorder, self.point
+        if self.gradients is not None:
+            self.gradients.end(token)  # of a call that failed
+        if torch._C._get_tracing_state() is not None:
+            recorder.lose(point, "output", _TRACED)
+            return None
+        if torch._C._current_graph_task_id() != -1:
+            recorder.recompute(point, token)
+            if self.gradients is not None:
+                self.gradients.repeat(point, token)
+            return None
+        is_outermost = self.is_root and not (recorder.is_under_way(point) and _is_nested(module))
+        call = recorder.enter(point, token, is_outermost=is_outermost)
+        if call is not None and is_outermost:
+            autocast = _autocast_dtype()
+            if autocast is not None:
+                recorder.facts["compute_dtype"] = autocast
+        if call is not None and self.gradients is not None:
+            self.gradients.begin(call)
+        return call
+
+    def record_inputs(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Record what a call is given."""
+        required = self.is_root
+        with unseen():
+            if required and not call.number:  # a nested call is of the same step
+                names = [slot.removeprefix("input.") for slot in self.slots]
+                self.recorder.note_phase(call.step, phase_of(names, args, kwargs))
+            for slot, value in self._named(args, kwargs):
+                self.leaves.record(call, slot, value, required=required)
+        self.follow_inputs(call.token, args, kwargs)
+
+    def given(
+        self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Record what a call is given, and say what it goes on with."""
+        if self.inputs:
+            self.record_inputs(call, args, kwargs)
+        if self.exchange is None:
+            return args, kwargs
+        slots = [slot for slot, _ in self._named(args, kwargs)]
+        with unseen():
+            values = self.exchange.values(call, "input", slots, [*args, *kwargs.values()])
+        return tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
+
+    def follow_inputs(self, token: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Follow what the call of a token is given, which may repeat another in a backward pass."""
+        if self.gradients is not None and self.gradients.inputs:
+            with unseen():
+                for slot, value in self._named(args, kwargs):
+                    self.gradients.follow(token, slot, value)
+
+    def follow_output(self, token: int, output: object) -> None:
+        """Follow what the call of a token returns."""
+        if self.gradients is not None:
+            with unseen():
+                self.gradients.follow(token, "output", output)
+            self.gradients.end(token)
+
+    def end(self, call: Call | None, output: Any) -> Any:
+        """The call that `leave` found returns; record what it returns, and say what its caller gets."""
+        recorder = self.recorder
+        if call is None:
+            if recorder.is_recording and torch._C._current_graph_task_id() == -1:
+                recorder.lose(self.point, "output", _BEGUN_BEFORE)
+            return output
+        if recorder.is_paused:
+            recorder.lose(self.point, "output", _PAUSED)
+        elif recorder.failure is None:
+            with unseen():
+                self.leaves.record(call, "output", output, required=False)
+            self.follow_output(call.token, output)
+            if self.exchange is not None:
+                with unseen():
+                    output = self.exchange.values(call, "output", ["output"], [output])[0]
+        recorder.finish(call)
+        return output
+
+    def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+        """The arguments of a call by slot."""
+        slots = self.slots
+        yield from zip(slots, args, strict=False)
+        for i, value in enumerate(args[len(slots) :]):
+            yield f"input.args.{i}", value
+        for name, value in kwargs.items():
+            yield self._keyword_slot(name), value
+
+    def _keyword_slot(self, name: str) -> str:
+        slot = self.keyword_slots.get(name)
+        if slot is None:
+            slot = self.keyword_slots[name] = f"input.{escape(name)}"
+        return slot
+
+
+def _is_nested(module: nn.Module) -> bool:
+    """Whether the module's call, from whose hook this is asked, is within another call of it.
+
+    The stack of frames is the only one that no exception can leave wrong.
+    """
+    calls = 0
+    frame = inspect.currentframe()
+    while frame is not None and calls < 2:
+        if is_call_of(frame, module):
+            calls += 1
+        frame = frame.f_back
+    return calls == 2
+
+
+def _autocast_dtype() -> str | None:
+    for device in ("cuda", "cpu") if torch.cuda.is_available() else ("cpu",):
+        if torch.is_autocast_enabled(device):
+            return str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+    return None

@@ -1,0 +1,141 @@
+"""From values that torch code hands about to the recorder: every leaf, whatever holds it.
+
+Nothing here returns a value to the model, keeps a tensor, or runs a torch function that a mode of the user
+would see; trouble with a value becomes a loss that is told, never trouble of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import nn
+
+from tensorcap.adapters.torch.staging import Staging
+from tensorcap.adapters.torch.tensors import NotCapturableError, on_host, plain, stored
+from tensorcap.recording.limits import NothingLeftError
+from tensorcap.recording.recorder import Call, Recorder
+from tensorcap.recording.structure import Kinds, walk
+from tensorcap_formats.errors import WriteError
+from tensorcap_formats.keys import escape
+
+KINDS: Final = Kinds(
+    tensors=(torch.Tensor, np.ndarray),
+    opaque=(nn.Module,),
+    texts=(torch.dtype, torch.device, torch.layout, torch.memory_format),
+)
+_REFUSALS: Final = (NotCapturableError, NothingLeftError, RuntimeError, NotImplementedError, TypeError)
+_SIMPLE: Final = (type(None), bool, int, str)
+
+
+class Leaves:
+    """Hands leaves to a recorder; those on a device through staging.
+
+    Attributes:
+        recorder: Takes them.
+        follow: Is told of each tensor of which there is a record now, if somebody has to know: call, slot,
+            tensor, and whether it is required and so recorded whole.
+    """
+
+    def __init__(self, recorder: Recorder, staging: Staging) -> None:
+        self.recorder = recorder
+        self.follow: Callable[[Call, str, Any, bool], None] | None = None
+        self._staging = staging
+
+    def record(
+        self, call: Call, slot: str, value: object, *, required: bool = False, only_tensors: bool = False
+    ) -> None:
+        """Record all leaves of a value.
+
+        Args:
+            call: Whose value it is.
+            slot: Its name, escaped; a leaf of a structure has its path behind it.
+            value: Anything.
+            required: Whether every filter is passed.
+            only_tensors: Whether leaves that are no tensors are left out.
+
+        Raises:
+            WriteError: The archive cannot be written.
+        """
+        recorder = self.recorder
+        try:
+            if type(value) is torch.Tensor:
+                self.tensor(call, slot, value, required=required)
+            elif type(value) in _SIMPLE:
+                if not only_tensors:
+                    self._value(call, slot, value, required=required)
+            else:
+                for leaf in walk(value, KINDS):
+                    name = f"{slot}.{escape(leaf.name)}" if leaf.name else slot
+                    if leaf.is_tensor:
+                        self.tensor(call, name, leaf.value, required=required)
+                    elif leaf.reason:
+                        recorder.lose(call.point, name, leaf.reason, required=required)
+                    elif not only_tensors:
+                        self._value(call, name, leaf.value, required=required)
+        except WriteError:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            recorder.lose(call.point, slot, reason, required=required)
+
+    def tensor(self, call: Call, slot: str, tensor: Any, *, required: bool = False) -> bool:
+        """Record one tensor, or a numpy array; as `record`. Return whether there is, or will be, a record."""
+        taken = self._take(call, slot, tensor, required=required)
+        if taken and self.follow is not None:
+            self.follow(call, slot, tensor, required)
+        return taken
+
+    def _take(self, call: Call, slot: str, tensor: Any, *, required: bool) -> bool:
+        recorder = self.recorder
+        if not recorder.wants(call, slot, required=required):
+            return False
+        try:
+            is_whole = required or not recorder.has_slices
+            part = None if is_whole else recorder.part(call, slot, tuple(tensor.shape))
+            if isinstance(tensor, np.ndarray):
+                found = stored(tensor, part)
+            else:
+                values = plain(tensor, part)
+                if self._staging.take(call, slot, values, required=required):
+                    return True
+                found = on_host(values)
+        except _REFUSALS as error:
+            reason = str(error).partition("\n")[0]
+            if not isinstance(error, (NotCapturableError, NothingLeftError)):
+                reason = f"{type(error).__name__}: {reason}"
+            recorder.lose(call.point, slot, reason, call=call, required=required)
+            return False
+        recorder.tensor(call, slot, found.bits, found.dtype, found.shape, required=required)
+        return recorder.stopped is None
+
+    def _value(self, call: Call, slot: str, value: object, *, required: bool) -> None:
+        if self.recorder.wants(call, slot, required=required):
+            self.recorder.value(call, slot, value, required=required)
+
+
+def unseen() -> AbstractContextManager[Any]:
+    """Keep what we do out of the sight of modes: the user's, and our own that records ops."""
+    if not torch._C._len_torch_dispatch_stack() and not torch._C._len_torch_function_stack():
+        return _NOTHING
+    return _Unseen()
+
+
+class _Unseen:
+    """Takes no mode off its stack, which would cost more than what it is hidden from."""
+
+    def __enter__(self) -> None:
+        self._dispatch = torch._C._DisableTorchDispatch()
+        self._dispatch.__enter__()  # type: ignore[no-untyped-call] # torch's C code
+        self._functions = torch._C.DisableTorchFunction()
+        self._functions.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._functions.__exit__(*error)
+        self._dispatch.__exit__(*error)
+
+
+_NOTHING: Final = nullcontext()

@@ -1,0 +1,203 @@
+"""The layout that makes one side's tensors the other's: candidates tried on values.
+
+One is taken if the values
+agree after it, and do so far better than after any other; where no values agree, only if there is no other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from tensorcap.alignment.layout.candidates import Candidate, Shape, Steps, candidates, fits, reordered
+from tensorcap.alignment.layout.layout import Layout
+from tensorcap.alignment.layout.multi_tensor_steps import Dereplicate
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.dtypes import Array, decode
+from tensorcap_formats.errors import UsageError
+from tensorcap_formats.records import Record
+
+_FAR: Final = 2.5  # times worse: another layout
+CLOSE: Final = 0.4  # residual up to which values agree; unrelated ones leave 1.4
+_EXACT: Final = 2.0**-16  # residual at which nothing better is looked for, or so many roundings
+_ROUNDINGS: Final = 16
+_MOST: Final = 1 << 26  # elements that are read for one layout
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A layout and how well it fits.
+
+    Attributes:
+        steps: From the target's tensors to the reference's.
+        order: In which the reference's tensors come out.
+        residual: Relative error that is left, no unit; None where nothing was read.
+        other: The least that any other layout leaves.
+        choices: How many layouts were possible.
+        is_sure: Whether values, or there being no choice, speak for it.
+        is_proven: Whether the values agree after it, and after no other.
+        typical: Half of all errors are at least that, relative to what half of all elements are: large where
+            few elements are all that agrees; None where nothing was read, or nothing agrees.
+    """
+
+    steps: Steps
+    order: tuple[int, ...]
+    residual: float | None
+    other: float
+    choices: int
+    is_sure: bool
+    is_proven: bool = False
+    typical: float | None = None
+
+
+def fit(
+    reference: Sequence[Record],
+    target: Sequence[Record],
+    archives: tuple[Archive, Archive] | None,
+    rounding: float,
+    *,
+    among: Sequence[Candidate] | None = None,
+) -> Fit | None:
+    """Find the steps from some tensors of the target to some of the reference.
+
+    Args:
+        reference: Records of the reference.
+        target: Records of the target.
+        archives: The two to read them from; None to go by shapes alone.
+        rounding: Relative rounding of the runs, below which residuals say nothing.
+        among: The layouts that come into question; by default all that shapes allow.
+
+    Returns:
+        The best layout; None if none is possible.
+    """
+    shapes = [r.shape for r in reference], [t.shape for t in target]
+    known = candidates(*shapes) if among is None else among
+    found = [c for c in dict.fromkeys(known) if fits(c, *shapes)]
+    if not found:
+        return None
+    records = (*reference, *target)
+    is_readable = all(r.stored for r in records) and sum(r.size for r in records) <= _MOST
+    if archives is None or not is_readable:
+        steps, order = found[0]
+        return Fit(steps, order, None, math.inf, len(found), len(found) == 1 or not steps)
+    wanted = [_values(archives[0], record) for record in reference]
+    given = [_values(archives[1], record) for record in target]
+    residuals = [_left(candidate, wanted, given) for candidate in found]
+    plain = _chosen(found, residuals, shapes, rounding)
+    plain = replace(plain, typical=_typical(plain, wanted, given))
+    if min(residuals) <= max(_EXACT, _ROUNDINGS * rounding) or len(records) > 2 or among:
+        return plain
+    further = [c for c in reordered(shapes[0][0], shapes[1][0]) if fits(c, *shapes)]
+    residuals += [_left(candidate, wanted, given) for candidate in further]
+    best = _chosen([*found, *further], residuals, shapes, rounding)
+    if best.residual is None or best.residual > CLOSE:
+        return plain
+    return replace(best, typical=_typical(best, wanted, given))
+
+
+def _chosen(
+    found: Sequence[Candidate],
+    residuals: Sequence[float],
+    shapes: tuple[list[Shape], list[Shape]],
+    rounding: float,
+) -> Fit:
+    """The best of some layouts; the plainest of those that are about as good."""
+    best = min(range(len(residuals)), key=lambda i: (residuals[i] > 2 * min(residuals) + rounding, i))
+    floor = max(residuals[best], rounding)
+    moves = _moves(found[best], *shapes)
+    rest = [
+        residual
+        for i, residual in enumerate(residuals)
+        if i != best and (residual >= _FAR * floor or _moves(found[i], *shapes) != moves)
+    ]
+    is_proven = residuals[best] <= CLOSE and all(residual >= _FAR * floor for residual in rest)
+    is_plain = not found[0][0]
+    if not is_proven and is_plain and not residuals[0] > _FAR * floor:
+        best = 0
+    is_sure = is_proven or len(found) == 1 or (is_plain and best == 0)
+    steps, order = found[best]
+    return Fit(steps, order, residuals[best], min(rest, default=math.inf), len(found), is_sure, is_proven)
+
+
+def _values(archive: Archive, record: Record) -> Array:
+    values = decode(archive.read(record), record.dtype)
+    return values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)
+
+
+def _made(steps: Steps, given: Sequence[Array]) -> list[Array] | None:
+    found: list[Array] = list(given)
+    try:
+        for step in Layout.parse(steps).steps:
+            found = step.apply(found)
+    except UsageError:  # copies that are none
+        return None
+    return found
+
+
+def _moves(candidate: Candidate, reference: Sequence[Shape], target: Sequence[Shape]) -> list[bytes]:
+    """Which element comes to stand where, so that two ways to write one layout are known as one."""
+    steps, order = candidate
+    sizes = [math.prod(shape) for shape in target]
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    numbered = [
+        np.arange(start, start + size).reshape(shape)
+        for start, size, shape in zip(starts, sizes, target, strict=True)
+    ]
+    added = []
+    for step in Layout.parse(steps).steps:
+        if step.is_arithmetic:  # of what is added up, the first says where elements lie
+            added.append(step.text.encode())
+            numbered = numbered[:1]
+            continue
+        numbered = numbered[:: step.copies] if isinstance(step, Dereplicate) else step.apply(numbered)
+    return added + [
+        array.tobytes() for _, array in sorted(zip(order, numbered, strict=True), key=lambda p: p[0])
+    ]
+
+
+def residual(
+    how: Fit, reference: Sequence[Record], target: Sequence[Record], archives: tuple[Archive, Archive]
+) -> float | None:
+    """The relative error that a layout leaves between some tensors of both sides; None if it does not fit."""
+    if not fits((how.steps, how.order), [r.shape for r in reference], [t.shape for t in target]):
+        return None
+    wanted = [_values(archives[0], record) for record in reference]
+    given = [_values(archives[1], record) for record in target]
+    return _left((how.steps, how.order), wanted, given)
+
+
+def _typical(how: Fit, wanted: Sequence[Array], given: Sequence[Array]) -> float | None:
+    """The median error relative to the median element, the worst of all tensors."""
+    made = _made(how.steps, given)
+    if made is None or how.residual is None or how.residual > CLOSE:
+        return None
+    worst = 0.0
+    for i, values in zip(how.order, made, strict=True):
+        finite = np.isfinite(values) & np.isfinite(wanted[i])
+        scale = np.median(np.abs(wanted[i][finite])) if finite.any() else 0.0
+        if scale:
+            error = np.abs(values[finite] - wanted[i][finite])
+            worst = max(worst, float(np.median(error) / scale))
+    return worst
+
+
+def _left(candidate: Candidate, wanted: Sequence[Array], given: Sequence[Array]) -> float:
+    """The error that a layout leaves, relative to the reference; the worst of all tensors."""
+    steps, order = candidate
+    made = _made(steps, given)
+    if made is None:
+        return math.inf
+    worst = 0.0
+    for i, values in zip(order, made, strict=True):
+        reference = wanted[i]
+        is_same = (values == reference) | (np.isnan(values) & np.isnan(reference))
+        with np.errstate(invalid="ignore", over="ignore"):
+            error = np.linalg.norm(np.where(is_same, 0, values - reference).ravel())
+            scale = np.linalg.norm(reference[np.isfinite(reference)])
+        residual = float(error / scale) if scale else (0.0 if error == 0 else math.inf)
+        worst = max(worst, residual if math.isfinite(residual) else math.inf)
+    return worst

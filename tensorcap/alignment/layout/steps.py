@@ -1,0 +1,435 @@
+"""Layout steps: named, parameterised operations from one side's tensors to the other's layout.
+
+A step takes a list of tensors and gives a list. Its shapes are checked without data; it works on views
+where a view will do; where nothing is lost it can be undone. Most steps move stored elements and never look
+at them, so they serve every dtype. Here are those that take every tensor for itself, `joining` has the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+import numpy as np
+
+from tensorcap.alignment.layout.patterns import Pattern, Shape
+from tensorcap_formats.dtypes import Array
+from tensorcap_formats.errors import UsageError
+
+Shapes = tuple[Shape, ...]
+Item = TypeVar("Item", Shape, Array)
+
+
+class Step:
+    """One step; `text` reads back as it.
+
+    Attributes:
+        name: What it is called in texts.
+        is_arithmetic: Whether it computes with values, so that it has to be given them decoded.
+    """
+
+    name: ClassVar[str]
+    is_arithmetic: ClassVar[bool] = False
+
+    @property
+    def moves(self) -> bool:
+        """Whether elements may change their order, or get lost, so that more than the shape is another."""
+        return True
+
+    @property
+    def text(self) -> str:
+        """The step as `layout.parse_step` reads it."""
+        raise NotImplementedError
+
+    def shapes(self, shapes: Shapes) -> Shapes:
+        """The shapes after the step.
+
+        Raises:
+            UsageError: The step does not fit tensors of these shapes.
+        """
+        raise NotImplementedError
+
+    def apply(self, arrays: Sequence[Array]) -> list[Array]:
+        """The tensors after the step, whose shapes have been checked.
+
+        Raises:
+            UsageError: The values are not as the step says (copies that are not equal).
+        """
+        raise NotImplementedError
+
+    def undo(
+        self, arrays: Sequence[Array], shapes: Shapes, natural: Sequence[Array] | None = None
+    ) -> list[Array]:
+        """The tensors before the step, of these shapes.
+
+        Args:
+            arrays: The tensors after the step.
+            shapes: The shapes before it.
+            natural: Tensors of these shapes, for the elements that the step leaves out.
+
+        Raises:
+            UsageError: The step lost what would be needed.
+        """
+        raise NotImplementedError
+
+    def refuse(self, reason: str, hint: str | None = None) -> UsageError:
+        """The error that says why this step cannot be done."""
+        return UsageError(f"step {self.text!r}: {reason}", hint=hint)
+
+    def runs(self, items: Sequence[Item], of: int | None) -> list[Sequence[Item]]:
+        """Runs of so many items; one run of all of them if it is not said of how many.
+
+        Raises:
+            UsageError: Some are left.
+        """
+        count = len(items) if of is None else of
+        if count < 1 or len(items) % count:
+            raise self.refuse(f"there are {len(items)} tensors, expected a multiple of {count}")
+        return [items[start : start + count] for start in range(0, len(items), count)]
+
+    def axis(self, axis: int, ndim: int, *, of: int = 0) -> int:
+        """An axis counted from the front.
+
+        Args:
+            axis: As it was given, negative from the end.
+            ndim: How many axes there are.
+            of: How many more than those of the tensors that come in.
+        """
+        if not -ndim <= axis < ndim:
+            raise self.refuse(f"there is no axis {axis}, the tensor has {ndim - of}")
+        return axis % ndim
+
+
+class EachStep(Step):
+    """A step that takes every tensor for itself."""
+
+    def shapes(self, shapes: Shapes) -> Shapes:
+        return tuple(self.shape(shape) for shape in shapes)
+
+    def apply(self, arrays: Sequence[Array]) -> list[Array]:
+        return [self.one(array) for array in arrays]
+
+    def undo(
+        self, arrays: Sequence[Array], shapes: Shapes, natural: Sequence[Array] | None = None
+    ) -> list[Array]:
+        whole: Sequence[Array | None] = natural or [None] * len(arrays)
+        return [self.undo_one(*found) for found in zip(arrays, shapes, whole, strict=True)]
+
+    def shape(self, shape: Shape) -> Shape:
+        """The shape of one tensor after the step."""
+        raise NotImplementedError
+
+    def one(self, array: Array) -> Array:
+        """One tensor after the step."""
+        raise NotImplementedError
+
+    def undo_one(self, array: Array, shape: Shape, natural: Array | None) -> Array:
+        """One tensor before the step."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Rearrange(EachStep):
+    """Rearrange axes by a pattern in the notation of einops."""
+
+    name = "rearrange"
+    pattern: Pattern
+
+    @property
+    def moves(self) -> bool:
+        left, right = (
+            [n for group in side for n in group] for side in (self.pattern.left, self.pattern.right)
+        )
+        return left != right
+
+    @property
+    def text(self) -> str:
+        sizes = "".join(f" {name}={size}" for name, size in self.pattern.sizes.items())
+        return f'rearrange "{self.pattern.text}"{sizes}'
+
+    def shape(self, shape: Shape) -> Shape:
+        return self.pattern.shape(shape)
+
+    def one(self, array: Array) -> Array:
+        return _rearranged(array, self.pattern)
+
+    def undo_one(self, array: Array, shape: Shape, natural: Array | None) -> Array:
+        return _rearranged(array, self.pattern.reversed(shape))
+
+
+@dataclass(frozen=True)
+class Flip(EachStep):
+    """Count an axis from its end."""
+
+    name = "flip"
+    at: int
+
+    @property
+    def text(self) -> str:
+        return f"flip {self.at}"
+
+    def shape(self, shape: Shape) -> Shape:
+        self.axis(self.at, len(shape))
+        return shape
+
+    def one(self, array: Array) -> Array:
+        return np.flip(array, self.at)
+
+    def undo_one(self, array: Array, shape: Shape, natural: Array | None) -> Array:
+        return np.flip(array, self.at)
+
+
+@dataclass(frozen=True)
+class Transpose(EachStep):
+    """Exchange two axes."""
+
+    name = "transpose"
+    first: int
+    second: int
+
+    @property
+    def text(self) -> str:
+        return f"transpose {self.first} {self.second}"
+
+    def shape(self, shape: Shape) -> Shape:
+        sizes = list(shape)
+        a, b = (self.axis(axis, len(shape)) for axis in (self.first, self.second))
+        sizes[a], sizes[b] = sizes[b], sizes[a]
+        return tuple(sizes)
+
+    def one(self, array: Array) -> Array:
+        return array.swapaxes(self.first, self.second)
+
+    def undo_one(self, array: Array, shape: Shape, natural: Array | None) -> Array:
+        return self.one(array)
+
+
+@dataclass(frozen=True)
+class Squeeze(EachStep):
+    """Leave out an axis of one element."""
+
+    name = "squeeze"
+    at: int
+
+    @property
+    def moves(self) -> bool:
+        return False
+
+    @property
+    def text(self) -> str:
+        return f"squeeze {self.at}"
+
+    def shape(self, shape: Shape) -> Shape:
+        at = self.axis(self.at, len(shape))
+        if shape[at] != 1:
+            raise self.refuse(f"axis {self.at} has {shape[at]} elements, expected 1")
+        return shape[:at] + shape[at + 1 :]
+
+    def one(self, array: Array) -> Array:
+        return array.squeeze(self.at)
+
+    def undo_one(self, array: Array, shape: Shape, natural: Array | None) -> Array:
+        return array.reshape(shape)
+
+
+@dataclass(frozen=True)
+class Unsqueeze(EachStep):
+    """Put in an axis of one element."""
+
+    name = "unsqueeze"
+    at: int
+
+    @property
+    def moves(self) -> bool:
+        return False
+
+    @property
+    def text(self) -> str:
+        return f"unsqueeze {self.at}"
+
+    def shape(self, shape: Shape) -> Shape:
+        at = self.axis(self.at, len(shape) + 1, of=1)
+        return (*shape[:at], 1, *shape[at:])
+
+    def one(self, array: Array) -> Array:
+        return np.expand_dims(array, self.at)
+
+    def undo_one(self, array: Array, shape: Shape, natural: Array | None) -> Array:
+        return array.squeeze(self.at)
+
+
+@dataclass(frozen=True)
+class Slice(EachStep):
+    """Keep a range of an axis."""
+
+    name = "slice"
+    at: int
+    start: int | None = None
+    stop: int | None = None
+
+    @property
+    def text(self) -> str:
+        ends = ["" if end is None else str(end) for end in (self.start, self.stop)]
+        return f"slice {self.at} {':'.join(ends)}"
+
+    def shape(self, shape: Shape) -> Shape:
+        at = self.axis(self.at, len(shape))
+        kept = len(range(*slice(self.start, self.stop).indices(shape[at])))
+        if any(end is not None and not -shape[at] <= end <= shape[at] for end in (self.start, self.stop)):
+            raise self.refuse(f"reaches outside axis {self.at}, which has {shape[at]} elements")
+        if not kept and shape[at]:
+            raise self.refuse(f"keeps nothing of axis {self.at}, which has {shape[at]} elements")
+        return (*shape[:at], kept, *shape[at + 1 :])
+
+    def one(self, array: Array) -> Array:
+        return array[self._index(array.ndim)]
+
+    def undo_one(self, array: Array, shape: Shape, natural: Array | None) -> Array:
+        if array.shape == shape:
+            return array
+        if natural is None:
+            raise self.refuse("cannot be undone: it leaves elements out")
+        whole = natural.copy()
+        whole[self._index(len(shape))] = array
+        return whole
+
+    def _index(self, ndim: int) -> tuple[slice, ...]:
+        at = self.axis(self.at, ndim)
+        return (*(slice(None),) * at, slice(self.start, self.stop))
+
+
+class CutVocab(Slice):
+    """Leave out what pads the vocabulary, the last axis."""
+
+    name = "cut_vocab"
+
+    def __init__(self, size: int) -> None:
+        if size < 1:
+            raise UsageError(f"found a size of {size}, expected 1 or more")
+        super().__init__(-1, None, size)
+
+    @property
+    def text(self) -> str:
+        return f"cut_vocab {self.stop}"
+
+
+@dataclass(frozen=True)
+class Repeat(EachStep):
+    """Let each element of an axis stand several times in succession, as KV heads do for their queries."""
+
+    name = "repeat"
+    at: int
+    copies: int
+
+    def __post_init__(self) -> None:
+        if self.copies < 1:
+            raise UsageError(f"found {self.copies} copies, expected 1 or more")
+
+    @property
+    def text(self) -> str:
+        return f"{self.name} {self.at} {self.copies}"
+
+    def shape(self, shape: Shape) -> Shape:
+        at = self.axis(self.at, len(shape))
+        return (*shape[:at], shape[at] * self.copies, *shape[at + 1 :])
+
+    def one(self, array: Array) -> Array:
+        return array.repeat(self.copies, self.at)
+
+    def undo_one(self, array: Array, shape: Shape, natural: Array | None) -> Array:
+        return self._first(array)
+
+    def _first(self, array: Array) -> Array:
+        """Every first of the copies, which are equal bit for bit."""
+        at = self.axis(self.at, array.ndim)
+        apart = array.reshape((*array.shape[:at], -1, self.copies, *array.shape[at + 1 :]))
+        first: Array = apart.take(0, at + 1)
+        for i in range(1, self.copies):
+            count = unlike(first, apart.take(i, at + 1))
+            if count:
+                raise self.refuse(f"found no copies: {count} of {first.size} elements differ")
+        return first
+
+
+class Unrepeat(Repeat):
+    """Keep one of each run of equal elements of an axis."""
+
+    name = "unrepeat"
+
+    def shape(self, shape: Shape) -> Shape:
+        at = self.axis(self.at, len(shape))
+        if shape[at] % self.copies:
+            raise self.refuse(
+                f"axis {self.at} has {shape[at]} elements, expected a multiple of {self.copies}"
+            )
+        return (*shape[:at], shape[at] // self.copies, *shape[at + 1 :])
+
+    def one(self, array: Array) -> Array:
+        return self._first(array)
+
+    def undo_one(self, array: Array, shape: Shape, natural: Array | None) -> Array:
+        return array.repeat(self.copies, self.at)
+
+
+@dataclass(frozen=True)
+class Rope(EachStep):
+    """Reorder the elements of each head between the two layouts of rotary embeddings.
+
+    Halves: `x[i]` and `x[i + d/2]` are rotated together (GPT-NeoX, transformers). Interleaved: `x[2 i]` and
+    `x[2 i + 1]` are (RoFormer, Llama's own code).
+
+    Attributes:
+        head: Elements of a head.
+        rotary: How many of its first elements are rotated; all if None.
+        at: The axis, which heads follow each other on.
+        to_halves: Which of the two layouts comes out.
+    """
+
+    name = "rope"
+    head: int
+    rotary: int | None = None
+    at: int = -1
+    to_halves: bool = True
+
+    @property
+    def text(self) -> str:
+        name = "rope_halves" if self.to_halves else "rope_interleaved"
+        rotary = "" if self.rotary is None else f" rotary={self.rotary}"
+        axis = "" if self.at == -1 else f" axis={self.at}"
+        return f"{name} {self.head}{rotary}{axis}"
+
+    def shape(self, shape: Shape) -> Shape:
+        at = self.axis(self.at, len(shape))
+        rotary = self.head if self.rotary is None else self.rotary
+        if self.head < 2 or rotary % 2 or not 0 < rotary <= self.head:
+            raise self.refuse(f"{rotary} of {self.head} elements, expected an even number within a head")
+        if shape[at] % self.head:
+            raise self.refuse(f"axis {self.at} has {shape[at]} elements, expected heads of {self.head}")
+        return shape
+
+    def one(self, array: Array) -> Array:
+        return self._reordered(array, to_halves=self.to_halves)
+
+    def undo_one(self, array: Array, shape: Shape, natural: Array | None) -> Array:
+        return self._reordered(array, to_halves=not self.to_halves)
+
+    def _reordered(self, array: Array, *, to_halves: bool) -> Array:
+        rotary = self.head if self.rotary is None else self.rotary
+        pairs = np.arange(rotary).reshape((-1, 2) if to_halves else (2, -1)).T.reshape(-1)
+        order = np.concatenate([pairs, np.arange(rotary, self.head)])
+        heads = array.shape[self.at] // self.head
+        whole = (np.arange(heads)[:, None] * self.head + order).reshape(-1)
+        reordered: Array = array.take(whole, axis=self.at)
+        return reordered
+
+
+def _rearranged(array: Array, pattern: Pattern) -> Array:
+    apart, order, shape = pattern.moves(array.shape)
+    return array.reshape(apart).transpose(order).reshape(shape)
+
+
+def unlike(one: Array, other: Array) -> int:
+    """How many elements have not the same bits."""
+    bits = [np.ascontiguousarray(array).view(np.uint8).reshape(array.size, -1) for array in (one, other)]
+    return int((bits[0] != bits[1]).any(axis=1).sum()) if one.size else 0

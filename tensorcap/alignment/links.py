@@ -1,0 +1,215 @@
+"""Links: records of the target, and what makes tensors of them that the reference has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+from tensorcap.alignment.layout.dims import Dims, steps_between, token_dims
+from tensorcap.alignment.layout.layout import Layout
+from tensorcap.alignment.layout.patterns import Shape
+from tensorcap.alignment.mapping import Entry
+from tensorcap.alignment.tokens.alignment import LAST, VALID, How, TokenAlignment, TokenRule
+from tensorcap.alignment.tokens.gathering import Gather, Gathering
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.dtypes import Array, DType
+from tensorcap_formats.errors import UsageError
+from tensorcap_formats.records import Record
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Records of the target, and the records of the reference that a layout makes them comparable with.
+
+    Attributes:
+        reference: In the order in which the layout gives tensors.
+        target: In the order in which the layout takes them; those of several steps one after the other.
+        layout: The steps.
+        entry: What it comes from.
+        gathers: For each record of the reference, what it and the target's tensors have of the same tokens;
+            empty where positions are the same.
+        remark: What to know before trusting the pair.
+    """
+
+    reference: tuple[Record, ...]
+    target: tuple[Record, ...]
+    layout: Layout
+    entry: Entry
+    gathers: tuple[Gather, ...] = ()
+    remark: str = ""
+
+    @property
+    def is_renaming(self) -> bool:
+        """Whether the target's tensors are the reference's as they are."""
+        return not self.layout.steps and not self.gathers
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """Shapes of the tensors that come out."""
+        if not self.gathers:
+            return self.layout.shapes([record.shape for record in self.target])
+        return tuple(
+            gather.shape(record.shape) for gather, record in zip(self.gathers, self.reference, strict=True)
+        )
+
+    @property
+    def dtypes(self) -> tuple[DType, ...]:
+        """Dtypes of the tensors that come out."""
+        dtypes = [record.dtype for record in self._runs()[0]]
+        return (self.layout.dtype(dtypes),) * len(self.reference) if self.layout.steps else tuple(dtypes)
+
+    def made(self, read: Callable[[Record], Array]) -> list[Array]:
+        """The tensors that come out.
+
+        Args:
+            read: Gives a record's stored elements.
+
+        Raises:
+            UsageError: The values are not as a step says.
+        """
+        made = [
+            self.layout.apply([read(record) for record in run], [record.dtype for record in run])[0]
+            for run in self._runs()
+        ]
+        if not self.gathers:
+            return made[0]
+        return [
+            found.of_target([each[part] for each in made], self.reference[part].shape)
+            for part, found in enumerate(self.gathers)
+        ]
+
+    def _runs(self) -> list[tuple[Record, ...]]:
+        """The target's records of each of its steps."""
+        count = len(self.target) // len(self.gathers[0].steps if self.gathers else (0,))
+        return [self.target[start : start + count] for start in range(0, len(self.target), count)]
+
+
+class Gatherings:
+    """How tokens are matched, read from the archives where an entry asks for it."""
+
+    def __init__(self, rule: TokenRule | None, reference: Archive, target: Archive) -> None:
+        self._rule = rule
+        self._archives = reference, target
+        self._found: dict[How, Gathering] = {}
+
+    def of(self, entry: Entry) -> Gathering | None:
+        """What an entry asks for, else the whole map; None where positions are the same on both sides."""
+        named = [step for step in entry.token_steps if step != LAST]
+        if len(named) > 1:
+            raise entry.refuse(f"has {' and '.join(named)}, expected one of them")
+        rule = self._rule
+        if named or (entry.token_steps and rule is None):
+            step = cast("How", named[0] if named else VALID)
+            rule = TokenRule(step) if rule is None else replace(rule, step=step)
+        if rule is None:
+            return None
+        if rule.step not in self._found:
+            tokens = TokenAlignment.of(*self._archives, rule)
+            dims = Dims.parse(rule.dims) if rule.dims else None
+            self._found[rule.step] = Gathering(tokens, dims)
+        return self._found[rule.step]
+
+
+class LinkMaker:
+    """Makes the links of an entry."""
+
+    def __init__(self, entry: Entry, gathering: Gathering | None) -> None:
+        self._entry = entry
+        self._gathering = gathering
+        self._axes = entry.axes()
+        self._layout = entry.layout()
+
+    def steps(self, step: int) -> tuple[int, ...]:
+        """The target's steps that a step of the reference is compared with."""
+        if self._gathering is None or step not in self._gathering.tokens.reference.grids:
+            return (step,)
+        return self._gathering.steps(step)
+
+    def link(self, reference: tuple[Record, ...], target: Sequence[tuple[Record, ...]]) -> Link | None:
+        """A link of records; None where they are of other steps and have no tokens.
+
+        Args:
+            reference: Records of a step and call of the reference.
+            target: For each step of the target, its records.
+
+        Raises:
+            UsageError: The steps do not give the reference's tensors, or tokens cannot be matched.
+        """
+        entry, step = self._entry, reference[0].key.step
+        try:
+            layout = self._layout_of(reference, target[0])
+            shapes = [layout.shapes([record.shape for record in run]) for run in target]
+            if layout.steps:
+                for run in target:
+                    layout.dtype([record.dtype for record in run])
+        except UsageError as error:
+            raise entry.refuse(f"{target[0][0].key.text}: {error}", error.hint) from None
+        if len(shapes[0]) != len(reference):
+            raise entry.refuse(
+                f"gives {len(shapes[0])} tensors, the reference has {len(reference)}",
+                "Say by steps how the one side becomes the other: concat, split, sum, …",
+            )
+        gathers, remark = self._gathers(step, reference, shapes)
+        if gathers:
+            self._require_one_dtype(target)
+            records = tuple(record for run in target for record in run)
+            return Link(reference, records, layout, entry, gathers, remark)
+        same = [run for run in target if run[0].key.step == step]
+        return Link(reference, same[0], layout, entry, (), remark) if same else None
+
+    def _require_one_dtype(self, runs: Sequence[tuple[Record, ...]]) -> None:
+        """What several steps of the target are put together from has one dtype."""
+        for records in zip(*runs, strict=True):
+            names = list(dict.fromkeys(record.dtype.name for record in records))
+            if len(names) > 1:
+                raise self._entry.refuse(
+                    f"{records[0].key.text}: is {' and '.join(names)} in the steps that have its tokens"
+                )
+
+    def _layout_of(self, reference: tuple[Record, ...], target: tuple[Record, ...]) -> Layout:
+        if self._axes is None:
+            return self._layout
+        if len(reference) > 1:
+            raise UsageError(f"dims make one tensor, the reference has {len(reference)}")
+        shapes, has_tokens = [record.shape for record in target], self._gathering is not None
+        return steps_between(*self._axes, shapes, reference[0].shape, has_tokens=has_tokens)
+
+    def _gathers(
+        self, step: int, reference: tuple[Record, ...], shapes: Sequence[Sequence[Shape]]
+    ) -> tuple[tuple[Gather, ...], str]:
+        """What the tensors have of the same tokens; nothing where all of it lies in the same places."""
+        gathering, entry = self._gathering, self._entry
+        if gathering is None or step not in gathering.tokens.reference.grids:
+            return (), ""
+        try:
+            found = [
+                gathering.of(
+                    step,
+                    record.shape,
+                    [each[part] for each in shapes],
+                    dims=self._token_axes(),
+                    is_last=LAST in entry.token_steps,
+                )
+                for part, record in enumerate(reference)
+            ]
+            gathers = tuple(gather for gather in found if gather is not None)
+            if len(gathers) < len(found) and (gathers or entry.token_steps):
+                shape = next(r.shape for r, gather in zip(reference, found, strict=True) if gather is None)
+                grid = list(gathering.tokens.reference.grids[step])
+                raise UsageError(f"the reference's {list(shape)} has no axes for the tokens {grid}")
+        except UsageError as error:
+            if entry.token_steps or entry.dims or entry.reference_dims:
+                raise entry.refuse(f"{reference[0].key.text}: {error}", error.hint) from None
+            if gathering.is_in_place(step):
+                return (), ""
+            return (), f"tokens were not matched: {error}"
+        return (() if all(gather.is_same(step) for gather in gathers) else gathers), ""
+
+    def _token_axes(self) -> tuple[Dims | None, Dims | None]:
+        """Dims that say where the tokens are, of the reference's tensor and of those that steps give."""
+        if self._axes is None:
+            ours = Dims.parse(self._entry.reference_dims) if self._entry.reference_dims else None
+            return ours, ours
+        theirs, ours = self._axes
+        return ours, token_dims(theirs, ours)

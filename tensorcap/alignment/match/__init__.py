@@ -1,0 +1,1 @@
+"""Matching: which sites of two runs belong together, by names, structure, shapes and values."""

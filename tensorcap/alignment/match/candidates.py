@@ -1,0 +1,188 @@
+"""Candidates: roles that may belong together, alone or fused; which of their members would; by what names.
+
+How alike two roles are by their shapes, classes and nesting, apart from names and values.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from tensorcap.alignment.layout.fits import Fit
+from tensorcap.alignment.mapping import Evidence
+from tensorcap.alignment.match.fingerprints import Agreement
+from tensorcap.alignment.names.site_templates import Index, Role, name_of, plain_name
+
+Place = tuple[Index, Index]  # numbers of the reference's member, and of the target's
+
+ENOUGH: Final = 6.0  # nats of proof: one in 400 by chance
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A role of the reference that may be a role of the target.
+
+    Attributes:
+        reference: The one's name.
+        target: The other's.
+        places: Members that would belong together.
+        agreeing: How the values of some of them agree.
+        is_named: Whether their names are equal, by rules.
+        is_by_rule: Whether they are so by rules only.
+        is_placed: Whether their place between others is what speaks for them.
+        is_tied: Whether only the order of results tells it from others with equal values.
+        likeness: What structure, shapes and arguments say, in nats.
+    """
+
+    reference: str
+    target: str
+    places: tuple[Place, ...]
+    agreeing: dict[Place, Agreement] = field(default_factory=dict)
+    is_named: bool = False
+    is_by_rule: bool = False
+    is_placed: bool = False
+    is_tied: bool = False
+    likeness: float = 0.0
+
+    @property
+    def nats(self) -> float:
+        """What the values prove."""
+        return sum(agreement.nats for agreement in self.agreeing.values())
+
+    @property
+    def score(self) -> float:
+        """What speaks for it altogether."""
+        return self.nats + self.likeness
+
+    @property
+    def order(self) -> tuple[float, str, str]:
+        """The better first; names settle nothing, they only make the order the same every time."""
+        return -self.score, self.reference, self.target
+
+    @property
+    def evidence(self) -> Evidence:
+        """What it is known by."""
+        if self.is_named:
+            return "rule" if self.is_by_rule else "name"
+        return "values" if self.nats >= ENOUGH and not self.is_tied else "structure"
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """Parts and the whole that they make.
+
+    Attributes:
+        is_split: Whether the parts are the reference's, so that the target's tensor is to be split.
+        parts: Names of the roles that are parts, sorted; of one role if `axis` is not None.
+        axis: Which number of that role counts the parts; None where each part is a role.
+        whole: Name of the role that is the whole.
+        places: The sites of the parts, and of the whole, by the whole's numbers.
+        shift: By how much the numbers of parts are ahead of the whole's.
+        agreeing: How the values of some of them agree.
+        is_sum: Whether the parts are added up, not joined.
+        is_tied: Whether only the order of results tells it from others with equal values.
+        is_by_rule: Whether names tell it, by a rule.
+        likeness: What nesting, classes and parameters say, in nats.
+        how: The layout; None where none is certain.
+        order: In which the layout takes or gives the parts.
+    """
+
+    is_split: bool
+    parts: tuple[str, ...]
+    axis: int | None
+    whole: str
+    places: Mapping[Index, tuple[tuple[str, ...], str]]
+    shift: Index
+    agreeing: Mapping[Index, Agreement] = field(default_factory=dict)
+    is_sum: bool = False
+    is_tied: bool = False
+    is_by_rule: bool = False
+    likeness: float = 0.0
+    how: Fit | None = None
+    order: tuple[int, ...] = ()
+
+    @property
+    def score(self) -> float:
+        """What speaks for it altogether."""
+        return self.nats + self.likeness
+
+    @property
+    def nats(self) -> float:
+        """What the values prove."""
+        return sum(agreement.nats for agreement in self.agreeing.values())
+
+    @property
+    def sites(self) -> set[tuple[int, str]]:
+        """All sites, with the number of their side."""
+        part = 0 if self.is_split else 1
+        return {
+            found
+            for parts, whole in self.places.values()
+            for found in (*((part, site) for site in parts), (1 - part, whole))
+        }
+
+
+def shifted(one: Role, other: Role, offsets: Index) -> tuple[Place, ...]:
+    """Members whose numbers differ by these offsets."""
+    found = ((a, tuple(x + y for x, y in zip(a, offsets, strict=True))) for a in one.members)
+    return tuple((a, b) for a, b in found if b in other.members)
+
+
+def namesakes(
+    ones: Sequence[tuple[Role, Index]], others: Sequence[tuple[Role, Index]]
+) -> Iterator[tuple[tuple[Role, Index], tuple[Role, Index]]]:
+    """Roles of both sides whose names mean the same: those of equal names, else of equal names but for
+    wrappers, else all; of names within one another the inmost, which is what wrappers wrap.
+    """
+    for same in (lambda role: role.name, lambda role: name_of(role, plain_name)[0], lambda _: ""):
+        mine, theirs = (_by_name(found, same) for found in (ones, others))
+        for name in sorted(mine.keys() & theirs.keys()):
+            yield from itertools.product(_inmost(mine[name]), _inmost(theirs[name]))
+        ones, others = (
+            [r for r in found if same(r[0]) not in mine.keys() & theirs.keys()] for found in (ones, others)
+        )
+
+
+def _by_name(
+    roles: Sequence[tuple[Role, Index]], name: Callable[[Role], str]
+) -> dict[str, list[tuple[Role, Index]]]:
+    found: dict[str, list[tuple[Role, Index]]] = defaultdict(list)
+    for one in roles:
+        found[name(one[0])].append(one)
+    return found
+
+
+def _inmost(roles: Sequence[tuple[Role, Index]]) -> list[tuple[Role, Index]]:
+    """Roles that none of the others lies in."""
+    return [one for one in roles if not any(r.name.startswith(f"{one[0].name}.") for r, _ in roles)]
+
+
+Shape = tuple[int, ...]
+
+
+def shape_of(role: Role) -> Shape:
+    """The sizes of a role's results, sorted, without those of one element."""
+    return tuple(sorted(size for size in role.record.shape if size != 1))
+
+
+def roles_alike(one: Role, other: Role) -> float:
+    """What shapes of parameters, classes, nesting and being the main result say, in nats."""
+    found = -2.0 if bool(one.slot) != bool(other.slot) else 0.0
+    if bool(one.inside) != bool(other.inside):
+        found -= 1.0
+    if one.family and other.family:
+        found += 2.0 if one.family == other.family else -2.0
+    if one.first.shards or other.first.shards:
+        return found
+    if math.prod(shape_of(one)) != math.prod(shape_of(other)):
+        found -= 6.0
+    mine, theirs = one.parameters, other.parameters
+    if mine and theirs:
+        found += 3.0 if mine == theirs else 2.0 if mine[0] == theirs[0] else -4.0
+    elif (mine or theirs) and one.first.module and other.first.module:
+        found -= 3.0
+    return found

@@ -1,0 +1,264 @@
+"""Results of the reference that the target has only as arguments: a sum or an activation without a module.
+
+Results of the target that add up to one of the reference: a block that keeps its residual apart.
+
+Of the statistics of a sum only the mean follows from those of its parts, so it proves less than a print does;
+norms and extremes say what is impossible, and the values, where they may be read, decide.
+
+Tensors whose values are those of another one times a factor, or with other signs: mistakes of a port.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from tensorcap.alignment.match.candidates import ENOUGH, Candidate, Fusion, Place
+from tensorcap.alignment.match.fingerprints import UNRELATED, Agreement, Near, Print, Prints, agreements
+from tensorcap.alignment.match.fusion_rules import places_of
+from tensorcap.alignment.match.matching import Matching
+from tensorcap.alignment.names.site_templates import Index, Role
+
+
+def taken_results(matching: Matching, prints: Prints) -> list[tuple[Candidate, str]]:
+    """Pairs of a role without a partner and a role of the target that was given its results, and as what.
+
+    Args:
+        matching: What is paired already.
+        prints: Of the target's records.
+    """
+    one, other = matching.sides
+    groups = [g for g in one.groups if not any(matching.has_partner(0, site) for site in g)]
+    taken: dict[tuple[str, ...], tuple[int, str, str]] = {}  # the first that took it
+    found: dict[tuple[str, ...], Print] = {}
+    for site, (role, index) in other.by_site.items():
+        member = role.members[index]
+        for name, record in sorted(member.arguments.items()):
+            known = prints.of(record)
+            if known is not None:
+                place = record.order, site, name
+                at = (record.digest,) if record.digest else (site, name)
+                taken[at] = min(place, taken.get(at, place))
+                found[at] = known
+    keys = sorted(taken, key=lambda at: taken[at])
+    near = agreements([one.prints[g[0]] for g in groups], [found[at] for at in keys], matching.rounding)
+    proofs: dict[tuple[str, str, str, Index | Place], dict[Place, Agreement]] = defaultdict(dict)
+    for (i, j), agreement in sorted(near.items()):
+        _, site, name = taken[keys[j]]
+        role, b = other.by_site[site]
+        first, a = one.by_site[min(groups[i], key=lambda s: (one.order(s), s))]
+        shift = tuple(y - x for x, y in zip(a, b, strict=True)) if len(a) == len(b) else (a, b)
+        proofs[first.name, role.name, name, shift][a, b] = agreement
+    return list(_settled(proofs))
+
+
+def _settled(
+    proofs: dict[tuple[str, str, str, Index | Place], dict[Place, Agreement]],
+) -> Iterable[tuple[Candidate, str]]:
+    """The proofs that suffice, the best first, each result once."""
+    done: set[tuple[str, Index]] = set()
+    found = [
+        (Candidate(reference, target, tuple(sorted(agreeing)), agreeing), name)
+        for (reference, target, name, _), agreeing in proofs.items()
+    ]
+    for candidate, name in sorted(found, key=lambda pair: (*pair[0].order, pair[1])):
+        candidate.places = tuple(p for p in candidate.places if (candidate.reference, p[0]) not in done)
+        candidate.agreeing = {place: candidate.agreeing[place] for place in candidate.places}
+        if candidate.nats >= ENOUGH:
+            done.update((candidate.reference, a) for a, _ in candidate.places)
+            yield candidate, name
+
+
+Means = dict[int, list[tuple[float, str]]]  # of the results of the reference, by size, in order
+
+_PARTS: Final = (2, 3)
+_MOST: Final = 20.0  # nats
+_REACH: Final = 8  # roundings by which the mean of a sum may be off
+_MANY: Final = 64  # results with a mean; more prove nothing
+
+
+def possible_sums(matching: Matching) -> list[Fusion]:
+    """Results of one site of the target whose means add up to that of a result of the reference."""
+    one, other = matching.sides
+    by_size: Means = defaultdict(list)
+    for site, found in one.prints.items():
+        by_size[found.size].append((found.mean, site))
+    for means in by_size.values():
+        means.sort()
+    tried: dict[tuple[tuple[str, ...], str, Index], Fusion] = {}
+    for results in _results(matching):
+        for parts in (p for count in _PARTS for p in itertools.combinations(results, count)):
+            names = tuple(part.name for part in parts)
+            for index in parts[0].members:
+                sites = [part.members[index].site for part in parts if index in part.members]
+                prints = [other.prints[site] for site in sites if site in other.prints]
+                for whole, numbers in _near(matching, by_size, prints) if len(prints) == len(parts) else ():
+                    if len(numbers) == len(index):
+                        shift = tuple(a - b for a, b in zip(index, numbers, strict=True))
+                        if (names, whole.name, shift) not in tried:
+                            tried[names, whole.name, shift] = _fusion(matching, by_size, parts, whole, shift)
+    return [fusion for fusion in tried.values() if fusion.nats >= ENOUGH]
+
+
+def _near(matching: Matching, by_size: Means, parts: Sequence[Print]) -> list[tuple[Role, Index]]:
+    """The results of the reference whose mean is that of a sum, if they are few."""
+    if len({part.size for part in parts}) > 1:
+        return []
+    means, (start, stop) = by_size.get(parts[0].size, []), _span(matching, by_size, parts)
+    return [matching.sides[0].by_site[site] for _, site in means[start:stop]] if stop - start <= _MANY else []
+
+
+def _span(matching: Matching, by_size: Means, parts: Sequence[Print]) -> tuple[int, int]:
+    """The places, among the means of the reference in order, of those that are the mean of a sum."""
+    means, mean = by_size.get(parts[0].size, []), sum(part.mean for part in parts)
+    reach = _REACH * matching.rounding * max(part.l2 for part in parts) / math.sqrt(parts[0].size)
+    start = bisect.bisect_left(means, (mean - reach, ""))
+    return start, bisect.bisect_left(means, (mean + reach, ""), lo=start)
+
+
+def _fusion(matching: Matching, by_size: Means, parts: Sequence[Role], whole: Role, shift: Index) -> Fusion:
+    places = places_of(parts, None, whole, shift)
+    found = {index: _agreement(matching, by_size, *place) for index, place in places.items()}
+    agreeing = {index: one for index, one in found.items() if one is not None}
+    names = tuple(part.name for part in parts)
+    return Fusion(False, names, None, whole.name, places, shift, agreeing, is_sum=True)
+
+
+def _results(matching: Matching) -> Iterator[list[Role]]:
+    """The results of each site of the target that has several, in order."""
+    roles = matching.sides[1].roles
+    by_site: dict[str, list[Role]] = defaultdict(list)
+    for role in roles.values():
+        main = roles[role.parent] if role.slot else role
+        if role.rank == main.rank and role.record.dtype.kind == "float":
+            by_site[main.name].append(role)
+    for results in by_site.values():
+        if len(results) > 1:
+            yield sorted(results, key=lambda role: (role.order, role.name))
+
+
+def _agreement(matching: Matching, by_size: Means, sites: Sequence[str], whole: str) -> Agreement | None:
+    """What the mean of a sum proves; None where it proves nothing, or norms or extremes exclude it."""
+    one, other = matching.sides
+    parts = [other.prints[site] for site in sites if site in other.prints]
+    if len(parts) < len(sites) or whole not in one.prints:
+        return None
+    made, rounding = one.prints[whole], matching.rounding
+    if not _is_possible(made, parts, 8 * rounding):
+        return None
+    scale = max(part.l2 for part in (made, *parts)) / math.sqrt(made.size)
+    mean = sum(part.mean for part in parts)
+    start, stop = _span(matching, by_size, parts)
+    means = by_size[made.size]
+    beside = [abs(found - mean) for found, _ in (*means[:start][-1:], *means[stop : stop + 1])]
+    usual = min(UNRELATED * scale, *(abs(part.mean) for part in (made, *parts)), *beside) / scale
+    distance = abs(made.mean - mean) / scale
+    nats = math.log(max(usual, rounding) / max(distance, rounding))
+    return Agreement(distance, usual, min(nats, _MOST)) if nats > 1.0 else None
+
+
+def _is_possible(whole: Print, parts: Sequence[Print], slack: float) -> bool:
+    """Whether norms and extremes allow a tensor to be the sum of others."""
+    every = (whole, *parts)
+    peak = slack * max(abs(value) for one in every for value in (one.minimum, one.maximum))
+    return (
+        2 * max(one.l2 for one in every) <= (1 + slack) * sum(one.l2 for one in every)
+        and whole.maximum <= sum(part.maximum for part in parts) + peak
+        and whole.minimum >= sum(part.minimum for part in parts) - peak
+    )
+
+
+_FACTOR: Final = 2.0**-8  # by which values times a factor may differ; chance comes so near once in thousands
+_EXACT: Final = 2.0**-16
+
+
+class Scaled:
+    """Finds what has the values of a site times a factor, among the sites that have no partner.
+
+    Args:
+        matching: What is paired.
+        bound: How far equal values may be apart.
+    """
+
+    def __init__(self, matching: Matching, bound: float) -> None:
+        self._bound = min(bound, _FACTOR)
+        free = [
+            {site: one for site, one in side.prints.items() if not matching.has_partner(i, site)}
+            for i, side in enumerate(matching.sides)
+        ]
+        self._by_shape = [
+            Near(prints, lambda one: one.mean * math.sqrt(one.size) / one.l2) for prints in free
+        ]
+        self._by_l2 = [Near(prints, lambda one: math.log(one.l2)) for prints in free]
+
+    def of(self, side: int, one: Print) -> Mapping[str, str]:
+        """The sites of the other side that have the values of a print, with what is to be said of each."""
+        found: dict[str, str] = {}
+        for sign in (1, -1):
+            for name, other in self._by_shape[1 - side].around(one.times(sign), self._bound):
+                factor = sign * one.l2 / other.l2
+                if other.times(factor).distance(one) <= self._bound:
+                    found.setdefault(name, f"has the values of {name} times {factor:.4g}")
+        for name, other in self._by_l2[1 - side].around(one, _EXACT):
+            peaks = [max(-p.minimum, p.maximum) for p in (one, other)]
+            if math.isclose(*peaks, rel_tol=_EXACT) and not one.distance(other) <= self._bound:
+                found.setdefault(name, f"has the magnitudes of {name} with other signs")
+        return found
+
+
+def pair_scaled(matching: Matching, bound: float) -> None:
+    """Pair roles of which each member has the values of one member of the other, times a factor.
+
+    What comes of a wrong tensor is wrong: pairs of which that agrees are not taken.
+    """
+    scaled = Scaled(matching, bound)
+    places: dict[tuple[str, str], list[Place]] = defaultdict(list)
+    one, other = matching.sides
+    for site, print_ in one.prints.items():
+        if matching.has_partner(0, site):
+            continue
+        found = _likest(matching, ((site, name) for name in scaled.of(0, print_)))
+        if found is None:
+            continue
+        if _likest(matching, ((name, found[1]) for name in scaled.of(1, other.prints[found[1]]))) != found:
+            continue
+        (role, a), (target, b) = one.by_site[site], other.by_site[found[1]]
+        places[role.name, target.name].append((a, b))
+    for (role_name, target_name), pairs in sorted(places.items()):
+        candidate = Candidate(role_name, target_name, tuple(pairs))
+        candidate.places = tuple(p for p in pairs if not _is_refuted(matching, candidate, p))
+        if candidate.places:
+            matching.accept(candidate, candidate.places)
+
+
+def _likest(matching: Matching, pairs: Iterable[tuple[str, str]]) -> tuple[str, str] | None:
+    """The pair of sites that stand at one place in both runs: they took the same, the same took them."""
+    found = {pair: _standing(matching, *pair) for pair in pairs}
+    best = [pair for pair, standing in found.items() if standing == max(found.values())]
+    return best[0] if len(best) == 1 else None
+
+
+def _standing(matching: Matching, left: str, right: str) -> int:
+    one, other = matching.sides
+    takers = {matching.partner[0].get(taker) for taker in one.takers_of(one.result(left))}
+    mine, theirs = (
+        [side.print_of(record) for record in side.member(site).arguments.values()]
+        for side, site in ((one, left), (other, right))
+    )
+    is_given = any(matching.is_near(a, b, one.order(left)) for a in mine for b in theirs)
+    return is_given + bool(takers.intersection(other.takers_of(other.result(right))))
+
+
+def _is_refuted(matching: Matching, candidate: Candidate, place: Place) -> bool:
+    """Whether values belong elsewhere, or what comes of them agrees; norms do, whatever the factor."""
+    if matching.contradicts(candidate, place):
+        return True
+    for i, (side, site) in enumerate(zip(matching.sides, matching.sites_of(candidate, place), strict=True)):
+        takers = side.takers_of(side.result(site))
+        if matching.is_sealed(i, site, [t for t in takers if side.by_site[t][0].family != "norm"]):
+            return True
+    return False

@@ -1,0 +1,192 @@
+"""How far tensors that belong together are apart: over all of a run, and before a result of it.
+
+What is paired so far, and what it tells: how far right values are apart, and whether others are right.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from tensorcap.alignment.match.candidates import ENOUGH, Candidate, Place
+from tensorcap.alignment.match.fingerprints import UNRELATED, Print
+from tensorcap.alignment.match.sides import Side
+from tensorcap.alignment.names.site_templates import Role
+
+_REACH: Final = 4  # of what pairs mostly differ by, that others may
+
+
+class Drift:
+    """What pairs that values prove are apart by, on the way through a run.
+
+    Args:
+        proven: When each pair's result was given, and how far it is apart.
+    """
+
+    def __init__(self, proven: Iterable[tuple[int, float]]) -> None:
+        self._orders: list[int] = []
+        self._usual = [0.0]  # by how many pairs came before: three of four are no further apart
+        known: list[float] = []
+        for order, distance in sorted(proven):
+            bisect.insort(known, distance)
+            self._orders.append(order)
+            self._usual.append(known[len(known) * 3 // 4])
+
+    def near(self, rounding: float, before: float = float("inf")) -> float:
+        """How far pairs may be apart by what those before a result are, mostly."""
+        usual = self._usual[bisect.bisect_left(self._orders, before)]
+        return _REACH * max(rounding, min(usual, UNRELATED))
+
+
+_TINY: Final = 1e-12
+_LAST: Final = 3  # of a run's sites that are asked whether it ended right
+
+
+class Pairs:
+    """Pairs of roles and of their sites.
+
+    Attributes:
+        sides: The reference and the target.
+        is_ordered: Whether both archives have an order of results.
+        rounding: How far equal values may be apart, relative to their size.
+        accepted: The pairs.
+        partner: By site, of each side.
+        role_partner: The target's roles by the reference's.
+        fused: Sites in fusions, with the number of their side.
+        given: Sites of the reference whose results the target has as arguments.
+    """
+
+    def __init__(self, reference: Side, target: Side, *, is_ordered: bool) -> None:
+        self.sides = reference, target
+        self.is_ordered = is_ordered
+        self.rounding = self._dtype_rounding = max(reference.rounding, target.rounding)
+        self.accepted: list[Candidate] = []
+        self.partner: tuple[dict[str, str], dict[str, str]] = ({}, {})
+        self.role_partner: dict[str, set[str]] = defaultdict(set)
+        self.fused: set[tuple[int, str]] = set()
+        self.given: set[str] = set()
+        self._orders = [sorted((side.order(site), site) for site in side.prints) for side in self.sides]
+        self._seen, self._known_drifts = -1, (Drift(()), Drift(()))
+
+    def has_partner(self, side: int, site: str) -> bool:
+        """Whether a site is in a pair or in a fusion."""
+        return site in self.partner[side] or (side, site) in self.fused
+
+    def is_taken(self, side: int, role: Role) -> bool:
+        """Whether all sites of a role have a partner, or are in a fusion."""
+        return all(self.has_partner(side, member.site) for member in role.members.values())
+
+    def is_free(self, candidate: Candidate, place: Place) -> bool:
+        """Whether neither of two members has a partner."""
+        return not any(self.has_partner(i, site) for i, site in enumerate(self.sites_of(candidate, place)))
+
+    def sites_of(self, candidate: Candidate, place: Place) -> tuple[str, str]:
+        """The two sites of a place."""
+        return (
+            self.sides[0].site(candidate.reference, place[0]),
+            self.sides[1].site(candidate.target, place[1]),
+        )
+
+    def accept(self, candidate: Candidate, places: tuple[Place, ...]) -> None:
+        """Take a candidate as a pair."""
+        candidate.places = places
+        candidate.agreeing = {p: a for p, a in candidate.agreeing.items() if p in places}
+        self.accepted.append(candidate)
+        self.role_partner[candidate.reference].add(candidate.target)
+        for place in places:
+            left, right = self.sites_of(candidate, place)
+            self.partner[0][left], self.partner[1][right] = right, left
+
+    def extend(self, candidate: Candidate, places: Iterable[Place]) -> None:
+        """Take further members of a pair."""
+        candidate.places = tuple(sorted({*candidate.places, *places}))
+        for place in candidate.places:
+            left, right = self.sites_of(candidate, place)
+            self.partner[0][left], self.partner[1][right] = right, left
+
+    def are_near(self, left: str, right: str) -> bool | None:
+        """Whether two sites have values as near as pairs before them are; None where they tell nothing."""
+        one, other = self.sides[0].prints.get(left), self.sides[1].prints.get(right)
+        return self.is_near(one, other, self.sides[0].order(left))
+
+    def is_near(self, one: Print | None, other: Print | None, order: int) -> bool | None:
+        """Whether values are as near as pairs before that are; None where they tell nothing.
+
+        Args:
+            one: The reference's.
+            other: The target's.
+            order: When the reference gave or took it.
+        """
+        return None if one is None or other is None else one.distance(other) <= self._near_before(0, order)
+
+    @property
+    def _near(self) -> float:
+        """How far pairs are apart, mostly."""
+        return self._drifts()[0].near(self.rounding)
+
+    def _near_before(self, side: int, order: int) -> float:
+        """How far those pairs are apart, mostly, whose results a side gave before.
+
+        What an error does to those that follow says nothing about what it may differ by itself.
+        """
+        if not self.is_ordered:
+            return self._near
+        return self._drifts()[side].near(self._dtype_rounding, order)
+
+    def _drifts(self) -> tuple[Drift, Drift]:
+        """What the pairs are apart that values prove, by the order of either side."""
+        if self._seen != len(self.accepted):
+            self._seen = len(self.accepted)
+            proven = [(c, p, a) for c in self.accepted for p, a in c.agreeing.items() if a.nats >= ENOUGH]
+            found = [(self.sites_of(c, p), a.distance) for c, p, a in proven]
+            one, other = (
+                Drift((side.order(sites[i]), distance) for sites, distance in found)
+                for i, side in enumerate(self.sides)
+            )
+            self._known_drifts = one, other
+        return self._known_drifts
+
+    def is_sealed(self, side: int, site: str, takers: Sequence[str] | None = None) -> bool:
+        """Whether a site's values were right, as what they were used for agrees.
+
+        Args:
+            side: The number of its side.
+            site: The site.
+            takers: The sites that were given the values; by default those that were given its main result.
+
+        A wrong tensor makes what follows wrong. What took it as an argument says so, or the nearest module
+        around it that has a partner; where there is none, the end of the run does, if it has an order.
+        """
+        if takers is None:
+            takers = self.sides[side].takers_of(self.sides[side].records(site)[0])
+        near = self._near_before(side, self.sides[side].order(site))
+        if any(taker in self.partner[side] and self._agrees(side, taker, near) for taker in takers):
+            return True
+        around = self.sides[side].module(site).rpartition(".")[0]
+        while around and around not in self.partner[side]:
+            around = around.rpartition(".")[0]
+        if around:
+            return self._agrees(side, around, near)
+        if not self.is_ordered:
+            return False
+        orders = self._orders[side]
+        at = bisect.bisect_right(orders, (self.sides[side].order(site), "\uffff"))
+        following = [other for _, other in orders[at:] if other in self.partner[side]]
+        return bool(following) and all(self._agrees(side, other, near) for other in following[-_LAST:])
+
+    def _agrees(self, side: int, site: str, near: float) -> bool:
+        """Whether a site and its partner are no further apart than that."""
+        one = self.sides[side].prints.get(site)
+        other = self.sides[1 - side].prints.get(self.partner[side][site])
+        return one is not None and other is not None and one.distance(other) <= near
+
+    def alike(self, side: int, site: str) -> list[str]:
+        """The sites of the other side with a site's values, though nothing may prove it."""
+        one, near = self.sides[side].prints.get(site), self._near
+        if one is None:
+            return []
+        others = self.sides[1 - side].by_l2.around(one, -math.log1p(-near) + _TINY)
+        return [name for name, other in others if one.distance(other) <= near]

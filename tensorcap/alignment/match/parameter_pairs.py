@@ -1,0 +1,282 @@
+"""What modules hold (parameters, buffers) and gradients, paired like the results of their modules.
+
+Within modules that belong together, equal names do, else equal values, else what alone has its count of
+elements; parts of a fused module hold parts of what the whole holds. What is left of both sides is matched
+like results, as if each were a module of its own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tensorcap.alignment.layout.fits import Fit
+from tensorcap.alignment.mapping import Entry, LeftOver
+from tensorcap.alignment.match.candidates import Candidate, Fusion, Place
+from tensorcap.alignment.match.entries import Made, entries_of_fusion, entries_of_pair, placed
+from tensorcap.alignment.match.evidence import Judge, Shapes
+from tensorcap.alignment.match.fusion import fitted
+from tensorcap.alignment.match.fusion_rules import fuse_by_values
+from tensorcap.alignment.match.matching import Matching
+from tensorcap.alignment.match.sides import Side
+from tensorcap.alignment.match.slots import Slots
+from tensorcap.alignment.match.unmatched import Rivals, rivals
+from tensorcap.alignment.names.site_templates import HELD, Canonical, Member, Role, Survey, Template, fold
+from tensorcap_formats.records import Record
+
+Held = tuple[str, str]  # slot of the reference, slot of the target
+
+_TRIED: Final = 3  # members on which layouts are tried
+_NEAR: Final = 8  # roundings, by which equal values differ at most
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A slot of a role and one of its partner that belong together.
+
+    Attributes:
+        reference: The one's slot.
+        target: The other's.
+        places: Members that have them.
+    """
+
+    reference: str
+    target: str
+    places: tuple[Place, ...]
+
+
+class Holdings:
+    """Which slots beside results and arguments belong together.
+
+    Args:
+        matching: Pairs of modules.
+        fused: Fusions of them.
+    """
+
+    def __init__(self, matching: Matching, fused: Iterable[Fusion]) -> None:
+        self.matching = matching
+        self.taken: tuple[set[str], set[str]] = (set(), set())  # places
+        self.pairs = [(candidate, self._of_pair(candidate)) for candidate in matching.accepted]
+        self.fused = [(fusion, slots) for fusion in fused for slots in self._of_fusion(fusion)]
+
+    def _of_pair(self, candidate: Candidate) -> list[Holding]:
+        sides = self.matching.sides
+        one, other = sides[0].roles[candidate.reference], sides[1].roles[candidate.target]
+        found: dict[Held, list[Place]] = defaultdict(list)
+        for a, b in candidate.places:
+            for held in self._pairs(one.members[a], other.members[b]):
+                found[held].append((a, b))
+                self._take((one.members[a].site,), (other.members[b].site,), held)
+        return [Holding(mine, theirs, tuple(places)) for (mine, theirs), places in found.items()]
+
+    def _take(self, ones: Iterable[str], others: Iterable[str], held: Held) -> None:
+        for taken, sites, slot in zip(self.taken, (ones, others), held, strict=True):
+            taken.update(f"{site}/{slot}" for site in sites)
+
+    def _pairs(self, one: Member, other: Member) -> list[Held]:
+        """Slots of two modules that belong together."""
+        mine, theirs = dict(one.beside), dict(other.beside)
+        found: list[Held] = []
+
+        def take(slot: str, partner: str) -> None:
+            found.append((slot, partner))
+            del mine[slot], theirs[partner]
+
+        if one.result is not None and other.result is not None:
+            slot, partner = f"grad_{one.result.key.slot}", f"grad_{other.result.key.slot}"
+            if slot in mine and partner in theirs:
+                take(slot, partner)
+        for slot in [s for s in mine if s in theirs and _sizes(mine[s]) & _sizes(theirs[s])]:
+            take(slot, slot)
+        for slot in list(mine):
+            near = [other_slot for other_slot in theirs if self._are_near(one, slot, other, other_slot)]
+            if len(near) == 1:
+                take(slot, near[0])
+        for slot in list(mine):
+            fitting = [
+                [s for s in left if _kind(s) == _kind(slot) and _sizes(left[s]) & _sizes(mine[slot])]
+                for left in (mine, theirs)
+            ]
+            if len(fitting[0]) == len(fitting[1]) == 1:
+                is_gradient = not slot.startswith(HELD)  # of what may be another argument
+                if not (is_gradient and self._are_near(one, slot, other, fitting[1][0]) is False):
+                    take(slot, fitting[1][0])
+        for slot in [s for s in mine if s in theirs and s.startswith(HELD)]:  # of unlike sizes
+            take(slot, slot)
+        return found
+
+    def _are_near(self, one: Member, slot: str, other: Member, other_slot: str) -> bool | None:
+        """Whether two slots of one kind have near values; None where they tell nothing."""
+        if _kind(slot) != _kind(other_slot):
+            return False
+        mine = self.matching.sides[0].print_of_all(one.beside[slot])
+        theirs = self.matching.sides[1].print_of_all(other.beside[other_slot])
+        if mine is None or theirs is None:
+            return None
+        return mine.distance(theirs) <= _NEAR * self.matching.rounding
+
+    def _of_fusion(self, fusion: Fusion) -> Iterator[Held]:
+        """Slots that all parts have, and the slots of the whole that they make."""
+        parts_side, whole_side = (0, 1) if fusion.is_split else (1, 0)
+        part_sites, whole_site = fusion.places[min(fusion.places)]
+        parts = [self.matching.sides[parts_side].member(site) for site in part_sites]
+        whole = self.matching.sides[whole_side].member(whole_site)
+        left = dict(whole.beside)
+        for slot in sorted(set.intersection(*(set(part.beside) for part in parts))):
+            size = sum(record.size for part in parts for record in part.beside[slot])
+            fitting = [
+                s for s, rs in left.items() if _kind(s) == _kind(slot) and sum(r.size for r in rs) == size
+            ]
+            same = slot if slot in fitting else fitting[0] if len(fitting) == 1 else None
+            if same is None:
+                continue
+            del left[same]
+            held = (slot, same) if fusion.is_split else (same, slot)
+            for found, one in fusion.places.values():
+                sites = (found, (one,)) if fusion.is_split else ((one,), found)
+                self._take(sites[0], sites[1], held)
+            yield held
+
+
+def entries_of_held(
+    slots: Slots,
+    fused: Iterable[Fusion],
+    surveys: tuple[Survey, Survey],
+    canonical: Canonical | None,
+    by: str,
+) -> tuple[list[Entry], list[LeftOver], Rivals]:
+    """Entries of what modules hold and of gradients, what is unsure, and what is contested.
+
+    Args:
+        slots: Finds layouts between tensors of paired modules.
+        fused: Fusions of modules.
+        surveys: All modules of both sides.
+        canonical: What makes names equal; None if names tell nothing.
+        by: What may be looked at.
+    """
+    holdings = Holdings(slots.matching, fused)
+    rest = [unpaired(survey, taken) for survey, taken in zip(surveys, holdings.taken, strict=True)]
+    one, other = (
+        Side(survey, prints, uses_values=by != "names")
+        for survey, prints in zip(rest, slots.prints, strict=True)
+    )
+    for side in (one, other):
+        for role in side.roles.values():
+            role.slot = role.name.rpartition("/")[2]
+    matching = Matching(one, other, canonical, is_ordered=False)
+    own = slots.of(matching, _shapes(holdings))
+    matching.settle_names()
+    wholes: list[Fusion] = []
+    if by != "names":
+        matching.settle_proven(is_plain=False)
+        wholes = fuse_by_values(matching, own)
+    matching.pair_names_left()
+    made = [
+        *(
+            entries_of_holding(slots, c, holding, own.judge)
+            for c, found in holdings.pairs
+            for holding in found
+        ),
+        *(
+            entries_of_fusion(slots, fitted(slots.matching, slots, fusion, held), held=held)
+            for fusion, held in holdings.fused
+        ),
+        *(entries_of_pair(own, candidate) for candidate in matching.accepted),
+        *(entries_of_fusion(own, fusion) for fusion in wholes),
+    ]
+    return (
+        [e for found, _ in made for e in found],
+        [lost for _, left in made for lost in left],
+        rivals(matching),
+    )
+
+
+def entries_of_holding(slots: Slots, candidate: Candidate, holding: Holding, judge: Judge) -> Made:
+    """The entries of one slot of paired roles and its partner."""
+    one, other = (
+        side.roles[name]
+        for side, name in zip(slots.matching.sides, (candidate.reference, candidate.target), strict=True)
+    )
+    pairs = [
+        (one.members[a].beside[holding.reference], other.members[b].beside[holding.target])
+        for a, b in holding.places
+    ]
+    for records in pairs[:_TRIED]:
+        how = slots.fit(*records)
+        if how is None or how.is_proven:
+            break
+    is_named = holding.reference == holding.target
+    evidence, reason = slots.judge.held(
+        candidate.evidence if is_named else "structure",
+        pairs,
+        records,
+        how,
+        slots.residuals(how, pairs) if how is not None and how.residual is not None else [None] * len(pairs),
+        is_turned=judge.is_turned(one, other) if holding.reference.startswith(HELD) else None,
+    )
+    if how is None or not how.is_sure:
+        shapes = [[record.shape for record in found] for found in records]
+        if not is_named or (how is not None and shapes[0] != shapes[1]):
+            return [], _unsure(candidate, holding, one, other)
+        how = Fit((), (0,), None, float("inf"), 0, is_sure=False)
+    prefix = ["rank*/" if len(found) > 1 else "" for found in records]
+    return [
+        Entry(
+            (f"{prefix[0]}{names[0]}/{holding.reference}",),
+            (f"{prefix[1]}{names[1]}/{holding.target}",),
+            variables,
+            how.steps,
+            evidence,
+            reason,
+        )
+        for names, variables in placed(one, other, holding.places)
+    ], []
+
+
+def _unsure(candidate: Candidate, holding: Holding, one: Role, other: Role) -> list[LeftOver]:
+    names = f"{candidate.reference}/{holding.reference}", f"{candidate.target}/{holding.target}"
+    reason = f"{names[0]} and {names[1]} belong together, but no layout of theirs is certain"
+    left = tuple(f"{one.members[a].site}/{holding.reference}" for a, _ in holding.places)
+    right = tuple(f"{other.members[b].site}/{holding.target}" for _, b in holding.places)
+    return [
+        LeftOver("reference", left, reason, is_explained=False),
+        LeftOver("target", right, reason, is_explained=False),
+    ]
+
+
+def unpaired(survey: Survey, taken: set[str]) -> Survey:
+    """What modules hold and has no partner yet, each as a module of its own that gives it."""
+    found: dict[str, Template] = {}
+    for template in survey.templates.values():
+        for member in template.members.values():
+            for slot, records in member.held.items():
+                place = f"{member.site}/{slot}"
+                if place not in taken:
+                    shards = records if len(records) > 1 else ()
+                    name, index = fold(place)
+                    lone = Member(place, records[0], {}, {}, member.module, None, shards)
+                    found.setdefault(name, Template(name)).members[index] = lone
+    return Survey(found, {})
+
+
+def _shapes(holdings: Holdings) -> Iterator[Shapes]:
+    """Classes of paired modules, and the shapes of what they hold."""
+    sides = holdings.matching.sides
+    for candidate, found in holdings.pairs:
+        one, other = sides[0].roles[candidate.reference], sides[1].roles[candidate.target]
+        for holding in found:
+            a, b = holding.places[0]
+            records = one.members[a].beside[holding.reference], other.members[b].beside[holding.target]
+            if holding.reference.startswith(HELD) and len(records[0]) == len(records[1]) == 1:
+                yield one.first.module, other.first.module, records[0][0].shape, records[1][0].shape
+
+
+def _sizes(records: Sequence[Record]) -> set[int]:
+    """Numbers of elements: of all ranks together, or of each."""
+    return {sum(record.size for record in records), records[0].size}
+
+
+def _kind(slot: str) -> str:
+    return slot.partition(".")[0]

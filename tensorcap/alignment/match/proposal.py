@@ -1,0 +1,132 @@
+"""Find which tensors of two archives belong together, by names, values, place and shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from tensorcap.alignment.links import Link
+from tensorcap.alignment.mapping import Alignment, Entry, LeftOver
+from tensorcap.alignment.match.candidates import Fusion
+from tensorcap.alignment.match.derived_outputs import pair_scaled, possible_sums, taken_results
+from tensorcap.alignment.match.entries import entries_of_fusion, entries_of_pair, entries_of_taken
+from tensorcap.alignment.match.fingerprints import Prints
+from tensorcap.alignment.match.fusion import claim, is_free, settle
+from tensorcap.alignment.match.fusion_rules import fuse_by_rules, fuse_by_shapes, fuse_by_values
+from tensorcap.alignment.match.matching import Matching
+from tensorcap.alignment.match.parameter_pairs import entries_of_held
+from tensorcap.alignment.match.placement import complete_roles, pair_by_place, pair_lone_children
+from tensorcap.alignment.match.sides import Side
+from tensorcap.alignment.match.slots import Slots
+from tensorcap.alignment.match.unmatched import Leavings, refused
+from tensorcap.alignment.names.rule_files import builtin_rules
+from tensorcap.alignment.names.rulesets import Rules
+from tensorcap.alignment.names.site_templates import Survey
+from tensorcap.alignment.resolution import resolve_each
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.errors import UsageError
+
+By = Literal["all", "values", "names"]
+
+
+def propose(
+    reference: Archive,
+    target: Archive,
+    *,
+    rules: Rules | None = None,
+    by: By = "all",
+    read_values: bool = True,
+) -> Alignment:
+    """Find which sites of two runs belong together, by what evidence, and what is left over.
+
+    Args:
+        reference: The trusted run.
+        target: The run under test.
+        rules: Rules that go before those that come with tensorcap, as `read_rules` reads them.
+        by: `names` looks at names alone, `values` at everything but names.
+        read_values: Whether tensors may be read: a few, to find layouts, and of a file from elsewhere all of
+            them once, for their statistics.
+
+    Returns:
+        Entries with their evidence, and all sites that are in none, with the reason.
+    """
+    surveys = Survey.of(reference), Survey.of(target)
+    archives = reference, target
+    prints = Prints(reference, may_read=read_values), Prints(target, may_read=read_values)
+    one, other = (
+        Side(survey, found, uses_values=by != "names") for survey, found in zip(surveys, prints, strict=True)
+    )
+    known = Rules() if by == "values" else (rules or Rules()).before(builtin_rules(reference, target))
+    naming = None if by == "values" else known.canonical
+    is_ordered = reference.is_ordered and target.is_ordered
+    matching = Matching(one, other, naming, is_ordered=is_ordered)
+    slots = Slots(archives, prints, matching, read_values=read_values)
+    sums = possible_sums(matching)
+    matching.settle_names({(fusion.whole, part) for fusion in sums for part in fusion.parts})
+    fused = fuse_by_rules(matching, slots, known)
+    fused += _settle_values(matching, slots, sums) if by != "names" else []
+    matching.pair_names_left()
+    slots.learn()
+    entries: list[Entry] = []
+    left: list[LeftOver] = []
+    for candidate in sorted(matching.accepted, key=lambda c: bool(one.roles[c.reference].slot)):
+        made, unsure = entries_of_pair(slots, candidate)
+        entries += made
+        left += unsure
+    for fusion in fused:
+        made, unsure = entries_of_fusion(slots, fusion)
+        entries += made
+        left += unsure
+    for candidate, argument in taken_results(matching, prints[1]) if by != "names" else ():
+        entries += entries_of_taken(slots, candidate, argument)
+    held, unsure, contested = entries_of_held(slots, fused, surveys, naming, by)
+    entries += held
+    left += unsure
+    leavings = Leavings(matching, surveys, slots.judge.bound, known)
+    left += leavings.sites()
+    kept: list[Entry] = []
+    links: list[Link] = []
+    for entry, found in resolve_each(Alignment(tuple(entries)), reference, target):
+        if isinstance(found, UsageError):  # later calls have other shapes, or there are none of the same step
+            left += refused(entry, str(found))
+        else:
+            kept.append(entry)
+            links += found
+    left += leavings.records(archives, links, left, contested)
+    return Alignment(tuple(_sorted(kept, one)), tuple(left))
+
+
+def _settle_values(matching: Matching, slots: Slots, sums: Sequence[Fusion]) -> list[Fusion]:
+    """Settle all that values, place and shapes say, what is plain before what is not; returns the fusions."""
+    matching.settle_leaves()
+    found = settle(matching, slots, sums)
+    matching.settle_proven(is_plain=True)
+    found += fuse_by_values(matching, slots)
+    matching.settle_proven(is_plain=False)
+    fused = []
+    for fusion in found:  # what remains without a layout is told, if nothing else was found for its sites
+        if fusion.how is not None or is_free(matching, fusion):
+            claim(matching, fusion)
+            fused.append(fusion)
+    complete_roles(matching)
+    if matching.is_ordered:
+        pair_by_place(matching)
+        fused += fuse_by_shapes(matching, slots)
+        pair_by_place(matching)
+    pair_lone_children(matching)
+    pair_scaled(matching, slots.judge.bound)
+    return fused + settle(matching, slots, sums, may_repeat=True)
+
+
+def _sorted(entries: Iterable[Entry], side: Side) -> list[Entry]:
+    """Entries in the order of the reference's results."""
+    orders = {name: role.order for name, role in side.roles.items()}
+
+    def order(entry: Entry) -> tuple[float, int, str]:
+        names = list(entry.variables)
+        site, _, slot = entry.reference[0].partition("/")
+        for i, name in enumerate(names):
+            site = site.replace(f"{{{name}}}", f"{{{i}}}")
+        return orders.get(site, float("inf")), int(slot.startswith("output")), entry.text
+
+    return sorted(entries, key=order)

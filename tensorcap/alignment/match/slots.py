@@ -1,0 +1,314 @@
+"""What paired sites took and gave: the layout between two tensors, and which arguments belong together."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tensorcap.alignment.layout.candidates import Candidate as LayoutChoice
+from tensorcap.alignment.layout.candidates import fits_shapes, plain
+from tensorcap.alignment.layout.fits import CLOSE, Fit, fit, residual
+from tensorcap.alignment.layout.layout import Layout
+from tensorcap.alignment.mapping import Evidence
+from tensorcap.alignment.match.candidates import Candidate, Place
+from tensorcap.alignment.match.evidence import Judge, Shapes
+from tensorcap.alignment.match.fingerprints import Prints
+from tensorcap.alignment.match.matching import Matching
+from tensorcap.alignment.names.site_templates import Member
+from tensorcap.alignment.resolution import pair_slots
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.records import Record
+
+Steps = tuple[str, ...]
+
+_READ: Final = 128  # members of a role that are read: the layers of most models
+_MOST: Final = 1 << 24  # elements of them
+_WHOLE: Final = ("int", "uint")  # kinds of dtypes
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Arguments of two sites that belong together.
+
+    Attributes:
+        reference: The one's slot.
+        target: The other's.
+        steps: From the target's tensor to the reference's.
+        evidence: What they are known by.
+        reason: Why, for a reader.
+    """
+
+    reference: str
+    target: str
+    steps: Steps
+    evidence: Evidence
+    reason: str
+
+
+class Slots:
+    """Finds layouts between the tensors of paired sites, each of them once.
+
+    Attributes:
+        prints: Of both sides.
+        matching: What is paired.
+        judge: Says what pairs are known by.
+        covered: Results of the reference besides main ones that an entry of their site pairs.
+    """
+
+    def __init__(
+        self,
+        archives: tuple[Archive, Archive],
+        prints: tuple[Prints, Prints],
+        matching: Matching,
+        *,
+        read_values: bool,
+        shapes: Iterable[Shapes] = (),
+    ) -> None:
+        self._archives = archives
+        self._read_values = read_values
+        self.prints = prints
+        self._fits: dict[tuple[object, ...], Fit | None] = {}
+        self._usual: dict[tuple[object, object], Counter[Steps]] = defaultdict(Counter)
+        self.matching = matching
+        self.judge = Judge(matching, shapes)
+        self.covered: set[str] = set()
+
+    def of(self, matching: Matching, shapes: Iterable[Shapes]) -> Slots:
+        """The same for other pairs of the same archives; see `Judge` for shapes."""
+        return Slots(self._archives, self.prints, matching, read_values=self._read_values, shapes=shapes)
+
+    def fit(
+        self,
+        reference: Sequence[Record],
+        target: Sequence[Record],
+        *,
+        among: Sequence[LayoutChoice] | None = None,
+    ) -> Fit | None:
+        """The layout from some tensors of the target to some of the reference."""
+        if among is not None:
+            archives = self._archives if self._read_values else None
+            return fit(reference, target, archives, self.matching.rounding, among=among)
+        key = tuple(
+            tuple((r.digest or r.key, r.shape, r.dtype.name) for r in side) for side in (reference, target)
+        )
+        if key not in self._fits:
+            self._fits[key] = self._fit(reference, target)
+        return self._fits[key]
+
+    def _fit(self, reference: Sequence[Record], target: Sequence[Record]) -> Fit | None:
+        if len(reference) == len(target) == 1:
+            one, other = reference[0], target[0]
+            is_square = len({size for size in one.shape if size > 1}) < sum(size > 1 for size in one.shape)
+            if one.shape == other.shape and one.digest and one.digest == other.digest and not is_square:
+                return Fit((), (0,), 0.0, float("inf"), 1, is_sure=True, is_proven=True)
+        archives = self._archives if self._read_values else None
+        return fit(reference, target, archives, self.matching.rounding)
+
+    def residuals(
+        self, how: Fit, pairs: Sequence[tuple[Sequence[Record], Sequence[Record]]]
+    ) -> list[float | None]:
+        """The relative error that a layout leaves in each of several places; None where nothing was read."""
+        found: list[float | None] = [None] * len(pairs)
+        left = _MOST
+        for i, (reference, target) in enumerate(pairs[:_READ]):
+            records = (*reference, *target)
+            left -= sum(record.size for record in records)
+            if not self._read_values or left < 0 or not all(record.stored for record in records):
+                continue
+            is_same = len(records) == 2 and records[0].digest and records[0].digest == records[1].digest
+            if is_same and not how.steps:
+                found[i] = 0.0
+            else:
+                found[i] = residual(how, reference, target, self._archives)
+        return found
+
+    def members(self, candidate: Candidate, place: Place) -> tuple[Member, Member]:
+        """The two members of a place."""
+        one, other = self.matching.sides
+        return one.roles[candidate.reference].members[place[0]], other.roles[candidate.target].members[
+            place[1]
+        ]
+
+    def arguments(self, candidate: Candidate) -> dict[Place, list[Taken]]:
+        """Which arguments of each pair of sites belong together: those with equal values.
+
+        Where results differ, so may arguments: there those do that have equal values in other layers, equal
+        names, or that alone are left, of floats or of whole numbers.
+        """
+        near = {place: self.near_arguments(*self.members(candidate, place)) for place in candidate.places}
+        by_names: dict[tuple[frozenset[str], ...], dict[tuple[str, str], None]] = defaultdict(dict)
+        for place, pairs in near.items():
+            by_names[self._names(candidate, place)] |= dict.fromkeys(pairs)
+        found = {}
+        for place, pairs in near.items():
+            one, other = (member.arguments for member in self.members(candidate, place))
+            known = by_names[self._names(candidate, place)]
+            why: dict[tuple[str, str], tuple[Evidence, str]] = {}
+            why |= dict.fromkeys(pairs, ("values", "what the two were given, with equal values"))
+            for pair in self._others(one, other, known, [*why]):
+                if not self._contradicts(candidate, place, pair):
+                    why[pair] = self._reason(pair, known)
+            is_wrong = self.matching.are_near(*self.matching.sites_of(candidate, place)) is False
+            laid = {(a, b): self.laid(one[a], other[b], is_wrong=is_wrong) for a, b in why}
+            found[place] = [
+                Taken(f"input.{a}", f"input.{b}", how[0], why[a, b][0], why[a, b][1] + how[1])
+                for (a, b), how in laid.items()
+                if how is not None
+            ]
+        return found
+
+    def _names(self, candidate: Candidate, place: Place) -> tuple[frozenset[str], ...]:
+        """What the arguments of two members are called; layers that take others say nothing of this one."""
+        return tuple(frozenset(member.arguments) for member in self.members(candidate, place))
+
+    def near_arguments(self, one: Member, other: Member) -> list[tuple[str, str]]:
+        """Names of arguments that have equal values, if of the target's only one has, or one of that name."""
+        prints = [
+            {name: side.print_of(record) for name, record in member.arguments.items()}
+            for side, member in zip(self.matching.sides, (one, other), strict=True)
+        ]
+        pairs = []
+        for name, mine in prints[0].items():
+            order = one.arguments[name].order
+            near = [key for key, theirs in prints[1].items() if self.matching.is_near(mine, theirs, order)]
+            if name in near or len(near) == 1:
+                pairs.append((name, name if name in near else near[0]))
+        return pairs
+
+    def _are_near(self, record: Record, other: Record) -> bool | None:
+        """Whether two tensors have near values; None where values tell nothing, or are not to be used."""
+        if record.dtype.kind in _WHOLE and other.dtype.kind in _WHOLE:
+            how = self.fit([record], [other])
+            return None if how is None or how.residual is None else how.residual == 0
+        sides = self.matching.sides
+        return self.matching.is_near(sides[0].print_of(record), sides[1].print_of(other), record.order)
+
+    @staticmethod
+    def _others(
+        one: Mapping[str, Record],
+        other: Mapping[str, Record],
+        known: Mapping[tuple[str, str], None],
+        done: Sequence[tuple[str, str]],
+    ) -> list[tuple[str, str]]:
+        """Pairs of what is left: as in other layers, of equal names, the only floats or whole numbers."""
+        mine, theirs = (
+            [n for n in side if n not in {p[i] for p in done}] for i, side in enumerate((one, other))
+        )
+        pairs = [(a, b) for a, b in known if a in mine and b in theirs]
+        pairs += [(n, n) for n in mine if n in theirs and (n, n) not in known]
+        for kinds in (("float",), _WHOLE):
+            alike = [
+                [n for n in names if side[n].dtype.kind in kinds and n not in {p[i] for p in pairs}]
+                for i, (names, side) in enumerate(((mine, one), (theirs, other)))
+            ]
+            if len(alike[0]) == len(alike[1]) == 1:
+                pairs.append((alike[0][0], alike[1][0]))
+        return [(a, b) for a, b in pairs if one[a].size == other[b].size]
+
+    def _contradicts(self, candidate: Candidate, place: Place, pair: tuple[str, str]) -> bool:
+        """Whether two arguments differ though results agree, or, if names differ too, may agree."""
+        one, other = (m.arguments[name] for m, name in zip(self.members(candidate, place), pair, strict=True))
+        if self._are_near(one, other) is not False:
+            return False
+        results_are = self.matching.are_near(*self.matching.sites_of(candidate, place))
+        return results_are is not False if pair[0] != pair[1] else results_are is True
+
+    @staticmethod
+    def _reason(pair: tuple[str, str], known: Mapping[tuple[str, str], None]) -> tuple[Evidence, str]:
+        if pair in known:
+            return "values", "what the two were given, with equal values in other layers"
+        if pair[0] == pair[1]:
+            return "name", "what the two were given, of the same name"
+        return "structure", "what the two were given, alone of its size"
+
+    def laid(self, record: Record, other: Record, *, is_wrong: bool = False) -> tuple[Steps, str] | None:
+        """The steps between two tensors, and what of them is to be told.
+
+        Args:
+            record: The reference's.
+            other: The target's.
+            is_wrong: Whether what comes of them differs, so that they may.
+
+        Returns:
+            None if no layout is certain, or none makes equal values equal, and no mistake explains that.
+        """
+        how = self.fit([record], [other])
+        is_lost = self._are_near(record, other) and how is not None and (how.residual or 0.0) > CLOSE
+        if how is not None and how.is_sure and not is_lost:
+            return how.steps, ""
+        steps = self.usual([record], [other]) if is_wrong else None
+        return None if steps is None else (steps, f"; but {lack(how, is_lost=bool(is_lost))}")
+
+    def learn(self) -> None:
+        """Note the layouts that values prove, since most other tensors are laid out like them."""
+        for candidate in self.matching.accepted:
+            best = min(candidate.agreeing, key=lambda p: (candidate.agreeing[p].distance, p), default=None)
+            if best is None:
+                continue
+            one, other = self.members(candidate, best)
+            records = [
+                side.records(site)
+                for side, site in zip(self.matching.sides, (one.site, other.site), strict=True)
+            ]
+            given = [(one.arguments[a], other.arguments[b]) for a, b in self.near_arguments(one, other)]
+            for mine, theirs in [tuple(records), *(((a,), (b,)) for a, b in given)]:
+                how = self.fit(mine, theirs) if len(mine) == len(theirs) == 1 else None
+                if how is not None and how.is_proven:
+                    shapes = mine[0].shape, theirs[0].shape
+                    self._usual[shapes][how.steps] += 1
+                    self._usual[len(shapes[0]), len(shapes[1])][how.steps] += 1
+
+    def usual(self, reference: Sequence[Record], target: Sequence[Record]) -> Steps | None:
+        """The layout that most pairs of such shapes have, or else one that moves no element."""
+        if len(reference) != 1 or len(target) != 1:
+            return None
+        shape, other = reference[0].shape, target[0].shape
+        for kind in ((shape, other), (len(shape), len(other))):
+            known = {k: n for k, n in self._usual[kind].items() if fits_shapes(k, shape, other)}
+            for steps, count in known.items():
+                if 2 * count > sum(known.values()):
+                    return steps
+        return plain([shape], [other])
+
+    def is_whole(self, candidate: Candidate, place: Place, steps: Steps, taken: Sequence[Taken]) -> bool:
+        """Whether an entry of the two sites, with these steps, pairs just what belongs together.
+
+        A result that alone differs gets an entry with a reason of its own.
+        """
+        one, other = self.members(candidate, place)
+        if one.result is None or other.result is None or one.result.key.is_bare or other.result.key.is_bare:
+            return True
+        wanted = {(one.result.key.slot, other.result.key.slot), *((t.reference, t.target) for t in taken)}
+        is_near = self.matching.are_near(*self.matching.sites_of(candidate, place))
+        for left, right in self.further(one, other):
+            is_odd = self._are_near(left, right) is False
+            if self.laid(left, right) != (steps, "") or (is_odd and is_near):
+                return False
+            wanted.add((left.key.slot, right.key.slot))
+        mine_by, theirs_by = (
+            {r.key.slot: r for r in (*m.results.values(), *m.arguments.values())} for m in (one, other)
+        )
+        pairs = pair_slots(mine_by, theirs_by, Layout.parse(steps))
+        made = {(mine.key.slot, theirs.key.slot) for mine, theirs in pairs}
+        return made == wanted and all(t.steps == steps and "but " not in t.reason for t in taken)
+
+    def further(self, one: Member, other: Member) -> list[tuple[Record, Record]]:
+        """Results of two sites, besides their main ones, that are paired with each other."""
+        partner = self.matching.partner[0]
+        sites = ((slot, partner.get(f"{one.site}/{slot}", "")) for slot in one.further)
+        return [
+            (one.further[slot][0], other.further[theirs][0])
+            for slot, site in sites
+            if (theirs := site.removeprefix(f"{other.site}/")) in other.further
+        ]
+
+
+def lack(how: Fit | None, *, is_lost: bool) -> str:
+    """What a pair that belongs together lacks."""
+    if is_lost:
+        return "their elements are in different orders and no layout brings them together"
+    if how is None:
+        return "no layout fits their shapes"
+    return f"{how.choices} layouts fit their shapes and none is certain"

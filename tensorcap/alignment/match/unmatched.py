@@ -1,0 +1,253 @@
+"""What is left over on both sides, and why: sites without a partner, and records that no entry reaches.
+
+Nothing is silent: each record of a run is in a link or is named here. It is *explained* if the reason is
+known to do no harm: its values have a counterpart under another name, or what comes of it agrees.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, Literal
+
+from tensorcap.alignment.links import Link
+from tensorcap.alignment.mapping import Entry, LeftOver
+from tensorcap.alignment.match.derived_outputs import Scaled
+from tensorcap.alignment.match.matching import Matching
+from tensorcap.alignment.names.rulesets import Rules
+from tensorcap.alignment.names.site_templates import Survey, fold
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.records import Record
+
+Reason = tuple[str, bool]  # and whether it explains
+Rivals = tuple[Mapping[str, Sequence[str]], Mapping[str, Sequence[str]]]
+
+_SIDES: Final[tuple[Literal["reference", "target"], ...]] = ("reference", "target")
+_UNKNOWN: Final = "no counterpart was found"
+_SHOWN: Final = 3
+
+
+class Leavings:
+    """Says why sites and records have no counterpart.
+
+    Args:
+        matching: What is paired.
+        surveys: The sites of both runs.
+        bound: How far equal values may be apart.
+        rules: What says which modules only one side has.
+    """
+
+    def __init__(
+        self, matching: Matching, surveys: tuple[Survey, Survey], bound: float, rules: Rules
+    ) -> None:
+        self._matching = matching
+        self._surveys = surveys
+        self._rules = rules
+        self._classes = [
+            {m.site: m.module for template in survey.templates.values() for m in template.members.values()}
+            for survey in surveys
+        ]
+        self._uncalled = [
+            {
+                rules.canonical(site): why
+                for site, why in survey.never_called.items()
+                if site not in side.by_site
+            }
+            for survey, side in zip(surveys, matching.sides, strict=True)
+        ]
+        self._rivals = rivals(matching)
+        self._scaled = Scaled(matching, bound)
+
+    def sites(self) -> list[LeftOver]:
+        """The results that are in no entry, by site or by slot, and the sites that were never called."""
+        matching = self._matching
+        found: list[LeftOver] = []
+        for i, name in enumerate(_SIDES):
+            side = matching.sides[i]
+            told = {site: self._of_site(i, site) for site in side.by_site if self._is_left(i, site)}
+            whole = {module for module, sites in side.results_of.items() if all(s in told for s in sites)}
+            for role in side.roles.values():
+                reasons: dict[Reason, list[str]] = defaultdict(list)
+                for member in role.members.values():
+                    if member.site not in told:
+                        continue
+                    module = side.module(member.site)
+                    if module not in whole:
+                        reasons[told[member.site]].append(side.place(member.site))
+                    elif not role.slot:  # none of its results has a partner: told once, the gravest reason
+                        gravest = min((told[site] for site in side.results_of[module]), key=lambda r: r[1])
+                        reasons[gravest].append(module)
+                known = next((reason for reason, is_explained in reasons if is_explained), None)
+                for (reason, is_explained), sites in reasons.items():
+                    if known is not None and reason == _UNKNOWN:  # one role, one reason
+                        found.append(LeftOver(name, tuple(sites), f"as others of {role.name}: {known}"))
+                    else:
+                        found.append(LeftOver(name, tuple(sites), reason, is_explained))
+            never = [site for site in self._surveys[i].never_called if site not in side.by_site]
+            if never:
+                found.append(LeftOver(name, tuple(never), "never called"))
+        return found
+
+    def _is_left(self, side: int, site: str) -> bool:
+        is_given = side == 0 and site in self._matching.given
+        return not is_given and not self._matching.has_partner(side, site)
+
+    def records(
+        self,
+        archives: tuple[Archive, Archive],
+        links: Sequence[Link],
+        left: Sequence[LeftOver],
+        contested: Rivals,
+    ) -> list[LeftOver]:
+        """The records that are in no link and at no site that is left over.
+
+        Args:
+            archives: Both runs.
+            links: What the entries make of them.
+            left: What is left over already.
+            contested: By place, what it could be.
+        """
+        found = []
+        for i, name in enumerate(_SIDES):
+            linked = {r.key.text for link in links for r in (link.target if i else link.reference)}
+            reasons = {place: known for known in left if known.side == name for place in known.places}
+            said: dict[Reason, dict[str, None]] = defaultdict(dict)
+            for record, reason in self._unlinked(i, archives, linked, reasons, contested[i]):
+                said[reason][place_of(record)] = None
+            found += [LeftOver(name, tuple(places), *reason) for reason, places in said.items()]
+        return found
+
+    def _unlinked(
+        self,
+        i: int,
+        archives: tuple[Archive, Archive],
+        linked: set[str],
+        left: Mapping[str, LeftOver],
+        contested: Mapping[str, Sequence[str]],
+    ) -> Iterator[tuple[Record, Reason]]:
+        records = archives[i].records
+        by_digest: dict[str, Record] = {}
+        for record in records:  # the linked first
+            if record.digest and record.key.text in linked:
+                by_digest.setdefault(record.digest, record)
+        for record in records:
+            if record.digest and record.key.site in left and record.key.slot.startswith("output"):
+                by_digest.setdefault(record.digest, record)
+        places = {place_of(record) for record in records if record.key.text in linked}
+        steps = {record.key.step for record in archives[1 - i].records}
+        for record in records:
+            key, place = record.key, place_of(record)
+            if key.text in linked or key.site in left or place in left:
+                continue
+            same = by_digest.get(record.digest)
+            if same is not None and same.key.site in left:
+                known = left[same.key.site]
+                yield record, (f"is what {fold(known.places[0])[0]} gave: {known.reason}", known.is_explained)
+            elif same is not None:
+                yield record, (f"is {fold(place_of(same))[0]}, which has a partner", True)
+            elif place in places and key.step not in steps:
+                yield record, (f"the {_SIDES[1 - i]} has no step {key.step}", True)
+            elif place in places:
+                yield record, (f"the {_SIDES[1 - i]} has fewer calls", False)
+            elif contested.get(place):
+                yield record, (_could_be(contested[place]), False)
+            elif key.slot.startswith("grad_"):
+                yield record, (_UNKNOWN, False)
+            else:
+                yield record, self._of_record(i, record)
+
+    def _of_record(self, i: int, record: Record) -> Reason:
+        """Why a record of a site has no counterpart: of a site without results, or beside those."""
+        matching, site = self._matching, record.key.site
+        other = matching.partner[i].get(site)
+        where = f" at {matching.sides[1 - i].by_site[other][0].name}" if other is not None else ""
+        if site not in matching.sides[i].by_site or record.key.rank:
+            return self._by_rule(i, site)
+        is_result = record.key.slot.partition(".")[0] == "output"
+        takers = matching.sides[i].takers_of(record) if is_result else [site]
+        if matching.is_sealed(i, site, takers):
+            return f"{_UNKNOWN}{where}, and what comes of it agrees", True
+        return f"{_UNKNOWN}{where}", False
+
+    def _of_site(self, i: int, site: str) -> Reason:
+        """Why a site has no partner, and whether that suffices."""
+        matching = self._matching
+        side = matching.sides[i]
+        options = [
+            o for o in dict.fromkeys(self._rivals[i].get(site, ())) if o not in matching.partner[1 - i]
+        ]
+        if options:
+            return _could_be(options), False
+        group = side.groups[side.group_of[site]] if site in side.group_of else ()
+        known = [other for other in group if matching.has_partner(i, other)]
+        if known:
+            role = side.by_site[known[0]][0]
+            return f"has the values of {role.name}, which has a partner", True
+        uncalled = self._of_uncalled(i, side.module(site))
+        if uncalled and matching.is_sealed(i, site):
+            return f"{uncalled}, and what comes of it agrees", True
+        one, other = side.prints.get(site), _SIDES[1 - i]
+        if one is not None:
+            scaled = next(iter(self._scaled.of(i, one).values()), "")
+            if scaled:
+                return scaled, False
+            alike = matching.alike(i, site)
+            known = [found for found in alike if matching.has_partner(1 - i, found)]
+            if known:
+                role = matching.sides[1 - i].by_site[known[0]][0]
+                return f"has the values of {role.name} of the {other}, which has another partner", True
+            if not alike and matching.is_sealed(i, site):
+                return f"nothing in the {other} has its values, and what comes of them agrees", True
+        elif side.by_site[site][0].slot and matching.is_sealed(i, site):
+            return "has no values to find it by, and what comes of them agrees", True
+        return self._by_rule(i, side.module(site))
+
+    def _by_rule(self, i: int, site: str) -> Reason:
+        """Whether a rule says that only this side has a module, and why."""
+        reason = self._rules.reason(_SIDES[i], site, self._classes[i].get(site, ""))
+        if reason:
+            return f"no counterpart by rule: {reason}", True
+        return self._of_uncalled(i, site) or _UNKNOWN, False
+
+    def _of_uncalled(self, i: int, site: str) -> str:
+        """What is to be said if the other side has a module of the name, and never called it; else ""."""
+        why = self._uncalled[1 - i].get(self._rules.canonical(site))
+        if why is None:
+            return ""
+        return f"the {_SIDES[1 - i]} never calls the module of this name" + (f" ({why})" if why else "")
+
+
+def refused(entry: Entry, reason: str) -> list[LeftOver]:
+    """What an entry that fits no records leaves over."""
+    places = list(entry.expanded())
+    return [
+        LeftOver(
+            name, tuple(dict.fromkeys(p for pair in places for p in pair[i])), reason, is_explained=False
+        )
+        for i, name in enumerate(_SIDES)
+    ]
+
+
+def rivals(matching: Matching) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """What each site that is contested could be, best first."""
+    found: tuple[dict[str, list[str]], dict[str, list[str]]] = (defaultdict(list), defaultdict(list))
+    for candidate in matching.contested:
+        for a, b in candidate.places:
+            left = matching.sides[0].site(candidate.reference, a)
+            right = matching.sides[1].site(candidate.target, b)
+            if left not in matching.partner[0] and right not in matching.partner[1]:
+                found[0][left].append(right)
+                found[1][right].append(left)
+    return found
+
+
+def place_of(record: Record) -> str:
+    """A record's place: its key without step and call."""
+    key = record.key
+    rank = f"rank{key.rank}/" if key.rank else ""
+    return key.site if key.is_bare else f"{rank}{key.site}/{key.slot}"
+
+
+def _could_be(options: Sequence[str]) -> str:
+    more = f" and {len(options) - _SHOWN} more" if len(options) > _SHOWN else ""
+    return f"could be {' or '.join(options[:_SHOWN])}{more}"

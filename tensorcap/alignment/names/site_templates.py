@@ -1,0 +1,440 @@
+"""What one archive says of its sites, folded over indices: forty templates instead of ten thousand sites.
+
+A site's name is folded by its numbers: `model.layers.3.mlp` is the member `("3",)` of the template
+`model.layers.{0}.mlp`. Members of a template have one role, so a mapping is found between templates, and a
+table of numbers tells which member is which.
+
+Roles: results that are the same in every layer, apart from those that only share a name but for a number.
+
+A site's main result goes under the site's name, every other one is a role of its own, `SITE/SLOT`.
+
+`layers.3.mlp` and `layers.7.mlp` have one role; `net.0` and `net.2` of a sequence of unlike modules have two,
+and so have a decoder block's `layer.0` and `layer.1`, of which one is attention and one is not.
+
+Names that mean the same: without what wrappers add, or by rules; of roles, apart from their numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from tensorcap.alignment.names.rule_files import wrapper_rules
+from tensorcap.alignment.resolution import main_of
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.keys import natural
+from tensorcap_formats.records import Record
+from tensorcap_formats.run_info import ModuleInfo
+
+NameIndex = tuple[str, ...]
+
+HELD: Final = ("param.", "buffer.", "grad_param.")
+
+# A whole component, or the end of one behind a low line (`layers_3`); names from elsewhere may have `/`.
+_NUMBER: Final = re.compile(r"(?<![^./_])(?:0|[1-9]\d*)(?![^./])")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One site.
+
+    Attributes:
+        site: Its name.
+        result: The main tensor that its first call gave, or the first; None where it gave none.
+        arguments: The tensors that its first call took, by name.
+        parameters: Shapes of its own parameters, by name.
+        module: Qualified name of its class; empty where it is not known.
+        calls: How often it was called; None where that is not known.
+        shards: The main tensors of all ranks, in order; empty where there is one rank only.
+        further: The other tensors that its first call gave, by slot, those of all ranks in order.
+        beside: Parameters, buffers and gradients, by slot: one tensor, or one of each rank.
+    """
+
+    site: str
+    result: Record | None
+    arguments: Mapping[str, Record]
+    parameters: Mapping[str, tuple[int, ...]]
+    module: str
+    calls: int | None
+    shards: tuple[Record, ...] = ()
+    further: Mapping[str, tuple[Record, ...]] = field(default_factory=dict)
+    beside: Mapping[str, tuple[Record, ...]] = field(default_factory=dict)
+
+    @property
+    def results(self) -> dict[str, Record]:
+        """All tensors that its first call gave, by slot; of several ranks the first."""
+        main = {self.result.key.slot: self.result} if self.result else {}
+        return {**main, **{slot: records[0] for slot, records in self.further.items()}}
+
+    @property
+    def held(self) -> dict[str, tuple[Record, ...]]:
+        """What the module holds: parameters, buffers, and what was added up for parameters as gradients."""
+        return {slot: found for slot, found in self.beside.items() if slot.startswith(HELD)}
+
+
+@dataclass(slots=True)
+class Template:
+    """Sites whose names differ in numbers only.
+
+    Attributes:
+        name: With `{0}`, `{1}` … for the numbers.
+        members: By their numbers, in natural order.
+    """
+
+    name: str
+    members: dict[NameIndex, Member] = field(default_factory=dict)
+
+    @property
+    def parent(self) -> str:
+        """The name of the template that it lies in; empty for the root's children."""
+        return self.name.rpartition(".")[0]
+
+    @property
+    def first(self) -> Member:
+        """The first member."""
+        return next(iter(self.members.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The sites of an archive.
+
+    Attributes:
+        templates: By name, in the order of the module tree, or of first results where there is none.
+        never_called: Why sites that are registered were never called, "" where that is not known.
+    """
+
+    templates: Mapping[str, Template]
+    never_called: Mapping[str, str]
+
+    @classmethod
+    def of(cls, archive: Archive) -> Survey:
+        """Survey an archive."""
+        results, arguments = _first_calls(archive)
+        beside = _beside(archive)
+        listed = archive.info.modules
+        points = {point.site: point for point in archive.info.points if not point.slots}
+        templates: dict[str, Template] = {}
+        for site in dict.fromkeys([*listed, *results, *arguments, *beside]):
+            module, point = listed.get(site), points.get(site)
+            slots = results.get(site, {})
+            firsts = {slot: records[0] for slot, records in slots.items()}
+            main = main_of(firsts) or next(iter(firsts.values()), None)
+            shards = slots[main.key.slot] if main else ()
+            member = Member(
+                site,
+                main,
+                arguments.get(site, {}),
+                _shapes(module),
+                module.class_name if module else "",
+                point.calls if point else None,
+                shards if len(shards) > 1 else (),
+                {slot: records for slot, records in slots.items() if records[0] is not main},
+                beside.get(site, {}),
+            )
+            name, index = fold(site)
+            templates.setdefault(name, Template(name)).members[index] = member
+        for template in templates.values():
+            ordered = sorted(template.members.items(), key=lambda item: [*map(int, item[0])])
+            template.members = dict(ordered)
+        never = {site: point.reason for site, point in points.items() if point.status == "never-called"}
+        return cls(templates, never)
+
+
+def fold(site: str) -> tuple[str, NameIndex]:
+    """The template of a site, and its numbers.
+
+    Example:
+        >>> fold("model.layers.3.experts.12.w1")
+        ('model.layers.{0}.experts.{1}.w1', ('3', '12'))
+    """
+    numbers = tuple(_NUMBER.findall(site))
+    counter = iter(range(len(numbers)))
+    return _NUMBER.sub(lambda _: f"{{{next(counter)}}}", site), numbers
+
+
+def split_numbers(site: str) -> list[tuple[str, str | None]]:
+    """The texts of a site with the number that follows each; None behind the last.
+
+    Example:
+        >>> split_numbers("layers.3.mlp")
+        [('layers.', '3'), ('.mlp', None)]
+    """
+    texts, numbers = _NUMBER.split(site), _NUMBER.findall(site)
+    return list(zip(texts, [*numbers, None], strict=True))
+
+
+def _first_calls(
+    archive: Archive,
+) -> tuple[dict[str, dict[str, tuple[Record, ...]]], dict[str, dict[str, Record]]]:
+    """Results of each site's first call, by slot, those of all ranks in order; and its arguments."""
+    ranks: dict[str, dict[str, dict[int, Record]]] = {}
+    arguments: dict[str, dict[str, Record]] = {}
+    first: dict[str, tuple[int, int]] = {}
+    for record in archive.records:
+        key = record.key
+        call = first.setdefault(key.site, (key.step, key.call))
+        if (key.step, key.call) != call:
+            continue
+        kind, _, name = key.slot.partition(".")
+        if kind == "output" or key.is_bare:
+            ranks.setdefault(key.site, {}).setdefault(key.slot, {})[key.rank] = record
+        elif kind == "input" and not key.rank:
+            arguments.setdefault(key.site, {})[name] = record
+    results = {
+        site: {slot: tuple(found[r] for r in sorted(found)) for slot, found in slots.items() if 0 in found}
+        for site, slots in ranks.items()
+    }
+    return results, arguments
+
+
+def _beside(archive: Archive) -> dict[str, dict[str, tuple[Record, ...]]]:
+    """What is neither result nor argument, by site and slot; of each rank, where ranks hold unlike ones."""
+    found: dict[str, dict[str, dict[int, Record]]] = {}
+    for record in sorted(archive.records, key=lambda r: (r.key.step, r.key.call)):  # calls go back in reverse
+        key = record.key
+        if not key.is_bare and key.slot.startswith((*HELD, "grad_")):
+            found.setdefault(key.site, {}).setdefault(key.slot, {}).setdefault(key.rank, record)
+    return {
+        site: {
+            slot: _unlike([ranks[rank] for rank in sorted(ranks)])
+            for slot, ranks in slots.items()
+            if 0 in ranks
+        }
+        for site, slots in found.items()
+    }
+
+
+def _unlike(records: Sequence[Record]) -> tuple[Record, ...]:
+    is_same = len({(record.digest, record.shape) for record in records}) == 1 and records[0].digest
+    return (records[0],) if is_same else tuple(records)
+
+
+def _shapes(module: ModuleInfo | None) -> dict[str, tuple[int, ...]]:
+    parameters = module.parameters.items() if module else ()
+    return {name: tensor.shape for name, tensor in parameters if tensor.shape is not None}
+
+
+Index = tuple[int, ...]
+
+_ALIKE: Final = 0.5  # of the names below two children of a list, shared by both
+_FEW: Final = 4
+_FAMILIES: Final = {
+    "norm": ("norm", "ln"),
+    "embedding": ("embed",),
+    "convolution": ("conv",),
+    "attention": ("attention", "attn"),
+    "mlp": ("mlp", "feedforward", "ffn"),
+    "activation": ("gelu", "silu", "relu", "activation", "swish", "tanh", "softmax", "sigmoid"),
+    "dropout": ("dropout", "droppath", "identity"),
+    "rotary": ("rotary", "rope"),
+    "linear": ("linear", "dense", "conv1d", "projection"),
+}
+
+
+@dataclass(slots=True)
+class Role:
+    """Sites that do the same, by their main result; or another result of such sites.
+
+    Attributes:
+        name: With `{0}`, `{1}` … for the numbers that count.
+        members: By those numbers.
+        order: When the first member gave its result; its place among names where no order is known.
+        inside: Names of the roles that lie inside its site.
+        slot: Which result or parameter it is, as in its name; empty for the main result.
+    """
+
+    name: str
+    members: dict[Index, Member] = field(default_factory=dict)
+    order: int = 0
+    inside: set[str] = field(default_factory=set)
+    slot: str = ""
+
+    @property
+    def first(self) -> Member:
+        """The first member."""
+        return self.members[min(self.members)]
+
+    @property
+    def rank(self) -> int:
+        """How many numbers count."""
+        return len(next(iter(self.members)))
+
+    @property
+    def site(self) -> str:
+        """The name without the slot."""
+        return self.name.removesuffix(f"/{self.slot}") if self.slot else self.name
+
+    @property
+    def parent(self) -> str:
+        """The name of the role around it; of another result, that of its site.
+
+        Of a parameter it is that of the module around its module, with the parameter's own.
+        """
+        if self.slot.startswith(HELD):
+            return f"{self.site.rpartition('.')[0]}/{self.slot}"
+        return self.site if self.slot else self.name.rpartition(".")[0]
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is what modules hold: parameters, or the tensors of a file without slots."""
+        return self.slot.startswith(HELD) or self.record.key.is_bare
+
+    @property
+    def family(self) -> str:
+        """What kind of module it is by its class, or by its name where no class is known; or empty."""
+        if self.slot:
+            return ""
+        said = (self.first.module or self.name).rpartition(".")[2].lower()
+        fitting = (kind for kind, words in _FAMILIES.items() if any(word in said for word in words))
+        return next(fitting, "")
+
+    @property
+    def parameters(self) -> list[tuple[int, ...]]:
+        """Shapes of its own parameters, sizes sorted, the largest first."""
+        return sorted((tuple(sorted(s)) for s in self.first.parameters.values()), reverse=True)
+
+    @property
+    def record(self) -> Record:
+        """The result of the first member."""
+        result = self.first.result
+        assert result is not None
+        return result
+
+
+def roles_of(survey: Survey) -> dict[str, Role]:
+    """The roles of all sites that gave something, in natural order of names; other results come last."""
+    members = {m.site: m for t in survey.templates.values() for m in t.members.values() if m.result}
+    literal = _literal({site: (m.module, *sorted(m.parameters.items())) for site, m in members.items()})
+    found: dict[str, Role] = {}
+    for site in sorted(members, key=natural):
+        name, index = _named(site, literal)
+        found.setdefault(name, Role(name)).members[index] = members[site]
+    further = {name: role for main in found.values() for name, role in _further(main)}
+    for role in (*found.values(), *further.values()):
+        role.order = min(m.result.order for m in role.members.values() if m.result)
+    for role in found.values():
+        above = role.parent
+        while above:
+            if above in found:
+                found[above].inside.add(role.name)
+            above = above.rpartition(".")[0]
+    return found | further
+
+
+def _further(main: Role) -> Iterator[tuple[str, Role]]:
+    """The roles of the other results of a role's sites; what lies inside those lies inside it too."""
+    kinds = {slot: records[0].shape for m in main.members.values() for slot, records in m.further.items()}
+    if not kinds:
+        return
+    literal, found = _literal(kinds), dict[str, Role]()
+    for index, member in main.members.items():
+        for slot in sorted(member.further, key=natural):
+            records = member.further[slot]
+            name, rest = _named(slot, literal, len(index))
+            shards = records if len(records) > 1 else ()
+            made = Member(f"{member.site}/{slot}", records[0], {}, {}, "", member.calls, shards)
+            role = Role(f"{main.name}/{name}", inside=main.inside, slot=name)
+            found.setdefault(role.name, role).members[index + rest] = made
+    yield from found.items()
+
+
+def _named(site: str, literal: Mapping[str, frozenset[int]], before: int = 0) -> tuple[str, Index]:
+    """The name of a site's role, and its numbers that count; those before it have numbers of their own."""
+    name, prefix = "", ""
+    index: list[int] = []
+    for text, number in split_numbers(site):
+        name, prefix = name + text, prefix + text
+        if number is None:
+            break
+        if int(number) in literal.get(prefix, ()):
+            name += number
+        else:
+            name += f"{{{before + len(index)}}}"
+            index.append(int(number))
+        prefix += "#"
+    return name, tuple(index)
+
+
+def _literal(kinds_of: Mapping[str, tuple[object, ...]]) -> dict[str, frozenset[int]]:
+    """For each list of modules, by its name with `#` for numbers, the numbers that are names.
+
+    Numbers of a list count if what lies below some of its children is alike; those of single modules only if
+    all are, and are many. Those of `ln_1` and `ln_2`, which hold next to nothing, are names.
+    """
+    below: dict[str, dict[int, set[tuple[object, ...]]]] = defaultdict(lambda: defaultdict(set))
+    for site, kind_of in kinds_of.items():
+        parts = split_numbers(site)
+        for i in range(len(parts) - 1):
+            prefix = "#".join(text for text, _ in parts[: i + 1])
+            rest = "#".join(text for text, _ in parts[i + 1 :])
+            below[prefix][int(parts[i][1] or 0)].add((rest, *(() if rest else kind_of)))
+    found: dict[str, frozenset[int]] = {}
+    for prefix, children in below.items():
+        kinds: list[list[int]] = []
+        for number in sorted(children):
+            kind = next((k for k in kinds if _are_alike(children[k[0]], children[number])), None)
+            if kind is None:
+                kinds.append([number])
+            else:
+                kind.append(number)
+        are_single = all(not rest[0] for names in children.values() for rest in names)
+        are_small = prefix.endswith("_") and max(map(len, children.values())) < _FEW
+        is_mixed = len(kinds) > 1 and (are_single or len(kinds) == len(children))
+        if is_mixed or are_small or (are_single and len(children) < _FEW):
+            found[prefix] = frozenset(children)
+    return found
+
+
+def _are_alike(one: set[tuple[object, ...]], other: set[tuple[object, ...]]) -> bool:
+    return len(one & other) >= _ALIKE * len(one | other)
+
+
+def pattern(role: Role, variables: Sequence[str], offsets: Sequence[int]) -> str:
+    """A role's name as a place with variables: `layers.{i+1}.mlp`."""
+
+    def fill(found: re.Match[str]) -> str:
+        at = int(found[1])
+        offset = f"{offsets[at]:+d}" if offsets[at] else ""
+        return f"{{{variables[at]}{offset}}}"
+
+    return re.sub(r"\{(\d+)\}", fill, role.name)
+
+
+Canonical = Callable[[str], str]
+
+_MARK: Final = 1_000_000  # stands for a number of a role; rules may add to it
+
+
+def plain_name(site: str) -> str:
+    """A site's name without what wrappers put before it, and without doubled components.
+
+    Example:
+        >>> plain_name("module._orig_mod.layers.2.o_proj.o_proj")
+        'layers.2.o_proj'
+    """
+    return wrapper_rules().canonical(site)
+
+
+def name_of(role: Role, canonical: Canonical) -> tuple[str, Index]:
+    """A role's name, with `{0}` … for its numbers, and what is added to each of them.
+
+    Example:
+        >>> name_of(Role("blocks.{0}.mlp"), lambda site: site.replace("blocks", "layers"))
+        ('layers.{0}.mlp', (0,))
+    """
+    added: dict[int, int] = {}
+
+    def unmark(found: re.Match[str]) -> str:
+        number = round(int(found[0]) / _MARK) - 1
+        added[number] = int(found[0]) - (number + 1) * _MARK
+        return f"{{{number}}}"
+
+    marked = re.sub(r"\{(\d+)\}", lambda found: str((int(found[1]) + 1) * _MARK), role.site)
+    name = re.sub(r"\d{6,}", unmark, canonical(marked))
+    in_slot = (0,) * role.slot.count("{")
+    slot = f"/{role.slot}" if role.slot else ""
+    return name + slot, tuple(added[number] for number in sorted(added)) + in_slot

@@ -1,0 +1,1 @@
+"""Tokens: which token of the target is which of the reference."""

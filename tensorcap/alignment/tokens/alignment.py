@@ -1,0 +1,187 @@
+"""Which token of the target is which of the reference, where sides padded, packed or stepped unlike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
+
+import numpy as np
+
+from tensorcap.alignment.tokens.sequences import ROLES, Tokens, TokenSequence
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.dtypes import Array
+from tensorcap_formats.errors import UsageError
+
+How = Literal["valid_tokens", "match_tokens"]
+
+VALID: Final = "valid_tokens"
+MATCH: Final = "match_tokens"
+LAST: Final = "last_token"
+TOKEN_STEPS: Final = (VALID, MATCH, LAST)
+
+_Found = list[tuple[TokenSequence, TokenSequence, int]]  # of both sides, and how many tokens in common
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRule:
+    """How a map file wants tokens to be matched.
+
+    Attributes:
+        step: By what.
+        dims: Axes of tensors whose shapes do not tell where tokens are, `b s ...`.
+        reference: `SITE/SLOT` of the reference's ids, mask, positions, starts, where their names are unusual.
+        target: The same for the target.
+    """
+
+    step: How
+    dims: str = ""
+    reference: Mapping[str, str] = field(default_factory=dict)
+    target: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.step not in (VALID, MATCH):
+            raise UsageError(f"[tokens]: step {self.step!r}, expected '{VALID}' or '{MATCH}'")
+        for name in (*self.reference, *self.target):
+            if name not in ROLES:
+                raise UsageError(f"[tokens]: {name!r} is unknown, expected one of {', '.join(ROLES)}")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAlignment:
+    """Tokens of the reference and the tokens of the target that they are compared with.
+
+    Attributes:
+        reference: The reference's tokens.
+        target: The target's.
+        pairs: For each token that both have: the reference's step and cell, the target's step and cell;
+            in the reference's order.
+        unequal_ids: How many of them have other ids on the other side.
+    """
+
+    reference: Tokens
+    target: Tokens
+    pairs: Array
+    unequal_ids: int
+
+    @classmethod
+    def of(cls, reference: Archive, target: Archive, rule: TokenRule) -> TokenAlignment:
+        """Match the tokens of two runs.
+
+        `valid_tokens` takes the n-th valid token of each sequence for the n-th of the sequence of the same
+        number. `match_tokens` finds, for each sequence, the one with the same ids, else the one with which it
+        has the longest beginning in common, and takes that.
+
+        Raises:
+            UsageError: A side has no tokens, or no ids; or there is not one token that both have.
+            ReadError: Ids or masks cannot be read.
+        """
+        ours = Tokens.of(reference, rule.reference)
+        theirs = Tokens.of(target, rule.target)
+        one, other = _divided(ours, theirs)
+        found = _by_ids(ours, one, theirs, other) if rule.step == MATCH else _by_number(one, other)
+        rows, unequal = [], 0
+        for mine, its, count in found:
+            columns = (mine.steps, mine.cells, its.steps, its.cells)
+            rows.append(np.stack([column[:count] for column in columns], axis=1))
+            if mine.ids is not None and its.ids is not None:
+                unequal += int((mine.ids[:count] != its.ids[:count]).sum())
+        pairs = np.concatenate([*rows, np.empty((0, 4), np.int64)]).astype(np.int64)
+        if not len(pairs):
+            raise UsageError(
+                f"{rule.step}: {theirs.where} has none of the {ours.count} tokens of {ours.where}"
+            )
+        return cls(ours, theirs, pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))], unequal)
+
+    @property
+    def text(self) -> str:
+        """What was matched and what was not, in one line."""
+        count = len(self.pairs)
+        parts = [f"{count} tokens are on both sides"]
+        for name, side in (("reference", self.reference), ("target", self.target)):
+            left = side.count - count
+            padding = f" and {side.padding} of padding" if side.padding else ""
+            if left or padding:
+                parts.append(f"the {name} has {left} more{padding}")
+        if self.unequal_ids:
+            parts.append(f"{self.unequal_ids} of them have other ids in the target")
+        return "; ".join(parts)
+
+    def of_step(self, step: int) -> Array:
+        """The pairs of one step of the reference."""
+        found: Array = self.pairs[self.pairs[:, 0] == step]
+        return found
+
+
+def _divided(
+    reference: Tokens, target: Tokens
+) -> tuple[tuple[TokenSequence, ...], tuple[TokenSequence, ...]]:
+    """The sequences of both sides; those of a side that does not tell them apart are as long as the other's.
+
+    Raises:
+        UsageError: It has not as many tokens as the other side, or other ids.
+    """
+    sides = [reference, target]
+    for i, side in enumerate(sides):
+        other = sides[1 - i]
+        if side.has_bounds or len(other.sequences) == 1:
+            continue
+        whole = side.sequences[0]
+        lengths = [len(sequence.cells) for sequence in other.sequences]
+        known = [sequence.ids for sequence in other.sequences if sequence.ids is not None]
+        is_other = (
+            whole.ids is not None
+            and len(known) == len(lengths)
+            and not np.array_equal(np.concatenate(known), whole.ids)
+        )
+        if sum(lengths) != len(whole.cells) or is_other or len(side.grids) > 1:
+            raise UsageError(
+                f"{side.where}: {side.count} tokens follow each other, nothing says where sequences "
+                f"begin, and {other.where} has {sum(lengths)} in {len(lengths)} sequences",
+                hint="Capture position_ids, or cu_seqlens.",
+            )
+        ends = np.cumsum(lengths)[:-1]
+        columns = [np.split(column, ends) for column in (whole.steps, whole.cells)]
+        parts = [None] * len(lengths) if whole.ids is None else np.split(whole.ids, ends)
+        sides[i] = replace(side, sequences=tuple(map(TokenSequence, parts, *columns)), has_bounds=True)
+    return sides[0].sequences, sides[1].sequences
+
+
+def _by_number(reference: Iterable[TokenSequence], target: Iterable[TokenSequence]) -> _Found:
+    pairs = zip(reference, target, strict=False)  # what one side has more of is left over, and counted
+    return [(mine, its, min(len(mine.cells), len(its.cells))) for mine, its in pairs]
+
+
+def _by_ids(
+    reference: Tokens, ours: Sequence[TokenSequence], target: Tokens, theirs: Sequence[TokenSequence]
+) -> _Found:
+    """Sequences with the same ids in their order; then those with the longest beginning in common."""
+    ids: list[list[Array]] = []
+    for side, sequences in ((reference, ours), (target, theirs)):
+        known = [sequence.ids for sequence in sequences if sequence.ids is not None]
+        if len(known) < len(sequences):
+            raise UsageError(f"{MATCH}: {side.where} has no ids", hint=f"Use {VALID}, or capture the ids.")
+        ids.append(known)
+    common = np.array([[_beginning(mine, its) for its in ids[1]] for mine in ids[0]])
+    lengths = [np.array([len(found) for found in side]) for side in ids]
+    is_equal = (common == lengths[0][:, None]) & (common == lengths[1][None, :])
+    found: _Found = []
+    while common.size and common.max() > 0:
+        candidates = np.where(is_equal, common, 0) if (is_equal & (common > 0)).any() else common
+        row, column = np.unravel_index(int(candidates.argmax()), common.shape)
+        count = int(common[row, column])
+        rivals = (candidates[row] == count).sum() + (candidates[:, column] == count).sum() - 2
+        rows, columns = np.array([row]), np.array([column])
+        if rivals and not is_equal[row, column]:  # which of them it is, nothing tells: none
+            rows, columns = (np.flatnonzero(line == count) for line in (common[:, column], common[row]))
+        else:
+            found.append((ours[int(row)], theirs[int(column)], count))
+        common[rows], common[:, columns] = 0, 0
+    return found
+
+
+def _beginning(one: Array, other: Array) -> int:
+    """How many ids two sequences begin with in common."""
+    count = min(len(one), len(other))
+    unlike = np.flatnonzero(one[:count] != other[:count])
+    return int(unlike[0]) if len(unlike) else count

@@ -1,0 +1,381 @@
+"""The target as the reference would name it: an archive whose records are made of another's by a mapping.
+
+The reference as the target would name it: an archive whose records a mapping makes, backwards.
+
+The reference with those tokens only that the target has as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from tensorcap.alignment.coverage import MappingSummary, summary_of
+from tensorcap.alignment.layout.layout import Layout
+from tensorcap.alignment.layout.multi_tensor_steps import Sum
+from tensorcap.alignment.links import Link
+from tensorcap.alignment.mapping import Alignment, LeftOver
+from tensorcap.alignment.resolution import resolve, token_alignments
+from tensorcap.alignment.tokens.axes import Held
+from tensorcap.alignment.tokens.gathering import Gather
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.dtypes import Array, dtype_of
+from tensorcap_formats.errors import ReadError, UsageError
+from tensorcap_formats.keys import ROOT_SITE, Key, inner_site
+from tensorcap_formats.records import Record
+from tensorcap_formats.run_info import RunInfo
+from tensorcap_formats.view import ArchiveView
+
+_UNMAPPED = "unmapped"  # stands before the site of a record that nothing was mapped to
+
+
+class MappedArchive(ArchiveView):
+    """A target under the reference's keys, its tensors in the reference's layout.
+
+    A record that is only renamed keeps its statistics and digest. Any other is made, when it is read, of
+    the tensors that its steps take, and has neither. A record of the target that is part of no link keeps
+    its key, unless that is the key of a record of the reference that a link makes: then it gets another.
+
+    Attributes:
+        links: The link that made a record, by key text.
+        left_over: What the mapping says has no counterpart.
+    """
+
+    def __init__(
+        self,
+        reference: Archive,
+        target: Archive,
+        links: Sequence[Link],
+        *,
+        left_over: Sequence[LeftOver] = (),
+        map_path: str = "",
+        tokens: Sequence[str] = (),
+    ) -> None:
+        self.left_over = left_over
+        self._summed_up = partial(
+            summary_of, links, left_over, reference, target, path=map_path, tokens=tokens
+        )
+        self._names = names = _names(links)
+        self.links: dict[str, Link] = {}
+        self._parts: dict[str, int] = {}
+        records, sources = self._linked(links)
+        taken = set(sources)
+        used = {source.key.text for behind in sources.values() for source in behind}
+        for record in target.records:
+            if record.key.text in used:
+                continue
+            key = _elsewhere(record.key) if record.key.text in taken else record.key
+            records.append(replace(record, key=key))
+            sources[key.text] = (record,)
+        records.sort(key=lambda record: record.order)
+        super().__init__(
+            target,
+            records,
+            sources,
+            values=_renamed_values(target.values, names),
+            is_direct=target.is_direct and all(link.is_renaming for link in links),
+        )
+
+    @cached_property
+    def info(self) -> RunInfo:
+        """What the target's metadata say, with the reference's names for sites that are one of its."""
+        info, names = self.source.info, self._names
+        return replace(
+            info,
+            modules={
+                site if site == ROOT_SITE else names.get(site, site): module  # the model stays the model
+                for site, module in info.modules.items()
+            },
+            points=tuple(replace(point, site=names.get(point.site, point.site)) for point in info.points),
+        )
+
+    @cached_property
+    def summary(self) -> MappingSummary:
+        """What the mapping comes to."""
+        return self._summed_up()
+
+    def _linked(self, links: Sequence[Link]) -> tuple[list[Record], dict[str, Sequence[Record]]]:
+        records: list[Record] = []
+        sources: dict[str, Sequence[Record]] = {}
+        for link in links:
+            made = zip(link.reference, link.shapes, link.dtypes, strict=True)
+            for part, (own, shape, dtype) in enumerate(made):
+                text = own.key.text
+                self.links[text], self._parts[text] = link, part
+                if link.is_renaming:
+                    sources[text] = (link.target[part],)
+                    records.append(replace(link.target[part], key=own.key))
+                else:
+                    sources[text] = link.target
+                    source, stored = link.target[0], all(record.stored for record in link.target)
+                    record = replace(source, key=own.key, dtype=dtype, shape=shape, stored=stored)
+                    records.append(replace(record, digest="", statistics=None))
+        return records, sources
+
+    def remark(self, record: Record) -> str:
+        """What is to be known of the tensors behind it, and of what the link does to them."""
+        link = self.links.get(record.key.text)
+        remarks = super().remark(record), link.remark if link else ""
+        return "; ".join(dict.fromkeys(remark for remark in remarks if remark))
+
+    def _read_flat(self, record: Record, start: int, out: Array) -> None:
+        text = record.key.text
+        link = self.links.get(text)
+        if link is None or link.is_renaming:
+            super()._read_flat(record, start, out)
+            return
+        try:
+            tensors = self._computed(link, lambda: link.made(self.source.read))
+        except UsageError as error:
+            raise ReadError(f"{self.path}: {text}: {error}", hint=error.hint) from None
+        out[:] = tensors[self._parts[text]][start : start + out.size]
+
+
+def _elsewhere(key: Key) -> Key:
+    return replace(key, site=inner_site(_UNMAPPED, key.site)) if key.slot else Key(f"{_UNMAPPED}:{key.site}")
+
+
+def _renamed_values(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Arguments and results that are no tensors, under the reference's names of their sites."""
+    found: dict[str, Any] = {}
+    for text, value in values.items():
+        key = Key.parse(text)
+        name = names.get(key.site)
+        found[text if name is None else replace(key, site=name).text] = value
+    return found
+
+
+def _names(links: Sequence[Link]) -> dict[str, str]:
+    """The reference's names of the target's sites, of those whose results are those of one of its sites."""
+    names: dict[str, set[str]] = {}
+    for link in links:
+        for source in link.target:
+            if source.key.is_bare or source.key.slot.startswith("output"):
+                names.setdefault(source.key.site, set()).update(r.key.site for r in link.reference)
+    return {name: next(iter(found)) for name, found in names.items() if len(found) == 1}
+
+
+def mapped(
+    alignment: Alignment, reference: Archive, target: Archive, *, path: str = ""
+) -> tuple[GatheredArchive, MappedArchive]:
+    """Both sides as `compare` takes them: the target under the reference's keys and in its layout.
+
+    Args:
+        alignment: The mapping.
+        reference: The trusted archive.
+        target: The archive under test.
+        path: The map file; empty for a mapping that was computed.
+
+    Returns:
+        The reference, reduced to the tokens that both sides have where the mapping matches tokens, and the
+        target. They read from the archives given, which the caller closes.
+
+    Raises:
+        UsageError: An entry of the mapping does not fit the archives.
+    """
+    links = resolve(alignment, reference, target)
+    tokens = tuple(found.text for found in token_alignments(alignment, reference, target))
+    tested = MappedArchive(
+        reference, target, links, left_over=alignment.left_over, map_path=path, tokens=tokens
+    )
+    return GatheredArchive(reference, links), tested
+
+
+class ReversedArchive(ArchiveView):
+    """A reference under the target's keys, its tensors in the target's layout.
+
+    Records that no link is about are those of the same key and shape. What the reference has not, such as
+    padding or tokens that only the target was given, is filled from the target's own tensors. A record that
+    is at most renamed keeps its dtype and its digest; any other has values, in float32 where the reference
+    has a narrower float, and neither statistics nor digest. Arguments and results that are no tensors are
+    left out, as they have keys of the reference.
+
+    Attributes:
+        left_out: Keys of the target that are mapped and cannot be made, and why.
+    """
+
+    def __init__(self, reference: Archive, target: Archive, links: Iterable[Link]) -> None:
+        self._target = target
+        self.left_out: dict[str, str] = {}
+        self._made_of: dict[str, tuple[Link, int]] = {}
+        self._why: dict[tuple[object, ...], str] = {}
+        sources: dict[str, Sequence[Record]] = {}
+        given = list(links)
+        known = {record.key.text for link in given for record in link.target}
+        ours = {record.key.text: record for record in reference.records}
+        records: list[Record] = []
+        for link in sorted(given, key=lambda link: (not link.is_renaming, len(link.target))):
+            free = [p for p, r in enumerate(link.target) if r.key.text not in self._made_of]
+            reason = self._why_not(link) if free else ""
+            for part in free:
+                theirs = link.target[part]
+                if reason:
+                    self.left_out.setdefault(theirs.key.text, reason)
+                    continue
+                self.left_out.pop(theirs.key.text, None)
+                self._made_of[theirs.key.text] = link, part
+                sources[theirs.key.text] = (link.reference[part],) if link.is_renaming else link.reference
+                if link.is_renaming:
+                    records.append(replace(ours[link.reference[part].key.text], key=theirs.key))
+                else:
+                    dtype = dtype_of(np.empty(0, self._dtype(link)))
+                    made = replace(link.reference[0], key=theirs.key, dtype=dtype, shape=theirs.shape)
+                    stored = all(record.stored for record in link.reference)
+                    records.append(replace(made, stored=stored, digest="", statistics=None))
+        linked = {record.key.text for link in given for record in link.reference}
+        for theirs in target.records:
+            text = theirs.key.text
+            own = None if text in linked or text in known else ours.get(text)
+            if own is not None and own.shape == theirs.shape:
+                sources[text] = (own,)
+                records.append(own)
+        records.sort(key=lambda record: record.order)
+        super().__init__(
+            reference,
+            records,
+            sources,
+            values={},
+            root=reference.root,
+        )
+
+    @cached_property
+    def info(self) -> RunInfo:
+        """What the reference's metadata say; its aliases are none of the target's."""
+        return replace(self.source.info, aliases={})
+
+    def _why_not(self, link: Link) -> str:
+        """Why a link cannot be undone; "" if it can. Tried on zeros, once for each entry and its shapes."""
+        if link.is_renaming:
+            return ""
+        shapes = tuple(record.shape for record in (*link.reference, *link.target))
+        name = (id(link.entry), bool(link.gathers), shapes)
+        if name not in self._why:
+            zeros = [np.zeros(record.shape, self._dtype(link)) for record in link.reference]
+            naturals = [np.zeros(record.shape, self._dtype(link)) for record in link.target]
+            try:
+                _undone(link, zeros, naturals)
+                self._why[name] = ""
+            except UsageError as error:
+                self._why[name] = str(error)
+        return self._why[name]
+
+    def _dtype(self, link: Link) -> str:
+        return max((_values_of(record) for record in link.reference), key=np.dtype)
+
+    def _read_flat(self, record: Record, start: int, out: Array) -> None:
+        text = record.key.text
+        link, part = self._made_of.get(text, (None, 0))
+        if link is None or link.is_renaming:
+            super()._read_flat(record, start, out)
+            return
+        tensors = self._computed(link, lambda: self._undo_link(link, text))
+        out[:] = tensors[part][start : start + out.size]
+
+    def _undo_link(self, link: Link, text: str) -> list[Array]:
+        dtype = self._dtype(link)
+        ours = [self.source.load(record).astype(dtype) for record in link.reference]
+        naturals = [self._target.load(record).astype(dtype) for record in link.target]
+        try:
+            return _undone(link, ours, naturals)
+        except UsageError as error:
+            raise ReadError(f"{self.path}: {text}: {error}", hint=error.hint) from None
+
+
+def _values_of(record: Record) -> str:
+    """The numpy dtype of a record's values."""
+    dtype = record.dtype
+    if dtype.is_native:
+        return dtype.storage
+    return {"float": "<f4", "complex": "<c8", "int": "|i1", "uint": "|u1"}[dtype.kind]
+
+
+def _undone(link: Link, reference: Sequence[Array], naturals: Sequence[Array]) -> list[Array]:
+    """The target's tensors of which a link makes the reference's."""
+    if not link.gathers:
+        return _undo(link.layout, reference, naturals)
+    count = len(naturals) // len(link.gathers[0].steps)
+    runs = [naturals[start : start + count] for start in range(0, len(naturals), count)]
+    laid = [_laid(link.layout, run) for run in runs]
+    for part, gather in enumerate(link.gathers):
+        filled = _filled(gather, reference[part], [run[part] for run in laid])
+        for run, array in zip(laid, filled, strict=True):
+            run[part] = array
+    return [array for run, own in zip(laid, runs, strict=True) for array in _undo(link.layout, run, own)]
+
+
+def _undo(layout: Layout, arrays: Sequence[Array], naturals: Sequence[Array]) -> list[Array]:
+    if not layout.steps:
+        return list(arrays)
+    first = layout.steps[0]
+    if isinstance(first, Sum) and len(first.shapes(tuple(array.shape for array in naturals))) == 1:
+        natural = sum(naturals[1:], naturals[0])
+        (whole,) = _undo(Layout(layout.steps[1:]), arrays, [natural])
+        return [whole, *map(np.zeros_like, naturals[1:])]
+    return layout.undo(arrays, [array.shape for array in naturals], naturals)
+
+
+def _laid(layout: Layout, arrays: Sequence[Array]) -> list[Array]:
+    made, _ = layout.apply(arrays, [dtype_of(array) for array in arrays])
+    return list(made)
+
+
+def _filled(gather: Gather, reference: Array, naturals: Sequence[Array]) -> list[Array]:
+    """The target's tensors with the reference's tokens in the places of the same tokens."""
+    if any(held.is_shared for held in gather.target):
+        raise UsageError("one row stands for all: its tokens cannot be put back")
+    parts = [held.rows(array) for held, array in zip(gather.target, naturals, strict=True)]
+    rows = np.concatenate(parts)
+    rows[gather.target_rows] = gather.reference.rows(reference)[gather.reference_rows]
+    ends = np.cumsum([len(part) for part in parts])[:-1]
+    found = zip(gather.target, naturals, np.split(rows, ends), strict=True)
+    return [_unrowed(held, array.shape, part) for held, array, part in found]
+
+
+def _unrowed(held: Held, shape: tuple[int, ...], rows: Array) -> Array:
+    """A tensor of this shape out of its tokens along the first axis: `Held.rows` backwards."""
+    front = rows.reshape(*(shape[axis] for axis in held.axes), *held.rest(shape))
+    return np.moveaxis(front, range(len(held.axes)), held.axes)
+
+
+class GatheredArchive(ArchiveView):
+    """A reference whose tensors are reduced to the tokens that links compare.
+
+    A record of which all tokens count, or that has none, stays as it is. Any other has its tokens along its
+    first axis, and neither statistics nor digest.
+
+    Attributes:
+        gathers: Those that reduce a record, by key text.
+    """
+
+    def __init__(self, reference: Archive, links: Sequence[Link]) -> None:
+        self.gathers: dict[str, Gather] = {}
+        for link in links:
+            for record, found in zip(link.reference, link.gathers, strict=bool(link.gathers)):
+                if not found.is_whole:
+                    self.gathers[record.key.text] = found
+        super().__init__(
+            reference,
+            [self._reduced(record) for record in reference.records],
+            {record.key.text: (record,) for record in reference.records},
+            root=None if self.gathers else reference.root,
+            is_direct=reference.is_direct and not self.gathers,
+        )
+
+    def _reduced(self, record: Record) -> Record:
+        found = self.gathers.get(record.key.text)
+        if found is None:
+            return record
+        return replace(record, shape=found.shape(record.shape), digest="", statistics=None)
+
+    def _read_flat(self, record: Record, start: int, out: Array) -> None:
+        text = record.key.text
+        if text not in self.gathers:
+            super()._read_flat(record, start, out)
+            return
+        (whole,) = self.sources[text]
+        (rows,) = self._computed(whole, lambda: [self.gathers[text].of_reference(self.source.read(whole))])
+        out[:] = rows[start : start + out.size]

@@ -1,0 +1,1 @@
+"""Comparison: pairs of records, the policy that judges them, and what a report says beside them."""

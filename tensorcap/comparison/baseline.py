@@ -1,0 +1,92 @@
+"""The distance of a target from its reference in units of a baseline's distance: the three-way test (POL-50).
+
+A baseline is a second reference run in the target's precision, or of a perturbed input. The ratio is a
+label and no verdict: a correct port may lie at half or at twice the baseline's distance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from tensorcap.comparison.pair import Pair, Ratio
+from tensorcap.metrics.difference import Difference
+
+LABELS: Final = (  # upper end of R, label
+    (0.95, "over-precise"),
+    (1.05, "equivalent"),
+    (1.2, "equivalent within 1.2"),
+    (3.0, "precision or order of operations"),
+    (10.0, "a factor is missing"),
+    (100.0, "a step is missing"),
+    (math.inf, "another computation"),
+)
+RELATIVE_EPSILON: Final = 1e-7  # of the reference's norm: below, a run in low precision is exact
+
+
+def ratio(target: Difference | None, baseline: Difference | None, epsilon: float = RELATIVE_EPSILON) -> Ratio:
+    """Set the target's error against the baseline's.
+
+    Args:
+        target: Target against reference; None where the two are identical.
+        baseline: Baseline against reference; None where the two are identical.
+        epsilon: Relative error up to which a run is exact.
+    """
+    ours, theirs = _relative(target), _relative(baseline)
+    if ours is None or theirs is None:
+        return Ratio("undefined")
+    if theirs <= epsilon:
+        if ours <= epsilon:
+            return Ratio("both-exact", 1.0, label="exact")
+        return Ratio("baseline-exact", math.inf, label="the baseline is exact here")
+    return Ratio("measured", ours / theirs, label=label_of(ours / theirs))
+
+
+def label_of(r: float) -> str:
+    """The words for a ratio.
+
+    Example:
+        >>> [label_of(r) for r in (0.5, 1.0, 2.0, 300.0)]
+        ['over-precise', 'equivalent', 'precision or order of operations', 'another computation']
+    """
+    return next(label for limit, label in LABELS if r <= limit)
+
+
+def with_ratios(
+    pairs: Sequence[Pair], baseline: Mapping[str, Difference | None], epsilon: float = RELATIVE_EPSILON
+) -> list[Pair]:
+    """The pairs with their ratios.
+
+    Args:
+        pairs: Pairs of reference and target.
+        baseline: By key text, baseline against reference; None where the two are identical. Pairs whose
+            key it lacks are `undefined`.
+        epsilon: As for `ratio`.
+    """
+    squares: dict[tuple[str, str], list[float]] = {}
+    for pair in pairs:
+        if pair.reference is not None and pair.is_compared and pair.key in baseline:
+            sums = squares.setdefault((pair.reference.key.site, pair.reference.key.slot), [0.0, 0.0])
+            for i, found in enumerate((pair.difference, baseline[pair.key])):
+                if found is not None and found.mse is not None:
+                    sums[i] += found.mse * found.measured
+    out = []
+    for pair in pairs:
+        if pair.reference is None or not pair.reference.dtype.is_inexact:
+            out.append(pair)
+            continue
+        if not pair.is_compared or pair.key not in baseline:
+            out.append(replace(pair, baseline=Ratio("undefined")))
+            continue
+        three_way = ratio(pair.difference, baseline[pair.key], epsilon)
+        ours, theirs = squares[pair.reference.key.site, pair.reference.key.slot]
+        if three_way.state == "measured" and theirs:
+            three_way = replace(three_way, sigma=math.sqrt(ours / theirs))
+        out.append(replace(pair, baseline=three_way))
+    return out
+
+
+def _relative(difference: Difference | None) -> float | None:
+    return 0.0 if difference is None else difference.relative_frobenius

@@ -1,0 +1,320 @@
+"""What the policy's tests say of two runs as a whole, and what these runs cannot show (POL-40 to POL-44).
+
+Features of a model that the inputs of a run never reached, as far as its configuration tells (POL-43).
+"""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from tensorcap.comparison.gains import Gain, row_error
+from tensorcap.comparison.pair import Pair
+from tensorcap.comparison.policy import Policy, Precision
+from tensorcap.comparison.routing import Flips
+from tensorcap.metrics.routing import is_routing
+from tensorcap.runs.calls import Calls
+from tensorcap.runs.record_kinds import is_gradient, is_parameter
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.errors import ReadError
+from tensorcap_formats.keys import ROOT_SITE
+from tensorcap_formats.records import Record
+
+_GELU_ERROR: Final = 2e-4  # of the tanh form against the erf form, relative, at the activation
+
+
+@dataclass(frozen=True, slots=True)
+class DepthError:
+    """The error at one depth.
+
+    Attributes:
+        depth: Number of the block, from 1; 0 before the first.
+        error: Row error where the block ends.
+        limit: What the policy expects at most.
+        visible: The smallest own error of a leaf in that block that the tests would show.
+    """
+
+    depth: int
+    error: float
+    limit: float
+    visible: float
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What can be said of two runs beside the status of each pair.
+
+    Attributes:
+        policy: The limits.
+        precision: Name of the precision that errors were held against, "" where no pair needed one.
+        growth: The error at each depth.
+        worst_gain: The largest gain of a leaf or an attention core in proportion to its limit; None where
+            none was found.
+        gains: Count of gains that were found.
+        untested: Sites of leaves whose inputs were not captured, or not compared.
+        flips: Routers that chose other experts, and how often.
+        blind: What this run cannot see, a sentence each.
+        commands: Commands that would prove more.
+    """
+
+    policy: Policy
+    precision: str = ""
+    growth: tuple[DepthError, ...] = ()
+    worst_gain: Gain | None = None
+    gains: int = 0
+    untested: tuple[str, ...] = ()
+    flips: tuple[Flips, ...] = ()
+    blind: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The account in words, a sentence each, without the blind spots and the commands."""
+        found = []
+        if self.growth:
+            first, last = self.growth[0], self.growth[-1]
+            found.append(
+                f"Error {first.error:.2g} at depth {first.depth}, {last.error:.2g} at depth {last.depth} "
+                f"(at most {last.limit:.2g} expected in {self.precision})."
+            )
+        if self.worst_gain is not None:
+            worst = self.worst_gain
+            found.append(f"Worst of {self.gains} gains: {worst.site}: {worst.finding.text}.")
+        flipped = [flip for flip in self.flips if flip.flipped]
+        if flipped:
+            rows = sum(flip.flipped for flip in flipped)
+            found.append(
+                f"Experts flipped in {rows} rows of {len(flipped)} routers, "
+                f"{sum(flip.unexplained for flip in flipped)} of them not by a near tie."
+            )
+        return tuple(found)
+
+
+def account_of(
+    reference: Archive,
+    target: Archive,
+    *,
+    calls: Calls,
+    pairs: Sequence[Pair],
+    gains: Sequence[Gain],
+    untested: tuple[str, ...],
+    has_inputs: bool,
+    left_out: int,
+    flips: Sequence[Flips],
+    policy: Policy,
+    precision: Callable[[Pair], Precision],
+    is_injected: bool = False,
+) -> Account:
+    """Sum up what the tests found; the arguments are what they worked on."""
+    measured = [
+        pair
+        for pair in pairs
+        if pair.reference and pair.difference is not None and row_error(pair) is not None
+    ]
+    coarsest = max((precision(p) for p in measured if _is_float(p)), key=lambda p: p.unit, default=None)
+    growth = () if is_injected else _growth(measured, calls, policy, precision, has_inputs=has_inputs)
+    worst = max(gains, key=lambda gain: gain.finding.value / gain.finding.limit, default=None)
+    if is_injected:  # what went into modules is known without having been compared
+        untested, has_inputs = (), True
+    blind = _blind(reference, untested, growth, flips, coarsest, has_inputs=has_inputs, left_out=left_out)
+    if is_injected and coarsest is not None:
+        least = policy.leaf_own.green * coarsest.rounding
+        if coarsest.is_wide:
+            least = policy.in_proportion(policy.wide_own, coarsest).green
+        blind.append(f"An own error of a leaf below {least:.2g} cannot be seen.")
+    blind += unexercised(reference)
+    return Account(
+        policy=policy,
+        precision=coarsest.name if coarsest else "",
+        growth=growth,
+        worst_gain=worst,
+        gains=len(gains),
+        untested=untested,
+        flips=tuple(flips),
+        blind=tuple(blind) if measured else (),
+        commands=_commands(reference, target, coarsest) if measured else (),
+    )
+
+
+def _growth(
+    measured: Sequence[Pair],
+    calls: Calls,
+    policy: Policy,
+    precision: Callable[[Pair], Precision],
+    *,
+    has_inputs: bool,
+) -> tuple[DepthError, ...]:
+    by_depth: dict[int, list[Pair]] = {}
+    for pair in measured:
+        key = pair.reference.key if pair.reference is not None else None
+        if key is None or is_gradient(key) or is_parameter(key):
+            continue  # no part of the way through the model
+        if pair.reference is not None and _is_float(pair):
+            by_depth.setdefault(calls.depth(pair.reference), []).append(pair)
+    found: list[DepthError] = []
+    entering = 0.0
+    for depth in sorted(by_depth):
+        errors = [error for error in map(row_error, by_depth[depth]) if error is not None]
+        block = [pair for pair in by_depth[depth] if _ends_block(pair)]
+        error = row_error(block[-1]) if block else statistics.median(errors)
+        assert error is not None
+        used = precision(by_depth[depth][-1])
+        limit = (
+            policy.in_proportion(policy.wide_total, used).green
+            if used.is_wide
+            else policy.envelope_at(depth, used)
+        )
+        hidden = (limit**2 - error**2) ** 0.5 if error < limit else limit
+        visible = policy.visible(entering, used) if has_inputs else hidden
+        found.append(DepthError(depth, error, limit, visible))
+        entering = error
+    return tuple(found)
+
+
+def _ends_block(pair: Pair) -> bool:
+    assert pair.reference is not None
+    key = pair.reference.key
+    return key.slot.startswith("output") and key.site.rpartition(".")[2].isdigit()
+
+
+def _is_float(pair: Pair) -> bool:
+    return pair.reference is not None and pair.reference.dtype.is_inexact
+
+
+def _blind(
+    reference: Archive,
+    untested: tuple[str, ...],
+    growth: Sequence[DepthError],
+    flips: Sequence[Flips],
+    precision: Precision | None,
+    *,
+    has_inputs: bool,
+    left_out: int,
+) -> list[str]:
+    found = []
+    if not has_inputs:
+        found.append(
+            "Inputs of modules were not captured, or there are no modules: only outliers and the growth of "
+            "the error were tested (E and F)."
+        )
+    elif untested:
+        found.append(f"The gain of {len(untested)} leaves is unknown: their inputs were not compared.")
+    if growth and precision is not None:
+        first, last = growth[0], growth[-1]
+        deeper = f", below {last.visible:.2g} at depth {last.depth}" if len(growth) > 1 else ""
+        below = f"below {first.visible:.2g} at depth {first.depth}{deeper}"
+        found.append(f"An own error of a leaf {below} cannot be seen.")
+        if _has_gelu(reference) and max(depth.visible for depth in growth) > _GELU_ERROR:
+            found.append(
+                f"GELU by tanh in the place of erf, or the other way round, errs by {_GELU_ERROR:g}: "
+                "it cannot be excluded."
+            )
+    if any(flip.flipped for flip in flips):
+        found.append("Outliers were not looked for behind routers that chose other experts.")
+    if left_out:
+        found.append(f"{left_out} tensors of ops were left out, since experts flipped before them.")
+    return found
+
+
+def _has_gelu(reference: Archive) -> bool:
+    config = reference.info.config
+    classes = [module.class_name for module in reference.info.modules.values()]
+    names = [*classes, *(config.get(n) for n in ("hidden_act", "hidden_activation", "activation_function"))]
+    return any("gelu" in str(name).lower() for name in names)
+
+
+def _commands(reference: Archive, target: Archive, precision: Precision | None) -> tuple[str, ...]:
+    """How to set the target's error against that of a twin in its precision."""
+    if reference.is_foreign or precision is None or precision.is_wide:
+        return ()
+    ours, theirs = shlex.quote(str(reference.path)), shlex.quote(str(target.path))
+    return (
+        f"tcap capture torch --like {ours} --dtype {precision.name} -o twin.h5",
+        f"tcap compare {ours} {theirs} --baseline twin.h5",
+    )
+
+
+_TOKENS: Final = ("input_ids", "decoder_input_ids", "inputs_embeds")
+_EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
+def unexercised(reference: Archive) -> list[str]:
+    """List what a reference's inputs did not exercise, a sentence each."""
+    config = reference.info.config
+    inner = config.get("text_config")
+    config = {**config, **inner} if isinstance(inner, Mapping) else config
+    inputs = {
+        record.key.slot.partition(".")[2]: record
+        for record in reference.records
+        if record.key.site == ROOT_SITE and record.key.step == 0 and record.key.slot.startswith("input.")
+    }
+    tokens = next((inputs[name] for name in _TOKENS if name in inputs), None)
+    if tokens is None or len(tokens.shape) < 2:
+        return []
+    length = _length(reference, tokens)
+    return [
+        *_by_length(config, length),
+        *_softcaps(reference, config),
+        *_padding(reference, inputs.get("attention_mask"), tokens),
+        *_experts(reference, config),
+    ]
+
+
+def _length(reference: Archive, tokens: Record) -> int:
+    """The longest sequence that the run saw: prompt and generated tokens."""
+    steps = 1 + max(record.key.step for record in reference.records)
+    return tokens.shape[1] + steps - 1
+
+
+def _by_length(config: Mapping[str, Any], length: int) -> Iterator[str]:
+    window = config.get("sliding_window")
+    is_used = config.get("use_sliding_window", True) is not False
+    if isinstance(window, int) and is_used and length <= window:
+        yield f"The sliding window of {window} tokens was not reached by {length}."
+    scaling = config.get("rope_scaling") or config.get("rope_parameters")
+    if isinstance(scaling, Mapping):
+        kind = scaling.get("rope_type") or scaling.get("type") or "default"
+        start = scaling.get("original_max_position_embeddings") or config.get(
+            "original_max_position_embeddings"
+        )
+        if kind in ("dynamic", "longrope") and isinstance(start, int) and length <= start:
+            yield f"Rotary scaling ({kind}) acts beyond {start} tokens; there were {length}."
+
+
+def _softcaps(reference: Archive, config: Mapping[str, Any]) -> Iterator[str]:
+    cap = config.get("final_logit_softcapping")
+    logits = next((r for r in reference.records if r.key.slot == "output.logits"), None)
+    if isinstance(cap, (int, float)) and cap and logits is not None and logits.statistics is not None:
+        low, high = logits.statistics.minimum, logits.statistics.maximum
+        if low is not None and high is not None and max(abs(low), abs(high)) < cap / 10:
+            yield f"The cap of {cap:g} on logits was idle: the largest is {max(abs(low), abs(high)):.2g}."
+    if config.get("attn_logit_softcapping"):
+        yield "Whether the cap on attention scores acted is not known: the scores were not captured."
+
+
+def _padding(reference: Archive, mask: Record | None, tokens: Record) -> Iterator[str]:
+    padded = mask is not None and mask.statistics is not None and mask.statistics.zeros > 0
+    if not padded:
+        batch = f" in {tokens.shape[0]} sequences" if tokens.shape[0] > 1 else ""
+        yield f"There was no padding{batch}."
+
+
+def _experts(reference: Archive, config: Mapping[str, Any]) -> Iterator[str]:
+    count = next((config[name] for name in _EXPERTS if isinstance(config.get(name), int)), None)
+    chosen: dict[str, set[int]] = {}
+    for record in reference.records:
+        if record.key.slot.startswith("output") and is_routing(record) and record.stored:
+            try:
+                found = np.unique(reference.read(record))
+            except ReadError:  # the pair says so
+                continue
+            chosen.setdefault(record.key.site, set()).update(map(int, found))
+    if count and chosen:
+        idle = sum(count - len(experts) for experts in chosen.values())
+        if idle > 0:
+            yield f"{idle} of {count * len(chosen)} experts were never chosen."

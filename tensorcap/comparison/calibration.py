@@ -1,0 +1,230 @@
+"""Limits from archives of known-good ports: quantiles with a margin, per metric and kind of module."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from tensorcap.comparison.pair import Finding, Pair, Status
+from tensorcap.comparison.thresholds import METRICS, metric_named, read_toml
+from tensorcap.runs.calls import Calls
+from tensorcap_formats.errors import UsageError, abbreviate
+from tensorcap_formats.keys import Key
+
+FORMAT: Final = "tensorcap-calibration"
+VERSION: Final = 1
+CALIBRATED: Final = ("row_error_median", "row_error_p95", "relative_frobenius", "outlier")
+FEWEST_RUNS: Final = 2
+FEWEST_SAMPLES: Final = 20  # of one metric and kind: a quantile of fewer is no more than their maximum
+
+Kind = tuple[str, str]  # class of the module, and `input` or `output`
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What known-good ports were like.
+
+    Attributes:
+        precision: The precision that they were judged in.
+        quantile: Which quantile the limits are, 0 to 1.
+        margin: What the quantile was multiplied by, no unit.
+        runs: Count of pairs of archives.
+        limits: Limit and count of samples by kind of module, then by metric.
+        path: Where it was read from, or None.
+    """
+
+    precision: str
+    quantile: float
+    margin: float
+    runs: int
+    limits: Mapping[Kind, Mapping[str, tuple[float, int]]]
+    path: Path | None = None
+
+    def judge(self, pair: Pair, calls: Calls) -> list[Finding]:
+        """Hold a measured pair against the limits of its kind; nothing where there are none."""
+        if pair.difference is None or pair.reference is None:
+            return []
+        found = []
+        for metric, (limit, count) in self.limits.get(kind_of(pair.reference.key, calls), {}).items():
+            value = getattr(pair.difference, metric)
+            if value is None:
+                continue
+            status: Status = "within-rounding" if value <= limit else "suspect"
+            text = f"{metric} is {value:.3g}, expected at most {limit:.3g} by {count} of known-good ports"
+            found.append(Finding(metric, float(value), limit, status, text))
+        return found
+
+    def document(self) -> dict[str, Any]:
+        """The file as a dictionary."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "precision": self.precision,
+            "quantile": self.quantile,
+            "margin": self.margin,
+            "runs": self.runs,
+            "limit": [
+                {"module": class_name, "slot": slot, "metric": metric, "limit": limit, "count": count}
+                for (class_name, slot), metrics in sorted(self.limits.items())
+                for metric, (limit, count) in metrics.items()
+            ],
+        }
+
+    def to_toml(self) -> str:
+        """The file as text."""
+        import tomlkit
+
+        return tomlkit.dumps(self.document())
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Calibration:
+        """Read what `to_toml` wrote.
+
+        Raises:
+            ReadError: The file cannot be read.
+            UsageError: It is no calibration, or limits what it cannot.
+        """
+        file = Path(path)
+        return cls.of(read_toml(file), path=file)
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any], *, path: Path | None) -> Calibration:
+        """Take what `document` gave.
+
+        Args:
+            document: A calibration file, parsed.
+            path: Where it was read from, or None.
+
+        Raises:
+            UsageError: It is no calibration, or limits what it cannot.
+        """
+        if document.get("format") != FORMAT or document.get("version") != VERSION:
+            raise UsageError(f"{path}: is no calibration of version {VERSION}, as tcap calibrate writes it")
+        limits: dict[Kind, dict[str, tuple[float, int]]] = {}
+        entries = document.get("limit")
+        if not isinstance(entries, list) or not entries:
+            raise UsageError(f"{path}: is no whole calibration: has no tables [[limit]]")
+        for i, entry in enumerate(entries, 1):
+            where = f"{path}: limit {i}"
+            if not isinstance(entry, dict):
+                raise UsageError(f"{where}: is no table")
+            metric = metric_named(_text(entry, "metric", where), where)
+            _require_error(metric, where)
+            kind = _text(entry, "module", where), _text(entry, "slot", where)
+            numbers = _number(entry, "limit", where), int(_number(entry, "count", where))
+            limits.setdefault(kind, {})[metric] = numbers
+        return cls(
+            _text(document, "precision", str(path)),
+            _number(document, "quantile", str(path)),
+            _number(document, "margin", str(path)),
+            int(_number(document, "runs", str(path))),
+            limits,
+            path,
+        )
+
+
+def _text(table: Mapping[str, Any], name: str, where: str) -> str:
+    value = table.get(name)
+    if not isinstance(value, str):
+        raise UsageError(f"{where}: {name} is {_found(value)}, expected a text")
+    return value
+
+
+def _number(table: Mapping[str, Any], name: str, where: str) -> float:
+    value = table.get(name)
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf:
+        return float(value)
+    raise UsageError(f"{where}: {name} is {_found(value)}, expected a finite number of at least 0")
+
+
+def _found(value: object) -> str:
+    return "missing" if value is None else abbreviate(repr(value))
+
+
+def _require_error(metric: str, where: str) -> None:
+    if METRICS[metric] == "higher":
+        raise UsageError(f"{where}: metric {metric!r}: more of it is better, expected a metric of errors")
+
+
+def kind_of(key: Key, calls: Calls) -> Kind:
+    """The kind of module that a record belongs to, by its class or the last part of its name; and the op."""
+    module, colon, point = key.site.partition(":")
+    name = calls.class_of(module) or module.rpartition(".")[2]
+    return name + colon + point, key.slot.partition(".")[0]
+
+
+def check_settings(quantile: float, margin: float, metrics: Sequence[str]) -> None:
+    """Refuse settings that no limits can be made with.
+
+    Raises:
+        UsageError: The quantile is not between 0 and 1, the margin is below 1, or more of a metric is better.
+    """
+    if not 0.5 <= quantile <= 1:
+        raise UsageError(f"quantile: is {quantile!r}, expected 0.5 to 1")
+    if not (math.isfinite(margin) and margin >= 1):
+        raise UsageError(f"margin: is {margin!r}, expected at least 1")
+    for name in metrics:
+        _require_error(metric_named(name), "calibration")
+
+
+class CalibrationBuilder:
+    """Add the pairs of comparisons of known-good ports.
+
+    Args:
+        metrics: Metrics to limit.
+    """
+
+    def __init__(self, metrics: Sequence[str] = CALIBRATED) -> None:
+        self._metrics = metrics
+        self._samples: dict[Kind, dict[str, list[float]]] = {}
+        self._precisions: dict[str, None] = {}
+        self._runs = 0
+
+    def add(self, pairs: Sequence[Pair], calls: Calls, precision: str) -> None:
+        """Add one run's pairs."""
+        self._runs += 1
+        self._precisions[precision] = None
+        for pair in pairs:
+            if pair.reference is None or not pair.reference.dtype.is_inexact:
+                continue
+            kind = self._samples.setdefault(kind_of(pair.reference.key, calls), {})
+            for metric, value in self._values(pair):
+                kind.setdefault(metric, []).append(value)
+
+    def result(self, *, quantile: float, margin: float) -> Calibration:
+        """Make the limits.
+
+        Raises:
+            UsageError: There are too few runs or samples, or the runs differ in precision.
+        """
+        if self._runs < FEWEST_RUNS:
+            raise UsageError(f"{self._runs} passing runs, expected at least {FEWEST_RUNS} to calibrate by")
+        if len(self._precisions) != 1:
+            raise UsageError(f"runs of several precisions: {', '.join(self._precisions)}, expected one")
+        limits = {
+            kind: {
+                metric: (margin * float(np.quantile(values, quantile, method="higher")), len(values))
+                for metric, values in metrics.items()
+                if len(values) >= FEWEST_SAMPLES
+            }
+            for kind, metrics in self._samples.items()
+        }
+        limits = {kind: metrics for kind, metrics in limits.items() if metrics}
+        if not limits:
+            raise UsageError(
+                f"no kind of module has the {FEWEST_SAMPLES} samples that a quantile needs",
+                hint="Calibrate by more runs, or by runs of more layers.",
+            )
+        return Calibration(next(iter(self._precisions)), quantile, margin, self._runs, limits)
+
+    def _values(self, pair: Pair) -> Iterator[tuple[str, float]]:
+        for metric in self._metrics:
+            value: Any = 0.0 if pair.status == "identical" else getattr(pair.difference, metric, None)
+            if value is not None and math.isfinite(value):
+                yield metric, float(value)

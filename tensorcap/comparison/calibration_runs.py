@@ -1,0 +1,111 @@
+"""Calibrate limits by archives of known-good ports."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tensorcap.comparison.calibration import CALIBRATED, Calibration, CalibrationBuilder, check_settings
+from tensorcap.comparison.comparison import Comparison
+from tensorcap.comparison.pipeline import compare
+from tensorcap.runs.calls import Calls
+from tensorcap_formats.errors import UsageError, WriteError
+from tensorcap_formats.open import open_archive
+
+QUANTILE: Final = 0.99
+MARGIN: Final = 1.5
+_ONLY_GROWTH: Final = {"F"}  # a suspect by the growth alone may well be good: that is what is calibrated
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """What came of a calibration.
+
+    Attributes:
+        calibration: The limits.
+        failing: Runs that were left out, `reference, target`, with the status of what was wrong.
+    """
+
+    calibration: Calibration
+    failing: tuple[tuple[Path, Path, str], ...]
+
+
+def calibrate(
+    archives: Sequence[str | os.PathLike[str]],
+    *,
+    metrics: Sequence[str] = CALIBRATED,
+    quantile: float = QUANTILE,
+    margin: float = MARGIN,
+    compute_dtype: str | None = None,
+) -> Calibrated:
+    """Find limits per metric and kind of module that known-good ports stay within.
+
+    Args:
+        archives: Reference, target, reference, target, … of ports that are known to be good.
+        metrics: Metrics of errors to limit.
+        quantile: Of the values of all tensors of a kind, 0.5 to 1.
+        margin: What the quantile is multiplied by, no unit, at least 1.
+        compute_dtype: What the targets computed in, where their runs do not say so.
+
+    Returns:
+        The limits, and the runs that were left out because they did not pass.
+
+    Raises:
+        UsageError: A setting makes no sense; a pair was given twice; there are too few passing runs, or
+            too few samples.
+        ReadError: An archive cannot be opened.
+    """
+    check_settings(quantile, margin, metrics)
+    if len(archives) % 2:
+        raise UsageError(f"{len(archives)} archives, expected pairs: REF TGT REF TGT …")
+    given = list(zip(archives[::2], archives[1::2], strict=True))
+    _require_different(given)
+    builder = CalibrationBuilder(metrics)
+    failing = []
+    for reference, target in given:
+        with open_archive(reference) as trusted:
+            comparison = compare(trusted, target, compute_dtype=compute_dtype)
+            trouble = _trouble(comparison)
+            if trouble:
+                failing.append((Path(reference), Path(target), trouble))
+            elif comparison.account is not None:
+                builder.add(comparison.pairs, Calls(trusted), comparison.account.precision)
+    return Calibrated(builder.result(quantile=quantile, margin=margin), tuple(failing))
+
+
+def write_calibration(calibration: Calibration, path: str | os.PathLike[str]) -> None:
+    """Write limits to a file that `compare` takes.
+
+    Raises:
+        WriteError: It cannot be written.
+    """
+    try:
+        Path(path).write_text(calibration.to_toml(), encoding="utf-8")
+    except OSError as error:
+        raise WriteError(f"{path}: {error.strerror}") from error
+
+
+def _require_different(pairs: Sequence[tuple[str | os.PathLike[str], str | os.PathLike[str]]]) -> None:
+    """Refuse a pair that was given twice: it is one known-good port, not two."""
+    seen = set()
+    for reference, target in pairs:
+        paths = Path(reference).resolve(), Path(target).resolve()
+        if paths in seen:
+            raise UsageError(f"{reference} {target}: the pair was given twice, expected each run once")
+        seen.add(paths)
+
+
+def _trouble(comparison: Comparison) -> str:
+    """Why a run does not pass, or "": identical runs are no evidence, and no pair may be worse than grown."""
+    for pair in comparison.pairs:
+        is_grown = pair.status == "suspect" and all(
+            finding.test in _ONLY_GROWTH for finding in pair.findings if finding.status == "suspect"
+        )
+        if pair.is_required and not pair.is_green and not is_grown:
+            return f"{pair.key} is {pair.status}"
+    if not any(pair.difference is not None for pair in comparison.pairs):
+        return "nothing differs"
+    return ""

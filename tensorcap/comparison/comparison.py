@@ -1,0 +1,143 @@
+"""What comes of comparing two archives; what each status means is normative in `specs/comparison.md`."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from tensorcap.alignment.coverage import MappingSummary
+from tensorcap.comparison.blind_spots import Account
+from tensorcap.comparison.calibration import Calibration
+from tensorcap.comparison.divergence import Divergence
+from tensorcap.comparison.pair import STATUSES, Pair, Status
+from tensorcap.comparison.policy import Policy
+from tensorcap.metrics.difference import Tolerance
+from tensorcap.runs.side import Side
+
+
+def is_number(value: object) -> bool:
+    """Whether a value that is no tensor is a number, and no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_within(ours: Any, theirs: Any, tolerance: Tolerance) -> bool:
+    """Exactly, since whole numbers may be beyond float64; a number that is not finite never is."""
+    if not (is_number(ours) and is_number(theirs)):
+        return False
+    if any(isinstance(value, float) and not math.isfinite(value) for value in (ours, theirs)):
+        return False
+    trusted, rtol, atol = Fraction(ours), Fraction(tolerance.rtol), Fraction(tolerance.atol)
+    return abs(Fraction(theirs) - trusted) <= atol + rtol * abs(trusted)
+
+
+@dataclass(frozen=True, slots=True)
+class ValueDifference:
+    """An argument or a result that is no tensor and differs (CMP-15).
+
+    Attributes:
+        key: Its key text.
+        reference: JSON value of the reference, None also where it has none.
+        target: JSON value of the target, None also where it has none.
+        is_result: Whether it is a number that a module returned.
+        is_within: Whether a tolerance that was given allows it.
+    """
+
+    key: str
+    reference: Any
+    target: Any
+    is_result: bool = False
+    is_within: bool = False
+
+    @property
+    def is_red(self) -> bool:
+        """Whether the comparison is not green for it."""
+        return self.is_result and not self.is_within
+
+    def judged(self, tolerance: Tolerance | None) -> ValueDifference:
+        """The same by a tolerance; as it was where there is none."""
+        if tolerance is None or not self.is_result:
+            return self
+        return replace(self, is_within=_is_within(self.reference, self.target, tolerance))
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two archives compared.
+
+    Attributes:
+        reference: The trusted archive.
+        target: The archive under test.
+        tolerance: What was allowed wherever a file of thresholds says nothing else, or None.
+        pairs: All pairs: in execution order of the reference, then records that only the target has.
+        divergence: The first pair that is not green, and its module; None if all are.
+        value_differences: Arguments and results that are no tensors and differ.
+        warnings: What a reader has to know first, a sentence each.
+        is_of_archives: False if two records were named, so that it matters to nobody what else there is.
+        account: What the policy's tests say of the runs as a whole, and what they cannot see.
+        thresholds: The file of thresholds, or None.
+        calibration: The calibration that limits came from, or None.
+        baseline: The baseline of the three-way test, or None.
+        mapping: What is compared with what; None where equal keys say it.
+    """
+
+    reference: Side
+    target: Side
+    tolerance: Tolerance | None
+    pairs: Sequence[Pair]
+    divergence: Divergence | None
+    value_differences: Sequence[ValueDifference]
+    warnings: Sequence[str]
+    is_of_archives: bool = True
+    account: Account | None = None
+    thresholds: Path | None = None
+    calibration: Calibration | None = None
+    baseline: Side | None = None
+    mapping: MappingSummary | None = None
+
+    @property
+    def policy(self) -> Policy | None:
+        """The limits that judged where nothing was given; None for a comparison out of a file."""
+        return self.account.policy if self.account else None
+
+    @property
+    def blind_spots(self) -> Sequence[str]:
+        """What this run cannot see, a sentence each."""
+        return self.account.blind if self.account else ()
+
+    @property
+    def counts(self) -> dict[Status, int]:
+        """How many pairs have each status that occurs, in the order of the specification."""
+        found = Counter(pair.status for pair in self.pairs)
+        return {status: found[status] for status in STATUSES if found[status]}
+
+    @property
+    def records(self) -> int:
+        """Count of all reference records: the denominator."""
+        return sum(pair.reference is not None for pair in self.pairs)
+
+    @property
+    def compared(self) -> int:
+        """Count of reference records whose values, or digests, were held against the target's."""
+        return sum(pair.is_compared for pair in self.pairs)
+
+    @property
+    def is_green(self) -> bool:
+        """Whether something was compared, nothing required is missing, and every required pair is green."""
+        return (
+            self.compared > 0
+            and (not self.is_of_archives or (self.reference.is_complete and self.target.is_complete))
+            and not any(difference.is_red for difference in self.value_differences)
+            and all(pair.is_green for pair in self.pairs if pair.is_required)
+        )
+
+    @property
+    def exit_status(self) -> int:
+        """3 if a pair could not be read, else 0 if green and 1 if not (CMP-51)."""
+        if any(pair.status == "unreadable" for pair in self.pairs):
+            return 3
+        return 0 if self.is_green else 1

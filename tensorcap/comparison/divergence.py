@@ -1,0 +1,212 @@
+"""Where two runs part: the first pair that is not green, and the module whose code made it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from tensorcap.comparison.pair import ABSENT, Pair
+from tensorcap.comparison.policy import POLICY
+from tensorcap.runs.calls import is_state
+from tensorcap.runs.ops import ops_of, passed_in
+from tensorcap.runs.record_kinds import is_gradient, is_inner, is_parameter
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.keys import ROOT_SITE, Key
+
+_OWN: Final = (
+    "A",
+    "A'",
+    "D",
+    "D'",
+    "T",
+    "T'",
+    "E",
+    "G",
+    "integers",
+    "mask",
+    "routing",
+    "zeros",
+    "dtype",
+)  # tests of what a module itself does
+
+_GROWN: Final = "The error grew past what is expected here; no module stands out."
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first pair, in execution order of the reference, that weighs most among those that are not green.
+
+    Attributes:
+        pair: The pair.
+        module: Site of the module that made the tensor; for the run's own inputs, `@root`.
+        class_name: Class of that module, "" where the reference does not say.
+        is_run_input: Whether it is an input of the whole run, so that no module is to blame.
+        explanation: How the module was found, as a sentence.
+        is_growth: Whether errors only grew past what is expected, so that `module` is a place and not to
+            blame.
+    """
+
+    pair: Pair
+    module: str
+    class_name: str
+    is_run_input: bool
+    explanation: str
+    is_growth: bool = False
+
+
+def first_divergence(reference: Archive, pairs: Sequence[Pair]) -> Divergence | None:
+    """Find the first required pair that is not green and weighs most, and name its module (CMP-40, CMP-41).
+
+    Args:
+        reference: The trusted archive, whose order and modules count.
+        pairs: As `pair_records` orders them.
+
+    Returns:
+        None if every required pair is green.
+    """
+    red = [p for p in pairs if p.reference is not None and p.is_required and not p.is_green]
+    if not red:
+        return None
+    inputs = Inputs(reference, pairs)
+    pair = min(red, key=lambda p: _weight(p, inputs))
+    assert pair.reference is not None
+    found = _explained(reference, pair, pair.reference.key)
+    return replace(found, explanation=_GROWN, is_growth=True) if _has_only_grown(pair) else found
+
+
+def _explained(reference: Archive, pair: Pair, key: Key) -> Divergence:
+    if key.is_bare:
+        return Divergence(pair, key.text, "", False, "The archive has no modules, only names.")
+    kind = key.slot.partition(".")[0]
+    if key.site == ROOT_SITE and kind in ("given", "input"):
+        return Divergence(pair, ROOT_SITE, _class_of(reference, ROOT_SITE), True, _fed(key))
+    module = key.site
+    if is_inner(key):
+        module, point = passed_in(reference, key), key.site.partition(":")[2]
+        what = f"argument of {point}" if kind == "input" else "tensor"
+        explanation = f"The code of {module} made this {what}."
+    elif is_parameter(key):
+        explanation = f"{module} holds this; it is no result of a computation."
+    elif kind == "grad_output":
+        explanation = f"This gradient came back to {module} from what took its output."
+    elif is_gradient(key):
+        explanation = f"The way back through {module} made this gradient."
+    elif kind == "input":
+        module = caller_of(key.site, called_sites(reference))
+        explanation = f"The code of {module} made this argument of {key.site}."
+    else:
+        explanation = f"{module} made this tensor."
+    return Divergence(pair, module, _class_of(reference, module), False, explanation)
+
+
+def _weight(pair: Pair, inputs: Inputs) -> int:
+    """Certain ones first, then a module's own error, then an error that may have come from before it."""
+    if pair.status == "unjudged":
+        return 3
+    if pair.status == "unmapped" or (pair.status in ABSENT and _is_argument(pair)):
+        return 2  # what it is in the target is not known, or it has another name; a wrong value says more
+    if is_circumstance(pair, inputs.of(pair)):
+        return 2
+    if pair.reference is not None and is_inner(pair.reference.key) and pair.status in ABSENT:
+        return 1  # another implementation has other ops; a wrong value says more
+    tests = {f.test for f in pair.findings if f.status in ("suspect", "diverged")}
+    certain = {f.test for f in pair.findings if f.status == "diverged"}
+    if pair.status == "diverged" and certain == {"E"} and _inherits_rows(pair, inputs.of(pair)):
+        return 1 if tests & (set(_OWN) - {"E"}) else 2
+    if pair.status != "suspect":
+        return 0
+    return 1 if tests & set(_OWN) else 2
+
+
+def is_circumstance(pair: Pair, inputs: Sequence[Pair]) -> bool:
+    """Whether a tensor differs in a way that says nothing of who made it.
+
+    An argument of another shape, such as a mask for a longer cache, may hold the same; so may a state, whose
+    whole numbers are its own bookkeeping; and a result has the shape of what its call was given.
+
+    Args:
+        pair: The pair.
+        inputs: Those of what went into its call.
+    """
+    if pair.reference is None:
+        return False
+    if pair.status != "shape-mismatch":
+        is_whole = pair.reference.dtype.kind in ("int", "uint")
+        return pair.status == "diverged" and is_whole and is_state(pair.reference.key)
+    is_handed = _is_argument(pair) or is_state(pair.reference.key)
+    return is_handed or any(given.status == "shape-mismatch" for given in inputs)
+
+
+def _is_argument(pair: Pair) -> bool:
+    return pair.reference is not None and pair.reference.key.slot.partition(".")[0] == "input"
+
+
+def _inherits_rows(pair: Pair, inputs: Sequence[Pair]) -> bool:
+    """Whether the same call was given rows that are as wrong, so that an outlier is not its own."""
+    if any(f.test == "E" and f.status == "diverged" for given in inputs for f in given.findings):
+        return True
+    is_no_worse = any(f.test in ("T", "T'") and f.status == "within-rounding" for f in pair.findings)
+    return is_no_worse and any(_has_worse_rows(given) for given in inputs)
+
+
+def _has_worse_rows(pair: Pair) -> bool:
+    found = pair.difference
+    if found is None or found.row_error_median is None or found.row_error_p95 is None:
+        return False
+    return found.row_error_p95 > POLICY.outlier_spread * found.row_error_median
+
+
+def _has_only_grown(pair: Pair) -> bool:
+    return pair.status == "suspect" and {f.test for f in pair.findings if f.status == "suspect"} == {"F"}
+
+
+class Inputs:
+    """What goes into the call, or the op, that made the record of a pair."""
+
+    def __init__(self, reference: Archive, pairs: Sequence[Pair]) -> None:
+        self._ops = ops_of(reference)
+        self._pairs = {pair.key: pair for pair in pairs}
+        self._of_calls: dict[str, list[Pair]] = {}
+        for pair in pairs:
+            if pair.reference is not None and pair.reference.key.slot.partition(".")[0] == "input":
+                self._of_calls.setdefault(pair.reference.key.where, []).append(pair)
+
+    def of(self, pair: Pair) -> Sequence[Pair]:
+        """The pairs of what goes in, none where that is not known."""
+        if pair.reference is None or not pair.reference.key.slot.startswith("output"):
+            return ()
+        place = pair.reference.key.where
+        if place in self._ops:
+            known = self._ops.inputs(place) or ()
+            return [self._pairs[key] for key in known if key in self._pairs]
+        return self._of_calls.get(place, ())
+
+
+def _fed(key: Key) -> str:
+    if key.step == 0:
+        return "This is an input of the run: the two runs were fed different inputs."
+    return f"This is an input of step {key.step}: the code that calls the model made it."
+
+
+def caller_of(site: str, called: Iterable[str]) -> str:
+    """The nearest module around a site that was itself called; a list of layers is not."""
+    known = set(called)
+    around = site
+    while "." in around:
+        around = around.rpartition(".")[0]
+        if around in known:
+            return around
+    return ROOT_SITE
+
+
+def called_sites(reference: Archive) -> set[str]:
+    """Sites of modules that were called, as a run's records and capture points tell."""
+    called = {record.key.site for record in reference.records}
+    called.update(point.site for point in reference.info.points if point.status != "never-called")
+    return called
+
+
+def _class_of(reference: Archive, site: str) -> str:
+    module = reference.info.modules.get(site)
+    return module.class_name if module else ""

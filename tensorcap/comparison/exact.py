@@ -1,0 +1,238 @@
+"""What is known of a pair before its values are read: shapes, digests, statistics.
+
+Parameters and buffers: no results of a computation, so that nothing but their own rounding is allowed.
+
+Masks of two kinds that may say the same: True and False against 0 and a sentinel or minus infinity.
+
+Tensors that the reference hands on as they are and the target does not (CMP-19).
+
+Where two records of one step are equal in the reference, as the output of a last leaf and that of the module
+around it, nothing is computed between them; rounding cannot tell them apart in a correct target either.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from tensorcap.comparison.pair import Finding, Pair, Status
+from tensorcap.comparison.thresholds import Thresholds
+from tensorcap.metrics.difference import Difference, Tolerance
+from tensorcap.runs.record_kinds import is_inner, is_parameter
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.dtypes import Array, DType, decode
+from tensorcap_formats.float_formats import DTYPE_FORMATS, MASK_SENTINELS, UNIT_ROUNDOFFS
+from tensorcap_formats.records import Record
+
+
+def settle(reference: Archive, target: Archive, pair: Pair) -> Pair:
+    """Find the status of a pair that has both sides, if no values are needed for it.
+
+    Args:
+        reference: The trusted archive.
+        target: The archive under test.
+        pair: One of their pairs.
+
+    Returns:
+        The pair with its status, or as it was, `unjudged`, if its values have to be measured.
+    """
+    trusted, tested = pair.reference, pair.target
+    if pair.status != "unjudged" or trusted is None or tested is None:
+        return pair
+    if trusted.shape != tested.shape or trusted.dtype.packed != tested.dtype.packed:
+        return replace(pair, status="shape-mismatch", reason=_shapes(reference, trusted, target, tested))
+    if has_equal_digest(reference, target, trusted, tested):
+        return replace(pair, status="identical")
+    if not (trusted.stored and tested.stored):
+        return _settle_by_counts(pair, trusted, tested)
+    return pair
+
+
+def _settle_by_counts(pair: Pair, trusted: Record, tested: Record) -> Pair:
+    ours, theirs = trusted.statistics, tested.statistics
+    if ours and theirs and (ours.nan, ours.posinf, ours.neginf) != (theirs.nan, theirs.posinf, theirs.neginf):
+        reason = "counts of NaN or infinities differ; no values were kept"
+        return replace(pair, status="nonfinite", reason=reason)
+    return replace(pair, reason="only statistics were kept: no values to judge by")
+
+
+def has_equal_digest(reference: Archive, target: Archive, trusted: Record, tested: Record) -> bool:
+    """Whether digests prove two records equal, unless another tool edited an archive (CMP-2)."""
+    return (
+        trusted.digest != ""
+        and trusted.digest == tested.digest
+        and reference.algorithm == target.algorithm
+        and trusted.dtype.name == tested.dtype.name
+        and all(a.trusts_digests or not r.stored for a, r in ((reference, trusted), (target, tested)))
+    )
+
+
+def _shapes(reference: Archive, trusted: Record, target: Archive, tested: Record) -> str:
+    if trusted.shape != tested.shape:
+        unlike = f"{list(trusted.shape)} in the reference, {list(tested.shape)} in the target"
+        kept = [
+            f"; the {n} kept {s}"
+            for n, a in (("reference", reference), ("target", target))
+            if (s := _slices(a))
+        ]
+        return unlike + "".join(kept)
+    return f"{trusted.dtype.name} and {tested.dtype.name} hold unlike many values in {list(trusted.shape)}"
+
+
+def _slices(archive: Archive) -> str:
+    """What parts of tensors a capture was told to keep, "" for all."""
+    scope = archive.info.scope
+    return ", ".join(scope.slices) if scope else ""
+
+
+def rounding_of(ours: Record, theirs: Record) -> Tolerance | None:
+    """What one rounding to the coarser dtype of a parameter's two records may do to an element.
+
+    Returns:
+        None for records that are no parameters; a tolerance of nothing where the dtypes are the same.
+    """
+    if not is_parameter(ours.key):
+        return None
+    coarse = coarser(ours.dtype, theirs.dtype)
+    if coarse is None or ours.dtype.name == theirs.dtype.name:
+        return Tolerance(0.0, 0.0)
+    form = DTYPE_FORMATS[coarse.name]
+    return Tolerance(form.unit_roundoff, form.smallest / 2)
+
+
+def same_numbers(pair: Pair, found: Difference) -> Finding:
+    """Judge a parameter that was measured with the tolerance of its rounding (POL-28)."""
+    unlike = found.unequal if found.mismatches is None else found.mismatches
+    text = f"{unlike} of {found.measured} numbers that the model holds are not those of the reference"
+    if pair.reference and pair.target and pair.reference.dtype.name != pair.target.dtype.name:
+        coarse = coarser(pair.reference.dtype, pair.target.dtype)
+        text += f", rounded to {coarse.name}" if coarse else ""
+    return Finding("parameter", unlike, 0, "diverged" if unlike else "within-rounding", text)
+
+
+def coarser(one: DType, other: DType) -> DType | None:
+    """The one of two dtypes that rounds more; None where one does not round floats."""
+    if one.name not in UNIT_ROUNDOFFS or other.name not in UNIT_ROUNDOFFS:
+        return None
+    return max((one, other), key=lambda dtype: UNIT_ROUNDOFFS[dtype.name])
+
+
+_BLOCKED: Final = (-np.inf, *MASK_SENTINELS)
+
+
+def is_blocked(value: object) -> bool:
+    """Whether a number stands for minus infinity, as each dtype has its own."""
+    return isinstance(value, float) and value in _BLOCKED
+
+
+def judged_as_masks(reference: Archive, target: Archive, pair: Pair) -> Pair:
+    """Judge a pair of a bool and a float mask by what they let attend (POL-24), and no other."""
+    trusted, tested = pair.reference, pair.target
+    if trusted is None or tested is None or pair.difference is None:
+        return pair
+    if {trusted.dtype.kind, tested.dtype.kind} != {"bool", "float"} or trusted.shape != tested.shape:
+        return pair
+    ours, theirs = _attends(reference, trusted), _attends(target, tested)
+    if ours is None or theirs is None:
+        return pair
+    wrong = int((ours != theirs).sum())
+    text = f"as masks, {wrong} of {ours.size} elements differ"
+    if not wrong:
+        return replace(pair, status="match", reason="masks of two kinds that say the same")
+    return replace(
+        pair, status="diverged", reason="", findings=(Finding("mask", wrong, 0, "diverged", text),)
+    )
+
+
+def _attends(archive: Archive, record: Record) -> Array | None:
+    """Where a mask lets attend; None where it is none."""
+    values = decode(archive.read(record), record.dtype).reshape(-1)
+    if record.dtype.kind == "bool":
+        return values.astype(np.bool_)
+    attends: Array = values == 0
+    return attends if (attends | np.isin(values.astype(np.float64), _BLOCKED)).all() else None
+
+
+_LEAST: Final = 16  # elements: fewer are equal by chance
+_MASKED: Final = -1e4  # and lower, beside zeros: a mask that is added
+_OPEN: Final[tuple[Status, ...]] = ("within-rounding", "unjudged", "suspect", "diverged")
+# Experts are given the same rows wherever the same tokens chose them
+_BY_CHANCE: Final = re.compile(r"mask|experts?\.\d", re.IGNORECASE)
+
+
+def with_echoes(reference: Archive, target: Archive, pairs: Sequence[Pair], given: Thresholds) -> list[Pair]:
+    """Judge the pairs that have to repeat an earlier one.
+
+    Args:
+        reference: The trusted archive.
+        target: The archive under test.
+        pairs: Their pairs, judged by the policy.
+        given: What a user gave; pairs that it is about are left as they are.
+
+    Returns:
+        All pairs in their order; those that are no echo in the target, though in the reference, `diverged`.
+    """
+    broken: dict[str, Pair] = {}
+    earlier: dict[tuple[object, ...], list[Pair]] = {}
+    for pair, record in _in_order(reference, pairs):
+        contents = record.key.rank, record.key.step, record.digest, record.dtype.name, record.shape
+        same = earlier.setdefault(contents, [])
+        is_tested = pair.status in _OPEN and not is_inner(record.key) and not given.of(pair.key)
+        if same and is_tested and not _is_echo(target, pair, same):
+            text = f"equal to {same[-1].key} in the reference, not in the target"
+            finding = Finding("echo", 1, 0, "diverged", text)
+            broken[pair.key] = replace(pair, status="diverged", findings=(finding, *pair.findings))
+        same.append(pair)
+    return [broken.get(pair.key, pair) for pair in pairs]
+
+
+def _in_order(reference: Archive, pairs: Sequence[Pair]) -> list[tuple[Pair, Record]]:
+    """Pairs whose record in the reference may have echoes, as they were made."""
+    found = [(p, p.reference) for p in pairs if p.reference is not None and _tells(reference, p.reference)]
+    return sorted(found, key=lambda entry: entry[1].order)
+
+
+def _tells(reference: Archive, record: Record) -> bool:
+    """Whether that a record is equal to another one is no chance."""
+    s = record.statistics
+    return (
+        record.digest != ""
+        and (reference.trusts_digests or not record.stored)
+        and not record.key.is_bare
+        and record.dtype.is_inexact
+        and record.size >= _LEAST
+        and not _BY_CHANCE.search(f"{record.key.site}/{record.key.slot}")
+        and s is not None
+        and s.minimum is not None
+        and s.maximum is not None
+        and s.minimum != s.maximum
+        and not (s.maximum == 0 and s.minimum <= _MASKED)
+    )
+
+
+def _is_echo(target: Archive, pair: Pair, earlier: Sequence[Pair]) -> bool:
+    """Whether a target's record is equal to an earlier one, as far as it can be told."""
+    tested = pair.target
+    others = [other.target for other in earlier if other.target is not None]
+    if tested is None or any((o.dtype, o.shape) != (tested.dtype, tested.shape) for o in others):
+        return True  # a cast lies between them
+    if not others or any(has_equal_digest(target, target, tested, other) for other in others):
+        return True
+    return any(_has_equal_values(target, tested, other) for other in reversed(others))
+
+
+def _has_equal_values(target: Archive, one: Record, other: Record) -> bool:
+    """Whether values are equal, of which digests did not say so: -0.0 is 0.0, and some have none."""
+    if not (one.stored and other.stored):  # digests are all that is known
+        return one.digest == "" or other.digest in ("", one.digest)
+    try:
+        return all(
+            np.array_equal(decode(x, one.dtype), decode(y, one.dtype), equal_nan=True)
+            for x, y in zip(target.blocks(one), target.blocks(other), strict=True)
+        )
+    except OSError:  # the pair says so
+        return True

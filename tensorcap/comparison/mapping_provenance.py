@@ -1,0 +1,117 @@
+"""What a mapping says of the pairs of a comparison: where the target's side comes from, why there is none.
+
+What would bring the two sides of a pair of unlike shapes together, tried on their values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from tensorcap.alignment.coverage import Reasons
+from tensorcap.alignment.layout.fits import fit
+from tensorcap.alignment.views import MappedArchive
+from tensorcap.comparison.pair import Origin, Pair
+from tensorcap.comparison.pairing import Selection
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.errors import UsageError
+
+_TOLD: Final = 3  # tensors in one sentence
+
+
+def with_mapping(pairs: Sequence[Pair], target: MappedArchive, selection: Selection) -> list[Pair]:
+    """Say of each pair what the mapping says of it (CMP-74, CMP-75).
+
+    Args:
+        pairs: As `pair_records` gives them for the mapped target.
+        target: The target, under the reference's keys.
+        selection: What a user asked for: what that requires may not be missing, whatever a mapping explains.
+    """
+    ours, theirs = Reasons(target.left_over, "reference"), Reasons(target.left_over, "target")
+    sites = {record.key.site for link in target.links.values() for record in link.reference}
+    told = (_told(pair, target, ours, theirs, sites) for pair in pairs)
+    if not selection.require:
+        return list(told)
+    return [
+        pair if selection.is_optional(pair.key) else replace(pair, is_optional=before.is_optional)
+        for pair, before in zip(told, pairs, strict=True)
+    ]
+
+
+def caveats_of_tokens(target: Archive) -> Iterator[str]:
+    """That a rule, and not the user, left out tokens of the reference's tensors that the target has not."""
+    if not isinstance(target, MappedArchive):
+        return
+    reduced = [
+        f"{record.key.text} ({len(gather.reference_rows)} of {len(gather.reference.cells)} tokens)"
+        for link in {id(link): link for link in target.links.values()}.values()
+        if link.entry.evidence == "rule"
+        for record, gather in zip(link.reference, link.gathers, strict=bool(link.gathers))
+        if not gather.is_whole
+    ]
+    if reduced:
+        more = f", … {len(reduced)} in all" if len(reduced) > _TOLD else ""
+        yield (
+            "By rule, the tokens that both sides have were compared and no others, of: "
+            f"{', '.join(reduced[:_TOLD])}{more}."
+        )
+
+
+def _told(pair: Pair, target: MappedArchive, ours: Reasons, theirs: Reasons, sites: Collection[str]) -> Pair:
+    if pair.target is not None:
+        text = pair.target.key.text
+        link, sources = target.links.get(text), target.sources[text]
+        if link is not None:
+            entry = link.entry
+            steps = link.layout.texts if entry.dims else entry.steps
+            keys = tuple(source.key.text for source in sources)
+            return replace(pair, origin=Origin(keys, steps, entry.evidence, entry.reason))
+        if pair.reference is None and not pair.reason:
+            left = theirs.of(sources[0].key)
+            return replace(pair, reason=left.reason if left and left.is_explained else "")
+        return pair
+    if pair.reference is None or pair.status != "missing-in-target":
+        return pair
+    left = ours.of(pair.reference.key)
+    if left is None:
+        is_known = pair.reason or pair.reference.key.site in sites
+        return pair if is_known else replace(pair, status="unmapped", reason="no entry of the mapping has it")
+    if left.is_explained:
+        return replace(pair, reason=left.reason, is_optional=True)
+    return replace(pair, status="unmapped", reason=pair.reason or left.reason)
+
+
+_TRIED: Final = 20  # pairs
+_LEAST: Final = 8  # elements; fewer, and equal ones, prove nothing
+_ROUNDING: Final = 2.0**-9  # of bfloat16, below which errors tell no layout from another
+
+
+def with_hints(pairs: Iterable[Pair], reference: Archive, target: Archive) -> list[Pair]:
+    """Say of pairs of unlike shapes which layout step their values agree after, of the first 20 of them."""
+    told = []
+    tried = 0
+    for pair in pairs:
+        if pair.status == "shape-mismatch" and tried < _TRIED and pair.reference and pair.target:
+            tried += 1
+            pair = _hinted(pair, reference, target)
+        told.append(pair)
+    return told
+
+
+def _hinted(pair: Pair, reference: Archive, target: Archive) -> Pair:
+    assert pair.reference is not None
+    assert pair.target is not None
+    ours, theirs = pair.reference, pair.target
+    if ours.size != theirs.size or ours.dtype.packed != theirs.dtype.packed or ours.size < _LEAST:
+        return pair
+    try:
+        known = reference.statistics(ours)
+        if known.minimum == known.maximum:
+            return pair
+        found = fit([ours], [theirs], (reference, target), _ROUNDING)
+    except (OSError, UsageError):  # its shapes are what matters
+        return pair
+    if found is None or not found.is_proven or not found.steps:
+        return pair
+    return replace(pair, reason=f"{pair.reason}; would match after {', '.join(found.steps)}")

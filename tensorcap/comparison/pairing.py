@@ -1,0 +1,255 @@
+"""Which reference record belongs to which target record, and why some have no partner.
+
+Which op of the reference is which of the target, where one run needs ops that the other does not (CMP-70).
+
+Ops of one name are numbered within a module's call, so that one more of them, a cast say, would shift all
+that follow. The ops and the calls of modules in a call are two sequences: what they have in common, in
+order, is paired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Final, NamedTuple
+
+from tensorcap.comparison.absences import Absences
+from tensorcap.comparison.pair import Pair, Status
+from tensorcap.runs.ops import Ops, ops_of, places
+from tensorcap.runs.record_kinds import is_inner
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.errors import no_such_tensor
+from tensorcap_formats.keys import ROOT_SITE, Key, matches, module_of
+from tensorcap_formats.records import Record
+from tensorcap_formats.run_info import PointInfo
+
+_NO_VALUE: Final = "memory that nothing was written to yet"
+_CAST: Final = "a cast, which computes nothing; the target has none"
+_HELD: Final = "the target's op was given what it holds in"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What a user narrowed a comparison to, as globs over key texts.
+
+    Attributes:
+        only: Compare what fits one of these; everything where it is empty.
+        exclude: Leave out what fits one of these.
+        require: What fits none of these may be missing; nothing may where it is empty.
+    """
+
+    only: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    require: tuple[str, ...] = ()
+
+    def is_optional(self, text: str) -> bool:
+        """Whether a key may be missing."""
+        return bool(self.require) and not any(matches(text, pattern) for pattern in self.require)
+
+    def why_not(self, text: str) -> str:
+        """Why a key is left out, or "" if it is not."""
+        if self.only and not any(matches(text, pattern) for pattern in self.only):
+            return "not among those asked for by --only"
+        for pattern in self.exclude:
+            if matches(text, pattern):
+                return f"by --exclude {pattern}"
+        return ""
+
+    def require_hits(self, reference: Archive) -> None:
+        """Refuse a pattern in `only` or `require` that fits no key of the reference.
+
+        Raises:
+            TensorNotFoundError: There is one: it is a slip, or the reference lacks what was asked for.
+        """
+        if not self.only and not self.require:
+            return
+        texts = {record.key.text for record in reference.records}
+        for pattern in (*self.only, *self.require):
+            if not any(matches(text, pattern) for text in texts):
+                raise no_such_tensor(str(reference.path), pattern, texts)
+
+
+def pair_records(reference: Archive, target: Archive, selection: Selection) -> list[Pair]:
+    """Pair the records of two archives by equal key text (CMP-1).
+
+    Returns:
+        One pair for each reference record, in the reference's order; then what the reference was to hold
+        and could not capture (CMP-16), without records; then those of the target that have no partner.
+        Pairs with two sides are `unjudged` as yet.
+
+    Raises:
+        TensorNotFoundError: A pattern in `selection.only` or `selection.require` fits no key of the
+            reference.
+    """
+    selection.require_hits(reference)
+    targets = {record.key.text: record for record in target.records}
+    ops = ops_of(reference)
+    partner_text = partner_texts(reference, target)
+    others = ops_of(target)
+    explain = Absences(reference, ops, target, others)
+    pairs = []
+    for record in reference.records:
+        text = record.key.text
+        wanted = partner_text(record) or ""
+        partner = targets.pop(wanted, None)
+        reason = selection.why_not(text) or (_NO_VALUE if ops and ops.is_uninitialised(record.key) else "")
+        is_optional = selection.is_optional(text)
+        status: Status
+        if reason:
+            status = "excluded"
+        elif partner is not None:
+            status = "unjudged"
+        else:
+            status, reason = explain(record)
+            if not reason and ops and ops.is_cast(record.key.where):
+                is_optional, reason = True, _CAST
+            elif not reason and (holder := _holder(others, wanted)):
+                is_optional, reason = True, f"{_HELD} {holder}"
+        pairs.append(Pair(text, status, record, partner, reason=reason, is_optional=is_optional))
+    pairs += _losses(reference.info.points, selection)
+    known = {pair.key for pair in pairs}
+    pairs += [  # an op of the same key, which is paired with another one, may stand there already
+        Pair(f"{text} (target)" if text in known else text, "missing-in-reference", None, record)
+        for text, record in targets.items()
+        if not selection.why_not(text)
+    ]
+    return pairs
+
+
+def _holder(others: Ops, wanted: str) -> str:
+    """What holds in the target what the reference has a record of as an op's input; "" if nothing does."""
+    place, _, slot = wanted.rpartition("/")
+    return others.given_from(place, slot) if place in others else ""
+
+
+def _losses(points: Iterable[PointInfo], selection: Selection) -> Iterator[Pair]:
+    """What a run was to capture and could not: no record stands for it, and it must not be forgotten."""
+    for point in points:
+        if point.status != "not-capturable":
+            continue
+        for slot in point.slots or ("return" if point.kind == "function" else "output",):
+            text = Key(point.site, slot).text
+            if not selection.why_not(text):
+                reason = f"in the reference: {point.reason or 'no reason is known'}"
+                yield Pair(
+                    text, "not-capturable", None, None, reason=reason, is_optional=selection.is_optional(text)
+                )
+
+
+_Call = tuple[int, int, str, int]  # rank, step, site of the module, number of the call
+
+
+class _Step(NamedTuple):
+    """What is passed in a call of a module: an op, or the call of a module within it.
+
+    Attributes:
+        name: Name of the op, or the site of the module.
+        shapes: Shapes of the op's records; of a module none.
+        place: The op's place; "" for a module.
+    """
+
+    name: str
+    shapes: tuple[tuple[int, ...], ...]
+    place: str
+
+
+def partner_texts(reference: Archive, target: Archive) -> Callable[[Record], str | None]:
+    """How to find the key text of the target's record for one of the reference's; None where it has none."""
+    ours, theirs = ops_of(reference), ops_of(target)
+    partners = pair_ops(reference, ours, target, theirs)
+
+    def find(record: Record) -> str | None:
+        if ours and theirs and (place := record.key.where) in ours:
+            return f"{partners[place]}/{record.key.slot}" if place in partners else None
+        text = record.key.text
+        return text if text in target else target.canonical(text)
+
+    return find
+
+
+def pair_ops(reference: Archive, ours: Ops, target: Archive, theirs: Ops) -> dict[str, str]:
+    """The place of the target's op by that of the reference's, of all that have a partner.
+
+    Args:
+        reference: The trusted archive.
+        ours: Its ops.
+        target: The archive under test.
+        theirs: Its ops.
+    """
+    if not (ours and theirs):
+        return {}
+    trusted, tested = _sequences(reference, ours, target.info.aliases), _sequences(target, theirs, {})
+    found: dict[str, str] = {}
+    for call, steps in trusted.items():
+        others = tested.get(call, ())
+        if len(steps) == len(others) and all(a[:2] == b[:2] for a, b in zip(steps, others, strict=True)):
+            found.update((a.place, b.place) for a, b in zip(steps, others, strict=True))
+        else:
+            found.update(_common(steps, others))
+    found.pop("", None)
+    return found
+
+
+def _common(steps: Sequence[_Step], others: Sequence[_Step]) -> dict[str, str]:
+    """What two sequences have in common by name and shapes, and what is between by name alone."""
+    found: dict[str, str] = {}
+    matcher = SequenceMatcher(None, [s[:2] for s in steps], [s[:2] for s in others], autojunk=False)
+    for tag, i, j, k, m in matcher.get_opcodes():
+        if tag == "equal":
+            found.update((a.place, b.place) for a, b in zip(steps[i:j], others[k:m], strict=True))
+        elif tag == "replace":
+            rest, other = steps[i:j], others[k:m]
+            by_name = SequenceMatcher(None, [s.name for s in rest], [s.name for s in other], autojunk=False)
+            for block in by_name.get_matching_blocks():
+                for n in range(block.size):
+                    found[rest[block.a + n].place] = other[block.b + n].place
+    return found
+
+
+def _sequences(archive: Archive, ops: Ops, aliases: Mapping[str, str]) -> dict[_Call, list[_Step]]:
+    """What is passed in each call of a module that has ops, in execution order.
+
+    Args:
+        archive: Of the run.
+        ops: Its ops.
+        aliases: Names of modules under which the other run has them, by those of this one.
+    """
+    shapes: dict[str, list[tuple[int, ...]]] = {}
+    for record in archive.records:
+        if is_inner(record.key):
+            shapes.setdefault(record.key.where, []).append(record.shape)
+    of_ops = set(places(archive, ops))
+    numbers: dict[tuple[int, int, str], int] = {}  # of the call that is under way, as far as records tell
+    found: dict[_Call, list[_Step]] = {}
+    seen: set[str] = set()
+    for record in archive.records:
+        key = record.key
+        place = key.where
+        if key.is_bare or place in seen:
+            continue
+        seen.add(place)
+        if place in of_ops:
+            module = module_of(key.site)
+            call = (key.rank, key.step, aliases.get(module, module), ops.module_call(place))
+            step = _Step(ops.op(place), tuple(shapes[place]), place)
+            found.setdefault(call, []).append(step)
+        elif not is_inner(key):
+            around = _around(key, numbers)
+            if around is not None:
+                rank, number_of_step, module, number = around
+                call = (rank, number_of_step, aliases.get(module, module), number)
+                found.setdefault(call, []).append(_Step(aliases.get(key.site, key.site), (), ""))
+            numbers[key.rank, key.step, key.site] = key.call
+    return found
+
+
+def _around(key: Key, numbers: Mapping[tuple[int, int, str], int]) -> _Call | None:
+    """The call of the nearest module around a module that was called; None for the root."""
+    site = key.site
+    while site != ROOT_SITE:
+        site = site.rpartition(".")[0] or ROOT_SITE
+        number = numbers.get((key.rank, key.step, site))
+        if number is not None:
+            return key.rank, key.step, site, number
+    return None

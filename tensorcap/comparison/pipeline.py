@@ -1,0 +1,344 @@
+"""Compare two archives pair by pair: pair, measure, judge."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+from tensorcap.alignment.aligned import MappingSource, laid, sides
+from tensorcap.alignment.views import MappedArchive
+from tensorcap.comparison.baseline import RELATIVE_EPSILON, with_ratios
+from tensorcap.comparison.blind_spots import Account
+from tensorcap.comparison.calibration import Calibration
+from tensorcap.comparison.comparison import Comparison, ValueDifference, is_number
+from tensorcap.comparison.divergence import first_divergence
+from tensorcap.comparison.exact import is_blocked, rounding_of, settle, with_echoes
+from tensorcap.comparison.injected import Injected
+from tensorcap.comparison.judge import PolicyJudge, judge
+from tensorcap.comparison.mapping_provenance import caveats_of_tokens, with_hints, with_mapping
+from tensorcap.comparison.pair import Pair
+from tensorcap.comparison.pairing import Selection, pair_records, partner_texts
+from tensorcap.comparison.policy import POLICY, Precision
+from tensorcap.comparison.thresholds import Given, Thresholds
+from tensorcap.comparison.warnings import caveats, caveats_of_pairs
+from tensorcap.metrics.difference import Difference, Tolerance
+from tensorcap.metrics.measurement import measure_pairs
+from tensorcap.runs.ops import FACTS, is_fact, ops_of
+from tensorcap.runs.side import Side
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.errors import UsageError
+from tensorcap_formats.keys import Key, escape
+
+Source = Archive | str | os.PathLike[str]
+Progress = Callable[[int, int], None]
+
+
+def compare(
+    reference: Source,
+    target: Source,
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+    thresholds: str | os.PathLike[str] | None = None,
+    baseline: Source | None = None,
+    calibration: str | os.PathLike[str] | None = None,
+    compute_dtype: str | None = None,
+    require: str | Iterable[str] = (),
+    only: str | Iterable[str] = (),
+    exclude: str | Iterable[str] = (),
+    mapping: MappingSource | None = None,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Compare two archives, each record with the one that it belongs to.
+
+    Args:
+        reference: The trusted archive, open or a path.
+        target: The archive under test, open or a path.
+        rtol: Allowed error relative to `|reference|`, no unit; if only `atol` is given, 0.
+        atol: Allowed absolute error, in the tensors' own unit; if only `rtol` is given, 0.
+        thresholds: A TOML file of tolerances and limits by glob; an entry goes before `rtol` and `atol`.
+        baseline: An archive of a run of the reference in the target's precision, or of a perturbed input,
+            open or a path: each pair then says how far the target lies in units of its distance.
+        calibration: A file of limits from known-good ports, as `tcap calibrate` writes it.
+        compute_dtype: What the target computed in, where its run does not say so or says it wrongly.
+        require: Globs; a record of the reference that fits none may be missing. Everything is required
+            where there is none.
+        only: Globs; compare only keys that fit one of them.
+        exclude: Globs; leave out keys that fit one of them.
+        mapping: What belongs together, as an `Alignment` or a map file; `"none"` for equal keys alone. Where
+            it is None, a mapping is computed if keys leave records of both sides without a partner, or rules
+            say how tensors of equal keys and unlike shapes are laid out.
+        progress: Told the bytes of the reference done so far, and all that will be.
+
+    Returns:
+        Every pair with its status: by what was given, else by the calibration, else by the policy.
+
+    Raises:
+        UsageError: A tolerance is negative or not finite, a dtype is unknown, a file is no file of
+            thresholds, a threshold matches nothing, a calibration is of another precision, or a mapping does
+            not fit the archives.
+        TensorNotFoundError: A pattern in `only` or `require` fits nothing.
+        ReadError: One of the archives, or a file, cannot be read.
+    """
+    given = Thresholds.given(rtol, atol, thresholds)
+    selection = Selection(*map(_globs, (only, exclude, require)))
+    calibrated = None if calibration is None else Calibration.read(calibration)
+    with ExitStack() as stack:
+        trusted, tested = (stack.enter_context(opened(source)) for source in (reference, target))
+        twin = None if baseline is None else stack.enter_context(opened(baseline))
+        trusted, tested = sides(trusted, tested, mapping)
+        pairs = paired(trusted, tested, selection)
+        given.require_hits(pair.key for pair in pairs)
+        run = _Run(trusted, tested, given, calibrated, compute_dtype, progress)
+        return run.compare(pairs, selection, twin)
+
+
+def compare_records(
+    reference: Source,
+    reference_key: str,
+    target: Source,
+    target_key: str,
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+    compute_dtype: str | None = None,
+    steps: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> Comparison:
+    """Compare one record with another, whatever their keys.
+
+    Args:
+        reference: The trusted archive, open or a path.
+        reference_key: Key of the trusted record, or a shorter text as `Archive.get` takes it.
+        target: The archive under test, open or a path; may be the same one.
+        target_key: Key of the record under test.
+        rtol: As for `compare`.
+        atol: As for `compare`.
+        compute_dtype: As for `compare`.
+        steps: Layout steps from the target's tensor to the reference's, as in a map file.
+        progress: As for `compare`.
+
+    Returns:
+        A comparison of one pair, under the reference's key.
+
+    Raises:
+        UsageError: A tolerance is negative or not finite, a dtype is unknown, or a step does not fit.
+        TensorNotFoundError: A key fits no record, or several.
+        ReadError: One of the archives cannot be opened.
+    """
+    given = Thresholds.given(rtol, atol)
+    with opened(reference) as trusted, opened(target) as tested:
+        if steps:
+            tested = laid(trusted, reference_key, tested, target_key, steps)
+            target_key = trusted.get(reference_key).key.text
+        record, partner = trusted.get(reference_key), tested.get(target_key)
+        pairs = [Pair(record.key.text, "unjudged", record, partner)]
+        if isinstance(tested, MappedArchive):
+            pairs = with_mapping(pairs, tested, Selection())
+        return _Run(trusted, tested, given, None, compute_dtype, progress).compare(pairs, None, None)
+
+
+def _globs(given: str | Iterable[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def paired(reference: Archive, target: Archive, selection: Selection) -> list[Pair]:
+    """Pair the records of two archives as `pair_records` does, with what a mapping says of each."""
+    pairs = pair_records(reference, target, selection)
+    return with_mapping(pairs, target, selection) if isinstance(target, MappedArchive) else pairs
+
+
+@contextmanager
+def opened(source: Source) -> Iterator[Archive]:
+    """Open an archive for as long as a block lasts; one that is open already stays so."""
+    if isinstance(source, Archive):
+        yield source
+        return
+    from tensorcap_formats.open import open_archive
+
+    with open_archive(source) as archive:
+        yield archive
+
+
+class _Run:
+    """One comparison under way."""
+
+    def __init__(
+        self,
+        reference: Archive,
+        target: Archive,
+        given: Thresholds,
+        calibration: Calibration | None,
+        compute_dtype: str | None,
+        progress: Progress | None,
+    ) -> None:
+        self._reference = reference
+        self._target = target
+        self._given = given
+        self._calibration = calibration
+        self._progress = progress
+        self._precision = POLICY.precision_of_runs(reference.info, target.info, compute_dtype)
+        if calibration is not None:
+            _require_precision(calibration, self._precision)
+
+    def compare(
+        self, pairs: Sequence[Pair], selection: Selection | None, baseline: Archive | None
+    ) -> Comparison:
+        """Measure and judge the pairs."""
+        reference, target = self._reference, self._target
+        settled = with_hints((settle(reference, target, pair) for pair in pairs), reference, target)
+        measured = self._measured(settled)
+        injected = _injected(target)
+        judge_rest = PolicyJudge(
+            reference,
+            target,
+            policy=POLICY,
+            precision=self._precision,
+            given=self._given,
+            calibration=self._calibration,
+            injected=injected,
+        )
+        judged, account = judge_rest.judge(measured)
+        if injected is None:  # else records that are the same in the reference are not in the target
+            judged = with_echoes(reference, target, judged, self._given)
+        if baseline is not None:
+            judged = with_ratios(judged, self._against(baseline, judged), _exact_below(account))
+        return Comparison(
+            reference=Side.of(reference),
+            target=Side.of(target.source if isinstance(target, MappedArchive) else target),
+            tolerance=self._given.default,
+            pairs=tuple(judged),
+            divergence=first_divergence(reference, judged) if selection else None,
+            value_differences=(*self._value_differences(selection), *self._arguments(judged))
+            if selection
+            else (),
+            warnings=(*caveats(reference, target), *caveats_of_tokens(target), *caveats_of_pairs(judged)),
+            is_of_archives=selection is not None,
+            account=account,
+            thresholds=self._given.path,
+            calibration=self._calibration,
+            baseline=None if baseline is None else Side.of(baseline),
+            mapping=target.summary if isinstance(target, MappedArchive) else None,
+        )
+
+    def _value_differences(self, selection: Selection) -> Iterator[ValueDifference]:
+        reference, rest = (
+            {key: value for key, value in archive.values.items() if not is_fact(key, value)}
+            for archive in (self._reference, self._target)
+        )
+        for key, ours in reference.items():
+            name = key if key in rest else self._target.canonical(key)
+            is_there, theirs = name in rest, rest.pop(name, None)
+            if _is_equal(ours, theirs) or selection.why_not(key):
+                continue
+            may_lack = not is_there and selection.is_optional(key)
+            is_result = is_number(ours) and Key.parse(key).slot.startswith("output") and not may_lack
+            found = ValueDifference(key, ours, theirs, is_result)
+            yield found.judged(self._given.of(key).tolerance)
+        for key, theirs in rest.items():
+            if theirs is not None and not selection.why_not(key):
+                yield ValueDifference(key, None, theirs)
+
+    def _arguments(self, pairs: Sequence[Pair]) -> Iterator[ValueDifference]:
+        """Arguments of ops that differ, of ops that have records on both sides."""
+        ours, theirs = ops_of(self._reference), ops_of(self._target)
+        places = {
+            pair.reference.key.where: pair.target.key.where
+            for pair in pairs
+            if pair.reference and pair.target and pair.status != "excluded"
+        }
+        for place, partner in places.items() if ours and theirs else ():
+            trusted, tested = ours.arguments(place), theirs.arguments(partner)
+            for name in {**trusted, **tested}:
+                one, other = trusted.get(name), tested.get(name)
+                if not (_is_equal(one, other) or (is_blocked(one) and is_blocked(other))):
+                    yield ValueDifference(f"{place}/{FACTS}.{escape(name)}", one, other)
+
+    def _measured(self, pairs: Sequence[Pair]) -> list[Pair]:
+        """The pairs with their differences, those that need no policy with their statuses."""
+        open_pairs = [pair for pair in pairs if _needs_values(pair)]
+        given = [self._given.of(pair.key) for pair in open_pairs]
+        roundings = [rounding_of(p.reference, p.target) for p in open_pairs if p.reference and p.target]
+        tolerances = [limits.tolerance or r for limits, r in zip(given, roundings, strict=True)]
+        found = list(self._differences(self._target, pairs, tolerances, self._progress))
+        results = zip(given, found, strict=True)
+        return [self._with_result(p, *next(results)) if _needs_values(p) else p for p in pairs]
+
+    def _with_result(self, pair: Pair, given: Given, found: Difference | OSError) -> Pair:
+        if isinstance(found, OSError):  # one of ours, or what the system said
+            return replace(pair, status="unreadable", reason=str(found))
+        return judge(replace(pair, difference=found), given, self._remark(pair))
+
+    def _remark(self, pair: Pair) -> str:
+        """What has to be known of how a pair's values came about."""
+        sides = (self._reference, pair.reference), (self._target, pair.target)
+        return "; ".join(r for archive, record in sides if record and (r := archive.remark(record)))
+
+    def _against(self, baseline: Archive, pairs: Sequence[Pair]) -> dict[str, Difference | None]:
+        """Baseline against reference, for the pairs that were compared; None for identical records."""
+        partner_text = partner_texts(self._reference, baseline)
+        others = [
+            settle(self._reference, baseline, Pair(p.key, "unjudged", p.reference, baseline.get(text)))
+            for p in pairs
+            if p.reference is not None
+            and p.is_compared
+            and (text := partner_text(p.reference)) is not None
+            and text in baseline
+        ]
+        found: dict[str, Difference | None] = {p.key: None for p in others if p.status == "identical"}
+        open_pairs = [p for p in others if _needs_values(p)]
+        differences = self._differences(baseline, open_pairs, [None] * len(open_pairs), None)
+        for pair, difference in zip(open_pairs, differences, strict=True):
+            if not isinstance(difference, OSError):  # the pair is undefined then
+                found[pair.key] = difference
+        return found
+
+    def _differences(
+        self,
+        target: Archive,
+        pairs: Sequence[Pair],
+        tolerances: Sequence[Tolerance | None],
+        progress: Progress | None,
+    ) -> Iterator[Difference | OSError]:
+        records = [(p.reference, p.target) for p in pairs if _needs_values(p) and p.reference and p.target]
+        return measure_pairs(self._reference, target, records, tolerance=tolerances, progress=progress)
+
+
+def _injected(target: Archive) -> Injected | None:
+    if isinstance(target, MappedArchive):
+        return Injected(target.source, target.sources) or None
+    return Injected(target) or None
+
+
+def _is_equal(ours: object, theirs: object) -> bool:
+    """Whether two arguments are equal: numbers by value, whatever their type, and NaN to NaN (CMP-15)."""
+    if is_number(ours) and is_number(theirs):
+        return ours == theirs or (ours != ours and theirs != theirs)
+    return ours == theirs and type(ours) is type(theirs)
+
+
+def _exact_below(account: Account) -> float:
+    """The relative error up to which a run is exact."""
+    if not account.precision:
+        return RELATIVE_EPSILON
+    return min(RELATIVE_EPSILON, POLICY.precision(account.precision).unit / 4)
+
+
+def _needs_values(pair: Pair) -> bool:
+    return (
+        pair.status == "unjudged"
+        and pair.reference is not None
+        and pair.target is not None
+        and pair.reference.stored
+        and pair.target.stored
+    )
+
+
+def _require_precision(calibration: Calibration, precision: Precision | None) -> None:
+    if precision is not None and precision.name != calibration.precision:
+        raise UsageError(
+            f"{calibration.path}: is of {calibration.precision} runs, these are {precision.name}",
+            hint="Calibrate by runs of the same precision, or say --compute-dtype.",
+        )

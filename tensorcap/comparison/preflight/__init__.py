@@ -1,0 +1,1 @@
+"""Preflight: what two runs differ in before any tensor does."""

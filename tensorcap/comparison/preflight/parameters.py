@@ -1,0 +1,80 @@
+"""Whether two models hold the same numbers: by value where both archives have them, else by shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tensorcap.comparison.exact import rounding_of
+from tensorcap.comparison.preflight.item import Item, UnknownError, item, some
+from tensorcap.metrics.measurement import measure
+from tensorcap.runs.record_kinds import is_parameter
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.records import Record
+
+
+def parameters(reference: Archive, target: Archive) -> Iterator[Item]:
+    """Parameters, and buffers that were recorded, that go by the same name."""
+    held = [
+        {r.key.text: r for r in archive.records if is_parameter(r.key)} for archive in (reference, target)
+    ]
+    common_records = [key for key in held[0] if key in held[1]]
+    if common_records:
+        yield from _parameter_values(reference, target, [(held[0][k], held[1][k]) for k in common_records])
+        return
+    sides = [
+        {
+            f"{site}.{name}": about.shape
+            for site, module in archive.info.modules.items()
+            for name, about in module.parameters.items()
+        }
+        for archive in (reference, target)
+    ]
+    common = [name for name in sides[0] if name in sides[1]]
+    if not common:
+        raise UnknownError("the parameters of the two have no name in common")
+    for name in common:
+        ours, theirs = (None if side[name] is None else list(side[name] or ()) for side in sides)
+        if ours != theirs:
+            yield item("parameters", name, ours, theirs, "Its shapes differ.", explains=True)
+    for kind, one, other, sign in (("reference", 0, 1, "lacks"), ("target", 1, 0, "lacks")):
+        lost = [name for name in sides[other] if name not in sides[one]]
+        if lost:
+            text = f"The {kind} {sign} {len(lost)} parameters of the other: {some(lost)}."
+            yield item("parameters", lost[0], one, other, text, explains=False, rank=2)
+
+
+def _parameter_values(
+    reference: Archive, target: Archive, pairs: list[tuple[Record, Record]]
+) -> Iterator[Item]:
+    unlike = []
+    for ours, theirs in pairs:
+        if ours.shape != theirs.shape:
+            yield item(
+                "parameters",
+                ours.key.text,
+                list(ours.shape),
+                list(theirs.shape),
+                "Its shapes differ.",
+                explains=True,
+            )
+        elif not _has_equal_bits(reference, ours, target, theirs) and ours.stored and theirs.stored:
+            found = measure(reference, ours, target, theirs, tolerance=rounding_of(ours, theirs))
+            if found.mismatches or found.mask_mismatches:
+                unlike.append((found.relative_frobenius or 0.0, ours))
+    if unlike:
+        error, worst = max(unlike, key=lambda entry: entry[0])
+        text = (
+            f"{len(unlike)} of {len(pairs)} parameters are not the same numbers, beyond rounding of the "
+            f"dtypes: {some([record.key.text for _, record in unlike])}; the worst is off by {error:.3g} "
+            "of its norm."
+        )
+        yield item("parameters", worst.key.text, 0.0, error, text, explains=True)
+
+
+def _has_equal_bits(reference: Archive, ours: Record, target: Archive, theirs: Record) -> bool:
+    return (
+        bool(ours.digest)
+        and ours.digest == theirs.digest
+        and ours.dtype.name == theirs.dtype.name
+        and reference.algorithm == target.algorithm
+    )

@@ -1,0 +1,158 @@
+"""Second looks at the values of a module's inputs and output, by other measures or over some rows only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from tensorcap.comparison.pair import Pair
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.dtypes import Array, decode
+from tensorcap_formats.records import Record
+
+_SAMPLE: Final = 1 << 20  # elements of a tensor that a second look reads
+_BLOCKS: Final = 256  # of neighbouring rows that it reads them in
+_LEAST_ROW: Final = 64  # elements of a row of row metrics
+_LONGEST_ROW: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Errors of the inputs of a module and of its output, by one measure.
+
+    Attributes:
+        inputs: Medians over rows.
+        output: The same of the output.
+        tails: 95th percentiles over rows of the inputs.
+        tail: The same of the output.
+        has_measured_rows: Whether its rows are those of row metrics (MET-10).
+        rows: Errors of inputs, together, and of the output in each row, where they are known.
+    """
+
+    inputs: tuple[float, ...]
+    output: float
+    tails: tuple[float, ...]
+    tail: float
+    has_measured_rows: bool
+    rows: tuple[Array, Array] | None = None
+
+    def of(self, *, is_tail: bool) -> tuple[tuple[float, ...], float]:
+        """Inputs and output: medians, or the 95th percentiles."""
+        return (self.tails, self.tail) if is_tail else (self.inputs, self.output)
+
+
+class SecondLook:
+    """Measures errors again in ways that one huge element, or a large mean, does not hide.
+
+    A massive activation makes the relative error of a tensor small in the norm, so that the module after
+    it, which may well ignore that element, seems to make a large error: the largest elements of a row are
+    left out of the input. A norm that takes the mean away takes away what made the input large.
+    """
+
+    def __init__(self, reference: Archive, target: Archive) -> None:
+        self._archives = reference, target
+
+    def __call__(self, sources: Sequence[Pair], result: Pair, is_centred: bool) -> list[Look]:
+        """Errors of the inputs and of the output, by each measure."""
+        (output, tail), _, _ = self._errors(result, is_centred=False)
+        inputs = [self._errors(pair, is_centred=is_centred) for pair in sources]
+        alike = all(has_measured_rows(pair) for pair in (*sources, result))
+        return [
+            Look(tuple(e[i][0] for e in inputs), output, tuple(e[i][1] for e in inputs), tail, alike)
+            for i in range(3)
+        ]
+
+    def of_rows(self, chosen: Sequence[Pair], sources: Sequence[Pair], result: Pair) -> Look | None:
+        """Errors over those rows whose choices of experts are the same; None where there are none."""
+        choices = [self._matrices(pair) for pair in chosen]
+        same = np.all([(ours == theirs).all(axis=1) for ours, theirs in choices], axis=0)
+        if not same.any():
+            return None
+        errors = []
+        for pair in (*sources, result):
+            ours, theirs = (side[same] for side in self._matrices(pair))
+            d = np.where(np.isfinite(theirs - ours), theirs - ours, 0)
+            sizes = (np.where(np.isfinite(ours), ours, 0) ** 2).sum(axis=1)
+            errors.append(np.sqrt(_ratio((d**2).sum(axis=1), sizes)))
+        medians = [float(np.median(of_rows)) for of_rows in errors]
+        tails = [float(np.quantile(of_rows, 0.95)) for of_rows in errors]
+        rows = np.max(errors[:-1], axis=0), errors[-1]
+        return Look(tuple(medians[:-1]), medians[-1], tuple(tails[:-1]), tails[-1], False, rows)
+
+    def _matrices(self, pair: Pair) -> tuple[Array, Array]:
+        """Both sides of a pair as float64, rows along the last axis."""
+        records = pair.reference, pair.target
+        found = []
+        for archive, record in zip(self._archives, records, strict=True):
+            assert record is not None
+            values = decode(archive.read(record), record.dtype).astype(np.float64)
+            found.append(values.reshape(-1, record.shape[-1]))
+        return found[0], found[1]
+
+    def _errors(self, pair: Pair, *, is_centred: bool) -> list[tuple[float, float]]:
+        """Relative error of a pair: in the norm, without the largest of each row, and around its mean.
+
+        Returns:
+            Of each the median over rows and the 95th percentile.
+        """
+        if pair.difference is None or pair.reference is None or pair.target is None:
+            return [(0.0, 0.0)] * 3
+        records = pair.reference, pair.target
+        x, y = (sample(a, r) for a, r in zip(self._archives, records, strict=True))
+        columns = min(pair.reference.shape[-1] if pair.reference.shape else 1, x.size)
+        rows = x[: x.size - x.size % columns].reshape(-1, columns)
+        d = y[: rows.size].reshape(rows.shape) - rows
+        ok = np.isfinite(d)
+        d, rows = np.where(ok, d, 0), np.where(ok, rows, 0)
+        smaller = np.argpartition(np.abs(rows), columns - _largest(columns) - 1, axis=1)
+        smaller = smaller[:, : columns - _largest(columns)]
+        errors, squares = (np.take_along_axis(side, smaller, axis=1) ** 2 for side in (d, rows))
+        found = [
+            np.sqrt(_ratio((d**2).sum(axis=1), (rows**2).sum(axis=1))),
+            np.sqrt(_ratio(errors.sum(axis=1), squares.sum(axis=1))),
+        ]
+        if is_centred:
+            spread = ((rows - rows.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
+            found.append(np.sqrt(_ratio((d**2).sum(axis=1), spread)))
+        else:
+            found.append(found[0])
+        return [(float(np.median(e)), float(np.quantile(e, 0.95))) for e in found]
+
+
+def sample(archive: Archive, record: Record, limit: int = _SAMPLE) -> Array:
+    """Values of a tensor, at most `limit`, as float64 in one dimension: whole rows spread evenly over it."""
+    bits = [archive.read_range(record, start, stop) for start, stop in _spread(record, limit)]
+    values = decode(np.concatenate(bits), record.dtype)
+    return np.abs(values).astype(np.float64) if values.dtype.kind == "c" else values.astype(np.float64)
+
+
+def _spread(record: Record, limit: int) -> list[tuple[int, int]]:
+    """Ranges of elements: the whole tensor, or blocks of rows at equal distances."""
+    if record.size <= limit:
+        return [(0, record.size)]
+    columns = record.shape[-1] if record.shape[-1] <= limit else 1
+    rows, wanted = record.size // columns, limit // columns
+    blocks = min(_BLOCKS, wanted)
+    count = wanted // blocks
+    starts = np.linspace(0, rows - count, blocks).astype(np.int64).tolist()
+    return [(start * columns, (start + count) * columns) for start in starts]
+
+
+def has_measured_rows(pair: Pair) -> bool:
+    """Whether rows along the last axis are those that row metrics are taken over (MET-10)."""
+    shape = pair.reference.shape if pair.reference is not None else ()
+    return len(shape) > 0 and _LEAST_ROW <= shape[-1] <= _LONGEST_ROW
+
+
+def _largest(columns: int) -> int:
+    """How many elements of a row are left out: 1 %, at least one where there are several."""
+    return max(1, columns // 100) if columns > 1 else 0
+
+
+def _ratio(errors: Array, sizes: Array) -> Array:
+    out: Array = np.zeros(errors.shape)
+    np.divide(errors, sizes, out=out, where=sizes > 0)
+    return out

@@ -1,0 +1,237 @@
+"""Queries, keys, values and masks of an attention, from what is recorded of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from tensorcap.diagnosis.attention.core import Parts
+from tensorcap.diagnosis.context import values_of
+from tensorcap.diagnosis.scoring import Values
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.keys import module_of
+from tensorcap_formats.records import Record
+
+_NAMES: Final = {
+    "q": ("q_norm", "q_proj", "query", "wq", "q_lin", "q"),
+    "k": ("k_norm", "k_proj", "key", "wk", "k_lin", "k"),
+    "v": ("v_norm", "v_proj", "value", "wv", "v_lin", "v"),
+    "qkv": ("qkv_proj", "c_attn", "query_key_value", "Wqkv", "qkv"),
+}
+_MASKS: Final = ("attention_mask", "mask", "attn_mask", "encoder_attention_mask")
+_HIDDEN: Final = -1e4  # what is added to scores that are not seen is below
+_CACHES: Final = ("cache", "past")
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """A module of which the records of one call are looked at.
+
+    Attributes:
+        archive: Where they are.
+        record: What the core made.
+        parent: The attention's site.
+        shape: (batch, token, channel) of the core's result.
+        dims: Channels of a head.
+    """
+
+    archive: Archive
+    record: Record
+    parent: str
+    shape: tuple[int, ...]
+    dims: int
+
+    def at(self, step: int | None) -> list[Record]:
+        """Records of a step that were made before the core's result."""
+        key = self.record.key
+        return [
+            r
+            for r in self.archive.records
+            if (r.key.step, r.key.call, r.key.rank) == (step, key.call, key.rank)
+            and r.stored
+            and r.order <= self.record.order
+        ]
+
+    def given(self, records: Sequence[Record]) -> dict[str, Record]:
+        """What the attention itself was given, by the names of arguments."""
+        start = "input."
+        return {
+            r.key.slot.removeprefix(start): r
+            for r in records
+            if r.key.site == self.parent and r.key.slot.startswith(start)
+        }
+
+    def made(self, records: Sequence[Record]) -> dict[str, Record]:
+        """What modules within it made, by their names."""
+        return {
+            name: r
+            for r in records
+            for parent, _, name in [r.key.site.rpartition(".")]
+            if parent == self.parent and r.key.slot == "output"
+        }
+
+
+def parts_of(archive: Archive, record: Record, count: int, dims: int, shape: tuple[int, ...]) -> Parts | None:
+    """What the attention that a record is the core's result of computed with; None if it is not recorded.
+
+    Args:
+        archive: Where it is recorded.
+        record: The result of the core.
+        count: How many heads it has.
+        dims: Channels of a head.
+        shape: Of the result, (batch, token, channel).
+    """
+    site = module_of(record.key.site)
+    for parent in (site.rpartition(".")[0], site):
+        found = _parts(_Site(archive, record, parent, shape, dims), count)
+        if found is not None:
+            return found
+    return None
+
+
+def _parts(site: _Site, count: int) -> Parts | None:
+    key = site.record.key
+    records = site.at(key.step)
+    given, made = site.given(records), site.made(records)
+    own = _projections(site, made, count)
+    if own is None:
+        return None
+    q, k, v = own
+    angles = _angles(site, given)
+    if q.shape[2] == k.shape[2] and any(word in name for name in given for word in _CACHES):
+        for earlier in reversed(_earlier(site)):
+            before = site.at(earlier)
+            past = _projections(site, site.made(before), count)
+            if past is None:
+                return None
+            k, v = (np.concatenate(pair, axis=2) for pair in ((past[1], k), (past[2], v)))
+            angles = _joined(_angles(site, site.given(before)), angles)
+    cos, sin = angles if angles is not None and angles[0].shape[1] == k.shape[2] else (None, None)
+    scores = (q.shape[0], count, q.shape[2], k.shape[2])
+    mask = next((given[name] for name in _MASKS if name in given), None)
+    seen, added = _mask(site.archive, mask, scores)
+    bias = _bias(site.archive, given, made, scores)
+    if bias is not None and (bias <= _HIDDEN).any():  # a mask that was added to it
+        shown = (bias > _HIDDEN).any(axis=1, keepdims=True)
+        shown = np.broadcast_to(shown, (scores[0], *shown.shape[1:]))
+        seen = shown if seen is None else np.asarray(seen & shown)
+        bias = np.where(bias > _HIDDEN, bias, 0.0)
+    bias = bias if added is None else added if bias is None else bias + added
+    return Parts(q, k, v, cos, sin, seen, bias, _sinks(site, count))
+
+
+def _earlier(site: _Site) -> list[int]:
+    key = site.record.key
+    if key.step is None:
+        return []
+    within = [r.key.step for r in site.archive.records if r.key.site.rpartition(".")[0] == site.parent]
+    steps = {step for step in within if step is not None}
+    return sorted(step for step in steps if step < key.step)
+
+
+def _projections(site: _Site, made: dict[str, Record], count: int) -> tuple[Values, Values, Values] | None:
+    """Queries, keys and values of one step."""
+    found = {slot: next((made[n] for n in names if n in made), None) for slot, names in _NAMES.items()}
+    fused = found["qkv"]
+    sides = [_split(site, found[slot]) for slot in ("q", "k", "v")]
+    if fused is not None and any(side is None for side in sides):
+        whole = _split(site, fused)
+        if whole is None:
+            return None
+        keys = (whole.shape[1] - count) // 2
+        sides = [whole[:, :count], whole[:, count : count + keys], whole[:, count + keys :]]
+    q, k, v = sides
+    if q is None or k is None or v is None or q.shape[1] != count or not k.shape[1]:
+        return None
+    return (q, k, v) if count % k.shape[1] == 0 and k.shape == v.shape else None
+
+
+def _split(site: _Site, record: Record | None) -> Values | None:
+    """A projection as (batch, head, token, channel)."""
+    if record is None or len(record.shape) < 3 or record.shape[0] != site.shape[0]:
+        return None
+    values = values_of(site.archive, record)
+    if len(record.shape) == 4 and record.shape[-1] == site.dims:
+        is_headed = record.shape[2] == site.shape[1] != record.shape[1]
+        return values if is_headed else values.transpose(0, 2, 1, 3)
+    if len(record.shape) != 3 or record.shape[2] % site.dims:
+        return None
+    return values.reshape(*record.shape[:2], -1, site.dims).transpose(0, 2, 1, 3)
+
+
+def _angles(site: _Site, given: dict[str, Record]) -> tuple[Values, Values] | None:
+    """Cosines and sines of one step, by batch, token and channel."""
+    found = []
+    for number in (0, 1):
+        record = given.get(f"position_embeddings.{number}")
+        if record is None or record.dtype.kind != "float" or len(record.shape) != 3:
+            return None
+        values = values_of(site.archive, record)
+        if values.shape[0] not in (1, site.shape[0]):
+            return None
+        found.append(np.broadcast_to(values, (site.shape[0], *values.shape[1:])))
+    return found[0], found[1]
+
+
+def _joined(
+    before: tuple[Values, Values] | None, after: tuple[Values, Values] | None
+) -> tuple[Values, Values] | None:
+    if before is None or after is None:
+        return None
+    cos, sin = (np.concatenate(pair, axis=1) for pair in zip(before, after, strict=True))
+    return cos, sin
+
+
+def _mask(
+    archive: Archive, record: Record | None, scores: tuple[int, ...]
+) -> tuple[Values | None, Values | None]:
+    """Which keys a mask shows, (batch, 1, query, key), and what it adds to scores besides."""
+    if record is None or len(record.shape) not in (2, 4):
+        return None, None
+    values = values_of(archive, record)
+    if values.ndim == 2:
+        values = values[:, None, None]
+    values = values[..., : scores[3]]
+    if not _fits(values.shape, scores):
+        return None, None
+    if record.dtype.kind != "float":
+        seen, added = np.asarray(values != 0), None
+    else:
+        seen = np.asarray(values > _HIDDEN)
+        rest = np.where(seen, values, 0.0)
+        added = np.broadcast_to(rest, (*rest.shape[:2], *scores[2:])) if rest.any() else None
+    shown = np.broadcast_to(seen, (scores[0], *seen.shape[1:2], *scores[2:]))
+    return np.asarray(shown.any(axis=1, keepdims=True)), added
+
+
+def _bias(
+    archive: Archive, given: dict[str, Record], made: dict[str, Record], scores: tuple[int, ...]
+) -> Values | None:
+    """What positions add to scores, (batch or 1, head or 1, query, key)."""
+    for values in _biases(archive, given, made):
+        if _fits(values.shape, scores):
+            return np.broadcast_to(values, (*values.shape[:2], *scores[2:]))
+    return None
+
+
+def _biases(archive: Archive, given: dict[str, Record], made: dict[str, Record]) -> Iterator[Values]:
+    if "position_bias" in given and len(given["position_bias"].shape) == 4:
+        yield values_of(archive, given["position_bias"])
+    for name, record in made.items():
+        if "bias" in name and len(record.shape) == 3:
+            yield values_of(archive, record).transpose(2, 0, 1)[None]
+
+
+def _fits(shape: tuple[int, ...], scores: tuple[int, ...]) -> bool:
+    return len(shape) == 4 and all(size in (1, whole) for size, whole in zip(shape, scores, strict=True))
+
+
+def _sinks(site: _Site, count: int) -> Values | None:
+    for record in site.archive.records:
+        is_there = module_of(record.key.site) == site.parent and record.key.slot == "param.sinks"
+        if is_there and record.stored and record.size == count:
+            return values_of(site.archive, record).reshape(-1)
+    return None

@@ -1,0 +1,236 @@
+"""Find where two archives part by reading few of their tensors: a binary search in execution order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from tensorcap.alignment.aligned import NO_MAPPING, MappingSource, sides
+from tensorcap.comparison.comparison import Comparison
+from tensorcap.comparison.divergence import Divergence
+from tensorcap.comparison.exact import settle
+from tensorcap.comparison.pair import ABSENT, Pair
+from tensorcap.comparison.pairing import Selection
+from tensorcap.comparison.pipeline import Source, compare, opened, paired
+from tensorcap.runs.record_kinds import is_result
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.errors import UsageError
+from tensorcap_formats.records import Record
+
+How = Literal["search", "scan", "index"]
+Tell = Callable[[int, str], None]
+
+_SPOT_CHECKS: Final = 2  # results that are looked at besides, of those that should be green and of the others
+
+
+@dataclass(frozen=True, slots=True)
+class Bisection:
+    """Where two archives part, and what was read to know it.
+
+    Attributes:
+        results: Count of results that both sides have, in execution order: what was searched.
+        first: The first result that is not green; None if none was found.
+        last_green: The result before it; None where there is none.
+        divergence: What the policy says of the module that made it, with its inputs; None if nothing of it
+            is red.
+        how: `search` for a binary search that held; `scan` where results do not stay bad once they are, so
+            that all of them up to the first bad one were read; `index` where digests settled it.
+        read: Key texts of the results and inputs that were read, in that order.
+        against: The first result that the search took for good or bad and is not; "" where there is none.
+        lacking: Key texts of results of the reference that the target lacks, which nothing explains.
+    """
+
+    results: int
+    first: Pair | None
+    last_green: Pair | None
+    divergence: Divergence | None
+    how: How
+    read: tuple[str, ...]
+    against: str = ""
+    lacking: tuple[str, ...] = ()
+
+    @property
+    def exit_status(self) -> int:
+        """0 if no result was found that is not green, and none is lacking, else 1 (BIS-5)."""
+        return 0 if self.first is None and not self.lacking else 1
+
+
+def bisect_archives(
+    reference: Source,
+    target: Source,
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+    compute_dtype: str | None = None,
+    mapping: MappingSource | None = None,
+    tell: Tell | None = None,
+) -> Bisection:
+    """Find the first result of a module that is not green, reading about log2(n) tensors of each side.
+
+    Results whose digests are equal are identical without being read. Of the others, each that is looked at
+    is judged as `compare` judges it alone, without its inputs: by the tolerance given, else by how large an
+    error can be at its place (specs/bisection.md).
+
+    Args:
+        reference: The trusted archive, open or a path.
+        target: The archive under test, open or a path.
+        rtol: As for `compare`.
+        atol: As for `compare`.
+        compute_dtype: As for `compare`.
+        mapping: As for `compare`.
+        tell: Told of each result that is read: how many have been, and its key text.
+
+    Raises:
+        UsageError: There is no order of execution, or no result that both sides have.
+        ReadError: An archive, or a tensor, cannot be read.
+    """
+    with opened(reference) as one, opened(target) as other:
+        trusted, tested = sides(one, other, mapping)
+        if not trusted.is_ordered:
+            raise UsageError(
+                f"{trusted.path}: has no order of execution, expected a captured run",
+                hint="Compare all tensors instead: tcap compare.",
+            )
+        search = _Search(
+            trusted,
+            tested,
+            lambda keys: compare(
+                trusted,
+                tested,
+                rtol=rtol,
+                atol=atol,
+                compute_dtype=compute_dtype,
+                only=keys,
+                mapping=NO_MAPPING,
+            ),
+            tell,
+        )
+        return replace(search.run(), lacking=search.lacking)
+
+
+class _Search:
+    """One search under way.
+
+    Args:
+        reference: The trusted archive.
+        target: The archive under test.
+        compare_only: Compares records of these keys alone.
+        tell: Told of each result that is read.
+
+    Attributes:
+        lacking: Key texts of results that the target lacks, which nothing explains.
+    """
+
+    def __init__(
+        self,
+        reference: Archive,
+        target: Archive,
+        compare_only: Callable[[Sequence[str]], Comparison],
+        tell: Tell | None,
+    ) -> None:
+        self._reference = reference
+        self._target = target
+        self._compare_only = compare_only
+        self._tell = tell
+        self._read: list[str] = []
+        self._known: dict[int, Pair] = {}
+        pairs = paired(reference, target, Selection())
+        results = [p for p in pairs if p.reference and p.target and _is_result(p.reference)]
+        if not results:
+            raise UsageError(
+                f"{reference.path} and {target.path}: have no results of modules in common",
+                hint="tcap align tells what belongs together.",
+            )
+        self.lacking = tuple(
+            p.key
+            for p in pairs
+            if p.reference and p.is_required and p.status in ABSENT and _is_result(p.reference)
+        )
+        self._pairs = sorted(results, key=lambda p: p.reference.order if p.reference else 0)
+        for i, pair in enumerate(self._pairs):
+            settled = settle(reference, target, pair)
+            if settled.status != "unjudged":
+                self._known[i] = settled
+
+    def run(self) -> Bisection:
+        """Search, check what the search took for granted, and look at the module that it leads to."""
+        last = len(self._pairs) - 1
+        unknown = [i for i in range(len(self._pairs)) if not self._is_settled_green(i)]
+        if not unknown:
+            return Bisection(len(self._pairs), None, None, None, "index", ())
+        low, high = (unknown[0] - 1, last) if self._is_bad(last) else (last, last + 1)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._is_bad(middle) else (middle, high)
+        against = self._against(low, high, last)
+        how: How = "search"
+        if against:
+            how = "scan"
+            high = next((i for i in range(unknown[0], last + 1) if self._is_bad(i)), last + 1)
+        if not self._read:
+            how = "index"
+        if high > last:
+            return Bisection(len(self._pairs), None, None, None, how, tuple(self._read), against)
+        first, before = self._known[high], self._known.get(high - 1) if high else None
+        return Bisection(
+            len(self._pairs), first, before, self._module(first), how, tuple(self._read), against
+        )
+
+    def _against(self, low: int, high: int, last: int) -> str:
+        """A result that should be green or bad by the search, and is not; "" if none of some is."""
+        for i in _between(0, low, _SPOT_CHECKS):
+            if self._is_bad(i):
+                return self._pairs[i].key
+        for i in _between(high, last, _SPOT_CHECKS):
+            if not self._is_bad(i):
+                return self._pairs[i].key
+        return ""
+
+    def _is_settled_green(self, i: int) -> bool:
+        return i in self._known and self._known[i].is_green
+
+    def _is_bad(self, i: int) -> bool:
+        if i not in self._known:
+            self._known[i] = self._judged(self._pairs[i].key)
+        return not self._known[i].is_green
+
+    def _judged(self, key: str) -> Pair:
+        self._note(key)
+        found = self._compare_only((_literal(key),))
+        return next(pair for pair in found.pairs if pair.key == key)
+
+    def _note(self, key: str) -> None:
+        self._read.append(key)
+        if self._tell is not None:
+            self._tell(len(self._read), key)
+
+    def _module(self, first: Pair) -> Divergence | None:
+        """What the policy says of the call that made a result, with what went into it."""
+        assert first.reference is not None
+        where = first.reference.key.where
+        keys = [
+            record.key.text
+            for record in self._reference.records
+            if record.key.where == where and record.key.slot.partition(".")[0] in ("input", "output")
+        ]
+        for key in keys:
+            if key not in self._read:
+                self._note(key)
+        found = self._compare_only(tuple(map(_literal, keys)))
+        return found.divergence
+
+
+def _is_result(record: Record) -> bool:
+    return record.key.is_bare or (is_result(record.key) and record.dtype.kind != "bool")
+
+
+def _literal(key: str) -> str:
+    """A glob that fits one key."""
+    return "".join(f"[{c}]" if c in "*?[" else c for c in key)
+
+
+def _between(start: int, stop: int, count: int) -> Iterator[int]:
+    """Some numbers evenly spread between two others, that are not to be looked at themselves."""
+    inner = (start + (stop - start) * (i + 1) // (count + 1) for i in range(count))
+    yield from dict.fromkeys(i for i in inner if start < i < stop)

@@ -1,0 +1,97 @@
+"""The weights of two models compared with each other, before either is run on anything."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tensorcap.adapters.protocol import adapter_for
+from tensorcap.alignment.aligned import align
+from tensorcap.alignment.names.rulesets import Rules
+from tensorcap.comparison.comparison import Comparison
+from tensorcap.comparison.pair import Pair
+from tensorcap.comparison.pipeline import compare
+from tensorcap.diagnosis.diagnosis import Diagnosis, diagnose
+from tensorcap.runs.part import Part
+from tensorcap.runs.record_kinds import is_parameter
+from tensorcap.session.capture_session import capture
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.errors import ReadError, UsageError
+from tensorcap_formats.open import open_archive
+
+_PARAMETERS: Final = "*/param.*"
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What a comparison of weights found.
+
+    Attributes:
+        comparison: Of the parameters alone, by a mapping of their own.
+        unlike: Those that were compared and are not the same numbers, the worst first.
+        diagnosis: What kind of mistake the worst one is; None without one, or if its values tell nothing.
+    """
+
+    comparison: Comparison
+    unlike: tuple[Pair, ...]
+    diagnosis: Diagnosis | None
+
+    @property
+    def exit_status(self) -> int:
+        """1 if parameters are not the same numbers; what has no counterpart, the runs tell of."""
+        return int(bool(self.unlike))
+
+
+def audit(reference: Archive | Any, target: Any, *, rules: Rules | None = None) -> Audit | None:
+    """Compare the parameters of two models.
+
+    Args:
+        reference: The trusted model, or an archive of a run of it.
+        target: The model under test.
+        rules: Rules for names, which go before those that come with tensorcap.
+
+    Returns:
+        None if one of both has no parameters.
+    """
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tensorcap-")))
+        if isinstance(reference, Archive):
+            held = [record for record in reference.records if is_parameter(record.key) and record.stored]
+            ours: Archive | None = Part(reference, held) if held else None
+        else:
+            ours = _parameters(reference, folder / "reference.h5", stack)
+        theirs = _parameters(target, folder / "target.h5", stack)
+        if ours is None or theirs is None:
+            return None
+        aligned = align(ours, theirs, rules=rules, by="all")
+        comparison = compare(aligned.reference, aligned.target, mapping="none")
+        unlike = [pair for pair in comparison.pairs if pair.is_compared and not pair.is_green]
+        unlike.sort(key=_error, reverse=True)
+        diagnosis = _diagnosed(aligned.reference, aligned.target, unlike[0]) if unlike else None
+        return Audit(comparison, tuple(unlike), diagnosis)
+
+
+def _parameters(model: Any, path: Path, stack: ExitStack) -> Archive | None:
+    """The parameters of a model as an archive, None if it has none."""
+    listed = adapter_for(model).describe(model)["modules"]
+    if not any(module["parameters"] for module in listed):
+        return None
+    with capture(model, path, params=True, include=_PARAMETERS):
+        pass
+    return stack.enter_context(open_archive(path))
+
+
+def _error(pair: Pair) -> float:
+    error = pair.difference.relative_frobenius if pair.difference else None
+    return float("inf") if error is None else error
+
+
+def _diagnosed(reference: Archive, target: Archive, pair: Pair) -> Diagnosis | None:
+    assert pair.target is not None
+    try:
+        return diagnose(reference, target, pair.key, target_key=pair.target.key.text)
+    except (UsageError, ReadError):  # complex values, or statistics alone
+        return None

@@ -1,1 +1,0 @@
-"""What is worth knowing of two runs before their tensors are compared."""

@@ -1,0 +1,251 @@
+"""The Equivalence method's stage 2 and stage 3 JSON files: R of each component, and the faults among them.
+
+A stage 2 file holds `results`, in execution order, each with `component`, `r_ratio` and `passed`; a stage 3
+file `faults`, each with `component`, `r_ratio`, `pattern`, `root_cause` and `description`, and which of them
+is the primary one. Patterns are those of `curves.changes` for own errors: components are tested alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, cast, get_args
+
+from tensorcap.localization.curves import runs_of
+from tensorcap.rerun.own_errors import Own
+from tensorcap_formats.errors import ReadError, UsageError, WriteError, abbreviate
+
+Pattern = Literal["step", "spike", "error"]
+_CAUSES: Final = (  # R above which one is named; Equivalence's words
+    (10.0, "missing_algorithm", "another computation, or a step of it is missing"),
+    (3.0, "missing_multiplier", "a factor is missing"),
+    (1.2, "precision_ordering", "another precision, or order of operations"),
+    (-math.inf, "unknown", "within tolerance"),
+)
+_HINTS: Final = (  # words in the name of a component, the cause that they go with, and the usual mistake
+    (
+        ("rotary", "rope", "position"),
+        "missing_algorithm",
+        "scaling of the rotary frequencies is the usual one",
+    ),
+    (
+        ("moe", "expert", "router"),
+        "missing_algorithm",
+        "routing weights that are not applied are the usual one",
+    ),
+    (("norm",), "precision_ordering", "a variance in low precision is the usual one"),
+)
+_ROUTED: Final = ("moe", "expert", "router")
+_PRECISE: Final = 0.85  # R below which it is no chance
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """A result of stage 2.
+
+    Attributes:
+        name: The component.
+        ratio: R; None where it could not be had.
+        passed: Whether it passed.
+        error: What went wrong in its test, "" for nothing.
+    """
+
+    name: str
+    ratio: float | None
+    passed: bool
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault of stage 3.
+
+    Attributes:
+        component: Its name.
+        ratio: R; None where it could not be had.
+        pattern: `step` if it is one of a run of components that failed, `spike` if not, `error` without R.
+        root_cause: What R means, in Equivalence's words.
+        description: It as a sentence.
+    """
+
+    component: str
+    ratio: float | None
+    pattern: Pattern
+    root_cause: str
+    description: str
+
+
+def components(owns: Iterable[Own]) -> tuple[Component, ...]:
+    """What a replay found as results of stage 2: each module with results once, the worst of them.
+
+    Args:
+        owns: In execution order.
+    """
+    found: dict[str, Component] = {}
+    for own in owns:
+        if own.made != "result":
+            continue
+        known = found.get(own.module)
+        ratio, passed, error = own.ratio, not own.is_bad, ""
+        if own.status == "unjudged":
+            passed, error = False, f"{own.key} could not be judged"
+        if known is not None:
+            ratios = [r for r in (ratio, known.ratio) if r is not None]
+            ratio, passed, error = max(ratios, default=None), passed and known.passed, error or known.error
+        found[own.module] = Component(own.module, ratio, passed, error)
+    return tuple(found.values())
+
+
+def faults(results: Sequence[Component]) -> tuple[Fault, ...]:
+    """The faults among results: steps in execution order, then spikes from the largest R, then errors.
+
+    Example:
+        >>> ratios = [("rotary", 2.0), ("ok", 1.0), ("gate", 1.5), ("attn", 20.0), ("decoder", 40.0)]
+        >>> found = faults([Component(name, r, r < 1.2) for name, r in ratios])
+        >>> [(one.component, one.pattern) for one in found]
+        [('gate', 'step'), ('attn', 'step'), ('decoder', 'step'), ('rotary', 'spike')]
+    """
+    in_step = {at for start, stop in runs_of([not r.passed for r in results]) for at in range(start, stop)}
+    found = [_fault(one, is_step=at in in_step) for at, one in enumerate(results) if not one.passed]
+    order = {"step": 0, "spike": 1, "error": 2}
+    found.sort(key=lambda f: (order[f.pattern], 0.0 if f.pattern != "spike" else -(f.ratio or 0.0)))
+    return tuple(found)
+
+
+def stage2(results: Sequence[Component]) -> dict[str, Any]:
+    """The content of a stage 2 file."""
+    passed = sum(one.passed for one in results)
+    return {
+        "results": [
+            {
+                "component": one.name,
+                "r_ratio": one.ratio,
+                "passed": one.passed,
+                **({"error": one.error} if one.error else {}),
+            }
+            for one in results
+        ],
+        "passed": passed,
+        "failed": len(results) - passed,
+        "total": len(results),
+    }
+
+
+def stage3(found: Sequence[Fault]) -> dict[str, Any]:
+    """The content of a stage 3 file."""
+    listed = [
+        {
+            "component": one.component,
+            "r_ratio": one.ratio,
+            "pattern": one.pattern,
+            "root_cause": one.root_cause,
+            "description": one.description,
+        }
+        for one in found
+    ]
+    first = {"primary_fault": listed[0]} if listed else {}
+    return {"faults": listed, "num_faults": len(listed), **first}
+
+
+def write_stage(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
+    """Write the content of a file of either stage; an infinite R as `Infinity`, which Python reads.
+
+    Raises:
+        WriteError: It cannot be written.
+    """
+    try:
+        Path(path).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise WriteError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def read_faults(path: str | os.PathLike[str]) -> tuple[Fault, ...]:
+    """The faults of a file of either stage.
+
+    Raises:
+        ReadError: It cannot be read, or is no JSON.
+        UsageError: It is of neither stage, or its counts are not those of what it lists.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ReadError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ReadError(f"{path}: is no JSON: {error}") from error
+    if isinstance(content, dict) and isinstance(content.get("results"), list):
+        return faults(_components(str(path), content))
+    if isinstance(content, dict) and isinstance(content.get("faults"), list):
+        return _faults(str(path), content)
+    raise UsageError(f"{path}: has neither results (stage 2) nor faults (stage 3) of Equivalence")
+
+
+def _components(path: str, content: Mapping[str, Any]) -> tuple[Component, ...]:
+    found = []
+    for number, entry in enumerate(content["results"], 1):
+        where = f"{path}: result {number}"
+        passed = _taken(where, entry, "passed", bool)
+        ratio, error = _ratio(where, entry), str(entry.get("error") or "")
+        if ratio is None and passed and not error and entry.get("r_ratio") is not None:
+            passed = False  # NaN is no pass
+        found.append(Component(_taken(where, entry, "component", str), ratio, passed, error))
+    counts = stage2(found)
+    for name in ("passed", "failed", "total"):
+        if content.get(name, counts[name]) != counts[name]:
+            raise UsageError(f"{path}: {name}: found {content[name]!r}, expected {counts[name]} as it lists")
+    return tuple(found)
+
+
+def _faults(path: str, content: Mapping[str, Any]) -> tuple[Fault, ...]:
+    found = []
+    for number, entry in enumerate(content["faults"], 1):
+        where = f"{path}: fault {number}"
+        texts = [_taken(where, entry, n, str) for n in ("component", "pattern", "root_cause", "description")]
+        if texts[1] not in get_args(Pattern):
+            raise UsageError(f"{where}: pattern: found {texts[1]!r}, expected step, spike or error")
+        found.append(Fault(texts[0], _ratio(where, entry), cast("Pattern", texts[1]), texts[2], texts[3]))
+    if content.get("num_faults", len(found)) != len(found):
+        raise UsageError(f"{path}: num_faults: found {content['num_faults']!r}, expected {len(found)}")
+    primary = content.get("primary_fault")
+    name = primary.get("component") if isinstance(primary, dict) else primary
+    return tuple(sorted(found, key=lambda one: one.component != name))
+
+
+def _fault(one: Component, *, is_step: bool) -> Fault:
+    if one.ratio is None:
+        said = one.error or "R could not be had"
+        return Fault(one.name, None, "error", "test_error", f"{said[:1].upper()}{said[1:].rstrip('.')}.")
+    cause, text = next((cause, text) for least, cause, text in _CAUSES if one.ratio > least)
+    if one.ratio < _PRECISE:
+        cause, text = "over_precision", "more precise than the reference in that precision"
+    name = one.name.lower()
+    hints = [hint for words, of, hint in _HINTS if of == cause and any(word in name for word in words)]
+    if cause == "missing_algorithm" and any(word in name for word in _ROUTED):
+        cause = "routing_ignored"
+    described = f"R is {one.ratio:.4g}: {text}" + "".join(f"; {hint}" for hint in hints) + "."
+    return Fault(one.name, one.ratio, "step" if is_step else "spike", cause, described)
+
+
+def _taken(where: str, entry: object, name: str, kind: type) -> Any:
+    found = entry.get(name) if isinstance(entry, dict) else None
+    if not isinstance(found, kind):
+        what = {str: "a text", bool: "true or false"}[kind]
+        raise UsageError(f"{where}: {name}: found {abbreviate(repr(found))}, expected {what}")
+    return found
+
+
+def _ratio(where: str, entry: Mapping[str, Any]) -> float | None:
+    """R of an entry; None where there is none, or it is no number."""
+    found = entry.get("r_ratio")
+    if isinstance(found, str) and found in ("inf", "nan", "-inf"):
+        found = float(found)
+    if found is None or (isinstance(found, float) and math.isnan(found)):
+        return None
+    if isinstance(found, bool) or not isinstance(found, int | float) or found < 0:
+        raise UsageError(
+            f"{where}: r_ratio: found {abbreviate(repr(found))}, expected a number of at least 0"
+        )
+    return float(found)

@@ -1,0 +1,150 @@
+"""A comparison as a JSON object, the schema of which is `specs/result.schema.json` (RES-1 to RES-6)."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any
+
+from tensorcap.comparison.calibration import Calibration
+from tensorcap.comparison.comparison import Comparison
+from tensorcap.comparison.pair import Pair
+from tensorcap.metrics.location import ErrorMap
+from tensorcap.reports.examination import Examination
+from tensorcap.reports.ranking import by_module
+from tensorcap_formats.keys import module_of
+from tensorcap_formats.records import Record
+
+
+def comparison_json(comparison: Comparison, examination: Examination | None = None) -> dict[str, Any]:
+    """Everything that a comparison found, as values that `json.dumps` takes with `allow_nan=False`."""
+    return {**_head(comparison, examination), "pairs": list(_pairs(comparison, examination))}
+
+
+def json_pieces(comparison: Comparison, examination: Examination | None = None) -> Iterator[str]:
+    """The same as text, a pair at a time, so that 100,000 of them never are in memory as text."""
+    head = _dumps(_head(comparison, examination))
+    yield f'{head[:-1]},"pairs":['
+    separator = ""
+    for pair in _pairs(comparison, examination):
+        yield separator + _dumps(pair)
+        separator = ",\n"
+    yield "]}\n"
+
+
+def json_value(value: object) -> Any:
+    """A value with dataclasses as objects, and with the numbers that JSON has not as strings or lists.
+
+    Example:
+        >>> json_value({"psnr": float("inf"), "at": (1, 2), "value": 1 - 2j})
+        {'psnr': 'inf', 'at': [1, 2], 'value': [1.0, -2.0]}
+    """
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, list | tuple):
+        return [json_value(item) for item in value]
+    if isinstance(value, complex):
+        return [json_value(value.real), json_value(value.imag)]
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Pair):
+        return value.key  # all pairs are members of the object itself
+    if isinstance(value, ErrorMap):
+        levels = base64.b64encode(value.levels).decode("ascii")
+        return {"rows": value.rows, "columns": value.columns, "levels": levels}
+    if is_dataclass(value):
+        return {name: json_value(getattr(value, name)) for name in value.__dataclass_fields__}
+    if isinstance(value, Mapping):
+        return {key: json_value(item) for key, item in value.items()}
+    return value
+
+
+def _dumps(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _head(comparison: Comparison, examination: Examination | None) -> dict[str, Any]:
+    tolerance, divergence = comparison.tolerance, comparison.divergence
+    classes = examination.classes if examination else {}
+    return {
+        "format": "tensorcap-comparison",
+        "version": 1,
+        "reference": json_value(comparison.reference),
+        "target": json_value(comparison.target),
+        "is_of_archives": comparison.is_of_archives,
+        "rtol": tolerance.rtol if tolerance else None,
+        "atol": tolerance.atol if tolerance else None,
+        "thresholds": json_value(comparison.thresholds),
+        "calibration": _calibration(comparison.calibration),
+        "baseline": json_value(comparison.baseline),
+        "mapping": json_value(comparison.mapping),
+        "compared": comparison.compared,
+        "records": comparison.records,
+        "counts": comparison.counts,
+        "exit_status": comparison.exit_status,
+        "warnings": list(comparison.warnings),
+        "preflight": json_value(examination.preflight) if examination else None,
+        "first_divergence": {
+            "key": divergence.pair.key,
+            "status": divergence.pair.status,
+            "module": divergence.module,
+            "class": divergence.class_name,
+            "is_run_input": divergence.is_run_input,
+            "explanation": divergence.explanation,
+        }
+        if divergence
+        else None,
+        "modules": json_value(by_module(comparison.pairs, classes)),
+        "value_differences": json_value(comparison.value_differences),
+        "account": json_value(comparison.account),
+        "notes": list(examination.notes) if examination else [],
+    }
+
+
+def _calibration(calibration: Calibration | None) -> dict[str, Any] | None:
+    if calibration is None:
+        return None
+    return {**calibration.document(), "path": json_value(calibration.path)}
+
+
+def _pairs(comparison: Comparison, examination: Examination | None) -> Iterator[dict[str, Any]]:
+    found = examination or Examination()
+    for pair in comparison.pairs:
+        record = pair.reference or pair.target
+        yield {
+            "key": pair.key,
+            "class": found.classes.get(module_of(record.key.site), "") if record else "",
+            "source": found.sources.get(pair.key, ""),
+            "status": pair.status,
+            "reason": pair.reason,
+            "is_optional": pair.is_optional,
+            "reference": _record(pair.reference),
+            "target": _record(pair.target),
+            "origin": json_value(pair.origin),
+            "difference": json_value(pair.difference),
+            "findings": json_value(pair.findings),
+            "baseline": json_value(pair.baseline),
+            "location": json_value(found.locations.get(pair.key)),
+            "logits": json_value(found.logits.get(pair.key)),
+            "routing": json_value(found.routing.get(pair.key)),
+        }
+
+
+def _record(record: Record | None) -> dict[str, Any] | None:
+    if record is None:
+        return None
+    return {
+        "key": record.key.text,
+        "dtype": record.dtype.name,
+        "shape": list(record.shape),
+        "order": record.order,
+        "digest": record.digest,
+        "stored": record.stored,
+        "statistics": json_value(record.statistics),
+    }

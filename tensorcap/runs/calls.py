@@ -1,0 +1,259 @@
+"""Calls of modules in a run, from its records: inputs, outputs, leaves, attention cores, depth."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
+
+from tensorcap.runs.record_kinds import is_gradient, is_inner, is_parameter
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.keys import ROOT_SITE, Key, module_of
+from tensorcap_formats.records import Record
+
+# Kinds of leaves that are elementwise, linear or norms, so that they add little to an error; by class name,
+# or by the last part of the site where the class is not known.
+_SIMPLE: Final = re.compile(
+    r"linear|conv|dense|proj|embedding|norm|gelu|silu|relu|swish|mish|tanh|sigmoid|activation|identity|dropout"
+    r"|^(?:q|k|v|o|w[123]|fc\d?|c_fc|c_attn|act|act_fn|ln_\w+|wte|wpe|lm_head)$",
+    re.IGNORECASE,
+)
+_SENSITIVE: Final = re.compile(r"softmax|router|gate$|experts|attention|attn|moe(?!\w*norm)", re.IGNORECASE)
+_ROUTER: Final = re.compile(r"router|gate$", re.IGNORECASE)
+_LINEAR: Final = re.compile(r"linear|conv1d|dense|proj|^(?:query|key|value|o)$", re.IGNORECASE)
+_PRODUCT: Final = re.compile(rf"conv|{_LINEAR.pattern}", re.IGNORECASE)
+_CENTRED: Final = re.compile(r"(?:layer|group|batch|instance)_?norm", re.IGNORECASE)
+_ATTENTION: Final = re.compile(r"attention|attn", re.IGNORECASE)
+_BLOCK: Final = re.compile(r"(?:^|(?<=\.))\d+(?=\.|$)")
+_STATE: Final = re.compile(r"cache|past|memory|mems|(?<!hidden_)state", re.IGNORECASE)
+_NUMBER: Final = re.compile(r"(?:^|[./_-])(\d+)(?=[./_-]|$)")
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of one module.
+
+    Attributes:
+        place: Rank, step, site, and number of the call.
+        inputs: Records of its arguments, in order.
+        outputs: Records of its results, in order.
+    """
+
+    place: tuple[int, int, str, int]
+    inputs: list[Record] = field(default_factory=list)
+    outputs: list[Record] = field(default_factory=list)
+
+    @property
+    def site(self) -> str:
+        """The module's site."""
+        return self.place[2]
+
+    @property
+    def start(self) -> int:
+        """Order of its first record."""
+        return (self.inputs or self.outputs)[0].order
+
+    @property
+    def end(self) -> int:
+        """Order of its last record."""
+        return (self.outputs or self.inputs)[-1].order
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """What an attention computes between its projections.
+
+    Attributes:
+        attention: The module.
+        sources: Records of what goes in: what queries, keys and values are made of.
+        results: Records of what comes out: mostly the input of the output projection.
+    """
+
+    attention: str
+    sources: Sequence[Record]
+    results: Sequence[Record]
+
+
+class Calls:
+    """All calls of an archive's run.
+
+    Attributes:
+        calls: In execution order of their first records.
+    """
+
+    def __init__(self, archive: Archive) -> None:
+        found: dict[tuple[int, int, str, int], Call] = {}
+        for record in archive.records:
+            key = record.key
+            kind = key.slot.partition(".")[0]
+            if kind in ("input", "output") and not is_inner(key):
+                place = (key.rank, key.step, key.site, key.call)
+                call = found.setdefault(place, Call(place))
+                (call.inputs if kind == "input" else call.outputs).append(record)
+        self.calls: Sequence[Call] = tuple(found.values())
+        self._is_ordered = archive.is_ordered
+        self._modules = archive.info.modules
+        self._parents = {site for call in self.calls for site in _above(call.site)}
+        self._ends = _ends_of_blocks(archive.records)
+        self._records = archive.records
+
+    def class_of(self, site: str) -> str:
+        """Class of the module that a site is or lies in, without its package; "" where it is not known."""
+        module = self._modules.get(module_of(site))
+        return module.short_class if module else ""
+
+    def has_parameters(self, site: str) -> bool:
+        """Whether a module is known to have parameters of its own."""
+        return site in self._modules and bool(self._modules[site].parameters)
+
+    def is_leaf(self, site: str) -> bool:
+        """Whether no module below the site was called."""
+        return site not in self._parents and site != ROOT_SITE
+
+    def is_simple(self, site: str) -> bool:
+        """Whether a leaf is known to be elementwise, linear or a norm."""
+        name = self._kind(site)
+        return _SIMPLE.search(name) is not None and _SENSITIVE.search(name) is None
+
+    def is_router(self, site: str) -> bool:
+        """Whether a leaf is known to choose experts."""
+        return self.is_leaf(site) and _ROUTER.search(self._kind(site)) is not None
+
+    def is_linear(self, site: str) -> bool:
+        """Whether a leaf is known to be a product with a weight, which may be summed in any order."""
+        return _PRODUCT.search(self._kind(site)) is not None
+
+    def is_centred(self, site: str) -> bool:
+        """Whether a leaf takes the mean away first."""
+        return _CENTRED.search(self._kind(site)) is not None
+
+    def depth(self, record: Record) -> int:
+        """How many blocks an error has come through, that of the record too, in execution order (POL-13)."""
+        return max(self._depth(record), self._carried.get(record.key.text, 0))
+
+    @cached_property
+    def _carried(self) -> Mapping[str, int]:
+        """Depth that arguments bring along: of the result that they are, or of the step that left a state."""
+        made: dict[str, int] = {}
+        blocks: dict[int, dict[int, int]] = {}  # of each rank and step
+        found = {}
+        for record in self._records if self._is_ordered else ():
+            key = record.key
+            if key.is_bare or is_inner(key) or is_gradient(key) or not record.dtype.is_inexact:
+                continue
+            steps = blocks.setdefault(key.rank, {})
+            steps[key.step] = len(self._ends.get((key.rank, key.step, False), ()))
+            if key.slot.startswith("output") and record.digest:
+                made[record.digest] = max(self._depth(record), made.get(record.digest, 0))
+            elif key.slot.startswith("input"):
+                depth = made.get(record.digest, 0) if record.digest else 0
+                if not depth and is_state(key):
+                    depth = max((count for step, count in steps.items() if step < key.step), default=0)
+                if depth:
+                    found[key.text] = depth
+        return found
+
+    def _depth(self, record: Record) -> int:
+        key = record.key
+        if key.is_bare:
+            number = _NUMBER.search(key.site)
+            return int(number[1]) + 1 if number else 0
+        site = module_of(key.site)
+        block = _block_of(site)
+        if not self._is_ordered:
+            number = _BLOCK.search(site)
+            return int(number[0]) + 1 if number else 0
+        forward = len(self._ends.get((key.rank, key.step, False), ())) if is_gradient(key) else 0
+        ends = self._ends.get((key.rank, key.step, is_gradient(key)), ())
+        return forward + bisect_left(ends, record.order) + (block is not None)
+
+    @cached_property
+    def leaves(self) -> Sequence[Call]:
+        """Calls of leaves."""
+        return tuple(call for call in self.calls if self.is_leaf(call.site))
+
+    def cores(self) -> Iterator[Core]:
+        """Attention cores, by the order of calls and by which records are equal."""
+        if not self._is_ordered:
+            return
+        attentions = [call for call in self.calls if self._is_attention(call.site)]
+        inner = {site for call in attentions for site in _above(call.site)}
+        for call in attentions:
+            if call.site not in inner and not self.is_leaf(call.site):
+                yield from self._core(call)
+
+    def within(self, call: Call) -> Iterator[Call]:
+        """Calls of modules below that of a call, in the course of it."""
+        prefix = f"{call.site}."
+        for other in self._by_step.get(call.place[:2], ()):
+            if other.site.startswith(prefix) and call.start <= other.start and other.end <= call.end:
+                yield other
+
+    @cached_property
+    def _by_step(self) -> Mapping[tuple[int, int], Sequence[Call]]:
+        found: dict[tuple[int, int], list[Call]] = {}
+        for call in self.calls:
+            found.setdefault((call.place[0], call.place[1]), []).append(call)
+        return found
+
+    def _is_attention(self, site: str) -> bool:
+        return _ATTENTION.search(self.class_of(site) or site.rpartition(".")[2]) is not None
+
+    def _core(self, attention: Call) -> Iterator[Core]:
+        within = [call for call in self.within(attention) if self.is_leaf(call.site)]
+        given = {record.digest for record in attention.inputs if _is_float(record)}
+        linear = [leaf for leaf in within if _LINEAR.search(self._kind(leaf.site))]
+        projections = [
+            leaf for leaf in linear[1:] if not any(r.digest in given for r in leaf.inputs if _is_float(r))
+        ]
+        results = projections[-1].inputs if projections else attention.outputs
+        before = [leaf for leaf in within if leaf.outputs and leaf.end < (results[0].order if results else 0)]
+        used = {record.digest for leaf in before for record in leaf.inputs if record.digest}
+        sources = [
+            record
+            for leaf in before
+            for record in leaf.outputs
+            if _is_float(record) and record.digest not in used
+        ]
+        first = [record for record in results if _is_float(record)][:1]
+        if len(linear) > 1 and sources and first:
+            yield Core(attention.site, sources, first)
+
+    def _kind(self, site: str) -> str:
+        return self.class_of(site) or site.rpartition(".")[2]
+
+
+def is_state(key: Key) -> bool:
+    """Whether a tensor is, by the name of its slot, kept from one step to the next, such as a cache."""
+    return _STATE.search(key.slot) is not None
+
+
+def _is_float(record: Record) -> bool:
+    return record.dtype.is_inexact
+
+
+def _above(site: str) -> Iterator[str]:
+    while "." in site:
+        site = site.rpartition(".")[0]
+        yield site
+
+
+def _block_of(site: str) -> str | None:
+    """The block of a stack that a site belongs to: its path up to the first part that is a number."""
+    number = _BLOCK.search(site)
+    return site[: number.end()] if number else None
+
+
+def _ends_of_blocks(records: Sequence[Record]) -> dict[tuple[int, int, bool], list[int]]:
+    """For each rank and step, when each block ends: on the way forward, and on the way back."""
+    last: dict[tuple[int, int, bool], dict[str, int]] = {}
+    for record in records:
+        key = record.key
+        block = None if key.is_bare or is_parameter(key) else _block_of(module_of(key.site))
+        if block is not None:
+            ends = last.setdefault((key.rank, key.step, is_gradient(key)), {})
+            ends[block] = max(ends.get(block, 0), record.order)
+    return {place: sorted(ends.values()) for place, ends in last.items()}

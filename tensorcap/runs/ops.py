@@ -1,0 +1,177 @@
+"""What two runs say of the ops within their modules, as far as a comparison needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from tensorcap.runs.graph import Graph, Node, Value
+from tensorcap.runs.record_kinds import is_inner
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.errors import TensorNotFoundError
+from tensorcap_formats.keys import PROBES, Key, module_of
+
+FACTS: Final = "op"  # the slot of what a run says of an op
+_MODULE: Final = "module"  # the slot that tells where a probe was passed
+_CASTS: Final = ("_to_copy", "to")
+_RESERVE: Final = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
+# What a run computed in and where: records and preflight tell of it
+_TOLD_ELSEWHERE: Final = ("dtype", "device", "layout", "pin_memory", "memory_format", "generator")
+
+_Call = tuple[str, str, int]
+
+
+class Ops:
+    """The ops of an archive, by their place: the text of a key up to its slot; get them by `ops_of`."""
+
+    def __init__(self, archive: Archive) -> None:
+        try:
+            graph = Graph.of(archive)
+        except TensorNotFoundError:
+            self._nodes: dict[str, Node] = {}
+        else:
+            self._nodes = {node.where: node for node in graph.nodes}
+        self._outputs = {
+            f"{node.where}/{value.name}": value for node in self._nodes.values() for value in node.outputs
+        }
+
+        self._reserved: dict[_Call, int] = {}  # when a call of a module first reserves memory
+        for node in self._nodes.values():
+            if self.name(node.where) in _RESERVE:
+                self._reserved.setdefault(_call(node), node.order)
+
+    def __bool__(self) -> bool:
+        return bool(self._nodes)
+
+    def __contains__(self, place: object) -> bool:
+        return place in self._nodes
+
+    def module_call(self, place: str) -> int:
+        """Number of the call of the module that an op is run in."""
+        return self._nodes[place].module_call
+
+    def op(self, place: str) -> str:
+        """The full name of an op."""
+        return self._nodes[place].op
+
+    def name(self, place: str) -> str:
+        """The op without its namespace, overload, and the `_` of one in place; "" where there is none."""
+        node = self._nodes.get(place)
+        return _base(node.op).rstrip("_") if node else ""
+
+    def is_cast(self, place: str) -> bool:
+        """Whether an op only changes the dtype, or the device."""
+        return self.name(place) in _CASTS
+
+    def is_uninitialised(self, key: Key) -> bool:
+        """Whether what a record holds may be chance: of memory that was reserved, before it was filled."""
+        node = self._nodes.get(key.where)
+        if node is None:
+            return False
+        if self.name(node.where) in _RESERVE:
+            return True
+        is_written = key.slot == "input.self" and _base(node.op).endswith("_")
+        return is_written and self._reserved.get(_call(node), node.order) < node.order
+
+    def source(self, place: str) -> str:
+        """Where in the code an op stands, as `modeling_llama.py:189 in forward`; "" where it is not known."""
+        node = self._nodes.get(place)
+        if node is None or not node.file:
+            return ""
+        line = f":{node.line}" if node.line else ""
+        function = f" in {node.function}" if node.function else ""
+        return f"{node.file.rpartition('/')[2]}{line}{function}"
+
+    def inputs(self, place: str) -> Sequence[str] | None:
+        """Key texts of the records that go into an op, those behind views too, parameters left out.
+
+        Returns:
+            None where one is not known.
+        """
+        node = self._nodes.get(place)
+        if node is None or any(value.note for value in node.inputs):
+            return None
+        found = [self._origin(value) for value in node.inputs if value.number is None]
+        return [key for key in found if key is not None]
+
+    def given_from(self, place: str, slot: str) -> str:
+        """Key text of the record, or name of the parameter, that holds what an op was given; "" if none does.
+
+        Args:
+            place: The op's place.
+            slot: Where it would be recorded if nothing held it: `input.ARGUMENT`.
+        """
+        node = self._nodes.get(place)
+        for value in node.inputs if node else ():
+            if slot == f"input.{value.name}" and not value.note:
+                return self._origin(value) or value.parameter or ""
+        return ""
+
+    def arguments(self, place: str) -> Mapping[str, Any]:
+        """Arguments that are no tensors, but for those that only say what was computed in, and where."""
+        node = self._nodes.get(place)
+        if node is None:
+            return {}
+        numbers = {value.name: value.number for value in node.inputs if value.number is not None}
+        return {
+            name: value
+            for name, value in {**numbers, **node.arguments}.items()
+            if name not in _TOLD_ELSEWHERE
+        }
+
+    def _origin(self, value: Value) -> str | None:
+        """Key text of the record that a value is, or is a view of; None for a parameter."""
+        stored = self._outputs.get(value.key) if value.key is not None else None
+        return value.key if stored is None else stored.key
+
+
+def _base(op: str) -> str:
+    """The name of an op between its namespace and its overload."""
+    parts = op.split(".")
+    return parts[min(1, len(parts) - 1)]
+
+
+def _call(node: Node) -> _Call:
+    """The call of a module that an op is run in: rank and step, module, number of the call."""
+    return node.where.rpartition("/")[0], node.module, node.module_call
+
+
+def ops_of(archive: Archive) -> Ops:
+    """The ops of an archive, read once as long as the archive is there."""
+    found = _KNOWN.get(archive)
+    if found is None:
+        found = _KNOWN[archive] = Ops(archive)
+    return found
+
+
+_KNOWN: Final[WeakKeyDictionary[Archive, Ops]] = WeakKeyDictionary()
+
+
+def is_fact(text: str, value: object) -> bool:
+    """Whether a value says something of a place within a module's code, and is none that the run computed."""
+    site, _, slot = text.rpartition("/")
+    if slot not in (FACTS, _MODULE) or ":" not in site:
+        return False
+    if slot == _MODULE:
+        return Key.parse(text).site.startswith(f"{PROBES}:")
+    return isinstance(value, Mapping) and "op" in value
+
+
+def passed_in(archive: Archive, key: Key) -> str:
+    """The site of the module whose code a record is of; for a probe, of the one that it was passed in."""
+    module = module_of(key.site)
+    if module != PROBES or not is_inner(key):
+        return module
+    told = archive.values.get(f"{key.where}/{_MODULE}")
+    return told if isinstance(told, str) and told else PROBES
+
+
+def places(archive: Archive, ops: Ops) -> Iterator[str]:
+    """The places of ops that have records, in the order of their first records."""
+    seen = set()
+    for record in archive.records:
+        place = record.key.where
+        if place in ops and place not in seen:
+            seen.add(place)
+            yield place

@@ -1,0 +1,280 @@
+"""The module tree of a run, from what an archive or an adapter says of its modules.
+
+A module tree as text, folded: `layers[0..47] (48): LlamaDecoderLayer`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final
+
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.errors import UsageError
+from tensorcap_formats.keys import ROOT_SITE
+from tensorcap_formats.run_info import RunInfo
+
+Shape = tuple[int, ...] | None  # None of a parameter that has none yet
+
+ROOT: Final = "model"  # what the root is called in the Equivalence method's files
+_ACTIVATION_KEY: Final = re.compile(r"(?:^|_)(?:act|activation)(?:_|$)|^feed_forward_proj$")
+
+
+@dataclass(frozen=True)
+class Node:
+    """A module.
+
+    Attributes:
+        name: The last component of its path; `model` of the root.
+        path: Its path; empty of the root.
+        type: Its class, without the package; empty where it is not known.
+        shapes: Of its own parameters, by name; None where they are not known.
+        children: The modules in it, in the order of the model.
+        is_never_called: Whether the run had no call of it.
+    """
+
+    name: str
+    path: str
+    type: str
+    shapes: Mapping[str, Shape] | None
+    children: tuple[Node, ...] = ()
+    is_never_called: bool = False
+
+    @cached_property
+    def signature(self) -> str:
+        """Equal for modules of equal types, shapes and names of what is in them."""
+        shapes = None if self.shapes is None else sorted(self.shapes.items())
+        inner = [(child.name, child.signature) for child in self.children]
+        return hashlib.sha1(repr((self.type, shapes, inner)).encode(), usedforsecurity=False).hexdigest()
+
+    def walk(self) -> Iterator[Node]:
+        """The module and all in it, each before what it has in it."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A module tree.
+
+    Attributes:
+        source: Where it is from.
+        root: The model.
+        has_modules: Whether modules were listed; if not, the tree is of the names of tensors.
+        activations: Entries of the configuration that name an activation.
+    """
+
+    source: str
+    root: Node
+    has_modules: bool = True
+    activations: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, archive: Archive) -> Tree:
+        """The tree of an archive; of its sites' names if it lists no modules.
+
+        Raises:
+            UsageError: It holds nothing.
+        """
+        found = cls.of_run(str(archive.path), archive.info)
+        if found is not None:
+            return found
+        sites = dict.fromkeys(record.key.site.partition(":")[0] for record in archive.records)
+        paths = {"" if site == ROOT_SITE else site.replace("/", "."): _Facts() for site in sites}
+        if not paths:
+            raise UsageError(f"{archive.path}: holds neither modules nor tensors")
+        return cls(str(archive.path), _grown(paths), has_modules=False)
+
+    @classmethod
+    def of_run(cls, source: str, info: RunInfo) -> Tree | None:
+        """The tree that a run's metadata tells; None if it lists no modules."""
+        if not info.modules:
+            return None
+        never = {point.site for point in info.points if point.status == "never-called"}
+        facts = {
+            module.path: _Facts(
+                module.short_class,
+                {name: tensor.shape for name, tensor in module.parameters.items()},
+                site in never,
+            )
+            for site, module in info.modules.items()
+        }
+        return cls(source, _grown(facts), activations=_activations(info.config))
+
+
+@dataclass(frozen=True)
+class _Facts:
+    type: str = ""
+    shapes: Mapping[str, Shape] | None = None
+    is_never_called: bool = False
+
+
+def _activations(config: Mapping[str, Any]) -> dict[str, str]:
+    found: dict[str, str] = {}
+
+    def visit(entries: object, prefix: str) -> None:
+        for key, value in entries.items() if isinstance(entries, Mapping) else ():
+            if isinstance(value, str) and _ACTIVATION_KEY.search(str(key)):
+                found[f"{prefix}{key}"] = value
+            visit(value, f"{prefix}{key}.")
+
+    visit(config, "")
+    return found
+
+
+def _grown(facts: Mapping[str, _Facts]) -> Node:
+    """The tree of modules by path; those that only others' paths name know nothing of themselves."""
+    children: dict[str, dict[str, None]] = {"": {}}
+    for path in facts:
+        while path:
+            parent = path.rpartition(".")[0]
+            is_known = path in children.setdefault(parent, {})
+            children[parent][path] = None
+            children.setdefault(path, {})
+            if is_known:
+                break
+            path = parent
+    made: dict[str, Node] = {}
+    for path in sorted(children, key=lambda path: -path.count(".") if path else 1):
+        known = facts.get(path, _Facts())
+        inner = tuple(made[child] for child in children[path])
+        name = path.rpartition(".")[2] or ROOT
+        made[path] = Node(name, path, known.type, known.shapes, inner, known.is_never_called)
+    return made[""]
+
+
+def grouped(nodes: tuple[Node, ...], *, numbers_only: bool) -> list[list[Node]]:
+    """Modules of one parent, those together that are equal in all but their name.
+
+    Args:
+        nodes: Modules of one parent.
+        numbers_only: Whether only members of lists, whose names are numbers, go together.
+    """
+    groups: dict[object, list[Node]] = {}
+    for node in nodes:
+        is_alone = numbers_only and not node.name.isdigit()
+        groups.setdefault(node.path if is_alone else (node.signature,), []).append(node)
+    return list(groups.values())
+
+
+def full(node: Node, depth: int | None = None) -> dict[str, Any]:
+    """The full tree, to so many levels below the root, as the Equivalence method writes it."""
+    inner = [full(child, below(depth)) for child in node.children] if depth != 0 else []
+    return {"name": node.name, "type": node.type, "children": inner}
+
+
+def compressed(node: Node, depth: int | None = None) -> dict[str, Any]:
+    """The compressed tree, as the Equivalence method writes it; unlike there, unequal shapes part."""
+    return _compressed([node], depth)
+
+
+def _compressed(group: list[Node], depth: int | None) -> dict[str, Any]:
+    inner = grouped(group[0].children, numbers_only=False) if depth != 0 else []
+    return {
+        "type": group[0].type,
+        "names": [node.name for node in group],
+        "children": [_compressed(child, below(depth)) for child in inner],
+    }
+
+
+def paths(node: Node, depth: int | None = None) -> list[str]:
+    """The paths of all modules but the root, each before what it has in it."""
+    found = (inner.path for inner in node.walk() if inner.path)
+    return [path for path in found if depth is None or path.count(".") < depth]
+
+
+def below(depth: int | None) -> int | None:
+    """The depth that is left one level further down."""
+    return None if depth is None else depth - 1
+
+
+_LISTS: Final = ("ModuleList", "")  # what a list's members say is all that there is to say of it
+
+
+def tree_lines(root: Node, *, depth: int | None = None, shapes: bool = False) -> Iterator[str]:
+    """The lines of a tree.
+
+    Args:
+        root: The model.
+        depth: How many levels below the root are told; all if None.
+        shapes: Whether parameters are told.
+    """
+    yield _line(root.name, [root], shapes)
+    yield from _below([root], "", depth, shapes)
+
+
+def _below(group: Sequence[Node], indent: str, depth: int | None, shapes: bool) -> Iterator[str]:
+    """What equal modules have in them."""
+    items = _items(group) if depth != 0 else []
+    for i, (label, nodes, levels) in enumerate(items, 1):
+        branch, rest = ("└─ ", "   ") if i == len(items) else ("├─ ", "│  ")
+        yield f"{indent}{branch}{_line(label, nodes, shapes)}"
+        left = None if depth is None else max(depth - levels, 0)
+        yield from _below(nodes, indent + rest, left, shapes)
+
+
+def _items(group: Sequence[Node]) -> list[tuple[str, list[Node], int]]:
+    """The lines below equal modules: label, modules of all of them, levels that the line goes down."""
+    items: list[tuple[str, list[Node], int]] = []
+    for name, nodes in _folded(group):
+        first = nodes[0]
+        is_list = first.type in _LISTS and not first.shapes and not first.name.isdigit()
+        if is_list and first.children and all(child.name.isdigit() for child in first.children):
+            items += [(f"{name}{label}", members, 2) for label, members in _folded(nodes)]
+        else:
+            items.append((name, nodes, 1))
+    return items
+
+
+def _folded(group: Sequence[Node]) -> list[tuple[str, list[Node]]]:
+    """Children of equal modules, equal members of lists together; they stand in the same places."""
+    found = []
+    places = {child.path: i for i, child in enumerate(group[0].children)}
+    for inner in grouped(group[0].children, numbers_only=True):
+        label = inner[0].name
+        if label.isdigit():
+            count = f" ({len(inner)})" if len(inner) > 1 else ""
+            label = f"[{ranges([node.name for node in inner])}]{count}"
+        found.append((label, [node.children[places[child.path]] for node in group for child in inner]))
+    return found
+
+
+def _line(label: str, nodes: Sequence[Node], shapes: bool) -> str:
+    first = nodes[0]
+    text = f"{label}: {first.type}" if first.type else label
+    if shapes and first.shapes:
+        text += "  " + " ".join(f"{name}[{shape_text(shape)}]" for name, shape in first.shapes.items())
+    never = sum(node.is_never_called for node in nodes)
+    if never:
+        text += "  (never called)" if never == len(nodes) else f"  (never called: {never} of {len(nodes)})"
+    return text
+
+
+def shape_text(shape: Shape) -> str:
+    """A shape as the command line has it.
+
+    Example:
+        >>> shape_text((4, 2)), shape_text(()), shape_text(None)
+        ('4x2', '()', '?')
+    """
+    return "?" if shape is None else "x".join(map(str, shape)) or "()"
+
+
+def ranges(names: Sequence[str]) -> str:
+    """Numbers in runs.
+
+    Example:
+        >>> ranges(["0", "1", "2", "4", "6", "7"])
+        '0..2,4,6..7'
+    """
+    runs: list[list[int]] = []
+    for number in sorted({int(name) for name in names}):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs)

@@ -1,0 +1,451 @@
+"""Capture of a model that only the code in a block has.
+
+Run anybody's script as Python would, with the first model that it calls under capture.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib.util
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import Any, Final, TextIO
+
+from tensorcap.adapters.protocol import CalledRoot, adapter_named
+from tensorcap.recording.limits import Limits
+from tensorcap.recording.scope import Scope
+from tensorcap.session.capture_session import Capture, capture
+from tensorcap.workload.patch import replaced
+from tensorcap.workload.script import Script, as_main, code_of
+from tensorcap.workload.workload import FRAMEWORKS, MODEL_MODULES
+from tensorcap_formats.errors import CaptureError, TensorcapError, abbreviate, missing_package
+from tensorcap_formats.writing.writer import Writer
+
+
+@dataclass
+class Called:
+    """What a block calls.
+
+    Attributes:
+        capture: That of the model that was found; None before.
+        roots: The models that were called until now.
+    """
+
+    capture: Capture | None = None
+    roots: Sequence[CalledRoot] = ()
+
+
+@contextmanager
+def capture_called(
+    path: str | os.PathLike[str] | None,
+    *,
+    framework: str = "torch",
+    root: str | None = None,
+    **options: Any,
+) -> Iterator[Called]:
+    """Capture the first model that the code in a block calls, where nobody else has it.
+
+    Args:
+        path: As for `capture`.
+        framework: Whose model it is: `torch`, or `max`, of which the first model is meant that a graph is
+            made of.
+        root: A glob for the class of the model, or one and `@N` for the N-th such model, from 0.
+        options: Further arguments of `capture`.
+
+    Returns:
+        A context manager that gives what is called.
+
+    Raises:
+        CaptureError: No such model was called.
+        MissingPackageError: The framework is not installed.
+
+    Example:
+        >>> import torch, tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> with capture_called(folder.name + "/ref.h5") as called:
+        ...     _ = torch.nn.Sequential(torch.nn.Linear(2, 2))(torch.ones(1, 2))
+        >>> called.capture.summary.captured
+        ('@root', '0')
+        >>> folder.cleanup()
+    """
+    called = Called()
+    with ExitStack() as stack:
+
+        def take(model: Any) -> bool:
+            called.capture = stack.enter_context(capture(model, path, **options))
+            return True
+
+        called.roots = stack.enter_context(adapter_named(framework).roots(root, take))
+        yield called
+    if called.capture is None:
+        names = ", ".join(found.name for found in called.roots)
+        what = f"no model {root!r}" if root else f"no {framework} model with parameters"
+        raise CaptureError(
+            f"{what} was called in the block" + (f", but {names}" if names else ""),
+            hint="What is called in other processes is not seen.",
+        )
+
+
+_OURS: Final = tuple(
+    str(Path(__file__).parent.joinpath(*parts))
+    for parts in (
+        ("scripting.py",),
+        ("adapters", "_torch", "roots.py"),
+        ("adapters", "_torch", "direct.py"),
+        ("adapters", "_max", "roots.py"),
+        ("adapters", "_max", "foreign.py"),
+        ("adapters", "_max", "tracing.py"),
+    )
+)
+_PATIENCE_SECONDS: Final = 10
+_REPLACES_PROCESS: Final = ("execv", "execve")  # by which the others of their family are written
+
+
+class ScriptRun:
+    """A run of a script under capture.
+
+    Attributes:
+        script: What is run.
+        capture: The capture, which is over; None if no model was captured.
+        error: What the script ended by, other than its end or `sys.exit(0)`.
+        trouble: What is wrong with the capture.
+        status: The script's own exit status.
+    """
+
+    def __init__(
+        self,
+        script: Script,
+        path: str | os.PathLike[str] | None,
+        *,
+        root: str | None = None,
+        framework: str | None = None,
+        begun: Callable[[Capture], None] = lambda _: None,
+        ended: Callable[[ScriptRun], None] = lambda _: None,
+        **options: Any,
+    ) -> None:
+        """Prepare a run.
+
+        Args:
+            script: What to run.
+            path: As for `capture`.
+            root: A glob for the class of the model to capture, or one and `@N` for the N-th such model;
+                None for the first model that is called.
+            framework: Whose models are looked for; those of all that are installed if None.
+            begun: Is called when a model is under capture.
+            ended: Is called when the script and its capture are over, also where the script ends the
+                process at once.
+            options: Further arguments of `capture`.
+        """
+        self.script = script
+        self.capture: Capture | None = None
+        self.error: BaseException | None = None
+        self.trouble: TensorcapError | None = None
+        self.status = 0
+        self._path = None if path is None else Path(path).absolute()  # the script may go elsewhere
+        self._root = root
+        self._framework = framework
+        self._found: list[list[CalledRoot]] = []  # of each framework
+        self._begun = begun
+        self._ended = ended
+        self._options = options
+        if options.get("level") == "op" and not options.get("ops_in"):
+            options["ops_in"] = ("*",)  # between its calls are ops of other models, and modes of the script
+        self._about = script.describe()
+        self._process = os.getpid()
+        self._is_over = False
+        self._streams = {"stdout": sys.stdout, "stderr": sys.stderr}
+        self._lock = threading.RLock()
+
+    def run(self) -> ScriptRun:
+        """Run the script to its end; whatever it ends by is kept, not raised.
+
+        Raises:
+            UsageError: There is no such script, or it is no Python; an option cannot be read.
+            WriteError: The archive could not be written there.
+            MissingPackageError: The framework is not installed, or none is.
+        """
+        self._check_options()
+        with ExitStack() as stack:
+            watches = {name: stack.enter_context(_on_import(name)) for name in self._frameworks()}
+            main = stack.enter_context(as_main(self.script))
+            for name, watch in watches.items():
+                watch(functools.partial(self._look_out, name, stack))
+            code = self._code(main)
+            for name in _REPLACES_PROCESS:
+                stack.enter_context(replaced(os, name, self._replacing))
+            stack.enter_context(replaced(os, "_exit", self._exiting))
+            if code is not None:
+                try:
+                    exec(code, vars(main))
+                except BaseException as error:
+                    self._end_by(error)
+            self._wait()
+            self.finish()
+        return self
+
+    @property
+    def roots(self) -> list[CalledRoot]:
+        """The models that it called."""
+        return [root for roots in self._found for root in roots]
+
+    @property
+    def others(self) -> list[CalledRoot]:
+        """The models that it called and that were not captured."""
+        return [root for root in self.roots if root.calls and not root.is_taken]
+
+    def finish(self) -> None:
+        """Close the archive, once, and tell `ended`."""
+        with self._lock:
+            if self._is_over or self._process != os.getpid():
+                return
+            self._is_over = True
+            self._restore_streams()
+            if self.capture is not None:
+                self._about["also_called"] = {root.name: root.calls for root in self.others}
+                error = self.error
+                try:
+                    self.capture.__exit__(type(error) if error else None, error, None)
+                except TensorcapError as trouble:
+                    self.trouble = trouble
+            elif self.trouble is None and self.error is None:
+                self.trouble = self._nothing_called()
+        self._ended(self)
+
+    def _check_options(self) -> None:
+        """Find what is wrong whatever the model is, before the script has run for long."""
+        given = self._options
+        names = ("steps", "sample", "max_bytes", "slices")
+        limits = Limits.of(**{name: given[name] for name in names if name in given})
+        Scope(given.get("include", ()), given.get("exclude", ()), limits)
+        if self._path is not None:
+            Writer(self._path, container=given.get("container")).abandon(discard=True)
+
+    def _frameworks(self) -> tuple[str, ...]:
+        """Whose models are looked for."""
+        if self._framework is not None:
+            return (self._framework,)
+        return tuple(name for name in FRAMEWORKS if _is_installed(name)) or ("torch",)
+
+    def _look_out(self, framework: str, stack: ExitStack) -> None:
+        """Watch for models of a framework, now that it is there."""
+        self._found.append(stack.enter_context(adapter_named(framework).roots(self._root, self._take)))
+
+    def _take(self, model: Any) -> bool:
+        """Put a model under capture; an error of ours ends the script, which would run in vain."""
+        if self.capture is not None:
+            return False  # one of another framework is
+        try:
+            found = capture(model, self._path, run={"script": self._about}, **self._options)
+            found._warns = False  # whoever runs this has the summary
+            found.__enter__()
+        except TensorcapError as trouble:
+            self.trouble = trouble
+            raise _Stopped from trouble
+        self.capture = found
+        self._begun(found)
+        return True
+
+    def _code(self, main: ModuleType) -> CodeType | None:
+        """The code to run; None if what is imported before it has failed."""
+        try:
+            return code_of(self.script, main)
+        except TensorcapError:
+            raise
+        except BaseException as error:
+            self._end_by(error)
+            return None
+
+    def _end_by(self, error: BaseException) -> None:
+        """Note what the script ended by, and show it as Python would."""
+        if isinstance(error, _Stopped):
+            return
+        if isinstance(error, SystemExit):
+            code = error.code
+            self.status = code if isinstance(code, int) else int(code is not None)
+            self.error = error if self.status else None
+            if code is not None and not isinstance(code, int):
+                sys.stderr.write(f"{code}\n")
+            return
+        self.error, self.status = error, 1
+        _strip(error)
+        if not isinstance(error, KeyboardInterrupt):
+            sys.excepthook(type(error), error, error.__traceback__)
+
+    def _wait(self) -> None:
+        """Wait for the threads that Python would wait for at its end."""
+        try:
+            for thread in filter(_is_waited_for, threading.enumerate()):
+                thread.join(_PATIENCE_SECONDS)
+                if thread.is_alive():
+                    self._streams["stderr"].write(f"tensorcap: waiting for the thread {thread.name}\n")
+                    thread.join()
+        except KeyboardInterrupt as error:
+            self._end_by(error)
+
+    def _restore_streams(self) -> None:
+        """Put back the standard streams, and open anew those that the script has closed."""
+        for name, number in (("stdout", 1), ("stderr", 2)):
+            stream = self._streams[name]
+            if stream.closed:
+                stream = _opened(number)
+            setattr(sys, name, stream)
+
+    def _exiting(self, original: Callable[[int], None]) -> Callable[[int], None]:
+        def _exit(status: int) -> None:
+            if os.getpid() == self._process:
+                self.status = status
+                self.error = SystemExit(status) if status else None
+                self.finish()
+            original(status)
+
+        return _exit
+
+    def _replacing(self, original: Callable[..., None]) -> Callable[..., None]:
+        def exec_(*args: Any) -> None:
+            if os.getpid() == self._process:
+                self.finish()
+            original(*args)
+
+        return exec_
+
+    def _nothing_called(self) -> CaptureError:
+        where = self.script.target
+        if self._root is not None and self.roots:
+            names = [root.name for root in self.roots]
+            close = difflib.get_close_matches(self._root, names, n=3)
+            hint = f"Did you mean {' or '.join(map(repr, close))}?" if close else None
+            called = told(self.roots)
+            return CaptureError(
+                f"{where}: no model {abbreviate(self._root)!r} was called, but {called}", hint=hint
+            )
+        if self.roots:
+            return CaptureError(
+                f"{where}: called no model that has parameters and is not scripted, but {told(self.roots)}",
+                hint=f"If that is the model: --root {self.roots[0].name}",
+            )
+        of_framework = "" if self._framework is None else f"{self._framework} "
+        return CaptureError(
+            f"{where}: called no {of_framework}model in this process",
+            hint="What it runs in other processes is not seen.",
+        )
+
+
+class _Stopped(SystemExit):
+    """Ends the script, which must not take it for an error of its own; a thread ends by it silently."""
+
+
+def told(roots: Sequence[CalledRoot], few: int = 8) -> str:
+    """Models and how often they were called, as a text.
+
+    Example:
+        >>> told([CalledRoot("Draft", 12), CalledRoot("Softmax", 1)])
+        'Draft (12 calls), Softmax (1 call)'
+    """
+    texts = [f"{r.name} ({r.calls} call{'' if r.calls == 1 else 's'})" for r in roots[:few]]
+    return ", ".join(texts) + (f" and {len(roots) - few} more" if len(roots) > few else "")
+
+
+@contextmanager
+def _on_import(framework: str) -> Iterator[Callable[[Callable[[], None]], None]]:
+    """Call a function as soon as a framework is imported, which is then not sooner than without us.
+
+    Raises:
+        MissingPackageError: It is not installed.
+    """
+    if not _is_installed(framework):
+        raise missing_package("capturing a script", framework, extra=framework)
+    module = MODEL_MODULES[framework]
+    waiting = _Waiting(module)
+
+    def begin(then: Callable[[], None]) -> None:
+        if module in sys.modules:
+            then()
+        else:
+            waiting.then = then
+            sys.meta_path.insert(0, waiting)
+
+    try:
+        yield begin
+    finally:
+        if waiting in sys.meta_path:
+            sys.meta_path.remove(waiting)
+
+
+def _is_installed(framework: str) -> bool:
+    return framework in sys.modules or importlib.util.find_spec(framework) is not None
+
+
+class _Waiting:
+    """Among the finders of modules, waits for one module; another finds it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.then: Callable[[], None] = lambda: None
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
+        if name != self._name:
+            return None
+        others = [finder for finder in sys.meta_path if finder is not self]
+        spec = next(filter(None, (finder.find_spec(name, path) for finder in others)), None)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            load = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                del loader.exec_module
+                load(module)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                    self.then()
+
+            loader.exec_module = exec_module
+        return spec  # it may only be asked whether there is such a package
+
+
+def _is_waited_for(thread: threading.Thread) -> bool:
+    """Whether the thread has to end before the archive is finished; those of pools end with the process."""
+    if thread.daemon or thread is threading.current_thread():
+        return False
+    pools = sys.modules.get("concurrent.futures.thread")
+    is_pooled = thread in getattr(pools, "_threads_queues", ())
+    return not is_pooled and type(thread).__module__ != "concurrent.futures.process"
+
+
+def _opened(number: int) -> TextIO:
+    """A stream for the file that has this number, or for none if there is none."""
+    try:
+        return open(number, "w", encoding="utf-8", closefd=False)
+    except OSError:
+        return open(os.devnull, "w", encoding="utf-8")
+
+
+def _strip(error: BaseException) -> None:
+    """Take our own frames out of the tracebacks of an error and of those it came from."""
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        current = left.pop()
+        if current is not None and id(current) not in seen:
+            seen.add(id(current))
+            current.__traceback__ = _without_ours(current.__traceback__)
+            left += [current.__cause__, current.__context__]
+
+
+def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+    frames = []
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename not in _OURS:
+            frames.append(trace)
+        trace = trace.tb_next
+    found: TracebackType | None = None
+    for kept in reversed(frames):
+        found = TracebackType(found, kept.tb_frame, kept.tb_lasti, kept.tb_lineno)
+    return found

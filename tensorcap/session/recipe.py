@@ -1,0 +1,199 @@
+"""How a workload was made from a path and options, so that it can be made again with one thing changed."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from tensorcap.adapters.protocol import Adapter, adapter_for, adapter_named
+from tensorcap.workload.metadata import redact
+from tensorcap.workload.workload import FRAMEWORKS, StoredInput, Workload, load_file
+from tensorcap_formats.errors import MissingPackageError, UsageError, abbreviate
+
+if TYPE_CHECKING:
+    from tensorcap_formats.archive import Archive
+
+# Options that say what the model is run on; one of them given anew puts archived inputs aside.
+INPUT_OPTIONS: Final = ("prompt", "input_ids", "inputs")
+_NEVER_INHERITED: Final = ("trust_remote_code",)  # an archive must not decide that code is run
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to make a workload: what the command line said, and what an archive keeps of it.
+
+    Attributes:
+        path: `file.py:function`, or a folder or id of a Hugging Face model.
+        options: Options that were given, by their Python names.
+        framework: Whose model it is; None for a function, which says it by what it returns, or torch.
+    """
+
+    path: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    framework: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """`function` or `huggingface`."""
+        file, _, function = self.path.rpartition(":")
+        return "function" if file.endswith(".py") and function.isidentifier() else "huggingface"
+
+    @classmethod
+    def of(cls, archive: Archive) -> Recipe:
+        """The recipe of the run that an archive holds.
+
+        Raises:
+            UsageError: The run was not made from a recipe (it was captured through the Python API).
+        """
+        workload, framework = archive.info.workload, archive.info.framework
+        if not workload.path:
+            raise UsageError(
+                f"{archive.path}: does not say how its run was made",
+                hint="Name the model; the inputs and filters are then taken from the archive.",
+            )
+        options = {name: value for name, value in workload.options.items() if name not in _NEVER_INHERITED}
+        return cls(workload.path, options, framework if framework in FRAMEWORKS else None)
+
+    def changed(self, **options: Any) -> Recipe:
+        """The same recipe with some options given anew."""
+        kept = dict(self.options)
+        if any(name in options for name in INPUT_OPTIONS):
+            kept = {name: value for name, value in kept.items() if name not in INPUT_OPTIONS}
+        if "teacher_forced" in options:
+            kept.pop("max_new_tokens", None)  # as many as the reference has
+        return replace(self, options={**kept, **options})
+
+    def describe(self) -> dict[str, Any]:
+        """The entry `workload` of the run's metadata."""
+        options = {k: redact(v) if isinstance(v, str) else v for k, v in self.options.items()}
+        return {"kind": self.kind, "path": redact(self.path), "options": options}
+
+    def build(self, inputs: Mapping[str, StoredInput] | None = None) -> Workload:
+        """Make the workload.
+
+        Args:
+            inputs: Archived inputs, in place of those that the options name.
+
+        Raises:
+            UsageError: The path or an option makes no sense.
+        """
+        if self.kind == "huggingface" and self.framework not in (None, "torch"):
+            raise UsageError(
+                f"{abbreviate(self.path)}: a model of {self.framework}: expected FILE.py:FUNCTION",
+                hint="The function returns tensorcap.Workload(model, inputs).",
+            )
+        expected = self._expected()
+        options = dict(self.options)
+        seed, perturbation = options.pop("seed", 0), options.pop("perturb", None)
+        if expected is not None:
+            expected.seed(seed)
+        if self.kind == "huggingface":
+            from tensorcap.adapters.huggingface.loading import build
+
+            workload = build(self.path, options, inputs)
+        else:
+            workload = self._call_function(expected, options, inputs)
+        adapter = adapter_for(workload.model)
+        if perturbation is not None:
+            workload = adapter.perturb(workload, perturbation)
+        adapter.seed(seed)  # the run draws the same numbers however the weights were made
+        return workload
+
+    def described(self) -> dict[str, Any]:
+        """What a run's metadata would say of the model, without running it, and without weights if it can.
+
+        Raises:
+            UsageError: The path or an option makes no sense.
+        """
+        if self.kind == "function":
+            model = self.build().model
+            return adapter_for(model).describe(model)
+        from tensorcap.adapters.huggingface.loading import build_without_weights
+
+        model = build_without_weights(self.path, self.options)
+        return adapter_for(model).describe(model)
+
+    def _expected(self) -> Adapter | None:
+        """The adapter of the framework that is seeded before code of the user's runs; None if there is none.
+
+        Raises:
+            MissingPackageError: The framework that the model has to be of is not installed.
+        """
+        try:
+            return adapter_named(self.framework or "torch")
+        except MissingPackageError:
+            if self.framework is not None or self.kind == "huggingface":
+                raise
+            return None
+
+    def _call_function(
+        self, expected: Adapter | None, options: dict[str, Any], inputs: Mapping[str, StoredInput] | None
+    ) -> Workload:
+        dtype, device = options.pop("dtype", None), options.pop("device", None)
+        make = _load_function(self.path)
+        parameters = inspect.signature(make).parameters
+        for name in options:
+            if name not in parameters:
+                raise UsageError(
+                    f"{self.path}: takes no --{name.replace('_', '-')}, which is for Hugging Face models",
+                    hint=f"A function with a parameter {name} is given it.",
+                )
+        takes_dtype = dtype is not None and "dtype" in parameters
+        if takes_dtype:
+            options["dtype"] = _adapter_of(parameters["dtype"], expected).dtype(dtype)
+        made = make(**options)
+        if not isinstance(made, Workload):
+            raise UsageError(
+                f"{self.path}: returned a {type(made).__name__}, expected a tensorcap.Workload",
+                hint="Return tensorcap.Workload(model, inputs).",
+            )
+        return adapter_for(made.model).prepare(
+            made, dtype=None if takes_dtype else dtype, input_dtype=dtype, device=device, inputs=inputs
+        )
+
+
+def _load_function(path: str) -> Callable[..., Any]:
+    """Import a file by its path, and get its function."""
+    file_text, _, name = path.rpartition(":")
+    try:
+        module = load_file(file_text)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        names = [n for n, v in vars(module).items() if inspect.isfunction(v) and not n.startswith("_")]
+        raise UsageError(
+            f"{path}: {file_text!r} has no function {name!r}",
+            hint=f"It has: {', '.join(names)}." if names else None,
+        )
+    function: Callable[..., Any] = found
+    return function
+
+
+def _adapter_of(parameter: inspect.Parameter, expected: Adapter | None) -> Adapter:
+    """The adapter of the framework whose dtypes a parameter takes, as its default says."""
+    try:
+        return adapter_for(parameter.default)
+    except UsageError:
+        if expected is None:
+            raise
+        return expected
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """Read `key=value`; the value is JSON, or a text if it is none.
+
+    Example:
+        >>> parse_setting("rope_parameters.rope_theta=1e4"), parse_setting("hidden_act=gelu")
+        (('rope_parameters.rope_theta', 10000.0), ('hidden_act', 'gelu'))
+    """
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise UsageError(f"--config {abbreviate(text)!r}: expected key=value")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value

@@ -1,1 +1,0 @@
-"""Module trees: of archives and live models, folded, and compared."""

@@ -1,1 +1,0 @@
-"""What errors mean: pairs, statuses, the policy and everything it looks at."""

@@ -1,0 +1,150 @@
+"""Weights of two models, held against each other without a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tensorcap
+from tensorcap.localization.weights import audit
+from tensorcap.verification import Runnable, verify
+from tensorcap.workload.workload import Workload
+
+X = torch.linspace(-1, 1, 12).reshape(2, 6)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 8, bias=False), nn.Linear(8, 6, bias=False)
+        self.spare = nn.Linear(3, 3, bias=False)  # never called
+
+    def forward(self, x: Tensor) -> Any:
+        return self.down(torch.relu(self.up(x)))
+
+
+class Product(nn.Module):
+    """A product that holds its weight the other way round."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight.detach().T.contiguous())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+def model() -> Any:
+    torch.manual_seed(0)
+    return Model().eval()
+
+
+def changed(name: str, factor: float) -> Any:
+    made = model()
+    with torch.no_grad():
+        made.get_parameter(name).mul_(factor)
+    return made
+
+
+@pytest.mark.spec("VER-6")
+def test_the_same_numbers_are_the_same(tmp_path: Path) -> None:
+    found = audit(model(), model())
+    assert found is not None
+    assert (found.comparison.compared, found.unlike, found.diagnosis, found.exit_status) == (3, (), None, 0)
+
+
+@pytest.mark.spec("VER-6", "VER-33")
+def test_the_worst_of_those_that_differ_comes_first_with_what_it_is() -> None:
+    port = changed("up.weight", 1.01)
+    with torch.no_grad():
+        port.down.weight.mul_(3)
+    found = audit(model(), port)
+    assert found is not None
+    assert [pair.key for pair in found.unlike] == ["0/down/param.weight", "0/up/param.weight"]
+    assert found.diagnosis is not None
+    assert "times 3" in found.diagnosis.explanations[0].text
+    assert found.exit_status == 1
+
+
+@pytest.mark.spec("VER-6")
+def test_a_weight_that_lies_the_other_way_round_is_the_same() -> None:
+    port = model()
+    port.up, port.down = Product(port.up.weight), Product(port.down.weight)
+    found = audit(model(), port)
+    assert found is not None
+    assert (found.comparison.compared, found.unlike) == (3, ())
+    with torch.no_grad():
+        port.down.weight[3, 2] += 0.5
+    found = audit(model(), port)
+    assert found is not None
+    assert [pair.key for pair in found.unlike] == ["0/down/param.weight"]
+
+
+@pytest.mark.spec("VER-6")
+def test_a_weight_without_a_counterpart_is_counted_and_no_failure() -> None:
+    port = model()
+    port.down.bias = nn.Parameter(torch.zeros(6))
+    found = audit(port, model())
+    assert found is not None
+    assert (found.comparison.records, found.comparison.compared, found.exit_status) == (4, 3, 0)
+
+
+@pytest.mark.spec("VER-6")
+@pytest.mark.parametrize("params", [True, False])
+def test_an_archive_stands_for_the_reference_if_it_holds_parameters(tmp_path: Path, params: bool) -> None:
+    reference = model()
+    with torch.no_grad(), tensorcap.capture(reference, tmp_path / "ref.h5", params=params):
+        reference(X)
+    with tensorcap.open_archive(tmp_path / "ref.h5") as archive:
+        found = audit(archive, changed("up.weight", 2.0))
+    if params:
+        assert found is not None
+        assert [pair.key for pair in found.unlike] == ["0/up/param.weight"]
+        assert found.comparison.records == 3
+    else:
+        assert found is None
+
+
+@pytest.mark.spec("VER-6")
+def test_a_model_without_parameters_is_not_looked_at() -> None:
+    assert audit(nn.ReLU(), model()) is None
+    assert audit(model(), nn.ReLU()) is None
+
+
+@pytest.mark.spec("VER-6", "VER-33")
+def test_weights_of_one_framework_are_not_looked_at(tmp_path: Path) -> None:
+    found = verify(Workload(model(), (X,)), Workload(changed("up.weight", 2.0), (X,)), tmp_path / "report")
+    assert found.weights is None
+    assert '"weights": null' in (tmp_path / "report" / "verify.json").read_text()
+
+
+@pytest.mark.spec("VER-6", "VER-40")
+def test_wrong_weights_of_another_framework_are_reported_first_and_are_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tensorcap.adapters.torch.adapter import TorchAdapter
+
+    told: list[str] = []
+    describe = TorchAdapter.describe
+
+    def of_another(self: Any, made: Any) -> Any:
+        about = describe(self, made)
+        return {**about, "framework": {"name": "other"}} if made is port else about
+
+    port = changed("spare.weight", 2.0)
+    monkeypatch.setattr(TorchAdapter, "describe", of_another)
+    run = Workload(port, (X,))
+    found = verify(Workload(model(), (X,)), Runnable.of(run), tmp_path / "report", tell=told.append)
+    assert found.weights is not None
+    assert (found.free.exit_status, found.exit_status) == (0, 1)
+    assert found.summary[0].startswith("Weights: 3 of 3 parameters compared, 1 of them not the same numbers")
+    assert told[:4] == [
+        "capturing the reference",
+        "comparing weights",
+        "1 of 3 weights are not the same numbers; going on",
+        "capturing the target",
+    ]
