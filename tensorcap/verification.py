@@ -16,10 +16,10 @@ from tensorcap.alignment.order import Order, order_between
 from tensorcap.comparison.comparison import Comparison
 from tensorcap.comparison.pipeline import Source, compare, opened
 from tensorcap.comparison.preflight.checklist import preflight
-from tensorcap.localization.evidence import by_archives, by_injection, by_replay
-from tensorcap.localization.ranking import localized
+from tensorcap.localization.evidence import evidence_of_archives, evidence_of_injection, evidence_of_replay
+from tensorcap.localization.ranking import rank_suspects
 from tensorcap.localization.verification import Verification
-from tensorcap.localization.weights import Audit, audit
+from tensorcap.localization.weights import WeightComparison, compare_weights
 from tensorcap.reports.report_folder import replaced_folder
 from tensorcap.reports.verification_files import write_files
 from tensorcap.rerun.injection import inject
@@ -115,7 +115,7 @@ def verify(
                 done = replay_within(
                     stack, trusted, original, theirs, mapping="none", seed=seed, around=around
                 )
-                witnesses.append(by_replay(done, seed))
+                witnesses.append(evidence_of_replay(done, seed))
             except UsageError as error:  # nothing that the target has can stand in the reference
                 notes.append(f"No replay: {error}.")
         own, own_sides, why_not = None, (ours, theirs), _ARCHIVE
@@ -134,10 +134,10 @@ def verify(
                 injected = stack.enter_context(opened(path))
                 own_sides = sides(trusted, injected, known)
                 own = compare(*own_sides, mapping="none")
-                witnesses.append(by_injection(*own_sides, own))
+                witnesses.append(evidence_of_injection(*own_sides, own))
         say("localising")
-        found_by = witnesses or [by_archives(ours, theirs, free)]
-        localization = localized(ours, theirs, free, found_by)
+        found_by = witnesses or [evidence_of_archives(ours, theirs, free)]
+        localization = rank_suspects(ours, theirs, free, found_by)
         order = free.mapping.order if free.mapping else _order(free)
         found = Verification(
             final,
@@ -177,14 +177,14 @@ def _audited(
     target: Runnable,
     rules: str | os.PathLike[str] | None,
     say: Callable[[str], None],
-) -> Audit | None:
+) -> WeightComparison | None:
     """The comparison of weights of unlike frameworks, which somebody had to adapt."""
     model = target.make(trusted)[0].model
     if trusted.info.framework == RunInfo.of(adapter_for(model).describe(model)).framework:
         return None
     say("comparing weights")
     before = None if rules is None else read_rules(rules)
-    found = audit(trusted if original is None else original.model, model, rules=before)
+    found = compare_weights(trusted if original is None else original.model, model, rules=before)
     if found is not None and found.unlike:
         count = found.comparison.compared
         say(f"{len(found.unlike)} of {count} weights are not the same numbers; going on")

@@ -149,7 +149,7 @@ def _check_folders(**outputs: str | None) -> None:
 def _compared(
     reference: str, target: str, metrics: tuple[str, ...], whole: bool, options: dict[str, Any]
 ) -> tuple[Comparison, Examination]:
-    from tensorcap.alignment.aligned import laid, sides
+    from tensorcap.alignment.aligned import in_reference_layout, sides
     from tensorcap.comparison.pipeline import compare, compare_records
     from tensorcap.reports.examination import examine
     from tensorcap_cli.rows_text import LOGIT_COLUMNS, ROUTING_COLUMNS
@@ -173,7 +173,10 @@ def _compared(
         if named:
             keys = reference_key or named, target_key or named
             if steps:
-                tested, keys = laid(trusted, keys[0], tested, keys[1], steps), (keys[0], keys[0])
+                tested, keys = (
+                    in_reference_layout(trusted, keys[0], tested, keys[1], steps),
+                    (keys[0], keys[0]),
+                )
         elif steps:
             raise click.UsageError("--steps goes with two single tensors: files of one each, or ::KEY.")
         else:

@@ -10,7 +10,7 @@ from tensorcap_cli.output import one_line, plural, print_json
 from tensorcap_cli.workload_options import is_workload
 
 if TYPE_CHECKING:
-    from tensorcap.alignment.names.tree_difference import Difference
+    from tensorcap.alignment.names.tree_difference import TreeDifference
     from tensorcap.runs.tree import Tree
 
 _FORMATS = ("text", "full", "compressed", "paths")
@@ -154,9 +154,9 @@ def _parameters(tree: Tree, depth: int | None) -> dict[str, Any]:
 
 def _print_differences(reference: Tree, target: Tree, *, as_json: bool) -> int:
     """Print what differs, and give the exit status."""
-    from tensorcap.alignment.names.tree_difference import differences
+    from tensorcap.alignment.names.tree_difference import tree_differences
 
-    found = differences(reference, target)
+    found = tree_differences(reference, target)
     if as_json:
         print_json(
             {
@@ -187,7 +187,7 @@ def _print_differences(reference: Tree, target: Tree, *, as_json: bool) -> int:
     return bool(found)
 
 
-def _text(one: Difference) -> str:
+def _text(one: TreeDifference) -> str:
     if one.kind == "nested":
         return f"{one.place}, in the target {one.target}"
     if one.kind in ("missing", "extra"):

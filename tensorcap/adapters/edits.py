@@ -90,7 +90,7 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Change:
+class CallMutation:
     """What is different in a module.
 
     Attributes:
@@ -139,5 +139,5 @@ class Rerun(Protocol):
     def operations(self) -> Mapping[str, Operation]:
         """Operations of its own code in the last call that was made, in their order."""
 
-    def made(self, change: Change) -> Array | None:
+    def made(self, change: CallMutation) -> Array | None:
         """The tensor in question as float64, with something changed; None where the call fails."""

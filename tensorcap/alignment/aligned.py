@@ -189,7 +189,7 @@ def sides(
     return mapped(found, reference, target) if found.entries else (reference, target)
 
 
-def laid(
+def in_reference_layout(
     reference: Archive, reference_key: str, target: Archive, target_key: str, steps: Sequence[str]
 ) -> MappedArchive:
     """One record of the target under the key of one of the reference, in the layout that steps make of it.

@@ -55,7 +55,7 @@ def read_mapping(path: str | os.PathLike[str]) -> Alignment:
 
 
 @dataclass(slots=True)
-class Foreign:
+class ForeignMapping:
     """A mapping as JSON.
 
     Attributes:
@@ -67,7 +67,9 @@ class Foreign:
     remarks: tuple[str, ...]
 
 
-def component_mapping(alignment: Alignment, *, reference: str = "ref", target: str = "port") -> Foreign:
+def component_mapping(
+    alignment: Alignment, *, reference: str = "ref", target: str = "port"
+) -> ForeignMapping:
     """A mapping in the form of `component_mapping.json`, which `read_mapping` reads back.
 
     Args:
@@ -280,7 +282,7 @@ class _Writer:
     variables: dict[str, Values] = field(default_factory=dict)
     remarks: dict[str, None] = field(default_factory=dict)
 
-    def written(self, alignment: Alignment) -> Foreign:
+    def written(self, alignment: Alignment) -> ForeignMapping:
         listed: list[list[list[str]]] = []
         ours: dict[str, Any] = {}
         reasoning: dict[str, dict[str, str]] = {name: {} for name in self.names}
@@ -303,7 +305,7 @@ class _Writer:
         }
         if ours:
             content["tensorcap"] = ours
-        return Foreign(content, tuple(self.remarks))
+        return ForeignMapping(content, tuple(self.remarks))
 
     def _forms(self, entry: Entry) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
         """Places with the file's variables; one for each combination of values where it has no such."""

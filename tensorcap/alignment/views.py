@@ -20,7 +20,7 @@ from tensorcap.alignment.layout.multi_tensor_steps import Sum
 from tensorcap.alignment.links import Link
 from tensorcap.alignment.mapping import Alignment, LeftOver
 from tensorcap.alignment.resolution import resolve, token_alignments
-from tensorcap.alignment.tokens.axes import Held
+from tensorcap.alignment.tokens.axes import TokenAxes
 from tensorcap.alignment.tokens.gathering import Gather
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, dtype_of
@@ -335,8 +335,8 @@ def _filled(gather: Gather, reference: Array, naturals: Sequence[Array]) -> list
     return [_unrowed(held, array.shape, part) for held, array, part in found]
 
 
-def _unrowed(held: Held, shape: tuple[int, ...], rows: Array) -> Array:
-    """A tensor of this shape out of its tokens along the first axis: `Held.rows` backwards."""
+def _unrowed(held: TokenAxes, shape: tuple[int, ...], rows: Array) -> Array:
+    """A tensor of this shape out of its tokens along the first axis: `TokenAxes.rows` backwards."""
     front = rows.reshape(*(shape[axis] for axis in held.axes), *held.rest(shape))
     return np.moveaxis(front, range(len(held.axes)), held.axes)
 

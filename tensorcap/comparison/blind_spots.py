@@ -46,7 +46,7 @@ class DepthError:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class RunSummary:
     """What can be said of two runs beside the status of each pair.
 
     Attributes:
@@ -95,7 +95,7 @@ class Account:
         return tuple(found)
 
 
-def account_of(
+def summarize_runs(
     reference: Archive,
     target: Archive,
     *,
@@ -109,7 +109,7 @@ def account_of(
     policy: Policy,
     precision: Callable[[Pair], Precision],
     is_injected: bool = False,
-) -> Account:
+) -> RunSummary:
     """Sum up what the tests found; the arguments are what they worked on."""
     measured = [
         pair
@@ -128,7 +128,7 @@ def account_of(
             least = policy.in_proportion(policy.wide_own, coarsest).green
         blind.append(f"An own error of a leaf below {least:.2g} cannot be seen.")
     blind += unexercised(reference)
-    return Account(
+    return RunSummary(
         policy=policy,
         precision=coarsest.name if coarsest else "",
         growth=growth,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorcap.alignment.coverage import MappingSummary
-from tensorcap.comparison.blind_spots import Account
+from tensorcap.comparison.blind_spots import RunSummary
 from tensorcap.comparison.calibration import Calibration
 from tensorcap.comparison.divergence import Divergence
 from tensorcap.comparison.pair import STATUSES, Pair, Status
@@ -93,7 +93,7 @@ class Comparison:
     value_differences: Sequence[ValueDifference]
     warnings: Sequence[str]
     is_of_archives: bool = True
-    account: Account | None = None
+    account: RunSummary | None = None
     thresholds: Path | None = None
     calibration: Calibration | None = None
     baseline: Side | None = None

@@ -29,7 +29,7 @@ from tensorcap_formats.float_formats import DTYPE_FORMATS, MASK_SENTINELS, UNIT_
 from tensorcap_formats.records import Record
 
 
-def settle(reference: Archive, target: Archive, pair: Pair) -> Pair:
+def judge_by_metadata(reference: Archive, target: Archive, pair: Pair) -> Pair:
     """Find the status of a pair that has both sides, if no values are needed for it.
 
     Args:
@@ -89,7 +89,7 @@ def _slices(archive: Archive) -> str:
     return ", ".join(scope.slices) if scope else ""
 
 
-def rounding_of(ours: Record, theirs: Record) -> Tolerance | None:
+def parameter_rounding(ours: Record, theirs: Record) -> Tolerance | None:
     """What one rounding to the coarser dtype of a parameter's two records may do to an element.
 
     Returns:
@@ -97,24 +97,24 @@ def rounding_of(ours: Record, theirs: Record) -> Tolerance | None:
     """
     if not is_parameter(ours.key):
         return None
-    coarse = coarser(ours.dtype, theirs.dtype)
+    coarse = coarser_dtype(ours.dtype, theirs.dtype)
     if coarse is None or ours.dtype.name == theirs.dtype.name:
         return Tolerance(0.0, 0.0)
     form = DTYPE_FORMATS[coarse.name]
     return Tolerance(form.unit_roundoff, form.smallest / 2)
 
 
-def same_numbers(pair: Pair, found: Difference) -> Finding:
+def judge_parameter(pair: Pair, found: Difference) -> Finding:
     """Judge a parameter that was measured with the tolerance of its rounding (POL-28)."""
     unlike = found.unequal if found.mismatches is None else found.mismatches
     text = f"{unlike} of {found.measured} numbers that the model holds are not those of the reference"
     if pair.reference and pair.target and pair.reference.dtype.name != pair.target.dtype.name:
-        coarse = coarser(pair.reference.dtype, pair.target.dtype)
+        coarse = coarser_dtype(pair.reference.dtype, pair.target.dtype)
         text += f", rounded to {coarse.name}" if coarse else ""
     return Finding("parameter", unlike, 0, "diverged" if unlike else "within-rounding", text)
 
 
-def coarser(one: DType, other: DType) -> DType | None:
+def coarser_dtype(one: DType, other: DType) -> DType | None:
     """The one of two dtypes that rounds more; None where one does not round floats."""
     if one.name not in UNIT_ROUNDOFFS or other.name not in UNIT_ROUNDOFFS:
         return None
@@ -129,7 +129,7 @@ def is_blocked(value: object) -> bool:
     return isinstance(value, float) and value in _BLOCKED
 
 
-def judged_as_masks(reference: Archive, target: Archive, pair: Pair) -> Pair:
+def judge_masks(reference: Archive, target: Archive, pair: Pair) -> Pair:
     """Judge a pair of a bool and a float mask by what they let attend (POL-24), and no other."""
     trusted, tested = pair.reference, pair.target
     if trusted is None or tested is None or pair.difference is None:
@@ -164,7 +164,9 @@ _OPEN: Final[tuple[Status, ...]] = ("within-rounding", "unjudged", "suspect", "d
 _BY_CHANCE: Final = re.compile(r"mask|experts?\.\d", re.IGNORECASE)
 
 
-def with_echoes(reference: Archive, target: Archive, pairs: Sequence[Pair], given: Thresholds) -> list[Pair]:
+def judge_pass_through(
+    reference: Archive, target: Archive, pairs: Sequence[Pair], given: Thresholds
+) -> list[Pair]:
     """Judge the pairs that have to repeat an earlier one.
 
     Args:

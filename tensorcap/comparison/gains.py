@@ -9,13 +9,13 @@ from functools import partial
 
 from tensorcap.comparison.pair import Finding, Pair
 from tensorcap.comparison.policy import Policy, Precision
-from tensorcap.comparison.robust_errors import Look
+from tensorcap.comparison.robust_errors import RobustError
 from tensorcap.metrics.routing import is_routing
 from tensorcap.runs.calls import Call, Calls
 from tensorcap_formats.records import Record
 
-Confirm = Callable[[Sequence[Pair], Pair, bool], Sequence[Look]]
-OfRows = Callable[[Sequence[Pair], Sequence[Pair], Pair], Look | None]
+Confirm = Callable[[Sequence[Pair], Pair, bool], Sequence[RobustError]]
+OfRows = Callable[[Sequence[Pair], Sequence[Pair], Pair], RobustError | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Gain:
 
 
 @dataclass(frozen=True, slots=True)
-class SecondVerdict:
+class RobustVerdict:
     """What second looks make of a gain that is not green (POL-15).
 
     Attributes:
@@ -58,7 +58,7 @@ class SecondVerdict:
     """
 
     policy: Policy
-    looks: Sequence[Look]
+    looks: Sequence[RobustError]
     precision: Precision
     together: Callable[[Sequence[float]], float]
     is_core: bool
@@ -241,7 +241,7 @@ class Gains:
         is_green = finding.status == "within-rounding" and (tail is None or tail.status == "within-rounding")
         if not is_green and result.key not in self._aligned:
             looks = self._confirm(sources, result, is_centred)
-            second = SecondVerdict(self._policy, looks, precision, together, is_core=is_core, elements=count)
+            second = RobustVerdict(self._policy, looks, precision, together, is_core=is_core, elements=count)
             finding, inputs, output = second.of(finding, (inputs, output))
             if tail is not None and tails is not None:
                 tail, _, _ = second.of(tail, tails, is_tail=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
-from tensorcap.comparison.blind_spots import Account, account_of
+from tensorcap.comparison.blind_spots import RunSummary, summarize_runs
 from tensorcap.comparison.calibration import Calibration
-from tensorcap.comparison.exact import judged_as_masks, same_numbers
+from tensorcap.comparison.exact import judge_masks, judge_parameter
 from tensorcap.comparison.gains import Gains, elements_of, row_error
 from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.input_dependence import explained_leaves
@@ -18,7 +18,7 @@ from tensorcap.comparison.op_gains import OpGains
 from tensorcap.comparison.padding import Padding
 from tensorcap.comparison.pair import Finding, Pair, worst_status
 from tensorcap.comparison.policy import Policy, Precision
-from tensorcap.comparison.robust_errors import SecondLook
+from tensorcap.comparison.robust_errors import RobustErrors
 from tensorcap.comparison.routing import (
     Flips,
     aligned_leaves,
@@ -30,7 +30,7 @@ from tensorcap.comparison.routing import (
     scores_by_choices,
     shuffled_calls,
 )
-from tensorcap.comparison.thresholds import Given, Thresholds
+from tensorcap.comparison.thresholds import KeyThresholds, Thresholds
 from tensorcap.metrics.routing import is_routing
 from tensorcap.runs.calls import Calls
 from tensorcap.runs.ops import ops_of
@@ -42,7 +42,7 @@ _MOVED: Final = "experts flipped before it, so that its rows are not those of th
 _WHOLE_ERRORS: Final = {"row_error_median", "row_error_p95", "relative_frobenius"}  # what F and `wide` limit
 
 
-def judge(pair: Pair, given: Given, remark: str = "") -> Pair:
+def judge(pair: Pair, given: KeyThresholds, remark: str = "") -> Pair:
     """Find the status of a pair that was measured, if it needs no policy.
 
     Args:
@@ -102,7 +102,7 @@ class PolicyJudge:
         self._calibration = calibration
         self._injected = injected
 
-    def judge(self, pairs: Sequence[Pair]) -> tuple[list[Pair], Account]:
+    def judge(self, pairs: Sequence[Pair]) -> tuple[list[Pair], RunSummary]:
         """Judge the pairs that are `unjudged`.
 
         Returns:
@@ -112,7 +112,7 @@ class PolicyJudge:
         if all(pair.difference is None for pair in pairs):
             self._open = {pair.key for pair in pairs if self._is_open(pair)}
             if not self._open:
-                return list(pairs), Account(self._policy)
+                return list(pairs), RunSummary(self._policy)
         whole = {pair.key: pair for pair in pairs}
         padding = Padding(*self._archives)
         pairs = [padding.without(pair) for pair in pairs]
@@ -145,7 +145,7 @@ class PolicyJudge:
         )
         errors = {pair.key: row_error(pair) for pair in pairs if pair.is_compared}
         errors.update({key: aligned.get(key) for key in shuffled})
-        second_look = SecondLook(*self._archives)
+        second_look = RobustErrors(*self._archives)
         gains = Gains(
             self._calls,
             by_key,
@@ -185,7 +185,7 @@ class PolicyJudge:
             if not self._is_own(pair):  # the rounding of an archived input depends on it, too
                 findings[pair.key].append(finding)
         judged = [self._judged(pair, findings[pair.key]) for pair in pairs]
-        account = account_of(
+        account = summarize_runs(
             *self._archives,
             calls=self._calls,
             pairs=judged,
@@ -217,7 +217,7 @@ class PolicyJudge:
         is_settled = pair.status not in ("unjudged", "nonfinite") or bool(pair.findings)
         if is_settled or self._given.of(pair.key):
             return pair
-        return judged_as_masks(*self._archives, pair)
+        return judge_masks(*self._archives, pair)
 
     def _of_router(self, flips: Flips, scores: Pair) -> Finding:
         """The verdict on choices, no better than that of the scores that they were made by (POL-18)."""
@@ -268,7 +268,7 @@ class PolicyJudge:
             return self._by_statistics(pair, depth, precision)
         key = pair.reference.key
         if is_parameter(key):
-            return [same_numbers(pair, pair.difference)]
+            return [judge_parameter(pair, pair.difference)]
         found = self._of_dtypes(pair)
         if pair.difference.zero_rows:
             text = f"{pair.difference.zero_rows} rows are all zeros in the reference and not in the target"

@@ -39,7 +39,7 @@ def with_mapping(pairs: Sequence[Pair], target: MappedArchive, selection: Select
     ]
 
 
-def caveats_of_tokens(target: Archive) -> Iterator[str]:
+def token_warnings(target: Archive) -> Iterator[str]:
     """That a rule, and not the user, left out tokens of the reference's tensors that the target has not."""
     if not isinstance(target, MappedArchive):
         return

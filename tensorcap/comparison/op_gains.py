@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from tensorcap.comparison.gains import Confirm, Gain, SecondVerdict, least_elements
+from tensorcap.comparison.gains import Confirm, Gain, RobustVerdict, least_elements
 from tensorcap.comparison.pair import Pair
 from tensorcap.comparison.policy import Policy, Precision
 from tensorcap.runs.ops import Ops
@@ -101,7 +101,7 @@ class OpGains:
         if finding.status != "within-rounding":
             looks = self._confirm(sources, result, name in _CENTRED)
             together = partial(_together, shares=shares)
-            second = SecondVerdict(self._policy, looks, precision, together, is_core=True, elements=count)
+            second = RobustVerdict(self._policy, looks, precision, together, is_core=True, elements=count)
             finding, inputs, output = second.of(finding, (inputs, output))
         yield Gain(result.reference.key.site, result, inputs, output, finding)
 

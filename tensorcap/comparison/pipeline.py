@@ -7,22 +7,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-from tensorcap.alignment.aligned import MappingSource, laid, sides
+from tensorcap.alignment.aligned import MappingSource, in_reference_layout, sides
 from tensorcap.alignment.views import MappedArchive
 from tensorcap.comparison.baseline import RELATIVE_EPSILON, with_ratios
-from tensorcap.comparison.blind_spots import Account
+from tensorcap.comparison.blind_spots import RunSummary
 from tensorcap.comparison.calibration import Calibration
 from tensorcap.comparison.comparison import Comparison, ValueDifference, is_number
 from tensorcap.comparison.divergence import first_divergence
-from tensorcap.comparison.exact import is_blocked, rounding_of, settle, with_echoes
+from tensorcap.comparison.exact import is_blocked, judge_by_metadata, judge_pass_through, parameter_rounding
 from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.judge import PolicyJudge, judge
-from tensorcap.comparison.mapping_provenance import caveats_of_tokens, with_hints, with_mapping
+from tensorcap.comparison.mapping_provenance import token_warnings, with_hints, with_mapping
 from tensorcap.comparison.pair import Pair
 from tensorcap.comparison.pairing import Selection, pair_records, partner_texts
 from tensorcap.comparison.policy import POLICY, Precision
-from tensorcap.comparison.thresholds import Given, Thresholds
-from tensorcap.comparison.warnings import caveats, caveats_of_pairs
+from tensorcap.comparison.thresholds import KeyThresholds, Thresholds
+from tensorcap.comparison.warnings import pair_warnings, run_warnings
 from tensorcap.metrics.difference import Difference, Tolerance
 from tensorcap.metrics.measurement import measure_pairs
 from tensorcap.runs.ops import FACTS, is_fact, ops_of
@@ -131,7 +131,7 @@ def compare_records(
     given = Thresholds.given(rtol, atol)
     with opened(reference) as trusted, opened(target) as tested:
         if steps:
-            tested = laid(trusted, reference_key, tested, target_key, steps)
+            tested = in_reference_layout(trusted, reference_key, tested, target_key, steps)
             target_key = trusted.get(reference_key).key.text
         record, partner = trusted.get(reference_key), tested.get(target_key)
         pairs = [Pair(record.key.text, "unjudged", record, partner)]
@@ -188,7 +188,9 @@ class _Run:
     ) -> Comparison:
         """Measure and judge the pairs."""
         reference, target = self._reference, self._target
-        settled = with_hints((settle(reference, target, pair) for pair in pairs), reference, target)
+        settled = with_hints(
+            (judge_by_metadata(reference, target, pair) for pair in pairs), reference, target
+        )
         measured = self._measured(settled)
         injected = _injected(target)
         judge_rest = PolicyJudge(
@@ -202,7 +204,7 @@ class _Run:
         )
         judged, account = judge_rest.judge(measured)
         if injected is None:  # else records that are the same in the reference are not in the target
-            judged = with_echoes(reference, target, judged, self._given)
+            judged = judge_pass_through(reference, target, judged, self._given)
         if baseline is not None:
             judged = with_ratios(judged, self._against(baseline, judged), _exact_below(account))
         return Comparison(
@@ -214,7 +216,7 @@ class _Run:
             value_differences=(*self._value_differences(selection), *self._arguments(judged))
             if selection
             else (),
-            warnings=(*caveats(reference, target), *caveats_of_tokens(target), *caveats_of_pairs(judged)),
+            warnings=(*run_warnings(reference, target), *token_warnings(target), *pair_warnings(judged)),
             is_of_archives=selection is not None,
             account=account,
             thresholds=self._given.path,
@@ -260,13 +262,15 @@ class _Run:
         """The pairs with their differences, those that need no policy with their statuses."""
         open_pairs = [pair for pair in pairs if _needs_values(pair)]
         given = [self._given.of(pair.key) for pair in open_pairs]
-        roundings = [rounding_of(p.reference, p.target) for p in open_pairs if p.reference and p.target]
+        roundings = [
+            parameter_rounding(p.reference, p.target) for p in open_pairs if p.reference and p.target
+        ]
         tolerances = [limits.tolerance or r for limits, r in zip(given, roundings, strict=True)]
         found = list(self._differences(self._target, pairs, tolerances, self._progress))
         results = zip(given, found, strict=True)
         return [self._with_result(p, *next(results)) if _needs_values(p) else p for p in pairs]
 
-    def _with_result(self, pair: Pair, given: Given, found: Difference | OSError) -> Pair:
+    def _with_result(self, pair: Pair, given: KeyThresholds, found: Difference | OSError) -> Pair:
         if isinstance(found, OSError):  # one of ours, or what the system said
             return replace(pair, status="unreadable", reason=str(found))
         return judge(replace(pair, difference=found), given, self._remark(pair))
@@ -280,7 +284,9 @@ class _Run:
         """Baseline against reference, for the pairs that were compared; None for identical records."""
         partner_text = partner_texts(self._reference, baseline)
         others = [
-            settle(self._reference, baseline, Pair(p.key, "unjudged", p.reference, baseline.get(text)))
+            judge_by_metadata(
+                self._reference, baseline, Pair(p.key, "unjudged", p.reference, baseline.get(text))
+            )
             for p in pairs
             if p.reference is not None
             and p.is_compared
@@ -319,7 +325,7 @@ def _is_equal(ours: object, theirs: object) -> bool:
     return ours == theirs and type(ours) is type(theirs)
 
 
-def _exact_below(account: Account) -> float:
+def _exact_below(account: RunSummary) -> float:
     """The relative error up to which a run is exact."""
     if not account.precision:
         return RELATIVE_EPSILON

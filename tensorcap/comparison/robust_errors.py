@@ -20,7 +20,7 @@ _LONGEST_ROW: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class RobustError:
     """Errors of the inputs of a module and of its output, by one measure.
 
     Attributes:
@@ -44,7 +44,7 @@ class Look:
         return (self.tails, self.tail) if is_tail else (self.inputs, self.output)
 
 
-class SecondLook:
+class RobustErrors:
     """Measures errors again in ways that one huge element, or a large mean, does not hide.
 
     A massive activation makes the relative error of a tensor small in the norm, so that the module after
@@ -55,17 +55,17 @@ class SecondLook:
     def __init__(self, reference: Archive, target: Archive) -> None:
         self._archives = reference, target
 
-    def __call__(self, sources: Sequence[Pair], result: Pair, is_centred: bool) -> list[Look]:
+    def __call__(self, sources: Sequence[Pair], result: Pair, is_centred: bool) -> list[RobustError]:
         """Errors of the inputs and of the output, by each measure."""
         (output, tail), _, _ = self._errors(result, is_centred=False)
         inputs = [self._errors(pair, is_centred=is_centred) for pair in sources]
         alike = all(has_measured_rows(pair) for pair in (*sources, result))
         return [
-            Look(tuple(e[i][0] for e in inputs), output, tuple(e[i][1] for e in inputs), tail, alike)
+            RobustError(tuple(e[i][0] for e in inputs), output, tuple(e[i][1] for e in inputs), tail, alike)
             for i in range(3)
         ]
 
-    def of_rows(self, chosen: Sequence[Pair], sources: Sequence[Pair], result: Pair) -> Look | None:
+    def of_rows(self, chosen: Sequence[Pair], sources: Sequence[Pair], result: Pair) -> RobustError | None:
         """Errors over those rows whose choices of experts are the same; None where there are none."""
         choices = [self._matrices(pair) for pair in chosen]
         same = np.all([(ours == theirs).all(axis=1) for ours, theirs in choices], axis=0)
@@ -80,7 +80,7 @@ class SecondLook:
         medians = [float(np.median(of_rows)) for of_rows in errors]
         tails = [float(np.quantile(of_rows, 0.95)) for of_rows in errors]
         rows = np.max(errors[:-1], axis=0), errors[-1]
-        return Look(tuple(medians[:-1]), medians[-1], tuple(tails[:-1]), tails[-1], False, rows)
+        return RobustError(tuple(medians[:-1]), medians[-1], tuple(tails[:-1]), tails[-1], False, rows)
 
     def _matrices(self, pair: Pair) -> tuple[Array, Array]:
         """Both sides of a pair as float64, rows along the last axis."""

@@ -231,7 +231,7 @@ _ELEMENTS: Final = 1 << 22  # of one side are read; a longer tensor is not align
 
 
 @dataclass(frozen=True, slots=True)
-class Aligned:
+class AlignedLeaf:
     """A leaf inside experts whose rows were brought together.
 
     Attributes:
@@ -306,7 +306,7 @@ def aligned_leaves(
     calls: Calls,
     pairs: Mapping[str, Pair],
     shuffled: Mapping[str, Flips],
-) -> Iterator[Aligned]:
+) -> Iterator[AlignedLeaf]:
     """Bring the rows of leaves inside experts together by what the leaves were given."""
     for leaf in calls.leaves:
         source = _pair_of(leaf.inputs, pairs, shuffled)
@@ -326,7 +326,7 @@ def aligned_leaves(
             if all(side is not None and len(side) == len(x) for side in made):
                 output_error = _error(made[0], made[1], order, partner)
         input_error = _error(x, y, order, partner)
-        yield Aligned(source, result if output_error is not None else None, input_error, output_error)
+        yield AlignedLeaf(source, result if output_error is not None else None, input_error, output_error)
 
 
 def _pair_of(
@@ -380,7 +380,7 @@ def _error(x: Array | None, y: Array | None, order: Array, partner: Array) -> fl
     return float(np.sqrt(np.median(errors))) if errors.size else 0.0
 
 
-def calls_that_align(aligned: Sequence[Aligned]) -> dict[str, float]:
+def calls_that_align(aligned: Sequence[AlignedLeaf]) -> dict[str, float]:
     """Row errors by key text, as they are once rows were brought together."""
     errors = {}
     for found in aligned:

@@ -71,7 +71,7 @@ class Threshold:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class KeyThresholds:
     """All that is given for one key.
 
     Attributes:
@@ -123,7 +123,7 @@ class Thresholds:
         default = Tolerance.given(rtol, atol)
         return cls(default) if path is None else cls(default, tuple(_entries(Path(path))), Path(path))
 
-    def of(self, text: str) -> Given:
+    def of(self, text: str) -> KeyThresholds:
         """What is given for a key."""
         tolerance = self.default
         limits: dict[str, float] = {}
@@ -132,7 +132,7 @@ class Thresholds:
                 tolerance = entry.tolerance or tolerance
                 if entry.metric:
                     limits[entry.metric] = entry.limit
-        return Given(tolerance, limits)
+        return KeyThresholds(tolerance, limits)
 
     def require_hits(self, texts: Iterable[str]) -> None:
         """Refuse an entry that matches no key of the comparison: it is a slip.

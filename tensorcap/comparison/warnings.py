@@ -19,7 +19,7 @@ def _ending(error: ErrorInfo | None) -> str:
     return f"its run ended early ({error.text})" if error.type else error.text
 
 
-def caveats(reference: Archive, target: Archive) -> Iterator[str]:
+def run_warnings(reference: Archive, target: Archive) -> Iterator[str]:
     """What has to be known of two archives before their tensors are looked at, a sentence each."""
     if reference is target or _is_same_file(reference.path, target.path):
         yield "Reference and target are the same file: this shows nothing."
@@ -58,7 +58,7 @@ def caveats(reference: Archive, target: Archive) -> Iterator[str]:
         yield f"The two runs were fed different inputs: {', '.join(unlike)}."
 
 
-def caveats_of_pairs(pairs: Sequence[Pair]) -> Iterator[str]:
+def pair_warnings(pairs: Sequence[Pair]) -> Iterator[str]:
     """What has to be known of pairs that are green or not: values that are no numbers (CMP-18)."""
     held = [(pair, *_nonfinite(pair)) for pair in pairs if pair.is_compared]
     for index, name in ((1, "NaN"), (2, "Infinities")):

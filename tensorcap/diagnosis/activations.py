@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.diagnosis.context import Exhibit
-from tensorcap.diagnosis.scoring import LESSENED, Scales, Trial, Values, inherited, relative_error
+from tensorcap.diagnosis.context import PairContext
+from tensorcap.diagnosis.scoring import LESSENED, Hypothesis, Scorer, Values, inherited, relative_error
 from tensorcap_formats.float_formats import rounded
 
 _SAMPLE: Final = 1 << 14
@@ -57,7 +57,7 @@ _USUAL: Final = {
 }
 
 
-def activations(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
+def activations(exhibit: PairContext, scales: Scorer) -> Iterator[Hypothesis]:
     """What the module was given, put through other functions; the values themselves put through one."""
     yield from _of_values(exhibit)
     if not exhibit.is_same_shape:
@@ -69,7 +69,7 @@ def activations(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
     yield from _gated(exhibit, scales)
 
 
-def _of_values(exhibit: Exhibit) -> Iterator[Trial]:
+def _of_values(exhibit: PairContext) -> Iterator[Hypothesis]:
     """One side is the other put through a function: an activation too many, or too few."""
     if not exhibit.is_same_shape or exhibit.r.size < 16:
         return
@@ -81,13 +81,15 @@ def _of_values(exhibit: Exhibit) -> Iterator[Trial]:
             more, less = function(r), function(t)
         hint = f"The activation ({name}) is missing in the target."
         text = f"the reference is {name} of the target"
-        yield Trial("activation-missing", text, r, less, t, 0, 0, hint, {"activation": name})
+        yield Hypothesis("activation-missing", text, r, less, t, 0, 0, hint, {"activation": name})
         hint = f"An activation ({name}) too many in the target."
         text = f"the target is {name} of the reference"
-        yield Trial("activation-added", text, t, more, r, 0, 0, hint, {"activation": name})
+        yield Hypothesis("activation-added", text, t, more, r, 0, 0, hint, {"activation": name})
 
 
-def _of_input(exhibit: Exhibit, scales: Scales, slot: str, ours: Values, theirs: Values) -> Iterator[Trial]:
+def _of_input(
+    exhibit: PairContext, scales: Scorer, slot: str, ours: Values, theirs: Values
+) -> Iterator[Hypothesis]:
     name = _maker(exhibit.r, ours, exhibit.reference.dtype.name, scales)
     if name is None:
         return
@@ -99,7 +101,7 @@ def _of_input(exhibit: Exhibit, scales: Scales, slot: str, ours: Values, theirs:
             continue
         predicted = rounded(function(theirs), dtype)
         text = f"the target is {other} of its {slot}, the reference {name} of its own"
-        yield Trial(
+        yield Hypothesis(
             "activation",
             text,
             exhibit.t,
@@ -112,7 +114,7 @@ def _of_input(exhibit: Exhibit, scales: Scales, slot: str, ours: Values, theirs:
         )
 
 
-def _maker(made: Values, x: Values, dtype: str, scales: Scales) -> str | None:
+def _maker(made: Values, x: Values, dtype: str, scales: Scorer) -> str | None:
     """The function that makes values of others; None where none does, or several do equally."""
     errors = sorted((relative_error(made, rounded(f(x), dtype)), name) for name, f in ACTIVATIONS.items())
     (best, name), (second, _) = errors[:2]
@@ -120,7 +122,7 @@ def _maker(made: Values, x: Values, dtype: str, scales: Scales) -> str | None:
     return name if best <= allowed and best < LESSENED * second else None
 
 
-def _gated(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
+def _gated(exhibit: PairContext, scales: Scorer) -> Iterator[Hypothesis]:
     """A product of an activation and a gate, as gated MLPs have it; both are recorded before."""
     r, t = exhibit.r, exhibit.t
     parts = list(itertools.islice(_parts(exhibit), _PARTNERS))
@@ -142,17 +144,19 @@ def _gated(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
                     text = f"the target is {other} of {x_label} times {u_label}, the reference has {name}"
                     facts = {"reference": name, "target": other}
                     value = changed(x_theirs) * u_theirs
-                    yield Trial("activation", text, t, value, usual, 0, logs, hint_of(name, other), facts)
+                    yield Hypothesis(
+                        "activation", text, t, value, usual, 0, logs, hint_of(name, other), facts
+                    )
             hint = "Gate and up projections are swapped."
             text = f"the target puts {u_label} through {name} in the place of {x_label}"
-            yield Trial("gate-swapped", text, t, function(u_theirs) * x_theirs, usual, 0, logs, hint)
+            yield Hypothesis("gate-swapped", text, t, function(u_theirs) * x_theirs, usual, 0, logs, hint)
             text = f"the target is {name} of {x_label}, without {u_label}"
             hint = "The multiplication by the gate is missing."
-            yield Trial("gate-missing", text, t, function(x_theirs), usual, 0, logs, hint)
+            yield Hypothesis("gate-missing", text, t, function(x_theirs), usual, 0, logs, hint)
             return
 
 
-def _parts(exhibit: Exhibit) -> Iterator[tuple[str, Values, Values]]:
+def _parts(exhibit: PairContext) -> Iterator[tuple[str, Values, Values]]:
     """Values of the pair's shape beside it, and the halves of what has twice as many channels."""
     shape = exhibit.r.shape
     for label, ours, theirs in exhibit.beside():

@@ -25,7 +25,7 @@ _KV_HEADS: Final = ("num_key_value_heads",)
 
 
 @dataclass(frozen=True)
-class Exhibit:
+class PairContext:
     """One pair, and what stands beside it in both archives.
 
     Attributes:
@@ -57,7 +57,7 @@ class Exhibit:
         """What the target would be without a mistake."""
         return self.r if self.is_same_shape else None
 
-    def part(self, where: tuple[slice | Values, ...]) -> Exhibit:
+    def part(self, where: tuple[slice | Values, ...]) -> PairContext:
         """The same of some of the elements."""
         return replace(self, r=self.r[where], t=self.t[where], window=(-1, 0, 0))
 
@@ -190,9 +190,9 @@ class Exhibit:
 LARGEST: Final = 1 << 22  # elements of a tensor that is looked at beside the pair
 
 
-def exhibit_of(
+def pair_context(
     ours: Archive, reference: Record, theirs: Archive, target: Record, *, limit: int
-) -> tuple[Exhibit, Values, Values]:
+) -> tuple[PairContext, Values, Values]:
     """Read a pair, or the first part of it that differs.
 
     Returns:
@@ -220,10 +220,10 @@ def exhibit_of(
             r, t = np.where(finite, r, 0.0), np.where(finite, t, 0.0)
     else:
         r, t = (np.where(np.isfinite(side), side, 0.0) for side in (r, t))
-    return Exhibit(ours, theirs, reference, target, r, t, window), *raw
+    return PairContext(ours, theirs, reference, target, r, t, window), *raw
 
 
-def last_inputs(exhibit: Exhibit) -> Iterator[Exhibit]:
+def last_inputs(exhibit: PairContext) -> Iterator[PairContext]:
     """Pairs of what the last two modules within this one are given, as the last may be a dropout."""
     key, slot = exhibit.reference.key, "output"
     if not key.slot.startswith(slot) or exhibit.window is not None:
@@ -242,7 +242,7 @@ def last_inputs(exhibit: Exhibit) -> Iterator[Exhibit]:
     for record in sorted(within, key=lambda r: -r.order)[:2]:
         partner = exhibit.theirs.get(record.key) if record.key.text in exhibit.theirs else None
         if partner is not None and partner.shape == record.shape and partner.stored:
-            inner, r, t = exhibit_of(exhibit.ours, record, exhibit.theirs, partner, limit=LARGEST)
+            inner, r, t = pair_context(exhibit.ours, record, exhibit.theirs, partner, limit=LARGEST)
             if not np.array_equal(r, t):
                 yield inner
 

@@ -13,18 +13,18 @@ from tensorcap.adapters.edits import Rerun
 from tensorcap.comparison.policy import POLICY
 from tensorcap.diagnosis.activations import activations
 from tensorcap.diagnosis.attention.hypotheses import attentions
-from tensorcap.diagnosis.context import Exhibit, exhibit_of, last_inputs
-from tensorcap.diagnosis.error_location import places
-from tensorcap.diagnosis.mutation_trials import variants
+from tensorcap.diagnosis.context import PairContext, last_inputs, pair_context
+from tensorcap.diagnosis.error_location import error_locations
+from tensorcap.diagnosis.mutation_trials import mutation_hypotheses
 from tensorcap.diagnosis.norms import norms
 from tensorcap.diagnosis.ordering import orders
 from tensorcap.diagnosis.pointwise import pointwise
 from tensorcap.diagnosis.products import products
-from tensorcap.diagnosis.records import others
+from tensorcap.diagnosis.records import other_records
 from tensorcap.diagnosis.rotations import rotations
 from tensorcap.diagnosis.routers import routings
 from tensorcap.diagnosis.scaling import scalings
-from tensorcap.diagnosis.scoring import Explanation, Scales, Trial, Values, ranked, relative_error
+from tensorcap.diagnosis.scoring import Explanation, Hypothesis, Scorer, Values, ranked, relative_error
 from tensorcap.diagnosis.simple import degenerates, dropouts, positions
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError, no_such_tensor
@@ -125,14 +125,14 @@ def diagnose(
     for archive, record in ((reference, ours), (target, theirs)):
         if not record.stored:
             raise UsageError(f"{archive.path}: {record.key.text}: only its statistics were kept")
-    exhibit, r, t = exhibit_of(reference, ours, target, theirs, limit=limit)
+    exhibit, r, t = pair_context(reference, ours, target, theirs, limit=limit)
     name, rounding = _precision(exhibit, compute_dtype)
     same = exhibit.is_same_shape
     if same and np.array_equal(r, t, equal_nan=True):
         notes = _dtype_notes(ours, theirs)
         return Diagnosis(ours.key.text, theirs.key.text, "identical", 0.0, rounding, name, 0.0, (), {}, notes)
     inherited, notes = _inherited(exhibit)
-    scales = Scales(rounding, inherited)
+    scales = Scorer(rounding, inherited)
     weighed = [scales.weigh(trial) for trial in degenerates(r, t)]
     if not any(one.is_within for one in weighed):
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -152,7 +152,7 @@ def diagnose(
     )
 
 
-def _hypotheses(exhibit: Exhibit, scales: Scales, rerun: Rerun | None) -> Iterator[Trial]:
+def _hypotheses(exhibit: PairContext, scales: Scorer, rerun: Rerun | None) -> Iterator[Hypothesis]:
     yield from _simple(exhibit)
     yield from positions(exhibit)
     yield from dropouts(exhibit)
@@ -164,12 +164,12 @@ def _hypotheses(exhibit: Exhibit, scales: Scales, rerun: Rerun | None) -> Iterat
     yield from routings(exhibit, scales)
     yield from attentions(exhibit, scales)
     yield from _within(exhibit, scales)
-    yield from others(exhibit, scales)
-    yield from variants(exhibit, scales, rerun)
-    yield from places(exhibit, scales, _simple)
+    yield from other_records(exhibit, scales)
+    yield from mutation_hypotheses(exhibit, scales, rerun)
+    yield from error_locations(exhibit, scales, _simple)
 
 
-def _within(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
+def _within(exhibit: PairContext, scales: Scorer) -> Iterator[Hypothesis]:
     """What the last modules within this one are given: the core of an attention, a gated product."""
     for inner in last_inputs(exhibit):
         where = {"key": inner.reference.key.text}
@@ -178,13 +178,13 @@ def _within(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
             yield replace(trial, text=text, facts={**trial.facts, "where": where})
 
 
-def _simple(exhibit: Exhibit) -> Iterator[Trial]:
+def _simple(exhibit: PairContext) -> Iterator[Hypothesis]:
     """What needs the two sides alone."""
     yield from scalings(exhibit)
     yield from pointwise(exhibit)
 
 
-def _precision(exhibit: Exhibit, compute_dtype: str | None) -> tuple[str, float]:
+def _precision(exhibit: PairContext, compute_dtype: str | None) -> tuple[str, float]:
     """The coarser precision of the pair, and the relative error of one rounding in it."""
     records = exhibit.reference, exhibit.target
     if not any(record.dtype.is_inexact for record in records):
@@ -194,7 +194,7 @@ def _precision(exhibit: Exhibit, compute_dtype: str | None) -> tuple[str, float]
     return precision.name, precision.rounding
 
 
-def _inherited(exhibit: Exhibit) -> tuple[float, tuple[str, ...]]:
+def _inherited(exhibit: PairContext) -> tuple[float, tuple[str, ...]]:
     """The largest error that an input of the module arrives with, and what to say of it."""
     given = [(slot, relative_error(y, x)) for slot, x, y in exhibit.inputs if x.ndim]
     if exhibit.reference.key.slot.startswith("input.") or not given:
@@ -212,7 +212,7 @@ def _dtype_notes(ours: Record, theirs: Record) -> tuple[str, ...]:
     return (f"The dtypes differ: {ours.dtype.name} in the reference, {theirs.dtype.name} in the target.",)
 
 
-def _more_notes(exhibit: Exhibit, r: Values, t: Values) -> Iterator[str]:
+def _more_notes(exhibit: PairContext, r: Values, t: Values) -> Iterator[str]:
     """What the values show besides, as sentences."""
     if exhibit.window is not None:
         axis, start, stop = exhibit.window
@@ -231,7 +231,7 @@ def _more_notes(exhibit: Exhibit, r: Values, t: Values) -> Iterator[str]:
         yield f"The cosine is {cosine:.3f}: the target is hardly related to the reference."
 
 
-def _first_token_notes(exhibit: Exhibit) -> Iterator[str]:
+def _first_token_notes(exhibit: PairContext) -> Iterator[str]:
     """The first token sees nothing but itself: if it alone is right, that is what is wrong."""
     axis = next((a for a in range(exhibit.r.ndim) if exhibit.axis(a) == "token"), None)
     if axis is None or exhibit.r.shape[axis] < 3:

@@ -9,10 +9,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from tensorcap.diagnosis.context import Exhibit, values_of
-from tensorcap.diagnosis.scoring import INHERITED, ROUNDINGS, SHARE, Scales, Trial, Values, relative_error
+from tensorcap.diagnosis.context import PairContext, values_of
+from tensorcap.diagnosis.scoring import (
+    INHERITED,
+    ROUNDINGS,
+    SHARE,
+    Hypothesis,
+    Scorer,
+    Values,
+    relative_error,
+)
 
-Hypotheses = Callable[[Exhibit], Iterator[Trial]]
+Hypotheses = Callable[[PairContext], Iterator[Hypothesis]]
 
 _SPREAD: Final = 0.05  # share of the elements there that must take part: a single outlier is no place
 _TAIL: Final = 0.75  # share of the tokens that are still a place where they are the last ones
@@ -26,7 +34,7 @@ _HINTS: Final = {
 }
 
 
-def places(exhibit: Exhibit, scales: Scales, within: Hypotheses) -> Iterator[Trial]:
+def error_locations(exhibit: PairContext, scales: Scorer, within: Hypotheses) -> Iterator[Hypothesis]:
     """Axes along which some slices differ and the others do not; and hypotheses about those alone."""
     if not exhibit.is_same_shape or exhibit.r.size < 8:
         return
@@ -52,7 +60,7 @@ def places(exhibit: Exhibit, scales: Scales, within: Hypotheses) -> Iterator[Tri
     yield from _padded(exhibit, limit)
 
 
-def _views(exhibit: Exhibit) -> Iterator[tuple[str, int, Values, Values]]:
+def _views(exhibit: PairContext) -> Iterator[tuple[str, int, Values, Values]]:
     r, t = exhibit.r, exhibit.t
     for axis in range(r.ndim):
         if r.shape[axis] > 1 and r.size > r.shape[axis]:
@@ -82,7 +90,7 @@ def _is_spread(r: Values, t: Values, axis: int, differs: Values) -> bool:
     return bool((taking_part >= max(2.0, _SPREAD * square.shape[1])).all())
 
 
-def _described(exhibit: Exhibit, name: str, differs: Values) -> tuple[str, str, dict[str, Any]]:
+def _described(exhibit: PairContext, name: str, differs: Values) -> tuple[str, str, dict[str, Any]]:
     """Where it is, in words; the usual mistake; facts."""
     at, size = np.flatnonzero(differs), len(differs)
     facts = {"axis": name, "indices": at[:64].tolist(), "size": size}
@@ -102,7 +110,7 @@ def _described(exhibit: Exhibit, name: str, differs: Values) -> tuple[str, str, 
 
 
 def _trials(
-    exhibit: Exhibit,
+    exhibit: PairContext,
     r: Values,
     t: Values,
     index: tuple[Any, ...],
@@ -111,24 +119,26 @@ def _trials(
     hint: str,
     facts: dict[str, Any],
     choices: int,
-) -> Iterator[Trial]:
+) -> Iterator[Hypothesis]:
     predicted = r.copy()
     predicted[index] = t[index]
     inside = t[index].size
     logs = choices * math.log(2) + inside / 2 * math.log(t.size)  # all that is there is taken as it is
-    yield Trial(kind.replace(" ", "-"), f"the error is only {where}", t, predicted, r, 0, logs, hint, facts)
+    yield Hypothesis(
+        kind.replace(" ", "-"), f"the error is only {where}", t, predicted, r, 0, logs, hint, facts
+    )
 
 
 def _embedded(
-    trial: Trial,
-    part: Exhibit,
+    trial: Hypothesis,
+    part: PairContext,
     r: Values,
     t: Values,
     index: tuple[Any, ...],
     where: str,
     facts: dict[str, Any],
     choices: int,
-) -> Iterator[Trial]:
+) -> Iterator[Hypothesis]:
     """A hypothesis about a part, weighed on the whole."""
     if trial.predicted.shape != part.t.shape:
         return
@@ -151,14 +161,14 @@ def _embedded(
     )
 
 
-def _wrong_rows(exhibit: Exhibit, limit: float) -> Values:
+def _wrong_rows(exhibit: PairContext, limit: float) -> Values:
     """Which rows, of all channels, differ: the shape without the last axis."""
     r, t = exhibit.r, exhibit.t
     size = np.maximum((r * r).sum(axis=-1), (t * t).sum(axis=-1))
     return np.asarray(((t - r) ** 2).sum(axis=-1) > limit * limit * size)
 
 
-def _experts(exhibit: Exhibit, limit: float) -> Iterator[Trial]:
+def _experts(exhibit: PairContext, limit: float) -> Iterator[Hypothesis]:
     """Rows that differ are those of certain experts."""
     if exhibit.r.ndim < 2 or exhibit.window is not None:
         return
@@ -187,7 +197,7 @@ def _experts(exhibit: Exhibit, limit: float) -> Iterator[Trial]:
         return
 
 
-def _padded(exhibit: Exhibit, limit: float) -> Iterator[Trial]:
+def _padded(exhibit: PairContext, limit: float) -> Iterator[Hypothesis]:
     """Rows that differ are those that a mask of attention leaves out."""
     if exhibit.r.ndim < 3 or exhibit.window is not None:
         return

@@ -8,19 +8,19 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.adapters.edits import Change, Ordered, Rerun
-from tensorcap.diagnosis.context import Exhibit
+from tensorcap.adapters.edits import CallMutation, Ordered, Rerun
+from tensorcap.diagnosis.context import PairContext
 from tensorcap.diagnosis.mutations import (
     SMALL,
-    Variant,
+    Mutation,
     alterations,
     in_low_precision,
     kind_of_setting,
+    mutations_of,
     of_experts,
     rounded_tensors,
-    variants_of,
 )
-from tensorcap.diagnosis.scoring import LESSENED, Scales, Trial, Values, relative_error
+from tensorcap.diagnosis.scoring import LESSENED, Hypothesis, Scorer, Values, relative_error
 from tensorcap.diagnosis.simple import hint_of, named
 
 _REPEATS: Final = 1e-5  # what a call that is made again may leave of what it made the first time
@@ -34,14 +34,14 @@ _ROWS_PER_EXPERT: Final = 8
 _FAINT: Final = 0.1  # share of the largest weight that an expert needs to count
 
 
-def variants(exhibit: Exhibit, scales: Scales, rerun: Rerun | None) -> Iterator[Trial]:
+def mutation_hypotheses(exhibit: PairContext, scales: Scorer, rerun: Rerun | None) -> Iterator[Hypothesis]:
     """Every change, each by itself.
 
     Experts in any order and altered operations are tried only where nothing so far explains the pair.
     """
     if rerun is None or exhibit.window is not None:
         return
-    usual = rerun.made(Change())
+    usual = rerun.made(CallMutation())
     if usual is None or usual.shape != exhibit.r.shape:
         return
     if not relative_error(usual, exhibit.r) <= _REPEATS:
@@ -54,7 +54,7 @@ def variants(exhibit: Exhibit, scales: Scales, rerun: Rerun | None) -> Iterator[
     ]
     most = _WORK // (1 + sum(map(math.prod, shapes)))
     tried = _Tried(exhibit, rerun, usual)
-    yield from tried.all_of(variants_of(exhibit, rerun, _LARGEST)[:most])
+    yield from tried.all_of(mutations_of(exhibit, rerun, _LARGEST)[:most])
     dtype = exhibit.target.dtype.name
     if dtype in _NARROW:
         yield from tried.all_of(rounded_tensors(rerun, dtype)[:most])
@@ -73,13 +73,13 @@ def variants(exhibit: Exhibit, scales: Scales, rerun: Rerun | None) -> Iterator[
 class _Tried:
     """Calls a module again and again, and tells what comes of it."""
 
-    def __init__(self, exhibit: Exhibit, rerun: Rerun, usual: Values) -> None:
+    def __init__(self, exhibit: PairContext, rerun: Rerun, usual: Values) -> None:
         self._exhibit = exhibit
         self._rerun = rerun
         self._usual = usual
         self._seen: set[tuple[str, bytes]] = set()
 
-    def all_of(self, found: list[Variant]) -> Iterator[Trial]:
+    def all_of(self, found: list[Mutation]) -> Iterator[Hypothesis]:
         """Each change that makes a difference; those that make the same one are told once."""
         logs = math.log(max(len(found), 1))
         for one in found:
@@ -89,12 +89,12 @@ class _Tried:
                 text = f"the target is what {self._rerun.class_name} makes {one.text}"
                 yield self._trial(one.kind, text, made, 0, logs, one.hint, dict(one.facts))
 
-    def fitted(self, name: str, value: float) -> Iterator[Trial]:
+    def fitted(self, name: str, value: float) -> Iterator[Hypothesis]:
         """Another number for a setting: the best of some factors, then by golden section."""
         before = relative_error(self._exhibit.t, self._usual) if self._exhibit.is_same_shape else 1.0
 
         def left(factor: float) -> float:
-            made = self._made(Change(settings={name: value * factor}))
+            made = self._made(CallMutation(settings={name: value * factor}))
             return math.inf if made is None else relative_error(self._exhibit.t, made)
 
         errors = {factor: left(factor) for factor in _FACTORS}
@@ -110,7 +110,7 @@ class _Tried:
             else:
                 low = inner
         factor = min((math.exp((low + high) / 2), best), key=left)
-        made = self._made(Change(settings={name: value * factor}))
+        made = self._made(CallMutation(settings={name: value * factor}))
         if made is None or relative_error(self._exhibit.t, made) > LESSENED * before:
             return
         names = named(factor, self._exhibit, 1e-3)
@@ -123,7 +123,7 @@ class _Tried:
         logs = math.log(_STEPS + len(_FACTORS))
         yield self._trial(kind, text, made, 1, logs, hint or hint_of(names), facts)
 
-    def experts(self) -> Iterator[Trial]:
+    def experts(self) -> Iterator[Hypothesis]:
         """Experts in any order.
 
         Each expert makes, in the place of all, what it would of every row. How much of each a row has tells
@@ -140,7 +140,7 @@ class _Tried:
         alone = []
         for expert in range(count):
             of_one = Ordered(0, np.full(count, expert))
-            made = self._rerun.made(Change(dict.fromkeys(names, of_one)))
+            made = self._rerun.made(CallMutation(dict.fromkeys(names, of_one)))
             if made is None or made.shape != r.shape or not np.isfinite(made).all():
                 return
             alone.append(made.reshape(rows, width)[picked])
@@ -150,7 +150,7 @@ class _Tried:
         order = np.where(shares.any(axis=0), shares.argmax(axis=0), np.arange(count))
         if np.array_equal(order, np.arange(count)):
             return
-        made = self._made(Change(dict.fromkeys(names, Ordered(0, order))))
+        made = self._made(CallMutation(dict.fromkeys(names, Ordered(0, order))))
         if made is not None:
             shown = ", ".join(map(str, order[:16])) + (", …" if count > 16 else "")
             text = f"the target is what {self._rerun.class_name} makes with its experts in the order {shown}"
@@ -158,7 +158,7 @@ class _Tried:
             logs = count * math.log(count)
             yield self._trial("expert-order", text, made, 0, logs, "Experts are in another order.", facts)
 
-    def _made(self, change: Change) -> Values | None:
+    def _made(self, change: CallMutation) -> Values | None:
         """What a change makes; None where it makes nothing that could be the target, or no difference."""
         made = self._rerun.made(change)
         if made is None or made.shape != self._exhibit.t.shape or not np.isfinite(made).all():
@@ -174,9 +174,9 @@ class _Tried:
         logs: float,
         hint: str,
         facts: dict[str, object],
-    ) -> Trial:
+    ) -> Hypothesis:
         baseline = self._exhibit.baseline
-        return Trial(kind, text, self._exhibit.t, made, baseline, parameters, logs, hint, facts)
+        return Hypothesis(kind, text, self._exhibit.t, made, baseline, parameters, logs, hint, facts)
 
 
 def _strong(weights: Values) -> Values:

@@ -14,7 +14,7 @@ from tensorcap.adapters.edits import (
     MASKS,
     Absent,
     Added,
-    Change,
+    CallMutation,
     Edit,
     Filled,
     Masked,
@@ -25,7 +25,7 @@ from tensorcap.adapters.edits import (
     Shifted,
     Transposed,
 )
-from tensorcap.diagnosis.context import Exhibit
+from tensorcap.diagnosis.context import PairContext
 from tensorcap.diagnosis.scoring import Values
 
 SMALL: Final = 1e-2  # a setting below it is an eps, of which only usual values are tried
@@ -82,7 +82,7 @@ _LEFT_OUT: Final[Mapping[str, str]] = {  # what an operation is when it is not d
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class Mutation:
     """A change, and what it would mean.
 
     Attributes:
@@ -96,11 +96,11 @@ class Variant:
     kind: str
     text: str
     hint: str
-    change: Change
+    change: CallMutation
     facts: Mapping[str, Any]
 
 
-def variants_of(exhibit: Exhibit, rerun: Rerun, largest: int) -> list[Variant]:
+def mutations_of(exhibit: PairContext, rerun: Rerun, largest: int) -> list[Mutation]:
     """All of them but altered operations, the most telling first.
 
     Args:
@@ -120,21 +120,21 @@ def variants_of(exhibit: Exhibit, rerun: Rerun, largest: int) -> list[Variant]:
     ]
 
 
-def rounded_tensors(rerun: Rerun, dtype: str) -> list[Variant]:
+def rounded_tensors(rerun: Rerun, dtype: str) -> list[Mutation]:
     """Tensors of the module, each by itself rounded to a dtype."""
     return [
-        Variant(
+        Mutation(
             "rounded",
             f"with {name} rounded to {dtype}",
             f"{name} is cast to {dtype} with the rest of the model; it has to stay as it is.",
-            Change({name: Rounded(dtype)}),
+            CallMutation({name: Rounded(dtype)}),
             {"parameter": name, "dtype": dtype},
         )
         for name in rerun.tensors
     ]
 
 
-def in_low_precision(rerun: Rerun, dtype: str) -> list[Variant]:
+def in_low_precision(rerun: Rerun, dtype: str) -> list[Mutation]:
     """All tensors of the module, and every step of its code, rounded to a dtype."""
     found = []
     tensors: dict[str, Edit] = dict.fromkeys(rerun.tensors, Rounded(dtype))
@@ -142,13 +142,13 @@ def in_low_precision(rerun: Rerun, dtype: str) -> list[Variant]:
         text = f"with every step rounded to {dtype}"
         text += ", and sums taken one after the other" if is_in_turn else ""
         hint = "It has to compute in float32, or to sum in float32, and does not."
-        change = Change(tensors, steps=dtype, is_in_turn=is_in_turn)
+        change = CallMutation(tensors, steps=dtype, is_in_turn=is_in_turn)
         facts = {"dtype": dtype, "is_in_turn": is_in_turn}
-        found.append(Variant("code-precision", text, hint, change, facts))
+        found.append(Mutation("code-precision", text, hint, change, facts))
     return found
 
 
-def of_experts(exhibit: Exhibit, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
+def of_experts(exhibit: PairContext, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
     """Names of tensors that have a slice for each expert."""
     count = exhibit.number(*_EXPERTS)
     return tuple(name for name, shape in shapes.items() if len(shape) > 1 and shape[0] == count)
@@ -162,15 +162,15 @@ def kind_of_setting(name: str, class_name: str) -> tuple[str, str]:
     return found or ("setting-differs", f"The setting {name} is another one, or is not looked at.")
 
 
-def alterations(operations: Mapping[str, Operation]) -> list[Variant]:
+def alterations(operations: Mapping[str, Operation]) -> list[Mutation]:
     """Operations of the module's own code that do something else."""
     hint = "Look at that line, and at what the target has for it."
     return [
-        Variant(
+        Mutation(
             kind,
             f"{what}, in {one.place}",
             hint,
-            Change(operations={known: way}),
+            CallMutation(operations={known: way}),
             {"operation": one.name, "place": one.place, "way": way},
         )
         for known, one in operations.items()
@@ -201,7 +201,7 @@ def _altered(one: Operation, way: str) -> tuple[str, str]:
     return kind, f"with {way} in the place of {one.name}"
 
 
-def _of_experts(exhibit: Exhibit, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Variant]:
+def _of_experts(exhibit: PairContext, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Mutation]:
     """All that belongs to an expert, in the place of that of another."""
     names = of_experts(exhibit, shapes)
     if names:
@@ -209,15 +209,15 @@ def _of_experts(exhibit: Exhibit, shapes: Mapping[str, tuple[int, ...]]) -> Iter
         for how, edit in _orders(exhibit, 0, size):
             facts = {"parameters": list(names), "order": how}
             text = f"with the experts of {' and '.join(names)} {how}"
-            change = Change(dict.fromkeys(names, edit))
-            yield Variant("expert-order", text, _EXPERT_HINT, change, facts)
+            change = CallMutation(dict.fromkeys(names, edit))
+            yield Mutation("expert-order", text, _EXPERT_HINT, change, facts)
 
 
-def _without(name: str) -> Iterator[Variant]:
+def _without(name: str) -> Iterator[Mutation]:
     last = name.rpartition(".")[2]
     if "bias" in last:
         text, hint = f"without {name}", f"The {name} was dropped."
-        yield Variant("bias-dropped", text, hint, Change({name: Filled(0.0)}), {"parameter": name})
+        yield Mutation("bias-dropped", text, hint, CallMutation({name: Filled(0.0)}), {"parameter": name})
         return
     for value, kind, what in (
         (0.0, "parameter-missing", "What is added by it"),
@@ -227,10 +227,10 @@ def _without(name: str) -> Iterator[Variant]:
         shown = "minus infinity" if value < 0 else f"{value:g}"
         text, hint = f"with {shown} in the place of {name}", f"{what} is missing: {name}."
         facts = {"parameter": name, "value": value}
-        yield Variant(kind, text, hint, Change({name: Filled(value)}), facts)
+        yield Mutation(kind, text, hint, CallMutation({name: Filled(value)}), facts)
 
 
-def _in_order(exhibit: Exhibit, name: str, shape: tuple[int, ...]) -> Iterator[Variant]:
+def _in_order(exhibit: PairContext, name: str, shape: tuple[int, ...]) -> Iterator[Mutation]:
     """One tensor, an axis of which is in another order; two axes of which are exchanged."""
     for axis, size in enumerate(shape):
         is_of_experts = not axis and name in of_experts(exhibit, {name: shape})
@@ -241,11 +241,11 @@ def _in_order(exhibit: Exhibit, name: str, shape: tuple[int, ...]) -> Iterator[V
         if shape[first] == shape[second] > 1:
             text = f"with {name} transposed"
             hint = "A square weight lies the other way in the checkpoint, or in the layer."
-            change = Change({name: Transposed((first, second))})
-            yield Variant("weight-transposed", text, hint, change, {"parameter": name})
+            change = CallMutation({name: Transposed((first, second))})
+            yield Mutation("weight-transposed", text, hint, change, {"parameter": name})
 
 
-def _together(exhibit: Exhibit, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Variant]:
+def _together(exhibit: PairContext, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Mutation]:
     """An axis that several tensors have, such as a weight and its bias, in the same order in all of them."""
     sharing: dict[int, dict[str, int]] = {}
     for name, shape in shapes.items():
@@ -257,7 +257,7 @@ def _together(exhibit: Exhibit, shapes: Mapping[str, tuple[int, ...]]) -> Iterat
                 yield _ordered({name: Ordered(axis, edit.order) for name, axis in axes.items()}, how)
 
 
-def _ordered(edits: Mapping[str, Ordered], how: str) -> Variant:
+def _ordered(edits: Mapping[str, Ordered], how: str) -> Mutation:
     kind = "parameter-shift" if how.startswith("rolled") else "parameter-order"
     hint = "A table, or a weight, is read from another place."
     if kind == "parameter-order":
@@ -267,10 +267,10 @@ def _ordered(edits: Mapping[str, Ordered], how: str) -> Variant:
     axes = ", ".join(f"axis {edit.axis} of {name}" for name, edit in edits.items())
     tensors: dict[str, Edit] = dict(edits)
     facts = {"parameters": list(edits), "order": how}
-    return Variant(kind, f"with {axes} {how}", hint, Change(tensors), facts)
+    return Mutation(kind, f"with {axes} {how}", hint, CallMutation(tensors), facts)
 
 
-def _orders(exhibit: Exhibit, axis: int, size: int) -> Iterator[tuple[str, Ordered]]:
+def _orders(exhibit: PairContext, axis: int, size: int) -> Iterator[tuple[str, Ordered]]:
     """Usual orders of an axis that are not its own, each once."""
     at = np.arange(size)
     orders = {
@@ -299,14 +299,14 @@ def _orders(exhibit: Exhibit, axis: int, size: int) -> Iterator[tuple[str, Order
             yield name, Ordered(axis, np.ascontiguousarray(order))
 
 
-def _of_settings(rerun: Rerun) -> Iterator[Variant]:
+def _of_settings(rerun: Rerun) -> Iterator[Mutation]:
     for name, value in rerun.settings.items():
         for other in _values(value):
             kind, hint = kind_of_setting(name, rerun.class_name)
             shown = "nothing" if other is None else f"{other:g}" if isinstance(other, float) else repr(other)
             text = f"with {shown} in the place of {value!r} for its setting {name}"
             facts = {"setting": name, "reference": value, "target": other}
-            yield Variant(kind, text, hint, Change(settings={name: other}), facts)
+            yield Mutation(kind, text, hint, CallMutation(settings={name: other}), facts)
 
 
 def _values(value: Any) -> Iterator[Any]:
@@ -324,7 +324,7 @@ def _values(value: Any) -> Iterator[Any]:
             yield type(value)([word] * len(value))
 
 
-def _of_arguments(rerun: Rerun) -> Iterator[Variant]:
+def _of_arguments(rerun: Rerun) -> Iterator[Mutation]:
     for name, (kind, shape) in rerun.arguments.items():
         short = name.removeprefix("input.")
         what, missing, hint = next(entry for entry in _ARGUMENTS if entry[0] in short)
@@ -340,29 +340,29 @@ def _of_arguments(rerun: Rerun) -> Iterator[Variant]:
             edits += [(other, f"with its {short} {step:+d}", Added(step)) for step in (1, -1)]
         edits += [(found, f"with its {short} {text}", edit) for found, text, edit in _shifts(shape)]
         for found, text, edit in edits:
-            yield Variant(found, text, hint, Change(arguments={name: edit}), {"argument": short})
+            yield Mutation(found, text, hint, CallMutation(arguments={name: edit}), {"argument": short})
 
 
-def _of_results(rerun: Rerun) -> Iterator[Variant]:
+def _of_results(rerun: Rerun) -> Iterator[Mutation]:
     by_shape: dict[tuple[int, ...], list[str]] = {}
     for name, shape in rerun.results.items():
         by_shape.setdefault(shape, []).append(name)
         hint = f"What {name} returns is not added, or not looked at."
-        change = Change(results={name: Filled(0.0)})
-        yield Variant("term-missing", f"with zeros for the result of {name}", hint, change, {"call": name})
+        change = CallMutation(results={name: Filled(0.0)})
+        yield Mutation("term-missing", f"with zeros for the result of {name}", hint, change, {"call": name})
         for kind, how, edit in _shifts(shape):
             text, hint = (
                 f"with the result of {name} {how}",
                 "Tokens are one off: padding, a cache, a convolution.",
             )
-            yield Variant(kind, text, hint, Change(results={name: edit}), {"call": name})
+            yield Mutation(kind, text, hint, CallMutation(results={name: edit}), {"call": name})
     for names in by_shape.values():
         for at, one in enumerate(names):
             for other in names[at + 1 : at + 1 + _NEIGHBOURS]:
                 text = f"with the results of {one} and {other} exchanged"
                 hint = f"{one} and {other} stand in each other's place."
-                change = Change(results={one: other, other: one})
-                yield Variant("results-order", text, hint, change, {"calls": [one, other]})
+                change = CallMutation(results={one: other, other: one})
+                yield Mutation("results-order", text, hint, change, {"calls": [one, other]})
 
 
 def _shifts(shape: tuple[int, ...]) -> Iterator[tuple[str, str, Edit]]:

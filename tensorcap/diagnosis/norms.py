@@ -10,8 +10,8 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from tensorcap.diagnosis.context import Exhibit
-from tensorcap.diagnosis.scoring import LESSENED, Scales, Trial, Values, inherited, relative_error
+from tensorcap.diagnosis.context import PairContext
+from tensorcap.diagnosis.scoring import LESSENED, Hypothesis, Scorer, Values, inherited, relative_error
 from tensorcap_formats.float_formats import rounded
 
 Statistic = Literal["rms", "layer", "l2"]
@@ -44,7 +44,7 @@ _TITLES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class NormVariant:
     """One way to compute a norm.
 
     Attributes:
@@ -100,7 +100,7 @@ class Variant:
         return rounded(1 + weight, dtype) if self.weighting == "1 + w, rounded" else 1 + weight
 
 
-def norms(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
+def norms(exhibit: PairContext, scales: Scorer) -> Iterator[Hypothesis]:
     """The target by another variant than the reference, each on its own inputs."""
     if not exhibit.is_same_shape or exhibit.r.ndim < 2 or exhibit.r.shape[-1] < 4:
         return
@@ -145,12 +145,12 @@ def norms(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
     text, kind, hint = _difference(expected, other, slot)
     logs = math.log(3 * 4 * 2 * len(_PRECISIONS) * (len(_EPS) + 2))
     facts = {"reference": _facts(usual), "target": _facts(other)}
-    yield Trial(kind, text, exhibit.t, predicted, baseline, fitted, logs, hint, facts)
+    yield Hypothesis(kind, text, exhibit.t, predicted, baseline, fitted, logs, hint, facts)
 
 
 def _own_weight(
-    exhibit: Exhibit, variant: Variant, x: Values, weights: tuple[Values, Values], bias: Values | None
-) -> Iterator[Trial]:
+    exhibit: PairContext, variant: NormVariant, x: Values, weights: tuple[Values, Values], bias: Values | None
+) -> Iterator[Hypothesis]:
     """The target by the same norm, right for its own weight, which is another one."""
     dtype = exhibit.target.dtype.name
     weight, own = weights
@@ -164,7 +164,7 @@ def _own_weight(
             text = f"the weight of the target is that of the reference {'plus' if shift > 0 else 'minus'} one"
             hint = "One plus the weight is meant on one side and the weight alone on the other."
     predicted, baseline = variant(x, own, bias, dtype), variant(x, rounded(weight, dtype), bias, dtype)
-    yield Trial(kind, text, exhibit.t, predicted, baseline, 0, 0, hint)
+    yield Hypothesis(kind, text, exhibit.t, predicted, baseline, 0, 0, hint)
 
 
 def _vector(
@@ -184,7 +184,7 @@ def _rows(x: Values) -> Values:
     return np.unique(np.concatenate([spread, small]))
 
 
-def _variants(has_weight: bool, is_low: bool, eps: tuple[float, ...]) -> Iterator[Variant]:
+def _variants(has_weight: bool, is_low: bool, eps: tuple[float, ...]) -> Iterator[NormVariant]:
     weightings: tuple[Weighting, ...] = ("w", "1 + w", "none") if has_weight else ("none",)
     if has_weight and is_low:
         weightings = (*weightings, "1 + w, rounded")
@@ -193,7 +193,7 @@ def _variants(has_weight: bool, is_low: bool, eps: tuple[float, ...]) -> Iterato
     statistics: tuple[Statistic, ...] = ("rms", "layer", "l2")
     for statistic, each, weighting in itertools.product(statistics, eps, weightings):
         for first, low in itertools.product(switches, precisions):
-            yield Variant(statistic, each, weighting, first, low)
+            yield NormVariant(statistic, each, weighting, first, low)
 
 
 def _best(
@@ -202,16 +202,16 @@ def _best(
     weight: Values | None,
     bias: Values | None,
     dtype: str,
-    scales: Scales,
-    exhibit: Exhibit,
-    near: Variant | None = None,
-) -> Variant | None:
+    scales: Scorer,
+    exhibit: PairContext,
+    near: NormVariant | None = None,
+) -> NormVariant | None:
     """The variant that leaves least; the one that is `near` stays unless another leaves far less."""
     is_low = dtype not in _WIDE
     known = exhibit.number("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")
     eps = tuple(dict.fromkeys(e for e in (known, near.eps if near else None, *_EPS) if e is not None))
 
-    def left(variant: Variant) -> float:
+    def left(variant: NormVariant) -> float:
         return relative_error(made, variant(x, weight, bias, dtype))
 
     plain = list(_variants(weight is not None, False, eps))
@@ -232,13 +232,13 @@ def _best(
     return min(good, key=lambda v: _changes(near, v))
 
 
-def _is_alike(one: Variant, other: Variant) -> bool:
+def _is_alike(one: NormVariant, other: NormVariant) -> bool:
     return one.statistic == other.statistic and one.weighting.startswith(other.weighting)
 
 
-def _changes(near: Variant | None, variant: Variant) -> int:
+def _changes(near: NormVariant | None, variant: NormVariant) -> int:
     """How much a variant differs from another, or from the plainest one."""
-    usual = near or Variant("rms", variant.eps, variant.weighting)
+    usual = near or NormVariant("rms", variant.eps, variant.weighting)
     changes = (
         8 * (variant.statistic != usual.statistic),
         4 * (variant.weighting != usual.weighting),
@@ -250,15 +250,15 @@ def _changes(near: Variant | None, variant: Variant) -> int:
 
 
 def _as_usual(
-    usual: Variant, x: Values, made: Values, weight: Values | None, bias: Values | None, dtype: str
-) -> Variant:
+    usual: NormVariant, x: Values, made: Values, weight: Values | None, bias: Values | None, dtype: str
+) -> NormVariant:
     """What a wide reference is in a narrow dtype: either order of rounding and weight is right."""
     orders = [replace(usual, is_cast_first=first) for first in (usual.is_cast_first, not usual.is_cast_first)]
     return min(orders, key=lambda v: relative_error(made, v(x, weight, bias, dtype)))
 
 
 def _fitted_eps(
-    variant: Variant, x: Values, made: Values, weight: Values | None, bias: Values | None
+    variant: NormVariant, x: Values, made: Values, weight: Values | None, bias: Values | None
 ) -> float:
     """The eps that rows of small variance say, snapped to a usual one within 5 %."""
     y = replace(variant, eps=0.0)(x, weight, None, "float64")
@@ -277,15 +277,15 @@ def _fitted_eps(
 
 
 def _with_fitted_weight(
-    x: Values, made: Values, dtype: str, scales: Scales, exhibit: Exhibit
-) -> tuple[Variant, Values, Values | None] | None:
+    x: Values, made: Values, dtype: str, scales: Scorer, exhibit: PairContext
+) -> tuple[NormVariant, Values, Values | None] | None:
     """A norm whose weight is in no archive, but follows from what it made."""
     if len(x) < 8:
         return None
     statistics: tuple[Statistic, ...] = ("rms", "layer")
     for statistic in statistics:
         for eps in dict.fromkeys((exhibit.number("rms_norm_eps", "layer_norm_eps") or 1e-6, *_EPS)):
-            variant = Variant(statistic, eps, "w")
+            variant = NormVariant(statistic, eps, "w")
             y = variant(x, None, None, "float64")
             for has_bias in (False, True):
                 mean_y, mean = (y.mean(axis=0), made.mean(axis=0)) if has_bias else (0.0, 0.0)
@@ -298,7 +298,7 @@ def _with_fitted_weight(
     return None
 
 
-def _difference(one: Variant, other: Variant, slot: str) -> tuple[str, str, str]:
+def _difference(one: NormVariant, other: NormVariant, slot: str) -> tuple[str, str, str]:
     """What tells two variants apart: text, kind and hint."""
     if one.statistic != other.statistic:
         text = f"the target {_TITLES[other.statistic]} of its {slot}, the reference {_TITLES[one.statistic]}"
@@ -330,7 +330,7 @@ def _is_near(one: float, other: float) -> bool:
     return abs(one - other) <= 0.05 * max(one, other)
 
 
-def _facts(variant: Variant) -> dict[str, Any]:
+def _facts(variant: NormVariant) -> dict[str, Any]:
     return {
         "statistic": variant.statistic,
         "eps": variant.eps,

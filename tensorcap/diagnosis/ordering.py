@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.diagnosis.context import Exhibit
-from tensorcap.diagnosis.scoring import Trial, Values
+from tensorcap.diagnosis.context import PairContext
+from tensorcap.diagnosis.scoring import Hypothesis, Values
 
 _WIDEST: Final = 4096  # slices of an axis whose order is looked for
 _SAMPLE: Final = 256  # elements of a slice by which it is found again
@@ -23,7 +23,7 @@ _HINTS: Final = {
 }
 
 
-def orders(exhibit: Exhibit) -> Iterator[Trial]:
+def orders(exhibit: PairContext) -> Iterator[Hypothesis]:
     """All orders."""
     r, t = exhibit.r, exhibit.t
     if min(r.size, t.size) < 4:
@@ -41,20 +41,22 @@ def orders(exhibit: Exhibit) -> Iterator[Trial]:
         yield from _shifts_by_sequence(exhibit)
 
 
-def _swaps(r: Values, t: Values) -> Iterator[Trial]:
+def _swaps(r: Values, t: Values) -> Iterator[Hypothesis]:
     hint = "A tensor or a square weight is transposed."
     for one, other in itertools.combinations(range(r.ndim), 2):
         if r.shape[one] == r.shape[other] > 1:
             text = f"the target is the reference with axes {one} and {other} swapped"
             facts = {"axes": [one, other]}
-            yield Trial("transposed", text, t, np.swapaxes(r, one, other), r, 0, 0, hint, facts)
+            yield Hypothesis("transposed", text, t, np.swapaxes(r, one, other), r, 0, 0, hint, facts)
 
 
-def _other_shapes(exhibit: Exhibit) -> Iterator[Trial]:
+def _other_shapes(exhibit: PairContext) -> Iterator[Hypothesis]:
     r, t = exhibit.r, exhibit.t
     if r.size == t.size:
         text = f"the target holds the same values in the same order in another shape, {t.shape} for {r.shape}"
-        yield Trial("reshaped", text, t, r.reshape(t.shape), None, 0, 0, "Compare with a step that reshapes.")
+        yield Hypothesis(
+            "reshaped", text, t, r.reshape(t.shape), None, 0, 0, "Compare with a step that reshapes."
+        )
         if 2 <= r.ndim <= _MOST_AXES:
             hint = "Compare with a step that permutes axes, or look for a transpose on one side."
             for order in itertools.permutations(range(r.ndim)):
@@ -62,7 +64,7 @@ def _other_shapes(exhibit: Exhibit) -> Iterator[Trial]:
                     moved = np.transpose(r, order)
                     if moved.shape == t.shape or moved.ndim != t.ndim:
                         text = f"the target is the reference with its axes in the order {order}"
-                        yield Trial(
+                        yield Hypothesis(
                             "transposed",
                             text,
                             t,
@@ -92,7 +94,7 @@ def _other_shapes(exhibit: Exhibit) -> Iterator[Trial]:
         )
         hint = _HINTS.get(name, "") if name == "token" else f"The {side} is padded along its {name}s."
         facts = {"axis": axis, "before": start, "behind": extra - start, "longer": side}
-        yield Trial(
+        yield Hypothesis(
             "token-shift" if name == "token" else "padded",
             text,
             shorter,
@@ -105,7 +107,7 @@ def _other_shapes(exhibit: Exhibit) -> Iterator[Trial]:
         )
 
 
-def _moved(exhibit: Exhibit, axis: int) -> Iterator[Trial]:
+def _moved(exhibit: PairContext, axis: int) -> Iterator[Hypothesis]:
     """Slices along an axis found again elsewhere along it."""
     r, t = exhibit.r, exhibit.t
     size, name = r.shape[axis], exhibit.axis(axis)
@@ -123,7 +125,7 @@ def _moved(exhibit: Exhibit, axis: int) -> Iterator[Trial]:
                 if pattern.startswith(("halves", "pairs"))
                 else f"{name.replace(' ', '-')}-order"
             )
-            yield Trial(kind, text, t, np.take(r, sources, axis), r, 0, logs, hint, facts)
+            yield Hypothesis(kind, text, t, np.take(r, sources, axis), r, 0, logs, hint, facts)
             shifts, counts = np.unique(sources - np.arange(size), return_counts=True)
             for shift in shifts[np.argsort(-counts, kind="stable")][:2].tolist():
                 if 0 < abs(shift) <= size / 2:
@@ -133,7 +135,7 @@ def _moved(exhibit: Exhibit, axis: int) -> Iterator[Trial]:
             yield _shift(exhibit, axis, shift)
 
 
-def _shift(exhibit: Exhibit, axis: int, shift: int) -> Trial:
+def _shift(exhibit: PairContext, axis: int, shift: int) -> Hypothesis:
     """The target at i is the reference at i + shift; what falls out at the ends is left out."""
     r, t = exhibit.r, exhibit.t
     size, name = r.shape[axis], exhibit.axis(axis)
@@ -142,7 +144,7 @@ def _shift(exhibit: Exhibit, axis: int, shift: int) -> Trial:
     predicted = _slices(r, axis, start + shift, stop + shift)
     where = "behind" if shift > 0 else "before"
     text = f"each {name} of the target is that of the reference {abs(shift)} {where} it"
-    return Trial(
+    return Hypothesis(
         f"{name.replace(' ', '-')}-shift",
         text,
         observed,
@@ -155,7 +157,7 @@ def _shift(exhibit: Exhibit, axis: int, shift: int) -> Trial:
     )
 
 
-def _shifts_by_sequence(exhibit: Exhibit) -> Iterator[Trial]:
+def _shifts_by_sequence(exhibit: PairContext) -> Iterator[Hypothesis]:
     """Each sequence of a batch rolled by a number of its own: padding on the other side."""
     r, t = exhibit.r, exhibit.t
     axis = next((a for a in range(1, r.ndim) if exhibit.axis(a) == "token"), None)
@@ -172,10 +174,10 @@ def _shifts_by_sequence(exhibit: Exhibit) -> Iterator[Trial]:
         text = f"each sequence is rolled by a number of tokens of its own: {shifts[:8]}"
         hint = "Padding is on the left on one side and on the right on the other."
         logs = len(shifts) * math.log(size)
-        yield Trial("padding-side", text, t, rolled, r, 0, logs, hint, {"shifts": shifts})
+        yield Hypothesis("padding-side", text, t, rolled, r, 0, logs, hint, {"shifts": shifts})
 
 
-def _head_layouts(exhibit: Exhibit) -> Iterator[Trial]:
+def _head_layouts(exhibit: PairContext) -> Iterator[Hypothesis]:
     """Channels that are heads, or a head's parts, in another nesting."""
     r, t = exhibit.r, exhibit.t
     width, head_dim = r.shape[-1], exhibit.head_dim
@@ -191,18 +193,18 @@ def _head_layouts(exhibit: Exhibit) -> Iterator[Trial]:
         for one, other in ((count, width // count), (width // count, count)):
             split = r.reshape(*r.shape[:-1], one, other)
             moved = np.swapaxes(split, -1, -2).reshape(r.shape)
-            yield Trial("head-nesting", text, t, moved, r, 0, logs, hint, {"groups": one})
+            yield Hypothesis("head-nesting", text, t, moved, r, 0, logs, hint, {"groups": one})
     if r.ndim == 3 and head_dim and width % head_dim == 0 and width > head_dim and r.shape[1] > 1:
         heads = width // head_dim
         text = "heads were not moved back behind tokens before they were joined"
         hint = "A transpose of heads and tokens is missing before a reshape."
         split = r.reshape(r.shape[0], r.shape[1], heads, head_dim)
-        yield Trial(
+        yield Hypothesis(
             "heads-not-moved-back", text, t, split.transpose(0, 2, 1, 3).reshape(r.shape), r, 0, logs, hint
         )
 
 
-def _signs(exhibit: Exhibit) -> Iterator[Trial]:
+def _signs(exhibit: PairContext) -> Iterator[Hypothesis]:
     """Some channels with their sign turned."""
     r, t = exhibit.r, exhibit.t
     others = tuple(range(r.ndim - 1))
@@ -226,7 +228,7 @@ def _signs(exhibit: Exhibit) -> Iterator[Trial]:
                 break
     text = f"the sign is turned in {pattern}"
     facts = {"channels": np.flatnonzero(turned)[:64].tolist()}
-    yield Trial("channel-signs", text, t, np.where(turned, -r, r), r, 0, logs, hint, facts)
+    yield Hypothesis("channel-signs", text, t, np.where(turned, -r, r), r, 0, logs, hint, facts)
 
 
 def _nearest(r: Values, t: Values) -> Values:

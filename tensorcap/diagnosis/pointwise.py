@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.diagnosis.context import Exhibit
-from tensorcap.diagnosis.scoring import Trial, Values, relative_error
+from tensorcap.diagnosis.context import PairContext
+from tensorcap.diagnosis.scoring import Hypothesis, Values, relative_error
 from tensorcap_formats.float_formats import FLOAT_FORMATS, rounded
 
 _CLIPPED: Final = 3  # elements at a limit that make it one
@@ -18,7 +18,7 @@ _SAMPLE: Final = 1 << 14
 _STEPS: Final = 40
 
 
-def pointwise(exhibit: Exhibit) -> Iterator[Trial]:
+def pointwise(exhibit: PairContext) -> Iterator[Hypothesis]:
     """All of them."""
     if not exhibit.is_same_shape or exhibit.r.size < 8:
         return
@@ -29,7 +29,7 @@ def pointwise(exhibit: Exhibit) -> Iterator[Trial]:
     yield from _probabilities(r, t)
 
 
-def _clipped(r: Values, t: Values) -> Iterator[Trial]:
+def _clipped(r: Values, t: Values) -> Iterator[Hypothesis]:
     sides = (
         (
             t,
@@ -55,18 +55,20 @@ def _clipped(r: Values, t: Values) -> Iterator[Trial]:
         predicted = np.clip(whole, low if at_low else -np.inf, high if at_high else np.inf)
         bounds = [f"{low:.6g}" if at_low else "-inf", f"{high:.6g}" if at_high else "inf"]
         facts = {"low": low if at_low else None, "high": high if at_high else None}
-        yield Trial(kind, text.format(*bounds), limited, predicted, whole, at_low + at_high, 0, hint, facts)
+        yield Hypothesis(
+            kind, text.format(*bounds), limited, predicted, whole, at_low + at_high, 0, hint, facts
+        )
 
 
-def _roundings(r: Values, t: Values) -> Iterator[Trial]:
+def _roundings(r: Values, t: Values) -> Iterator[Hypothesis]:
     for dtype in _NARROW:
         facts = {"dtype": dtype}
         text = f"the target is the reference rounded to {dtype}"
         hint = f"The target passes through {dtype} where the reference does not."
-        yield Trial("rounded", text, t, rounded(r, dtype), r, 0, 0, hint, facts)
+        yield Hypothesis("rounded", text, t, rounded(r, dtype), r, 0, 0, hint, facts)
         text = f"the reference is the target rounded to {dtype}"
         hint = f"The target keeps more precision than {dtype}, in which the reference is."
-        yield Trial("not-rounded", text, r, rounded(t, dtype), t, 0, 0, hint, facts)
+        yield Hypothesis("not-rounded", text, r, rounded(t, dtype), t, 0, 0, hint, facts)
     for dtype, largest in (("float8_e4m3fn", FLOAT_FORMATS["float8_e4m3fn"].largest), ("int8", 127.0)):
         scale = np.abs(r).max() / largest
         if scale:
@@ -74,12 +76,12 @@ def _roundings(r: Values, t: Values) -> Iterator[Trial]:
             coarse = rounded(scaled, dtype) if dtype != "int8" else np.rint(scaled)
             text = f"the target is the reference rounded to {dtype}, scaled by its largest value"
             hint = f"The target is quantised to {dtype}."
-            yield Trial(
+            yield Hypothesis(
                 "rounded", text, t, coarse * scale, r, 0, 0, hint, {"dtype": dtype, "is_scaled": True}
             )
 
 
-def _softcaps(exhibit: Exhibit) -> Iterator[Trial]:
+def _softcaps(exhibit: PairContext) -> Iterator[Hypothesis]:
     """The function c * tanh(x / c), with c from the configuration or fitted."""
     r, t = exhibit.r, exhibit.t
     given = {
@@ -95,12 +97,12 @@ def _softcaps(exhibit: Exhibit) -> Iterator[Trial]:
         for name, cap in given.items():
             text = f"{start} soft-capped at {cap:g}, which is {name}"
             facts = {"cap": cap, "equals": name}
-            yield Trial(kind, text, capped, cap * np.tanh(whole / cap), whole, 0, 0, hint, facts)
+            yield Hypothesis(kind, text, capped, cap * np.tanh(whole / cap), whole, 0, 0, hint, facts)
         fitted = _fitted_cap(capped, whole)
         if fitted is not None:
             text = f"{start} soft-capped at {fitted:.6g}"
             predicted = fitted * np.tanh(whole / fitted)
-            yield Trial(kind, text, capped, predicted, whole, 1, math.log(_STEPS), hint, {"cap": fitted})
+            yield Hypothesis(kind, text, capped, predicted, whole, 1, math.log(_STEPS), hint, {"cap": fitted})
 
 
 def _fitted_cap(capped: Values, whole: Values) -> float | None:
@@ -126,13 +128,15 @@ def _fitted_cap(capped: Values, whole: Values) -> float | None:
     return math.exp((low + high) / 2)
 
 
-def _probabilities(r: Values, t: Values) -> Iterator[Trial]:
+def _probabilities(r: Values, t: Values) -> Iterator[Hypothesis]:
     """Rows that are probabilities: another temperature, logarithms of them."""
     if r.ndim < 1 or r.shape[-1] < 2 or not _sums_to_one(r):
         return
     log_r = np.log(np.maximum(r, 1e-300))
     text = "the target holds the logarithms of the reference"
-    yield Trial("logarithm", text, t, log_r, r, 0, 0, "A softmax on one side, its logarithm on the other.")
+    yield Hypothesis(
+        "logarithm", text, t, log_r, r, 0, 0, "A softmax on one side, its logarithm on the other."
+    )
     if not _sums_to_one(t):
         return
     seen = (r > 1e-20) & (t > 1e-20)
@@ -148,7 +152,7 @@ def _probabilities(r: Values, t: Values) -> Iterator[Trial]:
     predicted = powered / powered.sum(axis=-1, keepdims=True)
     text = f"scores before the softmax of the target are those of the reference times {power:.5g}"
     hint = "Another scale of the scores of attention, or another temperature."
-    yield Trial("softmax-scale", text, t, predicted, r, 1, 0, hint, {"factor": power})
+    yield Hypothesis("softmax-scale", text, t, predicted, r, 1, 0, hint, {"factor": power})
 
 
 def _sums_to_one(values: Values) -> bool:

@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.diagnosis.context import Exhibit, values_of
-from tensorcap.diagnosis.scoring import Scales, Trial, Values, inherited, relative_error
+from tensorcap.diagnosis.context import PairContext, values_of
+from tensorcap.diagnosis.scoring import Hypothesis, Scorer, Values, inherited, relative_error
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.float_formats import rounded
 from tensorcap_formats.keys import module_of
@@ -24,7 +24,7 @@ _PARTS: Final = (2, 4, 8, 16, 32, 64)
 _MOST_PARTS: Final = 256
 
 
-def products(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
+def products(exhibit: PairContext, scales: Scorer) -> Iterator[Hypothesis]:
     """A linear module by its weight or another one, on the target's own input."""
     if not exhibit.is_same_shape or exhibit.r.ndim < 2:
         return
@@ -57,24 +57,24 @@ def products(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
         if other is not None and not np.array_equal(other, matrix):
             text = "the target is right for its own weight, which is not that of the reference"
             hint = "Weights differ: a tie of embedding and head is lost, or a checkpoint is loaded wrongly."
-            yield Trial("other-weights", text, t, own @ other.T + own_shift, usual, 0, 0, hint)
+            yield Hypothesis("other-weights", text, t, own @ other.T + own_shift, usual, 0, 0, hint)
     if weight.shape == (width, width) and weight.size <= _LARGEST:
         turned = values_of(exhibit.ours, weight).T[picked]
         text = "the target multiplies by the transposed weight"
         hint = "A square weight is transposed: convolutions of GPT-2 and linear layers lie the other way."
-        yield Trial("weight-transposed", text, t, own @ turned.T + own_shift, usual, 0, 0, hint)
+        yield Hypothesis("weight-transposed", text, t, own @ turned.T + own_shift, usual, 0, 0, hint)
     for record in _tables(exhibit, weight):
         other = _rows_of(exhibit.ours, record, picked, width)
         if other is not None and not np.array_equal(other, matrix):
             text = f"the target multiplies by {record.key.text}"
             hint = "Weights of another module are used: ties of embedding and head, or an index of layers."
             facts = {"key": record.key.text}
-            yield Trial("other-weights", text, t, own @ other.T + own_shift, usual, 0, 0, hint, facts)
+            yield Hypothesis("other-weights", text, t, own @ other.T + own_shift, usual, 0, 0, hint, facts)
 
 
 def _accumulated(
     x: Values, matrix: Values, shift: Values | float, t: Values, usual: Values, dtype: str
-) -> Iterator[Trial]:
+) -> Iterator[Hypothesis]:
     """Sums over parts of the inputs, each rounded, added up one after the other and rounded each time."""
     width = x.shape[1]
     counts = [c for c in (*_PARTS, width) if c <= min(width, _MOST_PARTS) and width % c == 0]
@@ -86,7 +86,7 @@ def _accumulated(
         text = f"sums over {each} of {width} inputs each are added up in {dtype}"
         hint = "Products are accumulated in low precision."
         logs, facts = math.log(len(_PARTS) + 1), {"parts": count}
-        yield Trial("sum-precision", text, t, rounded(total + shift, dtype), usual, 0, logs, hint, facts)
+        yield Hypothesis("sum-precision", text, t, rounded(total + shift, dtype), usual, 0, logs, hint, facts)
 
 
 def _weight(archive: Archive, record: Record, width: int, inputs: int) -> Record | None:
@@ -98,7 +98,7 @@ def _weight(archive: Archive, record: Record, width: int, inputs: int) -> Record
     return (own or tied or [None])[0]  # type: ignore[list-item] # for want of a weight
 
 
-def _tables(exhibit: Exhibit, weight: Record) -> list[Record]:
+def _tables(exhibit: PairContext, weight: Record) -> list[Record]:
     """Other weights of the same shape, the nearest by name first."""
     fitting = [
         r

@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.diagnosis.context import LARGEST, Exhibit, values_of
-from tensorcap.diagnosis.scoring import Scales, Trial, Values, relative_error
+from tensorcap.diagnosis.context import LARGEST, PairContext, values_of
+from tensorcap.diagnosis.scoring import Hypothesis, Scorer, Values, relative_error
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.records import Record
 
@@ -20,7 +20,7 @@ _SAMPLE: Final = 4096
 _CORRELATED: Final = 0.5
 
 
-def others(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
+def other_records(exhibit: PairContext, scales: Scorer) -> Iterator[Hypothesis]:
     """All uses of other records."""
     if not exhibit.is_same_shape or exhibit.window is not None:
         return
@@ -29,20 +29,20 @@ def others(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
     yield from _terms(exhibit)
 
 
-def _own_input(exhibit: Exhibit) -> Iterator[Trial]:
+def _own_input(exhibit: PairContext) -> Iterator[Hypothesis]:
     for slot, ours, theirs in exhibit.inputs:
         if theirs.size == exhibit.t.size and not np.array_equal(ours.reshape(-1), exhibit.r.reshape(-1)):
             yield _returned(exhibit, slot, theirs)
 
 
-def _returned(exhibit: Exhibit, slot: str, given: Values) -> Trial:
+def _returned(exhibit: PairContext, slot: str, given: Values) -> Hypothesis:
     text = f"the target returns its {slot} as it is"
     hint = "The module does nothing: it is skipped, replaced or an identity."
     value = given.reshape(exhibit.t.shape)
-    return Trial("identity", text, exhibit.t, value, exhibit.r, 0, 0, hint, {"slot": slot})
+    return Hypothesis("identity", text, exhibit.t, value, exhibit.r, 0, 0, hint, {"slot": slot})
 
 
-def _held(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
+def _held(exhibit: PairContext, scales: Scorer) -> Iterator[Hypothesis]:
     """The values of another record of the reference."""
     t, size = exhibit.t, exhibit.target.size
     ours = exhibit.ours
@@ -70,10 +70,10 @@ def _held(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
             text = f"the target holds the value of {record.key.text}"
             hint = "Another tensor is taken: names, an index, or the order of results."
             facts = {"key": record.key.text}
-            yield Trial("holds", text, t, value, exhibit.r, 0, logs, hint, facts)
+            yield Hypothesis("holds", text, t, value, exhibit.r, 0, logs, hint, facts)
 
 
-def _is_alias(record: Record, exhibit: Exhibit) -> bool:
+def _is_alias(record: Record, exhibit: PairContext) -> bool:
     return bool(record.digest) and record.digest == exhibit.reference.digest
 
 
@@ -82,7 +82,7 @@ def _is_same_print(record: Record, target: Record, ours: Archive, theirs: Archiv
     return is_known and (record.digest, record.dtype) == (target.digest, target.dtype)
 
 
-def _terms(exhibit: Exhibit) -> Iterator[Trial]:
+def _terms(exhibit: PairContext) -> Iterator[Hypothesis]:
     """The reference plus a multiple of another record, or times it, or without it."""
     r, t = exhibit.r, exhibit.t
     difference = t - r
@@ -100,31 +100,33 @@ def _terms(exhibit: Exhibit) -> Iterator[Trial]:
         if relative_error(few_t * sample, few_r) < 0.5 * before:
             text = f"the reference is the target times {label}"
             hint = f"The multiplication by {label} is missing in the target."
-            yield Trial("product-missing", text, r, t * wide, t, 0, logs, hint, {"key": label})
+            yield Hypothesis("product-missing", text, r, t * wide, t, 0, logs, hint, {"key": label})
         if relative_error(few_t, few_r * sample) < 0.5 * before:
             text = f"the target is the reference times {label}"
             hint = f"The target multiplies by {label} once more."
-            yield Trial("product-added", text, t, r * wide, r, 0, logs, hint, {"key": label})
+            yield Hypothesis("product-added", text, t, r * wide, r, 0, logs, hint, {"key": label})
 
 
-def _added(exhibit: Exhibit, label: str, x: Values, difference: Values, logs: float) -> Iterator[Trial]:
+def _added(
+    exhibit: PairContext, label: str, x: Values, difference: Values, logs: float
+) -> Iterator[Hypothesis]:
     r, t = exhibit.r, exhibit.t
     factor = float(np.vdot(x, difference)) / float(np.vdot(x, x))
     facts = {"key": label}
     if abs(factor + 1) < 0.02:
         text = f"the target is the reference without {label}"
         hint = f"A residual, or another sum with {label}, is missing."
-        yield Trial("term-missing", text, t, r - x, r, 0, logs, hint, facts)
+        yield Hypothesis("term-missing", text, t, r - x, r, 0, logs, hint, facts)
     elif abs(factor - 1) < 0.02:
         text = f"the target is the reference plus {label} once more"
         hint = f"The residual, or another term, is added twice: {label}."
-        yield Trial("term-twice", text, t, r + x, r, 0, logs, hint, facts)
+        yield Hypothesis("term-twice", text, t, r + x, r, 0, logs, hint, facts)
     text = f"the target is the reference plus {factor:.5g} times {label}"
     hint = f"{label} comes in with another factor."
-    yield Trial("term-scaled", text, t, r + factor * x, r, 2, logs, hint, {**facts, "factor": factor})
+    yield Hypothesis("term-scaled", text, t, r + factor * x, r, 2, logs, hint, {**facts, "factor": factor})
 
 
-def _candidates(exhibit: Exhibit) -> Iterator[tuple[str, Values]]:
+def _candidates(exhibit: PairContext) -> Iterator[tuple[str, Values]]:
     """Values beside the pair, and parameters of the model that fit its last axes, as tables of positions."""
     shape = exhibit.r.shape
     for label, ours, _ in exhibit.beside(shape):

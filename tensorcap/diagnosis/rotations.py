@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from tensorcap.diagnosis.context import Exhibit
-from tensorcap.diagnosis.scoring import Trial, Values
+from tensorcap.diagnosis.context import PairContext
+from tensorcap.diagnosis.scoring import Hypothesis, Values
 
 
-def rotations(exhibit: Exhibit) -> Iterator[Trial]:
+def rotations(exhibit: PairContext) -> Iterator[Hypothesis]:
     """All of them."""
     r = exhibit.r
     if not exhibit.is_same_shape or r.ndim < 2 or r.shape[-1] < 4 or r.shape[-1] % 2 or r.shape[-2] < 4:
@@ -21,7 +21,7 @@ def rotations(exhibit: Exhibit) -> Iterator[Trial]:
     yield from _angles(exhibit)
 
 
-def _frequencies(exhibit: Exhibit) -> Iterator[Trial]:
+def _frequencies(exhibit: PairContext) -> Iterator[Hypothesis]:
     """Cosines or sines of position times frequency, with frequencies of their own on either side."""
     r, t = exhibit.r, exhibit.t
     if max(np.abs(r).max(), np.abs(t).max()) > 4:
@@ -42,7 +42,7 @@ def _frequencies(exhibit: Exhibit) -> Iterator[Trial]:
         text = f"the {name}s of the target are of other frequencies{known}"
         hint = "Rotary positions with another base (theta), or the scaling of positions is absent or another."
         width = len(np.unique(np.round(theirs, 12))) + 1
-        yield Trial("rotary-frequencies", text, t, predicted, r, width, 0, hint, facts)
+        yield Hypothesis("rotary-frequencies", text, t, predicted, r, width, 0, hint, facts)
 
 
 def _fit(rows: Values, name: str) -> tuple[Values, float] | None:
@@ -85,7 +85,7 @@ def _base(ours: Values, theirs: Values) -> dict[str, Any]:
     return {"reference_base": bases[0], "target_base": bases[1]}
 
 
-def _angles(exhibit: Exhibit) -> Iterator[Trial]:
+def _angles(exhibit: PairContext) -> Iterator[Hypothesis]:
     """The same values rotated by other angles, one for each position and frequency, in all heads."""
     r, t = exhibit.r, exhibit.t
     width = r.shape[-1]
@@ -116,10 +116,10 @@ def _angles(exhibit: Exhibit) -> Iterator[Trial]:
         text = f"every head is rotated by other angles, in {name}: one for each position and frequency"
         hint = "Rotary positions: base or scaling of frequencies, positions off by some, or not applied."
         facts = {"layout": name}
-        yield Trial("rotary-angles", text, theirs, predicted, ours, turn.size, math.log(2), hint, facts)
+        yield Hypothesis("rotary-angles", text, theirs, predicted, ours, turn.size, math.log(2), hint, facts)
 
 
-def _steady(ours: Values, theirs: Values, name: str, real: slice, imaginary: slice) -> Iterator[Trial]:
+def _steady(ours: Values, theirs: Values, name: str, real: slice, imaginary: slice) -> Iterator[Hypothesis]:
     """Angles that grow evenly with the position: other frequencies, or positions off by a number."""
     z = ours[..., real] + 1j * ours[..., imaginary]
     turn = ((theirs[..., real] + 1j * theirs[..., imaginary]) * z.conj()).sum(axis=(0, 1))
@@ -149,4 +149,4 @@ def _steady(ours: Values, theirs: Values, name: str, real: slice, imaginary: sli
     )
     kind = "rotary-shift" if is_shift else "rotary-frequencies"
     facts = {"layout": name, "per_position": step.tolist(), "at_start": start.tolist()}
-    yield Trial(kind, text, theirs, predicted, ours, 2 * len(step), math.log(2), hint, facts)
+    yield Hypothesis(kind, text, theirs, predicted, ours, 2 * len(step), math.log(2), hint, facts)

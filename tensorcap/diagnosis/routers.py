@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 
 from tensorcap.diagnosis.activations import sigmoid
-from tensorcap.diagnosis.context import Exhibit
-from tensorcap.diagnosis.scoring import LESSENED, Scales, Trial, Values, inherited, relative_error
+from tensorcap.diagnosis.context import PairContext
+from tensorcap.diagnosis.scoring import LESSENED, Hypothesis, Scorer, Values, inherited, relative_error
 from tensorcap_formats.float_formats import rounded
 
 _MOST_EXPERTS: Final = 1024
@@ -54,7 +54,7 @@ WHOLE: Final[Mapping[str, Callable[[Values], Values]]] = {
 }
 
 
-def routings(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
+def routings(exhibit: PairContext, scales: Scorer) -> Iterator[Hypothesis]:
     """Weights, probabilities and results of experts."""
     r = exhibit.r
     if not exhibit.is_same_shape or r.ndim < 2:
@@ -74,7 +74,9 @@ def routings(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
             yield from _scaled_by_weights(exhibit, label, own, int(chosen))
 
 
-def _weights(exhibit: Exhibit, scales: Scales, label: str, z: Values, own: Values) -> Iterator[Trial]:
+def _weights(
+    exhibit: PairContext, scales: Scorer, label: str, z: Values, own: Values
+) -> Iterator[Hypothesis]:
     """Weights of the chosen: each side sorted, since ties and orders of the chosen may differ."""
     count = exhibit.r.shape[-1]
     r, t = (_top(side.reshape(len(z), count), count) for side in (exhibit.r, exhibit.t))
@@ -105,7 +107,7 @@ def _weights(exhibit: Exhibit, scales: Scales, label: str, z: Values, own: Value
             facts = {"reference": usual, "target": name, "factor": f}
             kind = "router-order" if name != usual else "routed-scaling"
             logs = math.log(len(CHOICES) * len(factors))
-            yield Trial(kind, text, t, predicted, baseline, 0, logs, hint, facts)
+            yield Hypothesis(kind, text, t, predicted, baseline, 0, logs, hint, facts)
     yield from _fewer(baseline, t, label)
     if dtype in _NARROW and usual in _PROBABILITIES:
         chosen = _top(rounded(_PROBABILITIES[usual](own), dtype), count)
@@ -113,10 +115,10 @@ def _weights(exhibit: Exhibit, scales: Scales, label: str, z: Values, own: Value
         predicted = rounded(usual_factor * rounded(chosen / total, dtype), dtype)
         text = f"the target rounds {usual} of {label} to {dtype} at every step"
         hint = "The router computes in low precision where it has to be in float32."
-        yield Trial("router-precision", text, t, predicted, baseline, 0, 0, hint, {"dtype": dtype})
+        yield Hypothesis("router-precision", text, t, predicted, baseline, 0, 0, hint, {"dtype": dtype})
 
 
-def _fewer(usual: Values, t: Values, label: str) -> Iterator[Trial]:
+def _fewer(usual: Values, t: Values, label: str) -> Iterator[Hypothesis]:
     """Only the first of the chosen have a weight, as it was or renormalised."""
     count = usual.shape[-1]
     logs = math.log(2 * count)
@@ -126,10 +128,12 @@ def _fewer(usual: Values, t: Values, label: str) -> Iterator[Trial]:
         for predicted, how in ((first, "as they were"), (_normal(first) * total, "renormalised")):
             text = f"only the first {few} of {count} weights of {label} are not 0 in the target, {how}"
             hint = "Another count of experts takes part than were chosen."
-            yield Trial("router-count", text, t, predicted, usual, 0, logs, hint, {"count": few})
+            yield Hypothesis("router-count", text, t, predicted, usual, 0, logs, hint, {"count": few})
 
 
-def _probabilities(exhibit: Exhibit, scales: Scales, label: str, z: Values, own: Values) -> Iterator[Trial]:
+def _probabilities(
+    exhibit: PairContext, scales: Scorer, label: str, z: Values, own: Values
+) -> Iterator[Hypothesis]:
     r, t = (side.reshape(z.shape) for side in (exhibit.r, exhibit.t))
     allowed = max(4 * scales.rounding, 1e-6)
     errors = sorted((relative_error(r, f(z)), name) for name, f in WHOLE.items())
@@ -141,20 +145,22 @@ def _probabilities(exhibit: Exhibit, scales: Scales, label: str, z: Values, own:
             text = f"the target is the {name} of {label}, the reference the {usual}"
             facts = {"reference": usual, "target": name}
             logs = math.log(len(WHOLE))
-            yield Trial("router-scores", text, t, function(own), WHOLE[usual](own), 0, logs, _HINT, facts)
+            yield Hypothesis(
+                "router-scores", text, t, function(own), WHOLE[usual](own), 0, logs, _HINT, facts
+            )
 
 
-def _scaled_by_weights(exhibit: Exhibit, label: str, own: Values, count: int) -> Iterator[Trial]:
+def _scaled_by_weights(exhibit: PairContext, label: str, own: Values, count: int) -> Iterator[Hypothesis]:
     """Results of experts, each token times the sum of its weights, which was to be one."""
     total = _top(softmax(own), count).sum(axis=-1).reshape(*exhibit.r.shape[:-1], 1)
     r, t = exhibit.r, exhibit.t
     text = f"each token of the target is that of the reference times the sum of its top {count} of {label}"
     hint = "Weights of experts are not renormalised after top-k."
-    yield Trial("router-not-renormalised", text, t, r * total, r, 0, 0, hint)
+    yield Hypothesis("router-not-renormalised", text, t, r * total, r, 0, 0, hint)
     text = f"each token of the target is that of the reference over the sum of its top {count} of {label}"
     hint = "Weights of experts are renormalised after top-k, which the reference does not do."
-    yield Trial("router-renormalised", text, t, r / total, r, 0, 0, hint)
+    yield Hypothesis("router-renormalised", text, t, r / total, r, 0, 0, hint)
 
 
-def _experts(exhibit: Exhibit) -> int:
+def _experts(exhibit: PairContext) -> int:
     return int(exhibit.number("num_experts", "num_local_experts", "n_routed_experts") or 0)

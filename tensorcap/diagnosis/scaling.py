@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.diagnosis.context import Exhibit
-from tensorcap.diagnosis.scoring import Trial, Values, relative_error
+from tensorcap.diagnosis.context import PairContext
+from tensorcap.diagnosis.scoring import Hypothesis, Values, relative_error
 from tensorcap.diagnosis.simple import hint_of, named
 from tensorcap_formats.float_formats import rounded
 
@@ -29,7 +29,7 @@ _OFFSET_HINTS: Final = {
 }
 
 
-def scalings(exhibit: Exhibit) -> Iterator[Trial]:
+def scalings(exhibit: PairContext) -> Iterator[Hypothesis]:
     """All factors and offsets."""
     if not exhibit.is_same_shape or exhibit.r.size < 4:
         return
@@ -39,7 +39,7 @@ def scalings(exhibit: Exhibit) -> Iterator[Trial]:
     yield from _along_axes(exhibit)
 
 
-def _constants(exhibit: Exhibit) -> Iterator[Trial]:
+def _constants(exhibit: PairContext) -> Iterator[Hypothesis]:
     r, t = exhibit.r, exhibit.t
     square = float(np.vdot(r, r))
     if not square:
@@ -51,7 +51,7 @@ def _constants(exhibit: Exhibit) -> Iterator[Trial]:
         tolerance = min(1e-2, 8 * left / math.sqrt(r.size) + left / 20 + 1e-5)
         if abs(factor + 1) <= tolerance:
             hint = "A sign is turned."
-            yield Trial("sign", "the target is the reference with its sign turned", t, -r, r, 0, 0, hint)
+            yield Hypothesis("sign", "the target is the reference with its sign turned", t, -r, r, 0, 0, hint)
         else:
             names = named(abs(factor), exhibit, tolerance)
             equal = f", which is {'-' if factor < 0 else ''}{names[0]}" if names else ""
@@ -59,10 +59,12 @@ def _constants(exhibit: Exhibit) -> Iterator[Trial]:
                 equal += f" (or {', '.join(names[1:])})"
             text = f"the target is the reference times {factor:.6g}{equal}"
             facts = {"factor": factor, "equals": list(names)}
-            yield Trial("factor", text, t, predicted, r, 1, 0, hint_of(names), facts)
+            yield Hypothesis("factor", text, t, predicted, r, 1, 0, hint_of(names), facts)
     offset = float((t - r).mean())
     text = f"the target is the reference plus {offset:.6g}"
-    yield Trial("offset", text, t, r + offset, r, 1, 0, "A constant is missing or added.", {"offset": offset})
+    yield Hypothesis(
+        "offset", text, t, r + offset, r, 1, 0, "A constant is missing or added.", {"offset": offset}
+    )
     centred = r - r.mean()
     spread = float(np.vdot(centred, centred))
     if spread:
@@ -70,10 +72,12 @@ def _constants(exhibit: Exhibit) -> Iterator[Trial]:
         start = float(t.mean() - slope * r.mean())
         text = f"the target is {slope:.6g} times the reference plus {start:.6g}"
         hint = "Values are normalised with another mean and deviation."
-        yield Trial("affine", text, t, slope * r + start, r, 2, 0, hint, {"factor": slope, "offset": start})
+        yield Hypothesis(
+            "affine", text, t, slope * r + start, r, 2, 0, hint, {"factor": slope, "offset": start}
+        )
 
 
-def _by_parameters(exhibit: Exhibit) -> Iterator[Trial]:
+def _by_parameters(exhibit: PairContext) -> Iterator[Hypothesis]:
     """Factors and offsets that parameters of the module say: nothing is fitted."""
     r, t = exhibit.r, exhibit.t
     for name, (ours, theirs) in exhibit.parameters().items():
@@ -88,19 +92,19 @@ def _by_parameters(exhibit: Exhibit) -> Iterator[Trial]:
             if last in _BIASES:
                 hint = f"The {last} was dropped: the same vector is missing in every token."
                 text = f"the target lacks {name}: it is the reference minus {name}"
-                yield Trial("bias-dropped", text, t, r - vector, r, 0, 0, hint, {"parameter": name})
+                yield Hypothesis("bias-dropped", text, t, r - vector, r, 0, 0, hint, {"parameter": name})
                 hint = f"The {last} is added once more."
                 text = f"the target is the reference plus {name}"
-                yield Trial("bias-added", text, t, r + vector, r, 0, 0, hint, {"parameter": name})
+                yield Hypothesis("bias-added", text, t, r + vector, r, 0, 0, hint, {"parameter": name})
         if last not in _BIASES or ours is None or theirs is None:
             continue
         if ours.shape == theirs.shape == r.shape[-1:] and not np.array_equal(ours, theirs):
             text = f"the target is the reference with its own {name}"
             hint = f"The two sides hold another {name}: look at how weights are loaded."
-            yield Trial("bias-differs", text, t, r - ours + theirs, r, 0, 0, hint, {"parameter": name})
+            yield Hypothesis("bias-differs", text, t, r - ours + theirs, r, 0, 0, hint, {"parameter": name})
 
 
-def _by_weight(r: Values, t: Values, name: str, w: Values, dtype: str) -> Iterator[Trial]:
+def _by_weight(r: Values, t: Values, name: str, w: Values, dtype: str) -> Iterator[Hypothesis]:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         factors: tuple[tuple[Values, str, str, str], ...] = (
             (
@@ -143,10 +147,10 @@ def _by_weight(r: Values, t: Values, name: str, w: Values, dtype: str) -> Iterat
             says = f"the target is the reference times {text}, channel by channel"
             hint = hint.replace("{}", f"the {name}", 1).replace("{}", name)
             hint = hint[:1].upper() + hint[1:]
-            yield Trial(kind, says, t, r * factor, r, 0, 0, hint, {"parameter": name})
+            yield Hypothesis(kind, says, t, r * factor, r, 0, 0, hint, {"parameter": name})
 
 
-def _along_axes(exhibit: Exhibit) -> Iterator[Trial]:
+def _along_axes(exhibit: PairContext) -> Iterator[Hypothesis]:
     """A factor, or an offset, for each index of an axis; and for each row of all channels."""
     r, t = exhibit.r, exhibit.t
     groups: list[tuple[str, tuple[int, ...]]] = []
@@ -166,23 +170,27 @@ def _along_axes(exhibit: Exhibit) -> Iterator[Trial]:
         hint = _FACTOR_HINTS.get("token" if name == "row" else name, "")
         text = f"each {name} of the target is that of the reference times a number, {low:.4g} to {high:.4g}"
         facts = {"lowest": low, "highest": high}
-        yield Trial(f"{name.replace(' ', '-')}-factor", text, t, r * factor, r, factor.size, 0, hint, facts)
+        yield Hypothesis(
+            f"{name.replace(' ', '-')}-factor", text, t, r * factor, r, factor.size, 0, hint, facts
+        )
         offset = (t - r).mean(axis=summed, keepdims=True)
         low, high = float(offset.min()), float(offset.max())
         hint = _OFFSET_HINTS.get("token" if name == "row" else name, "")
         text = f"each {name} of the target is that of the reference plus a number, {low:.4g} to {high:.4g}"
         facts = {"lowest": low, "highest": high}
-        yield Trial(f"{name.replace(' ', '-')}-offset", text, t, r + offset, r, offset.size, 0, hint, facts)
+        yield Hypothesis(
+            f"{name.replace(' ', '-')}-offset", text, t, r + offset, r, offset.size, 0, hint, facts
+        )
     yield from _by_sequence(exhibit)
 
 
-def _by_sequence(exhibit: Exhibit) -> Iterator[Trial]:
+def _by_sequence(exhibit: PairContext) -> Iterator[Hypothesis]:
     """The same offset in each sequence of a batch; another factor and offset for each channel."""
     r, t = exhibit.r, exhibit.t
     if r.ndim >= 3 and r.shape[0] >= 4:
         offset = (t - r).mean(axis=0, keepdims=True)
         text = "the difference is the same in every sequence of the batch"
-        yield Trial("position-offset", text, t, r + offset, r, offset.size, 0, _OFFSET_HINTS["batch"])
+        yield Hypothesis("position-offset", text, t, r + offset, r, offset.size, 0, _OFFSET_HINTS["batch"])
     others = tuple(range(r.ndim - 1))
     if r.ndim >= 2:
         mean_r, mean_t = r.mean(axis=others), t.mean(axis=others)
@@ -191,4 +199,6 @@ def _by_sequence(exhibit: Exhibit) -> Iterator[Trial]:
         slope = np.divide(product, spread, out=np.ones_like(spread), where=spread > 0)
         text = "each channel of the target is that of the reference times a number plus another"
         hint = "A norm of channels, or the mean and deviation of images, has other numbers."
-        yield Trial("channel-affine", text, t, (r - mean_r) * slope + mean_t, r, 2 * r.shape[-1], 0, hint)
+        yield Hypothesis(
+            "channel-affine", text, t, (r - mean_r) * slope + mean_t, r, 2 * r.shape[-1], 0, hint
+        )

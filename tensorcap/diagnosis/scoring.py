@@ -23,7 +23,7 @@ _WITHIN: Final = 2.0  # residuals that are nearer than that to each other are eq
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class Hypothesis:
     """One hypothesis, worked out on values.
 
     Attributes:
@@ -51,11 +51,11 @@ class Trial:
     roundings: float = ROUNDINGS
 
 
-def inherited(observed: Values, predicted: Values, baseline: Values) -> Trial:
+def inherited(observed: Values, predicted: Values, baseline: Values) -> Hypothesis:
     """The hypothesis that nothing is wrong here: the target follows from what it was given, as it should."""
     text = "the target is right for what it was given: the error arrives with that"
     hint = "Look at what comes before, at the inputs of this module."
-    return Trial("inherited", text, observed, predicted, baseline, 0, 0.0, hint)
+    return Hypothesis("inherited", text, observed, predicted, baseline, 0, 0.0, hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +63,16 @@ class Explanation:
     """A hypothesis and what it leaves.
 
     Attributes:
-        kind: As in `Trial`.
-        text: As in `Trial`.
-        hint: As in `Trial`.
+        kind: As in `Hypothesis`.
+        text: As in `Hypothesis`.
+        hint: As in `Hypothesis`.
         before: Relative error without it, no unit; None where shapes differ.
         after: Relative error that it leaves.
         limit: What it may leave.
         parameters: Count of numbers that were fitted.
         elements: Count of elements that it was tested on.
         score: How much it explains against what was free to choose; natural logarithm of odds.
-        facts: As in `Trial`.
+        facts: As in `Hypothesis`.
     """
 
     kind: str
@@ -104,7 +104,7 @@ def relative_error(observed: Values, predicted: Values) -> float:
 
 
 @dataclass(slots=True)
-class Scales:
+class Scorer:
     """Weighs trials against the precision of a pair.
 
     Attributes:
@@ -121,7 +121,7 @@ class Scales:
     count: int = 0
     is_explained: bool = False
 
-    def weigh(self, trial: Trial) -> Explanation:
+    def weigh(self, trial: Hypothesis) -> Explanation:
         """Measure what a trial leaves."""
         after = relative_error(trial.observed, trial.predicted)
         before = None if trial.baseline is None else relative_error(trial.observed, trial.baseline)
@@ -163,7 +163,7 @@ class Scales:
         exact = max(self.rounding / 20, 1e-12)
         return exact if after <= exact else max(after, self.rounding, _WIDE_NOISE)
 
-    def _log_chance(self, trial: Trial, count: float, left: float) -> float:
+    def _log_chance(self, trial: Hypothesis, count: float, left: float) -> float:
         """Logarithm of the chance that as many parameters explain as much of white noise.
 
         The share explained of n elements of noise by k parameters is Beta(k/2, (n-k)/2); this is Chernoff's
@@ -194,7 +194,7 @@ def ranked(found: Sequence[Explanation]) -> tuple[Explanation, ...]:
     return tuple(kept)
 
 
-def _erring(trial: Trial) -> float:
+def _erring(trial: Hypothesis) -> float:
     """How many elements the error before is made of: all, if it is white noise; one, if it is an outlier."""
     size = trial.observed.size
     if trial.baseline is None or not size:

@@ -15,13 +15,13 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.diagnosis.context import Exhibit
-from tensorcap.diagnosis.scoring import Trial, Values
+from tensorcap.diagnosis.context import PairContext
+from tensorcap.diagnosis.scoring import Hypothesis, Values
 
 _SENTINEL: Final = 1e4  # masks use numbers of at least that size; float16 goes to 65,504
 
 
-def degenerates(r: Values, t: Values) -> Iterator[Trial]:
+def degenerates(r: Values, t: Values) -> Iterator[Hypothesis]:
     """Look at values as they are, not finite ones among them.
 
     Args:
@@ -52,17 +52,17 @@ def degenerates(r: Values, t: Values) -> Iterator[Trial]:
             yield _exact("constant", text, hint, r, same, value)
 
 
-def _exact(kind: str, text: str, hint: str, r: Values, same: bool, value: float = 0.0) -> Trial:
+def _exact(kind: str, text: str, hint: str, r: Values, same: bool, value: float = 0.0) -> Hypothesis:
     """A trial of values that are just what is said; NaN stands as 0, and what differs in it as 1."""
     observed = np.full(r.shape, value)
     finite = np.where(np.isfinite(r), r, 0.0)
     baseline = finite if finite.any() or value else np.ones_like(r)
     if not observed.any() and not baseline.any():
         baseline = np.ones_like(r)
-    return Trial(kind, text, observed, observed.copy(), baseline if same else None, 0, 0, hint)
+    return Hypothesis(kind, text, observed, observed.copy(), baseline if same else None, 0, 0, hint)
 
 
-def _sentinels(masked: Values, other: Values, side: str, with_infinity: str) -> Iterator[Trial]:
+def _sentinels(masked: Values, other: Values, side: str, with_infinity: str) -> Iterator[Hypothesis]:
     """One side has -inf where the other has one large negative number."""
     places = masked == -np.inf
     if not places.any() or not np.isfinite(masked[~places]).all():
@@ -80,7 +80,7 @@ def _sentinels(masked: Values, other: Values, side: str, with_infinity: str) -> 
     seen = np.where(places, 0.0, other)
     baseline = np.where(places, np.sqrt(np.mean(rest**2)) or 1.0, rest)
     facts = {"sentinel": float(numbers[0]), "count": int(places.sum())}
-    yield Trial("mask-sentinel", text, seen, rest, baseline, 0, 0, hint, facts)
+    yield Hypothesis("mask-sentinel", text, seen, rest, baseline, 0, 0, hint, facts)
 
 
 _SETTINGS: Final = {  # by the names that configurations have for them; those that only count are further down
@@ -137,7 +137,7 @@ HINTS: Final = {
 }
 
 
-def named(value: float, exhibit: Exhibit, tolerance: float) -> tuple[str, ...]:
+def named(value: float, exhibit: PairContext, tolerance: float) -> tuple[str, ...]:
     """Names of the constants that a factor equals, the most telling first.
 
     Args:
@@ -158,7 +158,7 @@ def hint_of(names: tuple[str, ...]) -> str:
     return ""
 
 
-def _known(exhibit: Exhibit) -> list[tuple[float, str]]:
+def _known(exhibit: PairContext) -> list[tuple[float, str]]:
     known: list[tuple[float, str]] = []
     for name, others in _SETTINGS.items():
         value = exhibit.number(name, *others)
@@ -197,7 +197,7 @@ _ROUNDED: Final = 0.005  # and as much for the rounding of the scale
 _DROPOUT_HINT: Final = "Dropout is active: the target runs in training mode."
 
 
-def dropouts(exhibit: Exhibit) -> Iterator[Trial]:
+def dropouts(exhibit: PairContext) -> Iterator[Hypothesis]:
     """The reference with elements left out and the others scaled up, by itself or beside a residual."""
     if not exhibit.is_same_shape or exhibit.r.size < 4 * _LEAST:
         return
@@ -209,7 +209,7 @@ def dropouts(exhibit: Exhibit) -> Iterator[Trial]:
         yield from _of(exhibit, exhibit.r - ours, exhibit.t - own, own, label)
 
 
-def _of(exhibit: Exhibit, r: Values, t: Values, term: Values | float, label: str) -> Iterator[Trial]:
+def _of(exhibit: PairContext, r: Values, t: Values, term: Values | float, label: str) -> Iterator[Hypothesis]:
     seen = r != 0
     dropped = (t == 0) & seen
     kept = seen & ~dropped
@@ -230,7 +230,7 @@ def _of(exhibit: Exhibit, r: Values, t: Values, term: Values | float, label: str
     facts = {"share": share, "factor": scale, "key": label or None}
     # which elements are left out is taken as it is
     logs = (out + rest) * _entropy(share) + math.log(_TERMS)
-    yield Trial("dropout", text, exhibit.t, predicted, exhibit.r, 1, logs, _DROPOUT_HINT, facts)
+    yield Hypothesis("dropout", text, exhibit.t, predicted, exhibit.r, 1, logs, _DROPOUT_HINT, facts)
 
 
 def _entropy(share: float) -> float:
@@ -244,7 +244,7 @@ _COUNTED_HINT: Final = (
 )
 
 
-def positions(exhibit: Exhibit) -> Iterator[Trial]:
+def positions(exhibit: PairContext) -> Iterator[Hypothesis]:
     """All positions plus the same number."""
     r, t = exhibit.r, exhibit.t
     is_whole = exhibit.reference.dtype.kind in ("int", "uint")
@@ -257,4 +257,4 @@ def positions(exhibit: Exhibit) -> Iterator[Trial]:
         sign = "plus" if step > 0 else "minus"
         text = f"positions of the target are those of the reference {sign} {abs(step)}"
         logs = math.log(len(_STEPS))
-        yield Trial("position-offset", text, t, r + step, r, 0, logs, _COUNTED_HINT, {"offset": step})
+        yield Hypothesis("position-offset", text, t, r + step, r, 0, logs, _COUNTED_HINT, {"offset": step})

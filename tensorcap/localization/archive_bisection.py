@@ -9,7 +9,7 @@ from typing import Final, Literal
 from tensorcap.alignment.aligned import NO_MAPPING, MappingSource, sides
 from tensorcap.comparison.comparison import Comparison
 from tensorcap.comparison.divergence import Divergence
-from tensorcap.comparison.exact import settle
+from tensorcap.comparison.exact import judge_by_metadata
 from tensorcap.comparison.pair import ABSENT, Pair
 from tensorcap.comparison.pairing import Selection
 from tensorcap.comparison.pipeline import Source, compare, opened, paired
@@ -149,7 +149,7 @@ class _Search:
         )
         self._pairs = sorted(results, key=lambda p: p.reference.order if p.reference else 0)
         for i, pair in enumerate(self._pairs):
-            settled = settle(reference, target, pair)
+            settled = judge_by_metadata(reference, target, pair)
             if settled.status != "unjudged":
                 self._known[i] = settled
 

@@ -17,7 +17,7 @@ _AHEAD: Final = 8  # results after one: what runs beside it is soon over
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class CurvePoint:
     """One result on a curve.
 
     Attributes:
@@ -34,7 +34,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ChangePoint:
     """A place where errors begin, or become much larger.
 
     Attributes:
@@ -57,7 +57,7 @@ class Change:
     length: int
 
 
-def changes(points: Sequence[Point], curve: Curve) -> tuple[Change, ...]:
+def change_points(points: Sequence[CurvePoint], curve: Curve) -> tuple[ChangePoint, ...]:
     """Find where a curve changes: steps in execution order, then spikes in execution order.
 
     An own error is a step if it and the next two results are wrong, or if it and the last one are. A total
@@ -74,7 +74,7 @@ def changes(points: Sequence[Point], curve: Curve) -> tuple[Change, ...]:
         >>> [(one.kind, one.module, one.length) for one in changes(points, "total")]
         [('step', 'm2', 5)]
     """
-    found: list[Change] = []
+    found: list[ChangePoint] = []
     level, stays = 0.0, False
     for at, point in enumerate(points):
         if not point.is_bad:
@@ -88,7 +88,7 @@ def changes(points: Sequence[Point], curve: Curve) -> tuple[Change, ...]:
             if curve == "total" and kind == "step":
                 length = 1 + sum(one.is_bad and one.value >= middle for one in rest)
             stays = curve == "total" and (stays or kind == "step")
-            found.append(Change(curve, kind, point.key, point.module, point.value, level, length))
+            found.append(ChangePoint(curve, kind, point.key, point.module, point.value, level, length))
         level = max(level, point.value)
     return tuple(sorted(found, key=lambda change: change.kind != "step"))
 
@@ -119,7 +119,7 @@ def _is_step(length: int, left: int) -> bool:
     return length >= min(_RUN, max(2, left))
 
 
-def _kind(curve: Curve, rest: Sequence[Point], length: int, middle: float) -> Kind:
+def _kind(curve: Curve, rest: Sequence[CurvePoint], length: int, middle: float) -> Kind:
     if curve == "own":
         return "step" if _is_step(length, 1 + len(rest)) else "spike"
     ahead = rest[:_AHEAD]

@@ -17,7 +17,7 @@ from tensorcap.comparison.pipeline import compare_records
 from tensorcap.comparison.policy import POLICY, Precision
 from tensorcap.localization.suspect import By
 from tensorcap.rerun.module_replay import Replayed
-from tensorcap.rerun.own_errors import Made, Own, mismatch_text
+from tensorcap.rerun.own_errors import Made, OwnError, mismatch_text
 from tensorcap.rerun.rerun import rerun_of
 from tensorcap.runs.calls import Calls
 from tensorcap.runs.record_kinds import is_inner, is_parameter
@@ -36,7 +36,7 @@ _BAD: Final = frozenset({"suspect", "diverged", "nonfinite", "shape-mismatch"})
 
 
 @dataclass(frozen=True, slots=True)
-class Accusation:
+class Evidence:
     """What speaks against one module.
 
     Attributes:
@@ -59,7 +59,7 @@ class Accusation:
 
 
 @dataclass(frozen=True, slots=True)
-class Witness:
+class EvidenceSource:
     """One way to tell own errors from inherited ones, and what it came to.
 
     Attributes:
@@ -80,13 +80,13 @@ class Witness:
     reference: Archive
     target: Archive
     again: Again | None
-    accusations: tuple[Accusation, ...]
-    owns: Sequence[Own]
+    accusations: tuple[Evidence, ...]
+    owns: Sequence[OwnError]
     unjudged: tuple[str, ...]
     notes: tuple[str, ...]
 
 
-def by_replay(done: Replayed, seed: int | None) -> Witness:
+def evidence_of_replay(done: Replayed, seed: int | None) -> EvidenceSource:
     """What the reference's model says that was run on the target's values.
 
     Args:
@@ -97,18 +97,18 @@ def by_replay(done: Replayed, seed: int | None) -> Witness:
     def again(module: str, key: str) -> Rerun | None:
         return rerun_of(done.workload, done.run, done.target, module, key, seed=seed)
 
-    bad: dict[str, list[Own]] = {}
+    bad: dict[str, list[OwnError]] = {}
     for own in done.found.owns:
         if own.is_bad:
             bad.setdefault(own.module, []).append(own)
     accusations = _ranked(bad, Calls(done.reference), "is wrong for what the target gave it")
     unjudged = (*done.found.lacking, *(own.key for own in done.found.unjudged))
-    return Witness(
+    return EvidenceSource(
         "replay", done.run, done.target, again, accusations, done.found.owns, unjudged, done.found.notes
     )
 
 
-def by_injection(reference: Archive, injected: Archive, comparison: Comparison) -> Witness:
+def evidence_of_injection(reference: Archive, injected: Archive, comparison: Comparison) -> EvidenceSource:
     """What a target says that was run on the reference's arguments.
 
     Results are natural, so that an error goes on into what the code around a module makes of it: who accuses
@@ -121,17 +121,17 @@ def by_injection(reference: Archive, injected: Archive, comparison: Comparison) 
     """
     found = _OwnsOfInjection(reference, injected, comparison)
     owns = found.all()
-    bad: dict[str, list[Own]] = {}
+    bad: dict[str, list[OwnError]] = {}
     for own in owns:
         if own.is_bad and (own.module in bad or not any(is_within(one, own.module) for one in bad)):
             bad.setdefault(own.module, []).append(own)
     accusations = _ranked(bad, Calls(reference), "is wrong though it was given the reference's tensors")
     if not accusations:
         accusations = _of_divergence(reference, comparison)
-    return Witness("injection", reference, injected, None, accusations, owns, (), tuple(found.notes()))
+    return EvidenceSource("injection", reference, injected, None, accusations, owns, (), tuple(found.notes()))
 
 
-def by_archives(reference: Archive, target: Archive, free: Comparison) -> Witness:
+def evidence_of_archives(reference: Archive, target: Archive, free: Comparison) -> EvidenceSource:
     """What comparing says: the module of the first divergence, then those whose gain is too large."""
     notes = [
         "No model was replayed: the archives alone tell a mistake only where it stands out of what errors "
@@ -151,7 +151,9 @@ def by_archives(reference: Archive, target: Archive, free: Comparison) -> Witnes
             module = caller_of(site, called) if slot.startswith("input") else site
             accused.setdefault(module, _by_pair(module, pair, said.text))
     unjudged = tuple(one.keys[0] for one in unclear)
-    return Witness("archives", reference, target, None, tuple(accused.values()), (), unjudged, tuple(notes))
+    return EvidenceSource(
+        "archives", reference, target, None, tuple(accused.values()), (), unjudged, tuple(notes)
+    )
 
 
 def is_within(module: str, other: str) -> bool:
@@ -159,7 +161,7 @@ def is_within(module: str, other: str) -> bool:
     return other in (module, ROOT_SITE) or module.startswith(f"{other}.")
 
 
-def _ranked(bad: dict[str, list[Own]], calls: Calls, how: str) -> tuple[Accusation, ...]:
+def _ranked(bad: dict[str, list[OwnError]], calls: Calls, how: str) -> tuple[Evidence, ...]:
     """Modules by what speaks against them: certain ones first, leaves first, then in execution order."""
     order = {module: at for at, module in enumerate(bad)}
     modules = sorted(bad, key=lambda m: (-max(map(_severity, bad[m])), not calls.is_leaf(m), order[m]))
@@ -168,17 +170,17 @@ def _ranked(bad: dict[str, list[Own]], calls: Calls, how: str) -> tuple[Accusati
     )
 
 
-def _accusation(module: str, against: Sequence[Own], how: str) -> Accusation:
+def _accusation(module: str, against: Sequence[OwnError], how: str) -> Evidence:
     first = against[0]
     what = "its own result" if first.made == "result" else "what its code hands on"
     reason = f"{what} {how}"
     if first.findings:
         reason += f": {max(first.findings, key=lambda f: SEVERITY.index(f.status)).text}"
     keys = tuple(own.key for own in against)
-    return Accusation(module, keys, first.status, first.findings, first.error, first.ratio, reason)
+    return Evidence(module, keys, first.status, first.findings, first.error, first.ratio, reason)
 
 
-def _of_divergence(reference: Archive, comparison: Comparison) -> tuple[Accusation, ...]:
+def _of_divergence(reference: Archive, comparison: Comparison) -> tuple[Evidence, ...]:
     """The module of the first divergence; nobody's if errors only grew, or it says nothing of who made it."""
     first = comparison.divergence
     if first is None or first.is_growth or first.pair.status in ABSENT:
@@ -188,14 +190,14 @@ def _of_divergence(reference: Archive, comparison: Comparison) -> tuple[Accusati
     return (_by_pair(first.module, first.pair, first.explanation),)
 
 
-def _is_clear(accusation: Accusation) -> bool:
+def _is_clear(accusation: Evidence) -> bool:
     """Whether it is no matter of a limit that a correct port passes now and then."""
     is_other_function = any(f.test == "G" and f.status in _BAD for f in accusation.findings)
     return accusation.status != "suspect" or is_other_function
 
 
-def _by_pair(module: str, pair: Pair, reason: str) -> Accusation:
-    return Accusation(module, (pair.key,), pair.status, pair.findings, None, None, reason)
+def _by_pair(module: str, pair: Pair, reason: str) -> Evidence:
+    return Evidence(module, (pair.key,), pair.status, pair.findings, None, None, reason)
 
 
 def _stands_out(pair: Pair) -> Finding | None:
@@ -204,7 +206,7 @@ def _stands_out(pair: Pair) -> Finding | None:
     return next((f for f in pair.findings if f.test in _GAINS and f.status == "diverged"), None)
 
 
-def _severity(own: Own) -> int:
+def _severity(own: OwnError) -> int:
     return SEVERITY.index(own.status)
 
 
@@ -232,7 +234,7 @@ class _OwnsOfInjection:
                 self._errors[key.text] = row_error(pair) if is_known else None
         self._unknown: dict[str, None] = {}
 
-    def all(self) -> tuple[Own, ...]:
+    def all(self) -> tuple[OwnError, ...]:
         """In execution order."""
         return tuple(own for pair in self._pairs if (own := self._own(pair)) is not None)
 
@@ -245,7 +247,7 @@ class _OwnsOfInjection:
                 f"first {keys[0]}; errors of what was made of them may be inherited."
             )
 
-    def _own(self, pair: Pair) -> Own | None:
+    def _own(self, pair: Pair) -> OwnError | None:
         assert pair.reference is not None
         key = pair.reference.key
         left = self._injected.left(pair)
@@ -258,7 +260,7 @@ class _OwnsOfInjection:
         error = row_error(pair)
         if status is None:
             return None
-        return Own(key.text, module, made, is_leaf, error, None, status, findings, is_precise=False)
+        return OwnError(key.text, module, made, is_leaf, error, None, status, findings, is_precise=False)
 
     def _judged(
         self, pair: Pair, left: Sequence[Key], *, is_leaf: bool

@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING, Literal
 from tensorcap.adapters.protocol import adapter_for
 from tensorcap.alignment.aligned import MappingSource, sides
 from tensorcap.comparison.pipeline import Source, compare, opened
-from tensorcap.localization.evidence import Witness, by_archives, by_injection, by_replay
-from tensorcap.localization.ranking import localized, noise_between
+from tensorcap.localization.evidence import (
+    EvidenceSource,
+    evidence_of_archives,
+    evidence_of_injection,
+    evidence_of_replay,
+)
+from tensorcap.localization.ranking import noise_between, rank_suspects
 from tensorcap.localization.suspect import Localization
 from tensorcap.rerun.injection import inject
 from tensorcap.rerun.module_replay import replay_within
@@ -67,7 +72,7 @@ def localize(
         trusted, tested = (stack.enter_context(opened(source)) for source in (reference, target))
         reduced, mapped = sides(trusted, tested, mapping)
         free = compare(reduced, mapped, mapping="none", compute_dtype=compute_dtype)
-        witnesses: list[Witness] = []
+        witnesses: list[EvidenceSource] = []
         if workload is not None:
             done = replay_within(
                 stack,
@@ -79,16 +84,16 @@ def localize(
                 seed=seed,
                 around=around,
             )
-            witnesses.append(by_replay(done, seed))
+            witnesses.append(evidence_of_replay(done, seed))
         if into is not None:
             path = folder / "injected.h5"
             inject(trusted, into, path, mapping=mapping, target=tested, seed=into_seed, around=around)
             ours, theirs = sides(trusted, stack.enter_context(opened(path)), mapping)
             own = compare(ours, theirs, mapping="none", compute_dtype=compute_dtype)
-            witnesses.append(by_injection(ours, theirs, own))
+            witnesses.append(evidence_of_injection(ours, theirs, own))
         if not witnesses:
-            witnesses.append(by_archives(reduced, mapped, free))
+            witnesses.append(evidence_of_archives(reduced, mapped, free))
         noise = None
         if repeat is not None:
             noise = noise_between(reduced, mapped, tested, stack.enter_context(opened(repeat)))
-        return localized(reduced, mapped, free, witnesses, noise=noise, compute_dtype=compute_dtype)
+        return rank_suspects(reduced, mapped, free, witnesses, noise=noise, compute_dtype=compute_dtype)

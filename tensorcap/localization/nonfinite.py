@@ -20,7 +20,7 @@ _FEW: Final = 8  # operands: those nearest before
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class NonfiniteContents:
     """What a tensor of the target holds that is not finite.
 
     Attributes:
@@ -46,7 +46,7 @@ class Contents:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class NonfiniteOrigin:
     """The first tensor that is finite on one side only.
 
     Attributes:
@@ -56,9 +56,9 @@ class Origin:
             that were called within it before, and parameters that it holds.
     """
 
-    tensor: Contents
+    tensor: NonfiniteContents
     module: str
-    operands: tuple[Contents, ...]
+    operands: tuple[NonfiniteContents, ...]
 
     @property
     def key(self) -> str:
@@ -66,7 +66,7 @@ class Origin:
         return self.tensor.key
 
 
-def origin_of(reference: Archive, target: Archive, free: Comparison) -> Origin | None:
+def nonfinite_origin(reference: Archive, target: Archive, free: Comparison) -> NonfiniteOrigin | None:
     """Find where values stop being finite, in execution order of the reference.
 
     Args:
@@ -85,7 +85,7 @@ def origin_of(reference: Archive, target: Archive, free: Comparison) -> Origin |
     operands = [record.key.text for record in _operands(reference, first, module)]
     operands += [r.key.text for r in target.records if _is_renamed(r, first, reference)]
     found = [_contents(reference, target, key) for key in operands if key in target]
-    return Origin(_contents(reference, target, first.key.text), module, tuple(found))
+    return NonfiniteOrigin(_contents(reference, target, first.key.text), module, tuple(found))
 
 
 def _is_renamed(record: Record, first: Record, reference: Archive) -> bool:
@@ -130,14 +130,14 @@ def _operands(reference: Archive, record: Record, module: str) -> Iterator[Recor
     yield from [one for one in made if one.order > start][-_FEW:]
 
 
-def _contents(reference: Archive, target: Archive, key: str) -> Contents:
+def _contents(reference: Archive, target: Archive, key: str) -> NonfiniteContents:
     theirs = target.get(key)
     nan, inf, largest = _counts(target, theirs)
     more = None
     if key in reference:
         ours = _counts(reference, reference.get(key))
         more = nan + inf - ours[0] - ours[1]
-    return Contents(key, nan, inf, theirs.size, largest, more)
+    return NonfiniteContents(key, nan, inf, theirs.size, largest, more)
 
 
 def _counts(archive: Archive, record: Record) -> tuple[int, int, float | None]:

@@ -16,11 +16,11 @@ from tensorcap.comparison.pair import Pair
 from tensorcap.comparison.pipeline import compare
 from tensorcap.comparison.policy import POLICY
 from tensorcap.diagnosis.diagnosis import Diagnosis, diagnose
-from tensorcap.localization.curves import Change, Point, changes
-from tensorcap.localization.evidence import Accusation, Witness, is_within
-from tensorcap.localization.nonfinite import origin_of
+from tensorcap.localization.curves import ChangePoint, CurvePoint, change_points
+from tensorcap.localization.evidence import Evidence, EvidenceSource, is_within
+from tensorcap.localization.nonfinite import nonfinite_origin
 from tensorcap.localization.suspect import By, Localization, Noise, Precise, Suspect, mistake
-from tensorcap.rerun.own_errors import Own
+from tensorcap.rerun.own_errors import OwnError
 from tensorcap.runs.calls import Calls
 from tensorcap.runs.part import Part
 from tensorcap.runs.record_kinds import is_inner, is_parameter, is_result
@@ -33,11 +33,11 @@ _NOISE: Final = 2.0  # times what a target differs from itself: no larger error 
 NOISE_CAUSE: Final = "run-to-run noise"
 
 
-def localized(
+def rank_suspects(
     reference: Archive,
     target: Archive,
     free: Comparison,
-    witnesses: Sequence[Witness],
+    witnesses: Sequence[EvidenceSource],
     *,
     noise: Noise | None = None,
     compute_dtype: str | None = None,
@@ -62,13 +62,13 @@ def localized(
     owns = witnesses[0].owns
     told = {key for one in witnesses[0].accusations for key in one.keys}  # others are explained by these
     own_points = [
-        Point(own.key, own.module, _value(own.error, is_bad=own.is_bad), own.is_bad and own.key in told)
+        CurvePoint(own.key, own.module, _value(own.error, is_bad=own.is_bad), own.is_bad and own.key in told)
         for own in owns
     ]
     notes = [note for witness in witnesses for note in witness.notes]
-    ordered: tuple[Change, ...] = ()
+    ordered: tuple[ChangePoint, ...] = ()
     if reference.is_ordered:
-        ordered = (*changes(own_points, "own"), *changes(curve.points, "total"))
+        ordered = (*change_points(own_points, "own"), *change_points(curve.points, "total"))
     else:
         notes.append("The reference has no order of execution, so that no curve can be told.")
     found = Localization(
@@ -76,7 +76,7 @@ def localized(
         witnesses[0].by,
         tuple(_explained(suspects, free, called_sites(reference))),
         ordered,
-        origin_of(reference, target, free),
+        nonfinite_origin(reference, target, free),
         tuple(_over_precise(owns, calls)),
         noise,
         owns,
@@ -116,13 +116,13 @@ def noise_between(reference: Archive, target: Archive, tested: Archive, repeated
     return Noise(errors, max(errors.values(), default=0.0), first, module)
 
 
-def _together(witnesses: Sequence[Witness]) -> list[tuple[tuple[By, ...], Accusation, Witness]]:
+def _together(witnesses: Sequence[EvidenceSource]) -> list[tuple[tuple[By, ...], Evidence, EvidenceSource]]:
     """Each accused module once: by whom, and what the most trusted of them says.
 
     What a later witness alone says counts unless it is of a module around or within one that an earlier
     witness accuses: that is the same mistake, seen less exactly.
     """
-    found: dict[str, tuple[tuple[By, ...], Accusation, Witness]] = {}
+    found: dict[str, tuple[tuple[By, ...], Evidence, EvidenceSource]] = {}
     for witness in witnesses:
         known = list(found)
         for accusation in witness.accusations:
@@ -136,7 +136,7 @@ def _together(witnesses: Sequence[Witness]) -> list[tuple[tuple[By, ...], Accusa
 
 
 def _suspect(
-    accusation: Accusation,
+    accusation: Evidence,
     by: tuple[By, ...],
     examined: Diagnosis | None,
     curve: _Total,
@@ -172,7 +172,7 @@ def _suspect(
     )
 
 
-def _examined(witness: Witness, accusation: Accusation, compute_dtype: str | None) -> Diagnosis | None:
+def _examined(witness: EvidenceSource, accusation: Evidence, compute_dtype: str | None) -> Diagnosis | None:
     """What diagnosing the first tensor says whose values a mistake explains, else the first of all."""
     first = None
     for key in accusation.keys[:_DIAGNOSED]:
@@ -203,7 +203,7 @@ class _Total:
     def __init__(self, free: Comparison, noise: Noise | None) -> None:
         self._in: dict[str, float] = {}
         self._out: dict[str, float] = {}
-        self.points: list[Point] = []
+        self.points: list[CurvePoint] = []
         for pair in sorted(free.pairs, key=lambda p: p.reference.order if p.reference else 0):
             if pair.reference is None or is_inner(pair.reference.key):
                 continue
@@ -216,7 +216,7 @@ class _Total:
                 value = _value(error, is_bad=not pair.is_green)
                 is_noise = noise is not None and 0 < value <= _NOISE * noise.errors.get(pair.key, 0.0)
                 is_bad = pair.is_required and not pair.is_green and not is_noise
-                self.points.append(Point(pair.key, key.site, value, is_bad))
+                self.points.append(CurvePoint(pair.key, key.site, value, is_bad))
 
     def of(self, module: str) -> tuple[float | None, float | None]:
         """Inherited and total error."""
@@ -243,7 +243,7 @@ def _is_wrong_result(pair: Pair) -> bool:
     return pair.is_required and not pair.is_green
 
 
-def _over_precise(owns: Sequence[Own], calls: Calls) -> Iterable[Precise]:
+def _over_precise(owns: Sequence[OwnError], calls: Calls) -> Iterable[Precise]:
     """Modules with a result that was rounded less than the model rounds it, in execution order."""
     ratios: dict[str, float] = {}
     for own in owns:
@@ -261,7 +261,7 @@ def _noise_notes(noise: Noise | None) -> Iterable[str]:
         )
 
 
-def _with_open(found: Localization, free: Comparison, witnesses: Sequence[Witness]) -> Localization:
+def _with_open(found: Localization, free: Comparison, witnesses: Sequence[EvidenceSource]) -> Localization:
     """What was found, and what is wrong that nobody is accused of."""
     wrong = (
         pair.key for pair in free.pairs if pair.is_required and not pair.is_green and pair.status != "suspect"

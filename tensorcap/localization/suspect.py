@@ -9,9 +9,9 @@ from typing import Literal
 from tensorcap.comparison.pair import Finding, Status
 from tensorcap.diagnosis.diagnosis import Diagnosis
 from tensorcap.diagnosis.scoring import Explanation
-from tensorcap.localization.curves import Change
-from tensorcap.localization.nonfinite import Origin
-from tensorcap.rerun.own_errors import Own
+from tensorcap.localization.curves import ChangePoint
+from tensorcap.localization.nonfinite import NonfiniteOrigin
+from tensorcap.rerun.own_errors import OwnError
 
 By = Literal["replay", "injection", "archives"]
 
@@ -116,11 +116,11 @@ class Localization:
     suspects: tuple[Suspect, ...]
     by: By
     explained: tuple[tuple[str, str], ...]
-    changes: tuple[Change, ...]
-    nonfinite: Origin | None
+    changes: tuple[ChangePoint, ...]
+    nonfinite: NonfiniteOrigin | None
     over_precise: tuple[Precise, ...]
     noise: Noise | None
-    owns: Sequence[Own]
+    owns: Sequence[OwnError]
     notes: tuple[str, ...]
     open: tuple[str, ...] = ()
 

@@ -11,7 +11,7 @@ from tensorcap.alignment.order import Order
 from tensorcap.comparison.comparison import Comparison
 from tensorcap.comparison.preflight.checklist import Preflight
 from tensorcap.localization.suspect import Localization, Suspect
-from tensorcap.localization.weights import Audit
+from tensorcap.localization.weights import WeightComparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Verification:
     is_refused: bool
     localization: Localization
     inheriting: Sequence[str]
-    weights: Audit | None = None
+    weights: WeightComparison | None = None
     control: Sequence[Mapping[str, Any]] = ()
     notes: Sequence[str] = ()
     summary: Sequence[str] = ()

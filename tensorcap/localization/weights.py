@@ -26,7 +26,7 @@ _PARAMETERS: Final = "*/param.*"
 
 
 @dataclass(frozen=True, slots=True)
-class Audit:
+class WeightComparison:
     """What a comparison of weights found.
 
     Attributes:
@@ -45,7 +45,9 @@ class Audit:
         return int(bool(self.unlike))
 
 
-def audit(reference: Archive | Any, target: Any, *, rules: Rules | None = None) -> Audit | None:
+def compare_weights(
+    reference: Archive | Any, target: Any, *, rules: Rules | None = None
+) -> WeightComparison | None:
     """Compare the parameters of two models.
 
     Args:
@@ -71,7 +73,7 @@ def audit(reference: Archive | Any, target: Any, *, rules: Rules | None = None) 
         unlike = [pair for pair in comparison.pairs if pair.is_compared and not pair.is_green]
         unlike.sort(key=_error, reverse=True)
         diagnosis = _diagnosed(aligned.reference, aligned.target, unlike[0]) if unlike else None
-        return Audit(comparison, tuple(unlike), diagnosis)
+        return WeightComparison(comparison, tuple(unlike), diagnosis)
 
 
 def _parameters(model: Any, path: Path, stack: ExitStack) -> Archive | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
 
 from tensorcap.localization.curves import runs_of
-from tensorcap.rerun.own_errors import Own
+from tensorcap.rerun.own_errors import OwnError
 from tensorcap_formats.errors import ReadError, UsageError, WriteError, abbreviate
 
 Pattern = Literal["step", "spike", "error"]
@@ -79,7 +79,7 @@ class Fault:
     description: str
 
 
-def components(owns: Iterable[Own]) -> tuple[Component, ...]:
+def components(owns: Iterable[OwnError]) -> tuple[Component, ...]:
     """What a replay found as results of stage 2: each module with results once, the worst of them.
 
     Args:

@@ -15,13 +15,13 @@ from typing import Any, Final, get_type_hints
 
 import numpy as np
 
-from tensorcap.comparison.blind_spots import Account
+from tensorcap.comparison.blind_spots import RunSummary
 from tensorcap.comparison.calibration import Calibration
 from tensorcap.comparison.comparison import Comparison
 from tensorcap.comparison.divergence import Divergence, first_divergence
 from tensorcap.comparison.pair import Finding, Pair, Status
 from tensorcap.comparison.preflight.checklist import Preflight
-from tensorcap.comparison.thresholds import Given, Thresholds, judge_metric
+from tensorcap.comparison.thresholds import KeyThresholds, Thresholds, judge_metric
 from tensorcap.metrics.difference import Difference, Tolerance
 from tensorcap.metrics.location import Location
 from tensorcap.metrics.logits import LogitDifference
@@ -147,7 +147,7 @@ def judge_again(result: Result, thresholds: Thresholds) -> Comparison:
     )
 
 
-def _judged(pair: Pair, given: Given) -> Pair:
+def _judged(pair: Pair, given: KeyThresholds) -> Pair:
     d = pair.difference
     if not given or d is None or d.same_bits or d.mask_mismatches or pair.status == "excluded":
         return pair
@@ -254,7 +254,7 @@ def _result(found: Mapping[str, Any]) -> Result:
         **{name: decode_as(_HINTS[name], found[name], converter) for name in _AS_THEY_ARE},
         tolerance=None if found["rtol"] is None else Tolerance(found["rtol"], found["atol"]),
         pairs=pairs,
-        account=None if account is None else decode_as(Account, _members(Account, account), converter),
+        account=None if account is None else decode_as(RunSummary, _members(RunSummary, account), converter),
         divergence=None
         if divergence is None
         else Divergence(
@@ -293,7 +293,7 @@ def _in_row(entry: Mapping[str, Any], row: int) -> dict[str, Any]:
     return members
 
 
-def _members(kind: type[Account | Pair], entry: Mapping[str, Any]) -> dict[str, Any]:
+def _members(kind: type[RunSummary | Pair], entry: Mapping[str, Any]) -> dict[str, Any]:
     """All members, since none may lack (RES-4), even if the dataclass has a default."""
     return {field.name: entry[field.name] for field in fields(kind)}
 

@@ -26,7 +26,7 @@ from tensorcap_formats.keys import ROOT_SITE
 
 if TYPE_CHECKING:
     from tensorcap.localization.verification import Verification
-    from tensorcap.localization.weights import Audit
+    from tensorcap.localization.weights import WeightComparison
 
 Sides = tuple[Archive, Archive]
 FREE, INJECTED = "without_injection", "with_injection"
@@ -164,7 +164,7 @@ def _report(found: Verification, scenarios: dict[str, Any], folder: Path) -> dic
     }
 
 
-def _weights(found: Audit) -> dict[str, Any]:
+def _weights(found: WeightComparison) -> dict[str, Any]:
     return {
         "records": found.comparison.records,
         "compared": found.comparison.compared,

@@ -12,8 +12,8 @@ from tensorcap.alignment.order import Order
 from tensorcap.comparison.comparison import Comparison
 from tensorcap.comparison.pair import ABSENT, Pair
 from tensorcap.comparison.preflight.item import item_text
-from tensorcap.localization.curves import Change
-from tensorcap.localization.nonfinite import Origin
+from tensorcap.localization.curves import ChangePoint
+from tensorcap.localization.nonfinite import NonfiniteOrigin
 from tensorcap.localization.suspect import Localization, Suspect
 from tensorcap.reports.layer_report import Layer, depth_of
 from tensorcap.reports.ranking import error_of
@@ -21,7 +21,7 @@ from tensorcap.wording import FEW, counted, some
 
 if TYPE_CHECKING:
     from tensorcap.localization.verification import Verification
-    from tensorcap.localization.weights import Audit
+    from tensorcap.localization.weights import WeightComparison
 
 
 _SUSPECTS: Final = 5
@@ -75,7 +75,7 @@ def _sentences(found: Verification, layers: Sequence[Layer]) -> Iterator[str]:
     yield from found.notes
 
 
-def _weights_text(found: Audit) -> str:
+def _weights_text(found: WeightComparison) -> str:
     compared = found.comparison.compared
     said = f"Weights: {compared} of {counted(found.comparison.records, 'parameter')} compared"
     if not found.unlike:
@@ -174,7 +174,7 @@ def around_texts(found: Localization) -> Iterator[str]:
     yield from _change_texts(found.changes)
 
 
-def _nonfinite_text(found: Origin) -> str:
+def _nonfinite_text(found: NonfiniteOrigin) -> str:
     """Where values stop being finite, and what went in, as a sentence."""
     what = found.tensor
     bad = [one.key for one in found.operands if not one.is_finite]
@@ -192,7 +192,7 @@ def _nonfinite_text(found: Origin) -> str:
     )
 
 
-def _change_texts(changes: Sequence[Change]) -> Iterator[str]:
+def _change_texts(changes: Sequence[ChangePoint]) -> Iterator[str]:
     """Where each curve changes, the earliest step first, a sentence for each of the first few."""
     for curve in dict.fromkeys(change.curve for change in changes):
         mine = [change for change in changes if change.curve == curve]
@@ -201,7 +201,7 @@ def _change_texts(changes: Sequence[Change]) -> Iterator[str]:
         yield f"{curve.capitalize()} error in execution order: {told}{more}."
 
 
-def _change_text(change: Change) -> str:
+def _change_text(change: ChangePoint) -> str:
     before = f" on top of {change.before:.2g}" if change.before else ""
     results = counted(change.length, "result")
     is_all = change.curve == "total" and change.kind == "step"

@@ -23,7 +23,7 @@ Made = Literal["result", "argument"]
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class OwnError:
     """What one module itself made of archived values, against what the archive holds.
 
     Attributes:
@@ -87,7 +87,7 @@ class ReplayJudge:
         self._is_forward = is_forward
         self._inputs = {call.place: call.inputs for call in self._calls.calls}
 
-    def of(self, pair: Pair) -> Own:
+    def of(self, pair: Pair) -> OwnError:
         """What became of one tensor."""
         pair = self._padding.without(pair)
         assert pair.reference is not None
@@ -101,7 +101,7 @@ class ReplayJudge:
         made: Made = "result" if is_result else "argument"
         is_own_kind = is_leaf and not self._calls.is_linear(key.site)
         is_precise = is_own_kind and ratio is not None and POLICY.is_precise(ratio, elements_of(pair))
-        return Own(pair.key, module, made, is_leaf, row_error(pair), ratio, status, findings, is_precise)
+        return OwnError(pair.key, module, made, is_leaf, row_error(pair), ratio, status, findings, is_precise)
 
     def _judged(
         self, pair: Pair, ratio: float | None, *, is_leaf: bool

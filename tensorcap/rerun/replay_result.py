@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tensorcap.rerun.own_errors import Own
+from tensorcap.rerun.own_errors import OwnError
 from tensorcap.wording import counted, some
 
 Way = Literal["self", "reverse", "forward"]
@@ -27,7 +27,7 @@ class Replay:
         notes: What else a reader should know, as sentences.
     """
 
-    owns: tuple[Own, ...]
+    owns: tuple[OwnError, ...]
     precision: str
     replaced: int
     natural: tuple[str, ...]
@@ -41,17 +41,17 @@ class Replay:
         return self.way == "self"
 
     @property
-    def bad(self) -> Sequence[Own]:
+    def bad(self) -> Sequence[OwnError]:
         """What is suspect or worse, in execution order."""
         return [own for own in self.owns if own.is_bad]
 
     @property
-    def unjudged(self) -> Sequence[Own]:
+    def unjudged(self) -> Sequence[OwnError]:
         """What nothing could judge, such as a tensor that cannot be read."""
         return [own for own in self.owns if own.status == "unjudged"]
 
     @property
-    def precise(self) -> Sequence[Own]:
+    def precise(self) -> Sequence[OwnError]:
         """What was rounded less than the reference's model rounds it in that precision."""
         return [own for own in self.owns if own.is_precise]
 

@@ -24,7 +24,7 @@ _ACTIVATION_KEY: Final = re.compile(r"(?:^|_)(?:act|activation)(?:_|$)|^feed_for
 
 
 @dataclass(frozen=True)
-class Node:
+class TreeNode:
     """A module.
 
     Attributes:
@@ -40,7 +40,7 @@ class Node:
     path: str
     type: str
     shapes: Mapping[str, Shape] | None
-    children: tuple[Node, ...] = ()
+    children: tuple[TreeNode, ...] = ()
     is_never_called: bool = False
 
     @cached_property
@@ -50,7 +50,7 @@ class Node:
         inner = [(child.name, child.signature) for child in self.children]
         return hashlib.sha1(repr((self.type, shapes, inner)).encode(), usedforsecurity=False).hexdigest()
 
-    def walk(self) -> Iterator[Node]:
+    def walk(self) -> Iterator[TreeNode]:
         """The module and all in it, each before what it has in it."""
         yield self
         for child in self.children:
@@ -69,7 +69,7 @@ class Tree:
     """
 
     source: str
-    root: Node
+    root: TreeNode
     has_modules: bool = True
     activations: Mapping[str, str] = field(default_factory=dict)
 
@@ -126,7 +126,7 @@ def _activations(config: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _grown(facts: Mapping[str, _Facts]) -> Node:
+def _grown(facts: Mapping[str, _Facts]) -> TreeNode:
     """The tree of modules by path; those that only others' paths name know nothing of themselves."""
     children: dict[str, dict[str, None]] = {"": {}}
     for path in facts:
@@ -138,41 +138,41 @@ def _grown(facts: Mapping[str, _Facts]) -> Node:
             if is_known:
                 break
             path = parent
-    made: dict[str, Node] = {}
+    made: dict[str, TreeNode] = {}
     for path in sorted(children, key=lambda path: -path.count(".") if path else 1):
         known = facts.get(path, _Facts())
         inner = tuple(made[child] for child in children[path])
         name = path.rpartition(".")[2] or ROOT
-        made[path] = Node(name, path, known.type, known.shapes, inner, known.is_never_called)
+        made[path] = TreeNode(name, path, known.type, known.shapes, inner, known.is_never_called)
     return made[""]
 
 
-def grouped(nodes: tuple[Node, ...], *, numbers_only: bool) -> list[list[Node]]:
+def grouped(nodes: tuple[TreeNode, ...], *, numbers_only: bool) -> list[list[TreeNode]]:
     """Modules of one parent, those together that are equal in all but their name.
 
     Args:
         nodes: Modules of one parent.
         numbers_only: Whether only members of lists, whose names are numbers, go together.
     """
-    groups: dict[object, list[Node]] = {}
+    groups: dict[object, list[TreeNode]] = {}
     for node in nodes:
         is_alone = numbers_only and not node.name.isdigit()
         groups.setdefault(node.path if is_alone else (node.signature,), []).append(node)
     return list(groups.values())
 
 
-def full(node: Node, depth: int | None = None) -> dict[str, Any]:
+def full(node: TreeNode, depth: int | None = None) -> dict[str, Any]:
     """The full tree, to so many levels below the root, as the Equivalence method writes it."""
     inner = [full(child, below(depth)) for child in node.children] if depth != 0 else []
     return {"name": node.name, "type": node.type, "children": inner}
 
 
-def compressed(node: Node, depth: int | None = None) -> dict[str, Any]:
+def compressed(node: TreeNode, depth: int | None = None) -> dict[str, Any]:
     """The compressed tree, as the Equivalence method writes it; unlike there, unequal shapes part."""
     return _compressed([node], depth)
 
 
-def _compressed(group: list[Node], depth: int | None) -> dict[str, Any]:
+def _compressed(group: list[TreeNode], depth: int | None) -> dict[str, Any]:
     inner = grouped(group[0].children, numbers_only=False) if depth != 0 else []
     return {
         "type": group[0].type,
@@ -181,7 +181,7 @@ def _compressed(group: list[Node], depth: int | None) -> dict[str, Any]:
     }
 
 
-def paths(node: Node, depth: int | None = None) -> list[str]:
+def paths(node: TreeNode, depth: int | None = None) -> list[str]:
     """The paths of all modules but the root, each before what it has in it."""
     found = (inner.path for inner in node.walk() if inner.path)
     return [path for path in found if depth is None or path.count(".") < depth]
@@ -195,7 +195,7 @@ def below(depth: int | None) -> int | None:
 _LISTS: Final = ("ModuleList", "")  # what a list's members say is all that there is to say of it
 
 
-def tree_lines(root: Node, *, depth: int | None = None, shapes: bool = False) -> Iterator[str]:
+def tree_lines(root: TreeNode, *, depth: int | None = None, shapes: bool = False) -> Iterator[str]:
     """The lines of a tree.
 
     Args:
@@ -207,7 +207,7 @@ def tree_lines(root: Node, *, depth: int | None = None, shapes: bool = False) ->
     yield from _below([root], "", depth, shapes)
 
 
-def _below(group: Sequence[Node], indent: str, depth: int | None, shapes: bool) -> Iterator[str]:
+def _below(group: Sequence[TreeNode], indent: str, depth: int | None, shapes: bool) -> Iterator[str]:
     """What equal modules have in them."""
     items = _items(group) if depth != 0 else []
     for i, (label, nodes, levels) in enumerate(items, 1):
@@ -217,9 +217,9 @@ def _below(group: Sequence[Node], indent: str, depth: int | None, shapes: bool) 
         yield from _below(nodes, indent + rest, left, shapes)
 
 
-def _items(group: Sequence[Node]) -> list[tuple[str, list[Node], int]]:
+def _items(group: Sequence[TreeNode]) -> list[tuple[str, list[TreeNode], int]]:
     """The lines below equal modules: label, modules of all of them, levels that the line goes down."""
-    items: list[tuple[str, list[Node], int]] = []
+    items: list[tuple[str, list[TreeNode], int]] = []
     for name, nodes in _folded(group):
         first = nodes[0]
         is_list = first.type in _LISTS and not first.shapes and not first.name.isdigit()
@@ -230,7 +230,7 @@ def _items(group: Sequence[Node]) -> list[tuple[str, list[Node], int]]:
     return items
 
 
-def _folded(group: Sequence[Node]) -> list[tuple[str, list[Node]]]:
+def _folded(group: Sequence[TreeNode]) -> list[tuple[str, list[TreeNode]]]:
     """Children of equal modules, equal members of lists together; they stand in the same places."""
     found = []
     places = {child.path: i for i, child in enumerate(group[0].children)}
@@ -243,7 +243,7 @@ def _folded(group: Sequence[Node]) -> list[tuple[str, list[Node]]]:
     return found
 
 
-def _line(label: str, nodes: Sequence[Node], shapes: bool) -> str:
+def _line(label: str, nodes: Sequence[TreeNode], shapes: bool) -> str:
     first = nodes[0]
     text = f"{label}: {first.type}" if first.type else label
     if shapes and first.shapes:

@@ -7,15 +7,15 @@ import math
 import numpy as np
 import pytest
 
-from tensorcap.alignment.match.fingerprints import Print, agreements, groups, rounding_of
+from tensorcap.alignment.match.fingerprints import Fingerprint, agreements, groups, rounding_of
 from tensorcap_formats.dtypes import Array, dtype
 from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
 
 
-def _print(array: Array) -> Print:
+def _print(array: Array) -> Fingerprint:
     x = array.astype(np.float64)
-    return Print(x.size, x.mean(), math.sqrt((x * x).sum()), x.min(), x.max())
+    return Fingerprint(x.size, x.mean(), math.sqrt((x * x).sum()), x.min(), x.max())
 
 
 def _drawn(seed: int, size: int = 64) -> Array:
@@ -31,23 +31,23 @@ def test_a_print_is_that_of_every_permutation() -> None:
 @pytest.mark.spec("ALN-24")
 def test_the_print_of_a_concatenation_follows_from_its_parts() -> None:
     x, y = _drawn(0, 40), 3 + _drawn(1, 24)
-    joined = Print.joined([_print(x), _print(y)])
+    joined = Fingerprint.joined([_print(x), _print(y)])
     assert joined.distance(_print(np.concatenate([x, y]))) < 1e-14
 
 
 @pytest.mark.spec("ALN-20")
 def test_a_distance_is_the_largest_of_four_relative_differences() -> None:
-    one = Print(4, mean=0.0, l2=2.0, minimum=-1.0, maximum=1.0)  # root mean square 1
-    assert one.distance(Print(4, 0.0, 2.5, -1.0, 1.0)) == pytest.approx(0.2)  # 0.25 of 1.25
-    assert one.distance(Print(4, 0.1, 2.0, -1.0, 1.0)) == pytest.approx(0.1)
-    assert one.distance(Print(4, 0.0, 2.0, -1.0, 2.0)) == pytest.approx(0.5)
-    assert one.distance(Print(5, 0.0, 2.0, -1.0, 1.0)) == math.inf
+    one = Fingerprint(4, mean=0.0, l2=2.0, minimum=-1.0, maximum=1.0)  # root mean square 1
+    assert one.distance(Fingerprint(4, 0.0, 2.5, -1.0, 1.0)) == pytest.approx(0.2)  # 0.25 of 1.25
+    assert one.distance(Fingerprint(4, 0.1, 2.0, -1.0, 1.0)) == pytest.approx(0.1)
+    assert one.distance(Fingerprint(4, 0.0, 2.0, -1.0, 2.0)) == pytest.approx(0.5)
+    assert one.distance(Fingerprint(5, 0.0, 2.0, -1.0, 1.0)) == math.inf
 
 
 @pytest.mark.spec("ALN-20")
 def test_nats_grow_with_how_much_nearer_the_nearest_is() -> None:
-    x, y = Print(8, 0.0, 4.0, -2.0, 2.0), Print(8, 0.0, 4.0, -2.0, 1.9)
-    near = Print(8, 0.0, 4.0, -2.0, 2.002)  # 0.001 from x, 0.102 / 2.002 from y
+    x, y = Fingerprint(8, 0.0, 4.0, -2.0, 2.0), Fingerprint(8, 0.0, 4.0, -2.0, 1.9)
+    near = Fingerprint(8, 0.0, 4.0, -2.0, 2.002)  # 0.001 from x, 0.102 / 2.002 from y
     (found,) = agreements([x, y], [near], 1e-6).values()
     assert found.distance == pytest.approx(0.001, rel=1e-2)
     assert found.other == pytest.approx(0.051, rel=1e-2)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.alignment.names.tree_difference import differences
+from tensorcap.alignment.names.tree_difference import tree_differences
 from tensorcap.runs.tree import Tree, compressed, full, paths, tree_lines
 from tensorcap_formats.dtypes import DTYPES
 from tensorcap_formats.keys import Key
@@ -52,7 +52,9 @@ def _layers(*widths: int, act: str = "SiLU") -> dict[str, tuple[str, dict[str, t
 
 
 def _found(reference: Modules, target: Modules) -> list[tuple[str, str, str, str]]:
-    return [(d.kind, d.place, d.reference, d.target) for d in differences(_tree(reference), _tree(target))]
+    return [
+        (d.kind, d.place, d.reference, d.target) for d in tree_differences(_tree(reference), _tree(target))
+    ]
 
 
 def _under(prefix: str, modules: Modules) -> Modules:
@@ -212,6 +214,6 @@ def test_activations_of_the_configuration_are_compared() -> None:
     trees = [
         _tree(_layers(8), config={"text": {"hidden_act": act}, "max_action": "x"}) for act in ("silu", "gelu")
     ]
-    (found,) = differences(*trees)
+    (found,) = tree_differences(*trees)
     assert (found.kind, found.place) == ("activation", "config.text.hidden_act")
     assert (found.reference, found.target) == ("silu", "gelu")

@@ -21,7 +21,7 @@ from torch import nn
 
 import tensorcap
 from tensorcap.adapters.torch.staging import Staging
-from tensorcap.adapters.torch.tensor_leaves import Leaves
+from tensorcap.adapters.torch.tensor_leaves import TensorLeaves
 from tensorcap.recording.point import Point
 from tensorcap.recording.recorder import Call, Recorder
 from tensorcap.recording.scope import Scope
@@ -145,7 +145,7 @@ class Stage:
         self.staging = Staging(
             self.recorder, bound_bytes=bound_bytes, small_bytes=small_bytes, lane_of=lambda _: self.device
         )
-        self.leaves = Leaves(self.recorder, self.staging)
+        self.leaves = TensorLeaves(self.recorder, self.staging)
         self.call = Call(self.point, 0, 0)
 
     def take(self, slot: str, tensor: torch.Tensor) -> bool:

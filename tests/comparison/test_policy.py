@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.comparison.blind_spots import Account
+from tensorcap.comparison.blind_spots import RunSummary
 from tensorcap.comparison.comparison import Comparison
 from tensorcap.comparison.divergence import first_divergence
 from tensorcap.comparison.pair import Finding, Pair, Status
@@ -711,7 +711,7 @@ def test_float32_runs_are_held_against_the_noise_of_accumulation(make_archive: M
     assert compare(*double).counts == {"diverged": 1}
 
 
-def account(comparison: Comparison) -> Account:
+def account(comparison: Comparison) -> RunSummary:
     assert comparison.account is not None
     return comparison.account
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tensorcap.adapters.edits import Added, Change, Filled, Ordered, Rerun, Shifted
+from tensorcap.adapters.edits import Added, CallMutation, Filled, Ordered, Rerun, Shifted
 from tensorcap.diagnosis.diagnosis import Diagnosis, diagnose
 from tensorcap.localization.localization import localize
 from tensorcap.rerun.module_replay import replay_within
@@ -517,19 +517,19 @@ def rerun_within(stack: ExitStack, workload: Workload, folder: Path) -> Rerun:
 
 
 CHANGES = [
-    pytest.param(Change({"skip": Filled(0.0)}), lambda v: {"skip": 0.0}, id="tensor"),
-    pytest.param(Change(settings={"limit": 0.1}), lambda v: {"limit": 0.1}, id="setting"),
+    pytest.param(CallMutation({"skip": Filled(0.0)}), lambda v: {"skip": 0.0}, id="tensor"),
+    pytest.param(CallMutation(settings={"limit": 0.1}), lambda v: {"limit": 0.1}, id="setting"),
     pytest.param(
-        Change(arguments={"input.position_ids": Added(3)}),
+        CallMutation(arguments={"input.position_ids": Added(3)}),
         lambda v: {"position_ids": v.position_ids + 3},
         id="argument",
     ),
     pytest.param(
-        Change(arguments={"input.residual": Filled(0.0)}), lambda v: {"residual": 0.0}, id="no-argument"
+        CallMutation(arguments={"input.residual": Filled(0.0)}), lambda v: {"residual": 0.0}, id="no-argument"
     ),
-    pytest.param(Change(results={"pair": Shifted(0, 1)}), lambda v: {"is_late": True}, id="result"),
+    pytest.param(CallMutation(results={"pair": Shifted(0, 1)}), lambda v: {"is_late": True}, id="result"),
     pytest.param(
-        Change(results={"gate": "up", "up": "gate"}), lambda v: {"is_exchanged": True}, id="exchanged"
+        CallMutation(results={"gate": "up", "up": "gate"}), lambda v: {"is_exchanged": True}, id="exchanged"
     ),
 ]
 
@@ -537,13 +537,13 @@ CHANGES = [
 @pytest.mark.spec("DIA-70")
 @pytest.mark.parametrize(("change", "other"), CHANGES)
 def test_a_call_that_is_made_again_makes_what_numpy_makes(
-    tmp_path: Path, rng: np.random.Generator, change: Change, other: Callable[[Any], dict[str, Any]]
+    tmp_path: Path, rng: np.random.Generator, change: CallMutation, other: Callable[[Any], dict[str, Any]]
 ) -> None:
     workload = mixer_workload(rng)
     v = values_of(workload)
     with ExitStack() as stack:
         again = rerun_within(stack, workload, tmp_path)
-        for made, expected in ((Change(), {}), (change, other(v)), (Change(), {})):
+        for made, expected in ((CallMutation(), {}), (change, other(v)), (CallMutation(), {})):
             values = again.made(made)
             assert values is not None
             np.testing.assert_allclose(values, mixed(v, **expected), atol=2e-6)
@@ -554,13 +554,13 @@ def test_the_model_is_as_before_afterwards(tmp_path: Path, rng: np.random.Genera
     workload = mixer_workload(rng)
     mixer = workload.model.mixer
     before = {name: (id(p), p.data_ptr(), p.clone()) for name, p in mixer.named_parameters()}
-    fails = Change(
+    fails = CallMutation(
         {"square": Ordered(0, np.array([99]))}, settings={"limit": 7.0, "config.norm_topk_prob": 0}
     )
     with ExitStack() as stack:
         again = rerun_within(stack, workload, tmp_path)
         assert again.made(fails) is None
-        assert again.made(Change({"square": Filled(0.0)}, settings={"scaling": "no number"})) is None
+        assert again.made(CallMutation({"square": Filled(0.0)}, settings={"scaling": "no number"})) is None
     for name, parameter in mixer.named_parameters():
         identity, place, values = before[name]
         assert (id(parameter), parameter.data_ptr()) == (identity, place)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import tensorcap
-from tensorcap.localization.weights import audit
+from tensorcap.localization.weights import compare_weights
 from tensorcap.verification import Runnable, verify
 from tensorcap.workload.workload import Workload
 
@@ -52,7 +52,7 @@ def changed(name: str, factor: float) -> Any:
 
 @pytest.mark.spec("VER-6")
 def test_the_same_numbers_are_the_same(tmp_path: Path) -> None:
-    found = audit(model(), model())
+    found = compare_weights(model(), model())
     assert found is not None
     assert (found.comparison.compared, found.unlike, found.diagnosis, found.exit_status) == (3, (), None, 0)
 
@@ -62,7 +62,7 @@ def test_the_worst_of_those_that_differ_comes_first_with_what_it_is() -> None:
     port = changed("up.weight", 1.01)
     with torch.no_grad():
         port.down.weight.mul_(3)
-    found = audit(model(), port)
+    found = compare_weights(model(), port)
     assert found is not None
     assert [pair.key for pair in found.unlike] == ["0/down/param.weight", "0/up/param.weight"]
     assert found.diagnosis is not None
@@ -74,12 +74,12 @@ def test_the_worst_of_those_that_differ_comes_first_with_what_it_is() -> None:
 def test_a_weight_that_lies_the_other_way_round_is_the_same() -> None:
     port = model()
     port.up, port.down = Product(port.up.weight), Product(port.down.weight)
-    found = audit(model(), port)
+    found = compare_weights(model(), port)
     assert found is not None
     assert (found.comparison.compared, found.unlike) == (3, ())
     with torch.no_grad():
         port.down.weight[3, 2] += 0.5
-    found = audit(model(), port)
+    found = compare_weights(model(), port)
     assert found is not None
     assert [pair.key for pair in found.unlike] == ["0/down/param.weight"]
 
@@ -88,7 +88,7 @@ def test_a_weight_that_lies_the_other_way_round_is_the_same() -> None:
 def test_a_weight_without_a_counterpart_is_counted_and_no_failure() -> None:
     port = model()
     port.down.bias = nn.Parameter(torch.zeros(6))
-    found = audit(port, model())
+    found = compare_weights(port, model())
     assert found is not None
     assert (found.comparison.records, found.comparison.compared, found.exit_status) == (4, 3, 0)
 
@@ -100,7 +100,7 @@ def test_an_archive_stands_for_the_reference_if_it_holds_parameters(tmp_path: Pa
     with torch.no_grad(), tensorcap.capture(reference, tmp_path / "ref.h5", params=params):
         reference(X)
     with tensorcap.open_archive(tmp_path / "ref.h5") as archive:
-        found = audit(archive, changed("up.weight", 2.0))
+        found = compare_weights(archive, changed("up.weight", 2.0))
     if params:
         assert found is not None
         assert [pair.key for pair in found.unlike] == ["0/up/param.weight"]
@@ -111,8 +111,8 @@ def test_an_archive_stands_for_the_reference_if_it_holds_parameters(tmp_path: Pa
 
 @pytest.mark.spec("VER-6")
 def test_a_model_without_parameters_is_not_looked_at() -> None:
-    assert audit(nn.ReLU(), model()) is None
-    assert audit(model(), nn.ReLU()) is None
+    assert compare_weights(nn.ReLU(), model()) is None
+    assert compare_weights(model(), nn.ReLU()) is None
 
 
 @pytest.mark.spec("VER-6", "VER-33")

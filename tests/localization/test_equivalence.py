@@ -18,7 +18,7 @@ from tensorcap.reports.equivalence import (
     stage3,
     write_stage,
 )
-from tensorcap.rerun.own_errors import Own
+from tensorcap.rerun.own_errors import OwnError
 from tensorcap_formats.errors import ReadError, UsageError
 
 # R of each component, in execution order: the method's documents say that the earliest step is to blame
@@ -80,8 +80,8 @@ def test_spikes_are_told_from_the_largest_r_and_errors_last() -> None:
     assert (found[2].root_cause, found[2].description) == ("test_error", "It crashed.")
 
 
-def own(key: str, status: Any, ratio: float | None = None, made: Any = "result") -> Own:
-    return Own(key, key.split("/")[1], made, True, 0.1, ratio, status, (), is_precise=False)
+def own(key: str, status: Any, ratio: float | None = None, made: Any = "result") -> OwnError:
+    return OwnError(key, key.split("/")[1], made, True, 0.1, ratio, status, (), is_precise=False)
 
 
 @pytest.mark.spec("LCL-21")

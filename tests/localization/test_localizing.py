@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from tensorcap.alignment.mapping import Alignment, Entry
 from tensorcap.comparison.pipeline import compare
-from tensorcap.localization.curves import Curve, Point, changes
-from tensorcap.localization.evidence import Accusation, Witness
+from tensorcap.localization.curves import Curve, CurvePoint, change_points
+from tensorcap.localization.evidence import Evidence, EvidenceSource
 from tensorcap.localization.localization import localize
-from tensorcap.localization.ranking import localized
+from tensorcap.localization.ranking import rank_suspects
 from tensorcap.reports.verification_text import around_texts
 from tensorcap.session.capture_session import capture_workload
 from tensorcap.workload.workload import Workload
@@ -54,10 +54,10 @@ def captured(folder: Path, target: Any, reference: Any = None, x: Tensor = X) ->
     return folder / "ref.h5", folder / "tgt.h5"
 
 
-def points(text: str) -> list[Point]:
+def points(text: str) -> list[CurvePoint]:
     """A curve of errors that are written one by one; 0 is green."""
     values = [float(value) for value in text.split()]
-    return [Point(f"0/m{at}/output", f"m{at}", value, value > 0) for at, value in enumerate(values)]
+    return [CurvePoint(f"0/m{at}/output", f"m{at}", value, value > 0) for at, value in enumerate(values)]
 
 
 @pytest.mark.spec("LCL-14")
@@ -92,7 +92,7 @@ def points(text: str) -> list[Point]:
     ],
 )
 def test_a_curve_changes_where_errors_begin(curve: Curve, values: str, told: list[Any]) -> None:
-    found = changes(points(values), curve)
+    found = change_points(points(values), curve)
     assert [(one.kind, int(one.module[1:]), one.length) for one in found] == told
 
 
@@ -200,11 +200,9 @@ def test_a_second_witness_confirms_the_first(tmp_path: Path) -> None:
     assert found.suspects[0].cause == "activation"
 
 
-def accusing(by: Any, archive: Archive, *modules: str) -> Witness:
-    found = (
-        Accusation(one, (f"0/{one}/output",), "diverged", (), 0.1, None, "it is wrong") for one in modules
-    )
-    return Witness(by, archive, archive, None, tuple(found), (), (), ())
+def accusing(by: Any, archive: Archive, *modules: str) -> EvidenceSource:
+    found = (Evidence(one, (f"0/{one}/output",), "diverged", (), 0.1, None, "it is wrong") for one in modules)
+    return EvidenceSource(by, archive, archive, None, tuple(found), (), (), ())
 
 
 @pytest.mark.spec("LCL-12")
@@ -216,7 +214,7 @@ def test_what_a_second_witness_says_less_exactly_is_no_second_suspect(tmp_path: 
             accusing("replay", ours, "3.act", "1"),
             accusing("injection", ours, "3", "1.fc", "5.out"),
         )
-        found = localized(ours, theirs, free, [first, second])
+        found = rank_suspects(ours, theirs, free, [first, second])
     assert [(one.module, one.by) for one in found.suspects] == [
         ("3.act", ("replay",)),
         ("1", ("replay",)),

@@ -13,7 +13,7 @@ from torch import nn
 
 from tensorcap.localization.localization import localize
 from tensorcap.rerun.module_replay import replay
-from tensorcap.rerun.own_errors import Own, shares_off
+from tensorcap.rerun.own_errors import OwnError, shares_off
 from tensorcap.rerun.replay_result import Replay
 from tensorcap.session.capture_session import capture_workload
 from tensorcap.workload.workload import Workload
@@ -46,7 +46,7 @@ def captured(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
     return make
 
 
-def own(found: Replay, key: str) -> Own:
+def own(found: Replay, key: str) -> OwnError:
     return next(one for one in found.owns if one.key == key)
 
 

@@ -24,7 +24,7 @@ import torch
 from tensorcap.comparison.pair import Finding
 from tensorcap.comparison.policy import POLICY
 from tensorcap.rerun.module_replay import replay
-from tensorcap.rerun.own_errors import Own
+from tensorcap.rerun.own_errors import OwnError
 from tensorcap.session.capture_session import capture_workload
 from tests.zoo.architectures import ARCHITECTURES
 from tests.zoo.catalogue import ENTRIES
@@ -67,7 +67,7 @@ class Value:
     is_guilty: bool
 
 
-def values_of(own: Own, *, is_wide: bool) -> Iterator[tuple[str, float]]:
+def values_of(own: OwnError, *, is_wide: bool) -> Iterator[tuple[str, float]]:
     """The statistics of what a module made that decide on it: with a twin that is as far off, A does not."""
     is_excused = own.ratio is not None and own.ratio <= POLICY.twin_ratio.green
     for finding in own.findings:

@@ -8,7 +8,7 @@ import pytest
 
 from tensorcap.comparison.pair import Finding
 from tensorcap.comparison.policy import POLICY
-from tensorcap.rerun.own_errors import Own
+from tensorcap.rerun.own_errors import OwnError
 from tests.zoo import calibrate
 from tests.zoo.calibrate import LIMITS, Value, rows_of, table, values_of
 from tests.zoo.catalogue import ENTRIES
@@ -73,7 +73,7 @@ def test_what_the_twin_excuses_does_not_count() -> None:
         Finding("C", 0.1, 0.2, "suspect", "ulp"),
     )
     for ratio, expected in ((1.0, ["C, more than 1 ulp"]), (1.3, ["A", "C, more than 1 ulp"])):
-        own = Own("k", "m", "result", True, 0.1, ratio, "suspect", findings, False)
+        own = OwnError("k", "m", "result", True, 0.1, ratio, "suspect", findings, False)
         found = dict(values_of(own, is_wide=False))
         assert list(found) == expected
     assert found == pytest.approx({"A": 3.2, "C, more than 1 ulp": 0.0005})

@@ -49,7 +49,7 @@ class DumpFile:
 
 
 @dataclass(slots=True)
-class Found:
+class DumpContents:
     """What was found in a folder so far.
 
     Attributes:
@@ -78,7 +78,7 @@ class Found:
 
 
 def tensor_files(
-    dump: Found, folder: str, names: Sequence[str], parse: Callable[[str], Label | None]
+    dump: DumpContents, folder: str, names: Sequence[str], parse: Callable[[str], Label | None]
 ) -> Iterator[DumpFile]:
     """The files of tensors in a folder; what else there is, is noted."""
     home = os.path.realpath(dump.path) + os.sep
@@ -109,7 +109,7 @@ def content(path: Path) -> bytes:
         return file.read(0, file.size)
 
 
-def note_unlisted(dump: Found, folder: str, found: Sequence[DumpFile]) -> None:
+def note_unlisted(dump: DumpContents, folder: str, found: Sequence[DumpFile]) -> None:
     """Put files that no list named behind the others."""
     for file in found:
         if file.position is None:

@@ -25,8 +25,8 @@ from tensorcap_formats.foreign.dump_files import (
     METADATA,
     NAMES,
     TORCH,
+    DumpContents,
     DumpFile,
-    Found,
     content,
     note_unlisted,
     take_root,
@@ -101,7 +101,7 @@ def open_dump(path: Path, *, raw: Sequence[RawSpec] = (), by_time: bool = False)
             f"{path}: holds several runs, expected one",
             hint=f"Name one of: {', '.join(str(path / name) for name in several)}",
         )
-    dump = Found(path, raw)
+    dump = DumpContents(path, raw)
     injected: list[Key] = []
     if METADATA in names:
         injected = find_verified(dump, names)
@@ -147,7 +147,7 @@ def _listed(folder: Path) -> list[str]:
         raise ReadError(f"{folder}: cannot be opened: {error.strerror}") from None
 
 
-def _find_printed(dump: Found, names: Sequence[str]) -> None:
+def _find_printed(dump: DumpContents, names: Sequence[str]) -> None:
     """The files of hooks, of all steps."""
     steps = [name for name in _steps(names) if (dump.path / name).is_dir()]
     for step, folder in [(0, ""), *((int(name), name) for name in steps)]:
@@ -167,7 +167,7 @@ def _find_printed(dump: Found, names: Sequence[str]) -> None:
     take_root(dump.files)
 
 
-def _order_by_names(dump: Found, folder: str, found: Sequence[DumpFile]) -> None:
+def _order_by_names(dump: DumpContents, folder: str, found: Sequence[DumpFile]) -> None:
     """Put the files in the order of the list of names, and tell where the two are unlike."""
     path = dump.path / folder / NAMES
     try:
@@ -191,7 +191,7 @@ def _order_by_names(dump: Found, folder: str, found: Sequence[DumpFile]) -> None
     note_unlisted(dump, folder, found)
 
 
-def _told_apart(dump: Found) -> list[DumpFile]:
+def _told_apart(dump: DumpContents) -> list[DumpFile]:
     """The files whose keys are their own; which of several is meant, nobody knows, so none of them is."""
     by_key: dict[str, list[DumpFile]] = {}
     for file in dump.files:
@@ -211,7 +211,7 @@ def _told_apart(dump: Found) -> list[DumpFile]:
     return kept
 
 
-def _order_by_time(dump: Found, kept: list[DumpFile]) -> None:
+def _order_by_time(dump: DumpContents, kept: list[DumpFile]) -> None:
     """Put files in the order in which they were written, if no two of a step have one time."""
     times = {id(file): os.stat(file.path).st_mtime_ns for file in kept}
     if len({(file.step, times[id(file)]) for file in kept}) < len(kept):
@@ -225,7 +225,7 @@ def _order_by_time(dump: Found, kept: list[DumpFile]) -> None:
     )
 
 
-def _read(dump: Found, kept: Sequence[DumpFile]) -> tuple[list[ForeignTensor], dict[str, Any]]:
+def _read(dump: DumpContents, kept: Sequence[DumpFile]) -> tuple[list[ForeignTensor], dict[str, Any]]:
     """The tensors of the files, and what is none; files that cannot be read are problems."""
     tensors: dict[str, ForeignTensor] = {}
     values: dict[str, Any] = {}
@@ -260,13 +260,13 @@ def _is_max(kept: Sequence[DumpFile]) -> bool:
     return any(file.path.suffix.lower() != TORCH for file in kept)
 
 
-def _probes(dump: Found, kept: Sequence[DumpFile]) -> list[str]:
+def _probes(dump: DumpContents, kept: Sequence[DumpFile]) -> list[str]:
     """Files that were taken and whose labels are no layers'."""
     shown = [dump.shown(file) for file in kept if file.label is None]
     return [name for name in shown if name not in dump.problems]
 
 
-def _notes(dump: Found, kept: Sequence[DumpFile]) -> list[str]:
+def _notes(dump: DumpContents, kept: Sequence[DumpFile]) -> list[str]:
     """What there is to say beside what is missing."""
     notes = list(dump.notes)
     if probes := _probes(dump, kept):
@@ -295,7 +295,7 @@ def _some(names: Sequence[str]) -> str:
 _INJECTED: Final = "_injected"
 
 
-def find_verified(dump: Found, names: Sequence[str]) -> list[Key]:
+def find_verified(dump: DumpContents, names: Sequence[str]) -> list[Key]:
     """The files of one side of a layer verification, in the order of its list of layers.
 
     Returns:

@@ -60,7 +60,7 @@ def open_torch_folder(path: Path) -> Archive:
     others = others_below(
         path, [file for _, file in chosen], "no part of the checkpoint" if shards else "no .pt file"
     )
-    everything, bands = Contents([], {}, others), Bands()
+    everything, bands = TorchFileContents([], {}, others), Bands()
     for name, file in chosen:
         contents = read_contents(file, name, is_prefix=not shards, bands=bands)
         everything.tensors.extend(contents.tensors)
@@ -79,7 +79,7 @@ def open_torch_folder(path: Path) -> Archive:
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class TorchFileContents:
     """What a torch file holds.
 
     Attributes:
@@ -93,7 +93,7 @@ class Contents:
     skipped: dict[str, str]
 
 
-def read_contents(path: Path, name: str, *, is_prefix: bool, bands: Bands) -> Contents:
+def read_contents(path: Path, name: str, *, is_prefix: bool, bands: Bands) -> TorchFileContents:
     """Everything in one file; a tensor alone has the name, others only if it is a prefix, before a `/`.
 
     Raises:
@@ -114,7 +114,7 @@ def read_contents(path: Path, name: str, *, is_prefix: bool, bands: Bands) -> Co
         if members.sizes[pickles[0]] > _MAX_PICKLE_BYTES:
             raise CorruptArchiveError(f"{path}: pickle has more than {_MAX_PICKLE_BYTES} bytes")
         value = read_pickle(members.read(pickles[0], _MAX_PICKLE_BYTES), str(path))
-        contents = Contents([], {}, {})
+        contents = TorchFileContents([], {}, {})
         for parts, leaf in _leaves(value, str(path)):
             below = ".".join(parts)
             full = name if not below else f"{name}/{below}" if is_prefix else below

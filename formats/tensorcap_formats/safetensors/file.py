@@ -30,7 +30,7 @@ from tensorcap_formats.index import (
 )
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.records import Record
-from tensorcap_formats.safetensors.header import MAX_HEADER_BYTES, METADATA, Entry, read_header
+from tensorcap_formats.safetensors.header import MAX_HEADER_BYTES, METADATA, HeaderEntry, read_header
 from tensorcap_formats.writing.content import (
     checked_blocks,
     content_of,
@@ -164,7 +164,7 @@ class SafetensorsArchive(Archive):
     def __init__(
         self,
         file: InputFile,
-        entries: Mapping[str, Entry],
+        entries: Mapping[str, HeaderEntry],
         metadata: Mapping[str, str],
         *,
         resources: ExitStack,
@@ -224,11 +224,11 @@ def _stored_form(record: Record) -> tuple[str, tuple[int, ...]]:
     return code, shape
 
 
-def _tensors(file: InputFile, entries: Mapping[str, Entry]) -> list[ForeignTensor]:
+def _tensors(file: InputFile, entries: Mapping[str, HeaderEntry]) -> list[ForeignTensor]:
     return [_tensor(file, name, entry) for name, entry in entries.items()]
 
 
-def _tensor(file: InputFile, name: str, entry: Entry) -> ForeignTensor:
+def _tensor(file: InputFile, name: str, entry: HeaderEntry) -> ForeignTensor:
     if entry.code in _SIX_BITS:
         reason = f"{file.path}: {abbreviate(name)!r}: no document says how {entry.code} is packed into bytes"
         return ForeignTensor(name, _SIX_BITS[entry.code], entry.shape, partial(_refuse, reason))

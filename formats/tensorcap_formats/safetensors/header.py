@@ -31,7 +31,7 @@ BITS: Final = {  # of one value, by dtype code
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class HeaderEntry:
     """One tensor of a header.
 
     Attributes:
@@ -47,7 +47,7 @@ class Entry:
     nbytes: int
 
 
-def read_header(file: InputFile) -> tuple[dict[str, Entry], dict[str, str]]:
+def read_header(file: InputFile) -> tuple[dict[str, HeaderEntry], dict[str, str]]:
     """Read the tensors, in the order of their bytes, and the metadata.
 
     Raises:
@@ -96,7 +96,7 @@ def _parse(data: bytes, source: str) -> dict[str, Any]:
     return header
 
 
-def _entry(name: str, value: Any, data_at: int, source: str) -> Entry:
+def _entry(name: str, value: Any, data_at: int, source: str) -> HeaderEntry:
     where = f"{source}: {abbreviate(name)!r}"
     if not isinstance(value, dict):
         raise CorruptArchiveError(f"{where}: is {abbreviate(repr(value))}, expected an object")
@@ -118,7 +118,7 @@ def _entry(name: str, value: Any, data_at: int, source: str) -> Entry:
         raise CorruptArchiveError(
             f"{where}: has {end - begin} bytes, expected those of {code} of shape {abbreviate(repr(shape))}"
         )
-    return Entry(code, tuple(shape), data_at + begin, end - begin)
+    return HeaderEntry(code, tuple(shape), data_at + begin, end - begin)
 
 
 def _is_sizes(value: Any) -> TypeGuard[list[int]]:

@@ -13,19 +13,19 @@ from torch import nn
 
 from tensorcap.adapters.protocol import CalledRoot, Site
 from tensorcap.adapters.torch.backward import backward, own_gradients, with_labels
-from tensorcap.adapters.torch.capture_gaps import attention_note, eagerly, obstacles
+from tensorcap.adapters.torch.capture_gaps import attention_note, capture_gaps, eagerly
 from tensorcap.adapters.torch.description import describe, tree
 from tensorcap.adapters.torch.gradients import Gradients
 from tensorcap.adapters.torch.op_mode import ops
 from tensorcap.adapters.torch.parameters import parameters
 from tensorcap.adapters.torch.perturbation import perturb
 from tensorcap.adapters.torch.points import tap_points
-from tensorcap.adapters.torch.rerun import Rerunning
+from tensorcap.adapters.torch.rerun import ModuleRerun
 from tensorcap.adapters.torch.roots import Roots
 from tensorcap.adapters.torch.staging import Staging
 from tensorcap.adapters.torch.substitution import Exchange
 from tensorcap.adapters.torch.tap import record_inputs, tap
-from tensorcap.adapters.torch.tensor_leaves import Leaves
+from tensorcap.adapters.torch.tensor_leaves import TensorLeaves
 from tensorcap.adapters.torch.tensors import device_named, dtype_named, from_stored
 from tensorcap.recording.recorder import Recorder
 from tensorcap.recording.scope import Plan
@@ -56,7 +56,7 @@ class TorchAdapter:
         further: dict[str, list[str]] = {}
         for alias, name in aliases.items():
             further.setdefault(name, []).append(alias)
-        in_the_way = obstacles(modules, eager=eager)
+        in_the_way = capture_gaps(modules, eager=eager)
         found = []
         for name, module in modules.items():
             obstacle = in_the_way[name]
@@ -79,7 +79,7 @@ class TorchAdapter:
         if note:
             recorder.facts.setdefault("notes", []).append(note)
         with eagerly() if plan.eager else nullcontext(), Staging(recorder) as staging:
-            leaves = Leaves(recorder, staging)
+            leaves = TensorLeaves(recorder, staging)
             gradients = Gradients(leaves, inputs=plan.inputs) if plan.grads else None
             if plan.watch or plan.level == "op":
                 # what lies within a module is recorded by its name, whether or not the module is
@@ -176,9 +176,11 @@ class TorchAdapter:
             return workload
         return None
 
-    def rerun(self, workload: Workload, substitution: Substitution, site: str, key: Key) -> Rerunning | None:
+    def rerun(
+        self, workload: Workload, substitution: Substitution, site: str, key: Key
+    ) -> ModuleRerun | None:
         """Run the workload until a call of a module, which can then be made again."""
-        found = Rerunning(workload.model, substitution, site, key)
+        found = ModuleRerun(workload.model, substitution, site, key)
         return found if found.find(lambda: self.run(workload)) else None
 
     def export(self, workload: Workload, plan: Plan) -> Callable[[Recorder], None]:

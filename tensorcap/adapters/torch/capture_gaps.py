@@ -30,7 +30,7 @@ _FUSED: Final = "inside the fast path of torch.nn.TransformerEncoderLayer; --eag
 _ATTENTION: Final = "scaled_dot_product_attention"
 
 
-def obstacles(modules: Mapping[str, nn.Module], *, eager: bool) -> dict[str, str]:
+def capture_gaps(modules: Mapping[str, nn.Module], *, eager: bool) -> dict[str, str]:
     """Why modules cannot be captured, by name; empty for those that can.
 
     Args:

@@ -35,7 +35,7 @@ from tensorcap.adapters.torch.parameters import parameters
 from tensorcap.adapters.torch.staging import Staging
 from tensorcap.adapters.torch.tap import argument_names
 from tensorcap.adapters.torch.tapped import Tapped
-from tensorcap.adapters.torch.tensor_leaves import Leaves
+from tensorcap.adapters.torch.tensor_leaves import TensorLeaves
 from tensorcap.recording.point import Point
 from tensorcap.recording.recorder import Call, Recorder
 from tensorcap.recording.scope import Plan
@@ -118,7 +118,7 @@ def _run(
     names = below(class_name(model), plan.ops_in, points) if plan.ops_in else modules
     sites = frozenset(points[name].site for name in names)
     with torch.no_grad(), Staging(recorder) as staging:
-        leaves = Leaves(recorder, staging)
+        leaves = TensorLeaves(recorder, staging)
         with parameters(modules, leaves) if plan.params else contextlib.nullcontext():
             forward = _Forward(program, model, leaves, sites)
             forward.run(args, kwargs)
@@ -135,7 +135,7 @@ class _Forward:
     """
 
     def __init__(
-        self, program: ExportedProgram, model: nn.Module, leaves: Leaves, sites: frozenset[str]
+        self, program: ExportedProgram, model: nn.Module, leaves: TensorLeaves, sites: frozenset[str]
     ) -> None:
         modules, self._aliases = tree(model)
         self._program = program

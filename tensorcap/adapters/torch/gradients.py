@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from tensorcap.adapters.torch.tensor_leaves import KINDS, Leaves, unseen
+from tensorcap.adapters.torch.tensor_leaves import KINDS, TensorLeaves, untraced
 from tensorcap.recording.point import Point
 from tensorcap.recording.recorder import Call
 from tensorcap.recording.structure import walk
@@ -63,7 +63,7 @@ class _Part:
 class Gradients:
     """Sets hooks as calls pass, and hands what they are called with to the recorder."""
 
-    def __init__(self, leaves: Leaves, *, inputs: bool) -> None:
+    def __init__(self, leaves: TensorLeaves, *, inputs: bool) -> None:
         """Prepare.
 
         Args:
@@ -180,7 +180,7 @@ class Gradients:
         if gradient is None:
             recorder.lose(call.point, slot, _TAKEN_AWAY, call=call)
             return
-        with torch.no_grad(), unseen():
+        with torch.no_grad(), untraced():
             self._leaves.record(call, f"{slot}:{number + 1}" if number else slot, gradient)
 
     @property

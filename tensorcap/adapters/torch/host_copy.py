@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 
-class Transfer(Protocol):
+class PendingTransfer(Protocol):
     """A copy under way; whoever holds it keeps the memory alive that is copied from."""
 
     def has_arrived(self) -> bool:
@@ -21,25 +21,25 @@ class Transfer(Protocol):
         """Wait until they are."""
 
 
-class Lane(Protocol):
+class HostCopy(Protocol):
     """The way from one device into host memory."""
 
     def memory(self, size: int) -> torch.Tensor:
         """So many bytes of host memory that the device can copy into by itself."""
 
-    def send(self, tensor: torch.Tensor, place: torch.Tensor) -> Transfer:
+    def send(self, tensor: torch.Tensor, place: torch.Tensor) -> PendingTransfer:
         """Copy a tensor's elements in C order, as they are at this point of the current stream."""
 
     def settle(self) -> None:
         """Wait until nothing that was ever sent is under way."""
 
 
-def lane_of(device: torch.device) -> Lane | None:
+def host_copy_for(device: torch.device) -> HostCopy | None:
     """The lane of a CUDA or ROCm device; others have none, and copy in the hook."""
-    return _CudaLane(device) if device.type == "cuda" else None
+    return _CudaHostCopy(device) if device.type == "cuda" else None
 
 
-class _CudaLane:
+class _CudaHostCopy:
     """A stream of our own on one device."""
 
     def __init__(self, device: torch.device) -> None:
@@ -50,7 +50,7 @@ class _CudaLane:
         # The device is named since a default device of the user would be taken
         return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
-    def send(self, tensor: torch.Tensor, place: torch.Tensor) -> Transfer:
+    def send(self, tensor: torch.Tensor, place: torch.Tensor) -> PendingTransfer:
         # In the order of the model's stream, that is of the one current on the tensor's device: what is
         # written in place later comes after the clone, so only the clone has to outlive this call.
         private = tensor.clone(memory_format=torch.contiguous_format)

@@ -25,7 +25,7 @@ from tensorcap.adapters.edits import (
     MASKS,
     Absent,
     Added,
-    Change,
+    CallMutation,
     Edit,
     Filled,
     Masked,
@@ -177,7 +177,7 @@ def settings(module: nn.Module) -> Mapping[str, Any]:
 
 
 @contextmanager
-def changed(module: nn.Module, tensors: Mapping[str, Held], change: Change) -> Iterator[None]:
+def changed(module: nn.Module, tensors: Mapping[str, Held], change: CallMutation) -> Iterator[None]:
     """Other tensors and settings, within a block.
 
     Args:

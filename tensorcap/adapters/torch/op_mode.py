@@ -18,7 +18,7 @@ from tensorcap.adapters.torch.capture_gaps import fused_layers
 from tensorcap.adapters.torch.direct_calls import around_direct_calls
 from tensorcap.adapters.torch.frames import TRACED, TRANSFORMED
 from tensorcap.adapters.torch.ops import Ops
-from tensorcap.adapters.torch.tensor_leaves import Leaves
+from tensorcap.adapters.torch.tensor_leaves import TensorLeaves
 from tensorcap.recording.point import Point
 from tensorcap.workload.sources import class_name
 from tensorcap_formats.errors import UsageError, abbreviate
@@ -30,7 +30,7 @@ _set_eval_frame: Final = torch._C._dynamo.eval_frame.set_eval_frame
 
 @contextmanager
 def ops(
-    root: nn.Module, modules: Mapping[str, nn.Module], ops_in: Sequence[str], leaves: Leaves
+    root: nn.Module, modules: Mapping[str, nn.Module], ops_in: Sequence[str], leaves: TensorLeaves
 ) -> Iterator[None]:
     """Record the ops within calls of modules until the block ends.
 

@@ -21,7 +21,7 @@ from torch import nn
 from tensorcap.adapters.torch.frames import Frames, Source
 from tensorcap.adapters.torch.operators import Operator, leaves_of, plain, tensors_of
 from tensorcap.adapters.torch.storage import Ledger
-from tensorcap.adapters.torch.tensor_leaves import Leaves, unseen
+from tensorcap.adapters.torch.tensor_leaves import TensorLeaves, untraced
 from tensorcap.recording.recorder import Call
 from tensorcap_formats.errors import WriteError
 from tensorcap_formats.keys import Key
@@ -36,7 +36,7 @@ _Reference = dict[str, Any]  # of `specs/capture.md`
 class Ops:
     """Runs ops and records them, in any thread."""
 
-    def __init__(self, modules: Mapping[str, nn.Module], leaves: Leaves) -> None:
+    def __init__(self, modules: Mapping[str, nn.Module], leaves: TensorLeaves) -> None:
         """Learn the model's parameters and buffers.
 
         Args:
@@ -55,7 +55,7 @@ class Ops:
         self._is_over = False
         self._weights: dict[str, int] = {}  # by name, the ids of those that the model had at first
         self._opaque: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}  # by id, those without strides
-        with unseen():
+        with untraced():
             for name, module in modules.items():
                 for full, weight, is_parameter in _weights(name, module):
                     self._weights[full] = _NO_MEMORY if weight.is_meta else id(weight)
@@ -129,7 +129,7 @@ class Ops:
             self._note_writes(operator, args, kwargs)
             return result
         facts: dict[str, Any] | None = None
-        with self._lock, unseen():
+        with self._lock, untraced():
             try:
                 facts = {**self._before(operator, call, *place, args, kwargs), **further}
             except WriteError:
@@ -137,7 +137,7 @@ class Ops:
             except Exception as error:
                 self._recorder.lose(call.point, "op", f"{type(error).__name__}: {error}")
         result = compute()
-        with self._lock, unseen():
+        with self._lock, untraced():
             try:
                 self._after(operator, call, facts, args, kwargs, result)
             except WriteError:
@@ -184,7 +184,7 @@ class Ops:
     def _note_writes(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Forget what an op has written over that is not recorded."""
         if operator.written or operator.switch is not None:
-            with self._lock, unseen():
+            with self._lock, untraced():
                 for _, tensor in operator.writes(args, kwargs):
                     self._forget(tensor)
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from tensorcap.adapters.torch.tensor_leaves import Leaves, unseen
+from tensorcap.adapters.torch.tensor_leaves import TensorLeaves, untraced
 from tensorcap.recording.recorder import Call
 from tensorcap_formats.keys import escape
 
@@ -22,7 +22,7 @@ _OFFLOADED: Final = "_old_forward"  # what accelerate calls once it has put the 
 
 
 @contextmanager
-def parameters(modules: Mapping[str, nn.Module], leaves: Leaves) -> Iterator[None]:
+def parameters(modules: Mapping[str, nn.Module], leaves: TensorLeaves) -> Iterator[None]:
     """Record what the modules hold; what has no values yet, until the block ends.
 
     Args:
@@ -31,7 +31,7 @@ def parameters(modules: Mapping[str, nn.Module], leaves: Leaves) -> Iterator[Non
         leaves: Takes the values.
     """
     holders = [_Holder(name, module, leaves) for name, module in modules.items()]
-    with torch.no_grad(), unseen():
+    with torch.no_grad(), untraced():
         for holder in holders:
             holder.take()
     late = [holder for holder in holders if holder.left]
@@ -47,7 +47,7 @@ def parameters(modules: Mapping[str, nn.Module], leaves: Leaves) -> Iterator[Non
 class _Holder:
     """A module, and which of its tensors are not recorded yet."""
 
-    def __init__(self, name: str, module: nn.Module, leaves: Leaves) -> None:
+    def __init__(self, name: str, module: nn.Module, leaves: TensorLeaves) -> None:
         point = leaves.recorder.points[name]
         self._module = module
         self._leaves = leaves
@@ -90,7 +90,7 @@ class _Holder:
 
     def _in_call(self) -> None:
         if self.left and self._leaves.recorder.is_recording:
-            with torch.no_grad(), unseen():
+            with torch.no_grad(), untraced():
                 self.take()
 
     def _tensors(self) -> dict[str, torch.Tensor]:

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 from tensorcap.adapters.torch.capture_gaps import COMPILED, is_compiled
-from tensorcap.adapters.torch.tensor_leaves import Leaves, unseen
+from tensorcap.adapters.torch.tensor_leaves import TensorLeaves, untraced
 from tensorcap.recording.point import Kind
 from tensorcap.recording.probes import hand_over, probing
 from tensorcap.recording.recorder import Call
@@ -24,7 +24,7 @@ _PAUSED: Final = "the capture was paused then"
 
 
 @contextmanager
-def tap_points(watch: Iterable[str], leaves: Leaves, *, eager: bool) -> Iterator[None]:
+def tap_points(watch: Iterable[str], leaves: TensorLeaves, *, eager: bool) -> Iterator[None]:
     """Record what watched functions and probes hand over, until the block ends.
 
     Args:
@@ -52,7 +52,7 @@ class _Taker:
         is_over: Whether to take nothing any more; a call that is under way may outlive the capture.
     """
 
-    def __init__(self, leaves: Leaves) -> None:
+    def __init__(self, leaves: TensorLeaves) -> None:
         self.recorder = leaves.recorder
         self._leaves = leaves
         self.is_over = False
@@ -89,7 +89,7 @@ class _Taker:
         if recorder.is_paused:
             recorder.lose(call.point, slot, _PAUSED, call=call)
         elif recorder.is_recording:
-            with unseen():
+            with untraced():
                 self._leaves.record(call, slot, value, only_tensors=only_tensors)
 
     def probed(self, name: str, value: object, *, is_alone: bool) -> None:

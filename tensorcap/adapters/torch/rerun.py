@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tensorcap.adapters.edits import Change, Edit, Operation
+from tensorcap.adapters.edits import CallMutation, Edit, Operation
 from tensorcap.adapters.torch.description import tree
 from tensorcap.adapters.torch.low_precision import Steps
 from tensorcap.adapters.torch.mutations import Altering, Held, changed, edited, settings, with_forward
@@ -35,7 +35,7 @@ class _Enough(BaseException):
     """Ends a run: what it was for is there."""
 
 
-class Rerunning:
+class ModuleRerun:
     """One call of a module.
 
     Attributes:
@@ -136,7 +136,7 @@ class Rerunning:
                 return True
         return False
 
-    def made(self, change: Change) -> Array | None:
+    def made(self, change: CallMutation) -> Array | None:
         """Call the module again."""
         self._found = None
         with ExitStack() as stack:

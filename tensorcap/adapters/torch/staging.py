@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from tensorcap.adapters.torch.host_copy import Lane, Transfer, lane_of
+from tensorcap.adapters.torch.host_copy import HostCopy, PendingTransfer, host_copy_for
 from tensorcap.adapters.torch.tensors import logical_dtype
 from tensorcap.recording.recorder import Call, Recorder
 from tensorcap_formats.dtypes import Array, DType
@@ -39,7 +39,7 @@ _ALIGNMENT: Final = 256  # as torch aligns memory on a device
 
 
 @dataclass(slots=True)
-class _Parcel:
+class _PendingCopy:
     """A tensor on its way; `transfer` is None once it has arrived, `loss` says why it never will."""
 
     call: Call
@@ -50,7 +50,7 @@ class _Parcel:
     order: int
     start: int
     size: int
-    transfer: Transfer | None
+    transfer: PendingTransfer | None
     loss: str = ""
 
     @property
@@ -68,7 +68,7 @@ class Staging:
         *,
         bound_bytes: int = BOUND_BYTES,
         small_bytes: int = SMALL_BYTES,
-        lane_of: Callable[[torch.device], Lane | None] = lane_of,
+        lane_of: Callable[[torch.device], HostCopy | None] = host_copy_for,
     ) -> None:
         """Prepare for tensors.
 
@@ -83,10 +83,10 @@ class Staging:
         self._bound = bound_bytes
         self._small = small_bytes
         self._lane_of = lane_of
-        self._lanes: dict[torch.device, Lane | None] = {}
+        self._lanes: dict[torch.device, HostCopy | None] = {}
         self._memory: torch.Tensor | None = None
-        self._held: deque[_Parcel] = deque()  # all that are in the ring, the oldest first
-        self._flying: deque[_Parcel] = deque()  # those that had not arrived when last asked
+        self._held: deque[_PendingCopy] = deque()  # all that are in the ring, the oldest first
+        self._flying: deque[_PendingCopy] = deque()  # those that had not arrived when last asked
         self._claimant: int | None = None  # the thread that hands the oldest over
         self._lock = threading.RLock()
         self._room = threading.Condition(self._lock)  # something has left the ring
@@ -144,7 +144,7 @@ class Staging:
                         lane.settle()
                         raise
                     order = self._recorder.next_order()
-                    parcel = _Parcel(call, slot, dtype, shape, required, order, start, size, transfer)
+                    parcel = _PendingCopy(call, slot, dtype, shape, required, order, start, size, transfer)
                     self._held.append(parcel)
                     self._flying.append(parcel)
                     return True
@@ -183,7 +183,7 @@ class Staging:
             self._worker.join()
         self._memory = None
 
-    def _open(self, device: torch.device) -> Lane | None:
+    def _open(self, device: torch.device) -> HostCopy | None:
         """Make the lane of a device; what cannot be had is done without."""
         with self._lock:
             if device not in self._lanes:
@@ -197,7 +197,7 @@ class Staging:
                 self._lanes[device] = lane
             return self._lanes[device]
 
-    def _start(self, lane: Lane) -> None:
+    def _start(self, lane: HostCopy) -> None:
         with torch.inference_mode(False):  # else only that mode could write there
             memory = lane.memory(self._bound)
         worker = threading.Thread(target=self._work, name="tensorcap", daemon=True)
@@ -227,7 +227,7 @@ class Staging:
             self._flying.popleft()
             self._arrived(parcel)
 
-    def _await(self, parcel: _Parcel) -> None:
+    def _await(self, parcel: _PendingCopy) -> None:
         """Wait until a parcel has arrived; the lock is not held, so that the worker goes on."""
         transfer = parcel.transfer
         if transfer is None:
@@ -239,7 +239,7 @@ class Staging:
         with self._lock:
             self._arrived(parcel)
 
-    def _arrived(self, parcel: _Parcel) -> None:
+    def _arrived(self, parcel: _PendingCopy) -> None:
         parcel.transfer = None  # the copy on the device is free again
         self._call_worker()
 
@@ -273,11 +273,11 @@ class Staging:
                 parcel = self._claim()
             self._finish(parcel)
 
-    def _claim(self) -> _Parcel:
+    def _claim(self) -> _PendingCopy:
         self._claimant = threading.get_ident()
         return self._held[0]
 
-    def _finish(self, parcel: _Parcel) -> None:
+    def _finish(self, parcel: _PendingCopy) -> None:
         try:
             self._hand_over(parcel)
         finally:
@@ -287,7 +287,7 @@ class Staging:
                 self._room.notify_all()
                 self._call_worker()
 
-    def _hand_over(self, parcel: _Parcel) -> None:
+    def _hand_over(self, parcel: _PendingCopy) -> None:
         recorder, memory = self._recorder, self._memory
         if self._discards or memory is None or recorder.failure is not None:
             return

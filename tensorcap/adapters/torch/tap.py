@@ -23,7 +23,7 @@ from tensorcap.adapters.torch.gradients import Gradients
 from tensorcap.adapters.torch.scripted import scripted_as_written
 from tensorcap.adapters.torch.substitution import Exchange
 from tensorcap.adapters.torch.tapped import Tapped
-from tensorcap.adapters.torch.tensor_leaves import KINDS, Leaves, unseen
+from tensorcap.adapters.torch.tensor_leaves import KINDS, TensorLeaves, untraced
 from tensorcap.adapters.torch.tensors import stored
 from tensorcap.recording.point import Point
 from tensorcap.recording.recorder import Call, Recorder
@@ -42,7 +42,7 @@ def tap(
     modules: Mapping[str, nn.Module],
     root: nn.Module,
     names: Collection[str],
-    leaves: Leaves,
+    leaves: TensorLeaves,
     *,
     inputs: bool,
     gradients: Gradients | None = None,
@@ -185,7 +185,7 @@ def _is_last(hooks: Any, own: int) -> bool:
 def record_inputs(inputs: Any, recorder: Recorder) -> None:
     """Record the tensors that a run is given as `given.NAME` of the root, before its first call."""
     call = Call(recorder.points[""], 0, 0)
-    with torch.no_grad(), unseen():
+    with torch.no_grad(), untraced():
         for leaf in walk(inputs, KINDS):
             if leaf.is_tensor:
                 found = stored(leaf.value)

@@ -14,7 +14,7 @@ from tensorcap.adapters.torch.direct_calls import is_call_of
 from tensorcap.adapters.torch.gradients import Gradients
 from tensorcap.adapters.torch.phase import phase_of
 from tensorcap.adapters.torch.substitution import Exchange
-from tensorcap.adapters.torch.tensor_leaves import Leaves, unseen
+from tensorcap.adapters.torch.tensor_leaves import TensorLeaves, untraced
 from tensorcap.recording.point import Point
 from tensorcap.recording.recorder import Call, Recorder
 from tensorcap_formats.keys import escape
@@ -44,7 +44,7 @@ class Tapped:
 
     point: Point
     recorder: Recorder
-    leaves: Leaves
+    leaves: TensorLeaves
     slots: tuple[str, ...]
     inputs: bool
     is_root: bool
@@ -88,7 +88,7 @@ class Tapped:
     def record_inputs(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Record what a call is given."""
         required = self.is_root
-        with unseen():
+        with untraced():
             if required and not call.number:  # a nested call is of the same step
                 names = [slot.removeprefix("input.") for slot in self.slots]
                 self.recorder.note_phase(call.step, phase_of(names, args, kwargs))
@@ -105,21 +105,21 @@ class Tapped:
         if self.exchange is None:
             return args, kwargs
         slots = [slot for slot, _ in self._named(args, kwargs)]
-        with unseen():
+        with untraced():
             values = self.exchange.values(call, "input", slots, [*args, *kwargs.values()])
         return tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
 
     def follow_inputs(self, token: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Follow what the call of a token is given, which may repeat another in a backward pass."""
         if self.gradients is not None and self.gradients.inputs:
-            with unseen():
+            with untraced():
                 for slot, value in self._named(args, kwargs):
                     self.gradients.follow(token, slot, value)
 
     def follow_output(self, token: int, output: object) -> None:
         """Follow what the call of a token returns."""
         if self.gradients is not None:
-            with unseen():
+            with untraced():
                 self.gradients.follow(token, "output", output)
             self.gradients.end(token)
 
@@ -133,11 +133,11 @@ class Tapped:
         if recorder.is_paused:
             recorder.lose(self.point, "output", _PAUSED)
         elif recorder.failure is None:
-            with unseen():
+            with untraced():
                 self.leaves.record(call, "output", output, required=False)
             self.follow_output(call.token, output)
             if self.exchange is not None:
-                with unseen():
+                with untraced():
                     output = self.exchange.values(call, "output", ["output"], [output])[0]
         recorder.finish(call)
         return output

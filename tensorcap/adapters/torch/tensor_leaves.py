@@ -31,7 +31,7 @@ _REFUSALS: Final = (NotCapturableError, NothingLeftError, RuntimeError, NotImple
 _SIMPLE: Final = (type(None), bool, int, str)
 
 
-class Leaves:
+class TensorLeaves:
     """Hands leaves to a recorder; those on a device through staging.
 
     Attributes:
@@ -117,7 +117,7 @@ class Leaves:
             self.recorder.value(call, slot, value, required=required)
 
 
-def unseen() -> AbstractContextManager[Any]:
+def untraced() -> AbstractContextManager[Any]:
     """Keep what we do out of the sight of modes: the user's, and our own that records ops."""
     if not torch._C._len_torch_dispatch_stack() and not torch._C._len_torch_function_stack():
         return _NOTHING

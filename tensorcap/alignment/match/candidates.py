@@ -15,7 +15,7 @@ from typing import Final
 from tensorcap.alignment.layout.fits import Fit
 from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.match.fingerprints import Agreement
-from tensorcap.alignment.names.site_templates import Index, Role, name_of, plain_name
+from tensorcap.alignment.names.site_templates import Index, SiteTemplate, name_of, plain_name
 
 Place = tuple[Index, Index]  # numbers of the reference's member, and of the target's
 
@@ -126,15 +126,15 @@ class Fusion:
         }
 
 
-def shifted(one: Role, other: Role, offsets: Index) -> tuple[Place, ...]:
+def shifted(one: SiteTemplate, other: SiteTemplate, offsets: Index) -> tuple[Place, ...]:
     """Members whose numbers differ by these offsets."""
     found = ((a, tuple(x + y for x, y in zip(a, offsets, strict=True))) for a in one.members)
     return tuple((a, b) for a, b in found if b in other.members)
 
 
 def namesakes(
-    ones: Sequence[tuple[Role, Index]], others: Sequence[tuple[Role, Index]]
-) -> Iterator[tuple[tuple[Role, Index], tuple[Role, Index]]]:
+    ones: Sequence[tuple[SiteTemplate, Index]], others: Sequence[tuple[SiteTemplate, Index]]
+) -> Iterator[tuple[tuple[SiteTemplate, Index], tuple[SiteTemplate, Index]]]:
     """Roles of both sides whose names mean the same: those of equal names, else of equal names but for
     wrappers, else all; of names within one another the inmost, which is what wrappers wrap.
     """
@@ -148,15 +148,15 @@ def namesakes(
 
 
 def _by_name(
-    roles: Sequence[tuple[Role, Index]], name: Callable[[Role], str]
-) -> dict[str, list[tuple[Role, Index]]]:
-    found: dict[str, list[tuple[Role, Index]]] = defaultdict(list)
+    roles: Sequence[tuple[SiteTemplate, Index]], name: Callable[[SiteTemplate], str]
+) -> dict[str, list[tuple[SiteTemplate, Index]]]:
+    found: dict[str, list[tuple[SiteTemplate, Index]]] = defaultdict(list)
     for one in roles:
         found[name(one[0])].append(one)
     return found
 
 
-def _inmost(roles: Sequence[tuple[Role, Index]]) -> list[tuple[Role, Index]]:
+def _inmost(roles: Sequence[tuple[SiteTemplate, Index]]) -> list[tuple[SiteTemplate, Index]]:
     """Roles that none of the others lies in."""
     return [one for one in roles if not any(r.name.startswith(f"{one[0].name}.") for r, _ in roles)]
 
@@ -164,12 +164,12 @@ def _inmost(roles: Sequence[tuple[Role, Index]]) -> list[tuple[Role, Index]]:
 Shape = tuple[int, ...]
 
 
-def shape_of(role: Role) -> Shape:
+def shape_of(role: SiteTemplate) -> Shape:
     """The sizes of a role's results, sorted, without those of one element."""
     return tuple(sorted(size for size in role.record.shape if size != 1))
 
 
-def roles_alike(one: Role, other: Role) -> float:
+def template_similarity(one: SiteTemplate, other: SiteTemplate) -> float:
     """What shapes of parameters, classes, nesting and being the main result say, in nats."""
     found = -2.0 if bool(one.slot) != bool(other.slot) else 0.0
     if bool(one.inside) != bool(other.inside):

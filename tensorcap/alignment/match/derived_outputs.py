@@ -18,13 +18,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from tensorcap.alignment.match.candidates import ENOUGH, Candidate, Fusion, Place
-from tensorcap.alignment.match.fingerprints import UNRELATED, Agreement, Near, Print, Prints, agreements
+from tensorcap.alignment.match.fingerprints import (
+    UNRELATED,
+    Agreement,
+    Fingerprint,
+    Fingerprints,
+    NearestFingerprints,
+    agreements,
+)
 from tensorcap.alignment.match.fusion_rules import places_of
 from tensorcap.alignment.match.matching import Matching
-from tensorcap.alignment.names.site_templates import Index, Role
+from tensorcap.alignment.names.site_templates import Index, SiteTemplate
 
 
-def taken_results(matching: Matching, prints: Prints) -> list[tuple[Candidate, str]]:
+def taken_results(matching: Matching, prints: Fingerprints) -> list[tuple[Candidate, str]]:
     """Pairs of a role without a partner and a role of the target that was given its results, and as what.
 
     Args:
@@ -34,7 +41,7 @@ def taken_results(matching: Matching, prints: Prints) -> list[tuple[Candidate, s
     one, other = matching.sides
     groups = [g for g in one.groups if not any(matching.has_partner(0, site) for site in g)]
     taken: dict[tuple[str, ...], tuple[int, str, str]] = {}  # the first that took it
-    found: dict[tuple[str, ...], Print] = {}
+    found: dict[tuple[str, ...], Fingerprint] = {}
     for site, (role, index) in other.by_site.items():
         member = role.members[index]
         for name, record in sorted(member.arguments.items()):
@@ -104,7 +111,9 @@ def possible_sums(matching: Matching) -> list[Fusion]:
     return [fusion for fusion in tried.values() if fusion.nats >= ENOUGH]
 
 
-def _near(matching: Matching, by_size: Means, parts: Sequence[Print]) -> list[tuple[Role, Index]]:
+def _near(
+    matching: Matching, by_size: Means, parts: Sequence[Fingerprint]
+) -> list[tuple[SiteTemplate, Index]]:
     """The results of the reference whose mean is that of a sum, if they are few."""
     if len({part.size for part in parts}) > 1:
         return []
@@ -112,7 +121,7 @@ def _near(matching: Matching, by_size: Means, parts: Sequence[Print]) -> list[tu
     return [matching.sides[0].by_site[site] for _, site in means[start:stop]] if stop - start <= _MANY else []
 
 
-def _span(matching: Matching, by_size: Means, parts: Sequence[Print]) -> tuple[int, int]:
+def _span(matching: Matching, by_size: Means, parts: Sequence[Fingerprint]) -> tuple[int, int]:
     """The places, among the means of the reference in order, of those that are the mean of a sum."""
     means, mean = by_size.get(parts[0].size, []), sum(part.mean for part in parts)
     reach = _REACH * matching.rounding * max(part.l2 for part in parts) / math.sqrt(parts[0].size)
@@ -120,7 +129,9 @@ def _span(matching: Matching, by_size: Means, parts: Sequence[Print]) -> tuple[i
     return start, bisect.bisect_left(means, (mean + reach, ""), lo=start)
 
 
-def _fusion(matching: Matching, by_size: Means, parts: Sequence[Role], whole: Role, shift: Index) -> Fusion:
+def _fusion(
+    matching: Matching, by_size: Means, parts: Sequence[SiteTemplate], whole: SiteTemplate, shift: Index
+) -> Fusion:
     places = places_of(parts, None, whole, shift)
     found = {index: _agreement(matching, by_size, *place) for index, place in places.items()}
     agreeing = {index: one for index, one in found.items() if one is not None}
@@ -128,10 +139,10 @@ def _fusion(matching: Matching, by_size: Means, parts: Sequence[Role], whole: Ro
     return Fusion(False, names, None, whole.name, places, shift, agreeing, is_sum=True)
 
 
-def _results(matching: Matching) -> Iterator[list[Role]]:
+def _results(matching: Matching) -> Iterator[list[SiteTemplate]]:
     """The results of each site of the target that has several, in order."""
     roles = matching.sides[1].roles
-    by_site: dict[str, list[Role]] = defaultdict(list)
+    by_site: dict[str, list[SiteTemplate]] = defaultdict(list)
     for role in roles.values():
         main = roles[role.parent] if role.slot else role
         if role.rank == main.rank and role.record.dtype.kind == "float":
@@ -161,7 +172,7 @@ def _agreement(matching: Matching, by_size: Means, sites: Sequence[str], whole: 
     return Agreement(distance, usual, min(nats, _MOST)) if nats > 1.0 else None
 
 
-def _is_possible(whole: Print, parts: Sequence[Print], slack: float) -> bool:
+def _is_possible(whole: Fingerprint, parts: Sequence[Fingerprint], slack: float) -> bool:
     """Whether norms and extremes allow a tensor to be the sum of others."""
     every = (whole, *parts)
     peak = slack * max(abs(value) for one in every for value in (one.minimum, one.maximum))
@@ -176,7 +187,7 @@ _FACTOR: Final = 2.0**-8  # by which values times a factor may differ; chance co
 _EXACT: Final = 2.0**-16
 
 
-class Scaled:
+class ScaledResults:
     """Finds what has the values of a site times a factor, among the sites that have no partner.
 
     Args:
@@ -191,11 +202,12 @@ class Scaled:
             for i, side in enumerate(matching.sides)
         ]
         self._by_shape = [
-            Near(prints, lambda one: one.mean * math.sqrt(one.size) / one.l2) for prints in free
+            NearestFingerprints(prints, lambda one: one.mean * math.sqrt(one.size) / one.l2)
+            for prints in free
         ]
-        self._by_l2 = [Near(prints, lambda one: math.log(one.l2)) for prints in free]
+        self._by_l2 = [NearestFingerprints(prints, lambda one: math.log(one.l2)) for prints in free]
 
-    def of(self, side: int, one: Print) -> Mapping[str, str]:
+    def of(self, side: int, one: Fingerprint) -> Mapping[str, str]:
         """The sites of the other side that have the values of a print, with what is to be said of each."""
         found: dict[str, str] = {}
         for sign in (1, -1):
@@ -215,7 +227,7 @@ def pair_scaled(matching: Matching, bound: float) -> None:
 
     What comes of a wrong tensor is wrong: pairs of which that agrees are not taken.
     """
-    scaled = Scaled(matching, bound)
+    scaled = ScaledResults(matching, bound)
     places: dict[tuple[str, str], list[Place]] = defaultdict(list)
     one, other = matching.sides
     for site, print_ in one.prints.items():

@@ -13,7 +13,7 @@ from tensorcap.alignment.match.candidates import ENOUGH, Candidate, Fusion, Plac
 from tensorcap.alignment.match.fusion import tensors_of
 from tensorcap.alignment.match.sides import Side
 from tensorcap.alignment.match.slots import Slots, lack
-from tensorcap.alignment.names.site_templates import Index, Member, Role, pattern
+from tensorcap.alignment.names.site_templates import Index, Member, SiteTemplate, pattern
 
 Made = tuple[list[Entry], list[LeftOver]]
 
@@ -82,13 +82,13 @@ def _residuals(slots: Slots, candidate: Candidate, how: Fit | None) -> list[floa
     return slots.residuals(how, [(sides[0].records(left), sides[1].records(right)) for left, right in sites])
 
 
-def _slot(role: Role, member: Member) -> str:
+def _slot(role: SiteTemplate, member: Member) -> str:
     """What a role's name lacks of the place of a member's result."""
     is_said = role.slot or member.result is None or member.result.key.is_bare
     return "" if is_said or member.result is None else f"/{member.result.key.slot}"
 
 
-def _main_slot(side: Side, role: Role) -> str:
+def _main_slot(side: Side, role: SiteTemplate) -> str:
     """What a role's name lacks of the place of its results, if its sites have others besides."""
     has_others = any(len(side.results_of[side.module(m.site)]) > 1 for m in role.members.values())
     found = {_slot(role, member) for member in role.members.values()}
@@ -200,7 +200,7 @@ def _parts_arguments(slots: Slots, fusion: Fusion) -> list[Entry]:
     return made
 
 
-def _listed(role: Role, fusion: Fusion, indices: Sequence[Sequence[int]]) -> list[str]:
+def _listed(role: SiteTemplate, fusion: Fusion, indices: Sequence[Sequence[int]]) -> list[str]:
     """Names of all parts that a role's number counts, the others being variables."""
     assert fusion.axis is not None
     numbers = sorted({index[fusion.axis] for index in role.members})
@@ -222,7 +222,7 @@ def _telling(candidate: Candidate) -> list[Place]:
 
 
 def placed(
-    one: Role, other: Role, places: Sequence[Place]
+    one: SiteTemplate, other: SiteTemplate, places: Sequence[Place]
 ) -> list[tuple[tuple[str, str], dict[str, Values]]]:
     """Names of both sides with variables, and their values."""
     if one.rank != other.rank:

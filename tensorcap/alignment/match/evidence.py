@@ -21,7 +21,7 @@ from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.match.candidates import Candidate, Fusion, Place
 from tensorcap.alignment.match.fingerprints import Agreement, apart, rounding_of
 from tensorcap.alignment.match.matching import Matching
-from tensorcap.alignment.names.site_templates import Index, Role
+from tensorcap.alignment.names.site_templates import Index, SiteTemplate
 from tensorcap_formats.records import Record
 
 Shapes = tuple[str, str, tuple[int, ...], tuple[int, ...]]  # classes of two modules, shapes of what they hold
@@ -39,7 +39,7 @@ _USUAL: Final = {  # order in which parts of a fused projection mostly stand
 }
 
 
-class Judge:
+class PairEvidence:
     """Says what pairs are known by.
 
     Args:
@@ -123,7 +123,7 @@ class Judge:
             doubts += self._argument_doubts(candidate) if not doubts else []
         return evidence, "; ".join([*said, *doubts])
 
-    def is_turned(self, one: Role, other: Role) -> bool | None:
+    def is_turned(self, one: SiteTemplate, other: SiteTemplate) -> bool | None:
         """Whether matrices that modules of two roles hold are transposed; None where that is not known."""
         return self._turned.get((one.first.module, other.first.module))
 

@@ -33,7 +33,7 @@ _LEAST_ROUNDING: Final = 2.0**-22  # of float32 and finer: sums in another order
 
 
 @dataclass(frozen=True, slots=True)
-class Print:
+class Fingerprint:
     """What of a tensor's values no change of layout alters.
 
     Attributes:
@@ -51,7 +51,7 @@ class Print:
     maximum: float
 
     @classmethod
-    def joined(cls, parts: Sequence[Print]) -> Print:
+    def joined(cls, parts: Sequence[Fingerprint]) -> Fingerprint:
         """The print of all elements of several tensors."""
         size = sum(part.size for part in parts)
         return cls(
@@ -62,7 +62,7 @@ class Print:
             max(part.maximum for part in parts),
         )
 
-    def distance(self, other: Print) -> float:
+    def distance(self, other: Fingerprint) -> float:
         """How far the values are apart at least, relative to their size; infinite for other counts."""
         if self.size != other.size:
             return math.inf
@@ -75,13 +75,13 @@ class Print:
             abs(self.maximum - other.maximum) / peak,
         )
 
-    def times(self, factor: float) -> Print:
+    def times(self, factor: float) -> Fingerprint:
         """The print of all elements times a factor."""
         ends = sorted((self.minimum * factor, self.maximum * factor))
-        return Print(self.size, self.mean * factor, self.l2 * abs(factor), *ends)
+        return Fingerprint(self.size, self.mean * factor, self.l2 * abs(factor), *ends)
 
 
-class Prints:
+class Fingerprints:
     """The prints of an archive's records, and which of them have the same values.
 
     Attributes:
@@ -91,17 +91,17 @@ class Prints:
     def __init__(self, archive: Archive, *, may_read: bool) -> None:
         self._archive = archive
         self._may_read = may_read
-        self._found: dict[int, Print | None] = {}
+        self._found: dict[int, Fingerprint | None] = {}
         self._read: dict[int, Statistics | None] = {}
         self.rounding = _LEAST_ROUNDING
 
-    def of(self, record: Record) -> Print | None:
+    def of(self, record: Record) -> Fingerprint | None:
         """A record's print; None where it proves nothing: few elements, all equal, not finite."""
         if record.row not in self._found:
             self._found[record.row] = self._print(record)
         return self._found[record.row]
 
-    def _print(self, record: Record) -> Print | None:
+    def _print(self, record: Record) -> Fingerprint | None:
         size = record.size
         statistics = self.statistics(record) if size >= _FEW else None
         if statistics is None or statistics.minimum is None or statistics.maximum is None:
@@ -110,7 +110,7 @@ class Prints:
             return None
         self.rounding = max(self.rounding, rounding_of(record))
         numbers = (statistics.mean, statistics.l2, statistics.minimum, statistics.maximum)
-        return Print(size, *map(float, numbers))
+        return Fingerprint(size, *map(float, numbers))
 
     def statistics(self, record: Record) -> Statistics | None:
         """A record's statistics, read once if the index has none; None where they are not known."""
@@ -126,7 +126,7 @@ class Prints:
 
 
 def apart(one: Statistics, other: Statistics, size: int) -> float:
-    """How far the values of two tensors are apart at least, as `Print.distance`, whatever they are.
+    """How far the values of two tensors are apart at least, as `Fingerprint.distance`, whatever they are.
 
     Constant tensors and few elements have a distance too; if other elements are not finite, it is infinite.
     """
@@ -137,12 +137,13 @@ def apart(one: Statistics, other: Statistics, size: int) -> float:
     if one.l2 == other.l2 == 0:
         return 0.0
     mine, theirs = (
-        Print(size, *(float(x or 0) for x in (s.mean, s.l2, s.minimum, s.maximum))) for s in (one, other)
+        Fingerprint(size, *(float(x or 0) for x in (s.mean, s.l2, s.minimum, s.maximum)))
+        for s in (one, other)
     )
     return mine.distance(theirs)
 
 
-class Near:
+class NearestFingerprints:
     """Prints by their count of elements and a number that is made of them.
 
     Args:
@@ -150,7 +151,7 @@ class Near:
         number: What is made of each.
     """
 
-    def __init__(self, prints: Mapping[str, Print], number: Callable[[Print], float]) -> None:
+    def __init__(self, prints: Mapping[str, Fingerprint], number: Callable[[Fingerprint], float]) -> None:
         self._prints = prints
         self._number = number
         self._sorted: dict[int, list[tuple[float, str]]] = defaultdict(list)
@@ -159,7 +160,7 @@ class Near:
         for found in self._sorted.values():
             found.sort()
 
-    def around(self, one: Print, apart: float) -> Iterator[tuple[str, Print]]:
+    def around(self, one: Fingerprint, apart: float) -> Iterator[tuple[str, Fingerprint]]:
         """The prints of as many elements whose numbers are no further apart than that."""
         found, number = self._sorted.get(one.size, []), self._number(one)
         start = bisect.bisect_left(found, (number - apart, ""))
@@ -191,7 +192,7 @@ class Agreement:
     nats: float
 
 
-def groups(prints: Mapping[str, Print], rounding: float) -> list[tuple[str, ...]]:
+def groups(prints: Mapping[str, Fingerprint], rounding: float) -> list[tuple[str, ...]]:
     """Names whose prints are equal within rounding, such as a block's result and its last layer's."""
     found: list[tuple[str, ...]] = []
     by_size: dict[int, list[str]] = defaultdict(list)
@@ -223,7 +224,7 @@ def groups(prints: Mapping[str, Print], rounding: float) -> list[tuple[str, ...]
 
 
 def agreements(
-    reference: Sequence[Print], target: Sequence[Print], rounding: float
+    reference: Sequence[Fingerprint], target: Sequence[Fingerprint], rounding: float
 ) -> dict[tuple[int, int], Agreement]:
     """Which prints of one side and the other are nearest to each other, by their places in the lists.
 
@@ -261,7 +262,7 @@ def proof(distance: float, other: float, rounding: float) -> float:
     return min(max(nats, 0.0), _MOST)
 
 
-def _row(one: Print) -> Array:
+def _row(one: Fingerprint) -> Array:
     rms = one.l2 / math.sqrt(one.size)
     return np.array([one.mean, rms, one.l2, one.minimum, one.maximum])
 
@@ -301,7 +302,7 @@ def _two_nearest(rows: Array, columns: Array) -> tuple[Array, Array]:
     return nearest, second
 
 
-def values_of(records: Iterable[Record], prints: Prints) -> Print | None:
+def values_of(records: Iterable[Record], prints: Fingerprints) -> Fingerprint | None:
     """The print of several records together; None if one of them has none."""
     found = [prints.of(record) for record in records]
-    return Print.joined([p for p in found if p]) if found and all(found) else None
+    return Fingerprint.joined([p for p in found if p]) if found and all(found) else None

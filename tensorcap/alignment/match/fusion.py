@@ -17,7 +17,7 @@ from tensorcap.alignment.match.candidates import ENOUGH, Fusion
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.match.sides import Side
 from tensorcap.alignment.match.slots import Slots
-from tensorcap.alignment.names.site_templates import Index, Role
+from tensorcap.alignment.names.site_templates import Index, SiteTemplate
 from tensorcap_formats.records import Record
 
 _PARTS: Final = 4  # tensors whose order in a fused one is looked for
@@ -121,7 +121,7 @@ def _order(matching: Matching, fusion: Fusion) -> list[int]:
     return [*(side.roles[name].order for name in fusion.parts), other.roles[fusion.whole].order]
 
 
-def _roles(matching: Matching, fusion: Fusion) -> tuple[list[Role], Role]:
+def _roles(matching: Matching, fusion: Fusion) -> tuple[list[SiteTemplate], SiteTemplate]:
     side, other = matching.sides if fusion.is_split else matching.sides[::-1]
     return [side.roles[name] for name in fusion.parts], other.roles[fusion.whole]
 

@@ -16,15 +16,15 @@ from dataclasses import replace
 from typing import Final
 
 from tensorcap.alignment.match.candidates import ENOUGH, Fusion
-from tensorcap.alignment.match.fingerprints import UNRELATED, Agreement, Print, proof
+from tensorcap.alignment.match.fingerprints import UNRELATED, Agreement, Fingerprint, proof
 from tensorcap.alignment.match.fusion import claim, fitted, freed, settle, tensors_of
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.match.sides import Side
 from tensorcap.alignment.match.slots import Slots
 from tensorcap.alignment.names.rulesets import Fused, Rules
-from tensorcap.alignment.names.site_templates import Index, Member, Role, name_of
+from tensorcap.alignment.names.site_templates import Index, Member, SiteTemplate, name_of
 
-Named = tuple[Role, Index]  # a role, and what its rules add to its numbers
+Named = tuple[SiteTemplate, Index]  # a role, and what its rules add to its numbers
 
 
 def fuse_by_rules(matching: Matching, slots: Slots, rules: Rules) -> list[Fusion]:
@@ -150,7 +150,7 @@ def _possible(matching: Matching, *, is_split: bool) -> Iterator[Fusion]:
     number = 0 if is_split else 1
     roles = [role for role in side.roles.values() if not matching.is_taken(number, role)]
     wholes = [role for role in other.roles.values() if not matching.is_taken(1 - number, role)]
-    by_size: dict[int, list[Role]] = defaultdict(list)
+    by_size: dict[int, list[SiteTemplate]] = defaultdict(list)
     for role in wholes:
         by_size[sum(record.size for record in other.records(role.first.site))].append(role)
     sizes = {role.name: sum(record.size for record in side.records(role.first.site)) for role in roles}
@@ -173,9 +173,9 @@ def _possible(matching: Matching, *, is_split: bool) -> Iterator[Fusion]:
                     yield Fusion(is_split, names, axis, whole.name, places, shift, agreeing)
 
 
-def _siblings(roles: Sequence[Role]) -> Iterator[tuple[tuple[Role, ...], int | None]]:
+def _siblings(roles: Sequence[SiteTemplate]) -> Iterator[tuple[tuple[SiteTemplate, ...], int | None]]:
     """Roles of one parent, and the results of one site."""
-    families: dict[tuple[str, bool], list[Role]] = defaultdict(list)
+    families: dict[tuple[str, bool], list[SiteTemplate]] = defaultdict(list)
     ranks = {role.name: role.rank for role in roles}
     for role in roles:
         families[role.parent, bool(role.slot)].append(role)
@@ -195,14 +195,14 @@ def _siblings(roles: Sequence[Role]) -> Iterator[tuple[tuple[Role, ...], int | N
                         yield (window[0], *rest), None
 
 
-def _lists(roles: Sequence[Role]) -> Iterator[tuple[tuple[Role, ...], int | None]]:
+def _lists(roles: Sequence[SiteTemplate]) -> Iterator[tuple[tuple[SiteTemplate, ...], int | None]]:
     for role in roles:
         for axis in range(role.rank):
             if len({index[axis] for index in role.members}) > 1:
                 yield (role,), axis
 
 
-def _group(role: Role, axis: int | None) -> list[Member]:
+def _group(role: SiteTemplate, axis: int | None) -> list[Member]:
     """The parts of a role that the first whole would be made of."""
     if axis is None:
         return [role.first]
@@ -211,7 +211,7 @@ def _group(role: Role, axis: int | None) -> list[Member]:
     return [m for index, m in sorted(role.members.items()) if index[:axis] + index[axis + 1 :] == rest]
 
 
-def _shifts(parts: Sequence[Role], axis: int | None, whole: Role) -> list[Index]:
+def _shifts(parts: Sequence[SiteTemplate], axis: int | None, whole: SiteTemplate) -> list[Index]:
     """By how much the numbers of parts may be ahead of the whole's."""
     first = min(parts[0].members)
     first = first if axis is None else first[:axis] + first[axis + 1 :]
@@ -222,7 +222,7 @@ def _shifts(parts: Sequence[Role], axis: int | None, whole: Role) -> list[Index]
 
 
 def places_of(
-    parts: Sequence[Role], axis: int | None, whole: Role, shift: Index
+    parts: Sequence[SiteTemplate], axis: int | None, whole: SiteTemplate, shift: Index
 ) -> dict[Index, tuple[tuple[str, ...], str]]:
     """The sites of the parts, and of the whole, by the whole's numbers."""
     found: dict[Index, list[str]] = defaultdict(list)
@@ -243,14 +243,14 @@ def places_of(
 
 def agreement_of(
     matching: Matching,
-    prints: Mapping[str, Print],
-    wholes: Mapping[str, Print],
+    prints: Mapping[str, Fingerprint],
+    wholes: Mapping[str, Fingerprint],
     sites: Sequence[str],
     whole: str,
 ) -> Agreement | None:
     """How the statistics of parts, added up, agree with those of a whole; None where they do not."""
     if whole not in wholes or not all(site in prints for site in sites):
         return None
-    distance = Print.joined([prints[site] for site in sites]).distance(wholes[whole])
+    distance = Fingerprint.joined([prints[site] for site in sites]).distance(wholes[whole])
     nats = proof(distance, UNRELATED, matching.rounding)
     return Agreement(distance, UNRELATED, nats) if nats > 1.0 else None

@@ -12,11 +12,18 @@ from collections import defaultdict
 from collections.abc import Collection, Container, Iterable, Sequence
 from typing import Final
 
-from tensorcap.alignment.match.candidates import ENOUGH, Candidate, Place, namesakes, roles_alike, shifted
+from tensorcap.alignment.match.candidates import (
+    ENOUGH,
+    Candidate,
+    Place,
+    namesakes,
+    shifted,
+    template_similarity,
+)
 from tensorcap.alignment.match.fingerprints import Agreement, agreements
 from tensorcap.alignment.match.pairs import Pairs
 from tensorcap.alignment.match.sides import Side
-from tensorcap.alignment.names.site_templates import Canonical, Index, Role, name_of, plain_name
+from tensorcap.alignment.names.site_templates import Canonical, Index, SiteTemplate, name_of, plain_name
 
 _MARGIN: Final = 1.0  # by which a candidate has to be better than its rivals
 _DRIFT: Final = 0.01  # of the values, that runs are taken to differ by at most for being equal
@@ -149,7 +156,7 @@ class Matching(Pairs):
 
     def _add_names(self, canonical: Canonical) -> None:
         """Make candidates of roles whose names are equal."""
-        named: list[dict[str, list[tuple[Role, Index]]]] = [defaultdict(list), defaultdict(list)]
+        named: list[dict[str, list[tuple[SiteTemplate, Index]]]] = [defaultdict(list), defaultdict(list)]
         for side, by_name in zip(self.sides, named, strict=True):
             for role in side.roles.values():
                 name, added = name_of(role, canonical)
@@ -185,7 +192,9 @@ class Matching(Pairs):
         for (left, right, _), places in groups.items():
             self._mark_named(self.sides[0].roles[str(left)], self.sides[1].roles[str(right)], tuple(places))
 
-    def _add_named(self, one: Role, other: Role, shift: Index, known: Sequence[Candidate]) -> None:
+    def _add_named(
+        self, one: SiteTemplate, other: SiteTemplate, shift: Index, known: Sequence[Candidate]
+    ) -> None:
         """Make the candidate of two roles with equal names; lists may begin at another number."""
         starts = tuple(b - a for a, b in zip(min(one.members), min(other.members), strict=True))
         if starts != shift and len(one.members) == len(other.members):
@@ -196,7 +205,7 @@ class Matching(Pairs):
             shift = starts
         self._mark_named(one, other, shifted(one, other, shift))
 
-    def _mark_named(self, one: Role, other: Role, places: tuple[Place, ...]) -> None:
+    def _mark_named(self, one: SiteTemplate, other: SiteTemplate, places: tuple[Place, ...]) -> None:
         is_by_rule = name_of(one, plain_name)[0] != name_of(other, plain_name)[0]
         named = Candidate(one.name, other.name, places, is_named=True, is_by_rule=is_by_rule)
         places = tuple(place for place in places if self.sizes_fit(named, place))
@@ -310,7 +319,7 @@ class Matching(Pairs):
         """What structure, shapes and arguments say of a candidate, in nats."""
         key = candidate.reference, candidate.target
         if key not in self._alike:
-            self._alike[key] = roles_alike(self.sides[0].roles[key[0]], self.sides[1].roles[key[1]])
+            self._alike[key] = template_similarity(self.sides[0].roles[key[0]], self.sides[1].roles[key[1]])
         found = self._alike[key] + self.parts_alike(*key) + (8.0 if candidate.is_named else 0.0)
         if not candidate.agreeing:
             return found

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from tensorcap.alignment.match.candidates import ENOUGH, Candidate, Place
-from tensorcap.alignment.match.fingerprints import UNRELATED, Print
+from tensorcap.alignment.match.fingerprints import UNRELATED, Fingerprint
 from tensorcap.alignment.match.sides import Side
-from tensorcap.alignment.names.site_templates import Role
+from tensorcap.alignment.names.site_templates import SiteTemplate
 
 _REACH: Final = 4  # of what pairs mostly differ by, that others may
 
@@ -75,7 +75,7 @@ class Pairs:
         """Whether a site is in a pair or in a fusion."""
         return site in self.partner[side] or (side, site) in self.fused
 
-    def is_taken(self, side: int, role: Role) -> bool:
+    def is_taken(self, side: int, role: SiteTemplate) -> bool:
         """Whether all sites of a role have a partner, or are in a fusion."""
         return all(self.has_partner(side, member.site) for member in role.members.values())
 
@@ -112,7 +112,7 @@ class Pairs:
         one, other = self.sides[0].prints.get(left), self.sides[1].prints.get(right)
         return self.is_near(one, other, self.sides[0].order(left))
 
-    def is_near(self, one: Print | None, other: Print | None, order: int) -> bool | None:
+    def is_near(self, one: Fingerprint | None, other: Fingerprint | None, order: int) -> bool | None:
         """Whether values are as near as pairs before that are; None where they tell nothing.
 
         Args:

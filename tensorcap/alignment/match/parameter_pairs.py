@@ -16,14 +16,22 @@ from tensorcap.alignment.layout.fits import Fit
 from tensorcap.alignment.mapping import Entry, LeftOver
 from tensorcap.alignment.match.candidates import Candidate, Fusion, Place
 from tensorcap.alignment.match.entries import Made, entries_of_fusion, entries_of_pair, placed
-from tensorcap.alignment.match.evidence import Judge, Shapes
+from tensorcap.alignment.match.evidence import PairEvidence, Shapes
 from tensorcap.alignment.match.fusion import fitted
 from tensorcap.alignment.match.fusion_rules import fuse_by_values
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.match.sides import Side
 from tensorcap.alignment.match.slots import Slots
 from tensorcap.alignment.match.unmatched import Rivals, rivals
-from tensorcap.alignment.names.site_templates import HELD, Canonical, Member, Role, Survey, Template, fold
+from tensorcap.alignment.names.site_templates import (
+    HELD,
+    Canonical,
+    Member,
+    NameTemplate,
+    SiteTemplate,
+    Survey,
+    fold,
+)
 from tensorcap_formats.records import Record
 
 Held = tuple[str, str]  # slot of the reference, slot of the target
@@ -33,7 +41,7 @@ _NEAR: Final = 8  # roundings, by which equal values differ at most
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class ParameterPair:
     """A slot of a role and one of its partner that belong together.
 
     Attributes:
@@ -47,7 +55,7 @@ class Holding:
     places: tuple[Place, ...]
 
 
-class Holdings:
+class ParameterPairs:
     """Which slots beside results and arguments belong together.
 
     Args:
@@ -61,7 +69,7 @@ class Holdings:
         self.pairs = [(candidate, self._of_pair(candidate)) for candidate in matching.accepted]
         self.fused = [(fusion, slots) for fusion in fused for slots in self._of_fusion(fusion)]
 
-    def _of_pair(self, candidate: Candidate) -> list[Holding]:
+    def _of_pair(self, candidate: Candidate) -> list[ParameterPair]:
         sides = self.matching.sides
         one, other = sides[0].roles[candidate.reference], sides[1].roles[candidate.target]
         found: dict[Held, list[Place]] = defaultdict(list)
@@ -69,7 +77,7 @@ class Holdings:
             for held in self._pairs(one.members[a], other.members[b]):
                 found[held].append((a, b))
                 self._take((one.members[a].site,), (other.members[b].site,), held)
-        return [Holding(mine, theirs, tuple(places)) for (mine, theirs), places in found.items()]
+        return [ParameterPair(mine, theirs, tuple(places)) for (mine, theirs), places in found.items()]
 
     def _take(self, ones: Iterable[str], others: Iterable[str], held: Held) -> None:
         for taken, sites, slot in zip(self.taken, (ones, others), held, strict=True):
@@ -140,7 +148,7 @@ class Holdings:
             yield held
 
 
-def entries_of_held(
+def parameter_entries(
     slots: Slots,
     fused: Iterable[Fusion],
     surveys: tuple[Survey, Survey],
@@ -156,7 +164,7 @@ def entries_of_held(
         canonical: What makes names equal; None if names tell nothing.
         by: What may be looked at.
     """
-    holdings = Holdings(slots.matching, fused)
+    holdings = ParameterPairs(slots.matching, fused)
     rest = [unpaired(survey, taken) for survey, taken in zip(surveys, holdings.taken, strict=True)]
     one, other = (
         Side(survey, prints, uses_values=by != "names")
@@ -175,7 +183,7 @@ def entries_of_held(
     matching.pair_names_left()
     made = [
         *(
-            entries_of_holding(slots, c, holding, own.judge)
+            entries_of_parameter_pair(slots, c, holding, own.judge)
             for c, found in holdings.pairs
             for holding in found
         ),
@@ -193,7 +201,9 @@ def entries_of_held(
     )
 
 
-def entries_of_holding(slots: Slots, candidate: Candidate, holding: Holding, judge: Judge) -> Made:
+def entries_of_parameter_pair(
+    slots: Slots, candidate: Candidate, holding: ParameterPair, judge: PairEvidence
+) -> Made:
     """The entries of one slot of paired roles and its partner."""
     one, other = (
         side.roles[name]
@@ -235,7 +245,9 @@ def entries_of_holding(slots: Slots, candidate: Candidate, holding: Holding, jud
     ], []
 
 
-def _unsure(candidate: Candidate, holding: Holding, one: Role, other: Role) -> list[LeftOver]:
+def _unsure(
+    candidate: Candidate, holding: ParameterPair, one: SiteTemplate, other: SiteTemplate
+) -> list[LeftOver]:
     names = f"{candidate.reference}/{holding.reference}", f"{candidate.target}/{holding.target}"
     reason = f"{names[0]} and {names[1]} belong together, but no layout of theirs is certain"
     left = tuple(f"{one.members[a].site}/{holding.reference}" for a, _ in holding.places)
@@ -248,7 +260,7 @@ def _unsure(candidate: Candidate, holding: Holding, one: Role, other: Role) -> l
 
 def unpaired(survey: Survey, taken: set[str]) -> Survey:
     """What modules hold and has no partner yet, each as a module of its own that gives it."""
-    found: dict[str, Template] = {}
+    found: dict[str, NameTemplate] = {}
     for template in survey.templates.values():
         for member in template.members.values():
             for slot, records in member.held.items():
@@ -257,11 +269,11 @@ def unpaired(survey: Survey, taken: set[str]) -> Survey:
                     shards = records if len(records) > 1 else ()
                     name, index = fold(place)
                     lone = Member(place, records[0], {}, {}, member.module, None, shards)
-                    found.setdefault(name, Template(name)).members[index] = lone
+                    found.setdefault(name, NameTemplate(name)).members[index] = lone
     return Survey(found, {})
 
 
-def _shapes(holdings: Holdings) -> Iterator[Shapes]:
+def _shapes(holdings: ParameterPairs) -> Iterator[Shapes]:
     """Classes of paired modules, and the shapes of what they hold."""
     sides = holdings.matching.sides
     for candidate, found in holdings.pairs:

@@ -14,9 +14,9 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Final
 
-from tensorcap.alignment.match.candidates import Candidate, Shape, roles_alike, shape_of, shifted
+from tensorcap.alignment.match.candidates import Candidate, Shape, shape_of, shifted, template_similarity
 from tensorcap.alignment.match.matching import Matching
-from tensorcap.alignment.names.site_templates import Index, Role
+from tensorcap.alignment.names.site_templates import Index, SiteTemplate
 
 _RAREST: Final = 2.0  # nats that an equal shape may say
 _LEAST: Final = 0.25  # nats of likeness of a pair
@@ -72,7 +72,7 @@ def complete_roles(matching: Matching) -> None:
 def pair_lone_children(matching: Matching) -> None:
     """Pair roles that alone are left within two paired modules, whatever their order, if they are alike."""
     offsets = _offsets(matching)
-    children: list[dict[str, list[Role]]] = [defaultdict(list), defaultdict(list)]
+    children: list[dict[str, list[SiteTemplate]]] = [defaultdict(list), defaultdict(list)]
     for i, side in enumerate(matching.sides):
         for role in side.roles.values():
             if role.family and not matching.is_taken(i, role):
@@ -93,7 +93,7 @@ def pair_lone_children(matching: Matching) -> None:
                 matching.accept(candidate, candidate.places)
 
 
-def _between(roles: Sequence[Role], low: float, high: float) -> Sequence[Role]:
+def _between(roles: Sequence[SiteTemplate], low: float, high: float) -> Sequence[SiteTemplate]:
     """Those of some roles in order that gave their first result between two others."""
     start = bisect.bisect_right(roles, low, key=lambda r: r.order)
     return roles[start : bisect.bisect_left(roles, high, lo=start, key=lambda r: r.order)]
@@ -149,8 +149,8 @@ def _rarity(matching: Matching) -> dict[Shape, float]:
 
 def _lay(
     matching: Matching,
-    ones: Sequence[Role],
-    others: Sequence[Role],
+    ones: Sequence[SiteTemplate],
+    others: Sequence[SiteTemplate],
     offsets: dict[tuple[str, str], int],
     rarity: dict[Shape, float],
     *,
@@ -195,7 +195,7 @@ def _best(rows: int, columns: int, scores: dict[tuple[int, int], float]) -> list
 
 
 def _possible(
-    matching: Matching, one: Role, other: Role, offsets: dict[tuple[str, str], int]
+    matching: Matching, one: SiteTemplate, other: SiteTemplate, offsets: dict[tuple[str, str], int]
 ) -> Candidate | None:
     if one.rank != other.rank:
         return None
@@ -211,6 +211,6 @@ def _possible(
         return None
     if any(matching.is_refuted(candidate, place) for place in candidate.places):
         return None
-    candidate.likeness = roles_alike(one, other) + matching.parts_alike(one.name, other.name)
+    candidate.likeness = template_similarity(one, other) + matching.parts_alike(one.name, other.name)
     candidate.likeness += matching.words_alike(one.name, other.name)
     return candidate

@@ -10,15 +10,15 @@ from tensorcap.alignment.mapping import Alignment, Entry, LeftOver
 from tensorcap.alignment.match.candidates import Fusion
 from tensorcap.alignment.match.derived_outputs import pair_scaled, possible_sums, taken_results
 from tensorcap.alignment.match.entries import entries_of_fusion, entries_of_pair, entries_of_taken
-from tensorcap.alignment.match.fingerprints import Prints
+from tensorcap.alignment.match.fingerprints import Fingerprints
 from tensorcap.alignment.match.fusion import claim, is_free, settle
 from tensorcap.alignment.match.fusion_rules import fuse_by_rules, fuse_by_shapes, fuse_by_values
 from tensorcap.alignment.match.matching import Matching
-from tensorcap.alignment.match.parameter_pairs import entries_of_held
+from tensorcap.alignment.match.parameter_pairs import parameter_entries
 from tensorcap.alignment.match.placement import complete_roles, pair_by_place, pair_lone_children
 from tensorcap.alignment.match.sides import Side
 from tensorcap.alignment.match.slots import Slots
-from tensorcap.alignment.match.unmatched import Leavings, refused
+from tensorcap.alignment.match.unmatched import Unmatched, refused
 from tensorcap.alignment.names.rule_files import builtin_rules
 from tensorcap.alignment.names.rulesets import Rules
 from tensorcap.alignment.names.site_templates import Survey
@@ -52,7 +52,7 @@ def propose(
     """
     surveys = Survey.of(reference), Survey.of(target)
     archives = reference, target
-    prints = Prints(reference, may_read=read_values), Prints(target, may_read=read_values)
+    prints = Fingerprints(reference, may_read=read_values), Fingerprints(target, may_read=read_values)
     one, other = (
         Side(survey, found, uses_values=by != "names") for survey, found in zip(surveys, prints, strict=True)
     )
@@ -79,10 +79,10 @@ def propose(
         left += unsure
     for candidate, argument in taken_results(matching, prints[1]) if by != "names" else ():
         entries += entries_of_taken(slots, candidate, argument)
-    held, unsure, contested = entries_of_held(slots, fused, surveys, naming, by)
+    held, unsure, contested = parameter_entries(slots, fused, surveys, naming, by)
     entries += held
     left += unsure
-    leavings = Leavings(matching, surveys, slots.judge.bound, known)
+    leavings = Unmatched(matching, surveys, slots.judge.bound, known)
     left += leavings.sites()
     kept: list[Entry] = []
     links: list[Link] = []

@@ -6,8 +6,14 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from tensorcap.alignment.match.fingerprints import Near, Print, Prints, groups, values_of
-from tensorcap.alignment.names.site_templates import Index, Member, Survey, roles_of
+from tensorcap.alignment.match.fingerprints import (
+    Fingerprint,
+    Fingerprints,
+    NearestFingerprints,
+    groups,
+    values_of,
+)
+from tensorcap.alignment.names.site_templates import Index, Member, Survey, site_templates
 from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import Statistics
 
@@ -28,8 +34,8 @@ class Side:
         rounding: Of the coarsest dtype.
     """
 
-    def __init__(self, survey: Survey, prints: Prints, *, uses_values: bool) -> None:
-        self.roles = roles_of(survey)
+    def __init__(self, survey: Survey, prints: Fingerprints, *, uses_values: bool) -> None:
+        self.roles = site_templates(survey)
         self.by_site = {
             m.site: (role, index) for role in self.roles.values() for index, m in role.members.items()
         }
@@ -43,13 +49,13 @@ class Side:
             for record in role.members[index].arguments.values():
                 if record.digest:
                     self._takers[record.digest].append(site)
-        self.prints: dict[str, Print] = {}
+        self.prints: dict[str, Fingerprint] = {}
         if uses_values:
             for site in self.by_site:
                 found = values_of(_distinct(self.records(site)), prints)
                 if found is not None:
                     self.prints[site] = found
-        self.by_l2 = Near(self.prints, lambda one: math.log(one.l2))
+        self.by_l2 = NearestFingerprints(self.prints, lambda one: math.log(one.l2))
         self.rounding = prints.rounding
         self.group(self.rounding)
 
@@ -95,7 +101,7 @@ class Side:
         """The sites that were given the values of a record."""
         return self._takers.get(record.digest, [])
 
-    def print_of(self, record: Record) -> Print | None:
+    def print_of(self, record: Record) -> Fingerprint | None:
         """The print of a record; None where it proves nothing, or values are not to be used."""
         return self._prints.of(record) if self._uses_values else None
 
@@ -103,7 +109,7 @@ class Side:
         """The statistics of a record; None where they are not known, or values are not to be used."""
         return self._prints.statistics(record) if self._uses_values else None
 
-    def print_of_all(self, records: Sequence[Record]) -> Print | None:
+    def print_of_all(self, records: Sequence[Record]) -> Fingerprint | None:
         """The print of several records together; None where `print_of` gives none of one of them."""
         return values_of(records, self._prints) if self._uses_values else None
 
@@ -111,7 +117,7 @@ class Side:
         """When a site gave its first result."""
         return self.records(site)[0].order
 
-    def arguments(self, role: str, index: Index) -> list[Print]:
+    def arguments(self, role: str, index: Index) -> list[Fingerprint]:
         """Prints of what a member was given."""
         found = map(self.print_of, self.roles[role].members[index].arguments.values())
         return [one for one in found if one is not None]

@@ -13,8 +13,8 @@ from tensorcap.alignment.layout.fits import CLOSE, Fit, fit, residual
 from tensorcap.alignment.layout.layout import Layout
 from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.match.candidates import Candidate, Place
-from tensorcap.alignment.match.evidence import Judge, Shapes
-from tensorcap.alignment.match.fingerprints import Prints
+from tensorcap.alignment.match.evidence import PairEvidence, Shapes
+from tensorcap.alignment.match.fingerprints import Fingerprints
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.names.site_templates import Member
 from tensorcap.alignment.resolution import pair_slots
@@ -29,7 +29,7 @@ _WHOLE: Final = ("int", "uint")  # kinds of dtypes
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class ArgumentPair:
     """Arguments of two sites that belong together.
 
     Attributes:
@@ -60,7 +60,7 @@ class Slots:
     def __init__(
         self,
         archives: tuple[Archive, Archive],
-        prints: tuple[Prints, Prints],
+        prints: tuple[Fingerprints, Fingerprints],
         matching: Matching,
         *,
         read_values: bool,
@@ -72,11 +72,11 @@ class Slots:
         self._fits: dict[tuple[object, ...], Fit | None] = {}
         self._usual: dict[tuple[object, object], Counter[Steps]] = defaultdict(Counter)
         self.matching = matching
-        self.judge = Judge(matching, shapes)
+        self.judge = PairEvidence(matching, shapes)
         self.covered: set[str] = set()
 
     def of(self, matching: Matching, shapes: Iterable[Shapes]) -> Slots:
-        """The same for other pairs of the same archives; see `Judge` for shapes."""
+        """The same for other pairs of the same archives; see `PairEvidence` for shapes."""
         return Slots(self._archives, self.prints, matching, read_values=self._read_values, shapes=shapes)
 
     def fit(
@@ -131,7 +131,7 @@ class Slots:
             place[1]
         ]
 
-    def arguments(self, candidate: Candidate) -> dict[Place, list[Taken]]:
+    def arguments(self, candidate: Candidate) -> dict[Place, list[ArgumentPair]]:
         """Which arguments of each pair of sites belong together: those with equal values.
 
         Where results differ, so may arguments: there those do that have equal values in other layers, equal
@@ -153,7 +153,7 @@ class Slots:
             is_wrong = self.matching.are_near(*self.matching.sites_of(candidate, place)) is False
             laid = {(a, b): self.laid(one[a], other[b], is_wrong=is_wrong) for a, b in why}
             found[place] = [
-                Taken(f"input.{a}", f"input.{b}", how[0], why[a, b][0], why[a, b][1] + how[1])
+                ArgumentPair(f"input.{a}", f"input.{b}", how[0], why[a, b][0], why[a, b][1] + how[1])
                 for (a, b), how in laid.items()
                 if how is not None
             ]
@@ -272,7 +272,9 @@ class Slots:
                     return steps
         return plain([shape], [other])
 
-    def is_whole(self, candidate: Candidate, place: Place, steps: Steps, taken: Sequence[Taken]) -> bool:
+    def is_whole(
+        self, candidate: Candidate, place: Place, steps: Steps, taken: Sequence[ArgumentPair]
+    ) -> bool:
         """Whether an entry of the two sites, with these steps, pairs just what belongs together.
 
         A result that alone differs gets an entry with a reason of its own.

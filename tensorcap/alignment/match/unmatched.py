@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from tensorcap.alignment.links import Link
 from tensorcap.alignment.mapping import Entry, LeftOver
-from tensorcap.alignment.match.derived_outputs import Scaled
+from tensorcap.alignment.match.derived_outputs import ScaledResults
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.names.rulesets import Rules
 from tensorcap.alignment.names.site_templates import Survey, fold
@@ -27,7 +27,7 @@ _UNKNOWN: Final = "no counterpart was found"
 _SHOWN: Final = 3
 
 
-class Leavings:
+class Unmatched:
     """Says why sites and records have no counterpart.
 
     Args:
@@ -56,7 +56,7 @@ class Leavings:
             for survey, side in zip(surveys, matching.sides, strict=True)
         ]
         self._rivals = rivals(matching)
-        self._scaled = Scaled(matching, bound)
+        self._scaled = ScaledResults(matching, bound)
 
     def sites(self) -> list[LeftOver]:
         """The results that are in no entry, by site or by slot, and the sites that were never called."""

@@ -76,7 +76,7 @@ class Member:
 
 
 @dataclass(slots=True)
-class Template:
+class NameTemplate:
     """Sites whose names differ in numbers only.
 
     Attributes:
@@ -107,7 +107,7 @@ class Survey:
         never_called: Why sites that are registered were never called, "" where that is not known.
     """
 
-    templates: Mapping[str, Template]
+    templates: Mapping[str, NameTemplate]
     never_called: Mapping[str, str]
 
     @classmethod
@@ -117,7 +117,7 @@ class Survey:
         beside = _beside(archive)
         listed = archive.info.modules
         points = {point.site: point for point in archive.info.points if not point.slots}
-        templates: dict[str, Template] = {}
+        templates: dict[str, NameTemplate] = {}
         for site in dict.fromkeys([*listed, *results, *arguments, *beside]):
             module, point = listed.get(site), points.get(site)
             slots = results.get(site, {})
@@ -136,7 +136,7 @@ class Survey:
                 beside.get(site, {}),
             )
             name, index = fold(site)
-            templates.setdefault(name, Template(name)).members[index] = member
+            templates.setdefault(name, NameTemplate(name)).members[index] = member
         for template in templates.values():
             ordered = sorted(template.members.items(), key=lambda item: [*map(int, item[0])])
             template.members = dict(ordered)
@@ -236,7 +236,7 @@ _FAMILIES: Final = {
 
 
 @dataclass(slots=True)
-class Role:
+class SiteTemplate:
     """Sites that do the same, by their main result; or another result of such sites.
 
     Attributes:
@@ -305,14 +305,14 @@ class Role:
         return result
 
 
-def roles_of(survey: Survey) -> dict[str, Role]:
+def site_templates(survey: Survey) -> dict[str, SiteTemplate]:
     """The roles of all sites that gave something, in natural order of names; other results come last."""
     members = {m.site: m for t in survey.templates.values() for m in t.members.values() if m.result}
     literal = _literal({site: (m.module, *sorted(m.parameters.items())) for site, m in members.items()})
-    found: dict[str, Role] = {}
+    found: dict[str, SiteTemplate] = {}
     for site in sorted(members, key=natural):
         name, index = _named(site, literal)
-        found.setdefault(name, Role(name)).members[index] = members[site]
+        found.setdefault(name, SiteTemplate(name)).members[index] = members[site]
     further = {name: role for main in found.values() for name, role in _further(main)}
     for role in (*found.values(), *further.values()):
         role.order = min(m.result.order for m in role.members.values() if m.result)
@@ -325,19 +325,19 @@ def roles_of(survey: Survey) -> dict[str, Role]:
     return found | further
 
 
-def _further(main: Role) -> Iterator[tuple[str, Role]]:
+def _further(main: SiteTemplate) -> Iterator[tuple[str, SiteTemplate]]:
     """The roles of the other results of a role's sites; what lies inside those lies inside it too."""
     kinds = {slot: records[0].shape for m in main.members.values() for slot, records in m.further.items()}
     if not kinds:
         return
-    literal, found = _literal(kinds), dict[str, Role]()
+    literal, found = _literal(kinds), dict[str, SiteTemplate]()
     for index, member in main.members.items():
         for slot in sorted(member.further, key=natural):
             records = member.further[slot]
             name, rest = _named(slot, literal, len(index))
             shards = records if len(records) > 1 else ()
             made = Member(f"{member.site}/{slot}", records[0], {}, {}, "", member.calls, shards)
-            role = Role(f"{main.name}/{name}", inside=main.inside, slot=name)
+            role = SiteTemplate(f"{main.name}/{name}", inside=main.inside, slot=name)
             found.setdefault(role.name, role).members[index + rest] = made
     yield from found.items()
 
@@ -393,7 +393,7 @@ def _are_alike(one: set[tuple[object, ...]], other: set[tuple[object, ...]]) -> 
     return len(one & other) >= _ALIKE * len(one | other)
 
 
-def pattern(role: Role, variables: Sequence[str], offsets: Sequence[int]) -> str:
+def pattern(role: SiteTemplate, variables: Sequence[str], offsets: Sequence[int]) -> str:
     """A role's name as a place with variables: `layers.{i+1}.mlp`."""
 
     def fill(found: re.Match[str]) -> str:
@@ -419,7 +419,7 @@ def plain_name(site: str) -> str:
     return wrapper_rules().canonical(site)
 
 
-def name_of(role: Role, canonical: Canonical) -> tuple[str, Index]:
+def name_of(role: SiteTemplate, canonical: Canonical) -> tuple[str, Index]:
     """A role's name, with `{0}` … for its numbers, and what is added to each of them.
 
     Example:

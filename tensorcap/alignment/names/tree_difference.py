@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from tensorcap.alignment.names.site_templates import fold, plain_name
-from tensorcap.runs.tree import Node, Shape, Tree, ranges, shape_text
+from tensorcap.runs.tree import Shape, Tree, TreeNode, ranges, shape_text
 
 Kind = Literal["missing", "extra", "nested", "count", "type", "activation", "shape"]
 KINDS: Final[tuple[Kind, ...]] = ("missing", "extra", "nested", "count", "type", "activation", "shape")
@@ -19,7 +19,7 @@ _ACTIVATION_NAME: Final = re.compile(r"^(?:act|activation|nonlinearity)(?:_|$)|_
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class TreeDifference:
     """One kind of difference at one place, or at places whose names differ in numbers only.
 
     Attributes:
@@ -60,7 +60,7 @@ class Difference:
         return text or "(the model)"
 
 
-def differences(reference: Tree, target: Tree) -> list[Difference]:
+def tree_differences(reference: Tree, target: Tree) -> list[TreeDifference]:
     """What differs between two trees, missing modules first.
 
     Wrappers do not count: names are compared as the naming of mappings has them, and doubled ones are one.
@@ -72,7 +72,7 @@ def differences(reference: Tree, target: Tree) -> list[Difference]:
     for key, ours in reference.activations.items():
         theirs = target.activations.get(key, ours)
         if ours != theirs:
-            found.append(Difference("activation", (f"config.{key}",), ours, theirs))
+            found.append(TreeDifference("activation", (f"config.{key}",), ours, theirs))
     return _folded(found)
 
 
@@ -80,14 +80,14 @@ class _Comparison:
     """One walk through both trees."""
 
     def __init__(self) -> None:
-        self.found: list[Difference] = []
-        self.missing: list[Node] = []
-        self.extra: list[Node] = []
+        self.found: list[TreeDifference] = []
+        self.missing: list[TreeNode] = []
+        self.extra: list[TreeNode] = []
 
-    def compare(self, ours: Node, theirs: Node) -> None:
+    def compare(self, ours: TreeNode, theirs: TreeNode) -> None:
         if ours.type and theirs.type and _type(ours) != _type(theirs):
             kind: Kind = "activation" if _is_activation(ours) or _is_activation(theirs) else "type"
-            self.found.append(Difference(kind, (ours.path,), ours.type, theirs.type))
+            self.found.append(TreeDifference(kind, (ours.path,), ours.type, theirs.type))
         if ours.shapes is not None and theirs.shapes is not None:
             self.found += _shapes(ours.path, ours.shapes, theirs.shapes)
         inner, others = ({child.name: child for child in node.children} for node in (ours, theirs))
@@ -98,19 +98,19 @@ class _Comparison:
         more = [child for name, child in others.items() if name not in inner]
         if inner and others and all(name.isdigit() for name in (*inner, *others)) and (lacks or more):
             counts = [f"{len(side)}: [{ranges(list(side))}]" for side in (inner, others)]
-            self.found.append(Difference("count", (ours.path,), *counts))
+            self.found.append(TreeDifference("count", (ours.path,), *counts))
         else:
             self.missing += lacks
             self.extra += more
 
 
-def _plain(root: Node) -> Node:
+def _plain(root: TreeNode) -> TreeNode:
     """The tree without wrappers: a module of the same plain name as the one that it is in stands for it."""
     return replace(_unwrapped(root, ""), name=root.name, path="")
 
 
-def _unwrapped(node: Node, path: str) -> Node:
-    children: list[Node] = []
+def _unwrapped(node: TreeNode, path: str) -> TreeNode:
+    children: list[TreeNode] = []
     for child in node.children:
         inner = f"{path}.{child.name}" if path else child.name
         if child.name == "base_model" and any(below.name == "model" for below in child.children):
@@ -128,7 +128,7 @@ def _unwrapped(node: Node, path: str) -> Node:
     return replace(node, path=path, children=tuple(children))
 
 
-def _is_wrapped(node: Node, child: Node) -> bool:
+def _is_wrapped(node: TreeNode, child: TreeNode) -> bool:
     if child.name.isdigit():  # a list in a list
         return False
     if child.name == node.name and node.path:
@@ -136,24 +136,24 @@ def _is_wrapped(node: Node, child: Node) -> bool:
     return plain_name(f"{child.name}.x") == "x"
 
 
-def _shapes(path: str, ours: Mapping[str, Shape], theirs: Mapping[str, Shape]) -> Iterator[Difference]:
+def _shapes(path: str, ours: Mapping[str, Shape], theirs: Mapping[str, Shape]) -> Iterator[TreeDifference]:
     for name in dict.fromkeys([*ours, *theirs]):
         here, there = (shape_text(side[name]) if name in side else "" for side in (ours, theirs))
         if here != there and "?" not in (here, there):
-            yield Difference("shape", (f"{path}.{name}" if path else name,), here, there)
+            yield TreeDifference("shape", (f"{path}.{name}" if path else name,), here, there)
 
 
-def _type(node: Node) -> str:
+def _type(node: TreeNode) -> str:
     """A class without what only its name adds."""
     return re.sub(r"Activation$", "", node.type).lower()
 
 
-def _is_activation(node: Node) -> bool:
+def _is_activation(node: TreeNode) -> bool:
     is_named = bool(_ACTIVATION_NAME.search(node.name)) and not node.children
     return is_named or bool(_ACTIVATION.search(node.type) and not node.children and not node.shapes)
 
 
-def _placed(missing: list[Node], extra: list[Node]) -> Iterator[Difference]:
+def _placed(missing: list[TreeNode], extra: list[TreeNode]) -> Iterator[TreeDifference]:
     """Tell what is elsewhere from what is not there at all.
 
     A sub-tree is elsewhere if exactly one of the other side's is equal to it, of the same last name and
@@ -171,18 +171,18 @@ def _placed(missing: list[Node], extra: list[Node]) -> Iterator[Difference]:
             for one, two in pairs:
                 moved[one.path] = two.path
                 taken.add(two.path)
-            yield Difference("nested", (node.path,), node.path, other.path)
+            yield TreeDifference("nested", (node.path,), node.path, other.path)
     for top in missing:
-        yield from (Difference("missing", (n.path,), _of(n), "") for n in _rest(top, moved.keys()))
+        yield from (TreeDifference("missing", (n.path,), _of(n), "") for n in _rest(top, moved.keys()))
     for top in extra:
-        yield from (Difference("extra", (n.path,), "", _of(n)) for n in _rest(top, taken))
+        yield from (TreeDifference("extra", (n.path,), "", _of(n)) for n in _rest(top, taken))
 
 
-def _key(node: Node) -> tuple[str, tuple[str, ...], str]:
+def _key(node: TreeNode) -> tuple[str, tuple[str, ...], str]:
     return node.name, fold(node.path)[1], node.signature
 
 
-def _rest(node: Node, gone: Collection[str]) -> Iterator[Node]:
+def _rest(node: TreeNode, gone: Collection[str]) -> Iterator[TreeNode]:
     """The sub-trees of which nothing is elsewhere, and modules of which some is."""
     if node.path in gone:
         return
@@ -194,15 +194,15 @@ def _rest(node: Node, gone: Collection[str]) -> Iterator[Node]:
         yield node
 
 
-def _of(node: Node) -> str:
+def _of(node: TreeNode) -> str:
     count = sum(1 for _ in node.walk()) - 1
     name = node.type or "a module"
     return f"{name} and {count} in it" if count else name
 
 
-def _folded(found: list[Difference]) -> list[Difference]:
+def _folded(found: list[TreeDifference]) -> list[TreeDifference]:
     """Differences that are the same but for numbers, as one."""
-    groups: dict[object, list[Difference]] = {}
+    groups: dict[object, list[TreeDifference]] = {}
     for one in found:
         what: tuple[str, ...] = (one.reference, one.target)
         if one.kind == "nested":
@@ -214,7 +214,7 @@ def _folded(found: list[Difference]) -> list[Difference]:
         reference, target = first.reference, first.target
         if first.kind == "nested":
             others = tuple(one.target for one in group)
-            reference = Difference("nested", paths, "", "").place
-            target = Difference("nested", others, "", "").place
-        made.append(Difference(first.kind, paths, reference, target))
+            reference = TreeDifference("nested", paths, "", "").place
+            target = TreeDifference("nested", others, "", "").place
+        made.append(TreeDifference(first.kind, paths, reference, target))
     return sorted(made, key=lambda one: KINDS.index(one.kind))

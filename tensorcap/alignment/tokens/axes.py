@@ -19,7 +19,7 @@ _PACKED: Final = Dims.parse("t")
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class TokenAxes:
     """Where a tensor has tokens.
 
     Attributes:
@@ -54,7 +54,9 @@ class Held:
         return f"token {at[0]}" if len(at) == 1 else f"row {at[0]}, position {at[1]}"
 
 
-def candidates(tokens: Tokens, step: int, shape: Shape, dims: Dims | None, *, is_last: bool) -> list[Held]:
+def candidates(
+    tokens: Tokens, step: int, shape: Shape, dims: Dims | None, *, is_last: bool
+) -> list[TokenAxes]:
     """All ways to read a tensor as one that has tokens; none where it has none.
 
     Args:
@@ -72,15 +74,15 @@ def candidates(tokens: Tokens, step: int, shape: Shape, dims: Dims | None, *, is
     for axes in _axes(shape, grid, dims):
         sizes = tuple(shape[axis] for axis in axes)
         if sizes == grid[-len(axes) :] or sizes == (len(cells),):
-            found.append(Held(grid, axes, cells))
+            found.append(TokenAxes(grid, axes, cells))
         elif sizes == (1, *grid[1:]) and len(grid) == 2:
-            found.append(Held(grid, axes, cells, is_shared=True))
+            found.append(TokenAxes(grid, axes, cells, is_shared=True))
     if found or not (is_last or step in tokens.last_only):
         return found
     last = tokens.last_cells(step)
     axes = _last_axes(shape, dims)
     sizes = tuple(shape[axis] for axis in axes)
-    return [Held(grid, axes, last, is_last=True)] if sizes in ((len(last),), (len(last), 1)) else []
+    return [TokenAxes(grid, axes, last, is_last=True)] if sizes in ((len(last),), (len(last), 1)) else []
 
 
 def _axes(shape: Shape, grid: Shape, dims: Dims | None) -> list[Axes]:

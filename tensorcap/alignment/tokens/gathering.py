@@ -10,7 +10,7 @@ import numpy as np
 from tensorcap.alignment.layout.dims import Dims
 from tensorcap.alignment.layout.patterns import Shape
 from tensorcap.alignment.tokens.alignment import TokenAlignment
-from tensorcap.alignment.tokens.axes import Axes, Held, candidates
+from tensorcap.alignment.tokens.axes import Axes, TokenAxes, candidates
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError
 
@@ -27,8 +27,8 @@ class Gather:
         steps: The target's steps.
     """
 
-    reference: Held
-    target: tuple[Held, ...]
+    reference: TokenAxes
+    target: tuple[TokenAxes, ...]
     reference_rows: Array
     target_rows: Array
     steps: tuple[int, ...]
@@ -134,7 +134,7 @@ class Gathering:
         steps = self.steps(step)
         asked = [(self.tokens.reference, step, shape, dims[0])]
         asked += [(self.tokens.target, *each, dims[1]) for each in zip(steps, shapes, strict=True)]
-        choices: list[list[Held]] = []
+        choices: list[list[TokenAxes]] = []
         for tokens, number, own, named in asked:
             found = candidates(tokens, number, own, named or self.dims, is_last=is_last)
             if not found and named is None:
@@ -158,7 +158,7 @@ class Gathering:
             raise UsageError("the two tensors have no token in common")
         return Gather(reference, tuple(target), *rows, steps)
 
-    def _rows_of(self, step: int, reference: Held, target: Sequence[Held]) -> tuple[Array, Array]:
+    def _rows_of(self, step: int, reference: TokenAxes, target: Sequence[TokenAxes]) -> tuple[Array, Array]:
         """Rows of both sides that are the same tokens, in the reference's order."""
         name = step, tuple(held.is_last for held in (reference, *target))
         found = self._rows.get(name)
@@ -178,7 +178,7 @@ class Gathering:
         return found
 
 
-def _chosen(choices: Sequence[Sequence[Held]], shapes: Sequence[Shape]) -> list[Held]:
+def _chosen(choices: Sequence[Sequence[TokenAxes]], shapes: Sequence[Shape]) -> list[TokenAxes]:
     """Of what each tensor may be read as one, the same axes for all of them where there are such.
 
     Raises:

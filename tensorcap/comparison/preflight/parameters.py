@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tensorcap.comparison.exact import rounding_of
+from tensorcap.comparison.exact import parameter_rounding
 from tensorcap.comparison.preflight.item import Item, UnknownError, item, some
 from tensorcap.metrics.measurement import measure
 from tensorcap.runs.record_kinds import is_parameter
@@ -58,7 +58,7 @@ def _parameter_values(
                 explains=True,
             )
         elif not _has_equal_bits(reference, ours, target, theirs) and ours.stored and theirs.stored:
-            found = measure(reference, ours, target, theirs, tolerance=rounding_of(ours, theirs))
+            found = measure(reference, ours, target, theirs, tolerance=parameter_rounding(ours, theirs))
             if found.mismatches or found.mask_mismatches:
                 unlike.append((found.relative_frobenius or 0.0, ours))
     if unlike:

@@ -12,8 +12,8 @@ import numpy as np
 
 from tensorcap.diagnosis.attention.core import Core, Mask, Parts
 from tensorcap.diagnosis.attention.parts import parts_of
-from tensorcap.diagnosis.context import Exhibit
-from tensorcap.diagnosis.scoring import LESSENED, Scales, Trial, Values, inherited, relative_error
+from tensorcap.diagnosis.context import PairContext
+from tensorcap.diagnosis.scoring import LESSENED, Hypothesis, Scorer, Values, inherited, relative_error
 from tensorcap.diagnosis.simple import named
 
 _LARGEST: Final = 1 << 21  # scores that are worked out: of as many heads as that allows
@@ -32,7 +32,7 @@ _HINTS: Final = {
 }
 
 
-def attentions(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
+def attentions(exhibit: PairContext, scales: Scorer) -> Iterator[Hypothesis]:
     """The target by a core that differs in one thing from the reference's, each of its own values."""
     r, t, head_dim = exhibit.r, exhibit.t, exhibit.head_dim
     is_core = exhibit.is_same_shape and r.ndim == 3 and head_dim and exhibit.window is None
@@ -68,7 +68,9 @@ def attentions(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
     for kind, text, core in _changes(usual, exhibit, theirs):
         facts = {"reference": _facts(usual), "target": _facts(core)}
         predicted = result(core)
-        yield Trial(kind, text, shown, predicted, baseline, 0, math.log(32), _HINTS[kind], facts, _ROUNDINGS)
+        yield Hypothesis(
+            kind, text, shown, predicted, baseline, 0, math.log(32), _HINTS[kind], facts, _ROUNDINGS
+        )
     few = _few(heads)
     sample = shown[:, np.isin(heads, few)]
     scale = _fitted_scale(
@@ -82,11 +84,17 @@ def attentions(exhibit: Exhibit, scales: Scales) -> Iterator[Trial]:
     told: dict[str, object] = {"factor": factor, "equals": list(names)}
     logs = math.log(_STEPS)
     kind, predicted = "attention-scale", result(core)
-    yield Trial(kind, text, shown, predicted, baseline, 1, logs, _HINTS[kind], told, _ROUNDINGS)
+    yield Hypothesis(kind, text, shown, predicted, baseline, 1, logs, _HINTS[kind], told, _ROUNDINGS)
 
 
 def _known(
-    exhibit: Exhibit, ours: Parts, theirs: Parts, made: Values, heads: Values, rows: Values, allowed: float
+    exhibit: PairContext,
+    ours: Parts,
+    theirs: Parts,
+    made: Values,
+    heads: Values,
+    rows: Values,
+    allowed: float,
 ) -> tuple[Core, Parts] | None:
     """The core that makes the reference, and the target's parts, with sinks where they had to be fitted.
 
@@ -125,7 +133,7 @@ def _completed(theirs: Parts, ours: Parts) -> Parts:
     )
 
 
-def _usual(exhibit: Exhibit, parts: Parts) -> Iterator[Core]:
+def _usual(exhibit: PairContext, parts: Parts) -> Iterator[Core]:
     """What the configuration says, and what is common."""
     dims = exhibit.head_dim or 1
     scalar, multiplier = exhibit.number("query_pre_attn_scalar"), exhibit.number("attention_multiplier")
@@ -138,7 +146,7 @@ def _usual(exhibit: Exhibit, parts: Parts) -> Iterator[Core]:
                     yield Core(scale, rotation, is_causal, window, cap, mask=mask)
 
 
-def _sights(exhibit: Exhibit, parts: Parts) -> list[tuple[Mask, bool, int]]:
+def _sights(exhibit: PairContext, parts: Parts) -> list[tuple[Mask, bool, int]]:
     """What is seen: what the mask says, and where it only says which tokens are padded, what is usual."""
     told = parts.of_mask()
     mask: Mask = "none" if told is None else "padding"
@@ -147,7 +155,7 @@ def _sights(exhibit: Exhibit, parts: Parts) -> list[tuple[Mask, bool, int]]:
     return usual if told in (None, ("padding", False, 0)) else [told] if told else []
 
 
-def _changes(usual: Core, exhibit: Exhibit, parts: Parts) -> Iterator[tuple[str, str, Core]]:
+def _changes(usual: Core, exhibit: PairContext, parts: Parts) -> Iterator[tuple[str, str, Core]]:
     """Cores that differ in one thing."""
     if parts.cos is not None:
         for rotation in ("halves", "pairs", "turned", "none", "q alone", "k alone"):
@@ -177,7 +185,7 @@ def _changes(usual: Core, exhibit: Exhibit, parts: Parts) -> Iterator[tuple[str,
         yield "attention-heads", text, replace(usual, is_tiled=not usual.is_tiled)
 
 
-def _other_sights(usual: Core, exhibit: Exhibit) -> Iterator[tuple[str, Core]]:
+def _other_sights(usual: Core, exhibit: PairContext) -> Iterator[tuple[str, Core]]:
     """Cores that see other tokens."""
     if usual.mask == "whole":
         yield "the target does not look at the mask", replace(usual, mask="none")
