@@ -94,15 +94,15 @@ def capture_called(
         )
 
 
-_OURS: Final = tuple(
-    str(Path(__file__).parent.joinpath(*parts))
+_OURS: Final = tuple(  # files whose frames a script's traceback does not show
+    str(Path(__file__).parents[1].joinpath(*parts))
     for parts in (
-        ("scripting.py",),
-        ("adapters", "_torch", "roots.py"),
-        ("adapters", "_torch", "direct.py"),
-        ("adapters", "_max", "roots.py"),
-        ("adapters", "_max", "foreign.py"),
-        ("adapters", "_max", "tracing.py"),
+        ("session", "program.py"),
+        ("adapters", "torch", "roots.py"),
+        ("adapters", "torch", "direct_calls.py"),
+        ("adapters", "max", "roots.py"),
+        ("adapters", "max", "foreign_program.py"),
+        ("adapters", "max", "trace.py"),
     )
 )
 _PATIENCE_SECONDS: Final = 10

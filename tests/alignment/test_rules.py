@@ -161,7 +161,7 @@ def test_every_rule_of_the_catalogue_has_an_example() -> None:
 
 
 def test_every_file_of_the_catalogue_is_read() -> None:
-    folder = Path(tensorcap.__file__).parent / "alignment" / "rules"
+    folder = Path(tensorcap.__file__).parent / "alignment" / "names"
     assert {path.stem for path in folder.glob("*.toml")} == FILES.keys()
 
 
