@@ -73,6 +73,7 @@ def command(
     Exit status: 0 nothing is suspect; 1 something is, was not judged, or is missing in TGT, or the run does
     not repeat itself; 2 wrong usage; 3 an input file cannot be read.
     """
+    from tensorcap.comparison.policy import LETTERS
     from tensorcap.reports.result_json import json_value
     from tensorcap.rerun.module_replay import replay, replay_forward
     from tensorcap_formats.open import open_archive
@@ -120,7 +121,8 @@ def command(
                         "status": own.status,
                         "findings": [
                             {
-                                "test": f.test,
+                                "test": LETTERS.get(f.test, f.test),
+                                "name": f.test,
                                 "value": json_value(f.value),
                                 "limit": f.limit,
                                 "status": f.status,
@@ -153,11 +155,14 @@ def _print(found: Any) -> None:
         color = "yellow" if found.exit_status else "green"
         click.secho(f"{what} an error of its own: {judged} within rounding.", fg=color, bold=True)
         return
+    from tensorcap.comparison.policy import describe_test
+
     rows = []
     for own in bad[:_SHOWN]:
         error = DASH if own.error is None else number_text(own.error, 3)
         ratio = DASH if own.ratio is None else number_text(own.ratio, 3)
-        tests = ",".join(dict.fromkeys(f.test for f in own.findings if f.status in ("suspect", "diverged")))
+        bad_findings = [f for f in own.findings if f.status in ("suspect", "diverged")]
+        tests = ", ".join(dict.fromkeys(describe_test(f.test) for f in bad_findings))
         rows.append((own.module, own.key, own.status, error, ratio, tests or DASH))
     print_table(("MODULE", "KEY", "STATUS", "OWN ERROR", "R", "TESTS"), rows, left=(0, 1, 2, 5), flexible=1)
     if len(bad) > _SHOWN:

@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 Again = Callable[[str, str], "Rerun | None"]
 
 _MOST: Final = 8  # suspects by archives alone
-_GAINS: Final = frozenset({"D", "D'", "T", "T'", "E", "own"})
-_UNSURE: Final = frozenset({"E", "F", "G"})  # tests that may fail for an argument that was rounded
+_GAINS: Final = frozenset({"gain", "attention_gain", "gain_tail", "attention_gain_tail", "outlier_element"})
+_UNSURE: Final = frozenset(
+    {"outlier_element", "growth", "input_dependence"}
+)  # tests that may fail for an argument that was rounded
 _BAD: Final = frozenset({"suspect", "diverged", "nonfinite", "shape-mismatch"})
 
 
@@ -192,7 +194,7 @@ def _of_divergence(reference: Archive, comparison: Comparison) -> tuple[Evidence
 
 def _is_clear(accusation: Evidence) -> bool:
     """Whether it is no matter of a limit that a correct port passes now and then."""
-    is_other_function = any(f.test == "G" and f.status in _BAD for f in accusation.findings)
+    is_other_function = any(f.test == "input_dependence" and f.status in _BAD for f in accusation.findings)
     return accusation.status != "suspect" or is_other_function
 
 
@@ -279,7 +281,7 @@ class _OwnsOfInjection:
                     return (None, ()) if gain is None else (gain.status, (gain,))
                 findings = findings if gain is None else (*findings, gain)
         if status in ("suspect", "diverged"):
-            unsure = frozenset({"F"}) if self._is_wide(pair) else _UNSURE
+            unsure = frozenset({"growth"}) if self._is_wide(pair) else _UNSURE
             telling = [f for f in findings if f.status in ("suspect", "diverged") and f.test not in unsure]
             if findings and not telling:
                 return "within-rounding", findings

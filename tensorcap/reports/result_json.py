@@ -12,7 +12,8 @@ from typing import Any
 
 from tensorcap.comparison.calibration import Calibration
 from tensorcap.comparison.comparison import Comparison
-from tensorcap.comparison.pair import Pair
+from tensorcap.comparison.pair import Finding, Pair
+from tensorcap.comparison.policy import LETTERS
 from tensorcap.metrics.location import ErrorMap
 from tensorcap.reports.examination import Examination
 from tensorcap.reports.ranking import by_module
@@ -58,6 +59,9 @@ def json_value(value: object) -> Any:
     if isinstance(value, ErrorMap):
         levels = base64.b64encode(value.levels).decode("ascii")
         return {"rows": value.rows, "columns": value.columns, "levels": levels}
+    if isinstance(value, Finding):
+        members = {name: json_value(getattr(value, name)) for name in ("value", "limit", "status", "text")}
+        return {"test": LETTERS.get(value.test, value.test), "name": value.test, **members}
     if is_dataclass(value):
         return {name: json_value(getattr(value, name)) for name in value.__dataclass_fields__}
     if isinstance(value, Mapping):

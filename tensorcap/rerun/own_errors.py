@@ -135,7 +135,7 @@ class ReplayJudge:
             found = [replace(f, status="within-rounding") for f in found]
         elif ratio is not None and math.isfinite(ratio) and self._tells_by_twin(pair, is_leaf=is_leaf):
             found.append(POLICY.judge_twin(ratio, count))
-        found += [finding for finding in pair.findings if finding.test == "E"]
+        found += [finding for finding in pair.findings if finding.test == "outlier_element"]
         is_precise = ratio is not None and ratio < POLICY.twin_precise
         if not (is_precise and (self._is_forward or self._calls.has_parameters(key.site))):
             found += self._of_bits(pair)
