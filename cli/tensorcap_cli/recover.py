@@ -31,7 +31,7 @@ def command(path: str, *, output: str | None, as_json: bool) -> None:
     Exit status: 0 all that was confirmed is saved, 1 some of it is lost or the disk is full, 2 wrong usage,
     3 there is nothing to recover, or a capture is still at work.
     """
-    from tensorcap_formats.writing.recovery import recover
+    from tensorcap_formats.writing import recover
 
     with progress("checking") as tell:
         saved = recover(path, output=output, progress=_adding(tell, _partial_bytes(path)) if tell else None)
@@ -64,7 +64,7 @@ def _adding(tell: Callable[[int, int], None], total: int) -> Callable[[int], Non
 
 
 def _partial_bytes(path: str) -> int:
-    from tensorcap_formats.writing.journal import partial_path
+    from tensorcap_formats.output_path import partial_path
 
     partial = partial_path(Path(path))
     return os.path.getsize(partial) if os.path.isfile(partial) else 0

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.content import checked_blocks, holders
 from tensorcap_formats.digests import ALGORITHMS
 from tensorcap_formats.errors import ReadError
 from tensorcap_formats.index import root_hash
 from tensorcap_formats.records import Record
-from tensorcap_formats.writing.content import checked_blocks, holders
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,20 +8,21 @@ from pathlib import Path
 from typing import Final
 
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.content import holders, write_errors
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError, WriteError
+from tensorcap_formats.hdf5 import write_hdf5
+from tensorcap_formats.output_path import (
+    build_beside,
+    is_locked,
+    put_in_place,
+    recovery_command,
+    refuse_overlap,
+    resolved,
+)
 from tensorcap_formats.records import Record
 from tensorcap_formats.view import ArchiveView
-from tensorcap_formats.writing.content import holders, writing
-from tensorcap_formats.writing.journal import is_locked, recovery_command
-from tensorcap_formats.writing.output_path import refuse_overlap, resolved
-from tensorcap_formats.writing.publishing import (
-    SUFFIXES,
-    built_beside,
-    container_of,
-    refuse_to_replace_others,
-    replace,
-)
+from tensorcap_formats.writing import CONTAINER_SUFFIXES, container_of, refuse_to_replace_others
 
 _COMPRESSIONS: Final = {
     "hdf5": ("zstd", "blosc2"),
@@ -68,7 +69,7 @@ def convert(
             full.
     """
     path = Path(path)
-    container = container_of(path, container, {**SUFFIXES, ".npz": "npz"})
+    container = container_of(path, container, {**CONTAINER_SUFFIXES, ".npz": "npz"})
     if compress is not None and compress not in _COMPRESSIONS[container]:
         known = ", ".join(_COMPRESSIONS[container]) or "none"
         raise UsageError(f"{path}: {container} is not compressed by {compress!r}, expected one of: {known}")
@@ -84,11 +85,11 @@ def convert(
     refuse_to_replace_others(path)
     watched = _Watched(source, progress, _bytes_to_read(records, container)) if progress else source
     target = resolved(path)
-    with built_beside(target) as building, writing(path):
+    with build_beside(target) as building, write_errors(path):
         _write(watched, building, container, records, compress)
         if isinstance(watched, _Watched):
             watched.finish()
-        replace(building, target)
+        put_in_place(building, target)
     return path
 
 
@@ -96,19 +97,17 @@ def _write(
     source: Archive, path: Path, container: str, records: Sequence[Record], compress: str | None
 ) -> None:
     if container == "hdf5":
-        from tensorcap_formats.hdf5.writer import write_hdf5
-
         write_hdf5(source, path, records=records, compress=compress)
     elif container == "zarr":
-        from tensorcap_formats.zarr.store import write_zarr
+        from tensorcap_formats.zarr import write_zarr
 
         write_zarr(source, path, records=records, compress=compress is not None)
     elif container == "safetensors":
-        from tensorcap_formats.safetensors.file import write_safetensors
+        from tensorcap_formats.safetensors import write_safetensors
 
         write_safetensors(source, path, records=records)
     else:
-        from tensorcap_formats.foreign.npz_writer import write_npz
+        from tensorcap_formats.foreign import write_npz
 
         write_npz(source, path, records=records, compress=compress is not None)
 

@@ -15,7 +15,7 @@ from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.errors import CorruptArchiveError
 from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
-from tensorcap_formats.writing.writer import Writer
+from tensorcap_formats.writing import Writer
 
 SUFFIXES = ["h5", "zarr", "safetensors"]
 

@@ -24,8 +24,8 @@ from tensorcap_formats.dtypes import DTYPES, dtype
 from tensorcap_formats.errors import CorruptArchiveError, TensorNotFoundError, UsageError, WriteError
 from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
-from tensorcap_formats.writing.output_path import unique_beside
-from tensorcap_formats.writing.writer import Writer
+from tensorcap_formats.output_path import unique_beside
+from tensorcap_formats.writing import Writer
 
 TARGETS = [
     ("h5", None),

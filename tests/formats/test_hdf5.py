@@ -20,7 +20,7 @@ from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.errors import CorruptArchiveError, UnfinishedArchiveError
 from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
-from tensorcap_formats.writing.writer import Writer
+from tensorcap_formats.writing import Writer
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(tensorcap_formats.__file__).parents[1])}
 RANDOM = np.random.default_rng(11)

@@ -23,8 +23,8 @@ from tensorcap_formats.errors import (
 )
 from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
-from tensorcap_formats.safetensors.file import open_safetensors, open_safetensors_folder, write_safetensors
-from tensorcap_formats.writing.writer import Writer
+from tensorcap_formats.safetensors import open_safetensors, open_safetensors_folder, write_safetensors
+from tensorcap_formats.writing import Writer
 
 
 def write(path: Path, header: object, data: bytes = b"") -> Path:
@@ -176,7 +176,7 @@ def test_packed_floats_of_six_bits_are_listed_and_not_read(tmp_path: Path) -> No
 def test_a_header_above_the_limit_of_the_format_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tensorcap_formats.safetensors.file.MAX_HEADER_BYTES", 400)
+    monkeypatch.setattr("tensorcap_formats.safetensors.writer.MAX_HEADER_BYTES", 400)
     writer = Writer(tmp_path / "x.h5")
     writer.add(Key("m", "output"), np.ones(1, np.uint8), dtype("uint8"), (1,))
     writer.close()

@@ -22,9 +22,8 @@ from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.errors import NotAnArchiveError, UnfinishedArchiveError, UsageError, WriteError
 from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
-from tensorcap_formats.writing.journal import journal_path, partial_path
-from tensorcap_formats.writing.recovery import recover
-from tensorcap_formats.writing.writer import Writer
+from tensorcap_formats.output_path import journal_path, partial_path
+from tensorcap_formats.writing import Writer, recover
 
 FLOAT32 = dtype("float32")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(tensorcap_formats.__file__).parents[1])}
@@ -34,7 +33,7 @@ import sys
 import numpy as np
 from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.keys import Key
-from tensorcap_formats.writer import Writer
+from tensorcap_formats.writing import Writer
 
 writer = Writer(sys.argv[1])
 writer.add(Key("held", "output"), np.zeros(3, "<f4"), dtype("float32"), (3,))
@@ -47,8 +46,8 @@ import os, resource, sys
 import numpy as np
 from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.keys import Key
-from tensorcap_formats.opening import open_archive
-from tensorcap_formats.writer import Writer
+from tensorcap_formats.open import open_archive
+from tensorcap_formats.writing import Writer
 
 path, nbytes = sys.argv[1], int(sys.argv[2])
 pattern = np.random.default_rng(0).integers(0, 256, (8 << 20) + 64, np.uint8)

@@ -22,9 +22,10 @@ from tensorcap_formats.errors import CorruptArchiveError
 from tensorcap_formats.flat_arrays import Slabs
 from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
-from tensorcap_formats.writing.writer import Writer
-from tensorcap_formats.zarr import arrays, foreign
-from tensorcap_formats.zarr.store import array_path
+from tensorcap_formats.writing import Writer
+from tensorcap_formats.zarr import foreign
+from tensorcap_formats.zarr import writer as zarr_writer
+from tensorcap_formats.zarr.header import array_path
 
 
 @settings(max_examples=200)
@@ -52,8 +53,8 @@ def test_slabs_cover_each_element_once_in_flat_ranges(
 def test_an_array_of_many_chunks_is_read_by_us_and_by_the_zarr_library(
     tmp_path: Path, compress: str | None, chunks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrays, "MAX_CHUNK_BYTES", 100)
-    monkeypatch.setattr(arrays, "_COMPRESSED_CHUNK_BYTES", 60)
+    monkeypatch.setattr(zarr_writer, "MAX_CHUNK_BYTES", 100)
+    monkeypatch.setattr(zarr_writer, "_COMPRESSED_CHUNK_BYTES", 60)
     array = np.arange(3 * 5 * 7, dtype="<i4").reshape(3, 5, 7)
     writer = Writer(tmp_path / "x.h5")
     writer.add(Key("m", "output"), array, dtype("int32"), array.shape)

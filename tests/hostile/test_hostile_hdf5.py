@@ -28,14 +28,14 @@ from tensorcap_formats.errors import (
     UnfinishedArchiveError,
     UnsafeFileError,
 )
+from tensorcap_formats.hdf5 import Placed, finish
+from tensorcap_formats.hdf5.flat_file import Note
 from tensorcap_formats.index import encode_index, root_hash
 from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
 from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import Statistics
-from tensorcap_formats.writing.flat_file import Note, finish
-from tensorcap_formats.writing.journal import Placed
-from tensorcap_formats.writing.writer import Writer
+from tensorcap_formats.writing import Writer
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(tensorcap_formats.__file__).parents[1])}
 FLOAT32 = dtype("float32")
@@ -47,7 +47,7 @@ READ_ALL = """
 import resource, sys
 import h5py, numpy
 from tensorcap_formats.errors import TensorcapError
-from tensorcap_formats.opening import open_archive
+from tensorcap_formats.open import open_archive
 
 def size():
     with open("/proc/self/statm") as file:
@@ -80,7 +80,7 @@ import sys
 import numpy as np
 from tensorcap_formats.digests import digest
 from tensorcap_formats.errors import ReadError
-from tensorcap_formats.opening import open_archive
+from tensorcap_formats.open import open_archive
 
 path, first, last, count, seed = sys.argv[1], *map(int, sys.argv[2:])
 original = open(path, "rb").read()

@@ -11,13 +11,13 @@ from typing import Final
 
 from tensorcap_formats.errors import CorruptArchiveError, UnsafeFileError
 from tensorcap_formats.foreign.dump_labels import Label, probe_key, rooted
-from tensorcap_formats.foreign.max_file import SUFFIX
+from tensorcap_formats.foreign.max_file import MAX_SUFFIX
 from tensorcap_formats.foreign.raw_file import RawSpec
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.keys import Key
 
 TORCH: Final = ".pt"
-NAMES: Final = "tensor_names.txt"
+NAMES_FILE: Final = "tensor_names.txt"
 METADATA: Final = "layer_metadata.json"
 _MAX_BYTES: Final = 64 * 1024 * 1024  # of a list of names
 
@@ -88,9 +88,9 @@ def tensor_files(
         spec = next((spec for spec in dump.raw if spec.fits(name)), None)
         if path.is_dir():
             dump.others[f"{shown}/"] = "a folder that is no step"
-        elif spec is None and suffix.lower() not in (SUFFIX, TORCH):
-            if name not in (NAMES, METADATA):
-                dump.others[shown] = f"no {SUFFIX} or .pt file"
+        elif spec is None and suffix.lower() not in (MAX_SUFFIX, TORCH):
+            if name not in (NAMES_FILE, METADATA):
+                dump.others[shown] = f"no {MAX_SUFFIX} or .pt file"
         elif path.is_symlink() and not os.path.realpath(path).startswith(home):
             raise UnsafeFileError(
                 f"{path}: is a link to a file outside of {dump.path}", hint="Put a copy in its place."

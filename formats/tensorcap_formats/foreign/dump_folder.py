@@ -20,10 +20,9 @@ from typing import Any, Final
 
 from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, ReadError
 from tensorcap_formats.flat_arrays import Bands
-from tensorcap_formats.foreign.archive import ForeignArchive, ForeignTensor
 from tensorcap_formats.foreign.dump_files import (
     METADATA,
-    NAMES,
+    NAMES_FILE,
     TORCH,
     DumpContents,
     DumpFile,
@@ -33,9 +32,10 @@ from tensorcap_formats.foreign.dump_files import (
     tensor_files,
 )
 from tensorcap_formats.foreign.dump_labels import parse_file_name, parse_label, undoubled
-from tensorcap_formats.foreign.max_file import SUFFIX, read_max_tensor
+from tensorcap_formats.foreign.max_file import MAX_SUFFIX, read_max_tensor
 from tensorcap_formats.foreign.raw_file import RawSpec
 from tensorcap_formats.foreign.torch_file import read_contents
+from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import from_json
 from tensorcap_formats.keys import Key, check_length, escape, natural
 
@@ -63,15 +63,15 @@ class DumpArchive(ForeignArchive):
 
 def is_dump(path: Path, names: Sequence[str]) -> bool:
     """Whether a folder with files and folders of these names is of one of the layouts."""
-    if {NAMES, METADATA, *_SIDES[:2]} & set(names) or set(_SIDES[2:]) <= set(names):
+    if {NAMES_FILE, METADATA, *_SIDES[:2]} & set(names) or set(_SIDES[2:]) <= set(names):
         return True
-    if any(name.lower().endswith(SUFFIX) for name in names):
+    if any(name.lower().endswith(MAX_SUFFIX) for name in names):
         return True
     stems = [os.path.splitext(name)[0] for name in names if name.lower().endswith(TORCH)]
     if stems:
         return all(parse_label(stem) for stem in stems)
     return any(
-        NAMES in inner or any(name.lower().endswith(SUFFIX) for name in inner)
+        NAMES_FILE in inner or any(name.lower().endswith(MAX_SUFFIX) for name in inner)
         for step in _steps(names)
         if (path / step).is_dir()
         for inner in [os.listdir(path / step)]
@@ -112,7 +112,7 @@ def open_dump(path: Path, *, raw: Sequence[RawSpec] = (), by_time: bool = False)
         _order_by_time(dump, kept)
     tensors, values = _read(dump, kept)
     if not tensors and not dump.problems:
-        raise NotAnArchiveError(f"{path}: holds no {SUFFIX} or .pt file")
+        raise NotAnArchiveError(f"{path}: holds no {MAX_SUFFIX} or .pt file")
     run: dict[str, Any] = {"framework": {"name": "max" if _is_max(kept) else "torch"}}
     if notes := _notes(dump, kept):
         run["notes"] = notes
@@ -153,13 +153,13 @@ def _find_printed(dump: DumpContents, names: Sequence[str]) -> None:
     for step, folder in [(0, ""), *((int(name), name) for name in steps)]:
         inner = _listed(dump.path / folder) if folder else [name for name in names if name not in steps]
         found = list(tensor_files(dump, folder, inner, parse_label))
-        if not found and NAMES not in inner:
+        if not found and NAMES_FILE not in inner:
             continue
         for file in found:
             file.step = step
             if file.label and file.path.suffix.lower() != TORCH:
                 file.label = undoubled(file.label)
-        if NAMES in inner:
+        if NAMES_FILE in inner:
             _order_by_names(dump, folder, found)
         else:
             dump.is_ordered = False
@@ -169,7 +169,7 @@ def _find_printed(dump: DumpContents, names: Sequence[str]) -> None:
 
 def _order_by_names(dump: DumpContents, folder: str, found: Sequence[DumpFile]) -> None:
     """Put the files in the order of the list of names, and tell where the two are unlike."""
-    path = dump.path / folder / NAMES
+    path = dump.path / folder / NAMES_FILE
     try:
         text = content(path).decode()
     except UnicodeDecodeError:
@@ -181,12 +181,12 @@ def _order_by_names(dump: DumpContents, folder: str, found: Sequence[DumpFile]) 
         name = line.replace("/", "_")
         shown = f"{folder}/{line}" if folder else line
         if name not in by_name:
-            dump.problems[shown] = f"{NAMES} names it and there is no such file"
+            dump.problems[shown] = f"{NAMES_FILE} names it and there is no such file"
             continue
         by_name[name].position = position
         if counts[name] > 1:
             dump.problems[shown] = (
-                f"{NAMES} names it {counts[name]} times: one tensor was written over another"
+                f"{NAMES_FILE} names it {counts[name]} times: one tensor was written over another"
             )
     note_unlisted(dump, folder, found)
 
@@ -235,7 +235,7 @@ def _read(dump: DumpContents, kept: Sequence[DumpFile]) -> tuple[list[ForeignTen
         try:
             if file.raw:
                 found = [file.raw.tensor(file.path, file.key.text)]
-            elif file.path.suffix.lower() == SUFFIX:
+            elif file.path.suffix.lower() == MAX_SUFFIX:
                 found = [read_max_tensor(file.path, file.key.text)]
             else:
                 contents = read_contents(file.path, "", is_prefix=True, bands=bands)

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.content import checked_blocks, write_errors
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.foreign.numpy_files import DTYPES_MEMBER
 from tensorcap_formats.index import to_json
 from tensorcap_formats.records import Record
-from tensorcap_formats.writing.content import checked_blocks, writing
 
 
 def write_npz(
@@ -41,7 +41,7 @@ def write_npz(
         if not record.stored:
             raise UsageError(f"{record.key.text}: only its statistics were kept, which .npz has no place for")
     method = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
-    with writing(path), zipfile.ZipFile(path, "x", method) as file:
+    with write_errors(path), zipfile.ZipFile(path, "x", method) as file:
         for record in chosen:
             member = zipfile.ZipInfo(f"{member_name(record)}.npy")
             member.compress_type = method

@@ -13,10 +13,10 @@ from tensorcap_formats.dtypes import DTYPES, Array, DType
 from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, ReadError, UsageError, abbreviate
 from tensorcap_formats.flat_arrays import Bands
 from tensorcap_formats.folder import files_below, others_below
-from tensorcap_formats.foreign.archive import ForeignArchive, ForeignTensor
 from tensorcap_formats.foreign.npy_header import MAX_HEADER_BYTES, NpyHeader, parse_header
 from tensorcap_formats.foreign.strided import StridedTensor
 from tensorcap_formats.foreign.zip_members import ZipMembers
+from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import from_json
 from tensorcap_formats.input_file import InputFile, StoredElements
 from tensorcap_formats.keys import Key, unescape

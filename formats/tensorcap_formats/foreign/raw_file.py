@@ -13,7 +13,7 @@ from typing import Final
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import DTYPES, DType
 from tensorcap_formats.errors import CorruptArchiveError, UsageError
-from tensorcap_formats.foreign.archive import ForeignArchive, ForeignTensor
+from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import check_shape
 from tensorcap_formats.input_file import InputFile, StoredElements
 
@@ -81,7 +81,7 @@ class RawSpec:
         )
 
 
-def hint(path: Path) -> str:
+def raw_file_hint(path: Path) -> str:
     """What to do with a file of no known kind, which may hold raw numbers."""
     return f"If it holds raw numbers, say which: {path.name}:float32:2,3"
 

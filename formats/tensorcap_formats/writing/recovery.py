@@ -10,17 +10,11 @@ from typing import Final
 
 from tensorcap_formats.digests import ALGORITHMS
 from tensorcap_formats.errors import MissingPackageError, ReadError, UnfinishedArchiveError, WriteError
+from tensorcap_formats.hdf5 import HEAD_SIZE, Placed, finish, is_finished, open_hdf5
 from tensorcap_formats.input_file import InputFile
-from tensorcap_formats.writing.flat_file import HEAD_SIZE, finish, is_finished
-from tensorcap_formats.writing.journal import (
-    Journal,
-    JournalContent,
-    Placed,
-    journal_path,
-    partial_path,
-    read_journal,
-)
-from tensorcap_formats.writing.output_path import resolved
+from tensorcap_formats.open import open_present
+from tensorcap_formats.output_path import journal_path, partial_path, resolved
+from tensorcap_formats.writing.journal import Journal, JournalContent, read_journal
 from tensorcap_formats.writing.publishing import container_of, publish, refuse_to_replace_others
 
 _BLOCK_BYTES: Final = 4 << 20
@@ -121,8 +115,6 @@ def _recover_locked(path: Path, target: Path, progress: Callable[[int], None] | 
 
 def _already_there(path: Path, content: JournalContent) -> Recovered:
     """What lies at `path`, if the writer was killed after the rename, before the journal was removed."""
-    from tensorcap_formats.open import open_present
-
     if os.path.lexists(path):
         with open_present(path) as archive:
             there = {(r.key.text, r.digest) for r in archive.records}
@@ -137,8 +129,6 @@ def _already_there(path: Path, content: JournalContent) -> Recovered:
 
 def _counted(finished: Path) -> tuple[int, bool]:
     """How many records a finished flat file has, and whether its run ended as it should."""
-    from tensorcap_formats.hdf5.reader import open_hdf5
-
     with open_hdf5(finished) as archive:
         return len(archive), archive.is_complete
 

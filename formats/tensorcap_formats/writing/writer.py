@@ -14,13 +14,13 @@ import numpy as np
 from tensorcap_formats.digests import ALGORITHMS, DEFAULT_ALGORITHM, digest
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.errors import CorruptArchiveError, UsageError, WriteError
+from tensorcap_formats.hdf5 import HEAD_SIZE, Placed, aligned, finish, write_at
 from tensorcap_formats.index import check_shape, to_json
 from tensorcap_formats.keys import Key
+from tensorcap_formats.output_path import partial_path, recovery_command, resolved
 from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import Statistics, StatisticsBuilder
-from tensorcap_formats.writing.flat_file import HEAD_SIZE, aligned, finish, write_at
-from tensorcap_formats.writing.journal import Journal, Placed, partial_path, recovery_command
-from tensorcap_formats.writing.output_path import resolved
+from tensorcap_formats.writing.journal import Journal
 from tensorcap_formats.writing.publishing import container_of, publish, refuse_to_replace_others
 
 _NO_JSON: Final = (TypeError, ValueError, RecursionError)

@@ -31,10 +31,10 @@ from tensorcap_formats.errors import (
 )
 from tensorcap_formats.flat_arrays import BAND_BYTES, Bands, read_flat
 from tensorcap_formats.folder import OpenFolder
-from tensorcap_formats.foreign.archive import ForeignArchive, ForeignTensor
-from tensorcap_formats.foreign.zip_members import check_expansion
+from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import check_shape
-from tensorcap_formats.zarr.arrays import METADATA_NAME, read_metadata
+from tensorcap_formats.input_file import check_expansion
+from tensorcap_formats.zarr.header import METADATA_NAME, read_metadata
 
 _MAX_DEPTH: Final = 64
 _NUMPY_TYPE: Final = re.compile(r"[<>|](?:b1|i[1248]|u[1248]|f[248]|c8|c16)")

@@ -26,7 +26,7 @@ from tensorcap_formats.hdf5.header import (
 )
 from tensorcap_formats.index import encode_index, to_json
 from tensorcap_formats.input_file import InputFile
-from tensorcap_formats.writing.journal import Placed
+from tensorcap_formats.records import Record
 
 HEAD_SIZE: Final = 2048
 ALIGNMENT: Final = 64
@@ -39,6 +39,14 @@ _NOTE: Final = struct.Struct("<8sIIQQQQQQQQ16s")
 _GUARD_SIZE: Final = 16
 _NOTE_MAGIC: Final = b"TCAPNOTE"
 _NOTE_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A record and where its bytes lie in the flat file; None for a record without bytes there."""
+
+    record: Record
+    offset: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,23 +2,65 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
 import secrets
 import shutil
-from contextlib import suppress
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from tensorcap_formats.errors import UsageError
 
+OPEN_TO_READ: Final = (  # a pipe that lies there does not block, and no link is followed
+    os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+)
+_BUILDING: Final = "building"
 _STEM_BYTES: Final = 150  # of the 255 that a name may have
 
 
 def resolved(path: Path) -> Path:
     """Where an output goes: what the path links to, if it is a link; a link to nothing shows where too."""
     return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
+def journal_path(path: Path) -> Path:
+    """Where the journal of the archive at `path` lies while it is written."""
+    path = resolved(path)
+    return path.with_name(path.name + ".journal")
+
+
+def partial_path(path: Path) -> Path:
+    """Where the bytes of the archive at `path` lie while it is written."""
+    path = resolved(path)
+    return path.with_name(path.name + ".partial")
+
+
+def recovery_command(path: Path) -> str:
+    """The command that saves what a writer left that did not end, to another path where an archive is."""
+    other = f" -o OTHER{path.suffix}" if os.path.lexists(resolved(path)) else ""
+    return f"`tcap recover {path}{other}`"
+
+
+def is_locked(path: Path) -> bool | None:
+    """Whether somebody is writing the archive at `path`; None where it has no journal."""
+    try:
+        fd = os.open(journal_path(path), OPEN_TO_READ)
+    except (OSError, ValueError):
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return None
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 def refuse_overlap(source: Path, path: Path) -> None:
@@ -32,6 +74,35 @@ def refuse_overlap(source: Path, path: Path) -> None:
         raise UsageError(
             f"{path}: is the source or overlaps with it, expected another path", hint="Choose another path."
         )
+
+
+@contextmanager
+def build_beside(path: Path) -> Iterator[Path]:
+    """A new path in the folder of `path`, to build something at; what is still there at the end is removed.
+
+    What processes that were killed had begun to build for the same path is removed first.
+    """
+    remove_stale(path, _BUILDING)
+    building = unique_beside(path, _BUILDING)
+    try:
+        yield building
+    finally:
+        remove(building)
+
+
+def put_in_place(new: Path, path: Path) -> None:
+    """Rename `new` to `path`; a folder there, which no rename replaces, is moved aside and removed after."""
+    if not path.is_dir() and not (new.is_dir() and os.path.lexists(path)):
+        new.replace(path)
+        return
+    aside = unique_beside(path, "replaced")
+    path.rename(aside)
+    try:
+        new.replace(path)
+    except BaseException:
+        aside.rename(path)
+        raise
+    remove(aside)
 
 
 def unique_beside(path: Path, purpose: str) -> Path:

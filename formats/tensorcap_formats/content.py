@@ -53,7 +53,7 @@ def checked_blocks(archive: Archive, record: Record, block_bytes: int = BLOCK_BY
         )
 
 
-def described(archive: Archive, records: Sequence[Record]) -> tuple[list[Record], str]:
+def describe_records(archive: Archive, records: Sequence[Record]) -> tuple[list[Record], str]:
     """Records for an index: numbered anew, with digest and statistics, which are computed where missing.
 
     Args:
@@ -80,12 +80,12 @@ def described(archive: Archive, records: Sequence[Record]) -> tuple[list[Record]
     return out, algorithm
 
 
-def index_and_run(source: Archive, chosen: Sequence[Record], algorithm: str) -> tuple[bytes, bytes]:
+def encode_index_and_run(source: Archive, chosen: Sequence[Record], algorithm: str) -> tuple[bytes, bytes]:
     """The index and the run metadata, as JSON, of an archive that holds `chosen` of what `source` does.
 
     Args:
         source: Where the values, the run and what is known of both come from.
-        chosen: Records as `described` gives them.
+        chosen: Records as `describe_records` gives them.
         algorithm: Of their digests.
     """
     run = to_json(source.run)
@@ -101,7 +101,7 @@ def index_and_run(source: Archive, chosen: Sequence[Record], algorithm: str) -> 
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def write_errors(path: Path) -> Iterator[None]:
     """Turn errors of the system, which come from the output, into `WriteError`; ours pass."""
     try:
         yield
