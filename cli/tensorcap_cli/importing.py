@@ -57,8 +57,8 @@ def command(source: str, output: str, *, raw: tuple[str, ...], by_time: bool, as
     from tensorcap_formats.conversion import convert
 
     with _opened(source, raw, by_time) as opened:
-        with progress("importing") as tell:
-            path = convert(opened, output, progress=tell)
+        with progress("importing") as bar:
+            path = convert(opened, output, progress=bar)
         problems = getattr(opened, "problems", {})
         probes = getattr(opened, "probes", ())
         notes = list(opened.info.notes)

@@ -11,7 +11,7 @@ from tensorcap_formats.archive import BLOCK_BYTES, Archive
 from tensorcap_formats.digests import ALGORITHMS, DEFAULT_ALGORITHM
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import CorruptArchiveError, TensorcapError, WriteError
-from tensorcap_formats.index import encode_index, to_json
+from tensorcap_formats.index import encode_index, encode_json
 from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import StatisticsBuilder
 
@@ -88,7 +88,7 @@ def encode_index_and_run(source: Archive, chosen: Sequence[Record], algorithm: s
         chosen: Records as `describe_records` gives them.
         algorithm: Of their digests.
     """
-    run = to_json(source.run)
+    run = encode_json(source.run)
     index = encode_index(
         chosen,
         source.values,

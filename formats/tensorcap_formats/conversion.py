@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +20,7 @@ from tensorcap_formats.output_path import (
     refuse_overlap,
     resolved,
 )
+from tensorcap_formats.progress import Progress
 from tensorcap_formats.records import Record
 from tensorcap_formats.view import ArchiveView
 from tensorcap_formats.writing import CONTAINER_SUFFIXES, container_of, refuse_to_replace_others
@@ -30,8 +31,6 @@ _COMPRESSIONS: Final = {
     "safetensors": (),
     "npz": ("deflate",),
 }
-
-Progress = Callable[[int, int], None]
 
 
 def convert(
@@ -48,7 +47,7 @@ def convert(
 
     Order numbers, values, run, completeness, and statistics without bytes are kept; bytes are held against
     their digests on the way. Tensors of a file from elsewhere keep their bare names, and the execution order
-    stays unknown. An `.npz` file has room for names and tensors only (see `npz_output.write_npz`).
+    stays unknown. An `.npz` file has room for names and tensors only (see `foreign.write_npz`).
 
     Args:
         source: Open archive.
@@ -57,7 +56,7 @@ def convert(
         compress: `zstd` or `blosc2` for hdf5, `zstd` for zarr, `deflate` for npz; None for plain bytes.
         only: Globs that keys must match one of; all if empty.
         exclude: Globs that keys must match none of.
-        progress: Told the bytes read so far, and all that will be.
+        progress: Receives the bytes read so far, and how many there will be.
 
     Returns:
         The path of the new archive.
@@ -83,11 +82,14 @@ def convert(
             hint=f"Wait for it, or save what it left with {recovery_command(path)}.",
         )
     refuse_to_replace_others(path)
-    watched = _Watched(source, progress, _bytes_to_read(records, container)) if progress else source
+    watched = source
+    if progress:
+        progress.stage("converting")
+        watched = _WatchedArchive(source, progress, _bytes_to_read(records, container))
     target = resolved(path)
     with build_beside(target) as building, write_errors(path):
         _write(watched, building, container, records, compress)
-        if isinstance(watched, _Watched):
+        if isinstance(watched, _WatchedArchive):
             watched.finish()
         put_in_place(building, target)
     return path
@@ -120,8 +122,8 @@ def _bytes_to_read(records: Sequence[Record], container: str) -> int:
     return sum(r.nbytes for r in known) + 2 * sum(r.nbytes for r in unknown)
 
 
-class _Watched(ArchiveView):
-    """An archive that tells how much of it was read."""
+class _WatchedArchive(ArchiveView):
+    """A source that reports how much of it was read."""
 
     def __init__(self, source: Archive, progress: Progress, total: int) -> None:
         super().__init__(source, source.records, {r.key.text: (r,) for r in source.records}, root=source.root)
@@ -132,8 +134,8 @@ class _Watched(ArchiveView):
     def _read_flat(self, record: Record, start: int, out: Array) -> None:
         super()._read_flat(record, start, out)
         self._done = min(self._done + out.nbytes, self._total)
-        self._progress(self._done, self._total)
+        self._progress.advance(self._done, self._total)
 
     def finish(self) -> None:
-        """Tell that all is done: what turned out to be equal was not read again."""
-        self._progress(self._total, self._total)
+        """Report that all is read: what turned out to be equal was not read again."""
+        self._progress.advance(self._total, self._total)

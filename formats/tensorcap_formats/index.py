@@ -73,7 +73,7 @@ def encode_index(
         **{name: [getattr(s, name) for s in statistics] for name in _STATISTICS},
         "values": values,
     }
-    body = to_json(index)[:-1]
+    body = encode_json(index)[:-1]
     return body + b',"seal":"%s"}' % _seal(body, run).encode()
 
 
@@ -115,7 +115,7 @@ def decode_index(data: bytes, source: str) -> Index:
         NewerVersionError: A newer major version, or an extension that must be understood.
         CorruptArchiveError: Anything else that is not as the specification says.
     """
-    index = from_json(data, f"{source}: index")
+    index = decode_json(data, f"{source}: index")
     check_version(index, source)
     count = index.get("count")
     if type(count) is not int or not 0 <= count <= len(data):
@@ -224,12 +224,12 @@ def _seal(body: bytes, run: bytes) -> str:
     return hasher.hexdigest()
 
 
-def to_json(value: object) -> bytes:
+def encode_json(value: object) -> bytes:
     """Compact UTF-8 JSON; refuses NaN and infinity, which JSON has not."""
     return _ENCODER.encode(value).encode("utf-8", "backslashreplace")
 
 
-def from_json(data: bytes, source: str) -> dict[str, Any]:
+def decode_json(data: bytes, source: str) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:

@@ -194,7 +194,7 @@ def test_values_overwritten_in_place_are_never_read_as_those_that_were_written(
         assert_holds_all_but(archive, "0/a/output")
         with pytest.raises(CorruptArchiveError, match="0/a/output: digest of its bytes is"):
             archive.read(archive.get("0/a/output"))
-        (problem,) = check_archive(archive)
+        (problem,) = check_archive(archive).problems
         assert "0/a/output" in str(problem)
 
 

@@ -23,6 +23,7 @@ from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
 from tensorcap_formats.output_path import journal_path, partial_path
 from tensorcap_formats.writing import Writer, recover
+from tests.support.progress import RecordedProgress
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(tensorcap_formats.__file__).parents[1])}
 KILLS = 30
@@ -196,10 +197,11 @@ def path(tmp_path: Path) -> Path:
 @pytest.mark.spec("ARC-53")
 def test_a_recovered_archive_says_that_it_is_not_complete(path: Path) -> None:
     capture(path)
-    checked: list[int] = []
-    found = recover(path, progress=checked.append)
+    progress = RecordedProgress()
+    found = recover(path, progress=progress)
     assert (found.path, found.records, found.lost, found.torn, found.was_complete) == (path, 3, 0, 0, False)
-    assert sum(checked) == 1200
+    assert progress.stages == ["checking"]
+    assert progress.advances == [(400, 1200), (800, 1200), (1200, 1200)]
     with open_archive(path) as archive:
         assert not archive.is_complete
         assert archive.values == {"0/m.0/input.mask": None}

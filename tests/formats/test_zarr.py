@@ -121,7 +121,7 @@ def test_arrays_of_the_zarr_library_come_back(tmp_path: Path, version: Any, kind
         blocks = [b.tolist() for b in archive.blocks(record, 11 * record.dtype.itemsize)]
         assert [x for block in blocks for x in block] == array.reshape(-1).tolist()
         assert (archive.is_foreign, archive.is_ordered, archive.container) == (True, False, "zarr")
-        assert check_archive(archive) == []
+        assert check_archive(archive).problems == []
 
 
 def test_shards_transposed_chunks_scalars_and_empty_arrays_are_read(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_shards_transposed_chunks_scalars_and_empty_arrays_are_read(tmp_path: Pa
             "scalar": 3.5,
             "empty": [],
         }
-        assert check_archive(archive) == []
+        assert check_archive(archive).problems == []
 
 
 def test_rows_that_are_larger_than_a_band_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +179,7 @@ def test_chunks_that_are_missing_read_as_the_fill_value_and_a_remark_says_so(tmp
             "y": "2 of 3 chunks are missing; the fill value was read",
         }
         assert {r.key.text: archive.remark(r) for r in archive.records} == remarks
-        assert check_archive(archive) == [
+        assert check_archive(archive).problems == [
             Problem(key, what, is_warning=True) for key, what in remarks.items()
         ]
 
@@ -199,7 +199,7 @@ def test_an_array_that_lost_all_its_chunks_cannot_be_read(tmp_path: Path) -> Non
             assert str(caught.value) == archive.remark(record) == reason
             assert "write_empty_chunks=True" in str(caught.value.hint)
         assert archive.load(archive.get("empty")).size == 0
-        assert [p.is_warning for p in check_archive(archive)] == [False, False]
+        assert [p.is_warning for p in check_archive(archive).problems] == [False, False]
         assert archive.remark(archive.get("y")) == archive.remark(archive.get("empty")) == ""
 
 
@@ -239,7 +239,7 @@ def test_arrays_of_text_are_named_as_skipped(tmp_path: Path) -> None:
     group.create_array("x", data=np.ones(2))
     with open_archive(tmp_path / "x.zarr") as archive:
         assert [r.key.text for r in archive.records] == ["x"]
-        assert check_archive(archive) == [
+        assert check_archive(archive).problems == [
             Problem("labels", "is not read: an array of '<U2'", is_warning=True)
         ]
 

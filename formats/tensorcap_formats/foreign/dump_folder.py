@@ -36,7 +36,7 @@ from tensorcap_formats.foreign.max_file import MAX_SUFFIX, read_max_tensor
 from tensorcap_formats.foreign.raw_file import RawSpec
 from tensorcap_formats.foreign.torch_file import read_contents
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
-from tensorcap_formats.index import from_json
+from tensorcap_formats.index import decode_json
 from tensorcap_formats.keys import Key, check_length, escape, natural
 
 _SIDES: Final = ("max_layers", "torch_layers", "without_injection", "with_injection")
@@ -302,7 +302,7 @@ def find_verified(dump: DumpContents, names: Sequence[str]) -> list[Key]:
         What was put in the place of the model's own tensors.
     """
     path = dump.path / METADATA
-    layers = from_json(content(path), str(path))
+    layers = decode_json(content(path), str(path))
     found = list(tensor_files(dump, "", names, parse_file_name))
     expected: dict[str, int] = {}
     for name, layer in layers.items():

@@ -12,7 +12,7 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.content import checked_blocks, write_errors
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.foreign.numpy_files import DTYPES_MEMBER
-from tensorcap_formats.index import to_json
+from tensorcap_formats.index import encode_json
 from tensorcap_formats.records import Record
 
 
@@ -55,7 +55,7 @@ def write_npz(
                 for block in checked_blocks(source, record):
                     out.write(block.view("u1").data)
         dtypes = {member_name(r): r.dtype.name for r in chosen if not r.dtype.is_native}
-        file.writestr(zipfile.ZipInfo(DTYPES_MEMBER), to_json(dtypes))
+        file.writestr(zipfile.ZipInfo(DTYPES_MEMBER), encode_json(dtypes))
 
 
 def member_name(record: Record) -> str:

@@ -17,7 +17,7 @@ from tensorcap_formats.foreign.npy_header import MAX_HEADER_BYTES, NpyHeader, pa
 from tensorcap_formats.foreign.strided import StridedTensor
 from tensorcap_formats.foreign.zip_members import ZipMembers
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
-from tensorcap_formats.index import from_json
+from tensorcap_formats.index import decode_json
 from tensorcap_formats.input_file import InputFile, StoredElements
 from tensorcap_formats.keys import Key, unescape
 
@@ -160,7 +160,7 @@ def _logical_dtypes(members: ZipMembers) -> dict[str, DType]:
     members.check(DTYPES_MEMBER)
     if members.sizes[DTYPES_MEMBER] > _MAX_DTYPES_BYTES:
         raise CorruptArchiveError(f"{where}: has more than {_MAX_DTYPES_BYTES} bytes")
-    names = from_json(members.read(DTYPES_MEMBER, _MAX_DTYPES_BYTES), where)
+    names = decode_json(members.read(DTYPES_MEMBER, _MAX_DTYPES_BYTES), where)
     for name in names.values():
         if not isinstance(name, str) or name not in DTYPES:
             raise CorruptArchiveError(f"{where}: dtype {abbreviate(repr(name))} is unknown")

@@ -24,7 +24,7 @@ from tensorcap_formats.hdf5.header import (
     emit,
     string_type,
 )
-from tensorcap_formats.index import encode_index, to_json
+from tensorcap_formats.index import encode_index, encode_json
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.records import Record
 
@@ -157,7 +157,7 @@ def finish(
         is_ordered: Whether the records' order is that of execution.
         fsync: Whether to survive a power cut, and not only a kill.
     """
-    run_json = to_json(run)
+    run_json = encode_json(run)
     index = encode_index(
         [p.record for p in placed],
         values,

@@ -28,7 +28,7 @@ from tensorcap_formats.hdf5.foreign import (
     require_inside,
 )
 from tensorcap_formats.hdf5.header import SIGNATURE
-from tensorcap_formats.index import Index, decode_index, decode_sealed, from_json
+from tensorcap_formats.index import Index, decode_index, decode_json, decode_sealed
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.records import Record
 
@@ -113,7 +113,7 @@ def _open_by_note(path: Path, file: InputFile, note: Note, tail: bytes, resource
         return tail[at - note.tail_at : at - note.tail_at + size]
 
     index = decode_index(part(note.index_at, note.index_size), str(path))
-    run = from_json(part(note.run_at, note.run_size), f"{path}: run")
+    run = decode_json(part(note.run_at, note.run_size), f"{path}: run")
     if note.offsets_count != len(index.records):
         raise CorruptArchiveError(
             f"{path}: table has {note.offsets_count} offsets, expected one for each of "
@@ -194,7 +194,7 @@ def _open_by_library(path: Path, file: InputFile, resources: ExitStack, *, is_ou
                 f"{path}: has no text {missing!r}, expected that of an archive (ARC-20)"
             )
         index = decode_sealed(index_text, run_text, str(path))
-        run = from_json(run_text, f"{path}: run")
+        run = decode_json(run_text, f"{path}: run")
         archive = _LibraryArchive(path, index, run, resources.pop_all())
         archive._file, archive._root = file, root
         return archive

@@ -18,7 +18,7 @@ from tensorcap_formats.errors import (
 )
 from tensorcap_formats.folder import others_below
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
-from tensorcap_formats.index import from_json
+from tensorcap_formats.index import decode_json
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.safetensors.header import (
     DTYPE_OF_CODE,
@@ -119,7 +119,7 @@ def _weight_map(path: Path) -> dict[str, str]:
     with closing(InputFile(path)) as file:
         if file.size > MAX_HEADER_BYTES:
             raise CorruptArchiveError(f"{path}: has {file.size} bytes, expected at most {MAX_HEADER_BYTES}")
-        placed = from_json(file.read(0, file.size), str(path)).get("weight_map")
+        placed = decode_json(file.read(0, file.size), str(path)).get("weight_map")
     if not isinstance(placed, dict) or not all(isinstance(shard, str) for shard in placed.values()):
         raise CorruptArchiveError(f"{path}: weight_map does not give each tensor a file name")
     return placed

@@ -11,7 +11,7 @@ from tensorcap_formats.content import content_of, holders
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import CorruptArchiveError
 from tensorcap_formats.foreign_archive import ForeignArchive
-from tensorcap_formats.index import check_version, decode_sealed, from_json
+from tensorcap_formats.index import check_version, decode_json, decode_sealed
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.records import Record
 from tensorcap_formats.safetensors.foreign import foreign_tensors
@@ -58,7 +58,7 @@ class SafetensorsArchive(Archive):
             index.records,
             is_ordered=index.is_ordered,
             is_complete=index.is_complete,
-            run=from_json(run, f"{source}: run"),
+            run=decode_json(run, f"{source}: run"),
             values=index.values,
             algorithm=index.algorithm,
             root=index.root,

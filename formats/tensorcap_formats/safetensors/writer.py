@@ -16,7 +16,7 @@ from tensorcap_formats.content import (
     write_errors,
 )
 from tensorcap_formats.errors import WriteError
-from tensorcap_formats.index import FORMAT_VERSION, to_json
+from tensorcap_formats.index import FORMAT_VERSION, encode_json
 from tensorcap_formats.records import Record
 from tensorcap_formats.safetensors.header import MAX_HEADER_BYTES, METADATA, OUR_PADDING, stored_form
 
@@ -48,7 +48,7 @@ def write_safetensors(source: Archive, path: Path, *, records: Sequence[Record] 
         code, shape = stored_form(record)
         header[name] = {"dtype": code, "shape": shape, "data_offsets": [end, end + record.nbytes]}
         end += record.nbytes
-    text = to_json(header)
+    text = encode_json(header)
     text += OUR_PADDING + b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER_BYTES:
         raise WriteError(

@@ -27,7 +27,7 @@ from tensorcap_formats.errors import (
     abbreviate,
 )
 from tensorcap_formats.hdf5 import Placed
-from tensorcap_formats.index import check_shape, finite_number, to_json
+from tensorcap_formats.index import check_shape, encode_json, finite_number
 from tensorcap_formats.keys import Key
 from tensorcap_formats.output_path import OPEN_TO_READ, journal_path
 from tensorcap_formats.records import Record
@@ -154,7 +154,7 @@ class Journal:
         os.fsync(self._fd)
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        body = to_json(line)
+        body = encode_json(line)
         data = memoryview(b"%s\t%08x\n" % (body, zlib.crc32(body)))
         while data:  # once, save on a full disk, where the second write says what is wrong
             data = data[os.write(self._fd, data) :]

@@ -15,7 +15,7 @@ from tensorcap_formats.digests import ALGORITHMS, DEFAULT_ALGORITHM, digest
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.errors import CorruptArchiveError, UsageError, WriteError
 from tensorcap_formats.hdf5 import HEAD_SIZE, Placed, aligned, finish, write_at
-from tensorcap_formats.index import check_shape, to_json
+from tensorcap_formats.index import check_shape, encode_json
 from tensorcap_formats.keys import Key
 from tensorcap_formats.output_path import partial_path, recovery_command, resolved
 from tensorcap_formats.records import Record
@@ -375,6 +375,6 @@ def _require_storage(key: Key, flat: Array, dtype: DType) -> None:
 
 def _require_json(value: object, what: str) -> None:
     try:
-        to_json(value)
+        encode_json(value)
     except _NO_JSON as error:
         raise UsageError(f"{what} has no JSON form: {error}") from error

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, abbreviate, missing_package
 from tensorcap_formats.flat_arrays import Slabs
-from tensorcap_formats.index import check_shape, from_json
+from tensorcap_formats.index import check_shape, decode_json
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.keys import Key
 
@@ -67,7 +67,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
     with closing(open_part(path, "metadata of the array is missing")) as file:
         if file.size > MAX_METADATA_BYTES:
             raise CorruptArchiveError(f"{path}: has {file.size} bytes, expected at most {MAX_METADATA_BYTES}")
-        return from_json(file.read(0, file.size), str(path))
+        return decode_json(file.read(0, file.size), str(path))
 
 
 def open_part(path: Path, what: str) -> InputFile:

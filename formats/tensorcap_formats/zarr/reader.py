@@ -20,7 +20,7 @@ from tensorcap_formats.digests import RunningDigests
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError
 from tensorcap_formats.folder import OpenFolder
-from tensorcap_formats.index import Index, check_version, decode_sealed, from_json
+from tensorcap_formats.index import Index, check_version, decode_json, decode_sealed
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.records import Record
 from tensorcap_formats.zarr.foreign import open_foreign_zarr
@@ -71,7 +71,7 @@ class ZarrArchive(Archive):
         try:
             run = self._bytes(RUN_NAME)
             index = decode_sealed(self._bytes(INDEX_NAME), run, source)
-            self._describe(path, index, from_json(run, f"{source}: run"))
+            self._describe(path, index, decode_json(run, f"{source}: run"))
         except BaseException:
             self._folder.close()
             raise

@@ -18,7 +18,7 @@ from tensorcap_formats.content import (
 )
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.flat_arrays import Slabs
-from tensorcap_formats.index import FORMAT_VERSION, to_json
+from tensorcap_formats.index import FORMAT_VERSION, encode_json
 from tensorcap_formats.records import Record
 from tensorcap_formats.zarr.header import (
     INDEX_NAME,
@@ -54,7 +54,7 @@ def write_zarr(
     originals = source.records if records is None else records
     chosen, algorithm = describe_records(source, originals)
     index, run = encode_index_and_run(source, chosen, algorithm)
-    group = to_json({"zarr_format": 3, "node_type": "group", "attributes": {}})
+    group = encode_json({"zarr_format": 3, "node_type": "group", "attributes": {}})
     groups = {""}
     with write_errors(path):
         path.mkdir()
@@ -78,7 +78,7 @@ def write_zarr(
             data = np.frombuffer(text, np.uint8)
             write_array(path / name, [data], data.shape, "|u1", "uint8", compress=compress)
         root = {"zarr_format": 3, "node_type": "group", "attributes": {"tensorcap": FORMAT_VERSION}}
-        (path / METADATA_NAME).write_bytes(to_json(root))
+        (path / METADATA_NAME).write_bytes(encode_json(root))
 
 
 def write_array(
@@ -102,4 +102,4 @@ def write_array(
         path = folder / slabs.key(number)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(encode(chunk.view("u1")) if encode else chunk.view("u1").data)
-    (folder / METADATA_NAME).write_bytes(to_json(array_metadata(slabs, kind, dtype, compress=compress)))
+    (folder / METADATA_NAME).write_bytes(encode_json(array_metadata(slabs, kind, dtype, compress=compress)))
