@@ -110,7 +110,7 @@ def test_a_newer_journal_is_refused(path: Path) -> None:
         read_journal(path)
 
 
-@pytest.mark.spec("ARC-50")
+@pytest.mark.spec("ARC-54")
 def test_whoever_holds_the_journal_locks_it(path: Path) -> None:
     assert is_locked(path) is None
     journal = Journal(path)

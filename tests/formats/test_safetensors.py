@@ -64,7 +64,7 @@ def test_names_are_in_natural_order_and_escaped(tmp_path: Path) -> None:
         ]
 
 
-@pytest.mark.spec("ARC-60", "ARC-62")
+@pytest.mark.spec("ARC-60", "ARC-62", "ARC-68")
 def test_the_bytes_of_an_archive_are_as_specified(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "x.safetensors", run={"steps": 1})
     writer.add(Key("a", "output"), np.array([1], np.uint8), dtype("uint8"), (1,))
@@ -188,7 +188,7 @@ def test_a_header_above_the_limit_of_the_format_is_not_written(
     assert not (tmp_path / "y.safetensors").exists()
 
 
-@pytest.mark.spec("ARC-62")
+@pytest.mark.spec("ARC-69")
 def test_digests_are_not_trusted_once_another_library_rewrote_the_file(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     writer = Writer(path)

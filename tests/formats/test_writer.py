@@ -370,7 +370,7 @@ def test_a_discarded_capture_leaves_nothing(path: Path) -> None:
     assert os.listdir(path.parent) == []
 
 
-@pytest.mark.spec("ARC-50")
+@pytest.mark.spec("ARC-54")
 def test_a_second_process_that_writes_the_path_is_refused_at_once(path: Path) -> None:
     write_previous(path)
     with another_process_writing(path):
@@ -435,7 +435,7 @@ def test_a_name_may_be_as_long_as_leaves_room_for_the_journal(suffix: str, tmp_p
     assert os.listdir(tmp_path) == [path.name]
 
 
-@pytest.mark.spec("ARC-50")
+@pytest.mark.spec("ARC-55")
 @pytest.mark.parametrize("kind", ["file", "link", "dangling"])
 def test_a_partial_file_without_a_journal_is_somebody_elses(kind: str, path: Path) -> None:
     elsewhere = path.with_name("precious")

@@ -48,7 +48,7 @@ def test_slabs_cover_each_element_once_in_flat_ranges(
         assert slabs.key(number) == "/".join(map(str, ["c", *coordinates]))
 
 
-@pytest.mark.spec("ARC-61")
+@pytest.mark.spec("ARC-65")
 @pytest.mark.parametrize(("compress", "chunks"), [(None, 6), ("zstd", 9)])
 def test_an_array_of_many_chunks_is_read_by_us_and_by_the_zarr_library(
     tmp_path: Path, compress: str | None, chunks: int, monkeypatch: pytest.MonkeyPatch
@@ -69,7 +69,7 @@ def test_an_array_of_many_chunks_is_read_by_us_and_by_the_zarr_library(
     assert stored[...].tolist() == array.tolist()
 
 
-@pytest.mark.spec("ARC-61")
+@pytest.mark.spec("ARC-61", "ARC-66")
 def test_chunks_of_zeros_are_written_too(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "x.zarr")
     writer.add(Key("m", "output"), np.zeros(3, "<f4"), dtype("float32"), (3,))
@@ -89,6 +89,30 @@ def test_chunks_of_zeros_are_written_too(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.spec("ARC-63")
+@pytest.mark.parametrize(
+    ("name", "data_type", "attributes"),
+    [
+        ("bool", "bool", {}),
+        ("uint64", "uint64", {}),
+        ("complex64", "complex64", {}),
+        ("bfloat16", "uint16", {"dtype": "bfloat16"}),
+        ("float8_e4m3fn", "uint8", {"dtype": "float8_e4m3fn"}),
+        ("complex32", "uint32", {"dtype": "complex32"}),
+        ("int3", "int8", {"dtype": "int3"}),
+    ],
+)
+def test_dtypes_that_zarr_lacks_are_integers_with_their_name_in_an_attribute(
+    tmp_path: Path, name: str, data_type: str, attributes: dict[str, str]
+) -> None:
+    writer = Writer(tmp_path / "x.zarr")
+    writer.add(Key("m", "output"), np.zeros(3, dtype(name).storage), dtype(name), (3,))
+    writer.close()
+    metadata = json.loads((tmp_path / "x.zarr/steps/0/m/output/zarr.json").read_text())
+    assert (metadata["data_type"], metadata["attributes"]) == (data_type, attributes)
+
+
+@pytest.mark.spec("ARC-64")
 @pytest.mark.parametrize(
     ("site", "path"),
     [
@@ -101,6 +125,7 @@ def test_names_that_zarr_or_a_file_system_refuses_are_changed(site: str, path: s
     assert array_path(Key(site, "output")) == path
 
 
+@pytest.mark.spec("ARC-64")
 def test_long_names_end_in_a_hash_of_the_whole() -> None:
     found = array_path(Key("x" * 300, "output"))
     digest = hashlib.blake2b(b"x" * 300, digest_size=16).hexdigest()
@@ -203,7 +228,7 @@ def test_an_array_that_lost_all_its_chunks_cannot_be_read(tmp_path: Path) -> Non
         assert archive.remark(archive.get("y")) == archive.remark(archive.get("empty")) == ""
 
 
-@pytest.mark.spec("ARC-61")
+@pytest.mark.spec("ARC-67")
 def test_an_altered_chunk_of_ours_is_not_read_as_what_was_written(tmp_path: Path) -> None:
     path = write_one(tmp_path / "x.zarr", 1.0)
     array: Any = zarr.open_array(path, path="steps/0/m/output", mode="r+")

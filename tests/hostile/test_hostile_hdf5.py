@@ -191,7 +191,7 @@ def test_an_archive_with_more_behind_it_is_still_read(path: Path) -> None:
         assert archive.read(archive.get("m.2/output")).tolist() == [False, True] * 12
 
 
-@pytest.mark.spec("ARC-43")
+@pytest.mark.spec("ARC-45")
 def test_any_byte_of_the_note_may_be_wrong_and_the_archive_is_read_all_the_same(path: Path) -> None:
     write_small(path)
     assert run(FLIP, path, 96, 192, 0, 1) == ["96 0 0"]
@@ -285,7 +285,7 @@ def test_a_table_with_another_number_of_offsets_is_refused(count: int, path: Pat
         open_archive(path)
 
 
-@pytest.mark.spec("ARC-43")
+@pytest.mark.spec("ARC-45")
 @pytest.mark.parametrize(
     "changes",
     [

@@ -101,7 +101,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.spec("ARC-4", "ARC-61")
+@pytest.mark.spec("ARC-4", "ARC-61", "ARC-66")
 @pytest.mark.parametrize("case", DAMAGE)
 def test_damage_is_one_line_and_never_zeros(store: Path, case: str) -> None:
     damage, reason = DAMAGE[case]
