@@ -1,4 +1,4 @@
-"""Open whatever lies at a path: the kind is told from its content, hardly ever from its name."""
+"""Open any archive or file of tensors: its kind is recognized by content, hardly ever by name."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def open_archive(path: str | os.PathLike[str]) -> Archive:
     path = Path(path)
     locked = is_locked(path)
     if not os.path.exists(path):
-        raise _nothing_there(path, locked)
+        raise _nothing_to_open(path, locked)
     if locked:
         warnings.warn(f"{path}: another process is writing it anew; this is the archive before", stacklevel=2)
     return open_present(path)
 
 
 def _raw_opener(path: str | os.PathLike[str]) -> Callable[[], Archive] | None:
-    """What opens a path with a dtype and a shape behind it; None for any other."""
+    """The function that opens a path with a dtype and a shape behind it; None for any other path."""
     if os.fspath(path).count(":") < 2 or os.path.exists(path):
         return None
     from tensorcap_formats.foreign import RawSpec, open_raw
@@ -59,11 +59,11 @@ def _raw_opener(path: str | os.PathLike[str]) -> Callable[[], Archive] | None:
 
 
 def open_present(path: Path) -> Archive:
-    """Open what lies at `path` now, whoever may be writing it anew; else as `open_archive`."""
+    """Open what lies at `path` now, even if it is being written anew; else as `open_archive`."""
     return _folder_opener(path)(path) if path.is_dir() else _file_opener(path)(path)
 
 
-def _nothing_there(path: Path, locked: bool | None) -> ReadError:
+def _nothing_to_open(path: Path, locked: bool | None) -> ReadError:
     if locked:
         return UnfinishedArchiveError(
             f"{path}: another process is writing it", hint="Wait until the capture has ended."

@@ -1,4 +1,7 @@
-"""Where an output lies, and the temporary files beside it: only ours are ever written over or removed."""
+"""The path of an output, and the files beside it while it is written.
+
+Only files of ours are ever written over or removed.
+"""
 
 from __future__ import annotations
 
@@ -24,30 +27,30 @@ _STEM_BYTES: Final = 150  # of the 255 that a name may have
 
 
 def resolved(path: Path) -> Path:
-    """Where an output goes: what the path links to, if it is a link; a link to nothing shows where too."""
+    """The path that an output goes to: what the path links to, if it is a link, even one to nothing."""
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def journal_path(path: Path) -> Path:
-    """Where the journal of the archive at `path` lies while it is written."""
+    """Path of the journal of the archive at `path` while it is written."""
     path = resolved(path)
     return path.with_name(path.name + ".journal")
 
 
 def partial_path(path: Path) -> Path:
-    """Where the bytes of the archive at `path` lie while it is written."""
+    """Path of the bytes of the archive at `path` while it is written."""
     path = resolved(path)
     return path.with_name(path.name + ".partial")
 
 
 def recovery_command(path: Path) -> str:
-    """The command that saves what a writer left that did not end, to another path where an archive is."""
+    """The command that saves what a killed writer left: to another path, if an archive is at this one."""
     other = f" -o OTHER{path.suffix}" if os.path.lexists(resolved(path)) else ""
     return f"`tcap recover {path}{other}`"
 
 
 def is_locked(path: Path) -> bool | None:
-    """Whether somebody is writing the archive at `path`; None where it has no journal."""
+    """Whether somebody is writing the archive at `path`; None if it has no journal."""
     try:
         fd = os.open(journal_path(path), OPEN_TO_READ)
     except (OSError, ValueError):
@@ -117,8 +120,8 @@ def remove_stale(path: Path, purpose: str) -> None:
     )
     with suppress(OSError):  # it is no harm if something stays
         for name in os.listdir(path.parent):
-            found = ours.fullmatch(name)
-            if found and not _is_alive(int(found[1])):
+            match = ours.fullmatch(name)
+            if match and not _is_alive(int(match[1])):
                 remove(path.with_name(name))
 
 
@@ -136,7 +139,7 @@ def _stem(path: Path) -> str:
 
 
 def _host() -> str:
-    """Tells hosts and containers apart, whose processes are unlike though their numbers may be alike."""
+    """A name of this host and container: elsewhere, a process of the same number is another one."""
     text = os.uname().nodename
     with suppress(OSError):
         text += os.readlink("/proc/self/ns/pid")

@@ -266,7 +266,7 @@ def test_an_export_read_back_is_the_same(
     assert everything(folder / "out") == everything(folder / "x.h5")
 
 
-@pytest.mark.spec("MXF-36")
+@pytest.mark.spec("MXF-37")
 def test_what_a_layout_has_no_place_for_is_refused_before_anything_is_written(
     tcap: Tcap, folder: Path, write: Write
 ) -> None:

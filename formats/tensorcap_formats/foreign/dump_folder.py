@@ -1,8 +1,8 @@
 """Folders that print hooks and layer verifications leave: a file for each tensor, which its name explains.
 
-Three layouts (specs/max-files.md, section 4): files beside each other, as MAX writes them; folders of them by
+Three layouts (specs/max-files.md, section 3): files beside each other, as MAX writes them; folders of them by
 the number of the step, each with the order in `tensor_names.txt`; and one with `layer_metadata.json`.
-What cannot be read, or not be told apart, is left out and told, and makes the archive incomplete.
+What cannot be read, or not be told apart, is left out and reported, and makes the archive incomplete.
 
 One side of a layer verification: its files, by the list of its layers (specs/max-files.md, MXF-32).
 """
@@ -152,30 +152,30 @@ def _find_printed(dump: DumpContents, names: Sequence[str]) -> None:
     steps = [name for name in _steps(names) if (dump.path / name).is_dir()]
     for step, folder in [(0, ""), *((int(name), name) for name in steps)]:
         inner = _listed(dump.path / folder) if folder else [name for name in names if name not in steps]
-        found = list(tensor_files(dump, folder, inner, parse_label))
-        if not found and NAMES_FILE not in inner:
+        files = list(tensor_files(dump, folder, inner, parse_label))
+        if not files and NAMES_FILE not in inner:
             continue
-        for file in found:
+        for file in files:
             file.step = step
             if file.label and file.path.suffix.lower() != TORCH:
                 file.label = undoubled(file.label)
         if NAMES_FILE in inner:
-            _order_by_names(dump, folder, found)
+            _order_by_names(dump, folder, files)
         else:
             dump.is_ordered = False
-        dump.files += found
+        dump.files += files
     take_root(dump.files)
 
 
-def _order_by_names(dump: DumpContents, folder: str, found: Sequence[DumpFile]) -> None:
-    """Put the files in the order of the list of names, and tell where the two are unlike."""
+def _order_by_names(dump: DumpContents, folder: str, files: Sequence[DumpFile]) -> None:
+    """Put the files in the order of the list of names, and report files and names without the other."""
     path = dump.path / folder / NAMES_FILE
     try:
         text = content(path).decode()
     except UnicodeDecodeError:
         raise CorruptArchiveError(f"{path}: is no UTF-8 text") from None
     lines = [line.removesuffix("\r") for line in text.split("\n") if line.strip()]
-    by_name = {one.name: one for one in found}
+    by_name = {one.name: one for one in files}
     counts = Counter(line.replace("/", "_") for line in lines)
     for position, line in enumerate(lines):
         name = line.replace("/", "_")
@@ -188,7 +188,7 @@ def _order_by_names(dump: DumpContents, folder: str, found: Sequence[DumpFile]) 
             dump.problems[shown] = (
                 f"{NAMES_FILE} names it {counts[name]} times: one tensor was written over another"
             )
-    note_unlisted(dump, folder, found)
+    note_unlisted(dump, folder, files)
 
 
 def _told_apart(dump: DumpContents) -> list[DumpFile]:
@@ -226,7 +226,7 @@ def _order_by_time(dump: DumpContents, kept: list[DumpFile]) -> None:
 
 
 def _read(dump: DumpContents, kept: Sequence[DumpFile]) -> tuple[list[ForeignTensor], dict[str, Any]]:
-    """The tensors of the files, and what is none; files that cannot be read are problems."""
+    """Read the tensors and the other values of the files; files that cannot be read are problems."""
     tensors: dict[str, ForeignTensor] = {}
     values: dict[str, Any] = {}
     bands = Bands()
@@ -234,20 +234,20 @@ def _read(dump: DumpContents, kept: Sequence[DumpFile]) -> tuple[list[ForeignTen
         shown = dump.shown(file)
         try:
             if file.raw:
-                found = [file.raw.tensor(file.path, file.key.text)]
+                in_file = [file.raw.tensor(file.path, file.key.text)]
             elif file.path.suffix.lower() == MAX_SUFFIX:
-                found = [read_max_tensor(file.path, file.key.text)]
+                in_file = [read_max_tensor(file.path, file.key.text)]
             else:
                 contents = read_contents(file.path, "", is_prefix=True, bands=bands)
-                found = [replace(one, name=_within(file.key, one.name)) for one in contents.tensors]
+                in_file = [replace(t, name=_within(file.key, t.name)) for t in contents.tensors]
                 values |= {_within(file.key, below): value for below, value in contents.values.items()}
                 dump.others |= {f"{shown}{below}": what for below, what in contents.skipped.items()}
         except ReadError as error:
             dump.problems[shown] = str(error).removeprefix(f"{file.path}: ")
             continue
-        for one in found:
-            if tensors.setdefault(one.name, one) is not one:
-                dump.problems[shown] = f"means {one.name}, and so does another"
+        for tensor in in_file:
+            if tensors.setdefault(tensor.name, tensor) is not tensor:
+                dump.problems[shown] = f"means {tensor.name}, and so does another"
     return [*tensors.values()], values
 
 
@@ -303,7 +303,7 @@ def find_verified(dump: DumpContents, names: Sequence[str]) -> list[Key]:
     """
     path = dump.path / METADATA
     layers = decode_json(content(path), str(path))
-    found = list(tensor_files(dump, "", names, parse_file_name))
+    files = list(tensor_files(dump, "", names, parse_file_name))
     expected: dict[str, int] = {}
     for name, layer in layers.items():
         for kind, slots in (("input", "inputs"), ("output", "outputs")):
@@ -313,9 +313,9 @@ def find_verified(dump: DumpContents, names: Sequence[str]) -> list[Key]:
             for number, one in enumerate(listed):
                 slot = "" if kind == "output" and len(listed) == 1 else f"_{one.get('index', number)}"
                 expected[f"{name}_{kind}{slot}".replace("/", "_")] = len(expected)
-    natural_ones = {file.name for file in found}
+    natural_ones = {file.name for file in files}
     missing = dict(expected)
-    for file in found:
+    for file in files:
         name = file.name.removesuffix(_INJECTED)
         if name not in expected:  # one output, numbered or not
             name = name.removesuffix("_0")
@@ -325,14 +325,14 @@ def find_verified(dump: DumpContents, names: Sequence[str]) -> list[Key]:
             file.label = undoubled(file.label)
     for name in missing:
         dump.problems[name] = f"{METADATA} names it and there is no such file"
-    take_root(found)
-    injected = [file for file in found if file.label and file.label.is_injected]
+    take_root(files)
+    injected = [file for file in files if file.label and file.label.is_injected]
     for file in injected:
         if (own := file.name.removesuffix(_INJECTED)) in natural_ones:
             dump.others[dump.shown(file)] = f"what was put in the place of {own}"
-            found.remove(file)
-    note_unlisted(dump, "", found)
-    dump.files += found
+            files.remove(file)
+    note_unlisted(dump, "", files)
+    dump.files += files
     return [file.key for file in injected]
 
 

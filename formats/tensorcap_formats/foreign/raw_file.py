@@ -47,15 +47,15 @@ class RawSpec:
             >>> RawSpec.parse("x.bin") is None
             True
         """
-        found = _SPEC.fullmatch(text)
-        if found is None or found[2] not in DTYPES:
+        match = _SPEC.fullmatch(text)
+        if match is None or match[2] not in DTYPES:
             return None
-        dtype, shape = DTYPES[found[2]], tuple(int(size) for size in found[3].split(",") if size)
+        dtype, shape = DTYPES[match[2]], tuple(int(size) for size in match[3].split(",") if size)
         try:
             check_shape(shape, dtype.itemsize, text)
         except CorruptArchiveError as error:
             raise UsageError(str(error)) from None
-        return cls(found[1], dtype, shape)
+        return cls(match[1], dtype, shape)
 
     def fits(self, name: str) -> bool:
         """Whether the name of a file matches the glob."""

@@ -146,10 +146,10 @@ def _refuse_big_endian(members: ZipMembers, root: str) -> None:
     order = f"{root}byteorder"
     if order in members.sizes:
         members.check(order)
-        found = members.read(order, 16)
-        if found != b"little":
+        byte_order = members.read(order, 16)
+        if byte_order != b"little":
             raise NotAnArchiveError(
-                f"{members.path}: byte order is {found!r}, expected b'little'", hint=_HINT
+                f"{members.path}: byte order is {byte_order!r}, expected b'little'", hint=_HINT
             )
 
 

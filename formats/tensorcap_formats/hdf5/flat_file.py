@@ -43,7 +43,7 @@ _NOTE_VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A record and where its bytes lie in the flat file; None for a record without bytes there."""
+    """A record and the offset of its bytes in the flat file; None if it has no bytes there."""
 
     record: Record
     offset: int | None
@@ -51,11 +51,11 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """The private note: where things lie, and a hash that tells whether that still holds.
+    """The private note: where the parts of the file lie, and a hash that shows if that still holds.
 
     Attributes:
         file_size: Size of the whole file, in bytes.
-        tail_at: Where the tensors end and the description begins.
+        tail_at: Offset at which the tensors end and the description begins.
         index_at: Offset of the index; `index_size` bytes.
         run_at: Offset of the run metadata; `run_size` bytes.
         offsets_at: Offset of the table of offsets; `offsets_count` numbers of 8 bytes.
@@ -91,7 +91,7 @@ class Note:
 
     @classmethod
     def unpack(cls, head: bytes) -> Note | None:
-        """Read the note from the first bytes of a file; None where there is none that is ours."""
+        """Read the note from the first bytes of a file; None if there is none that is ours."""
         if len(head) < SUPERBLOCK_SIZE + _NOTE.size:
             return None
         magic, version, _, *fields = _NOTE.unpack_from(head, SUPERBLOCK_SIZE)
@@ -149,7 +149,7 @@ def finish(
     Args:
         fd: The file, open for writing.
         placed: All records, in execution order, with their places.
-        end: Where the last tensor ends; everything behind is overwritten or cut.
+        end: Offset at which the last tensor ends; everything behind is overwritten or cut.
         values: Leaves that are no tensors.
         run: Run metadata.
         algorithm: Digest algorithm of the records.

@@ -89,7 +89,7 @@ def child(group: Any, name: str, source: str) -> Any:
 
 
 def logical_dtype(dataset: h5py.Dataset) -> tuple[DType, Any] | None:
-    """The logical dtype of a dataset and the HDF5 type to read it as; None where it is no tensor."""
+    """The logical dtype of a dataset and the HDF5 type to read it as; None if it is no tensor."""
     from h5py import h5t
 
     kind = dataset.id.get_type()
@@ -181,9 +181,9 @@ class DatasetReader:
             return
         if self._is_chunked:
             expected = math.prod(-(-n // c) for n, c in zip(shape, chunk, strict=True))
-            found = self._dataset.id.get_num_chunks()
-            if found != expected:
-                raise CorruptArchiveError(f"{self._source}: {found} of {expected} chunks are there (ARC-23)")
+            count = self._dataset.id.get_num_chunks()
+            if count != expected:
+                raise CorruptArchiveError(f"{self._source}: {count} of {expected} chunks are there (ARC-23)")
             # the library unpacks a chunk at a time, so its size is what a read takes of memory
             declared = math.prod(chunk) * self._storage.itemsize
             check_expansion(self._dataset.id.get_storage_size(), declared, self._source)

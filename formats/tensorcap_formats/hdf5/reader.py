@@ -1,7 +1,7 @@
 """Read HDF5: our archives by their private note, without an HDF5 library; all others through h5py.
 
 An archive that another tool rewrote (h5repack) or edited is still ours, and its index still holds; only
-then the library says where each tensor lies. Any other HDF5 file gives its numeric datasets by name.
+then the library gives the place of each tensor. Any other HDF5 file gives its numeric datasets by name.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def open_hdf5(path: Path) -> Archive:
 
 
 class _OurArchive(Archive):
-    """What the two ways of reading an archive of ours share."""
+    """Base of the two ways to read an archive of ours: by its note, or by the library."""
 
     def __init__(
         self,
@@ -136,8 +136,8 @@ def _open_by_note(path: Path, file: InputFile, note: Note, tail: bytes, resource
 class _LibraryArchive(_OurArchive):
     """An archive that another tool touched: h5py finds each tensor when it is read.
 
-    Nothing proves that the tool left every dataset as it was, so a tensor that is read from its beginning
-    to its end is held against its digest on the way.
+    Nothing proves that the tool left every dataset as it was, so the digest of a tensor that is read from its
+    beginning to its end is checked.
     """
 
     _file: InputFile
@@ -201,7 +201,7 @@ def _open_by_library(path: Path, file: InputFile, resources: ExitStack, *, is_ou
 
 
 def _text(root: h5py.Group, name: str, path: Path) -> bytes | None:
-    """The text of a scalar string dataset; None where there is none."""
+    """The text of a scalar string dataset; None if there is none."""
     import h5py
 
     if not isinstance(root.get(name, getlink=True), h5py.HardLink):

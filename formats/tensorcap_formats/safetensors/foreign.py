@@ -44,7 +44,7 @@ def open_safetensors_folder(path: Path) -> Archive:
     with ExitStack() as resources:
         tensors: list[ForeignTensor] = []
         read = indexes[:1]
-        where: dict[str, str] = {}
+        shard_of: dict[str, str] = {}
         for shard in shards:
             file = resources.enter_context(closing(InputFile(_inside(path, shard))))
             entries, metadata = read_header(file)
@@ -55,9 +55,9 @@ def open_safetensors_folder(path: Path) -> Archive:
                 )
             tensors += foreign_tensors(file, entries)
             read.append(file.path)
-            where.update(dict.fromkeys(entries, shard))
+            shard_of.update(dict.fromkeys(entries, shard))
         for name, shard in placed.items():
-            if where.get(name) != shard:
+            if shard_of.get(name) != shard:
                 raise CorruptArchiveError(
                     f"{indexes[0]}: tensor {abbreviate(name)!r} is not in {shard}, expected it there"
                 )
@@ -99,7 +99,7 @@ def _refuse(reason: str, start: int, out: Array) -> None:
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """The path of a file that a folder's index names; no name and no link may lead elsewhere.
+    """Resolve the name of a file in a folder's index; no name and no link may lead elsewhere.
 
     A snapshot of the Hugging Face cache has links into `blobs` beside `snapshots`: those are followed.
     """
@@ -109,9 +109,9 @@ def _inside(folder: Path, name: str) -> Path:
         )
     home = folder.resolve()
     allowed = [home, home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [home]
-    found = (home / name).resolve()
-    if found.parent not in allowed:
-        raise UnsafeFileError(f"{folder / name}: is a link to {found}, expected a file of the folder")
+    target = (home / name).resolve()
+    if target.parent not in allowed:
+        raise UnsafeFileError(f"{folder / name}: is a link to {target}, expected a file of the folder")
     return folder / name
 
 

@@ -30,7 +30,7 @@ BITS: Final = {  # of one value, by dtype code
     **dict.fromkeys(("I32", "U32", "F32"), 32),
     **dict.fromkeys(("I64", "U64", "F64", "C64"), 64),
 }
-CODES: Final = {  # of the format, for our dtypes; all others are stored as bytes (ARC-62)
+CODES: Final = {  # of the format, for our dtypes; all others are stored as bytes (ARC-68)
     "bool": "BOOL",
     **{f"int{n}": f"I{n}" for n in (8, 16, 32, 64)},
     **{f"uint{n}": f"U{n}" for n in (8, 16, 32, 64)},
@@ -47,7 +47,7 @@ CODES: Final = {  # of the format, for our dtypes; all others are stored as byte
     "float4_e2m1fn_x2": "F4",
 }
 DTYPE_OF_CODE: Final = {code: DTYPES[name] for name, code in CODES.items()}
-OUR_PADDING: Final = b" " * 8  # ends the header; a library that rewrites the file pads with less (ARC-62)
+OUR_PADDING: Final = b" " * 8  # ends the header; a library that rewrites the file pads with less (ARC-69)
 SIX_BITS: Final = {"F6_E2M3": DTYPES["float6_e2m3fn"], "F6_E3M2": DTYPES["float6_e3m2fn"]}
 
 
@@ -102,11 +102,11 @@ def read_header(file: InputFile) -> tuple[dict[str, HeaderEntry], dict[str, str]
 
 def _parse(data: bytes, source: str) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
+        entries = dict(pairs)
+        if len(entries) != len(pairs):
             (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
             raise CorruptArchiveError(f"{source}: header has {abbreviate(twice)!r} twice")
-        return found
+        return entries
 
     try:
         header = json.loads(data.decode("utf-8"), object_pairs_hook=unique)
@@ -147,7 +147,7 @@ def _is_sizes(value: Any) -> TypeGuard[list[int]]:
 
 
 def stored_form(record: Record) -> tuple[str, tuple[int, ...]]:
-    """Dtype code and shape in the header: values where the format has the dtype, else bytes (ARC-62)."""
+    """Dtype code and shape in the header: values if the format has the dtype, else bytes (ARC-68)."""
     shape, logical = record.shape, record.dtype
     code = CODES.get(logical.name)
     if code is None:

@@ -68,10 +68,10 @@ class SafetensorsArchive(Archive):
         for record in kept.values():
             entry = entries.get(record.key.text)
             if entry is None or (entry.code, entry.shape) != stored_form(record):
-                found = f"{entry.code} of shape {list(entry.shape)}" if entry else "missing"
+                present = f"{entry.code} of shape {list(entry.shape)}" if entry else "missing"
                 code, shape = stored_form(record)
                 raise CorruptArchiveError(
-                    f"{source}: tensor {record.key.text!r} is {found}, "
+                    f"{source}: tensor {record.key.text!r} is {present}, "
                     f"expected {code} of shape {list(shape)} (ARC-62)"
                 )
         if len(kept) != len(entries):

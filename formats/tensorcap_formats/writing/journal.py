@@ -63,7 +63,7 @@ class JournalContent:
 
 
 class Journal:
-    """The journal of one archive, held open and locked: whoever has it may write the archive."""
+    """The journal of one archive, held open and locked: its holder may write the archive."""
 
     def __init__(self, path: Path) -> None:
         """Open or create the journal of the archive at `path`, and lock it.
@@ -180,7 +180,7 @@ def read_journal(path: Path) -> JournalContent:
     torn = 0
     with open(source, "rb", opener=_open_to_read) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise CorruptArchiveError(f"{source}: is no regular file (ARC-50)")
+            raise CorruptArchiveError(f"{source}: is no regular file (ARC-55)")
         for number, row in enumerate(file):
             line = _parse(row)
             if number == 0:

@@ -29,13 +29,13 @@ def container_of(path: Path, container: str | None, suffixes: Mapping[str, str] 
             f"container {container!r} is unknown",
             hint=f"Known are: {', '.join(sorted(set(suffixes.values())))}.",
         )
-    found = container or suffixes.get(path.suffix.lower()) or suffixes.get(resolved(path).suffix.lower())
-    if found is None:
+    name = container or suffixes.get(path.suffix.lower()) or suffixes.get(resolved(path).suffix.lower())
+    if name is None:
         raise UsageError(
             f"{path}: suffix {path.suffix!r} names no container, expected {', '.join(suffixes)}",
             hint="Choose another suffix.",
         )
-    return found
+    return name
 
 
 def refuse_to_replace_others(path: Path) -> None:
@@ -72,8 +72,8 @@ def refuse_to_replace_archive(path: Path) -> None:
 
 def _is_ours(path: Path) -> bool:
     try:
-        with open_present(path) as there:
-            return not there.is_foreign
+        with open_present(path) as archive:
+            return not archive.is_foreign
     except NotAnArchiveError:
         return False
     except ReadError as error:
@@ -86,7 +86,7 @@ def _is_ours(path: Path) -> bool:
 def publish(finished: Path, path: Path, container: str, *, fsync: bool = False) -> None:
     """Turn the finished flat file into the archive at `path`; what was there stays until that is done.
 
-    `path` may lie on another file system than `finished`; where it is a link, the file it links to is meant.
+    `path` may lie on another file system than `finished`; if it is a link, the file it links to is meant.
     """
     path = resolved(path)
     if container == "hdf5":

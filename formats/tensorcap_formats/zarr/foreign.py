@@ -1,8 +1,8 @@
 """zarr stores from elsewhere, versions 2 and 3, through the zarr library.
 
-What is there is found from the metadata documents alone; the library opens an array when it is first read.
-A chunk without a file is read as the fill value, as the format says, and `Archive.remark` tells how many
-there are; an array that has lost all its chunks is no tensor of fill values but cannot be read.
+The arrays are found by the metadata documents alone; the library opens an array when it is first read.
+A chunk without a file is read as the fill value, as the format says, and `Archive.remark` counts them; an
+array that has lost all its chunks is no tensor of fill values but cannot be read.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class _ForeignArray:
         return array
 
     def _band_rows(self, array: Any) -> int:
-        """How many rows of the first axis to keep decoded; 0 where one chunk's are too many."""
+        """How many rows of the first axis to keep decoded; 0 if one chunk's are too many."""
         if not self.shape:
             return 0
         rows: int = min((array.shards or array.chunks)[0], self.shape[0])

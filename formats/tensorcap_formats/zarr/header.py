@@ -1,4 +1,4 @@
-"""Metadata documents and names of the arrays in a zarr v3 store of ours (ARC-61).
+"""Metadata documents and names of the arrays in a zarr v3 store of ours (ARC-61 to ARC-66).
 
 An array has chunks that are flat ranges of its elements, each in a file of its own.
 """
@@ -111,7 +111,7 @@ def parse_array_metadata(metadata: dict[str, Any], kind: np.dtype[Any], source: 
     if slabs is None or not slabs.are_flat:
         raise CorruptArchiveError(
             f"{source}: chunk grid is {abbreviate(repr(grid))}, expected slabs of at most "
-            f"{MAX_CHUNK_BYTES} bytes (ARC-61)"
+            f"{MAX_CHUNK_BYTES} bytes (ARC-65)"
         )
     codecs = metadata.get("codecs")
     compressed = isinstance(codecs, list) and len(codecs) == 2 and _name(codecs[1]) == "zstd"
@@ -120,10 +120,10 @@ def parse_array_metadata(metadata: dict[str, Any], kind: np.dtype[Any], source: 
     if metadata.get("data_type") != kind.name or (plain != expected and plain != [_BYTES]):
         raise CorruptArchiveError(
             f"{source}: holds {abbreviate(repr(metadata.get('data_type')))} by codecs "
-            f"{abbreviate(repr(codecs))}, expected {kind.name} as bytes or zstd (ARC-61)"
+            f"{abbreviate(repr(codecs))}, expected {kind.name} as bytes or zstd (ARC-65)"
         )
     if metadata.get("chunk_key_encoding") != _KEYS or metadata.get("storage_transformers", []) != []:
-        raise CorruptArchiveError(f"{source}: chunk names are not in the default encoding (ARC-61)")
+        raise CorruptArchiveError(f"{source}: chunk names are not in the default encoding (ARC-65)")
     return slabs, compressed
 
 

@@ -197,7 +197,7 @@ class ZarrArray:
             size = _zstd_content_size(stored)  # the library leaves what a smaller one does not fill as it was
             if size != chunk.nbytes:
                 raise CorruptArchiveError(
-                    f"{file.path}: zstd frame holds {size} bytes, expected {chunk.nbytes} (ARC-61)"
+                    f"{file.path}: zstd frame holds {size} bytes, expected {chunk.nbytes} (ARC-65)"
                 )
             try:
                 zstd_codec(f"reading {self._folder}").decode(stored, chunk.view("u1"))
