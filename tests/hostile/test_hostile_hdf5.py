@@ -28,7 +28,7 @@ from tensorcap_formats.errors import (
     UnfinishedArchiveError,
     UnsafeFileError,
 )
-from tensorcap_formats.hdf5 import Placed, finish
+from tensorcap_formats.hdf5 import Placed, finish_flat_file
 from tensorcap_formats.hdf5.flat_file import Note
 from tensorcap_formats.index import encode_index, root_hash
 from tensorcap_formats.keys import Key
@@ -230,7 +230,7 @@ def forge_flat(path: Path, placed: list[Placed], data: bytes = bytes.fromhex("00
     fd = os.open(path, os.O_RDWR)
     end = 2048 + len(data)
     options: dict[str, Any] = {"is_complete": True, "is_ordered": True, "fsync": False}
-    finish(fd, placed, end, values={}, run={}, algorithm="xxh3_128", **options)
+    finish_flat_file(fd, placed, end, values={}, run={}, algorithm="xxh3_128", **options)
     os.close(fd)
 
 

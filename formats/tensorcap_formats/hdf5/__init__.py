@@ -5,7 +5,14 @@ Read `flat_file` (how our file is laid out), `header` (its HDF5 metadata), `read
 archive, compressed too), `foreign`. h5py is imported when a file needs it: ours do not.
 """
 
-from tensorcap_formats.hdf5.flat_file import HEAD_SIZE, Placed, aligned, finish, is_finished, write_at
+from tensorcap_formats.hdf5.flat_file import (
+    HEAD_SIZE,
+    Placed,
+    align_offset,
+    finish_flat_file,
+    is_finished_flat_file,
+    write_at,
+)
 from tensorcap_formats.hdf5.header import datatype_of
 from tensorcap_formats.hdf5.reader import is_hdf5, open_hdf5
 from tensorcap_formats.hdf5.writer import write_hdf5
@@ -13,10 +20,10 @@ from tensorcap_formats.hdf5.writer import write_hdf5
 __all__ = [
     "HEAD_SIZE",
     "Placed",
-    "aligned",
+    "align_offset",
     "datatype_of",
-    "finish",
-    "is_finished",
+    "finish_flat_file",
+    "is_finished_flat_file",
     "is_hdf5",
     "open_hdf5",
     "write_at",

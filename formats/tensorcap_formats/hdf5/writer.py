@@ -28,8 +28,8 @@ from tensorcap_formats.hdf5.flat_file import (
     INDEX_NAME,
     RUN_NAME,
     Placed,
-    aligned,
-    finish,
+    align_offset,
+    finish_flat_file,
     write_at,
 )
 from tensorcap_formats.hdf5.header import datatype_of, string_type
@@ -80,9 +80,9 @@ def write_hdf5(
                     for block in checked_blocks(source, original):
                         write_at(fd, at, block.view("u1"))
                         at += block.nbytes
-                    end = aligned(at)
+                    end = align_offset(at)
                 placed.append(Placed(record, offsets[content]))
-            finish(
+            finish_flat_file(
                 fd,
                 placed,
                 end,

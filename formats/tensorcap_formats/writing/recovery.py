@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from tensorcap_formats.digests import ALGORITHMS
 from tensorcap_formats.errors import MissingPackageError, ReadError, UnfinishedArchiveError, WriteError
-from tensorcap_formats.hdf5 import HEAD_SIZE, Placed, finish, is_finished, open_hdf5
+from tensorcap_formats.hdf5 import HEAD_SIZE, Placed, finish_flat_file, is_finished_flat_file, open_hdf5
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.open import open_present
 from tensorcap_formats.output_path import journal_path, partial_path, resolved
@@ -104,7 +104,7 @@ def _recover_locked(path: Path, target: Path, progress: Progress) -> Recovered:
     container = container_of(target, None if output_differs(path, target) else content.container)
     file = InputFile(partial)
     try:
-        finished = is_finished(file)  # by its writer, or by a recovery that was killed itself
+        finished = is_finished_flat_file(file)  # by its writer, or by a recovery that was killed itself
         records, was_complete = _count_records(partial) if finished else (0, False)
         if not was_complete and os.path.lexists(resolved(target)):
             raise WriteError(
@@ -200,7 +200,7 @@ def _finish(partial: Path, content: JournalContent, whole: list[Placed]) -> None
     fd = os.open(partial, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         os.ftruncate(fd, end)  # frees what nobody confirmed: on a full disk, the room for the metadata
-        finish(
+        finish_flat_file(
             fd,
             sorted(whole, key=lambda p: p.record.order),
             end,

@@ -14,7 +14,7 @@ import numpy as np
 from tensorcap_formats.digests import ALGORITHMS, DEFAULT_ALGORITHM, digest
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.errors import CorruptArchiveError, UsageError, WriteError
-from tensorcap_formats.hdf5 import HEAD_SIZE, Placed, aligned, finish, write_at
+from tensorcap_formats.hdf5 import HEAD_SIZE, Placed, align_offset, finish_flat_file, write_at
 from tensorcap_formats.index import check_shape, encode_json
 from tensorcap_formats.keys import Key
 from tensorcap_formats.output_path import partial_path, recovery_command, resolved
@@ -240,7 +240,7 @@ class Writer:
             target = path or self.path
             try:
                 placed = sorted(self._placed, key=lambda p: p.record.order)
-                finish(
+                finish_flat_file(
                     self._fd,
                     placed,
                     self._end,
@@ -344,7 +344,7 @@ class Writer:
         self.tensor_bytes += record.nbytes
         if offset == self._end:
             self._known[hexdigest, record.nbytes] = offset
-            self._end = aligned(offset + record.nbytes)
+            self._end = align_offset(offset + record.nbytes)
             self.stored_bytes += record.nbytes
 
     def _end_unfinished(self, *, discard: bool = False) -> None:
