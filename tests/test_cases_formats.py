@@ -19,7 +19,7 @@ from tensorcap_cli.main import main
 from tensorcap_formats.dtypes import Array, dtype
 from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
-from tensorcap_formats.writing.writer import Writer
+from tensorcap_formats.writing import Writer
 from tests.support.archives import write_archive
 
 ROOT = Path(__file__).parents[1]

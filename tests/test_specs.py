@@ -9,11 +9,11 @@ import pytest
 
 from tensorcap_formats import errors
 from tensorcap_formats.dtypes import DTYPES, dtype
-from tensorcap_formats.hdf5.header import datatype_of
+from tensorcap_formats.hdf5 import datatype_of
 from tensorcap_formats.keys import Key, escape
 from tensorcap_formats.open import open_archive
-from tensorcap_formats.writing.journal import journal_path
-from tensorcap_formats.writing.writer import Writer
+from tensorcap_formats.output_path import journal_path
+from tensorcap_formats.writing import Writer
 
 ROOT = Path(__file__).parents[1]
 ARCHIVE_SPEC = (ROOT / "specs/archive.md").read_text()

@@ -23,19 +23,17 @@ def command(archive: str, *, as_json: bool) -> None:
     from tensorcap_formats.check import check_archive
     from tensorcap_formats.open import open_archive
 
-    with open_archive(archive) as opened:
-        nbytes = sum(record.nbytes for record in opened.records)
-        with progress("checking") as tell:
-            problems = check_archive(opened, progress=tell)
-        count = len(opened)
-    wrong = sum(not problem.is_warning for problem in problems)
+    with open_archive(archive) as opened, progress("checking") as bar:
+        result = check_archive(opened, progress=bar)
     if as_json:
-        found = [{"key": p.key, "what": p.what, "is_warning": p.is_warning} for p in problems]
-        print_json({"path": archive, "records": count, "bytes": nbytes, "problems": found})
+        print_json({"path": archive, **result.to_json()})
     else:
-        for problem in problems:
+        for problem in result.problems:
             kind = "warning: " if problem.is_warning else ""
             click.echo(f"{kind}{problem.key or archive}: {problem.what}")
+        wrong = sum(not problem.is_warning for problem in result.problems)
         outcome = plural(wrong, "problem") if wrong else "no problem"
-        click.echo(f"{archive}: {plural(count, 'tensor')}, {size_text(nbytes)}: {outcome} found")
-    click.get_current_context().exit(3 if wrong else 0)
+        click.echo(
+            f"{archive}: {plural(result.records, 'tensor')}, {size_text(result.nbytes)}: {outcome} found"
+        )
+    click.get_current_context().exit(result.exit_status)

@@ -181,7 +181,8 @@ def _compared(
             raise click.UsageError("--steps goes with two single tensors: files of one each, or ::KEY.")
         else:
             trusted, tested = sides(trusted, tested, path)
-        with progress("comparing") as tell:
+        with progress("comparing") as bar:
+            tell = bar.advance if bar else None
             if named:
                 given = {name: options[name] for name in ("rtol", "atol", "compute_dtype")}
                 comparison = compare_records(trusted, keys[0], tested, keys[1], progress=tell, **given)

@@ -46,8 +46,8 @@ def command(
         codec = "deflate" if destination.lower().endswith(".npz") else "zstd"
     with open_archive(source) as opened:
         chosen = opened.select(only, exclude=exclude)
-        with progress("converting") as tell:
-            path = convert(opened, destination, compress=codec, only=only, exclude=exclude, progress=tell)
+        with progress("converting") as bar:
+            path = convert(opened, destination, compress=codec, only=only, exclude=exclude, progress=bar)
         for name, remark in [(record.key.text, opened.remark(record)) for record in chosen]:
             if remark:
                 click.echo(f"warning: {name}: {one_line(remark)}", err=True)

@@ -46,8 +46,10 @@ def command(
     from tensorcap.adapters.dumps import export
     from tensorcap_formats.open import open_archive
 
-    with open_archive(source) as opened, progress("exporting") as tell:
-        written = export(opened, folder, layout=layout, only=only, exclude=exclude, progress=tell)
+    with open_archive(source) as opened, progress("exporting") as bar:
+        written = export(
+            opened, folder, layout=layout, only=only, exclude=exclude, progress=bar.advance if bar else None
+        )
         values = len(opened.values)
     nbytes = sum(record.nbytes for record in written)
     if as_json:

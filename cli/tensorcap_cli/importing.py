@@ -11,7 +11,7 @@ from tensorcap_cli.output import one_line, plural, print_json, progress, size_te
 
 if TYPE_CHECKING:
     from tensorcap_formats.archive import Archive
-    from tensorcap_formats.foreign.raw_file import RawSpec
+    from tensorcap_formats.foreign import RawSpec
 
 _UNREAD = 3
 
@@ -57,8 +57,8 @@ def command(source: str, output: str, *, raw: tuple[str, ...], by_time: bool, as
     from tensorcap_formats.conversion import convert
 
     with _opened(source, raw, by_time) as opened:
-        with progress("importing") as tell:
-            path = convert(opened, output, progress=tell)
+        with progress("importing") as bar:
+            path = convert(opened, output, progress=bar)
         problems = getattr(opened, "problems", {})
         probes = getattr(opened, "probes", ())
         notes = list(opened.info.notes)
@@ -85,7 +85,7 @@ def command(source: str, output: str, *, raw: tuple[str, ...], by_time: bool, as
 
 def _opened(source: str, raw: tuple[str, ...], by_time: bool) -> Archive:
     """Open the folder; other kinds of files, which need no telling, as all commands do."""
-    from tensorcap_formats.foreign.dump_folder import is_dump, open_dump
+    from tensorcap_formats.foreign import is_dump, open_dump
     from tensorcap_formats.open import open_archive
 
     path = Path(source)
@@ -97,7 +97,7 @@ def _opened(source: str, raw: tuple[str, ...], by_time: bool) -> Archive:
 
 
 def _spec(text: str) -> RawSpec:
-    from tensorcap_formats.foreign.raw_file import RawSpec
+    from tensorcap_formats.foreign import RawSpec
 
     found = RawSpec.parse(text)
     if found is None:

@@ -142,13 +142,13 @@ def _computed(
     archive: Archive, records: list[Record], known: list[Statistics | None]
 ) -> list[Statistics | None]:
     done, total = 0, sum(r.nbytes for r, s in zip(records, known, strict=True) if s is None)
-    with progress("reading") as tell:
+    with progress("reading") as bar:
         found: list[Statistics | None] = []
         for record in records:
             found.append(archive.statistics(record))
             done += record.nbytes if record.statistics is None else 0
-            if tell:
-                tell(done, total)
+            if bar:
+                bar.advance(done, total)
         return found
 
 

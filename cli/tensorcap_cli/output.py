@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -247,12 +247,26 @@ def _spinning(doing: str) -> Iterator[Callable[[str], None]]:
         yield lambda text: shown.update(task, description=text)
 
 
+class _Bar:
+    """A bar of rich, as `tensorcap_formats.progress.Progress`."""
+
+    def __init__(self, display: Any, task: Any) -> None:
+        self._display = display
+        self._task = task
+
+    def stage(self, text: str) -> None:
+        self._display.update(self._task, description=text)
+
+    def advance(self, done: int, total: int | None) -> None:
+        self._display.update(self._task, completed=done, total=total)
+
+
 @contextmanager
-def progress(doing: str) -> Iterator[Callable[[int, int], None] | None]:
+def progress(doing: str) -> Iterator[_Bar | None]:
     """Show how far a long task is: on stderr, on a terminal only.
 
     Yields:
-        What to tell the bytes done and those in all; None where nothing is shown.
+        The bar, which counts bytes; None if nothing is shown.
     """
     if not sys.stderr.isatty():
         yield None
@@ -263,4 +277,4 @@ def progress(doing: str) -> Iterator[Callable[[int, int], None] | None]:
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(doing, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield _Bar(bar, task)

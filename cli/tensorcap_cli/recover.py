@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from pathlib import Path
-
 import click
 
 from tensorcap_cli.output import plural, print_json, progress
@@ -31,40 +27,13 @@ def command(path: str, *, output: str | None, as_json: bool) -> None:
     Exit status: 0 all that was confirmed is saved, 1 some of it is lost or the disk is full, 2 wrong usage,
     3 there is nothing to recover, or a capture is still at work.
     """
-    from tensorcap_formats.writing.recovery import recover
+    from tensorcap_formats.writing import recover
 
-    with progress("checking") as tell:
-        saved = recover(path, output=output, progress=_adding(tell, _partial_bytes(path)) if tell else None)
+    with progress("checking") as bar:
+        saved = recover(path, output=output, progress=bar)
     if as_json:
-        print_json(
-            {
-                "path": str(saved.path),
-                "records": saved.records,
-                "lost": saved.lost,
-                "torn": saved.torn,
-                "was_complete": saved.was_complete,
-            }
-        )
+        print_json(saved.to_json())
     else:
         kind = "whole, only its last rename was missing" if saved.was_complete else "incomplete"
         click.echo(f"{saved.path}: {plural(saved.records, 'tensor')} saved, {saved.lost} lost; {kind}")
-    click.get_current_context().exit(1 if saved.lost else 0)
-
-
-def _adding(tell: Callable[[int, int], None], total: int) -> Callable[[int], None]:
-    """What to tell the bytes done since the last time."""
-    done = 0
-
-    def add(nbytes: int) -> None:
-        nonlocal done
-        done += nbytes
-        tell(done, total)
-
-    return add
-
-
-def _partial_bytes(path: str) -> int:
-    from tensorcap_formats.writing.journal import partial_path
-
-    partial = partial_path(Path(path))
-    return os.path.getsize(partial) if os.path.isfile(partial) else 0
+    click.get_current_context().exit(saved.exit_status)

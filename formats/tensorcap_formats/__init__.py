@@ -7,8 +7,7 @@ from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
 from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import Statistics
-from tensorcap_formats.writing.recovery import recover
-from tensorcap_formats.writing.writer import Writer
+from tensorcap_formats.writing import Writer, recover
 
 __all__ = [
     "Archive",

@@ -38,13 +38,13 @@ class Archive(ABC):
         run: The run's metadata as the file has them, `{}` for a file from elsewhere; `info` has them parsed.
             Specified in `specs/archive.md`.
         values: Arguments and results that are no tensors, by key text, as JSON values.
-        algorithm: Digest algorithm of `Record.digest`, or None where there are no digests.
-        root: Hash over all records as the index gives it, or None where there is no index.
+        algorithm: Digest algorithm of `Record.digest`, or None if there are no digests.
+        root: Hash over all records as the index gives it, or None if there is no index.
         is_direct: Whether any part of a tensor costs no more to read than its bytes, and threads may read
-            parts of one tensor; where it is not, tensors are best read from beginning to end.
+            parts of one tensor; if not, tensors are best read from beginning to end.
         trusts_digests: Whether the digests are known to be those of the bytes, as far as that can be known
-            without reading them: the archive is as we wrote it. False where another program may have altered
-            tensors under an index that stayed as it was, and where there are no digests.
+            without reading them: the archive is as we wrote it. False if another program may have altered
+            tensors under an index that stayed as it was, or if there are no digests.
         skipped: What else a file from elsewhere holds and was not read, such as arrays of text: name and
             reason.
     """
@@ -126,9 +126,9 @@ class Archive(ABC):
         """
         text = name.text if isinstance(name, Key) else name
         text = self.canonical(text)
-        found = self._by_text.get(text)
-        if found is not None:
-            return found
+        record = self._by_text.get(text)
+        if record is not None:
+            return record
         fitting = [r for r in self.records if _fits(r.key, text)]
         if len(fitting) == 1:
             return fitting[0]
@@ -141,7 +141,7 @@ class Archive(ABC):
         raise no_such_tensor(str(self.path), text, self._by_text.keys())
 
     def select(self, only: Iterable[str] = (), *, exclude: Iterable[str] = ()) -> list[Record]:
-        """The records whose keys match one of `only` (all where it is empty) and none of `exclude`.
+        """The records whose keys match one of `only` (all if it is empty) and none of `exclude`.
 
         Raises:
             TensorNotFoundError: One of the patterns in `only` matches nothing.
@@ -218,7 +218,7 @@ class Archive(ABC):
             self._read_flat(record, start, out)
 
     def statistics(self, record: Record) -> Statistics:
-        """The record's statistics; computed from its bytes where the archive has none."""
+        """The record's statistics; computed from its bytes if the archive has none."""
         if record.statistics is not None:
             return record.statistics
         builder = StatisticsBuilder(record.dtype)
@@ -227,7 +227,7 @@ class Archive(ABC):
         return builder.result()
 
     def remark(self, record: Record) -> str:
-        """What a reader should know of a tensor's bytes before trusting them; "" where there is nothing.
+        """What a reader should know of a tensor's bytes before trusting them; "" if there is nothing.
 
         For zarr stores from elsewhere: that chunks are missing, or why the tensor cannot be read at all.
         """

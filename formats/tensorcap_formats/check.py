@@ -1,18 +1,20 @@
-"""Read all of an archive and hold it against what it says of itself."""
+"""Check an archive: read all of it and compare that with its index."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.content import checked_blocks, holders
 from tensorcap_formats.digests import ALGORITHMS
 from tensorcap_formats.errors import ReadError
 from tensorcap_formats.index import root_hash
+from tensorcap_formats.progress import Progress, Silent
 from tensorcap_formats.records import Record
-from tensorcap_formats.writing.content import checked_blocks, holders
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,7 @@ class Problem:
     """Something that is wrong with an archive, or that a reader should know.
 
     Attributes:
-        key: Text of the record's key; empty where the whole archive is meant.
+        key: Text of the record's key; empty for one of the whole archive.
         what: One line.
         is_warning: Whether the archive may well be as it was meant.
     """
@@ -30,43 +32,73 @@ class Problem:
     is_warning: bool = False
 
 
-def check_archive(archive: Archive, *, progress: Callable[[int, int], None] | None = None) -> list[Problem]:
-    """Check an archive: the index, that each tensor can be read, and that its bytes have their digest.
+@dataclass(frozen=True, slots=True)
+class ArchiveCheck:
+    """What a check of an archive found.
 
-    Each distinct tensor is read once, in bounded memory. Of a file from elsewhere, which has no digests, it
-    is seen whether everything can be read.
+    Attributes:
+        records: Count of records.
+        nbytes: Sum of their sizes, in bytes.
+        problems: The problems and warnings; empty for an archive in order.
+    """
+
+    records: int
+    nbytes: int
+    problems: list[Problem]
+
+    @property
+    def exit_status(self) -> int:
+        """The exit status of `tcap check`: 3 if there is a problem that is no warning, else 0."""
+        return 0 if all(problem.is_warning for problem in self.problems) else 3
+
+    def to_json(self) -> dict[str, Any]:
+        """The check as a JSON object."""
+        return {
+            "records": self.records,
+            "bytes": self.nbytes,
+            "problems": [{"key": p.key, "what": p.what, "is_warning": p.is_warning} for p in self.problems],
+        }
+
+
+def check_archive(archive: Archive, *, progress: Progress | None = None) -> ArchiveCheck:
+    """Check an archive: its index, that each tensor can be read, and that the bytes have their digest.
+
+    Each distinct tensor is read once, in bounded memory. A file from elsewhere has no digests: of it, the
+    check is that everything can be read.
 
     Args:
         archive: Open archive.
-        progress: Told the bytes read so far, and all that will be.
+        progress: Receives the bytes read so far, and how many there will be.
 
     Returns:
-        What was found; empty for an archive in order.
+        What was found, by record.
     """
-    problems = list(_whole(archive))
-    first = {id(r) for r in holders(archive.records).values()} if not archive.is_foreign else None
-    chosen = [r for r in archive.records if r.stored and (first is None or id(r) in first)]
-    done, total = 0, sum(r.nbytes for r in chosen)
+    progress = progress or Silent()
+    progress.stage("checking")
+    problems = list(_check_whole(archive))
+    stored = [r for r in archive.records if r.stored]
+    to_read = stored if archive.is_foreign else list(holders(stored).values())
+    rows = {r.row for r in to_read}
+    done, total = 0, sum(r.nbytes for r in to_read)
     for record in archive.records:
-        problems += [Problem(record.key.text, what) for what in _statistics(record)]
+        problems += [Problem(record.key.text, what) for what in _check_statistics(record)]
         if not record.stored:
             continue
         try:
-            if first is None or id(record) in first:
+            if record.row in rows:
                 for block in checked_blocks(archive, record):
                     done += block.nbytes
-                    if progress:
-                        progress(done, total)
+                    progress.advance(done, total)
             elif record.size:  # the bytes were checked under another name; this one must lead somewhere
                 archive._read_flat(record, 0, np.empty(1, record.dtype.storage))
             if remark := archive.remark(record):
                 problems.append(Problem(record.key.text, remark, is_warning=True))
         except ReadError as error:
             problems.append(Problem(record.key.text, str(error)))
-    return problems
+    return ArchiveCheck(len(archive), sum(r.nbytes for r in archive.records), problems)
 
 
-def _whole(archive: Archive) -> Iterator[Problem]:
+def _check_whole(archive: Archive) -> Iterator[Problem]:
     for name, what in archive.skipped.items():
         yield Problem(name, f"is not read: {what}", is_warning=True)
     if archive.is_foreign:
@@ -79,17 +111,17 @@ def _whole(archive: Archive) -> Iterator[Problem]:
         yield Problem("", "the run that wrote it did not end as it should", is_warning=True)
 
 
-def _statistics(record: Record) -> Iterator[str]:
-    """What the statistics cannot be, whatever the bytes are."""
-    found = record.statistics
-    if found is None:
+def _check_statistics(record: Record) -> Iterator[str]:
+    """Find what no statistics can be, whatever the bytes are."""
+    s = record.statistics
+    if s is None:
         return
-    counts = (found.nan, found.posinf, found.neginf, found.zeros)
+    counts = (s.nan, s.posinf, s.neginf, s.zeros)
     values = record.size * record.dtype.packed
     if min(counts) < 0 or sum(counts) > values:
         yield f"statistics count {sum(counts)} special values of {values}"
-    finite = values - found.nan - found.posinf - found.neginf
-    if (found.minimum is None) != (found.maximum is None) or (found.minimum is None) != (finite == 0):
-        yield f"statistics have minimum {found.minimum} and maximum {found.maximum} of {finite} finite values"
-    elif found.minimum is not None and found.maximum is not None and found.minimum > found.maximum:
-        yield f"statistics have minimum {found.minimum} above maximum {found.maximum}"
+    finite = values - s.nan - s.posinf - s.neginf
+    if (s.minimum is None) != (s.maximum is None) or (s.minimum is None) != (finite == 0):
+        yield f"statistics have minimum {s.minimum} and maximum {s.maximum} of {finite} finite values"
+    elif s.minimum is not None and s.maximum is not None and s.minimum > s.maximum:
+        yield f"statistics have minimum {s.minimum} above maximum {s.maximum}"

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.content import holders, write_errors
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError, WriteError
+from tensorcap_formats.hdf5 import write_hdf5
+from tensorcap_formats.output_path import (
+    build_beside,
+    is_locked,
+    put_in_place,
+    recovery_command,
+    refuse_overlap,
+    resolved,
+)
+from tensorcap_formats.progress import Progress
 from tensorcap_formats.records import Record
 from tensorcap_formats.view import ArchiveView
-from tensorcap_formats.writing.content import holders, writing
-from tensorcap_formats.writing.journal import is_locked, recovery_command
-from tensorcap_formats.writing.output_path import refuse_overlap, resolved
-from tensorcap_formats.writing.publishing import (
-    SUFFIXES,
-    built_beside,
-    container_of,
-    refuse_to_replace_others,
-    replace,
-)
+from tensorcap_formats.writing import CONTAINER_SUFFIXES, container_of, refuse_to_replace_others
 
 _COMPRESSIONS: Final = {
     "hdf5": ("zstd", "blosc2"),
@@ -29,8 +31,6 @@ _COMPRESSIONS: Final = {
     "safetensors": (),
     "npz": ("deflate",),
 }
-
-Progress = Callable[[int, int], None]
 
 
 def convert(
@@ -47,7 +47,7 @@ def convert(
 
     Order numbers, values, run, completeness, and statistics without bytes are kept; bytes are held against
     their digests on the way. Tensors of a file from elsewhere keep their bare names, and the execution order
-    stays unknown. An `.npz` file has room for names and tensors only (see `npz_output.write_npz`).
+    stays unknown. An `.npz` file has room for names and tensors only (see `foreign.write_npz`).
 
     Args:
         source: Open archive.
@@ -56,7 +56,7 @@ def convert(
         compress: `zstd` or `blosc2` for hdf5, `zstd` for zarr, `deflate` for npz; None for plain bytes.
         only: Globs that keys must match one of; all if empty.
         exclude: Globs that keys must match none of.
-        progress: Told the bytes read so far, and all that will be.
+        progress: Receives the bytes read so far, and how many there will be.
 
     Returns:
         The path of the new archive.
@@ -68,7 +68,7 @@ def convert(
             full.
     """
     path = Path(path)
-    container = container_of(path, container, {**SUFFIXES, ".npz": "npz"})
+    container = container_of(path, container, {**CONTAINER_SUFFIXES, ".npz": "npz"})
     if compress is not None and compress not in _COMPRESSIONS[container]:
         known = ", ".join(_COMPRESSIONS[container]) or "none"
         raise UsageError(f"{path}: {container} is not compressed by {compress!r}, expected one of: {known}")
@@ -82,13 +82,16 @@ def convert(
             hint=f"Wait for it, or save what it left with {recovery_command(path)}.",
         )
     refuse_to_replace_others(path)
-    watched = _Watched(source, progress, _bytes_to_read(records, container)) if progress else source
+    watched = source
+    if progress:
+        progress.stage("converting")
+        watched = _WatchedArchive(source, progress, _bytes_to_read(records, container))
     target = resolved(path)
-    with built_beside(target) as building, writing(path):
+    with build_beside(target) as building, write_errors(path):
         _write(watched, building, container, records, compress)
-        if isinstance(watched, _Watched):
+        if isinstance(watched, _WatchedArchive):
             watched.finish()
-        replace(building, target)
+        put_in_place(building, target)
     return path
 
 
@@ -96,19 +99,17 @@ def _write(
     source: Archive, path: Path, container: str, records: Sequence[Record], compress: str | None
 ) -> None:
     if container == "hdf5":
-        from tensorcap_formats.hdf5.writer import write_hdf5
-
         write_hdf5(source, path, records=records, compress=compress)
     elif container == "zarr":
-        from tensorcap_formats.zarr.store import write_zarr
+        from tensorcap_formats.zarr import write_zarr
 
         write_zarr(source, path, records=records, compress=compress is not None)
     elif container == "safetensors":
-        from tensorcap_formats.safetensors.file import write_safetensors
+        from tensorcap_formats.safetensors import write_safetensors
 
         write_safetensors(source, path, records=records)
     else:
-        from tensorcap_formats.foreign.npz_writer import write_npz
+        from tensorcap_formats.foreign import write_npz
 
         write_npz(source, path, records=records, compress=compress is not None)
 
@@ -121,8 +122,8 @@ def _bytes_to_read(records: Sequence[Record], container: str) -> int:
     return sum(r.nbytes for r in known) + 2 * sum(r.nbytes for r in unknown)
 
 
-class _Watched(ArchiveView):
-    """An archive that tells how much of it was read."""
+class _WatchedArchive(ArchiveView):
+    """A source that reports how much of it was read."""
 
     def __init__(self, source: Archive, progress: Progress, total: int) -> None:
         super().__init__(source, source.records, {r.key.text: (r,) for r in source.records}, root=source.root)
@@ -133,8 +134,8 @@ class _Watched(ArchiveView):
     def _read_flat(self, record: Record, start: int, out: Array) -> None:
         super()._read_flat(record, start, out)
         self._done = min(self._done + out.nbytes, self._total)
-        self._progress(self._done, self._total)
+        self._progress.advance(self._done, self._total)
 
     def finish(self) -> None:
-        """Tell that all is done: what turned out to be equal was not read again."""
-        self._progress(self._total, self._total)
+        """Report that all is read: what turned out to be equal was not read again."""
+        self._progress.advance(self._total, self._total)

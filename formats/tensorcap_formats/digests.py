@@ -1,6 +1,6 @@
-"""The 128-bit digest of a tensor's bytes: xxh3_128, or blake2b where xxhash is not installed.
+"""The 128-bit digest of a tensor's bytes: xxh3_128, or blake2b if xxhash is not installed.
 
-Digests of tensors while they are read, for archives in which other programs may have altered the bytes.
+`RunningDigests` checks tensors while they are read, for archives whose bytes other programs may have altered.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tensorcap_formats.records import Record
 
 
 class Hasher(Protocol):
-    """What both algorithms give: a hash in progress."""
+    """A hash in progress, by either algorithm."""
 
     def update(self, data: Any, /) -> None:
         """Take more bytes in."""
@@ -51,7 +51,7 @@ def digest(data: Any, algorithm: str = DEFAULT_ALGORITHM) -> str:
 
 
 class RunningDigests:
-    """Holds each tensor that is read from its beginning to its end against its digest.
+    """Checks the digest of each tensor that is read from its beginning to its end.
 
     Parts that are read out of order are not checked; nor is anything if the algorithm is not installed.
     """
@@ -62,7 +62,7 @@ class RunningDigests:
         self._begun: dict[int, tuple[int, Hasher]] = {}  # by row: elements so far
 
     def add(self, record: Record, start: int, part: Array) -> None:
-        """Take in what was read, if it goes on where the last read of the record ended.
+        """Add elements that were read, if they follow those of the record's last read.
 
         Raises:
             CorruptArchiveError: This was the end, and the digest is not the record's.

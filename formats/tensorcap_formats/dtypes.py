@@ -87,10 +87,10 @@ def dtype(name: str) -> DType:
     Raises:
         UsageError: There is no such dtype; the hint lists those that exist.
     """
-    found = DTYPES.get(name)
-    if found is None:
+    logical = DTYPES.get(name)
+    if logical is None:
         raise UsageError(f"dtype {name!r} is unknown", hint=f"Known are: {', '.join(sorted(DTYPES))}.")
-    return found
+    return logical
 
 
 def dtype_of(array: Array) -> DType:
@@ -122,7 +122,7 @@ def decode(bits: Array, logical: DType) -> Array:
         logical: Their dtype.
 
     Returns:
-        The array itself where numpy has the dtype; else float32 (bfloat16, float8, float6, float4),
+        The array itself if numpy has the dtype; else float32 (bfloat16, float8, float6, float4),
         complex64 (complex32) or int8/uint8 (narrower integers). A packed dtype doubles the last axis,
         low half of each byte first.
     """

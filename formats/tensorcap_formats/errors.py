@@ -24,7 +24,7 @@ from typing import ClassVar
 class TensorcapError(Exception):
     """Base class: catch this to catch all of ours.
 
-    The message says where, what was found and what was expected, in one line; `hint` says what to do.
+    The message is one line: place, what is there, what was expected. `hint` says what to do.
     """
 
     exit_status: ClassVar[int] = 1

@@ -71,7 +71,7 @@ def rectangles(shape: tuple[int, ...], start: int, count: int) -> Iterator[tuple
 
 
 class Slabs:
-    """How an array is cut: along one axis, below leading axes of chunk size 1, into flat ranges (ARC-61)."""
+    """How an array is cut: along one axis, below leading axes of chunk size 1, into flat ranges (ARC-65)."""
 
     def __init__(self, shape: tuple[int, ...], chunk: tuple[int, ...]) -> None:
         self.shape = shape
@@ -169,7 +169,7 @@ class Bands:
         """Fill one-dimensional `out` with the elements from number `start` on, in C order.
 
         Args:
-            owner: What the array is told by.
+            owner: Identifies the array.
             shape: The array's shape, of one axis at least.
             rows: Of the first axis, in one band.
             load: Gives the rows from one number up to another, one-dimensional.

@@ -63,7 +63,7 @@ class FloatFormat:
 
     @property
     def smallest(self) -> float:
-        """The smallest positive value, a subnormal where the format has them."""
+        """The smallest positive value, a subnormal if the format has them."""
         return math.ldexp(1, self.least_exponent - self.mantissa_bits)
 
     @property

@@ -1,6 +1,6 @@
-"""Files below a folder, none of them elsewhere, and what else is there.
+"""Find the files below a folder, none of them outside of it, and what else is there.
 
-A folder whose files are opened by path as they are needed; somebody may put another in its place.
+`OpenFolder` is for files that are opened by path as they are needed: another folder may take its place.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def others_below(folder: Path, read: Iterable[Path], reason: str) -> dict[str, s
 
 
 class OpenFolder:
-    """A folder held open, so that its identity lasts and another one at its path is told from it.
+    """A folder held open, so that another folder that is put at its path is noticed.
 
     Attributes:
         path: As it was given.

@@ -73,7 +73,7 @@ def encode_index(
         **{name: [getattr(s, name) for s in statistics] for name in _STATISTICS},
         "values": values,
     }
-    body = to_json(index)[:-1]
+    body = encode_json(index)[:-1]
     return body + b',"seal":"%s"}' % _seal(body, run).encode()
 
 
@@ -95,10 +95,10 @@ def decode_sealed(data: bytes, run: bytes, source: str) -> Index:
         raise CorruptArchiveError(
             f"{source}: index or run was altered: they do not have the hash that the index ends with (ARC-37)"
         )
-    found = root_hash(index.records)
-    if found != index.root:
+    root = root_hash(index.records)
+    if root != index.root:
         raise CorruptArchiveError(
-            f"{source}: index: root hash of its records is {found}, "
+            f"{source}: index: root hash of its records is {root}, "
             f"expected {abbreviate(repr(index.root))} (ARC-36)"
         )
     return index
@@ -115,7 +115,7 @@ def decode_index(data: bytes, source: str) -> Index:
         NewerVersionError: A newer major version, or an extension that must be understood.
         CorruptArchiveError: Anything else that is not as the specification says.
     """
-    index = from_json(data, f"{source}: index")
+    index = decode_json(data, f"{source}: index")
     check_version(index, source)
     count = index.get("count")
     if type(count) is not int or not 0 <= count <= len(data):
@@ -137,10 +137,10 @@ def decode_index(data: bytes, source: str) -> Index:
     values = index.get("values")
     if not isinstance(values, dict):
         raise CorruptArchiveError(f"{source}: index: values is no object (ARC-35)")
-    statistics = map(Statistics, *(column[name] for name in _STATISTICS))
+    all_statistics = map(Statistics, *(column[name] for name in _STATISTICS))
     records: list[Record] = []
-    for row, (text, dtype, shape, order, stored, found) in enumerate(
-        zip(*(column[n] for n in ("key", "dtype", "shape", "order", "stored")), statistics, strict=True)
+    for row, (text, dtype, shape, order, stored, statistics) in enumerate(
+        zip(*(column[n] for n in ("key", "dtype", "shape", "order", "stored")), all_statistics, strict=True)
     ):
         try:
             key = Key.parse(text)
@@ -154,7 +154,14 @@ def decode_index(data: bytes, source: str) -> Index:
         check_shape(shape, logical.itemsize, f"{source}: index: record {row}")
         records.append(
             Record(
-                key, logical, tuple(shape), order, digests[32 * row : 32 * row + 32], found, stored == 1, row
+                key,
+                logical,
+                tuple(shape),
+                order,
+                digests[32 * row : 32 * row + 32],
+                statistics,
+                stored == 1,
+                row,
             )
         )
     if len(set(column["key"])) != count:
@@ -174,12 +181,12 @@ def decode_index(data: bytes, source: str) -> Index:
 def check_version(index: Mapping[str, Any], source: str) -> None:
     """Refuse what a newer major version wrote, and extensions that must be understood (ARC-5, ARC-6)."""
     version = index.get("tensorcap")
-    found = _VERSION.fullmatch(version) if isinstance(version, str) else None
-    if found is None:
+    match = _VERSION.fullmatch(version) if isinstance(version, str) else None
+    if match is None:
         raise CorruptArchiveError(
             f"{source}: index: version is {abbreviate(repr(version))}, expected MAJOR.MINOR (ARC-5)"
         )
-    if int(found[1]) > int(FORMAT_VERSION.partition(".")[0]):
+    if int(match[1]) > int(FORMAT_VERSION.partition(".")[0]):
         raise NewerVersionError(
             f"{source}: archive format is {version}, expected {FORMAT_VERSION} or older (ARC-5)",
             hint="Upgrade tensorcap to read it.",
@@ -224,12 +231,12 @@ def _seal(body: bytes, run: bytes) -> str:
     return hasher.hexdigest()
 
 
-def to_json(value: object) -> bytes:
+def encode_json(value: object) -> bytes:
     """Compact UTF-8 JSON; refuses NaN and infinity, which JSON has not."""
     return _ENCODER.encode(value).encode("utf-8", "backslashreplace")
 
 
-def from_json(data: bytes, source: str) -> dict[str, Any]:
+def decode_json(data: bytes, source: str) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A file that is read at given positions, by several threads if need be."""
+"""A file that is read at given positions, by several threads if need be; a limit on what it unpacks to."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import os
 import stat
 from contextlib import closing
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
 from tensorcap_formats.dtypes import Array
-from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, ReadError
+from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, ReadError, UnsafeFileError
+
+_FREE_BYTES: Final = 256 * 1024 * 1024  # below this no file harms anybody, however far it expands
+_MAX_RATIO: Final = 200
 
 
 class InputFile:
@@ -113,6 +117,20 @@ class StoredElements:
                     f"{self._path}: has {file.size} bytes, {self._file_size} when it was opened"
                 )
             file.read_into(self._offset + start * self._itemsize, out)
+
+
+def check_expansion(stored_bytes: int, declared_bytes: int, where: str) -> None:
+    """Refuse what expands to more than 256 MiB and more than 200 times its stored size.
+
+    Raises:
+        UnsafeFileError: It does.
+    """
+    if declared_bytes > max(_FREE_BYTES, _MAX_RATIO * stored_bytes):
+        raise UnsafeFileError(
+            f"{where}: {stored_bytes} stored bytes claim to expand to {declared_bytes}, "
+            f"expected at most {_MAX_RATIO} times as many",
+            hint="If it is what you mean to read, store it without compression first.",
+        )
 
 
 def _reason(error: Exception) -> str:

@@ -63,7 +63,7 @@ class Key:
 
     @property
     def path(self) -> str:
-        """Where a container that has paths keeps the tensor (ARC-20): no key is a prefix of another."""
+        """Path of the tensor in a container that has paths (ARC-20): no path is a prefix of another."""
         if self.is_bare:
             return f"tensors/{self.site.replace('/', '%2F')}"
         call = f"@{self.call}" if self.call else ""
@@ -88,15 +88,15 @@ class Key:
             UsageError: The text is empty, too long, or has characters that a key must escape.
         """
         check_length(text)
-        found = _FULL.fullmatch(text)
-        if found is None:
+        match = _FULL.fullmatch(text)
+        if match is None:
             if escape_bare(unescape(text)) != text:
                 raise UsageError(
                     f"key {abbreviate(text)!r}: has characters that a key must escape (NAM-4), "
                     f"expected {abbreviate(escape_bare(unescape(text)))!r}"
                 )
             return cls(text)
-        rank, step, site, call, slot = found.groups()
+        rank, step, site, call, slot = match.groups()
         if not _SAFE.fullmatch(site) and not _is_escaped_site(site):
             raise UsageError(f"key {abbreviate(text)!r}: {site!r} is not in escaped form (NAM-4)")
         if not _SAFE.fullmatch(slot) and escape(unescape(slot)) != slot:
@@ -236,5 +236,5 @@ def matches(text: str, pattern: str) -> bool:
         return True
     if "/" in pattern:
         return False
-    found = _FULL.fullmatch(text)
-    return found is not None and fnmatch.fnmatchcase(found[3], pattern)
+    match = _FULL.fullmatch(text)
+    return match is not None and fnmatch.fnmatchcase(match[3], pattern)

@@ -1,4 +1,4 @@
-"""Open whatever lies at a path: the kind is told from its content, hardly ever from its name."""
+"""Open any archive or file of tensors: its kind is recognized by content, hardly ever by name."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Final
 
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import NotAnArchiveError, ReadError, UnfinishedArchiveError
+from tensorcap_formats.hdf5 import is_hdf5, open_hdf5
 from tensorcap_formats.input_file import InputFile
-from tensorcap_formats.writing.journal import is_locked
+from tensorcap_formats.output_path import is_locked
 
 _MAX_CHECKPOINT: Final = bytes.fromhex("93f09f94a52b2b93")
 _MAX_SAFETENSORS_HEADER: Final = 100_000_000
@@ -41,28 +42,28 @@ def open_archive(path: str | os.PathLike[str]) -> Archive:
     path = Path(path)
     locked = is_locked(path)
     if not os.path.exists(path):
-        raise _nothing_there(path, locked)
+        raise _nothing_to_open(path, locked)
     if locked:
         warnings.warn(f"{path}: another process is writing it anew; this is the archive before", stacklevel=2)
     return open_present(path)
 
 
 def _raw_opener(path: str | os.PathLike[str]) -> Callable[[], Archive] | None:
-    """What opens a path with a dtype and a shape behind it; None for any other."""
+    """The function that opens a path with a dtype and a shape behind it; None for any other path."""
     if os.fspath(path).count(":") < 2 or os.path.exists(path):
         return None
-    from tensorcap_formats.foreign.raw_file import RawSpec, open_raw
+    from tensorcap_formats.foreign import RawSpec, open_raw
 
     spec = RawSpec.parse(os.fspath(path))
     return partial(open_raw, spec) if spec else None
 
 
 def open_present(path: Path) -> Archive:
-    """Open what lies at `path` now, whoever may be writing it anew; else as `open_archive`."""
+    """Open what lies at `path` now, even if it is being written anew; else as `open_archive`."""
     return _folder_opener(path)(path) if path.is_dir() else _file_opener(path)(path)
 
 
-def _nothing_there(path: Path, locked: bool | None) -> ReadError:
+def _nothing_to_open(path: Path, locked: bool | None) -> ReadError:
     if locked:
         return UnfinishedArchiveError(
             f"{path}: another process is writing it", hint="Wait until the capture has ended."
@@ -83,23 +84,23 @@ def _folder_opener(path: Path) -> Callable[[Path], Archive]:
     names = {name.lower() for name in listed}
     suffixes = {os.path.splitext(name)[1] for name in names}
     if names & {"zarr.json", ".zgroup", ".zarray"}:
-        from tensorcap_formats.zarr.store import open_zarr
+        from tensorcap_formats.zarr import open_zarr
 
         return open_zarr
-    from tensorcap_formats.foreign.dump_folder import is_dump, open_dump
+    from tensorcap_formats.foreign import is_dump, open_dump
 
     if is_dump(path, listed):
         return open_dump
     if ".safetensors" in suffixes:
-        from tensorcap_formats.safetensors.file import open_safetensors_folder
+        from tensorcap_formats.safetensors import open_safetensors_folder
 
         return open_safetensors_folder
     if ".npy" in suffixes:
-        from tensorcap_formats.foreign.numpy_files import open_npy_folder
+        from tensorcap_formats.foreign import open_npy_folder
 
         return open_npy_folder
     if suffixes & {".pt", ".pth", ".bin"}:
-        from tensorcap_formats.foreign.torch_file import open_torch_folder
+        from tensorcap_formats.foreign import open_torch_folder
 
         return open_torch_folder
     raise NotAnArchiveError(f"{path}: holds nothing that is one of: {_KINDS}")
@@ -109,29 +110,27 @@ def _file_opener(path: Path) -> Callable[[Path], Archive]:
     file = InputFile(path)
     try:
         first = file.read(0, min(16, file.size))
-        from tensorcap_formats.hdf5.reader import is_hdf5, open_hdf5
-
         if is_hdf5(file):
             return open_hdf5
     finally:
         file.close()
     if first.startswith(b"\x93NUMPY"):
-        from tensorcap_formats.foreign.numpy_files import open_npy
+        from tensorcap_formats.foreign import open_npy
 
         return open_npy
     if first.startswith(_MAX_CHECKPOINT) or path.suffix == ".max":
-        from tensorcap_formats.foreign.max_file import open_max
+        from tensorcap_formats.foreign import open_max
 
         return open_max
     if first.startswith(b"PK"):
         return _zip_opener(path)
     length = int.from_bytes(first[:8], "little")
     if path.suffix == ".safetensors" or (first[8:9] == b"{" and 0 < length <= _MAX_SAFETENSORS_HEADER):
-        from tensorcap_formats.safetensors.file import open_safetensors
+        from tensorcap_formats.safetensors import open_safetensors
 
         return open_safetensors
     if first[:1] == b"\x80" or path.suffix in (".pt", ".pth", ".pkl", ".bin"):
-        from tensorcap_formats.foreign.torch_file import open_torch_file
+        from tensorcap_formats.foreign import open_torch_file
 
         return open_torch_file
     if first and not any(first):
@@ -139,20 +138,22 @@ def _file_opener(path: Path) -> Callable[[Path], Archive]:
             f"{path}: begins with zeros: an archive whose writer did not end, or a damaged file",
             hint="Give `tcap recover` the path without .partial.",
         )
-    from tensorcap_formats.foreign.raw_file import hint
+    from tensorcap_formats.foreign import raw_file_hint
 
-    raise NotAnArchiveError(f"{path}: begins with {first!r}, expected one of: {_KINDS}", hint=hint(path))
+    raise NotAnArchiveError(
+        f"{path}: begins with {first!r}, expected one of: {_KINDS}", hint=raw_file_hint(path)
+    )
 
 
 def _zip_opener(path: Path) -> Callable[[Path], Archive]:
-    from tensorcap_formats.foreign.zip_members import ZipMembers
+    from tensorcap_formats.foreign import ZipMembers
 
     with closing(ZipMembers(path)) as members:
         is_torch = any(name.endswith("/data.pkl") for name in members.sizes)
     if is_torch:
-        from tensorcap_formats.foreign.torch_file import open_torch_file
+        from tensorcap_formats.foreign import open_torch_file
 
         return open_torch_file
-    from tensorcap_formats.foreign.numpy_files import open_npz
+    from tensorcap_formats.foreign import open_npz
 
     return open_npz

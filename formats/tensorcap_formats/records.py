@@ -1,4 +1,4 @@
-"""What an archive says of one tensor."""
+"""The record: what an archive says of one tensor."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Record:
         dtype: Logical dtype.
         shape: As the framework gave it (a packed dtype counts bytes).
         order: Execution order number within the run; a file from elsewhere counts in natural name order.
-        digest: 128-bit hash of the bytes, 32 hexadecimal digits, or "" where none is known.
-        statistics: None where none is known (a file from elsewhere).
+        digest: 128-bit hash of the bytes, 32 hexadecimal digits; "" if none is known.
+        statistics: None if none are known (a file from elsewhere).
         stored: Whether the archive holds the bytes, not only the statistics.
         row: Position in `Archive.records`.
     """

@@ -78,7 +78,7 @@ class PointInfo:
 
 @dataclass(frozen=True, slots=True)
 class ScopeInfo:
-    """What a capture was told to record (CAP-55).
+    """What a capture was asked to record (CAP-55).
 
     Attributes:
         include: Globs of what to keep, all if empty.

@@ -1,7 +1,7 @@
 """Statistics of a tensor, computed block by block while it is written or read.
 
 Definitions are normative in `specs/archive.md`: minimum, maximum, mean and l2 are over the finite
-elements and are None where there is none (l2 also where it is beyond float64); NaN, +inf, -inf and zeros
+elements and are None if there is none (l2 also if it is beyond float64); NaN, +inf, -inf and zeros
 are counted over all elements; for complex values the first four are of the modulus.
 """
 

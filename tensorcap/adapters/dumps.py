@@ -9,14 +9,11 @@ from pathlib import Path
 from typing import Literal
 
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.content import checked_blocks, write_errors
 from tensorcap_formats.errors import UsageError, WriteError, missing_package
-from tensorcap_formats.foreign.dump_files import NAMES
-from tensorcap_formats.foreign.dump_labels import label_of
-from tensorcap_formats.foreign.max_file import DTYPE_CODES, SUFFIX, write_max
+from tensorcap_formats.foreign import MAX_DTYPE_CODES, MAX_SUFFIX, NAMES_FILE, label_of, write_max
+from tensorcap_formats.output_path import build_beside, put_in_place, refuse_overlap
 from tensorcap_formats.records import Record
-from tensorcap_formats.writing.content import checked_blocks, writing
-from tensorcap_formats.writing.output_path import refuse_overlap
-from tensorcap_formats.writing.publishing import built_beside, replace
 
 Layout = Literal["max", "torch"]
 Progress = Callable[[int, int], None]
@@ -64,12 +61,12 @@ def export(
         raise WriteError(
             f"{folder}: is there and is not empty, expected a new folder", hint="Choose another one."
         )
-    suffix, save = (SUFFIX, _save_max) if layout == "max" else (".pt", _torch_saver())
+    suffix, save = (MAX_SUFFIX, _save_max) if layout == "max" else (".pt", _torch_saver())
     labels = _labels(records, layout)
     steps = sorted({record.key.step for record in records})
     is_flat = layout == "max" and len(steps) == 1
     done, total = 0, sum(record.nbytes for record in records)
-    with built_beside(folder) as building, writing(folder):
+    with build_beside(folder) as building, write_errors(folder):
         building.mkdir()
         for step in steps:
             inner = building if is_flat else building / str(step)
@@ -87,10 +84,10 @@ def export(
                     progress(done, total)
             if layout == "torch":
                 names = "".join(f"{labels[record.key.text]}\n" for record in chosen)
-                (inner / NAMES).write_text(names, encoding="utf-8")
+                (inner / NAMES_FILE).write_text(names, encoding="utf-8")
         if folder.is_dir():
             folder.rmdir()
-        replace(building, folder)
+        put_in_place(building, folder)
     return records
 
 
@@ -111,7 +108,7 @@ def _labels(records: Sequence[Record], layout: Layout) -> dict[str, str]:
                 f"{text}: is of rank {record.key.rank}, which a dump has no place for",
                 hint="Export one rank: --exclude 'rank*'.",
             )
-        if layout == "max" and record.dtype.name not in DTYPE_CODES:
+        if layout == "max" and record.dtype.name not in MAX_DTYPE_CODES:
             raise UsageError(
                 f"{text}: .max files have no dtype {record.dtype.name!r} (MXF-6)",
                 hint="Leave it out with --exclude.",

@@ -12,7 +12,7 @@ from tensorcap.recording.recorder import Recorder
 from tensorcap.recording.scope import Scope
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.keys import Key
-from tensorcap_formats.writing.writer import Writer
+from tensorcap_formats.writing import Writer
 
 
 @dataclass(frozen=True, slots=True)

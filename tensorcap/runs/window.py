@@ -16,9 +16,9 @@ import numpy as np
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, DType, decode
 from tensorcap_formats.errors import UsageError, WriteError, abbreviate
+from tensorcap_formats.output_path import refuse_overlap, resolved, unique_beside
 from tensorcap_formats.records import Record
-from tensorcap_formats.writing.output_path import refuse_overlap, resolved, unique_beside
-from tensorcap_formats.writing.publishing import refuse_to_replace_archive
+from tensorcap_formats.writing import refuse_to_replace_archive
 
 _INDEX: Final = re.compile(r"[+-]?\d{1,18}")
 _SLICE: Final = re.compile(r"([+-]?\d{1,18})?:([+-]?\d{1,18})?(?::([+-]?\d{1,18})?)?")

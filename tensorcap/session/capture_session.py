@@ -25,7 +25,7 @@ from tensorcap.workload.metadata import about_process, now, redact
 from tensorcap.workload.sources import class_name
 from tensorcap_formats.errors import CaptureError, TensorcapError, UsageError
 from tensorcap_formats.keys import module_site
-from tensorcap_formats.writing.writer import Writer
+from tensorcap_formats.writing import Writer
 
 if TYPE_CHECKING:
     from typing_extensions import Self

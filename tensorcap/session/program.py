@@ -27,7 +27,7 @@ from tensorcap.workload.patch import replaced
 from tensorcap.workload.script import Script, as_main, code_of
 from tensorcap.workload.workload import FRAMEWORKS, MODEL_MODULES
 from tensorcap_formats.errors import CaptureError, TensorcapError, abbreviate, missing_package
-from tensorcap_formats.writing.writer import Writer
+from tensorcap_formats.writing import Writer
 
 
 @dataclass

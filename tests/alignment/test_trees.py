@@ -15,7 +15,7 @@ from tensorcap_formats.dtypes import DTYPES
 from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
 from tensorcap_formats.run_info import RunInfo
-from tensorcap_formats.writing.writer import Writer
+from tensorcap_formats.writing import Writer
 
 Modules = Mapping[str, tuple[str, Mapping[str, tuple[int, ...]]]]
 

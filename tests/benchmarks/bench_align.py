@@ -29,7 +29,7 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
-from tensorcap_formats.writing.writer import Writer
+from tensorcap_formats.writing import Writer
 
 LAYERS = 400
 PARTS = 50

@@ -24,8 +24,7 @@ import numpy as np
 from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
-from tensorcap_formats.writing.recovery import recover
-from tensorcap_formats.writing.writer import Writer
+from tensorcap_formats.writing import Writer, recover
 
 Array = np.ndarray[Any, Any]
 FLOAT32 = dtype("float32")

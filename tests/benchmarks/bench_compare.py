@@ -30,7 +30,7 @@ from tensorcap.metrics.operands import Operands
 from tensorcap_formats.dtypes import bits_of, dtype, dtype_of
 from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
-from tensorcap_formats.writing.writer import Writer
+from tensorcap_formats.writing import Writer
 
 Array = np.ndarray[Any, Any]
 ROOT = Path(__file__).parents[2]

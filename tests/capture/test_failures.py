@@ -11,7 +11,7 @@ from torch import nn
 
 import tensorcap
 from tensorcap_formats.errors import UsageError, WriteError
-from tensorcap_formats.writing.recovery import recover
+from tensorcap_formats.writing import recover
 
 
 class Failing(nn.Module):
@@ -79,7 +79,7 @@ def test_a_complete_capture_replaces_the_archive_before(path: Path, small: Any) 
 
 def full_disk(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """Let `after` tensors be written, then let the disk be full."""
-    from tensorcap_formats.writing.flat_file import write_at as real
+    from tensorcap_formats.hdf5 import write_at as real
 
     count = [0]
 

@@ -12,7 +12,7 @@ import pytest
 from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
-from tensorcap_formats.writing.writer import Writer
+from tensorcap_formats.writing import Writer
 
 TENSORS = {f"0/layers.{i}/output": np.full((4, 4), float(i), np.float32) for i in range(3)}
 

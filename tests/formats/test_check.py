@@ -15,7 +15,8 @@ from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.errors import CorruptArchiveError
 from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
-from tensorcap_formats.writing.writer import Writer
+from tensorcap_formats.writing import Writer
+from tests.support.progress import RecordedProgress
 
 SUFFIXES = ["h5", "zarr", "safetensors"]
 
@@ -30,10 +31,11 @@ def write(path: Path, *, complete: bool = True) -> Path:
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_an_archive_in_order_has_no_problem(tmp_path: Path, suffix: str) -> None:
-    seen: list[tuple[int, int]] = []
+    progress = RecordedProgress()
     with open_archive(write(tmp_path / f"x.{suffix}")) as archive:
-        assert check_archive(archive, progress=lambda *both: seen.append(both)) == []
-    assert seen[-1] == (32_000, 32_000)
+        assert check_archive(archive, progress=progress).problems == []
+    assert progress.stages == ["checking"]
+    assert progress.advances[-1] == (32_000, 32_000)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -44,7 +46,7 @@ def test_each_tensor_whose_bytes_changed_is_named(tmp_path: Path, suffix: str) -
             data = file.read_bytes()
             file.write_bytes(data.replace(b"\2\0\0\0" * 4000, b"\2\0\0\0" * 3999 + b"\3\0\0\0"))
     with open_archive(path) as archive:
-        problems = check_archive(archive)
+        problems = check_archive(archive).problems
     assert [p.key for p in problems] == ["0/b/output"]
     assert "digest of its bytes is" in problems[0].what
     assert not problems[0].is_warning
@@ -54,14 +56,14 @@ def test_a_chunk_that_was_lost_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "x.zarr")
     (path / "steps/0/b/output/c/0").unlink()
     with open_archive(path) as archive:
-        (problem,) = check_archive(archive)
+        (problem,) = check_archive(archive).problems
     assert problem.key == "0/b/output"
     assert "a chunk of the array is missing" in problem.what
 
 
 def test_a_run_that_ended_by_an_error_is_a_warning(tmp_path: Path) -> None:
     with open_archive(write(tmp_path / "x.h5", complete=False)) as archive:
-        assert check_archive(archive) == [
+        assert check_archive(archive).problems == [
             Problem("", "the run that wrote it did not end as it should", is_warning=True)
         ]
 
@@ -80,7 +82,7 @@ def changed(tmp_path: Path, **fields: object) -> list[str]:
     metadata["shape"] = metadata["chunk_grid"]["configuration"]["chunk_shape"] = [len(text)]
     (path / "index/zarr.json").write_text(json.dumps(metadata))
     with open_archive(path) as archive:
-        return [problem.what for problem in check_archive(archive)]
+        return [problem.what for problem in check_archive(archive).problems]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,7 @@ def test_a_wrong_root_hash_is_refused_or_named(tmp_path: Path) -> None:
         changed(tmp_path, root="0" * 32)
     with open_archive(write(tmp_path / "x.h5")) as archive:
         archive.root = "0" * 32
-        (problem,) = check_archive(archive)
+        (problem,) = check_archive(archive).problems
     assert "root hash of the index is" in problem.what
 
 
@@ -116,16 +118,18 @@ def test_digests_that_cannot_be_computed_are_said_not_to_be_checked(
     path = write(tmp_path / "x.h5")
     monkeypatch.setattr(check, "ALGORITHMS", {})
     with open_archive(path) as archive:
-        (problem,) = check_archive(archive)
+        (problem,) = check_archive(archive).problems
     assert "were not checked" in problem.what
 
 
 def test_a_file_from_elsewhere_is_read_whole(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "x.npz", a=np.arange(1000), b=np.ones(3), text=np.array(["t"]))
     with open_archive(tmp_path / "x.npz") as archive:
-        assert check_archive(archive) == [Problem("text", "is not read: an array of '<U1'", is_warning=True)]
+        assert check_archive(archive).problems == [
+            Problem("text", "is not read: an array of '<U1'", is_warning=True)
+        ]
     np.savez(tmp_path / "x.npz", a=np.arange(1000), v=np.zeros(2, "V2"))
     with open_archive(tmp_path / "x.npz") as archive:
-        (problem,) = check_archive(archive)
+        (problem,) = check_archive(archive).problems
     assert problem.key == "v"
     assert "does not tell what its bytes are" in problem.what

@@ -16,7 +16,7 @@ from tensorcap_formats.errors import CorruptArchiveError, UsageError
 from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
 from tensorcap_formats.statistics import Statistics
-from tensorcap_formats.writing.writer import Writer
+from tensorcap_formats.writing import Writer
 
 # Four stored elements of each dtype, as the bytes that must come back: extremes, NaN with a payload, -0.
 EIGHT_BITS = "00 7f 80 ff"
@@ -263,7 +263,7 @@ class ContainerContract:
             if file.is_file() and (data := file.read_bytes()).count(b"\0\0\x9b\x42") > 4000:
                 at = data.index(b"\0\0\x9b\x42" * 5000) + 4000
                 file.write_bytes(data[:at] + b"\1" + data[at + 1 :])
-        from tensorcap_formats.writing.content import checked_blocks
+        from tensorcap_formats.content import checked_blocks
 
         with open_archive(path) as archive, pytest.raises(CorruptArchiveError, match="0/m/output: digest"):
             list(checked_blocks(archive, archive.records[0]))

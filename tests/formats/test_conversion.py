@@ -24,8 +24,9 @@ from tensorcap_formats.dtypes import DTYPES, dtype
 from tensorcap_formats.errors import CorruptArchiveError, TensorNotFoundError, UsageError, WriteError
 from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
-from tensorcap_formats.writing.output_path import unique_beside
-from tensorcap_formats.writing.writer import Writer
+from tensorcap_formats.output_path import unique_beside
+from tensorcap_formats.writing import Writer
+from tests.support.progress import RecordedProgress
 
 TARGETS = [
     ("h5", None),
@@ -70,7 +71,7 @@ def test_everything_is_kept(source: Path, tmp_path: Path, suffix: str, compress:
             assert content(after) == content(before)
             assert (after.run, after.values) == ({"steps": 2}, {"0/m/input.scale": 0.5})
             assert (after.is_complete, after.is_ordered, after.is_foreign) == (False, True, False)
-            assert [p.what for p in check_archive(after)] == [
+            assert [p.what for p in check_archive(after).problems] == [
                 "the run that wrote it did not end as it should"
             ]
             blocks = [b.copy() for b in after.blocks(after.get("large"), 40_001)]
@@ -204,7 +205,7 @@ def test_a_file_from_elsewhere_keeps_its_names_and_has_no_order(tmp_path: Path, 
         assert after.records[0].statistics is not None
         assert after.records[0].statistics.zeros == 4
         assert after.load(after.records[2]).tolist() == [1.0, 1.0, 1.0]
-        assert check_archive(after) == []
+        assert check_archive(after).problems == []
 
 
 @pytest.mark.parametrize("suffix", ["h5", "zarr", "safetensors"])
@@ -305,11 +306,13 @@ def test_unknown_compression_is_refused(source: Path, tmp_path: Path, name: str,
 def test_progress_ends_at_the_total(source: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", a=np.ones(10), b=np.zeros(10))
     for path, total in ((source, None), (tmp_path / "x.npz", 2 * 160)):
-        seen: list[tuple[int, int]] = []
+        progress = RecordedProgress()
         with open_archive(path) as archive:
-            convert(archive, tmp_path / "y.h5", progress=lambda *both, seen=seen: seen.append(both))
-        assert seen[-1][0] == seen[-1][1]
-        assert total is None or seen[-1][1] == total
+            convert(archive, tmp_path / "y.h5", progress=progress)
+        done, expected = progress.advances[-1]
+        assert progress.stages == ["converting"]
+        assert done == expected
+        assert total is None or expected == total
 
 
 def test_what_a_killed_conversion_left_is_removed_and_nothing_else(source: Path, tmp_path: Path) -> None:

@@ -15,10 +15,7 @@ import torch
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import bits_of, dtype_of
 from tensorcap_formats.errors import NotAnArchiveError
-from tensorcap_formats.foreign.dump_folder import DumpArchive, open_dump
-from tensorcap_formats.foreign.dump_labels import label_of, parse_label
-from tensorcap_formats.foreign.max_file import write_max
-from tensorcap_formats.foreign.raw_file import RawSpec
+from tensorcap_formats.foreign import DumpArchive, RawSpec, label_of, open_dump, parse_label, write_max
 from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
 

@@ -13,8 +13,7 @@ import pytest
 
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import NotAnArchiveError, ReadError
-from tensorcap_formats.foreign import strided
-from tensorcap_formats.foreign.numpy_files import open_npy, open_npy_folder, open_npz
+from tensorcap_formats.foreign import open_npy, open_npy_folder, open_npz, strided
 from tensorcap_formats.open import open_archive
 
 

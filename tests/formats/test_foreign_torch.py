@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tensorcap_formats.foreign import strided
-from tensorcap_formats.foreign.torch_file import open_torch_file, open_torch_folder
+from tensorcap_formats.foreign import open_torch_file, open_torch_folder, strided
 from tensorcap_formats.open import open_archive
 
 

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from tensorcap_formats.dtypes import DTYPES, dtype
-from tensorcap_formats.hdf5.header import Dataset, Tree, datatype_of, emit
+from tensorcap_formats.hdf5 import datatype_of
+from tensorcap_formats.hdf5.header import Dataset, Tree, emit
 from tensorcap_formats.keys import Key
-from tensorcap_formats.writing.writer import Writer
+from tensorcap_formats.writing import Writer
 
 # What plain h5py makes of each dtype that HDF5 has; all others are bytes.
 SEEN_BY_H5PY = {

@@ -12,7 +12,7 @@ import pytest
 
 from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.errors import CorruptArchiveError, NewerVersionError, TensorcapError
-from tensorcap_formats.index import decode_index, decode_sealed, encode_index, from_json, to_json
+from tensorcap_formats.index import decode_index, decode_json, decode_sealed, encode_index, encode_json
 from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import Statistics
@@ -275,7 +275,7 @@ def test_values_that_are_no_object_are_refused(values: Any) -> None:
 )
 def test_anything_but_a_json_object_is_refused_in_one_line(data: bytes) -> None:
     with pytest.raises(CorruptArchiveError, match=r"^run\.h5: run: is ") as caught:
-        from_json(data, "run.h5: run")
+        decode_json(data, "run.h5: run")
     assert "\n" not in str(caught.value)
     assert gc.isenabled()
 
@@ -297,11 +297,11 @@ def test_any_json_at_all_gives_an_index_or_one_error() -> None:
 
 def test_text_of_any_kind_survives_json() -> None:
     value = {"a": 'quote " ü \u2028 \\ \n \x00 \U0001f600', "b": [1, 2**70, -0.0, 1e300, None, True]}
-    assert from_json(to_json(value), "x") == value
-    assert repr(from_json(to_json(value), "x")["b"][2]) == "-0.0"
+    assert decode_json(encode_json(value), "x") == value
+    assert repr(decode_json(encode_json(value), "x")["b"][2]) == "-0.0"
 
 
 def test_a_lone_surrogate_is_written_as_an_escape_of_json() -> None:
-    written = to_json({"a": "x\ud800y"})
+    written = encode_json({"a": "x\ud800y"})
     assert written == b'{"a":"x\\ud800y"}'
     assert json.loads(written)["a"] == "x\ud800y"

@@ -13,8 +13,9 @@ import pytest
 from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.errors import CorruptArchiveError, NewerVersionError, WriteError
 from tensorcap_formats.keys import Key
-from tensorcap_formats.writing.journal import Journal, is_locked, journal_path, read_journal
-from tensorcap_formats.writing.writer import Writer
+from tensorcap_formats.output_path import is_locked, journal_path
+from tensorcap_formats.writing import Writer
+from tensorcap_formats.writing.journal import Journal, read_journal
 
 HEAD = b'{"tensorcap_journal":1,"container":"hdf5","algorithm":"xxh3_128","run":{"seed":1}}'
 RECORD = (
@@ -109,7 +110,7 @@ def test_a_newer_journal_is_refused(path: Path) -> None:
         read_journal(path)
 
 
-@pytest.mark.spec("ARC-50")
+@pytest.mark.spec("ARC-54")
 def test_whoever_holds_the_journal_locks_it(path: Path) -> None:
     assert is_locked(path) is None
     journal = Journal(path)

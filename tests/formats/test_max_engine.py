@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tensorcap_formats.dtypes import DTYPES
-from tensorcap_formats.foreign.max_file import DTYPE_CODES, write_max
+from tensorcap_formats.foreign import MAX_DTYPE_CODES, write_max
 from tensorcap_formats.open import open_archive
 
 pytestmark = pytest.mark.slow
@@ -80,7 +80,7 @@ def test_files_that_the_engine_wrote_are_read_as_what_was_printed(tmp_path: Path
 @pytest.mark.spec("MXF-1", "MXF-6")
 def test_files_of_ours_are_read_by_the_reader_of_max(tmp_path: Path) -> None:
     driver, max_dtype = pytest.importorskip("max.driver"), pytest.importorskip("max.dtype")
-    for name, code in DTYPE_CODES.items():
+    for name, code in MAX_DTYPE_CODES.items():
         assert max_dtype.DType(code) == max_dtype.DType[name]
         path, dtype = tmp_path / f"{name}.max", DTYPES[name]
         bits = np.arange(6 * dtype.itemsize, dtype="u1") & (1 if name == "bool" else 255)

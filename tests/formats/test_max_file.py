@@ -10,7 +10,7 @@ import pytest
 
 from tensorcap_formats.dtypes import DTYPES
 from tensorcap_formats.errors import UsageError
-from tensorcap_formats.foreign.max_file import write_max
+from tensorcap_formats.foreign import write_max
 from tensorcap_formats.open import open_archive
 
 SPEC = (Path(__file__).parents[2] / "specs/max-files.md").read_text()

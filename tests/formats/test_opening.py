@@ -14,7 +14,7 @@ from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.errors import NotAnArchiveError, ReadError, UnfinishedArchiveError
 from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
-from tensorcap_formats.writing.writer import Writer
+from tensorcap_formats.writing import Writer
 
 
 def write(path: Path, container: str | None = None) -> Path:

@@ -21,9 +21,9 @@ from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.errors import ReadError, UnfinishedArchiveError, WriteError
 from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
-from tensorcap_formats.writing.journal import journal_path, partial_path
-from tensorcap_formats.writing.recovery import recover
-from tensorcap_formats.writing.writer import Writer
+from tensorcap_formats.output_path import journal_path, partial_path
+from tensorcap_formats.writing import Writer, recover
+from tests.support.progress import RecordedProgress
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(tensorcap_formats.__file__).parents[1])}
 KILLS = 30
@@ -45,7 +45,7 @@ CAPTURE = (
 import os, sys
 from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.keys import Key
-from tensorcap_formats.writer import Writer
+from tensorcap_formats.writing import Writer
 
 def say(text):
     os.write(1, f"{text}\\n".encode())
@@ -70,7 +70,7 @@ say("closed")
 )
 RECOVER = """
 import os, sys
-from tensorcap_formats.recovery import recover
+from tensorcap_formats.writing import recover
 
 os.write(1, b"recovering\\n")
 recover(sys.argv[1])
@@ -177,7 +177,7 @@ def finish_without_rename(path: Path, monkeypatch: pytest.MonkeyPatch, *, comple
 
     module = "writer" if complete else "recovery"
     with monkeypatch.context() as patched:
-        patched.setattr(f"tensorcap_formats.{module}.publish", killed)
+        patched.setattr(f"tensorcap_formats.writing.{module}.publish", killed)
         if not complete:
             capture(path)
             with pytest.raises(KeyboardInterrupt):
@@ -197,10 +197,11 @@ def path(tmp_path: Path) -> Path:
 @pytest.mark.spec("ARC-53")
 def test_a_recovered_archive_says_that_it_is_not_complete(path: Path) -> None:
     capture(path)
-    checked: list[int] = []
-    found = recover(path, progress=checked.append)
+    progress = RecordedProgress()
+    found = recover(path, progress=progress)
     assert (found.path, found.records, found.lost, found.torn, found.was_complete) == (path, 3, 0, 0, False)
-    assert sum(checked) == 1200
+    assert progress.stages == ["checking"]
+    assert progress.advances == [(400, 1200), (800, 1200), (1200, 1200)]
     with open_archive(path) as archive:
         assert not archive.is_complete
         assert archive.values == {"0/m.0/input.mask": None}

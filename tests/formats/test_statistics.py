@@ -71,7 +71,7 @@ def test_bfloat16_is_counted_by_its_values() -> None:
     assert_close(statistics_of(bits, "bfloat16"), values)
 
 
-@pytest.mark.spec("ARC-11")
+@pytest.mark.spec("ARC-15")
 @pytest.mark.parametrize("name", ["complex64", "complex128"])
 def test_complex_statistics_are_of_the_modulus(name: str) -> None:
     values = np.stack([random_values(9000), random_values(9000)[::-1]], axis=-1).view("<c16")[:, 0]

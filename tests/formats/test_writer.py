@@ -22,9 +22,8 @@ from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.errors import NotAnArchiveError, UnfinishedArchiveError, UsageError, WriteError
 from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
-from tensorcap_formats.writing.journal import journal_path, partial_path
-from tensorcap_formats.writing.recovery import recover
-from tensorcap_formats.writing.writer import Writer
+from tensorcap_formats.output_path import journal_path, partial_path
+from tensorcap_formats.writing import Writer, recover
 
 FLOAT32 = dtype("float32")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(tensorcap_formats.__file__).parents[1])}
@@ -34,7 +33,7 @@ import sys
 import numpy as np
 from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.keys import Key
-from tensorcap_formats.writer import Writer
+from tensorcap_formats.writing import Writer
 
 writer = Writer(sys.argv[1])
 writer.add(Key("held", "output"), np.zeros(3, "<f4"), dtype("float32"), (3,))
@@ -47,8 +46,8 @@ import os, resource, sys
 import numpy as np
 from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.keys import Key
-from tensorcap_formats.opening import open_archive
-from tensorcap_formats.writer import Writer
+from tensorcap_formats.open import open_archive
+from tensorcap_formats.writing import Writer
 
 path, nbytes = sys.argv[1], int(sys.argv[2])
 pattern = np.random.default_rng(0).integers(0, 256, (8 << 20) + 64, np.uint8)
@@ -371,7 +370,7 @@ def test_a_discarded_capture_leaves_nothing(path: Path) -> None:
     assert os.listdir(path.parent) == []
 
 
-@pytest.mark.spec("ARC-50")
+@pytest.mark.spec("ARC-54")
 def test_a_second_process_that_writes_the_path_is_refused_at_once(path: Path) -> None:
     write_previous(path)
     with another_process_writing(path):
@@ -436,7 +435,7 @@ def test_a_name_may_be_as_long_as_leaves_room_for_the_journal(suffix: str, tmp_p
     assert os.listdir(tmp_path) == [path.name]
 
 
-@pytest.mark.spec("ARC-50")
+@pytest.mark.spec("ARC-55")
 @pytest.mark.parametrize("kind", ["file", "link", "dangling"])
 def test_a_partial_file_without_a_journal_is_somebody_elses(kind: str, path: Path) -> None:
     elsewhere = path.with_name("precious")

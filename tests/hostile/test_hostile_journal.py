@@ -21,9 +21,9 @@ from tensorcap_formats.errors import (
 )
 from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
-from tensorcap_formats.writing.journal import journal_path, partial_path, read_journal
-from tensorcap_formats.writing.recovery import recover
-from tensorcap_formats.writing.writer import Writer
+from tensorcap_formats.output_path import journal_path, partial_path
+from tensorcap_formats.writing import Writer, recover
+from tensorcap_formats.writing.journal import read_journal
 
 HEAD: dict[str, Any] = {"tensorcap_journal": 1, "container": "hdf5", "algorithm": "xxh3_128", "run": {}}
 RECORD: dict[str, Any] = {

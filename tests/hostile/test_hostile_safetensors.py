@@ -17,8 +17,8 @@ from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.errors import CorruptArchiveError, NewerVersionError
 from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
-from tensorcap_formats.safetensors.file import open_safetensors
-from tensorcap_formats.writing.writer import Writer
+from tensorcap_formats.safetensors import open_safetensors
+from tensorcap_formats.writing import Writer
 
 
 def lie(text: bytes, *, length: int | None = None, data: bytes = b"") -> bytes:

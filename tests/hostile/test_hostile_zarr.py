@@ -24,7 +24,7 @@ from tensorcap_formats.errors import (
 )
 from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
-from tensorcap_formats.writing.writer import Writer
+from tensorcap_formats.writing import Writer
 
 ARRAY = "steps/0/m/output"
 
@@ -101,7 +101,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.spec("ARC-4", "ARC-61")
+@pytest.mark.spec("ARC-4", "ARC-61", "ARC-66")
 @pytest.mark.parametrize("case", DAMAGE)
 def test_damage_is_one_line_and_never_zeros(store: Path, case: str) -> None:
     damage, reason = DAMAGE[case]
@@ -239,7 +239,7 @@ def test_a_foreign_store_that_lies_is_refused(foreign: Path, case: str) -> None:
 
 
 def test_a_folder_that_is_no_store_is_no_archive(tmp_path: Path) -> None:
-    from tensorcap_formats.zarr.store import open_zarr
+    from tensorcap_formats.zarr import open_zarr
 
     with pytest.raises(NotAnArchiveError, match=r"has no zarr\.json"):
         open_zarr(tmp_path)
@@ -247,7 +247,7 @@ def test_a_folder_that_is_no_store_is_no_archive(tmp_path: Path) -> None:
 
 def test_keys_that_differ_in_case_never_overwrite_each_other(tmp_path: Path) -> None:
     """On a file system that ignores case the second array's folder exists: an error, not a mixture."""
-    from tensorcap_formats.zarr.arrays import write_array
+    from tensorcap_formats.zarr.writer import write_array
 
     write_array(tmp_path / "a", [np.ones(1)], (1,), "<f8", "float64", compress=False)
     with pytest.raises(FileExistsError):

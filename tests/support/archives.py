@@ -10,7 +10,7 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, DType, bits_of, dtype_of
 from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
-from tensorcap_formats.writing.writer import Writer
+from tensorcap_formats.writing import Writer
 
 Tensors = Mapping[str, Array | tuple[Array, DType]]
 

@@ -1,1 +1,38 @@
-"""Files of other tools, read as archives; and dumps written for them."""
+"""Files of tensors from other programs, read without the programs: numpy, torch, MAX, raw numbers, dumps.
+
+In: a file or a folder, and all that it claims is checked. Out: a `ForeignArchive` of tensors by name; and
+.npz and .max files for others. Read one kind at a time: `numpy_files`, `torch_file` (above `torch_pickle`
+and `strided`), `max_file`, `raw_file`, `dump_folder` (above `dump_files` and `dump_labels`).
+"""
+
+from tensorcap_formats.foreign.dump_files import NAMES_FILE
+from tensorcap_formats.foreign.dump_folder import DumpArchive, is_dump, open_dump
+from tensorcap_formats.foreign.dump_labels import label_of, parse_label
+from tensorcap_formats.foreign.max_file import MAX_DTYPE_CODES, MAX_SUFFIX, open_max, write_max
+from tensorcap_formats.foreign.numpy_files import open_npy, open_npy_folder, open_npz, write_npz
+from tensorcap_formats.foreign.raw_file import RawSpec, open_raw, raw_file_hint
+from tensorcap_formats.foreign.torch_file import open_torch_file, open_torch_folder
+from tensorcap_formats.foreign.zip_members import ZipMembers
+
+__all__ = [
+    "MAX_DTYPE_CODES",
+    "MAX_SUFFIX",
+    "NAMES_FILE",
+    "DumpArchive",
+    "RawSpec",
+    "ZipMembers",
+    "is_dump",
+    "label_of",
+    "open_dump",
+    "open_max",
+    "open_npy",
+    "open_npy_folder",
+    "open_npz",
+    "open_raw",
+    "open_torch_file",
+    "open_torch_folder",
+    "parse_label",
+    "raw_file_hint",
+    "write_max",
+    "write_npz",
+]

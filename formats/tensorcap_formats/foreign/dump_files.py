@@ -1,4 +1,4 @@
-"""The files of a dump, and what is found out of them (specs/max-files.md, section 4)."""
+"""The files of a dump, and the records that they become (specs/max-files.md, section 3)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Final
 
 from tensorcap_formats.errors import CorruptArchiveError, UnsafeFileError
 from tensorcap_formats.foreign.dump_labels import Label, probe_key, rooted
-from tensorcap_formats.foreign.max_file import SUFFIX
+from tensorcap_formats.foreign.max_file import MAX_SUFFIX
 from tensorcap_formats.foreign.raw_file import RawSpec
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.keys import Key
 
 TORCH: Final = ".pt"
-NAMES: Final = "tensor_names.txt"
+NAMES_FILE: Final = "tensor_names.txt"
 METADATA: Final = "layer_metadata.json"
 _MAX_BYTES: Final = 64 * 1024 * 1024  # of a list of names
 
@@ -30,8 +30,8 @@ class DumpFile:
         path: Of the file.
         name: Without the suffix.
         step: Of the run.
-        label: What the name says; None where that is no layer's.
-        position: In the order of the step; None as long as nothing tells it.
+        label: What the name says; None if that is no layer's.
+        position: In the order of the step; None if it is not known yet.
         raw: What it holds, if it is one of raw numbers.
     """
 
@@ -50,7 +50,7 @@ class DumpFile:
 
 @dataclass(slots=True)
 class DumpContents:
-    """What was found in a folder so far.
+    """The contents of a folder that were read so far.
 
     Attributes:
         path: Of the folder.
@@ -60,7 +60,7 @@ class DumpContents:
         others: What else there is, likewise.
         notes: What there is to say of it, a sentence each.
         unlisted: Files that no list names.
-        is_ordered: Whether lists tell the order of all steps.
+        is_ordered: Whether lists give the order of all steps.
     """
 
     path: Path
@@ -88,9 +88,9 @@ def tensor_files(
         spec = next((spec for spec in dump.raw if spec.fits(name)), None)
         if path.is_dir():
             dump.others[f"{shown}/"] = "a folder that is no step"
-        elif spec is None and suffix.lower() not in (SUFFIX, TORCH):
-            if name not in (NAMES, METADATA):
-                dump.others[shown] = f"no {SUFFIX} or .pt file"
+        elif spec is None and suffix.lower() not in (MAX_SUFFIX, TORCH):
+            if name not in (NAMES_FILE, METADATA):
+                dump.others[shown] = f"no {MAX_SUFFIX} or .pt file"
         elif path.is_symlink() and not os.path.realpath(path).startswith(home):
             raise UnsafeFileError(
                 f"{path}: is a link to a file outside of {dump.path}", hint="Put a copy in its place."
@@ -109,9 +109,9 @@ def content(path: Path) -> bytes:
         return file.read(0, file.size)
 
 
-def note_unlisted(dump: DumpContents, folder: str, found: Sequence[DumpFile]) -> None:
+def note_unlisted(dump: DumpContents, folder: str, files: Sequence[DumpFile]) -> None:
     """Put files that no list named behind the others."""
-    for file in found:
+    for file in files:
         if file.position is None:
             file.position = float("inf")
             dump.unlisted.append(f"{folder}/{file.path.name}" if folder else file.path.name)

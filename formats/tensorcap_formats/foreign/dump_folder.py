@@ -1,8 +1,8 @@
 """Folders that print hooks and layer verifications leave: a file for each tensor, which its name explains.
 
-Three layouts (specs/max-files.md, section 4): files beside each other, as MAX writes them; folders of them by
+Three layouts (specs/max-files.md, section 3): files beside each other, as MAX writes them; folders of them by
 the number of the step, each with the order in `tensor_names.txt`; and one with `layer_metadata.json`.
-What cannot be read, or not be told apart, is left out and told, and makes the archive incomplete.
+What cannot be read, or not be told apart, is left out and reported, and makes the archive incomplete.
 
 One side of a layer verification: its files, by the list of its layers (specs/max-files.md, MXF-32).
 """
@@ -20,10 +20,9 @@ from typing import Any, Final
 
 from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, ReadError
 from tensorcap_formats.flat_arrays import Bands
-from tensorcap_formats.foreign.archive import ForeignArchive, ForeignTensor
 from tensorcap_formats.foreign.dump_files import (
     METADATA,
-    NAMES,
+    NAMES_FILE,
     TORCH,
     DumpContents,
     DumpFile,
@@ -33,10 +32,11 @@ from tensorcap_formats.foreign.dump_files import (
     tensor_files,
 )
 from tensorcap_formats.foreign.dump_labels import parse_file_name, parse_label, undoubled
-from tensorcap_formats.foreign.max_file import SUFFIX, read_max_tensor
+from tensorcap_formats.foreign.max_file import MAX_SUFFIX, read_max_tensor
 from tensorcap_formats.foreign.raw_file import RawSpec
 from tensorcap_formats.foreign.torch_file import read_contents
-from tensorcap_formats.index import from_json
+from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
+from tensorcap_formats.index import decode_json
 from tensorcap_formats.keys import Key, check_length, escape, natural
 
 _SIDES: Final = ("max_layers", "torch_layers", "without_injection", "with_injection")
@@ -63,15 +63,15 @@ class DumpArchive(ForeignArchive):
 
 def is_dump(path: Path, names: Sequence[str]) -> bool:
     """Whether a folder with files and folders of these names is of one of the layouts."""
-    if {NAMES, METADATA, *_SIDES[:2]} & set(names) or set(_SIDES[2:]) <= set(names):
+    if {NAMES_FILE, METADATA, *_SIDES[:2]} & set(names) or set(_SIDES[2:]) <= set(names):
         return True
-    if any(name.lower().endswith(SUFFIX) for name in names):
+    if any(name.lower().endswith(MAX_SUFFIX) for name in names):
         return True
     stems = [os.path.splitext(name)[0] for name in names if name.lower().endswith(TORCH)]
     if stems:
         return all(parse_label(stem) for stem in stems)
     return any(
-        NAMES in inner or any(name.lower().endswith(SUFFIX) for name in inner)
+        NAMES_FILE in inner or any(name.lower().endswith(MAX_SUFFIX) for name in inner)
         for step in _steps(names)
         if (path / step).is_dir()
         for inner in [os.listdir(path / step)]
@@ -112,7 +112,7 @@ def open_dump(path: Path, *, raw: Sequence[RawSpec] = (), by_time: bool = False)
         _order_by_time(dump, kept)
     tensors, values = _read(dump, kept)
     if not tensors and not dump.problems:
-        raise NotAnArchiveError(f"{path}: holds no {SUFFIX} or .pt file")
+        raise NotAnArchiveError(f"{path}: holds no {MAX_SUFFIX} or .pt file")
     run: dict[str, Any] = {"framework": {"name": "max" if _is_max(kept) else "torch"}}
     if notes := _notes(dump, kept):
         run["notes"] = notes
@@ -152,43 +152,43 @@ def _find_printed(dump: DumpContents, names: Sequence[str]) -> None:
     steps = [name for name in _steps(names) if (dump.path / name).is_dir()]
     for step, folder in [(0, ""), *((int(name), name) for name in steps)]:
         inner = _listed(dump.path / folder) if folder else [name for name in names if name not in steps]
-        found = list(tensor_files(dump, folder, inner, parse_label))
-        if not found and NAMES not in inner:
+        files = list(tensor_files(dump, folder, inner, parse_label))
+        if not files and NAMES_FILE not in inner:
             continue
-        for file in found:
+        for file in files:
             file.step = step
             if file.label and file.path.suffix.lower() != TORCH:
                 file.label = undoubled(file.label)
-        if NAMES in inner:
-            _order_by_names(dump, folder, found)
+        if NAMES_FILE in inner:
+            _order_by_names(dump, folder, files)
         else:
             dump.is_ordered = False
-        dump.files += found
+        dump.files += files
     take_root(dump.files)
 
 
-def _order_by_names(dump: DumpContents, folder: str, found: Sequence[DumpFile]) -> None:
-    """Put the files in the order of the list of names, and tell where the two are unlike."""
-    path = dump.path / folder / NAMES
+def _order_by_names(dump: DumpContents, folder: str, files: Sequence[DumpFile]) -> None:
+    """Put the files in the order of the list of names, and report files and names without the other."""
+    path = dump.path / folder / NAMES_FILE
     try:
         text = content(path).decode()
     except UnicodeDecodeError:
         raise CorruptArchiveError(f"{path}: is no UTF-8 text") from None
     lines = [line.removesuffix("\r") for line in text.split("\n") if line.strip()]
-    by_name = {one.name: one for one in found}
+    by_name = {one.name: one for one in files}
     counts = Counter(line.replace("/", "_") for line in lines)
     for position, line in enumerate(lines):
         name = line.replace("/", "_")
         shown = f"{folder}/{line}" if folder else line
         if name not in by_name:
-            dump.problems[shown] = f"{NAMES} names it and there is no such file"
+            dump.problems[shown] = f"{NAMES_FILE} names it and there is no such file"
             continue
         by_name[name].position = position
         if counts[name] > 1:
             dump.problems[shown] = (
-                f"{NAMES} names it {counts[name]} times: one tensor was written over another"
+                f"{NAMES_FILE} names it {counts[name]} times: one tensor was written over another"
             )
-    note_unlisted(dump, folder, found)
+    note_unlisted(dump, folder, files)
 
 
 def _told_apart(dump: DumpContents) -> list[DumpFile]:
@@ -226,7 +226,7 @@ def _order_by_time(dump: DumpContents, kept: list[DumpFile]) -> None:
 
 
 def _read(dump: DumpContents, kept: Sequence[DumpFile]) -> tuple[list[ForeignTensor], dict[str, Any]]:
-    """The tensors of the files, and what is none; files that cannot be read are problems."""
+    """Read the tensors and the other values of the files; files that cannot be read are problems."""
     tensors: dict[str, ForeignTensor] = {}
     values: dict[str, Any] = {}
     bands = Bands()
@@ -234,20 +234,20 @@ def _read(dump: DumpContents, kept: Sequence[DumpFile]) -> tuple[list[ForeignTen
         shown = dump.shown(file)
         try:
             if file.raw:
-                found = [file.raw.tensor(file.path, file.key.text)]
-            elif file.path.suffix.lower() == SUFFIX:
-                found = [read_max_tensor(file.path, file.key.text)]
+                in_file = [file.raw.tensor(file.path, file.key.text)]
+            elif file.path.suffix.lower() == MAX_SUFFIX:
+                in_file = [read_max_tensor(file.path, file.key.text)]
             else:
                 contents = read_contents(file.path, "", is_prefix=True, bands=bands)
-                found = [replace(one, name=_within(file.key, one.name)) for one in contents.tensors]
+                in_file = [replace(t, name=_within(file.key, t.name)) for t in contents.tensors]
                 values |= {_within(file.key, below): value for below, value in contents.values.items()}
                 dump.others |= {f"{shown}{below}": what for below, what in contents.skipped.items()}
         except ReadError as error:
             dump.problems[shown] = str(error).removeprefix(f"{file.path}: ")
             continue
-        for one in found:
-            if tensors.setdefault(one.name, one) is not one:
-                dump.problems[shown] = f"means {one.name}, and so does another"
+        for tensor in in_file:
+            if tensors.setdefault(tensor.name, tensor) is not tensor:
+                dump.problems[shown] = f"means {tensor.name}, and so does another"
     return [*tensors.values()], values
 
 
@@ -302,8 +302,8 @@ def find_verified(dump: DumpContents, names: Sequence[str]) -> list[Key]:
         What was put in the place of the model's own tensors.
     """
     path = dump.path / METADATA
-    layers = from_json(content(path), str(path))
-    found = list(tensor_files(dump, "", names, parse_file_name))
+    layers = decode_json(content(path), str(path))
+    files = list(tensor_files(dump, "", names, parse_file_name))
     expected: dict[str, int] = {}
     for name, layer in layers.items():
         for kind, slots in (("input", "inputs"), ("output", "outputs")):
@@ -313,9 +313,9 @@ def find_verified(dump: DumpContents, names: Sequence[str]) -> list[Key]:
             for number, one in enumerate(listed):
                 slot = "" if kind == "output" and len(listed) == 1 else f"_{one.get('index', number)}"
                 expected[f"{name}_{kind}{slot}".replace("/", "_")] = len(expected)
-    natural_ones = {file.name for file in found}
+    natural_ones = {file.name for file in files}
     missing = dict(expected)
-    for file in found:
+    for file in files:
         name = file.name.removesuffix(_INJECTED)
         if name not in expected:  # one output, numbered or not
             name = name.removesuffix("_0")
@@ -325,14 +325,14 @@ def find_verified(dump: DumpContents, names: Sequence[str]) -> list[Key]:
             file.label = undoubled(file.label)
     for name in missing:
         dump.problems[name] = f"{METADATA} names it and there is no such file"
-    take_root(found)
-    injected = [file for file in found if file.label and file.label.is_injected]
+    take_root(files)
+    injected = [file for file in files if file.label and file.label.is_injected]
     for file in injected:
         if (own := file.name.removesuffix(_INJECTED)) in natural_ones:
             dump.others[dump.shown(file)] = f"what was put in the place of {own}"
-            found.remove(file)
-    note_unlisted(dump, "", found)
-    dump.files += found
+            files.remove(file)
+    note_unlisted(dump, "", files)
+    dump.files += files
     return [file.key for file in injected]
 
 

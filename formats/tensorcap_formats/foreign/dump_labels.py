@@ -1,4 +1,4 @@
-"""Labels of tensors in dumps of print hooks, and the keys that they mean (specs/max-files.md, section 3).
+"""Labels of tensors in dumps of print hooks, and the keys that they mean (specs/max-files.md, section 2).
 
 A hook calls the whole model `model`, the n-th call of a layer `LAYER(n)`, and its tensors
 `LAYER-input_SLOT`, `LAYER-output`, `LAYER-output_SLOT`.
@@ -30,7 +30,7 @@ class Label:
         path: Of the layer, as the label has it; of the root `""` once it is `rooted`.
         call: Which call of the layer it was, from 0 on.
         kind: `input` or `output`.
-        slot: Which of the inputs or outputs; "" where the label does not say.
+        slot: Which of the inputs or outputs; "" if the label does not say.
         is_injected: Whether the tensor was put in the place of what the model had.
     """
 
@@ -56,10 +56,10 @@ def parse_label(text: str) -> Label | None:
         >>> parse_label("after_rope") is None
         True
     """
-    found = _LABEL.fullmatch(text)
-    if found is None:
+    match = _LABEL.fullmatch(text)
+    if match is None:
         return None
-    path, kind, slot = found.groups()
+    path, kind, slot = match.groups()
     called = _CALL.fullmatch(path)
     if called is None:
         return Label(path, 0, kind, slot or "")
@@ -73,10 +73,10 @@ def parse_file_name(text: str) -> Label | None:
         >>> parse_file_name("layers.0.mlp.down_proj_input_0_injected").key(0).text
         '0/layers.0.mlp.down_proj/input.0'
     """
-    found = _FILE.fullmatch(text)
-    if found is None:
+    match = _FILE.fullmatch(text)
+    if match is None:
         return None
-    path, kind, slot, injected = found.groups()
+    path, kind, slot, injected = match.groups()
     return Label(path, 0, kind, slot or "", injected is not None)
 
 
@@ -86,7 +86,7 @@ def probe_key(text: str, step: int) -> Key:
 
 
 def undoubled(label: Label) -> Label:
-    """The label with the names that an object for lists of layers doubles said once (MXF-23).
+    """The label with each name once that an object for lists of layers doubles (MXF-23).
 
     Example:
         >>> undoubled(parse_label("model.layers.layers.0.mlp-output")).path

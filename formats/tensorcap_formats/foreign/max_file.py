@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.content import write_errors
 from tensorcap_formats.dtypes import DTYPES, Array, DType
 from tensorcap_formats.errors import (
     CorruptArchiveError,
@@ -21,16 +22,15 @@ from tensorcap_formats.errors import (
     UsageError,
     abbreviate,
 )
-from tensorcap_formats.foreign.archive import ForeignArchive, ForeignTensor
-from tensorcap_formats.foreign.raw_file import hint
+from tensorcap_formats.foreign.raw_file import raw_file_hint
+from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import check_shape
 from tensorcap_formats.input_file import InputFile, StoredElements
 from tensorcap_formats.keys import MAX_KEY_BYTES
-from tensorcap_formats.writing.content import writing
 
-SUFFIX: Final = ".max"
+MAX_SUFFIX: Final = ".max"
 MAGIC: Final = bytes.fromhex("93f09f94a52b2b93")
-DTYPE_CODES: Final = {
+MAX_DTYPE_CODES: Final = {
     "bool": 1,
     "float4_e2m1fn": 64,
     "float6_e2m3fn": 65,
@@ -46,7 +46,7 @@ DTYPE_CODES: Final = {
     "float64": 82,
     **{f"{'u' * (not signed)}int{8 << n}": 134 + 2 * n + signed for n in range(4) for signed in (0, 1)},
 }
-_DTYPES: Final = {code: DTYPES[name] for name, code in DTYPE_CODES.items()}
+_DTYPES: Final = {code: DTYPES[name] for name, code in MAX_DTYPE_CODES.items()}
 _START: Final = struct.Struct("<8sIIQI")  # magic, version, size of the metadata, length of the label
 _MAX_SIZE: Final = 0xFFFFFFFF  # of an axis
 
@@ -105,7 +105,7 @@ def _read_header(file: InputFile) -> MaxHeader:
     if first[: len(MAGIC)] != MAGIC:
         raise NotAnArchiveError(
             f"{path}: begins with {first[: len(MAGIC)]!r}, expected {MAGIC!r} (MXF-2)",
-            hint=hint(path),
+            hint=raw_file_hint(path),
         )
     if len(first) < _START.size:
         raise CorruptArchiveError(f"{path}: has {file.size} bytes, expected at least {_START.size} (MXF-1)")
@@ -157,8 +157,8 @@ def write_max(path: Path, label: str, dtype: DType, shape: tuple[int, ...], bloc
         WriteError: The file cannot be written.
     """
     kept = label.replace("/", "_").encode("utf-8", "surrogatepass")
-    if dtype.name not in DTYPE_CODES:
-        known = ", ".join(sorted(DTYPE_CODES))
+    if dtype.name not in MAX_DTYPE_CODES:
+        known = ", ".join(sorted(MAX_DTYPE_CODES))
         raise UsageError(
             f"{path}: .max files have no dtype {dtype.name!r} (MXF-6)", hint=f"They have: {known}."
         )
@@ -170,9 +170,9 @@ def write_max(path: Path, label: str, dtype: DType, shape: tuple[int, ...], bloc
     if any(size > _MAX_SIZE for size in shape):
         raise UsageError(f"{path}: shape {shape} has an axis of more than {_MAX_SIZE} elements (MXF-4)")
     size = 4 + len(kept) + 2 + 4 * len(shape) + 8
-    with writing(path), path.open("xb") as file:
+    with write_errors(path), path.open("xb") as file:
         file.write(_START.pack(MAGIC, 0, 1, size, len(kept)))
-        file.write(kept + bytes([DTYPE_CODES[dtype.name], len(shape)]))
+        file.write(kept + bytes([MAX_DTYPE_CODES[dtype.name], len(shape)]))
         file.write(struct.pack(f"<{len(shape)}IQ", *shape, 24 + size))
         for block in blocks:
             file.write(np.ascontiguousarray(block).view("u1").data)

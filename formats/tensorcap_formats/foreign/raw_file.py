@@ -13,7 +13,7 @@ from typing import Final
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import DTYPES, DType
 from tensorcap_formats.errors import CorruptArchiveError, UsageError
-from tensorcap_formats.foreign.archive import ForeignArchive, ForeignTensor
+from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import check_shape
 from tensorcap_formats.input_file import InputFile, StoredElements
 
@@ -47,15 +47,15 @@ class RawSpec:
             >>> RawSpec.parse("x.bin") is None
             True
         """
-        found = _SPEC.fullmatch(text)
-        if found is None or found[2] not in DTYPES:
+        match = _SPEC.fullmatch(text)
+        if match is None or match[2] not in DTYPES:
             return None
-        dtype, shape = DTYPES[found[2]], tuple(int(size) for size in found[3].split(",") if size)
+        dtype, shape = DTYPES[match[2]], tuple(int(size) for size in match[3].split(",") if size)
         try:
             check_shape(shape, dtype.itemsize, text)
         except CorruptArchiveError as error:
             raise UsageError(str(error)) from None
-        return cls(found[1], dtype, shape)
+        return cls(match[1], dtype, shape)
 
     def fits(self, name: str) -> bool:
         """Whether the name of a file matches the glob."""
@@ -81,7 +81,7 @@ class RawSpec:
         )
 
 
-def hint(path: Path) -> str:
+def raw_file_hint(path: Path) -> str:
     """What to do with a file of no known kind, which may hold raw numbers."""
     return f"If it holds raw numbers, say which: {path.name}:float32:2,3"
 

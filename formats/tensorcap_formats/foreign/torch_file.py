@@ -15,11 +15,11 @@ from tensorcap_formats.dtypes import DTYPES
 from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, UnsafeFileError, abbreviate
 from tensorcap_formats.flat_arrays import Bands
 from tensorcap_formats.folder import files_below, others_below
-from tensorcap_formats.foreign.archive import ForeignArchive, ForeignTensor
-from tensorcap_formats.foreign.raw_file import hint
+from tensorcap_formats.foreign.raw_file import raw_file_hint
 from tensorcap_formats.foreign.strided import StridedTensor, last_element
 from tensorcap_formats.foreign.torch_pickle import Name, TensorView, read_pickle
 from tensorcap_formats.foreign.zip_members import ZipMembers
+from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import check_shape
 from tensorcap_formats.input_file import InputFile, StoredElements
 from tensorcap_formats.keys import MAX_KEY_BYTES
@@ -137,7 +137,7 @@ def _refuse_bare_pickle(path: Path) -> None:
     if not first.startswith(b"PK"):
         is_pickle = first[:1] == b"\x80" or path.suffix == ".pkl"
         kind = UnsafeFileError if is_pickle else NotAnArchiveError
-        advice = _HINT if is_pickle else hint(path)
+        advice = _HINT if is_pickle else raw_file_hint(path)
         what = "is a bare pickle, which may run code when it is read" if is_pickle else "is no zip file"
         raise kind(f"{path}: {what}, expected the zip format of torch.save", hint=advice)
 
@@ -146,10 +146,10 @@ def _refuse_big_endian(members: ZipMembers, root: str) -> None:
     order = f"{root}byteorder"
     if order in members.sizes:
         members.check(order)
-        found = members.read(order, 16)
-        if found != b"little":
+        byte_order = members.read(order, 16)
+        if byte_order != b"little":
             raise NotAnArchiveError(
-                f"{members.path}: byte order is {found!r}, expected b'little'", hint=_HINT
+                f"{members.path}: byte order is {byte_order!r}, expected b'little'", hint=_HINT
             )
 
 

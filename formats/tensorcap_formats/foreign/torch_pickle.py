@@ -218,11 +218,11 @@ class _Machine:
     def _named(self, module: object, name: object) -> Name:
         if not isinstance(module, str) or not isinstance(name, str):
             raise TypeError("a class whose name is no text")
-        found = Name(module, name)
-        if str(found) in _CALLS or found.is_dtype or found.is_storage:
-            return found
+        called = Name(module, name)
+        if str(called) in _CALLS or called.is_dtype or called.is_storage:
+            return called
         raise UnsafeFileError(
-            f"{self._source}: pickle wants {abbreviate(str(found))}, which is not on the list of what "
+            f"{self._source}: pickle wants {abbreviate(str(called))}, which is not on the list of what "
             "tensors need, and may run code",
             hint=_HINT,
         )

@@ -1,6 +1,6 @@
 """Members of a zip file, with what they claim held against what the file has.
 
-How far compressed data may expand: 100 kB that claim to hold 4 GiB are refused before they are read.
+100 kB that claim to hold 4 GiB are refused before they are read.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from tensorcap_formats.errors import (
     CorruptArchiveError,
     NotAnArchiveError,
     TensorcapError,
-    UnsafeFileError,
     abbreviate,
 )
-from tensorcap_formats.input_file import InputFile
+from tensorcap_formats.input_file import InputFile, check_expansion
 
 _ENCRYPTED: Final = 0x1
 _LOCAL_HEADER_BYTES: Final = 30
@@ -181,21 +180,3 @@ class ZipMembers:
             self._stream.name = None
             self._open_streams.discard(self._stream.file)
             self._stream.file.close()
-
-
-FREE_BYTES: Final = 256 * 1024 * 1024
-MAX_RATIO: Final = 200
-
-
-def check_expansion(stored_bytes: int, declared_bytes: int, where: str) -> None:
-    """Refuse what expands to more than 256 MiB and more than 200 times its stored size.
-
-    Raises:
-        UnsafeFileError: It does.
-    """
-    if declared_bytes > max(FREE_BYTES, MAX_RATIO * stored_bytes):
-        raise UnsafeFileError(
-            f"{where}: {stored_bytes} stored bytes claim to expand to {declared_bytes}, "
-            f"expected at most {MAX_RATIO} times as many",
-            hint="If it is what you mean to read, store it without compression first.",
-        )

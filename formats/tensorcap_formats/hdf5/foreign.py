@@ -1,20 +1,24 @@
-"""One HDF5 dataset that h5py found: its bits, unconverted, and nothing followed out of the file.
+"""Read HDF5 files of others, and datasets of ours that others rewrote, through h5py.
 
-Filters of compressed HDF5 datasets, which the library finds only once hdf5plugin is imported.
+A dataset gives its bits, unconverted; nothing is followed out of the file. Filters of compressed datasets
+are found once hdf5plugin is imported.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import DTYPES, Array, DType
 from tensorcap_formats.errors import (
     CorruptArchiveError,
+    NotAnArchiveError,
     ReadError,
     TensorcapError,
     UnsafeFileError,
@@ -22,8 +26,8 @@ from tensorcap_formats.errors import (
 )
 from tensorcap_formats.flat_arrays import read_flat
 from tensorcap_formats.float_formats import FLOAT_FORMATS
-from tensorcap_formats.foreign.zip_members import check_expansion
-from tensorcap_formats.input_file import InputFile
+from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
+from tensorcap_formats.input_file import InputFile, check_expansion
 
 if TYPE_CHECKING:
     import h5py
@@ -85,7 +89,7 @@ def child(group: Any, name: str, source: str) -> Any:
 
 
 def logical_dtype(dataset: h5py.Dataset) -> tuple[DType, Any] | None:
-    """The logical dtype of a dataset and the HDF5 type to read it as; None where it is no tensor."""
+    """The logical dtype of a dataset and the HDF5 type to read it as; None if it is no tensor."""
     from h5py import h5t
 
     kind = dataset.id.get_type()
@@ -177,9 +181,9 @@ class DatasetReader:
             return
         if self._is_chunked:
             expected = math.prod(-(-n // c) for n, c in zip(shape, chunk, strict=True))
-            found = self._dataset.id.get_num_chunks()
-            if found != expected:
-                raise CorruptArchiveError(f"{self._source}: {found} of {expected} chunks are there (ARC-23)")
+            count = self._dataset.id.get_num_chunks()
+            if count != expected:
+                raise CorruptArchiveError(f"{self._source}: {count} of {expected} chunks are there (ARC-23)")
             # the library unpacks a chunk at a time, so its size is what a read takes of memory
             declared = math.prod(chunk) * self._storage.itemsize
             check_expansion(self._dataset.id.get_storage_size(), declared, self._source)
@@ -222,3 +226,51 @@ def require_filters(dataset: h5py.Dataset, source: str) -> None:
     for number in filters:
         if not h5z.filter_avail(number):
             raise ReadError(f"{source}: is compressed by HDF5 filter {number}, which is not installed")
+
+
+def open_foreign_hdf5(path: Path, file: InputFile, root: h5py.Group, resources: ExitStack) -> Archive:
+    """Open all numeric datasets that hard links lead to; what else is there is named in `skipped`.
+
+    Args:
+        path: Of the file.
+        file: The same file, to be read at positions.
+        root: Its root group.
+        resources: What to let go of when the archive is closed; emptied.
+
+    Raises:
+        NotAnArchiveError: Nothing in it is a numeric dataset.
+    """
+    import h5py
+
+    tensors: list[ForeignTensor] = []
+    others: dict[str, str] = {}
+    groups: list[tuple[str, h5py.Group]] = [("", root)]
+    seen = {h5py.h5o.get_info(root.id).addr}
+    while groups:
+        prefix, group = groups.pop()
+        for name in group:
+            full = prefix + name
+            link = group.get(name, getlink=True)
+            if not isinstance(link, h5py.HardLink):
+                others[full] = f"not followed: {type(link).__name__}"
+                continue
+            node = group[name]
+            if isinstance(node, h5py.Group):
+                address = h5py.h5o.get_info(node.id).addr
+                if address not in seen:  # a group may contain itself
+                    seen.add(address)
+                    groups.append((f"{full}/", node))
+            elif isinstance(node, h5py.Dataset):
+                types = logical_dtype(node)
+                if types is None or node.shape is None:
+                    others[full] = "no tensor: its type is no number, or it has no elements"
+                    continue
+                reader = DatasetReader(
+                    node, file, f"{path}: {full}", storage=types[0].storage, memory_type=types[1]
+                )
+                tensors.append(ForeignTensor(full, types[0], node.shape, reader.read_foreign))
+            else:
+                others[full] = "no tensor: a named datatype"
+    if not tensors:
+        raise NotAnArchiveError(f"{path}: none of its {len(others)} HDF5 objects is a numeric dataset")
+    return ForeignArchive(path, "hdf5", tensors, resources=resources.pop_all(), skipped=others)

@@ -104,7 +104,7 @@ _NATIVE: Final = {
 
 
 def datatype_of(logical: DType) -> bytes:
-    """The datatype message of a logical dtype; raw bytes where HDF5 has no faithful form (ARC-22)."""
+    """The datatype message of a logical dtype; raw bytes if HDF5 has no faithful form (ARC-22)."""
     return _NATIVE.get(logical.name) or _NATIVE["int8" if logical.storage == "|i1" else "uint8"]
 
 
@@ -229,7 +229,7 @@ def _object_header(messages: list[bytes], *, links: int) -> bytes:
 
 
 def _local_heap(names: list[bytes]) -> tuple[bytes, list[int]]:
-    """The names, each ended by NUL and padded to 8, and where each begins; then one free block."""
+    """The names, each ended by NUL and padded to 8, and the offset of each; then one free block."""
     heap, name_at = bytearray(8), []  # offset 0 is the empty name
     for name in names:
         name_at.append(len(heap))

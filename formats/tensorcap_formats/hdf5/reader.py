@@ -1,7 +1,7 @@
 """Read HDF5: our archives by their private note, without an HDF5 library; all others through h5py.
 
 An archive that another tool rewrote (h5repack) or edited is still ours, and its index still holds; only
-then the library says where each tensor lies. Any other HDF5 file gives its numeric datasets by name.
+then the library gives the place of each tensor. Any other HDF5 file gives its numeric datasets by name.
 """
 
 from __future__ import annotations
@@ -19,12 +19,18 @@ from tensorcap_formats.errors import (
     NotAnArchiveError,
     UnfinishedArchiveError,
 )
-from tensorcap_formats.hdf5.foreign import DatasetReader, child, library_errors, logical_dtype, require_inside
+from tensorcap_formats.hdf5.flat_file import HEAD_SIZE, INDEX_NAME, NO_OFFSET, RUN_NAME, Note
+from tensorcap_formats.hdf5.foreign import (
+    DatasetReader,
+    child,
+    library_errors,
+    open_foreign_hdf5,
+    require_inside,
+)
 from tensorcap_formats.hdf5.header import SIGNATURE
-from tensorcap_formats.index import Index, decode_index, decode_sealed, from_json
+from tensorcap_formats.index import Index, decode_index, decode_json, decode_sealed
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.records import Record
-from tensorcap_formats.writing.flat_file import HEAD_SIZE, INDEX_NAME, NO_OFFSET, RUN_NAME, Note
 
 if TYPE_CHECKING:
     import h5py
@@ -62,7 +68,7 @@ def open_hdf5(path: Path) -> Archive:
 
 
 class _OurArchive(Archive):
-    """What the two ways of reading an archive of ours share."""
+    """Base of the two ways to read an archive of ours: by its note, or by the library."""
 
     def __init__(
         self,
@@ -107,7 +113,7 @@ def _open_by_note(path: Path, file: InputFile, note: Note, tail: bytes, resource
         return tail[at - note.tail_at : at - note.tail_at + size]
 
     index = decode_index(part(note.index_at, note.index_size), str(path))
-    run = from_json(part(note.run_at, note.run_size), f"{path}: run")
+    run = decode_json(part(note.run_at, note.run_size), f"{path}: run")
     if note.offsets_count != len(index.records):
         raise CorruptArchiveError(
             f"{path}: table has {note.offsets_count} offsets, expected one for each of "
@@ -130,8 +136,8 @@ def _open_by_note(path: Path, file: InputFile, note: Note, tail: bytes, resource
 class _LibraryArchive(_OurArchive):
     """An archive that another tool touched: h5py finds each tensor when it is read.
 
-    Nothing proves that the tool left every dataset as it was, so a tensor that is read from its beginning
-    to its end is held against its digest on the way.
+    Nothing proves that the tool left every dataset as it was, so the digest of a tensor that is read from its
+    beginning to its end is checked.
     """
 
     _file: InputFile
@@ -180,7 +186,7 @@ def _open_by_library(path: Path, file: InputFile, resources: ExitStack, *, is_ou
             ) from None
         index_text = _text(root, INDEX_NAME, path)
         if not is_ours and not (index_text or b"").startswith(b'{"tensorcap"'):
-            return _open_foreign(path, file, root, resources)
+            return open_foreign_hdf5(path, file, root, resources)
         run_text = _text(root, RUN_NAME, path)
         if index_text is None or run_text is None:
             missing = INDEX_NAME if index_text is None else RUN_NAME
@@ -188,14 +194,14 @@ def _open_by_library(path: Path, file: InputFile, resources: ExitStack, *, is_ou
                 f"{path}: has no text {missing!r}, expected that of an archive (ARC-20)"
             )
         index = decode_sealed(index_text, run_text, str(path))
-        run = from_json(run_text, f"{path}: run")
+        run = decode_json(run_text, f"{path}: run")
         archive = _LibraryArchive(path, index, run, resources.pop_all())
         archive._file, archive._root = file, root
         return archive
 
 
 def _text(root: h5py.Group, name: str, path: Path) -> bytes | None:
-    """The text of a scalar string dataset; None where there is none."""
+    """The text of a scalar string dataset; None if there is none."""
     import h5py
 
     if not isinstance(root.get(name, getlink=True), h5py.HardLink):
@@ -209,43 +215,3 @@ def _text(root: h5py.Group, name: str, path: Path) -> bytes | None:
             f"{path}: {name} declares {node.dtype.itemsize} bytes, more than the file has"
         )
     return bytes(node[()])
-
-
-def _open_foreign(path: Path, file: InputFile, root: h5py.Group, resources: ExitStack) -> Archive:
-    """All numeric datasets that hard links lead to; what else is there is named in `skipped`."""
-    import h5py
-
-    from tensorcap_formats.foreign.archive import ForeignArchive, ForeignTensor
-
-    tensors: list[ForeignTensor] = []
-    others: dict[str, str] = {}
-    groups: list[tuple[str, h5py.Group]] = [("", root)]
-    seen = {h5py.h5o.get_info(root.id).addr}
-    while groups:
-        prefix, group = groups.pop()
-        for name in group:
-            full = prefix + name
-            link = group.get(name, getlink=True)
-            if not isinstance(link, h5py.HardLink):
-                others[full] = f"not followed: {type(link).__name__}"
-                continue
-            node = group[name]
-            if isinstance(node, h5py.Group):
-                address = h5py.h5o.get_info(node.id).addr
-                if address not in seen:  # a group may contain itself
-                    seen.add(address)
-                    groups.append((f"{full}/", node))
-            elif isinstance(node, h5py.Dataset):
-                found = logical_dtype(node)
-                if found is None or node.shape is None:
-                    others[full] = "no tensor: its type is no number, or it has no elements"
-                    continue
-                reader = DatasetReader(
-                    node, file, f"{path}: {full}", storage=found[0].storage, memory_type=found[1]
-                )
-                tensors.append(ForeignTensor(full, found[0], node.shape, reader.read_foreign))
-            else:
-                others[full] = "no tensor: a named datatype"
-    if not tensors:
-        raise NotAnArchiveError(f"{path}: none of its {len(others)} HDF5 objects is a numeric dataset")
-    return ForeignArchive(path, "hdf5", tensors, resources=resources.pop_all(), skipped=others)

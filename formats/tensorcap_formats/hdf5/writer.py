@@ -1,6 +1,6 @@
-"""Write an archive as HDF5 from another archive.
+"""Write an archive as an HDF5 file: as a flat file, or with compressed chunks through the HDF5 library.
 
-Write an archive as HDF5 with compressed chunks, through the HDF5 library; same paths, types and links.
+Both have the same paths, types and links.
 """
 
 from __future__ import annotations
@@ -13,17 +13,34 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from tensorcap_formats.archive import BLOCK_BYTES, Archive
+from tensorcap_formats.content import (
+    checked_blocks,
+    content_of,
+    describe_records,
+    encode_index_and_run,
+    write_errors,
+)
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import missing_package
 from tensorcap_formats.flat_arrays import Slabs
+from tensorcap_formats.hdf5.flat_file import (
+    HEAD_SIZE,
+    INDEX_NAME,
+    RUN_NAME,
+    Placed,
+    align_offset,
+    finish_flat_file,
+    write_at,
+)
 from tensorcap_formats.hdf5.header import datatype_of, string_type
 from tensorcap_formats.records import Record
-from tensorcap_formats.writing.content import checked_blocks, content_of, described, index_and_run, writing
-from tensorcap_formats.writing.flat_file import HEAD_SIZE, INDEX_NAME, RUN_NAME, aligned, finish, write_at
-from tensorcap_formats.writing.journal import Placed
 
 if TYPE_CHECKING:
     import h5py
+
+_CHUNK_BYTES: Final = BLOCK_BYTES  # below the library's cache of 1 MiB, or each read would decode anew
+_ZSTD_FILTER: Final = 32015  # number in the registry of HDF5
+_ENCODED: Final = b"\x03\x00"  # what H5Tdecode wants in front of a datatype message
 
 
 def write_hdf5(
@@ -43,16 +60,14 @@ def write_hdf5(
         MissingPackageError: Compression was asked for, and hdf5plugin is not installed.
     """
     originals = source.records if records is None else records
-    chosen, algorithm = described(source, originals)
+    chosen, algorithm = describe_records(source, originals)
     if compress is not None:
-        pass
-
-        write_compressed(source, path, originals, chosen, algorithm, compress)
+        _write_compressed(source, path, originals, chosen, algorithm, compress)
         return
     offsets: dict[tuple[str, int], int] = {}
     placed = []
     end = HEAD_SIZE
-    with writing(path):
+    with write_errors(path):
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             for original, record in zip(originals, chosen, strict=True):
@@ -65,9 +80,9 @@ def write_hdf5(
                     for block in checked_blocks(source, original):
                         write_at(fd, at, block.view("u1"))
                         at += block.nbytes
-                    end = aligned(at)
+                    end = align_offset(at)
                 placed.append(Placed(record, offsets[content]))
-            finish(
+            finish_flat_file(
                 fd,
                 placed,
                 end,
@@ -82,12 +97,7 @@ def write_hdf5(
             os.close(fd)
 
 
-_CHUNK_BYTES: Final = BLOCK_BYTES  # below the library's cache of 1 MiB, or each read would decode anew
-_ZSTD_FILTER: Final = 32015  # number in the registry of HDF5
-_ENCODED: Final = b"\x03\x00"  # what H5Tdecode wants in front of a datatype message
-
-
-def write_compressed(
+def _write_compressed(
     source: Archive,
     path: Path,
     originals: Sequence[Record],
@@ -117,9 +127,9 @@ def write_compressed(
         raise missing_package(f"compressing {path}", error.name or "hdf5plugin", extra="compress") from None
     filters: dict[str, Any] = {"zstd": hdf5plugin.Zstd, "blosc2": hdf5plugin.Blosc2}
     pipeline = filters[compress]()
-    index, run = index_and_run(source, chosen, algorithm)
+    index, run = encode_index_and_run(source, chosen, algorithm)
     datasets: dict[object, Any] = {}
-    with writing(path), h5py.File(path, "x", libver=("earliest", "v108")) as file:
+    with write_errors(path), h5py.File(path, "x", libver=("earliest", "v108")) as file:
         for original, record in zip(originals, chosen, strict=True):
             if not record.stored:
                 continue

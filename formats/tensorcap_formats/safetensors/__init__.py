@@ -1,1 +1,15 @@
-"""safetensors: archives of ours, and checkpoints from elsewhere."""
+"""The safetensors container, and checkpoints in safetensors files.
+
+In: an archive, or a file, or a folder of files. Out: a safetensors file, or an `Archive`.
+Read `header` (parsed with suspicion, without the library), `writer`, `reader`, `foreign`.
+"""
+
+from tensorcap_formats.safetensors.foreign import open_safetensors_folder
+from tensorcap_formats.safetensors.reader import open_safetensors
+from tensorcap_formats.safetensors.writer import write_safetensors
+
+__all__ = [
+    "open_safetensors",
+    "open_safetensors_folder",
+    "write_safetensors",
+]

@@ -12,9 +12,11 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
 
+from tensorcap_formats.dtypes import DTYPES
 from tensorcap_formats.errors import CorruptArchiveError, abbreviate
 from tensorcap_formats.index import MAX_RANK
 from tensorcap_formats.input_file import InputFile
+from tensorcap_formats.records import Record
 
 MAX_HEADER_BYTES: Final = 100_000_000
 METADATA: Final = "__metadata__"
@@ -28,6 +30,25 @@ BITS: Final = {  # of one value, by dtype code
     **dict.fromkeys(("I32", "U32", "F32"), 32),
     **dict.fromkeys(("I64", "U64", "F64", "C64"), 64),
 }
+CODES: Final = {  # of the format, for our dtypes; all others are stored as bytes (ARC-68)
+    "bool": "BOOL",
+    **{f"int{n}": f"I{n}" for n in (8, 16, 32, 64)},
+    **{f"uint{n}": f"U{n}" for n in (8, 16, 32, 64)},
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "complex64": "C64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e8m0fnu": "F8_E8M0",
+    "float4_e2m1fn_x2": "F4",
+}
+DTYPE_OF_CODE: Final = {code: DTYPES[name] for name, code in CODES.items()}
+OUR_PADDING: Final = b" " * 8  # ends the header; a library that rewrites the file pads with less (ARC-69)
+SIX_BITS: Final = {"F6_E2M3": DTYPES["float6_e2m3fn"], "F6_E3M2": DTYPES["float6_e3m2fn"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +102,11 @@ def read_header(file: InputFile) -> tuple[dict[str, HeaderEntry], dict[str, str]
 
 def _parse(data: bytes, source: str) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
+        entries = dict(pairs)
+        if len(entries) != len(pairs):
             (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
             raise CorruptArchiveError(f"{source}: header has {abbreviate(twice)!r} twice")
-        return found
+        return entries
 
     try:
         header = json.loads(data.decode("utf-8"), object_pairs_hook=unique)
@@ -123,3 +144,14 @@ def _entry(name: str, value: Any, data_at: int, source: str) -> HeaderEntry:
 
 def _is_sizes(value: Any) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(n) is int and 0 <= n < 2**63 for n in value)
+
+
+def stored_form(record: Record) -> tuple[str, tuple[int, ...]]:
+    """Dtype code and shape in the header: values if the format has the dtype, else bytes (ARC-68)."""
+    shape, logical = record.shape, record.dtype
+    code = CODES.get(logical.name)
+    if code is None:
+        return "U8", (*shape, logical.itemsize) if logical.itemsize > 1 else shape
+    if logical.packed > 1:  # the format counts values, torch counts bytes
+        return code, (*shape[:-1], logical.packed * (shape[-1] if shape else 1))
+    return code, shape

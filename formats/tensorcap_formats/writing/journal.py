@@ -26,27 +26,19 @@ from tensorcap_formats.errors import (
     WriteError,
     abbreviate,
 )
-from tensorcap_formats.index import check_shape, finite_number, to_json
+from tensorcap_formats.hdf5 import Placed
+from tensorcap_formats.index import check_shape, encode_json, finite_number
 from tensorcap_formats.keys import Key
+from tensorcap_formats.output_path import OPEN_TO_READ, journal_path
 from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import Statistics
-from tensorcap_formats.writing.output_path import resolved
 
 JOURNAL_VERSION: Final = 1
 _OPEN_JOURNAL: Final = (  # a pipe that lies there does not block, and nothing is written through a link
     os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 )
-_READ_JOURNAL: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 _LOCK_TRIES: Final = 10
 _LOCK_PAUSE_SECONDS: Final = 0.005
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A record and where its bytes lie in the flat file; None for a record without bytes there."""
-
-    record: Record
-    offset: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,26 +62,8 @@ class JournalContent:
     torn: int
 
 
-def journal_path(path: Path) -> Path:
-    """Where the journal of the archive at `path` lies while it is written."""
-    path = resolved(path)
-    return path.with_name(path.name + ".journal")
-
-
-def partial_path(path: Path) -> Path:
-    """Where the bytes of the archive at `path` lie while it is written."""
-    path = resolved(path)
-    return path.with_name(path.name + ".partial")
-
-
-def recovery_command(path: Path) -> str:
-    """The command that saves what a writer left that did not end, to another path where an archive is."""
-    other = f" -o OTHER{path.suffix}" if os.path.lexists(resolved(path)) else ""
-    return f"`tcap recover {path}{other}`"
-
-
 class Journal:
-    """The journal of one archive, held open and locked: whoever has it may write the archive."""
+    """The journal of one archive, held open and locked: its holder may write the archive."""
 
     def __init__(self, path: Path) -> None:
         """Open or create the journal of the archive at `path`, and lock it.
@@ -180,7 +154,7 @@ class Journal:
         os.fsync(self._fd)
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        body = to_json(line)
+        body = encode_json(line)
         data = memoryview(b"%s\t%08x\n" % (body, zlib.crc32(body)))
         while data:  # once, save on a full disk, where the second write says what is wrong
             data = data[os.write(self._fd, data) :]
@@ -190,23 +164,6 @@ class Journal:
         if remove:
             self.path.unlink(missing_ok=True)
         os.close(self._fd)
-
-
-def is_locked(path: Path) -> bool | None:
-    """Whether somebody is writing the archive at `path`; None where it has no journal."""
-    try:
-        fd = os.open(journal_path(path), _READ_JOURNAL)
-    except (OSError, ValueError):
-        return None
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            return None
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
 
 
 def read_journal(path: Path) -> JournalContent:
@@ -223,7 +180,7 @@ def read_journal(path: Path) -> JournalContent:
     torn = 0
     with open(source, "rb", opener=_open_to_read) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise CorruptArchiveError(f"{source}: is no regular file (ARC-50)")
+            raise CorruptArchiveError(f"{source}: is no regular file (ARC-55)")
         for number, row in enumerate(file):
             line = _parse(row)
             if number == 0:
@@ -248,7 +205,7 @@ def read_journal(path: Path) -> JournalContent:
 
 
 def _open_to_read(path: str, _: int) -> int:
-    return os.open(path, _READ_JOURNAL)
+    return os.open(path, OPEN_TO_READ)
 
 
 def _parse(row: bytes) -> dict[str, Any] | None:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from tensorcap_formats.errors import NotAnArchiveError, ReadError, UsageError, WriteError
-from tensorcap_formats.writing.output_path import remove, remove_stale, resolved, unique_beside
+from tensorcap_formats.hdf5 import open_hdf5
+from tensorcap_formats.open import open_present
+from tensorcap_formats.output_path import build_beside, put_in_place, resolved
 
-SUFFIXES: Final = {".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr", ".safetensors": "safetensors"}
-_BUILDING: Final = "building"
+CONTAINER_SUFFIXES: Final = {".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr", ".safetensors": "safetensors"}
 _COPY_BYTES: Final = 1 << 20
 
 
-def container_of(path: Path, container: str | None, suffixes: Mapping[str, str] = SUFFIXES) -> str:
+def container_of(path: Path, container: str | None, suffixes: Mapping[str, str] = CONTAINER_SUFFIXES) -> str:
     """The container to write: the one asked for, or by the suffix of the path, or of what it links to.
 
     Raises:
@@ -29,13 +29,13 @@ def container_of(path: Path, container: str | None, suffixes: Mapping[str, str] 
             f"container {container!r} is unknown",
             hint=f"Known are: {', '.join(sorted(set(suffixes.values())))}.",
         )
-    found = container or suffixes.get(path.suffix.lower()) or suffixes.get(resolved(path).suffix.lower())
-    if found is None:
+    name = container or suffixes.get(path.suffix.lower()) or suffixes.get(resolved(path).suffix.lower())
+    if name is None:
         raise UsageError(
             f"{path}: suffix {path.suffix!r} names no container, expected {', '.join(suffixes)}",
             hint="Choose another suffix.",
         )
-    return found
+    return name
 
 
 def refuse_to_replace_others(path: Path) -> None:
@@ -71,11 +71,9 @@ def refuse_to_replace_archive(path: Path) -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    from tensorcap_formats.open import open_present
-
     try:
-        with open_present(path) as there:
-            return not there.is_foreign
+        with open_present(path) as archive:
+            return not archive.is_foreign
     except NotAnArchiveError:
         return False
     except ReadError as error:
@@ -88,64 +86,33 @@ def _is_ours(path: Path) -> bool:
 def publish(finished: Path, path: Path, container: str, *, fsync: bool = False) -> None:
     """Turn the finished flat file into the archive at `path`; what was there stays until that is done.
 
-    `path` may lie on another file system than `finished`; where it is a link, the file it links to is meant.
+    `path` may lie on another file system than `finished`; if it is a link, the file it links to is meant.
     """
     path = resolved(path)
     if container == "hdf5":
         try:
-            replace(finished, path)
+            put_in_place(finished, path)
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
-            with built_beside(path) as building:
+            with build_beside(path) as building:
                 _copy(finished, building)
-                replace(building, path)
+                put_in_place(building, path)
             finished.unlink()
     else:
-        from tensorcap_formats.hdf5.reader import open_hdf5
-
-        with built_beside(path) as building, open_hdf5(finished) as source:
+        with build_beside(path) as building, open_hdf5(finished) as source:
             if container == "zarr":
-                from tensorcap_formats.zarr.store import write_zarr
+                from tensorcap_formats.zarr import write_zarr
 
                 write_zarr(source, building)
             else:
-                from tensorcap_formats.safetensors.file import write_safetensors
+                from tensorcap_formats.safetensors import write_safetensors
 
                 write_safetensors(source, building)
-            replace(building, path)
+            put_in_place(building, path)
         finished.unlink()
     if fsync:
         _sync_folder(path.parent)
-
-
-@contextmanager
-def built_beside(path: Path) -> Iterator[Path]:
-    """A new path in the folder of `path`, to build something at; what is still there at the end is removed.
-
-    What processes that were killed had begun to build for the same path is removed first.
-    """
-    remove_stale(path, _BUILDING)
-    building = unique_beside(path, _BUILDING)
-    try:
-        yield building
-    finally:
-        remove(building)
-
-
-def replace(new: Path, path: Path) -> None:
-    """Rename `new` to `path`; a folder there, which no rename replaces, is moved aside and removed after."""
-    if not path.is_dir() and not (new.is_dir() and os.path.lexists(path)):
-        new.replace(path)
-        return
-    aside = unique_beside(path, "replaced")
-    path.rename(aside)
-    try:
-        new.replace(path)
-    except BaseException:
-        aside.rename(path)
-        raise
-    remove(aside)
 
 
 def _copy(source: Path, target: Path) -> None:

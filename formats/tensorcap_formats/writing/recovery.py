@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tensorcap_formats.digests import ALGORITHMS
 from tensorcap_formats.errors import MissingPackageError, ReadError, UnfinishedArchiveError, WriteError
+from tensorcap_formats.hdf5 import HEAD_SIZE, Placed, finish_flat_file, is_finished_flat_file, open_hdf5
 from tensorcap_formats.input_file import InputFile
-from tensorcap_formats.writing.flat_file import HEAD_SIZE, finish, is_finished
-from tensorcap_formats.writing.journal import (
-    Journal,
-    JournalContent,
-    Placed,
-    journal_path,
-    partial_path,
-    read_journal,
-)
-from tensorcap_formats.writing.output_path import resolved
+from tensorcap_formats.open import open_present
+from tensorcap_formats.output_path import journal_path, partial_path, resolved
+from tensorcap_formats.progress import Progress, Silent
+from tensorcap_formats.writing.journal import Journal, JournalContent, read_journal
 from tensorcap_formats.writing.publishing import container_of, publish, refuse_to_replace_others
 
 _BLOCK_BYTES: Final = 4 << 20
@@ -28,7 +23,7 @@ _BLOCK_BYTES: Final = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What came of a recovery.
+    """How much a recovery saved.
 
     Attributes:
         path: The archive that was made.
@@ -44,12 +39,27 @@ class Recovered:
     torn: int
     was_complete: bool
 
+    @property
+    def exit_status(self) -> int:
+        """The exit status of `tcap recover`: 1 if a record is lost, else 0."""
+        return 1 if self.lost else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The recovery as a JSON object."""
+        return {
+            "path": str(self.path),
+            "records": self.records,
+            "lost": self.lost,
+            "torn": self.torn,
+            "was_complete": self.was_complete,
+        }
+
 
 def recover(
     path: str | os.PathLike[str],
     *,
     output: str | os.PathLike[str] | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Recovered:
     """Finish the archive whose writer was killed or ran out of disk.
 
@@ -57,7 +67,7 @@ def recover(
         path: Where the archive was to be; `PATH.partial` and `PATH.journal` are beside it.
         output: Where to put it instead; needed when an archive is at `path`, which is never replaced by
             an incomplete one.
-        progress: Told how many bytes were checked, each time some were.
+        progress: Receives the bytes checked so far, and how many there are to check.
 
     Returns:
         How much was saved.
@@ -73,7 +83,7 @@ def recover(
         raise UnfinishedArchiveError(f"{path}: there is no {journal_path(path).name}, nothing to recover")
     journal = Journal(path)
     try:
-        result = _recover_locked(path, target, progress)
+        result = _recover_locked(path, target, progress or Silent())
     except BaseException:
         journal.close(remove=False)
         raise
@@ -81,11 +91,11 @@ def recover(
     return result
 
 
-def _recover_locked(path: Path, target: Path, progress: Callable[[int], None] | None) -> Recovered:
+def _recover_locked(path: Path, target: Path, progress: Progress) -> Recovered:
     partial = partial_path(path)
     content = read_journal(path)
     if not partial.exists():
-        return _already_there(path, content)
+        return _find_renamed(path, content)
     if not content.placed:
         raise UnfinishedArchiveError(
             f"{path}: the journal confirms no tensor, nothing to recover",
@@ -94,15 +104,15 @@ def _recover_locked(path: Path, target: Path, progress: Callable[[int], None] | 
     container = container_of(target, None if output_differs(path, target) else content.container)
     file = InputFile(partial)
     try:
-        finished = is_finished(file)  # by its writer, or by a recovery that was killed itself
-        records, was_complete = _counted(partial) if finished else (0, False)
+        finished = is_finished_flat_file(file)  # by its writer, or by a recovery that was killed itself
+        records, was_complete = _count_records(partial) if finished else (0, False)
         if not was_complete and os.path.lexists(resolved(target)):
             raise WriteError(
                 f"{target}: an archive is there, which an incomplete one does not replace",
                 hint="Give another path with -o.",
             )
         refuse_to_replace_others(target)
-        whole = [] if finished else _whole(file, content, progress)
+        whole = [] if finished else _find_whole(file, content, progress)
     finally:
         file.close()
     try:
@@ -119,26 +129,22 @@ def _recover_locked(path: Path, target: Path, progress: Callable[[int], None] | 
     return Recovered(target, records, len(content.placed) - records, content.torn, was_complete=was_complete)
 
 
-def _already_there(path: Path, content: JournalContent) -> Recovered:
-    """What lies at `path`, if the writer was killed after the rename, before the journal was removed."""
-    from tensorcap_formats.open import open_present
-
+def _find_renamed(path: Path, content: JournalContent) -> Recovered:
+    """Find the archive at `path` if the writer was killed before it removed the journal."""
     if os.path.lexists(path):
         with open_present(path) as archive:
-            there = {(r.key.text, r.digest) for r in archive.records}
-            if there and there <= {(p.record.key.text, p.record.digest) for p in content.placed}:
-                lost = len(content.placed) - len(there)
-                return Recovered(path, len(there), lost, content.torn, was_complete=archive.is_complete)
+            present = {(r.key.text, r.digest) for r in archive.records}
+            if present and present <= {(p.record.key.text, p.record.digest) for p in content.placed}:
+                lost = len(content.placed) - len(present)
+                return Recovered(path, len(present), lost, content.torn, was_complete=archive.is_complete)
     raise UnfinishedArchiveError(
         f"{path}: {partial_path(path).name} is gone, nothing to recover",
         hint=f"Delete {journal_path(path).name}.",
     )
 
 
-def _counted(finished: Path) -> tuple[int, bool]:
-    """How many records a finished flat file has, and whether its run ended as it should."""
-    from tensorcap_formats.hdf5.reader import open_hdf5
-
+def _count_records(finished: Path) -> tuple[int, bool]:
+    """Count the records of a finished flat file; second, whether its run ended as it should."""
     with open_hdf5(finished) as archive:
         return len(archive), archive.is_complete
 
@@ -148,31 +154,30 @@ def output_differs(path: Path, target: Path) -> bool:
     return resolved(path).absolute() != resolved(target).absolute()
 
 
-def _whole(file: InputFile, content: JournalContent, progress: Callable[[int], None] | None) -> list[Placed]:
-    """The records whose bytes are in the file and have the digest that the journal says."""
+def _find_whole(file: InputFile, content: JournalContent, progress: Progress) -> list[Placed]:
+    """Find the records whose bytes are in the file and have the digest that the journal says."""
     if content.algorithm not in ALGORITHMS:
         raise MissingPackageError(
             f"checking {content.algorithm} digests needs the package 'xxhash', which is not installed",
             hint="Install it with: pip install xxhash",
         )
-    found: dict[tuple[int, int], str] = {}
-    whole = []
-    for placed in content.placed:
-        nbytes = placed.record.nbytes
-        if placed.offset is not None:
-            place = (placed.offset, nbytes)
-            if not HEAD_SIZE <= placed.offset <= file.size - nbytes:
-                continue
-            if place not in found:
-                found[place] = _digest(file, placed.offset, nbytes, content.algorithm)
-                if progress:
-                    progress(nbytes)
-            if found[place] != placed.record.digest:
-                continue
-        elif placed.record.stored and nbytes:
-            continue
-        whole.append(placed)
-    return whole
+    progress.stage("checking")
+    places = [(p.offset, p.record.nbytes) for p in content.placed if p.offset is not None]
+    inside = [(at, nbytes) for at, nbytes in places if HEAD_SIZE <= at <= file.size - nbytes]
+    digests = dict.fromkeys(inside, "")
+    done, total = 0, sum(nbytes for _, nbytes in digests)
+    for at, nbytes in digests:
+        digests[at, nbytes] = _digest(file, at, nbytes, content.algorithm)
+        done += nbytes
+        progress.advance(done, total)
+    return [p for p in content.placed if _is_whole(p, digests)]
+
+
+def _is_whole(placed: Placed, digests: Mapping[tuple[int, int], str]) -> bool:
+    record = placed.record
+    if placed.offset is None:
+        return not (record.stored and record.nbytes)
+    return digests.get((placed.offset, record.nbytes)) == record.digest
 
 
 def _digest(file: InputFile, offset: int, nbytes: int, algorithm: str) -> str:
@@ -195,7 +200,7 @@ def _finish(partial: Path, content: JournalContent, whole: list[Placed]) -> None
     fd = os.open(partial, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         os.ftruncate(fd, end)  # frees what nobody confirmed: on a full disk, the room for the metadata
-        finish(
+        finish_flat_file(
             fd,
             sorted(whole, key=lambda p: p.record.order),
             end,

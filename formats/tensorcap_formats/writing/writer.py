@@ -14,13 +14,13 @@ import numpy as np
 from tensorcap_formats.digests import ALGORITHMS, DEFAULT_ALGORITHM, digest
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.errors import CorruptArchiveError, UsageError, WriteError
-from tensorcap_formats.index import check_shape, to_json
+from tensorcap_formats.hdf5 import HEAD_SIZE, Placed, align_offset, finish_flat_file, write_at
+from tensorcap_formats.index import check_shape, encode_json
 from tensorcap_formats.keys import Key
+from tensorcap_formats.output_path import partial_path, recovery_command, resolved
 from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import Statistics, StatisticsBuilder
-from tensorcap_formats.writing.flat_file import HEAD_SIZE, aligned, finish, write_at
-from tensorcap_formats.writing.journal import Journal, Placed, partial_path, recovery_command
-from tensorcap_formats.writing.output_path import resolved
+from tensorcap_formats.writing.journal import Journal
 from tensorcap_formats.writing.publishing import container_of, publish, refuse_to_replace_others
 
 _NO_JSON: Final = (TypeError, ValueError, RecursionError)
@@ -128,17 +128,17 @@ class Writer:
         _require_storage(key, flat, dtype)
         with self._lock:
             self._check(key, dtype, shape, flat.size)
-            found = digest(flat.view(np.uint8))
-            statistics = self._statistics.get((found, dtype.name))
+            hexdigest = digest(flat.view(np.uint8))
+            statistics = self._statistics.get((hexdigest, dtype.name))
             if statistics is None:
                 builder = StatisticsBuilder(dtype)
                 builder.add(flat)
                 statistics = builder.result()
-            offset = self._known.get((found, flat.nbytes))
+            offset = self._known.get((hexdigest, flat.nbytes))
             if offset is None and flat.nbytes and not self._stats_only:
                 offset = self._end
                 self._write(offset, flat.view(np.uint8))
-            self._confirm(key, dtype, shape, order, found, statistics, offset)
+            self._confirm(key, dtype, shape, order, hexdigest, statistics, offset)
 
     def add_blocks(
         self,
@@ -186,11 +186,11 @@ class Writer:
                 raise UsageError(
                     f"{key.text}: blocks hold {size} bytes, expected {expected} for shape {shape}"
                 )
-            found = hasher.hexdigest()
-            offset = self._known.get((found, size))
+            hexdigest = hasher.hexdigest()
+            offset = self._known.get((hexdigest, size))
             if offset is None and size and not self._stats_only:
                 offset = self._end
-            self._confirm(key, dtype, shape, order, found, builder.result(), offset)
+            self._confirm(key, dtype, shape, order, hexdigest, builder.result(), offset)
 
     def add_value(self, key_text: str, value: object) -> None:
         """Add a leaf that is no tensor: None, a bool, a number or a text.
@@ -240,7 +240,7 @@ class Writer:
             target = path or self.path
             try:
                 placed = sorted(self._placed, key=lambda p: p.record.order)
-                finish(
+                finish_flat_file(
                     self._fd,
                     placed,
                     self._end,
@@ -273,7 +273,7 @@ class Writer:
             self._end_unfinished(discard=discard)
 
     def _create_partial(self) -> int:
-        """The temporary, new: what has that name and no journal is somebody else's."""
+        """Create the temporary; a file of that name without a journal is not ours."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             return os.open(self._partial, flags, 0o666)
@@ -315,7 +315,7 @@ class Writer:
         dtype: DType,
         shape: tuple[int, ...],
         order: int | None,
-        found: str,
+        hexdigest: str,
         statistics: Statistics,
         offset: int | None,
     ) -> None:
@@ -325,7 +325,7 @@ class Writer:
             dtype,
             tuple(shape),
             row if order is None else order,
-            found,
+            hexdigest,
             statistics,
             not self._stats_only,
             row,
@@ -339,12 +339,12 @@ class Writer:
             self._fail(error)
         self._placed.append(placed)
         self._texts.add(key.text)
-        self._statistics[found, dtype.name] = statistics
+        self._statistics[hexdigest, dtype.name] = statistics
         self.records_count += 1
         self.tensor_bytes += record.nbytes
         if offset == self._end:
-            self._known[found, record.nbytes] = offset
-            self._end = aligned(offset + record.nbytes)
+            self._known[hexdigest, record.nbytes] = offset
+            self._end = align_offset(offset + record.nbytes)
             self.stored_bytes += record.nbytes
 
     def _end_unfinished(self, *, discard: bool = False) -> None:
@@ -375,6 +375,6 @@ def _require_storage(key: Key, flat: Array, dtype: DType) -> None:
 
 def _require_json(value: object, what: str) -> None:
     try:
-        to_json(value)
+        encode_json(value)
     except _NO_JSON as error:
         raise UsageError(f"{what} has no JSON form: {error}") from error

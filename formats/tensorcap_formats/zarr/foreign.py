@@ -1,8 +1,8 @@
 """zarr stores from elsewhere, versions 2 and 3, through the zarr library.
 
-What is there is found from the metadata documents alone; the library opens an array when it is first read.
-A chunk without a file is read as the fill value, as the format says, and `Archive.remark` tells how many
-there are; an array that has lost all its chunks is no tensor of fill values but cannot be read.
+The arrays are found by the metadata documents alone; the library opens an array when it is first read.
+A chunk without a file is read as the fill value, as the format says, and `Archive.remark` counts them; an
+array that has lost all its chunks is no tensor of fill values but cannot be read.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from tensorcap_formats.errors import (
 )
 from tensorcap_formats.flat_arrays import BAND_BYTES, Bands, read_flat
 from tensorcap_formats.folder import OpenFolder
-from tensorcap_formats.foreign.archive import ForeignArchive, ForeignTensor
-from tensorcap_formats.foreign.zip_members import check_expansion
+from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import check_shape
-from tensorcap_formats.zarr.arrays import METADATA_NAME, read_metadata
+from tensorcap_formats.input_file import check_expansion
+from tensorcap_formats.zarr.header import METADATA_NAME, read_metadata
 
 _MAX_DEPTH: Final = 64
 _NUMPY_TYPE: Final = re.compile(r"[<>|](?:b1|i[1248]|u[1248]|f[248]|c8|c16)")
@@ -191,7 +191,7 @@ class _ForeignArray:
         return array
 
     def _band_rows(self, array: Any) -> int:
-        """How many rows of the first axis to keep decoded; 0 where one chunk's are too many."""
+        """How many rows of the first axis to keep decoded; 0 if one chunk's are too many."""
         if not self.shape:
             return 0
         rows: int = min((array.shards or array.chunks)[0], self.shape[0])

@@ -1,4 +1,4 @@
-"""The bytes of records on their way from one archive to another: checked, and hashed where they were not."""
+"""Records and bytes on their way from one archive to another: checked, and hashed if they were not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensorcap_formats.archive import BLOCK_BYTES, Archive
 from tensorcap_formats.digests import ALGORITHMS, DEFAULT_ALGORITHM
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import CorruptArchiveError, TensorcapError, WriteError
-from tensorcap_formats.index import encode_index, to_json
+from tensorcap_formats.index import encode_index, encode_json
 from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import StatisticsBuilder
 
@@ -19,23 +19,23 @@ Content = tuple[str, str, tuple[int, ...]]
 
 
 def content_of(record: Record) -> Content:
-    """What two records share that are stored once: digest, dtype and shape (ARC-60)."""
+    """Digest, dtype and shape: records that are equal in these are stored once (ARC-60)."""
     return record.digest, record.dtype.name, record.shape
 
 
 def holders(records: Iterable[Record]) -> dict[Content, Record]:
     """The first stored record of each content: the one whose key names the bytes (ARC-60)."""
-    found: dict[Content, Record] = {}
+    first: dict[Content, Record] = {}
     for record in records:
         if record.stored:
-            found.setdefault(content_of(record), record)
-    return found
+            first.setdefault(content_of(record), record)
+    return first
 
 
 def checked_blocks(archive: Archive, record: Record, block_bytes: int = BLOCK_BYTES) -> Iterator[Array]:
-    """The stored elements as `Archive.blocks` gives them, held against the record's digest at the end.
+    """Yield the stored elements as `Archive.blocks` does, and check the record's digest at the end.
 
-    Where there is no digest, or one by an algorithm that is not installed, they are not checked.
+    They are not checked if there is no digest, or if its algorithm is not installed.
 
     Raises:
         CorruptArchiveError: The digest of what was read is not the record's.
@@ -53,11 +53,11 @@ def checked_blocks(archive: Archive, record: Record, block_bytes: int = BLOCK_BY
         )
 
 
-def described(archive: Archive, records: Sequence[Record]) -> tuple[list[Record], str]:
-    """Records for an index: numbered anew, with digest and statistics, which are computed where missing.
+def describe_records(archive: Archive, records: Sequence[Record]) -> tuple[list[Record], str]:
+    """Build the records of a new index: numbered anew, with digest and statistics, computed if missing.
 
     Args:
-        archive: That the records are of.
+        archive: The archive of the records.
         records: In the order of the new archive.
 
     Returns:
@@ -80,15 +80,15 @@ def described(archive: Archive, records: Sequence[Record]) -> tuple[list[Record]
     return out, algorithm
 
 
-def index_and_run(source: Archive, chosen: Sequence[Record], algorithm: str) -> tuple[bytes, bytes]:
-    """The index and the run metadata, as JSON, of an archive that holds `chosen` of what `source` does.
+def encode_index_and_run(source: Archive, chosen: Sequence[Record], algorithm: str) -> tuple[bytes, bytes]:
+    """Encode the index and the run metadata of an archive of some of a source's records, as JSON.
 
     Args:
-        source: Where the values, the run and what is known of both come from.
-        chosen: Records as `described` gives them.
-        algorithm: Of their digests.
+        source: Its values, run, completeness and order are kept.
+        chosen: Records as `describe_records` gives them.
+        algorithm: Algorithm of their digests.
     """
-    run = to_json(source.run)
+    run = encode_json(source.run)
     index = encode_index(
         chosen,
         source.values,
@@ -101,7 +101,7 @@ def index_and_run(source: Archive, chosen: Sequence[Record], algorithm: str) -> 
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def write_errors(path: Path) -> Iterator[None]:
     """Turn errors of the system, which come from the output, into `WriteError`; ours pass."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""Archives made of files from elsewhere: tensors with names, and nothing more."""
+"""Archives of files from elsewhere: tensors with names, and nothing more."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class ForeignTensor:
         dtype: Logical dtype.
         shape: As the file has it.
         read: Fills a one-dimensional array with the stored elements from a number on, in C order; raises
-            ReadError where they cannot be had.
-        remark: Says what a reader should know of the tensor's bytes; "" where there is nothing.
+            ReadError if they cannot be had.
+        remark: Says what a reader should know of the tensor's bytes; "" if there is nothing.
     """
 
     name: str
@@ -59,7 +59,7 @@ class ForeignArchive(Archive):
             path: The file or folder.
             container: As in `Archive`.
             tensors: In the order of execution if `is_ordered`, else in any.
-            resources: What to let go of on `close`; emptied, once the archive is made, into its own.
+            resources: What `close` closes; the archive takes it over once it is made.
             values: What is no tensor, by name.
             skipped: What the file has beside tensors and values, by name: why it is not read.
             run: As in `Archive`.
@@ -110,7 +110,7 @@ class ForeignArchive(Archive):
 
 
 def key_of(name: str, source: str) -> Key:
-    """The key of a name from elsewhere: a full one where the name has that form, else a bare one.
+    """The key of a name from elsewhere: a full one if the name has that form, else a bare one.
 
     Raises:
         CorruptArchiveError: The name is empty, or too long for a key (NAM-6).

@@ -1,9 +1,10 @@
 """The flat file that every archive is written as: a reserved head, tensors, and what describes them.
 
-Bytes 0 to 2047 stay zero until the end, so that nothing opens an unfinished file. `finish` appends the
-index, the run, the HDF5 metadata and a table of offsets; writes a private note into the head, by which our
-own reader finds its way without an HDF5 library; and the superblock last of all (specs/archive.md,
-sections 3 and 5).
+Bytes 0 to 2047 stay zero until the end, so that nothing opens an unfinished file. `finish_flat_file`
+
+1. appends the index, the run, a table of offsets and the HDF5 metadata;
+2. writes a private note into the head, by which our own reader needs no HDF5 library;
+3. writes the superblock last of all (specs/archive.md, sections 3 and 5).
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from tensorcap_formats.hdf5.header import (
     emit,
     string_type,
 )
-from tensorcap_formats.index import encode_index, to_json
+from tensorcap_formats.index import encode_index, encode_json
 from tensorcap_formats.input_file import InputFile
-from tensorcap_formats.writing.journal import Placed
+from tensorcap_formats.records import Record
 
 HEAD_SIZE: Final = 2048
 ALIGNMENT: Final = 64
@@ -42,12 +43,20 @@ _NOTE_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
+class Placed:
+    """A record and the offset of its bytes in the flat file; None if it has no bytes there."""
+
+    record: Record
+    offset: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
-    """The private note: where things lie, and a hash that tells whether that still holds.
+    """The private note: where the parts of the file lie, and a hash that shows if that still holds.
 
     Attributes:
         file_size: Size of the whole file, in bytes.
-        tail_at: Where the tensors end and the description begins.
+        tail_at: Offset at which the tensors end and the description begins.
         index_at: Offset of the index; `index_size` bytes.
         run_at: Offset of the run metadata; `run_size` bytes.
         offsets_at: Offset of the table of offsets; `offsets_count` numbers of 8 bytes.
@@ -83,7 +92,7 @@ class Note:
 
     @classmethod
     def unpack(cls, head: bytes) -> Note | None:
-        """Read the note from the first bytes of a file; None where there is none that is ours."""
+        """Read the note from the first bytes of a file; None if there is none that is ours."""
         if len(head) < SUPERBLOCK_SIZE + _NOTE.size:
             return None
         magic, version, _, *fields = _NOTE.unpack_from(head, SUPERBLOCK_SIZE)
@@ -119,12 +128,12 @@ def write_at(fd: int, offset: int, data: Any) -> None:
         view, offset = view[done:], offset + done
 
 
-def aligned(offset: int) -> int:
+def align_offset(offset: int) -> int:
     """The next offset at which a tensor may begin."""
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
-def finish(
+def finish_flat_file(
     fd: int,
     placed: Sequence[Placed],
     end: int,
@@ -141,7 +150,7 @@ def finish(
     Args:
         fd: The file, open for writing.
         placed: All records, in execution order, with their places.
-        end: Where the last tensor ends; everything behind is overwritten or cut.
+        end: Offset at which the last tensor ends; everything behind is overwritten or cut.
         values: Leaves that are no tensors.
         run: Run metadata.
         algorithm: Digest algorithm of the records.
@@ -149,7 +158,7 @@ def finish(
         is_ordered: Whether the records' order is that of execution.
         fsync: Whether to survive a power cut, and not only a kill.
     """
-    run_json = to_json(run)
+    run_json = encode_json(run)
     index = encode_index(
         [p.record for p in placed],
         values,
@@ -158,20 +167,20 @@ def finish(
         is_ordered=is_ordered,
         run=run_json,
     )
-    tail_at = index_at = aligned(end)
-    run_at = aligned(index_at + len(index))
-    metadata_at = aligned(run_at + len(run_json))
+    tail_at = index_at = align_offset(end)
+    run_at = align_offset(index_at + len(index))
+    metadata_at = align_offset(run_at + len(run_json))
     tree = _tree(placed)
     tree[INDEX_NAME] = Dataset(string_type(len(index)), (), index_at, len(index))
     tree[RUN_NAME] = Dataset(string_type(len(run_json)), (), run_at, len(run_json))
     offsets = struct.pack(f"<{len(placed)}Q", *(NO_OFFSET if p.offset is None else p.offset for p in placed))
     offsets_at = metadata_at
-    metadata, superblock = emit(tree, aligned(offsets_at + len(offsets)))
+    metadata, superblock = emit(tree, align_offset(offsets_at + len(offsets)))
 
     tail = bytearray()
     for at, part in ((index_at, index), (run_at, run_json), (offsets_at, offsets)):
         tail += bytes(at - tail_at - len(tail)) + part
-    tail += bytes(aligned(offsets_at + len(offsets)) - tail_at - len(tail)) + metadata + END_MARK
+    tail += bytes(align_offset(offsets_at + len(offsets)) - tail_at - len(tail)) + metadata + END_MARK
     note = Note(
         file_size=tail_at + len(tail),
         tail_at=tail_at,
@@ -192,7 +201,7 @@ def finish(
         os.fsync(fd)
 
 
-def is_finished(file: InputFile) -> bool:
+def is_finished_flat_file(file: InputFile) -> bool:
     """Whether a flat file has its superblock and everything that it leads to."""
     head = file.read(0, min(HEAD_SIZE, file.size))
     note = Note.unpack(head)

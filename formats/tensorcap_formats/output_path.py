@@ -1,0 +1,156 @@
+"""The path of an output, and the files beside it while it is written.
+
+Only files of ours are ever written over or removed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from tensorcap_formats.errors import UsageError
+
+OPEN_TO_READ: Final = (  # a pipe that lies there does not block, and no link is followed
+    os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+)
+_BUILDING: Final = "building"
+_STEM_BYTES: Final = 150  # of the 255 that a name may have
+
+
+def resolved(path: Path) -> Path:
+    """The path that an output goes to: what the path links to, if it is a link, even one to nothing."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
+def journal_path(path: Path) -> Path:
+    """Path of the journal of the archive at `path` while it is written."""
+    path = resolved(path)
+    return path.with_name(path.name + ".journal")
+
+
+def partial_path(path: Path) -> Path:
+    """Path of the bytes of the archive at `path` while it is written."""
+    path = resolved(path)
+    return path.with_name(path.name + ".partial")
+
+
+def recovery_command(path: Path) -> str:
+    """The command that saves what a killed writer left: to another path, if an archive is at this one."""
+    other = f" -o OTHER{path.suffix}" if os.path.lexists(resolved(path)) else ""
+    return f"`tcap recover {path}{other}`"
+
+
+def is_locked(path: Path) -> bool | None:
+    """Whether somebody is writing the archive at `path`; None if it has no journal."""
+    try:
+        fd = os.open(journal_path(path), OPEN_TO_READ)
+    except (OSError, ValueError):
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return None
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def refuse_overlap(source: Path, path: Path) -> None:
+    """Refuse to write over or into the source, or to put a file where the source's folder is.
+
+    Raises:
+        UsageError: The output is the source, in it, or around it.
+    """
+    there, here = Path(os.path.realpath(source)), Path(os.path.realpath(path))
+    if there == here or there in here.parents or here in there.parents:
+        raise UsageError(
+            f"{path}: is the source or overlaps with it, expected another path", hint="Choose another path."
+        )
+
+
+@contextmanager
+def build_beside(path: Path) -> Iterator[Path]:
+    """A new path in the folder of `path`, to build something at; what is still there at the end is removed.
+
+    What processes that were killed had begun to build for the same path is removed first.
+    """
+    remove_stale(path, _BUILDING)
+    building = unique_beside(path, _BUILDING)
+    try:
+        yield building
+    finally:
+        remove(building)
+
+
+def put_in_place(new: Path, path: Path) -> None:
+    """Rename `new` to `path`; a folder there, which no rename replaces, is moved aside and removed after."""
+    if not path.is_dir() and not (new.is_dir() and os.path.lexists(path)):
+        new.replace(path)
+        return
+    aside = unique_beside(path, "replaced")
+    path.rename(aside)
+    try:
+        new.replace(path)
+    except BaseException:
+        aside.rename(path)
+        raise
+    remove(aside)
+
+
+def unique_beside(path: Path, purpose: str) -> Path:
+    """A path in the same folder at which nobody has put anything: `NAME.tcap-HOST-PID-RANDOM.PURPOSE`."""
+    return path.with_name(f"{_stem(path)}.tcap-{_host()}-{os.getpid()}-{secrets.token_hex(4)}.{purpose}")
+
+
+def remove_stale(path: Path, purpose: str) -> None:
+    """Remove what `unique_beside` named for processes of this host that have ended without removing it."""
+    ours = re.compile(
+        rf"{re.escape(_stem(path))}\.tcap-{_host()}-([1-9][0-9]{{0,9}})-[0-9a-f]{{8}}\.{purpose}"
+    )
+    with suppress(OSError):  # it is no harm if something stays
+        for name in os.listdir(path.parent):
+            match = ours.fullmatch(name)
+            if match and not _is_alive(int(match[1])):
+                remove(path.with_name(name))
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder of ours, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _stem(path: Path) -> str:
+    """The name, or as much of a long one as leaves room for what follows it."""
+    return os.fsdecode(os.fsencode(path.name)[:_STEM_BYTES])
+
+
+def _host() -> str:
+    """A name of this host and container: elsewhere, a process of the same number is another one."""
+    text = os.uname().nodename
+    with suppress(OSError):
+        text += os.readlink("/proc/self/ns/pid")
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # it is somebody else's
+        return True
+    return True
