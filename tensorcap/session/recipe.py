@@ -143,7 +143,7 @@ class Recipe:
                 )
         takes_dtype = dtype is not None and "dtype" in parameters
         if takes_dtype:
-            options["dtype"] = _adapter_of(parameters["dtype"], expected).dtype(dtype)
+            options["dtype"] = _adapter_of(parameters["dtype"], expected).dtype_named(dtype)
         made = make(**options)
         if not isinstance(made, Workload):
             raise UsageError(

@@ -149,7 +149,7 @@ def test_that_max_compiles_is_shown_with_the_time_so_far(
 ) -> None:
     captures: list[Any] = []
     seen: list[str] = []
-    compiled = engine.compiled
+    compiled = engine.compile_graph
 
     def watched(*args: Any) -> Any:
         seen.append(captures[0].progress)
@@ -161,7 +161,7 @@ def test_that_max_compiles_is_shown_with_the_time_so_far(
         yield
         seen.append(capture.progress)
 
-    monkeypatch.setattr(graph_builder, "compiled", watched)
+    monkeypatch.setattr(graph_builder, "compile_graph", watched)
     capture_workload(Workload(chain(), {"x": X}), tmp_path / "a.h5", around=around)
     assert seen == [
         "MAX compiles the model, 0 s",

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from tensorcap.adapters.protocol import CalledRoot, Site
+from tensorcap.adapters.protocol import Adapter, CalledRoot, Site
 from tensorcap.adapters.torch.backward import backward, own_gradients, with_labels
 from tensorcap.adapters.torch.capture_gaps import attention_note, capture_gaps, eagerly
 from tensorcap.adapters.torch.description import describe, tree
@@ -38,10 +38,10 @@ from tensorcap_formats.keys import Key
 _NO_FORWARD: Final = "has no forward of its own"
 
 
-class TorchAdapter:
+class TorchAdapter(Adapter):
     """Sites are modules; a site's name is the module's path."""
 
-    def sites(self, model: nn.Module, *, eager: bool = False) -> list[Site]:
+    def list_sites(self, model: nn.Module, *, eager: bool = False) -> list[Site]:
         """All modules once; those that run inside a compiled or scripted one cannot be captured.
 
         Raises:
@@ -105,7 +105,7 @@ class TorchAdapter:
         """Classes, parameters, configuration, settings."""
         return describe(model)
 
-    def sources(self, model: nn.Module, names: Iterable[str]) -> dict[str, Any]:
+    def read_sources(self, model: nn.Module, names: Iterable[str]) -> dict[str, Any]:
         """The text of the classes of the named modules."""
         modules, _ = tree(model)
         return sources_of(modules[name] for name in names)
@@ -114,7 +114,7 @@ class TorchAdapter:
         """Set the random generators of all devices."""
         torch.manual_seed(seed)
 
-    def dtype(self, name: str) -> torch.dtype:
+    def dtype_named(self, name: str) -> torch.dtype:
         """The dtype of that name."""
         return dtype_named(name)
 
@@ -165,7 +165,7 @@ class TorchAdapter:
             if grads:
                 backward(workload.model, result)
 
-    def attending_openly(self, workload: Workload) -> Workload | None:
+    def with_eager_attention(self, workload: Workload) -> Workload | None:
         """Hugging Face's eager attention, on the same model."""
         change = getattr(workload.model, "set_attn_implementation", None)
         own = getattr(getattr(workload.model, "config", None), "_attn_implementation", None)
@@ -189,11 +189,11 @@ class TorchAdapter:
 
         return export(workload, plan)
 
-    def keep_inputs(self, inputs: Any, recorder: Recorder) -> None:
+    def record_inputs(self, inputs: Any, recorder: Recorder) -> None:
         """Record the tensors among `inputs`."""
         record_inputs(inputs, recorder)
 
-    def roots(
+    def watch_roots(
         self, pattern: str | None, take: Callable[[nn.Module], bool]
     ) -> AbstractContextManager[list[CalledRoot]]:
         """Look out for modules that no other module calls."""
