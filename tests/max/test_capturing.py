@@ -248,7 +248,7 @@ def test_graphs_are_made_once_and_a_module_can_be_captured_again(tmp_path: Path)
     for name in ("a.h5", "b.h5"):
         capture_workload(Workload(module, (X,)), tmp_path / name)
     graphs = MaxModel.of(module).compiled.graphs
-    assert [(graph.taps, graph.told is None) for graph in graphs] == [(3, False), (0, True)]
+    assert [(graph.taps, graph.instrumentation is None) for graph in graphs] == [(3, False), (0, True)]
     with Graph("again", module, input_types=[TensorType(DType.float32, [2, 4], ON_CPU)]) as graph:
         pass
     assert graph.name == "again"
@@ -386,7 +386,7 @@ def test_what_a_subgraph_holds_back_is_printed_and_its_last_run_is_kept(
     assert "[" not in capfd.readouterr().out  # nothing on the screen
     # the graph that prints is another than the one that does not
     capture_workload(Workload(module, (X,)), tmp_path / "b.h5")
-    told = [graph.told and graph.told.prints for graph in MaxModel.of(module).compiled.graphs]
+    told = [graph.instrumentation and graph.told.prints for graph in MaxModel.of(module).compiled.graphs]
     assert told == [True, None, False]
 
 

@@ -84,21 +84,21 @@ class Tracer:
         self.injector = injector
         self.inputs = inputs
         self.prints = prints
-        self._names = names
+        self._names = names  # of modules, by id
         self._wanted = wanted
         self._subgraphs: dict[int, SubgraphTrace] = {}
-        self._labels: dict[Any, str] = {}
-        self._inputs: dict[Any, int] = {}
-        self._indices: dict[Any, int] = {}
-        self._active: set[int] = set()
-        self._calls: dict[str, int] = {}
-        self._path: list[str] = []
+        self._labels: dict[Any, str] = {}  # by value
+        self._input_positions: dict[Any, int] = {}
+        self._output_positions: dict[Any, int] = {}
+        self._active: set[int] = set()  # ids of the layers whose calls are under way
+        self._calls: dict[str, int] = {}  # how many, by module
+        self._path: list[str] = []  # of the modules whose calls are under way
         self._thread = threading.get_ident()
 
     def begin(self, graph: Graph, inputs: Iterable[Any]) -> None:
         """Begin to trace a graph with these inputs."""
         self.graph = graph
-        self._inputs = {value._mlir_value: i for i, value in enumerate(inputs)}
+        self._input_positions = {value._mlir_value: i for i, value in enumerate(inputs)}
 
     @property
     def current(self) -> str | None:
@@ -314,9 +314,9 @@ class Tracer:
             return PrintedTensor(slot, self._label(value)) if self.prints else LostValue(slot, _IN_BRANCH)
         dims = tuple(map(str, value.shape))
         key = value._mlir_value
-        if key in self._inputs:
-            return GraphTensor(slot, self._inputs[key], True, dims)
-        index = self._indices.setdefault(key, len(self.values))
+        if key in self._input_positions:
+            return GraphTensor(slot, self._input_positions[key], True, dims)
+        index = self._output_positions.setdefault(key, len(self.values))
         if index == len(self.values):
             self.values.append(value)
         return GraphTensor(slot, index, False, dims)

@@ -48,6 +48,11 @@ class SubgraphTensor(NamedTuple):
     value: Any
     label: str
 
+    @property
+    def kind(self) -> str:
+        """The first part of the slot: `input`, `output` or `value`."""
+        return self.slot.partition(".")[0]
+
 
 class PrintedTensor(NamedTuple):
     """A tensor that the graph prints with this label."""
@@ -112,6 +117,5 @@ class SubgraphTrace:
                     calls[event.name] = calls.get(event.name, -1) + 1
             elif isinstance(event, Leave):
                 path.pop()
-            elif isinstance(event, SubgraphTensor) and len(path) == 1:
-                if event.slot.partition(".")[0] == kind:
-                    yield path[0], calls[path[0]], event
+            elif isinstance(event, SubgraphTensor) and len(path) == 1 and event.kind == kind:
+                yield path[0], calls[path[0]], event
