@@ -185,7 +185,7 @@ class ForeignProgram:
         return output
 
     def _compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Note which graphs an artifact is compiled of; its own names may be those of earlier equal graphs."""
+        """Note which graphs an artifact is of; its own names may be those of earlier equal graphs."""
 
         @functools.wraps(original)
         def compile_(session: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
