@@ -132,7 +132,7 @@ def _save_max(archive: Archive, record: Record, path: Path, label: str) -> None:
 
 def _torch_saver() -> _Save:
     try:
-        from tensorcap.adapters.torch.save import save_tensor
+        from tensorcap.adapters.torch.tensors import save_tensor
     except ImportError:
         raise missing_package("writing .pt files", "torch", extra="torch") from None
 
