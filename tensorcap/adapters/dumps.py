@@ -1,4 +1,4 @@
-"""Write an archive as other tools dump tensors: a file for each, named by its label."""
+"""Writes archives as dumps of other tools: a file for each tensor, named by its label."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ def export(
 ) -> list[Record]:
     """Write records of an archive as the dump of another tool; all of them, or nothing.
 
-    `max` is a folder of `.max` files, written in execution order; a run of several steps has a folder in it
-    for each, by its number. `torch` has these always, of `.pt` files with `tensor_names.txt`.
+    `max` is a folder of `.max` files, written in execution order; a run of several steps has a folder for
+    each step, named by its number. `torch` always has these folders, of `.pt` files with `tensor_names.txt`.
 
     Args:
         archive: Open archive.
-        folder: New, or empty.
+        folder: The folder to write, new or empty.
         layout: `max` or `torch`.
-        only: Globs that keys must match one of; all if empty.
-        exclude: Globs that keys must match none of.
-        progress: Told the bytes written so far, and all that will be.
+        only: Globs; a key must match one of them, if there are any.
+        exclude: Globs; a key must match none of them.
+        progress: Called with the bytes written so far, and with their final number.
 
     Returns:
         The records that were written.
 
     Raises:
-        UsageError: Nothing is selected, two records have one label, a record is of another rank than 0, the
-            layout has no place for its dtype, or only its statistics were kept.
-        MissingPackageError: torch is not installed, which writes `.pt` files.
+        UsageError: Nothing is selected, two records have one label, a record is of another rank than 0 or
+            of a dtype that the layout cannot hold, or only its statistics were kept.
+        MissingPackageError: torch, which writes `.pt` files, is not installed.
         ReadError: The archive cannot be read, or fails a checksum.
-        WriteError: Something is in the folder, or the disk is full.
+        WriteError: The folder is not empty, or the disk is full.
     """
     folder = Path(folder)
     records = archive.select(only, exclude=exclude)
@@ -65,25 +65,25 @@ def export(
     labels = _labels(records, layout)
     steps = sorted({record.key.step for record in records})
     is_flat = layout == "max" and len(steps) == 1
-    done, total = 0, sum(record.nbytes for record in records)
+    written_bytes, total_bytes = 0, sum(record.nbytes for record in records)
     with build_beside(folder) as building, write_errors(folder):
         building.mkdir()
         for step in steps:
             inner = building if is_flat else building / str(step)
             inner.mkdir(exist_ok=True)
-            chosen = [record for record in records if record.key.step == step]
-            for record in chosen:
+            step_records = [record for record in records if record.key.step == step]
+            for record in step_records:
                 save(
                     archive,
                     record,
                     inner / f"{_file_name(labels[record.key.text])}{suffix}",
                     labels[record.key.text],
                 )
-                done += record.nbytes
+                written_bytes += record.nbytes
                 if progress:
-                    progress(done, total)
+                    progress(written_bytes, total_bytes)
             if layout == "torch":
-                names = "".join(f"{labels[record.key.text]}\n" for record in chosen)
+                names = "".join(f"{labels[record.key.text]}\n" for record in step_records)
                 (inner / NAMES_FILE).write_text(names, encoding="utf-8")
         if folder.is_dir():
             folder.rmdir()
@@ -96,7 +96,7 @@ def _file_name(label: str) -> str:
 
 
 def _labels(records: Sequence[Record], layout: Layout) -> dict[str, str]:
-    """The label of each key; all records are fit to be written."""
+    """The label of each key, after a check that every record can be written."""
     labels: dict[str, str] = {}
     holders: dict[tuple[int, str], list[str]] = defaultdict(list)
     for record in records:
@@ -129,12 +129,12 @@ def _save_max(archive: Archive, record: Record, path: Path, label: str) -> None:
 
 def _torch_saver() -> _Save:
     try:
-        from tensorcap.adapters.torch.save import save_tensor
+        from tensorcap.adapters.torch.tensors import save_tensor
     except ImportError:
         raise missing_package("writing .pt files", "torch", extra="torch") from None
 
     def save(archive: Archive, record: Record, path: Path, label: str) -> None:
-        del label  # the file's name says it
+        del label  # it is the file's name
         save_tensor(archive.read(record), record.dtype, path)
 
     return save

@@ -1,8 +1,13 @@
-"""Adapters: what tensorcap knows of each framework; the only place where frameworks are imported.
+"""The adapter protocol: what the library asks of a framework, and how the adapter of a model is found.
 
-An adapter lists a model's sites, taps them and substitutes at them, describes the run, and makes inputs of
-stored bits. It is found by the class of the model or of a base class, never by importing the framework; it
-is imported when it is found.
+Only adapters import frameworks, so that each is a dependency only of those who use it. An adapter is found by
+the class of the model, or of a base class, and imported when it is found; no framework is imported to look
+for it. To write one, copy the layout of `torch/` and `max/` (`tensorcap.adapters`) and hold to four rules:
+
+- Names are checked before the first hook is set: a wrong one is an error before anything runs.
+- The model is as before when a block ends, however it ends: no hook, wrapper or value of ours stays.
+- A tap changes no result. It records a value before the model can write to it in place.
+- What cannot be recorded is a loss with a reason (`Recorder.lose`), never an error of the user's model.
 """
 
 from __future__ import annotations
@@ -31,10 +36,10 @@ _ADAPTERS: Final = {  # root package of the model's class, or of a base class; s
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A place in a model that records may come from.
+    """A place in a model that can be recorded.
 
     Attributes:
-        name: Module path as the framework has it; empty for the whole model.
+        name: The module path in the framework's form; empty for the whole model.
         aliases: Further paths that lead to the same module.
         reason: Why it cannot be captured, or is not expected to be called.
         is_capturable: Whether it may be tapped.
@@ -52,7 +57,7 @@ class CalledRoot:
 
     Attributes:
         name: Its class; from the second of the same class on with `@N`, counted from 0.
-        calls: How often it was called, or a part of it from outside of it.
+        calls: How often it, or a part of it, was called from outside.
         is_taken: Whether it is the one that is captured.
     """
 
@@ -62,42 +67,37 @@ class CalledRoot:
 
 
 class Adapter(Protocol):
-    """What the library asks of a framework."""
+    """What the library asks of a framework.
 
-    def sites(self, model: Any, *, eager: bool = False) -> list[Site]:
-        """All sites, the model itself first, in the order of the module tree.
+    Four groups: the model (`list_sites`, `describe`, `read_sources`), the workload (`seed`, `dtype_named`,
+    `prepare`, `perturb`, `run`), the capture (`tap`, `record_inputs`, `watch_roots`), and the references'
+    (`export`, `rerun`, `with_eager_attention`), which need a framework that runs models as Python code. The
+    last group has defaults, for adapters that derive from this class.
+    """
+
+    def list_sites(self, model: Any, *, eager: bool = False) -> list[Site]:
+        """List all sites, the model itself first, in the order of the module tree.
 
         Args:
             model: The model.
             eager: Whether compiled and fused parts will run as plain code.
         """
 
-    def tap(
-        self,
-        model: Any,
-        names: Collection[str],
-        recorder: Recorder,
-        plan: Plan,
-        substitution: Substitution | None = None,
-    ) -> AbstractContextManager[None]:
-        """Tell the recorder of every call of the named sites, and of all else that the plan wants.
-
-        The model is as before afterwards. The inputs of the model itself are recorded even if the plan
-        wants no inputs and it is not named. With a substitution, calls of named sites go on with its values
-        in the place of those that were recorded (`specs/injection.md`).
-        """
-
     def describe(self, model: Any) -> dict[str, Any]:
         """The run's metadata that the framework knows (`specs/archive.md`)."""
 
-    def sources(self, model: Any, names: Iterable[str]) -> dict[str, Any]:
-        """The source text of the classes of the named sites, by qualified class name."""
+    def read_sources(self, model: Any, names: Iterable[str]) -> dict[str, Any]:
+        """Read the source text of the classes of the named sites, by qualified class name."""
 
     def seed(self, seed: int) -> None:
         """Set the framework's random generators."""
 
-    def dtype(self, name: str) -> Any:
-        """The framework's dtype of that name, as a user's function is given it."""
+    def dtype_named(self, name: str) -> Any:
+        """The framework's dtype of a name on the command line, for a user's function that takes one.
+
+        Raises:
+            UsageError: There is no floating dtype of that name.
+        """
 
     def prepare(
         self,
@@ -108,57 +108,85 @@ class Adapter(Protocol):
         device: str | None = None,
         inputs: Mapping[str, StoredInput] | None = None,
     ) -> Workload:
-        """The workload with archived inputs, in another precision, on a device."""
-
-    def perturb(self, workload: Workload, dtype: str) -> Workload:
-        """The workload with what it is run on changed by the machine epsilon of a dtype."""
-
-    def run(self, workload: Workload, *, grads: bool = False) -> None:
-        """Run a workload once, and with `grads` a backward pass from the loss that it gives.
+        """The workload with archived inputs, in another precision, on a device.
 
         Raises:
-            UsageError: A backward pass is wanted, and the run gave no loss.
+            UsageError: An input of the archive is none of the model's arguments; a dtype or a device is
+                unknown, or cannot be changed.
         """
 
-    def attending_openly(self, workload: Workload) -> Workload | None:
-        """The workload, its attention changed to one that computes its scores and rounds them.
+    def perturb(self, workload: Workload, dtype: str) -> Workload:
+        """The workload with its inputs changed by the machine epsilon of a dtype, at random (POL-54).
 
-        Returns:
-            None if it does so already, or the model has no such choice.
+        Raises:
+            UsageError: There is nothing to perturb, or no such dtype.
         """
+
+    def run(self, workload: Workload, *, grads: bool = False) -> None:
+        """Run a workload once, and with `grads` a backward pass from its loss.
+
+        Raises:
+            UsageError: A backward pass is wanted, and the run returned no loss.
+        """
+
+    def tap(
+        self,
+        model: Any,
+        names: Collection[str],
+        recorder: Recorder,
+        plan: Plan,
+        substitution: Substitution | None = None,
+    ) -> AbstractContextManager[None]:
+        """Report every call of the named sites in the block to the recorder, and all else in the plan.
+
+        The inputs of the model itself are recorded even if the plan wants no inputs and it is not named.
+        With a substitution, calls of named sites go on with its values in the place of those that were
+        recorded (`specs/injection.md`).
+        """
+
+    def record_inputs(self, inputs: Any, recorder: Recorder) -> None:
+        """Record the inputs of a workload with a function of its own, as slots `given.NAME` of the root."""
+
+    def watch_roots(
+        self, pattern: str | None, take: Callable[[Any], bool]
+    ) -> AbstractContextManager[list[CalledRoot]]:
+        """Find the models that a program calls in the block (`specs/capture.md`, 9).
+
+        Args:
+            pattern: A glob for the class of the wanted one, or such a glob and `@N`; None for the first.
+            take: Gets the model before its call goes on, and returns whether it takes it.
+        """
+
+    def export(self, workload: Workload, plan: Plan) -> Callable[[Recorder], None]:
+        """Export the workload's model as a graph; the result runs it once and records its nodes.
+
+        Raises:
+            UsageError: The framework has no such graph, or the workload is no single forward.
+            CaptureError: The model cannot be exported.
+        """
+        raise UsageError("level export: this framework exports no graphs, expected level module")
 
     def rerun(self, workload: Workload, substitution: Substitution, site: str, key: Key) -> Rerun | None:
         """Run a workload until a call of a module is over, which can then be made again.
 
         Args:
             workload: The reference's.
-            substitution: What the target's calls were given and returned.
+            substitution: The arguments and results of the target's calls.
             site: The module.
-            key: A tensor that its code makes: its result, or an argument of a call within it.
+            key: A tensor that its code computes: its result, or an argument of a call within it.
 
         Returns:
-            The call; None if it did not come.
+            The call; None if it did not come, or the framework cannot call a module again.
         """
+        return None
 
-    def export(self, workload: Workload, plan: Plan) -> Callable[[Recorder], None]:
-        """Make a graph of a workload's model; what is returned runs it once and records its nodes.
+    def with_eager_attention(self, workload: Workload) -> Workload | None:
+        """The workload with an attention that computes its scores as tensors and rounds them.
 
-        Raises:
-            CaptureError: That cannot be done with this model.
+        Returns:
+            None if it has one already, or the model has no such choice.
         """
-
-    def keep_inputs(self, inputs: Any, recorder: Recorder) -> None:
-        """Record what a workload's own function is given, as slots `given.NAME` of the whole model."""
-
-    def roots(
-        self, pattern: str | None, take: Callable[[Any], bool]
-    ) -> AbstractContextManager[list[CalledRoot]]:
-        """Look out for the models that a program calls in the block (`specs/capture.md`, 9).
-
-        Args:
-            pattern: A glob for the class of the one that is looked for, or such a glob and `@N`.
-            take: Is given it before its call goes on, and says whether it is content with it.
-        """
+        return None
 
 
 def adapter_for(model: object) -> Adapter:
@@ -168,7 +196,7 @@ def adapter_for(model: object) -> Adapter:
         UsageError: There is none.
     """
     for base in type(model).__mro__:
-        # a class of ours that stands for a framework's model says which
+        # a class of ours that stands for a framework's model names the framework
         framework = getattr(base, "tensorcap_framework", base.__module__.partition(".")[0])
         if framework in _ADAPTERS:
             return adapter_named(framework)
@@ -178,7 +206,7 @@ def adapter_for(model: object) -> Adapter:
 
 
 def adapter_named(framework: str) -> Adapter:
-    """The adapter of a framework.
+    """Import the adapter of a framework.
 
     Raises:
         MissingPackageError: The framework is not installed.

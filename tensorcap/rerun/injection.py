@@ -134,7 +134,9 @@ def reversed_by(aligned: Aligned, reference: Archive, target: Archive) -> Revers
 def _has_its_sites(archive: Archive, model: Any) -> bool:
     """Whether every site of which an archive has arguments is a module of the model."""
     names = {
-        module_site(name) for site in adapter_for(model).sites(model) for name in (site.name, *site.aliases)
+        module_site(name)
+        for site in adapter_for(model).list_sites(model)
+        for name in (site.name, *site.aliases)
     }
     sites = {r.key.site for r in archive.records if r.key.slot.startswith("input") and ":" not in r.key.site}
     return sites <= names

@@ -128,7 +128,7 @@ def replay_within(
     found = _found(original, given, way, keys, natural)
     if low is not None and precision is not None and found.bad:
         copied = _in(precision, workload)
-        openly = adapter_for(copied.model).attending_openly(copied)
+        openly = adapter_for(copied.model).with_eager_attention(copied)
         if openly is not None:
             other = replace(given, twin=runner.run(openly, Substitution(tested, keys=keys)))
             found = _milder(found, _found(original, other, way, keys, natural))

@@ -223,7 +223,7 @@ class Capture:
         Args:
             inputs: Arguments by name, or positional ones; kept as slots `given.NAME` of the model.
         """
-        self._adapter.keep_inputs(inputs, self._recorder)
+        self._adapter.record_inputs(inputs, self._recorder)
 
     def __enter__(self) -> Self:
         with ExitStack() as hooks:
@@ -302,7 +302,7 @@ class Capture:
     def _points(self) -> dict[str, Point]:
         points = {}
         as_plain_code = self._plan.eager or self._plan.level == "export"
-        for site in self._adapter.sites(self._model, eager=as_plain_code):
+        for site in self._adapter.list_sites(self._model, eager=as_plain_code):
             name = module_site(site.name)
             aliases = tuple(map(module_site, site.aliases))
             wanted = self._scope.of_site(name, aliases)
@@ -325,7 +325,7 @@ class Capture:
             "steps": recorder.last_step + 1,
             **self._what_became(),
             "points": [entry for point in points.values() if point.is_listed for entry in point.describe()],
-            "sources": self._adapter.sources(self._model, called),
+            "sources": self._adapter.read_sources(self._model, called),
             "finished": now(),
             "duration_seconds": round(time.perf_counter() - self._started_seconds, 3),
         }

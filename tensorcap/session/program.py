@@ -83,7 +83,7 @@ def capture_called(
             called.capture = stack.enter_context(capture(model, path, **options))
             return True
 
-        called.roots = stack.enter_context(adapter_named(framework).roots(root, take))
+        called.roots = stack.enter_context(adapter_named(framework).watch_roots(root, take))
         yield called
     if called.capture is None:
         names = ", ".join(found.name for found in called.roots)
@@ -236,7 +236,7 @@ class ScriptRun:
 
     def _look_out(self, framework: str, stack: ExitStack) -> None:
         """Watch for models of a framework, now that it is there."""
-        self._found.append(stack.enter_context(adapter_named(framework).roots(self._root, self._take)))
+        self._found.append(stack.enter_context(adapter_named(framework).watch_roots(self._root, self._take)))
 
     def _take(self, model: Any) -> bool:
         """Put a model under capture; an error of ours ends the script, which would run in vain."""

@@ -91,7 +91,7 @@ class Recipe:
         if expected is not None:
             expected.seed(seed)
         if self.kind == "huggingface":
-            from tensorcap.adapters.huggingface.loading import build
+            from tensorcap.adapters.huggingface.workload import build
 
             workload = build(self.path, options, inputs)
         else:
@@ -111,7 +111,7 @@ class Recipe:
         if self.kind == "function":
             model = self.build().model
             return adapter_for(model).describe(model)
-        from tensorcap.adapters.huggingface.loading import build_without_weights
+        from tensorcap.adapters.huggingface.workload import build_without_weights
 
         model = build_without_weights(self.path, self.options)
         return adapter_for(model).describe(model)
@@ -143,7 +143,7 @@ class Recipe:
                 )
         takes_dtype = dtype is not None and "dtype" in parameters
         if takes_dtype:
-            options["dtype"] = _adapter_of(parameters["dtype"], expected).dtype(dtype)
+            options["dtype"] = _adapter_of(parameters["dtype"], expected).dtype_named(dtype)
         made = make(**options)
         if not isinstance(made, Workload):
             raise UsageError(

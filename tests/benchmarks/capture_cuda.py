@@ -179,7 +179,7 @@ def check_graph(model: nn.Module, x: torch.Tensor, folder: Path) -> list[str]:
 
 def in_hooks() -> Any:
     """What is done without staging: `.cpu()` in every hook."""
-    return functools.partial(Staging, lane_of=lambda device: None)
+    return functools.partial(Staging, host_copy_of=lambda device: None)
 
 
 def measure(model: nn.Module, x: torch.Tensor, folder: Path, **options: Any) -> dict[str, float]:

@@ -56,18 +56,18 @@ class Late:
         self.lock = threading.RLock()
         self.threads: set[str] = set()
 
-    def memory(self, size: int) -> torch.Tensor:
-        self.memories.append(size)
-        return torch.full((size,), 0xEE, dtype=torch.uint8)
+    def allocate(self, size_bytes: int) -> torch.Tensor:
+        self.memories.append(size_bytes)
+        return torch.full((size_bytes,), 0xEE, dtype=torch.uint8)
 
-    def send(self, tensor: torch.Tensor, place: torch.Tensor) -> LateCopy:
+    def start(self, tensor: torch.Tensor, destination: torch.Tensor) -> LateCopy:
         self.threads.add(threading.current_thread().name)
         if self.refusal is not None:
             raise self.refusal
         self.sends += 1
-        return LateCopy(self, tensor.clone(memory_format=torch.contiguous_format), place)
+        return LateCopy(self, tensor.clone(memory_format=torch.contiguous_format), destination)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         self.settled += 1
 
 
@@ -143,7 +143,10 @@ class Stage:
         self.point = Point("site")
         self.recorder = Recorder(self.shelf, {"site": self.point}, Scope())
         self.staging = Staging(
-            self.recorder, bound_bytes=bound_bytes, small_bytes=small_bytes, lane_of=lambda _: self.device
+            self.recorder,
+            bound_bytes=bound_bytes,
+            small_bytes=small_bytes,
+            host_copy_of=lambda _: self.device,
         )
         self.leaves = TensorLeaves(self.recorder, self.staging)
         self.call = Call(self.point, 0, 0)
@@ -351,7 +354,7 @@ def test_without_memory_on_the_device_the_tensor_is_copied_in_the_hook() -> None
 
 def test_without_pinned_memory_tensors_are_copied_in_the_hook() -> None:
     class Without(Late):
-        def memory(self, size: int) -> torch.Tensor:
+        def allocate(self, size_bytes: int) -> torch.Tensor:
             raise RuntimeError("cannot pin")
 
     stage = Stage(device=Without())
@@ -386,8 +389,8 @@ def test_an_interrupt_in_the_copy_leaves_no_gap_that_is_waited_for() -> None:
 
 def test_an_interrupt_while_the_end_waits_discards_the_rest_and_ends_the_worker() -> None:
     class Interrupted(Late):
-        def send(self, tensor: torch.Tensor, place: torch.Tensor) -> LateCopy:
-            copy = super().send(tensor, place)
+        def start(self, tensor: torch.Tensor, destination: torch.Tensor) -> LateCopy:
+            copy = super().start(tensor, destination)
             if tensor[0] == 1:
                 copy.wait = self.interrupt  # type: ignore[method-assign]  # this one alone
             return copy
@@ -418,7 +421,7 @@ def test_nothing_is_taken_after_the_end(taken: int) -> None:
 def device(monkeypatch: pytest.MonkeyPatch) -> Late:
     """Let every capture take what is on the host for something on a device, with a ring of 64 KiB."""
     late = Late()
-    staged = functools.partial(Staging, bound_bytes=64 * KIB, lane_of=lambda _: late)
+    staged = functools.partial(Staging, bound_bytes=64 * KIB, host_copy_of=lambda _: late)
     monkeypatch.setattr("tensorcap.adapters.torch.adapter.Staging", staged)
     return late
 

@@ -294,7 +294,7 @@ def test_a_missing_torch_is_reported_in_one_line(
     tcap: Tcap, folder: Path, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write("x.h5", {"0/a/output": X})
-    monkeypatch.setitem(__import__("sys").modules, "tensorcap.adapters.torch.save", None)
+    monkeypatch.setitem(__import__("sys").modules, "tensorcap.adapters.torch.tensors", None)
     error = tcap("export", "x.h5", "out", "--layout", "torch", status=2).stderr
     assert error.startswith("Error: writing .pt files needs the package 'torch', which is not installed\n")
     assert not (folder / "out").exists()

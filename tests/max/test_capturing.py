@@ -149,7 +149,7 @@ def test_that_max_compiles_is_shown_with_the_time_so_far(
 ) -> None:
     captures: list[Any] = []
     seen: list[str] = []
-    compiled = engine.compiled
+    compiled = engine.compile_graph
 
     def watched(*args: Any) -> Any:
         seen.append(captures[0].progress)
@@ -161,7 +161,7 @@ def test_that_max_compiles_is_shown_with_the_time_so_far(
         yield
         seen.append(capture.progress)
 
-    monkeypatch.setattr(graph_builder, "compiled", watched)
+    monkeypatch.setattr(graph_builder, "compile_graph", watched)
     capture_workload(Workload(chain(), {"x": X}), tmp_path / "a.h5", around=around)
     assert seen == [
         "MAX compiles the model, 0 s",
@@ -248,7 +248,7 @@ def test_graphs_are_made_once_and_a_module_can_be_captured_again(tmp_path: Path)
     for name in ("a.h5", "b.h5"):
         capture_workload(Workload(module, (X,)), tmp_path / name)
     graphs = MaxModel.of(module).compiled.graphs
-    assert [(graph.taps, graph.told is None) for graph in graphs] == [(3, False), (0, True)]
+    assert [(graph.taps, graph.instrumentation is None) for graph in graphs] == [(3, False), (0, True)]
     with Graph("again", module, input_types=[TensorType(DType.float32, [2, 4], ON_CPU)]) as graph:
         pass
     assert graph.name == "again"
@@ -386,8 +386,9 @@ def test_what_a_subgraph_holds_back_is_printed_and_its_last_run_is_kept(
     assert "[" not in capfd.readouterr().out  # nothing on the screen
     # the graph that prints is another than the one that does not
     capture_workload(Workload(module, (X,)), tmp_path / "b.h5")
-    told = [graph.told and graph.told.prints for graph in MaxModel.of(module).compiled.graphs]
-    assert told == [True, None, False]
+    graphs = MaxModel.of(module).compiled.graphs
+    prints = [graph.instrumentation and graph.instrumentation.prints for graph in graphs]
+    assert prints == [True, None, False]
 
 
 class Branch(Module):

@@ -14,7 +14,7 @@ from max.graph import DeviceRef, Graph, Weight
 from max.nn.layer import Module
 
 from tensorcap import MaxModel, Workload
-from tensorcap.adapters.max import engine
+from tensorcap.adapters.max import engine, tensors
 from tensorcap.adapters.max.description import describe
 from tensorcap.adapters.max.modules import devices_of, tree
 from tensorcap.session.capture_session import capture_workload
@@ -35,8 +35,8 @@ def test_a_session_that_only_loads_is_given_the_graph_with_the_weights() -> None
     with Graph("g", input_types=TYPES) as graph:
         graph.output(graph.inputs[0])
     session: Any = LoadsAtOnce()
-    artifact = engine.compiled(session, graph)
-    assert engine.initialised(session, artifact, {"w": X}) == (graph, {"w": X})
+    artifact = engine.compile_graph(session, graph)
+    assert engine.init_model(session, artifact, {"w": X}) == (graph, {"w": X})
 
 
 @pytest.mark.spec("MAX-25")
@@ -60,10 +60,10 @@ def test_the_reader_of_checkpoints_is_found_by_either_name(monkeypatch: pytest.M
     ],
 )
 def test_bits_go_into_buffers_and_back(name: str, stored: Any) -> None:
-    buffer = engine.buffer_of(stored, DTYPES[name])
+    buffer = tensors.from_stored(stored, DTYPES[name])
     assert buffer.dtype == getattr(DType, name)
     assert tuple(buffer.shape) == stored.shape
-    found, dtype = engine.bits(buffer)
+    found, dtype = tensors.stored(buffer)
     assert dtype is DTYPES[name]
     assert found.shape == stored.shape
     assert found.tobytes() == stored.tobytes()
@@ -72,9 +72,9 @@ def test_bits_go_into_buffers_and_back(name: str, stored: Any) -> None:
 @pytest.mark.spec("MAX-17")
 def test_arrays_of_torch_are_taken_as_they_are() -> None:
     torch = pytest.importorskip("torch")
-    found, dtype = engine.bits(torch.tensor([1.0, 2.0], dtype=torch.bfloat16))
+    found, dtype = tensors.stored(torch.tensor([1.0, 2.0], dtype=torch.bfloat16))
     assert (dtype.name, found.tolist()) == ("bfloat16", [0x3F80, 0x4000])
-    assert isinstance(engine.buffer(torch.ones(2)), Buffer)
+    assert isinstance(tensors.as_buffer(torch.ones(2)), Buffer)
 
 
 @pytest.mark.spec("MAX-26")

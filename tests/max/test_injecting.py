@@ -64,7 +64,7 @@ def test_a_wrong_weight_floods_a_free_run_and_is_alone_in_an_injected_one(
 def test_any_choice_of_places_needs_no_other_graph(
     model: MaxModel, reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graph_builder, "compiled", lambda *_: pytest.fail("a graph was compiled"))
+    monkeypatch.setattr(graph_builder, "compile_graph", lambda *_: pytest.fail("a graph was compiled"))
     wrong = Workload(model.with_weights(with_wrong_first()), (X,))
     cases: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
         ({"inputs": ["layers.1"]}, {"layers.0": 3 * X + 1, "layers.1": AFTER[1], "layers.2": AFTER[2]}),
@@ -83,7 +83,7 @@ def test_any_choice_of_places_needs_no_other_graph(
 def test_a_bisection_names_the_wrong_module_without_another_graph(
     model: MaxModel, reference: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graph_builder, "compiled", lambda *_: pytest.fail("a graph was compiled"))
+    monkeypatch.setattr(graph_builder, "compile_graph", lambda *_: pytest.fail("a graph was compiled"))
     found = bisect_live(reference, Workload(model.with_weights(with_wrong_first()), (X,)))
     assert (found.module, found.blame) == ("layers.0", "module")
 
@@ -91,14 +91,14 @@ def test_a_bisection_names_the_wrong_module_without_another_graph(
 @pytest.mark.spec("MAX-31")
 def test_verify_makes_two_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     count = 0
-    compiled = engine.compiled
+    compiled = engine.compile_graph
 
     def counting(*arguments: Any) -> Any:
         nonlocal count
         count += 1
         return compiled(*arguments)
 
-    monkeypatch.setattr(graph_builder, "compiled", counting)
+    monkeypatch.setattr(graph_builder, "compile_graph", counting)
     right = MaxModel(chain())
     capture_workload(Workload(right, (X,)), tmp_path / "ref.h5")
     count = 0

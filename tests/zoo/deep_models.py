@@ -11,7 +11,7 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import tensorcap
-from tensorcap.adapters.huggingface.loading import load_model
+from tensorcap.adapters.huggingface.model import load_model
 
 TEXT: Final = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 HEADS: Final = {"num_attention_heads": 4, "num_key_value_heads": 2}

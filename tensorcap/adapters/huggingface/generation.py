@@ -1,7 +1,4 @@
-"""What transformers prints beside what it does.
-
-Greedy generation, free or with the tokens of another run.
-"""
+"""Greedy generation by a Hugging Face model, free or with the tokens of another run."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ def quiet() -> Iterator[None]:
 _TOKENS: Final = (
     "input.decoder_input_ids",
     "input.input_ids",
-)  # the former is what a decoder of two parts takes
+)  # the former is the argument of an encoder-decoder model
 
 
 class Generation:
@@ -48,7 +45,7 @@ class Generation:
 
     Attributes:
         max_new_tokens: How many tokens are generated; the last one is not fed.
-        forced: Tokens to feed in place of the model's own choice, `(step, row)`; then it chooses itself.
+        forced: Tokens `(step, row)` to feed in place of the model's own; after them it chooses itself.
     """
 
     def __init__(self, max_new_tokens: int, forced: torch.Tensor | None = None) -> None:
@@ -59,7 +56,7 @@ class Generation:
         """Generate.
 
         Raises:
-            CaptureError: The model ended before all tokens that are to be forced were fed.
+            CaptureError: The model ended before all forced tokens were fed.
         """
         options: dict[str, Any] = {}
         if self.forced is not None:
@@ -78,7 +75,7 @@ class Generation:
 
 
 class _Forcing:
-    """A logits processor: the next token of a list gets all the probability; logits stay as they are."""
+    """A logits processor that gives the next token of a list all the probability."""
 
     def __init__(self, tokens: torch.Tensor) -> None:
         self._tokens = tokens
@@ -97,11 +94,11 @@ def tokens_fed(archive: Archive, prompt: Mapping[str, torch.Tensor], vocabulary:
 
     Args:
         archive: The run.
-        prompt: What is to be run on, by argument; it must be the prompt of that run.
-        vocabulary: How many tokens the model knows, None for unknown.
+        prompt: The prompt by argument; it must be the prompt of that run.
+        vocabulary: How many tokens the model knows; None if unknown.
 
     Returns:
-        Token ids `(step, row)`: of step 1 first.
+        Token ids `(step, row)`, from step 1 on.
 
     Raises:
         UsageError: The run fed no tokens one by one, or those of another prompt.
@@ -132,19 +129,19 @@ def tokens_fed(archive: Archive, prompt: Mapping[str, torch.Tensor], vocabulary:
 
 
 def _ids_of_steps(archive: Archive) -> list[Record]:
-    """The ids that the whole model was given in each step from 0 on, without a gap."""
+    """The records of the token ids of each step, from 0 on without a gap; none if the run has no ids."""
     for slot in _TOKENS:
-        found = {
+        by_step = {
             record.key.step: record
             for record in archive.records
             if (record.key.site, record.key.slot, record.key.call, record.key.rank) == (ROOT_SITE, slot, 0, 0)
         }
-        if found:
-            rows = {record.shape[0] if len(record.shape) == 2 else None for record in found.values()}
-            steps = range(len(found) if archive.info.steps is None else archive.info.steps)
-            if found.keys() != set(steps) or len(rows) > 1 or None in rows:
+        if by_step:
+            rows = {record.shape[0] if len(record.shape) == 2 else None for record in by_step.values()}
+            steps = range(len(by_step) if archive.info.steps is None else archive.info.steps)
+            if by_step.keys() != set(steps) or len(rows) > 1 or None in rows:
                 raise UsageError(f"{archive.path}: is no run of one generation, with the same rows each step")
-            return [found[step] for step in steps]
+            return [by_step[step] for step in steps]
     return []
 
 

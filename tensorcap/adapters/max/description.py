@@ -1,4 +1,4 @@
-"""What an archive keeps of a MAX model besides its tensors: its modules, weights and settings."""
+"""The description of a MAX model in an archive: its modules, weights, configuration and devices."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import Any
 
 from tensorcap.adapters.max.engine import VERSION, DeviceRef, Module
 from tensorcap.adapters.max.model import MaxModel
-from tensorcap.adapters.max.modules import devices_of, own_weights, tree
+from tensorcap.adapters.max.modules import devices_of, tree
+from tensorcap.adapters.max.parameters import own_weights
 from tensorcap.workload.metadata import jsonable, redact
 from tensorcap.workload.sources import class_name, file_of
 from tensorcap_formats.keys import module_site
 
 
 def describe(model: MaxModel) -> dict[str, Any]:
-    """The run's metadata that MAX knows."""
+    """The run's metadata that MAX knows (`specs/archive.md`)."""
     module = model.module
     modules, aliases = tree(module)
     dtype = main_dtype(modules)
-    found = [DeviceRef.from_device(device) for device in model.devices] or devices_of(modules)
+    devices = [DeviceRef.from_device(device) for device in model.devices] or devices_of(modules)
     return {
         "framework": {"name": "max", "version": VERSION},
         "model": {
@@ -30,8 +31,8 @@ def describe(model: MaxModel) -> dict[str, Any]:
         },
         "dtype": dtype,
         "compute_dtype": dtype,
-        "device": ", ".join(str(ref) for ref in found if not ref.is_cpu()) or "cpu",
-        "modules": [_described(name, each) for name, each in modules.items()],
+        "device": ", ".join(str(ref) for ref in devices if not ref.is_cpu()) or "cpu",
+        "modules": [_describe_module(name, each) for name, each in modules.items()],
         "aliases": {module_site(alias): module_site(name) for alias, name in aliases.items()},
     }
 
@@ -57,7 +58,7 @@ def _shape(weight: Any) -> list[int | str]:
     return [int(str(dim)) if str(dim).isdigit() else str(dim) for dim in weight.shape]
 
 
-def _described(name: str, module: Module) -> dict[str, Any]:
+def _describe_module(name: str, module: Module) -> dict[str, Any]:
     return {
         "path": name,
         "class": class_name(type(module)),

@@ -1,4 +1,4 @@
-"""Graphs of a model: as it is, or with all that happens in it given out and room for other values in it."""
+"""Build graphs of a MAX model: as the model is, or instrumented with taps and with switches for injection."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tensorcap.adapters.max.engine import (
     MaxDType,
     TensorType,
     TensorValue,
-    compiled,
+    compile_graph,
     ops,
 )
-from tensorcap.adapters.max.graph_plan import Built, GraphSource, Place, Told
-from tensorcap.adapters.max.inputs import Given
-from tensorcap.adapters.max.layer_calls import watching
-from tensorcap.adapters.max.modules import as_before, devices_of, is_in_graph, own_weights, tree
-from tensorcap.adapters.max.subgraphs import subgraphs
-from tensorcap.adapters.max.trace import KINDS, Tracing
+from tensorcap.adapters.max.graph_plan import CompiledGraph, GraphSource, InjectionPoint, Instrumentation
+from tensorcap.adapters.max.hooks import trace_subgraphs, wrap_calls
+from tensorcap.adapters.max.inputs import ModelInputs
+from tensorcap.adapters.max.modules import devices_of, restored_modules, tree
+from tensorcap.adapters.max.parameters import is_in_graph, own_weights
+from tensorcap.adapters.max.trace import KINDS, Tracer
 from tensorcap.recording.probes import probing
 from tensorcap.recording.structure import walk
 from tensorcap.recording.substitution import Kind
@@ -32,44 +32,50 @@ from tensorcap_formats.errors import CaptureError, UsageError, abbreviate
 from tensorcap_formats.keys import escape
 
 
-class _Places:
-    """Lists the places of a graph that is traced to find them."""
+class _PointCollector:
+    """An injector that collects the injection points of a graph, and replaces nothing."""
 
-    def __init__(self, room: Collection[str], given: Given) -> None:
-        self.found: dict[Place, TensorType] = {}
-        self._room = room
-        self._given = given
+    def __init__(self, injectable: Collection[str], model_inputs: ModelInputs) -> None:
+        self.points: dict[InjectionPoint, TensorType] = {}
+        self._injectable = injectable
+        self._model_inputs = model_inputs
 
     def __call__(self, name: str, call: int, kind: Kind, slot: str, value: TensorValue) -> TensorValue:
-        if name and kind in self._room and self._given.size_of(value.shape) is not None:
-            self.found[Place(name, call, slot)] = TensorType(value.dtype, value.shape, value.device)
+        if name and kind in self._injectable and self._model_inputs.shape_of(value.shape) is not None:
+            self.points[InjectionPoint(name, call, slot)] = TensorType(value.dtype, value.shape, value.device)
         return value
 
 
-class _Switches:
-    """Puts a switch at each place, between the value that is there and that of a graph input."""
+class _SwitchInserter:
+    """An injector that puts a switch at each point, between the model's own value and a graph input."""
 
-    def __init__(self, places: Mapping[Place, TensorType], inputs: Sequence[Any]) -> None:
-        self._values = dict(zip(places, inputs[: len(places)], strict=True))
-        self._flags = dict(zip(places, inputs[len(places) :], strict=True))
+    def __init__(self, points: Mapping[InjectionPoint, TensorType], inputs: Sequence[Any]) -> None:
+        self._values = dict(zip(points, inputs[: len(points)], strict=True))
+        self._flags = dict(zip(points, inputs[len(points) :], strict=True))
 
     def __call__(self, name: str, call: int, kind: Kind, slot: str, value: TensorValue) -> TensorValue:
-        flag = self._flags.get(Place(name, call, slot))
+        flag = self._flags.get(InjectionPoint(name, call, slot))
         if flag is None:
             return value
         if value.device != flag.device:
             flag = flag.to(value.device)
         flag = ops.broadcast_to(ops.reshape(flag, [1] * len(value.shape)), value.shape)
-        return ops.where(flag, self._values[Place(name, call, slot)], value)
+        return ops.where(flag, self._values[InjectionPoint(name, call, slot)], value)
 
 
-def build(model: GraphSource, given: Given, told: Told | None) -> Built:
-    """Make a graph of a model and compile it.
+def build(
+    model: GraphSource, model_inputs: ModelInputs, instrumentation: Instrumentation | None
+) -> CompiledGraph:
+    """Build a graph of a model and compile it.
+
+    1. For injection, trace the model once to collect the injection points.
+    2. Trace it with a tracer that adds taps to the outputs and a switch at each point.
+    3. Compile the graph, in the session of the model.
 
     Args:
         model: The model.
-        given: What it is run on, whose types the graph is for.
-        told: What it tells besides what the model gives; None for nothing, as a control.
+        model_inputs: The inputs, for whose types the graph is built.
+        instrumentation: What to add to the graph; None for nothing, as a control.
 
     Raises:
         UsageError: A second graph cannot be made of the module, or MAX refuses its graph.
@@ -77,66 +83,74 @@ def build(model: GraphSource, given: Given, told: Told | None) -> Built:
     """
     began = time.perf_counter()
     modules, _ = tree(model.module)
-    wanted = told or Told(frozenset())
-    names = {id(module): name for name, module in modules.items()} if told else {}
-    noted = {*wanted.names, ""}
-    places: Mapping[Place, TensorType] = {}
-    if wanted.room:
-        listing = _Places(wanted.room, given)
-        _traced(model, given, modules, Tracing(names, noted, listing), {}, told=told)
-        places = listing.found
-    tracing = Tracing(names, noted, inputs=wanted.inputs, prints=wanted.prints)
-    graph, own_slots, unused = _traced(model, given, modules, tracing, places, told=told)
+    wanted = instrumentation or Instrumentation(frozenset())
+    is_control = instrumentation is None
+    names = {} if is_control else {id(module): name for name, module in modules.items()}
+    traced_names = {*wanted.names, ""}
+    points: Mapping[InjectionPoint, TensorType] = {}
+    if wanted.injectable:
+        collector = _PointCollector(wanted.injectable, model_inputs)
+        _trace(
+            model, model_inputs, modules, Tracer(names, traced_names, collector), {}, is_control=is_control
+        )
+        points = collector.points
+    tracer = Tracer(names, traced_names, inputs=wanted.inputs, prints=wanted.prints)
+    graph, own_slots, unused = _trace(model, model_inputs, modules, tracer, points, is_control=is_control)
     session = model.compiled.session
     if session is None:
-        devices = list(model.devices) or [ref.to_device() for ref in devices_of(modules, given.types)]
+        devices = list(model.devices) or [ref.to_device() for ref in devices_of(modules, model_inputs.types)]
         session = model.compiled.session = InferenceSession(devices=devices)
     try:
-        artifact = compiled(session, graph, model.extensions)
+        artifact = compile_graph(session, graph, model.extensions)
     except RuntimeError as error:
+        reason = _one_line(error.__cause__ or error)
         raise CaptureError(
-            f"{class_name(model.module)}: MAX failed to compile its graph: {_line(error.__cause__ or error)}",
+            f"{class_name(model.module)}: MAX failed to compile its graph: {reason}",
             hint="With MODULAR_DEBUG=source-tracebacks in the environment MAX says more.",
         ) from error
-    return Built(
+    return CompiledGraph(
         session,
         artifact,
-        tuple(tracing.events),
+        tuple(tracer.events),
         own_slots,
-        len(tracing.values),
-        places,
+        len(tracer.values),
+        points,
         time.perf_counter() - began,
-        given.signature,
-        told,
+        model_inputs.signature,
+        instrumentation,
         unused,
     )
 
 
-def _traced(
+def _trace(
     model: GraphSource,
-    given: Given,
+    model_inputs: ModelInputs,
     modules: Mapping[str, Any],
-    tracing: Tracing,
-    places: Mapping[Place, TensorType],
+    tracer: Tracer,
+    points: Mapping[InjectionPoint, TensorType],
     *,
-    told: Told | None,
+    is_control: bool,
 ) -> tuple[Graph, list[str], frozenset[str]]:
-    """A graph of the model, the slots of its own outputs, and the modules whose weights are not in it."""
+    """Trace a model into a graph.
+
+    Returns:
+        The graph, the slots of its own outputs, and the names of modules whose weights are not in it.
+    """
     flag = TensorType(MaxDType.bool, [], DeviceRef.CPU())
-    types = [*given.types, *places.values(), *([flag] * len(places))]
-    own = len(given.types)
-    with as_before(modules), Graph(type(model.module).__name__, input_types=types) as graph:
+    types = [*model_inputs.types, *points.values(), *([flag] * len(points))]
+    own = len(model_inputs.types)
+    with restored_modules(modules), Graph(type(model.module).__name__, input_types=types) as graph:
         for name, weight in model.module.raw_state_dict().items():
             weight.name = name  # as in its state_dict
         inputs = list(graph.inputs)
-        tracing.begin(graph, inputs[:own])
-        if places:
-            tracing.switch = _Switches(places, inputs[own:])
-        args, kwargs = given.put(inputs[:own])
+        tracer.begin(graph, inputs[:own])
+        if points:
+            tracer.injector = _SwitchInserter(points, inputs[own:])
+        args, kwargs = model_inputs.with_graph_inputs(inputs[:own])
         with (
-            watching(tracing.call, map(type, modules.values())),
-            probing(tracing) if told else nullcontext(),
-            subgraphs(lambda: tracing) if told else nullcontext(),
+            wrap_calls(tracer.call, map(type, modules.values())),
+            nullcontext() if is_control else probing(tracer),
+            nullcontext() if is_control else trace_subgraphs(lambda: tracer),
             _refusals(class_name(model.module)),
         ):
             if model.forward is None:
@@ -144,8 +158,8 @@ def _traced(
             else:
                 result = model.forward(model.module, *args, **kwargs)
             leaves = [leaf for leaf in walk(result, KINDS) if leaf.is_tensor]
-            with redirect_stdout(io.StringIO()):  # where it prints a graph that it refuses, which may be long
-                graph.output(*(leaf.value for leaf in leaves), *(tracing.values if told else ()))
+            with redirect_stdout(io.StringIO()):  # MAX prints a graph that it refuses, which may be long
+                graph.output(*(leaf.value for leaf in leaves), *(() if is_control else tracer.values))
         unused = frozenset(
             name
             for name, module in modules.items()
@@ -156,22 +170,22 @@ def _traced(
 
 
 @contextmanager
-def _refusals(who: str) -> Iterator[None]:
-    """Say in a line why MAX takes no graph."""
+def _refusals(model_class: str) -> Iterator[None]:
+    """Turn MAX's refusal of a graph into one line."""
     try:
         yield
     except ValueError as error:
         text = str(error)
         if "outside" in text and "region" in text:
             raise UsageError(
-                f"{who}: holds values of a graph that was made of it before",
+                f"{model_class}: holds values of a graph that was made of it before",
                 hint="Make a new module for the capture; what is kept outside of modules cannot be undone.",
             ) from error
         if "failed to verify" in text:
-            raise UsageError(f"{who}: MAX takes no such graph: {_line(error)}") from error
+            raise UsageError(f"{model_class}: MAX takes no such graph: {_one_line(error)}") from error
         raise
 
 
-def _line(error: BaseException) -> str:
-    """What an error says, in a line."""
+def _one_line(error: BaseException) -> str:
+    """The message of an error in one line."""
     return abbreviate(" ".join(str(error).split()), 300)

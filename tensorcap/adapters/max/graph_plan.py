@@ -1,4 +1,4 @@
-"""What a graph of a MAX model is made of, what it tells, and the graph once compiled. Imports no MAX."""
+"""Data of the graphs of a MAX model: source, instrumentation, compiled graph. Imports no MAX."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from tensorcap.adapters.max.trace_events import Event
 
 
-class Place(NamedTuple):
-    """Where a value can be exchanged: a tensor of a call, counted from 0 within one run of the graph."""
+class InjectionPoint(NamedTuple):
+    """A tensor of a call that may be replaced; calls are counted from 0 within one run of the graph."""
 
     name: str
     call: int
@@ -20,43 +20,43 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a graph tells besides what the model gives.
+class Instrumentation:
+    """The taps and switches that are added to a graph.
 
     Attributes:
-        names: Of the modules whose calls it tells of.
-        inputs: Whether their arguments too; those of the model itself in any case.
-        room: The kinds of values that have switches.
-        prints: Whether it prints what it cannot give out.
+        names: The modules whose calls are traced, by name.
+        inputs: Whether their arguments are given out too; those of the model itself always are.
+        injectable: The kinds of values, `input` or `output`, that get switches.
+        prints: Whether the graph prints the values that it cannot give out.
     """
 
     names: frozenset[str]
     inputs: bool = True
-    room: frozenset[str] = frozenset()
+    injectable: frozenset[str] = frozenset()
     prints: bool = False
 
-    def covers(self, other: Told) -> bool:
-        """Whether a graph that tells this can stand for one that tells the other."""
-        is_more = self.names >= other.names and self.inputs >= other.inputs and self.room >= other.room
-        return is_more and self.prints == other.prints
+    def covers(self, other: Instrumentation) -> bool:
+        """Whether a graph with this instrumentation can stand for one with the other."""
+        has_all = self.names >= other.names and self.inputs >= other.inputs
+        return has_all and self.injectable >= other.injectable and self.prints == other.prints
 
 
 @dataclass(frozen=True)
-class Built:
-    """A graph of a model, compiled.
+class CompiledGraph:
+    """A compiled graph of a model.
 
     Attributes:
-        session: Which compiled it.
-        artifact: What it made.
-        events: What happens in the model, in order.
-        own_slots: Of the model's own outputs, which come first.
-        taps: How many further outputs it has.
-        switches: Places whose values can be exchanged, with the type of what goes in. The graph has an input
-            for each after the model's own, and behind those as many flags.
-        seconds: What making it took.
-        signature: Of the arguments that it is for.
-        told: What it tells; None of a control.
-        unused: Names of modules with weights of which none is in it.
+        session: The session that compiled it.
+        artifact: The result of compiling it.
+        events: The trace of the model, in order.
+        own_slots: The slots of the model's own outputs, which come first.
+        taps: How many further outputs the graph has.
+        switches: The points at which a value can be replaced, each with the type of the replacement. The
+            graph has an input for each after the model's own, and behind those as many flags.
+        seconds: How long tracing and compiling took.
+        signature: The signature of the inputs that it is for.
+        instrumentation: What is added to it; None for a control.
+        unused: The names of modules that have weights of which none is in the graph.
     """
 
     session: InferenceSession
@@ -64,31 +64,31 @@ class Built:
     events: Sequence[Event]
     own_slots: Sequence[str]
     taps: int
-    switches: Mapping[Place, TensorType]
+    switches: Mapping[InjectionPoint, TensorType]
     seconds: float
     signature: tuple[Any, ...]
-    told: Told | None
+    instrumentation: Instrumentation | None
     unused: frozenset[str]
 
 
 @dataclass
-class Compiled:
-    """What was compiled of a module, and by which session; holds no module.
+class CompileCache:
+    """The graphs that were compiled of a module, and their session; holds no module.
 
     Attributes:
         session: Made when the first graph is compiled.
         graphs: All of them, so that none is compiled twice.
-        tapped: Runs the model in the capture that is under way.
+        tapped_run: Runs the model in the capture that is under way; None outside of one.
     """
 
     session: Any = None
-    graphs: list[Built] = field(default_factory=list)
-    tapped: Callable[[Sequence[Any], Mapping[str, Any]], list[Any]] | None = None
+    graphs: list[CompiledGraph] = field(default_factory=list)
+    tapped_run: Callable[[Sequence[Any], Mapping[str, Any]], list[Any]] | None = None
 
 
 @dataclass(eq=False)
 class GraphSource:
-    """A module, and what a graph of it takes; `MaxModel` says what each attribute is."""
+    """A module and the settings of its graphs; `MaxModel` describes each attribute."""
 
     module: Any
     input_types: Sequence[Any] | Mapping[str, Any] = ()
@@ -97,4 +97,4 @@ class GraphSource:
     forward: Callable[..., Any] | None = None
     control: bool = True
     extensions: Sequence[Any] = ()
-    compiled: Compiled = field(default_factory=Compiled, repr=False)
+    compiled: CompileCache = field(default_factory=CompileCache, repr=False)

@@ -1,14 +1,17 @@
-"""The modules of a max.nn model by name, their weights, and how they were before a graph was made."""
+"""The modules of a max.nn model: names, devices, arguments, and their state before a graph was made."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 from tensorcap.adapters.max.engine import DeviceRef, Module
-
-_VALUE: Final = "_mlir_value"  # of a weight: its value in a graph
+from tensorcap.adapters.max.model import MaxModel
+from tensorcap.adapters.max.parameters import GRAPH_VALUE, own_weights
+from tensorcap.workload.sources import class_name
+from tensorcap_formats.errors import UsageError
 
 
 def tree(model: Module) -> tuple[dict[str, Module], dict[str, str]]:
@@ -42,39 +45,50 @@ def _names(module: Module, name: str, prefix: str, above: tuple[Module, ...]) ->
         yield from _names(child, own, prefix if is_left_out else f"{own}.", above)
 
 
-def own_weights(module: Module) -> dict[str, Any]:
-    """A module's own weights by their attributes."""
-    shared = getattr(module, "_shared_weights", {})
-    return {name: weight for name, weight in module.layer_weights.items() if name not in shared}
-
-
 def devices_of(modules: Mapping[str, Module], types: Iterable[Any] = ()) -> list[DeviceRef]:
-    """The devices that weights and inputs lie on, and the CPU, which comes first."""
+    """The devices that weights and inputs lie on; the CPU always, and first."""
     used = [weight.device for module in modules.values() for weight in own_weights(module).values()]
     return list(dict.fromkeys([DeviceRef.CPU(), *used, *(each.device for each in types)]))
 
 
-def is_in_graph(weight: Any) -> bool:
-    """Whether the graph that is being made of a module has used a weight."""
-    return _VALUE in vars(weight)
+def argument_names(cls: Any) -> tuple[str, ...]:
+    """Names of the positional parameters of a layer's call; none if they cannot be found out."""
+    try:
+        parameters = list(inspect.signature(cls.__call__).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return ()
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(p.name for p in parameters if p.kind in positional)
 
 
 @contextmanager
-def as_before(modules: Mapping[str, Module]) -> Iterator[None]:
-    """Undo what making a graph does to modules: values of it that they and their weights keep.
+def restored_modules(modules: Mapping[str, Module]) -> Iterator[None]:
+    """Put the attributes of modules and weights back when the block ends, in which a graph is made of them.
 
     A weight keeps its value in the first graph that it was traced into, and so do tables such as those of
     rotary embeddings; a second graph of the same module would refer to the first.
     """
-    held: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    saved: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for module in modules.values():
-        for thing in (module, *module.layer_weights.values()):
-            held.append((vars(thing), dict(vars(thing))))
-    for attributes, _ in held:
-        attributes.pop(_VALUE, None)  # of a graph that somebody made before
+        for owner in (module, *module.layer_weights.values()):
+            saved.append((vars(owner), dict(vars(owner))))
+    for attributes, _ in saved:
+        attributes.pop(GRAPH_VALUE, None)  # of a graph that the program made before
     try:
         yield
     finally:
-        for attributes, before in held:
+        for attributes, before in saved:
             attributes.clear()
             attributes.update(before)
+
+
+def module_of(model: Any) -> Module:
+    """The module of a model.
+
+    Raises:
+        UsageError: It is no max.nn module.
+    """
+    module = model.module if isinstance(model, MaxModel) else model
+    if not isinstance(module, Module):
+        raise UsageError(f"a {class_name(module)} is no max.nn.Module, expected one")
+    return module

@@ -1,14 +1,27 @@
-"""One run of a graph that tells of itself, recorded by the notes that were taken when it was made."""
+"""One run of an instrumented graph, recorded by the trace events of its graph."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from tensorcap.adapters.max.engine import NoBitsError, bits
-from tensorcap.adapters.max.trace_events import Enter, Event, Leave, Lost, Passed, Plain, Printed, Tensor
+from tensorcap.adapters.max.engine import InferenceSession, load_buffer
+from tensorcap.adapters.max.tensors import NotCapturableError, stored
+from tensorcap.adapters.max.trace_events import (
+    EnterModule,
+    EnterProbe,
+    Event,
+    GraphTensor,
+    Leave,
+    LostValue,
+    PlainValue,
+    PrintedTensor,
+)
 from tensorcap.recording.limits import NothingLeftError
 from tensorcap.recording.recorder import Call, Recorder
 from tensorcap_formats.keys import PROBES, ROOT_SITE, inner_site, module_site
@@ -16,38 +29,38 @@ from tensorcap_formats.keys import PROBES, ROOT_SITE, inner_site, module_site
 _NOT_RUN: Final = "the graph did not run what computes it"
 
 
-def play(
+def play_back(
     events: Sequence[Event],
-    given: Sequence[Any],
-    fed: Sequence[Any],
-    found: Sequence[Any],
+    model_inputs: Sequence[Any],
+    graph_inputs: Sequence[Any],
+    taps: Sequence[Any],
     recorder: Recorder,
     names: Collection[str],
     *,
-    inputs: bool,
+    with_inputs: bool,
     printed: Callable[[str], Any] = lambda _: None,
 ) -> None:
-    """Tell a recorder what happened in a run.
+    """Report the calls of a run to a recorder, in the order in which the model was traced.
 
     Args:
-        events: What was noted when the graph was made.
-        given: What the model was given, before anything was exchanged.
-        fed: What its graph was.
-        found: What it gave out besides its own outputs.
-        recorder: Records.
-        names: Of the modules whose calls are recorded; the model's own inputs are in any case.
-        inputs: Whether the arguments of modules are.
-        printed: Gives what the graph printed with a label; None if it printed nothing with that.
+        events: The trace events of the graph.
+        model_inputs: The arrays that the model was given, before any was replaced.
+        graph_inputs: The arrays that its graph was given.
+        taps: The outputs of the graph behind the model's own.
+        recorder: Records the calls.
+        names: The modules whose calls are recorded; the model's own inputs always are.
+        with_inputs: Whether the arguments of modules are recorded.
+        printed: Returns the tensor that the graph printed with a label; None if it printed none.
     """
     stack: list[tuple[Call | None, bool]] = []  # and whether it is of the model itself
     for token, event in enumerate(events, 1):
-        if isinstance(event, Enter):
+        if isinstance(event, EnterModule):
             is_root = not event.name
             call = None
             if is_root or event.name in names:
                 call = recorder.enter(recorder.points[event.name], token, is_outermost=is_root)
             stack.append((call, is_root))
-        elif isinstance(event, Passed):
+        elif isinstance(event, EnterProbe):
             call = recorder.inner(event.name, "probe", in_module=False)
             if call is not None and recorder.wants(call, "module"):
                 recorder.value(call, "module", module_site(event.module) if event.module else ROOT_SITE)
@@ -59,49 +72,77 @@ def play(
         else:
             call, is_root = stack[-1]
             is_input = event.slot.partition(".")[0] == "input"
-            if call is None or (is_input and not (inputs or is_root)):
+            if call is None or (is_input and not (with_inputs or is_root)):
                 continue
             required = is_root and is_input
-            if isinstance(event, Lost):
+            if isinstance(event, LostValue):
                 recorder.lose(call.point, event.slot, event.reason, call=call, required=required)
-            elif isinstance(event, Plain):
+            elif isinstance(event, PlainValue):
                 if recorder.wants(call, event.slot, required=required):
                     recorder.value(call, event.slot, event.value, required=required)
-            elif isinstance(event, Printed):
+            elif isinstance(event, PrintedTensor):
                 array = printed(event.label)
                 if array is None:
                     recorder.lose(call.point, event.slot, _NOT_RUN, call=call, required=required)
                 else:
-                    record(recorder, call, event.slot, array, required=required)
-            elif isinstance(event, Tensor):
-                source = found if not event.is_input else given if is_root else fed
-                record(recorder, call, event.slot, source[event.at], required=required)
+                    record_array(recorder, call, event.slot, array, required=required)
+            elif isinstance(event, GraphTensor):
+                arrays = taps if not event.is_input else model_inputs if is_root else graph_inputs
+                record_array(recorder, call, event.slot, arrays[event.position], required=required)
 
 
-def record(recorder: Recorder, call: Call, slot: str, array: Any, *, required: bool = False) -> None:
+def record_array(recorder: Recorder, call: Call, slot: str, array: Any, *, required: bool = False) -> None:
     """Record one array of any framework, if it is wanted."""
     if not recorder.wants(call, slot, required=required):
         return
     try:
-        stored, dtype = bits(array)
+        bits, dtype = stored(array)
         if recorder.has_slices and not required:
-            part = recorder.part(call, slot, stored.shape)
-            stored = stored if part is None else np.array(stored[part], order="C")
-    except (NoBitsError, NothingLeftError) as error:
+            part = recorder.part(call, slot, bits.shape)
+            bits = bits if part is None else np.array(bits[part], order="C")
+    except (NotCapturableError, NothingLeftError) as error:
         recorder.lose(call.point, slot, str(error), call=call, required=required)
         return
-    recorder.tensor(call, slot, stored, dtype, stored.shape, required=required)
+    recorder.tensor(call, slot, bits, dtype, bits.shape, required=required)
 
 
 def symbolic_shapes(events: Sequence[Event]) -> Iterator[tuple[str, list[str]]]:
-    """Dimensions as MAX names them, by `SITE/SLOT`, of shapes that are not known before a run."""
+    """The shapes that are unknown before a run, by `SITE/SLOT`, with dimensions as MAX names them."""
     path: list[str] = []
     for event in events:
-        if isinstance(event, Enter):
+        if isinstance(event, EnterModule):
             path.append(module_site(event.name))
-        elif isinstance(event, Passed):
+        elif isinstance(event, EnterProbe):
             path.append(inner_site(PROBES, event.name))
         elif isinstance(event, Leave) and path:
             path.pop()
-        elif isinstance(event, Tensor) and path and not all(dim.isdigit() for dim in event.dims):
+        elif isinstance(event, GraphTensor) and path and not all(dim.isdigit() for dim in event.dims):
             yield f"{path[-1]}/{event.slot}", list(event.dims)
+
+
+@contextmanager
+def capture_prints(session: InferenceSession, events: Sequence[Event]) -> Iterator[Callable[[str], Any]]:
+    """Have the graphs of a session print into files in the block; afterwards they print on the screen.
+
+    Each run has a folder of its own, since the next print with a label replaces the last.
+
+    Args:
+        session: The session.
+        events: The trace events of the graph that is run; if it prints nothing, nothing is changed.
+
+    Yields:
+        A function that returns the tensor printed with a label, within the block; None if there is none.
+    """
+    if not any(isinstance(event, PrintedTensor) for event in events):
+        yield lambda label: None
+        return
+    with tempfile.TemporaryDirectory(prefix="tensorcap-") as folder:
+        session.set_debug_print_options("BINARY_MAX_CHECKPOINT", output_directory=folder)
+        try:
+            yield lambda label: _read_printed(Path(folder) / f"{label}.max")
+        finally:
+            session.set_debug_print_options("COMPACT")
+
+
+def _read_printed(path: Path) -> Any:
+    return load_buffer(path) if path.exists() else None

@@ -1,4 +1,4 @@
-"""Of which models a program makes graphs: found by watching every call of a MAX layer from outside.
+"""The models that a program makes graphs of, found by watching every call of a MAX layer.
 
 A *root* is the outermost module that is called while a graph is made.
 """
@@ -12,21 +12,21 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from tensorcap.adapters.max.engine import Graph, Layer, Module
-from tensorcap.adapters.max.layer_calls import watching
+from tensorcap.adapters.max.hooks import wrap_calls
 from tensorcap.adapters.protocol import CalledRoot
 from tensorcap.workload.patch import replaced
 
 
 class Roots:
-    """Looks out for roots, until one is taken."""
+    """Finds the root to capture, and counts the calls of all."""
 
     def __init__(self, pattern: str | None, take: Callable[[Any], bool]) -> None:
-        """Prepare.
+        """Look for a root.
 
         Args:
-            pattern: A glob for the class of the one that is looked for, or such a glob and `@N`; the first
-                that has weights if None.
-            take: Is given it before its call goes on, and says whether it is content with it.
+            pattern: A glob for its class, qualified or not; with `@N` behind it, for the N-th root of such
+                a class, from 0. None for the first root that has weights.
+            take: Gets the root before its call goes on; returns whether it takes it.
         """
         name, _, number = (pattern or "").rpartition("@")
         is_numbered = bool(name) and number.isdigit()
@@ -40,13 +40,13 @@ class Roots:
 
     @contextmanager
     def watch(self) -> Iterator[list[CalledRoot]]:
-        """See every call of a layer that is made in the block, also of classes that are made in it."""
-        with watching(self._call, _subclasses(Layer)) as watch:
+        """Watch every call of a layer in the block, also of classes that are defined in it."""
+        with wrap_calls(self._call, _subclasses(Layer)) as wrap:
 
             def with_new(original: Any) -> Any:
                 def initialise(cls: Any, /, **options: Any) -> None:
                     original.__func__(cls, **options)
-                    watch(cls)
+                    wrap(cls)
 
                 return classmethod(initialise)
 
@@ -74,7 +74,7 @@ class Roots:
             self._thread.is_busy = is_within
 
     def _meet(self, module: Module) -> bool:
-        """An outermost module is called; whether it is taken by that."""
+        """Count a call of an outermost module; whether it is taken now."""
         entry = self._entry(module)
         entry.calls += 1
         if not self._is_searching:

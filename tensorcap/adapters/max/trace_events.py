@@ -1,4 +1,4 @@
-"""What is noted of a model while its graph is made: what happens in it, and where its tensors come out."""
+"""Trace events: the calls in a model in order, and which output of its graph each tensor is."""
 
 from __future__ import annotations
 
@@ -8,73 +8,79 @@ from typing import Any, NamedTuple
 from tensorcap.adapters.max.engine import Graph
 
 
-class Enter(NamedTuple):
+class EnterModule(NamedTuple):
     """A call of a module begins."""
 
     name: str
 
 
 class Leave(NamedTuple):
-    """The call that began last returns."""
+    """The call, or the probe, that began last ends."""
 
 
-class Passed(NamedTuple):
-    """A probe is passed; what follows with its slots is of it, up to `Leave`."""
+class EnterProbe(NamedTuple):
+    """A probe is passed; the values up to the next `Leave` are its own."""
 
     name: str
     module: str
 
 
-class Tensor(NamedTuple):
-    """A tensor of the call that is under way: the input or the output of the graph at `at`."""
+class GraphTensor(NamedTuple):
+    """A tensor of the call under way: the input, or the tap, of the graph at a position."""
 
     slot: str
-    at: int
+    position: int
     is_input: bool
     dims: tuple[str, ...]
 
 
-class Plain(NamedTuple):
-    """A leaf that is no tensor."""
+class PlainValue(NamedTuple):
+    """A leaf of an argument or a result that is no tensor."""
 
     slot: str
     value: Any
 
 
-class Inner(NamedTuple):
-    """A tensor within a subgraph: the value it has there, and the label by which it is printed, if it is."""
+class SubgraphTensor(NamedTuple):
+    """A tensor within a subgraph: its value there, and the label with which it is printed, empty if not."""
 
     slot: str
     value: Any
     label: str
 
+    @property
+    def kind(self) -> str:
+        """The first part of the slot: `input`, `output` or `value`."""
+        return self.slot.partition(".")[0]
 
-class Printed(NamedTuple):
-    """A tensor that the graph prints into a file of this label."""
+
+class PrintedTensor(NamedTuple):
+    """A tensor that the graph prints with this label."""
 
     slot: str
     label: str
 
 
-class Lost(NamedTuple):
-    """A leaf that cannot be had."""
+class LostValue(NamedTuple):
+    """A leaf that cannot be recorded."""
 
     slot: str
     reason: str
 
 
-Event = Enter | Leave | Passed | Tensor | Plain | Inner | Printed | Lost
+Leaf = GraphTensor | PlainValue | SubgraphTensor | PrintedTensor | LostValue
+Event = EnterModule | EnterProbe | Leave | Leaf
 
 
-class Body:
-    """What happens in a subgraph.
+class SubgraphTrace:
+    """The trace of a subgraph.
 
     Attributes:
         graph: The subgraph.
-        path: The module that it is made of: the first that is called in it.
-        events: What happens, once for all calls of it.
-        outputs: The values that it gives.
-        printed: Where the notes of its last call have what it prints.
+        path: The module that it was traced from: the first that is called in it; None before.
+        events: Its trace events, the same for all calls of it.
+        outputs: The values that it returns.
+        printed: The indices, in the trace of its caller, of what its last call prints.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -84,8 +90,8 @@ class Body:
         self.outputs: list[Any] = []
         self.printed: list[int] = []
 
-    def renaming(self, path: str, known: Collection[str]) -> Callable[[str], str]:
-        """How modules are named in a call that stands for the module at a path."""
+    def renamer(self, path: str, known: Collection[str]) -> Callable[[str], str]:
+        """A function that renames modules in a call of the subgraph for the module at a path."""
         traced = self.path
         if not path or not traced or path not in known:
             return lambda name: name
@@ -93,23 +99,23 @@ class Body:
             path + name[len(traced) :] if name == traced or name.startswith(f"{traced}.") else name
         )
 
-    def outer_leaves(self, slot: str) -> Iterator[tuple[str, int, Inner]]:
-        """Tensors of the modules that no other in the subgraph calls.
+    def outer_tensors(self, kind: str) -> Iterator[tuple[str, int, SubgraphTensor]]:
+        """The tensors of the modules that no other module in the subgraph calls.
 
         Args:
-            slot: `input` or `output`.
+            kind: `input` or `output`.
 
-        Returns:
-            The module, how many calls of it came before in the subgraph, and the leaf.
+        Yields:
+            The module, the number of its call within the subgraph, and the tensor.
         """
         calls: dict[str, int] = {}
         path: list[str] = []
         for event in self.events:
-            if isinstance(event, (Enter, Passed)):
+            if isinstance(event, (EnterModule, EnterProbe)):
                 path.append(event.name)
-                if isinstance(event, Enter) and len(path) == 1:
+                if isinstance(event, EnterModule) and len(path) == 1:
                     calls[event.name] = calls.get(event.name, -1) + 1
             elif isinstance(event, Leave):
                 path.pop()
-            elif isinstance(event, Inner) and len(path) == 1 and event.slot.partition(".")[0] == slot:
+            elif isinstance(event, SubgraphTensor) and len(path) == 1 and event.kind == kind:
                 yield path[0], calls[path[0]], event

@@ -1,8 +1,8 @@
-"""What hooks cannot see in a torch model, or would change: found, told, and put out of the way if asked for.
+"""Capture gaps: what hooks cannot see in a torch model, or would change; each with its reason or a way round.
 
-`nn.TransformerEncoderLayer` computes all of itself by one kernel (its *fast path*) where no gradient is
-wanted, the mode is evaluation, and no module of it has a hook. So that it goes on doing so, such a layer and
-what it holds are looked at by functions in the place of their `forward`, and torch decides as without them.
+`nn.TransformerEncoderLayer` computes all of itself by one kernel (its *fast path*) if no gradient is wanted,
+the mode is evaluation, and no module of it has a hook. So that it goes on doing so, such a layer and the
+modules in it are captured by functions in the place of their `forward`, and torch decides as without them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from tensorcap.adapters.torch.direct_calls import surroundings
-from tensorcap.adapters.torch.tapped import Tapped
+from tensorcap.adapters.torch.direct_calls import enter_contexts
+from tensorcap.adapters.torch.module_tap import ModuleTap
 from tensorcap.recording.point import Point
 from tensorcap.recording.recorder import Call, Recorder
 from tensorcap_formats.errors import UsageError
@@ -31,25 +31,25 @@ _ATTENTION: Final = "scaled_dot_product_attention"
 
 
 def capture_gaps(modules: Mapping[str, nn.Module], *, eager: bool) -> dict[str, str]:
-    """Why modules cannot be captured, by name; empty for those that can.
+    """Find why modules cannot be captured: a reason by name, empty for those that can.
 
     Args:
-        modules: By name, each behind the one that it is in.
+        modules: The modules by name, each behind its parent.
         eager: Whether compiled parts will run as plain code.
     """
-    found: dict[str, str] = {}
-    inside: dict[str, str] = {}
+    reasons: dict[str, str] = {}
+    inside: dict[str, str] = {}  # the reason for the children of a module
     for name, module in modules.items():
-        obstacle = inside.get(name.rpartition(".")[0], "") if name else ""
-        below = obstacle
+        gap = inside.get(name.rpartition(".")[0], "") if name else ""
+        below = gap
         if isinstance(module, torch.jit.ScriptModule):
-            obstacle = below = obstacle or _SCRIPTED
+            gap = below = gap or _SCRIPTED
         elif not eager and getattr(module, "_compiled_call_impl", None) is not None:
-            obstacle = below = obstacle or COMPILED
+            gap = below = gap or COMPILED
         elif not eager and (_is_compiled_wrapper(module) or is_compiled(module.forward)):
-            below = obstacle or COMPILED
-        found[name], inside[name] = obstacle, below
-    return found
+            below = gap or COMPILED
+        reasons[name], inside[name] = gap, below
+    return reasons
 
 
 def is_compiled(function: object) -> bool:
@@ -66,7 +66,7 @@ def holds_compiled(module: nn.Module, known: dict[type, bool]) -> bool:
 
     Args:
         module: The module.
-        known: The answer for each class that was asked for before, without what a module itself has.
+        known: The answers by class, for the methods that classes have; filled by this function.
     """
     cls = type(module)
     if cls not in known:
@@ -76,12 +76,12 @@ def holds_compiled(module: nn.Module, known: dict[type, bool]) -> bool:
 
 
 def _is_compiled_wrapper(module: nn.Module) -> bool:
-    """Whether the module is what torch.compile made of another; its own arguments and result are seen."""
+    """Whether torch.compile made the module of another; hooks see its own arguments and result."""
     return type(module).__module__ == "torch._dynamo.eval_frame" and hasattr(module, "_orig_mod")
 
 
 @contextmanager
-def eagerly() -> Iterator[None]:
+def eager_mode() -> Iterator[None]:
     """Run compiled functions, and the fused layers of `torch.nn`, as plain code until the block ends.
 
     Raises:
@@ -102,57 +102,57 @@ def eagerly() -> Iterator[None]:
 
 
 def fused_layers(modules: Iterable[nn.Module]) -> dict[int, list[nn.Module]]:
-    """The layers that torch may compute by one kernel: what each holds, itself too, by the layer's id.
+    """The layers that torch may compute by one kernel: by the layer's id, all modules in it, itself first.
 
-    Those that somebody has hooked are not among them: torch computes them in parts.
+    Layers that somebody has hooked are not among them: torch computes them in parts.
     """
     if not torch.backends.mha.get_fastpath_enabled():
         return {}
     layers = [m for m in modules if isinstance(m, nn.TransformerEncoderLayer)]
-    found = {id(layer): list(layer.modules()) for layer in layers}
+    parts_by_id = {id(layer): list(layer.modules()) for layer in layers}
     return {
-        number: held
-        for number, held in found.items()
-        if not any(m._forward_hooks or m._forward_pre_hooks for m in held)
+        number: parts
+        for number, parts in parts_by_id.items()
+        if not any(m._forward_hooks or m._forward_pre_hooks for m in parts)
     }
 
 
 @contextmanager
-def around_forward(
-    module: nn.Module, tapped: Tapped, inner: Iterable[Point], note_compiled: Callable[[], None]
+def wrap_forward(
+    module: nn.Module, module_tap: ModuleTap, inner: Iterable[Point], note_compiled: Callable[[], None]
 ) -> Iterator[None]:
-    """Record the calls of a module without a hook, until the block ends.
+    """Record the calls of a module without a hook, by its `forward`, until the block ends.
 
     Args:
         module: The module.
-        tapped: What records it.
-        inner: Of a layer that torch may compute by one kernel: the points of what it holds.
+        module_tap: Records the calls.
+        inner: If torch may compute the module by one kernel, the points of the modules in it.
         note_compiled: Called while the call is being compiled.
     """
-    around = Around(module, tapped, tuple(inner), note_compiled)
-    module.forward = around
+    wrapper = ForwardWrapper(module, module_tap, tuple(inner), note_compiled)
+    module.forward = wrapper
     try:
         yield
     finally:
-        if vars(module).get("forward") is around:
-            around.lift()
+        if vars(module).get("forward") is wrapper:
+            wrapper.unwrap()
 
 
-class Around:
+class ForwardWrapper:
     """Stands in the place of a module's `forward`."""
 
     def __init__(
         self,
         module: nn.Module,
-        tapped: Tapped,
+        module_tap: ModuleTap,
         inner: tuple[Point, ...],
         note_compiled: Callable[[], None],
     ) -> None:
-        """Prepare; see `around_forward`."""
+        """Keep the original `forward`; the arguments are those of `wrap_forward`."""
         self._module = module
         self._is_own = "forward" in vars(module)
         self._original: Any = module.forward
-        self._tapped = tapped
+        self._module_tap = module_tap
         self._inner = inner
         self._note_compiled = note_compiled
 
@@ -161,44 +161,44 @@ class Around:
         if torch.compiler.is_compiling():
             self._note_compiled()
             return self._original(*args, **kwargs)
-        with surroundings(self._module):
+        with enter_contexts(self._module):
             return self._record(args, kwargs)
 
     def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        tapped, token = self._tapped, id(sys._getframe())
-        call = tapped.begin(self._module, token)
+        module_tap, token = self._module_tap, id(sys._getframe())
+        call = module_tap.begin(self._module, token)
         if call is None:
-            tapped.follow_inputs(token, args, kwargs)
+            module_tap.follow_inputs(token, args, kwargs)
         else:
-            args, kwargs = tapped.given(call, args, kwargs)
+            args, kwargs = module_tap.process_inputs(call, args, kwargs)
         seen = sum(point.calls for point in self._inner)
         output = self._original(*args, **kwargs)
         if torch._C._get_tracing_state() is None:
             if call is None:
-                tapped.follow_output(token, output)
+                module_tap.follow_output(token, output)
             elif sum(point.calls for point in self._inner) == seen:
-                _tell_fused(tapped.recorder, self._inner, call)
-            output = tapped.end(tapped.recorder.leave(tapped.point, token), output)
+                _lose_fused(module_tap.recorder, self._inner, call)
+            output = module_tap.end(module_tap.recorder.leave(module_tap.point, token), output)
         return output
 
-    def lift(self) -> None:
-        """Let the module have what stood here before."""
+    def unwrap(self) -> None:
+        """Give the module its own `forward` back."""
         if self._is_own:
             self._module.forward = self._original
         else:
             del self._module.forward
 
     def __reduce__(self) -> Any:
-        return self._original.__reduce__()  # a copy of the model has what stood here before
+        return self._original.__reduce__()  # a copy of the model has its own forward
 
 
-def _tell_fused(recorder: Recorder, inner: Iterable[Point], call: Call) -> None:
+def _lose_fused(recorder: Recorder, inner: Iterable[Point], call: Call) -> None:
     for point in inner:
         recorder.lose(point, "output", _FUSED, call=call._replace(point=point, number=0))
 
 
 def attention_note(model: nn.Module, modules: Iterable[nn.Module]) -> str:
-    """What to say of attention whose scores no module returns; empty where there is none."""
+    """A note on attention whose scores no module returns; empty if there is no such attention."""
     name = getattr(getattr(model, "config", None), "_attn_implementation", None)
     if isinstance(name, str):
         if "eager" in name:

@@ -1,45 +1,22 @@
-"""What an archive keeps of a torch model besides its tensors: tree, configuration, settings, sources."""
+"""The description of a torch model in an archive: its modules, parameters, configuration and settings."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
+from tensorcap.adapters.torch.modules import tree
 from tensorcap.adapters.torch.tensors import dtype_name
 from tensorcap.workload.metadata import jsonable, redact
 from tensorcap.workload.sources import class_name, file_of
 from tensorcap_formats.keys import module_site
 
 
-def tree(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, str]]:
-    """All modules by their first name, and the further names of modules that have several."""
-    modules: dict[str, nn.Module] = {}
-    first: dict[int, str] = {}
-    aliases: dict[str, str] = {}
-    for name, module in _names(model, "", ()):
-        if id(module) in first:
-            aliases[name] = first[id(module)]
-        else:
-            first[id(module)] = name
-            modules[name] = module
-    return modules, aliases
-
-
-def _names(module: nn.Module, name: str, above: tuple[nn.Module, ...]) -> Iterator[tuple[str, nn.Module]]:
-    yield name, module
-    above = (*above, module)
-    for child_name, child in module._modules.items():
-        # a module below itself would have names without end
-        if child is not None and not any(child is parent for parent in above):
-            yield from _names(child, f"{name}.{child_name}" if name else child_name, above)
-
-
 def describe(model: nn.Module) -> dict[str, Any]:
-    """The run's metadata that torch knows."""
+    """The run's metadata that torch knows (`specs/archive.md`)."""
     modules, aliases = tree(model)
     inner = getattr(model, "_orig_mod", model)
     dtype = main_dtype(model)
@@ -101,18 +78,18 @@ def _config(model: nn.Module) -> Any:
     to_dict = getattr(getattr(model, "config", None), "to_dict", None)
     try:
         return jsonable(to_dict()) if callable(to_dict) else None
-    except Exception:  # a configuration of somebody else's, which is only to be noted
+    except Exception:  # of a foreign configuration, which is only noted
         return None
 
 
 def _attention(model: nn.Module) -> str | None:
-    """How a transformers model computes attention, which its configuration does not write down."""
-    found = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    return found if isinstance(found, str) else None
+    """How a transformers model computes attention, which its configuration does not save."""
+    name = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    return name if isinstance(name, str) else None
 
 
 def _settings() -> dict[str, Any]:
-    """What changes the results of the same operators."""
+    """The settings of torch that change the results of operators."""
     return {
         "threads": torch.get_num_threads(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),

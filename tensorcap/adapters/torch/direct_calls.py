@@ -1,8 +1,8 @@
 """Calls of a module's `forward` that go past its `__call__`, which alone runs hooks.
 
-For as long as somebody looks, `forward` is replaced in the class that defines it, so that no module, copy or
-pickle carries anything of ours. The replacement passes on what comes from `__call__`, where hooks have seen
-to it, and what a compiler reads; whoever keeps it for longer has a function that only passes on.
+During a capture, `forward` is replaced in the class that defines it, so that no module, copy or pickle
+carries anything of ours. The replacement passes on calls from `__call__`, which hooks have recorded, and
+those of a compiler; if somebody keeps it after the capture, it only passes on.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _CALL: Final = nn.Module._call_impl.__code__
 _CALLERS: Final = frozenset((*_with_nested(_CALL), nn.Module._slow_forward.__code__))
 _LOCK: Final = threading.RLock()
 _REPLACED: Final[dict[type, Replacement]] = {}  # by the class that defines the `forward`
-_TAPPED: Final[dict[int, tuple[Observer, ...]]] = {}  # by the module's id
+_OBSERVERS: Final[dict[int, tuple[Observer, ...]]] = {}  # by the module's id
 _AROUND: Final[list[Callable[[nn.Module], AbstractContextManager[None]]]] = []
 
 
 class Observer(Protocol):
-    """Records the calls of one module; `Tapped` is the one that there is.
+    """Records the calls of one module; `ModuleTap` is the only implementation.
 
     Attributes:
-        point: Where they are recorded.
-        recorder: By what.
+        point: The point of the module.
+        recorder: The recorder of the capture.
     """
 
     point: Point
@@ -53,17 +53,17 @@ class Observer(Protocol):
     def begin(self, module: nn.Module, token: int) -> Call | None:
         """Begin a call; None if nothing of it is to be recorded."""
 
-    def given(
+    def process_inputs(
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Record what a call is given, and return what it goes on with."""
+        """Record the arguments of a call, and return those that it goes on with."""
 
     def end(self, call: Call | None, output: Any) -> Any:
-        """Record what a call returns, and return what its caller gets."""
+        """Record the result of a call, and return what its caller gets."""
 
 
 class Replacement:
-    """What a class has in place of its `forward`, and for how many."""
+    """The function in place of the `forward` of a class, and how many use it."""
 
     def __init__(self, owner: type, original: FunctionType) -> None:
         self.owner = owner
@@ -76,9 +76,9 @@ class Replacement:
 def direct_calls(hooked: Iterable[tuple[nn.Module, Observer]]) -> Iterator[None]:
     """Record calls of the `forward` of these modules as their hooks record calls of the modules."""
     with ExitStack() as stack:
-        for module, tapped in hooked:
-            _add(id(module), tapped)
-            stack.callback(_remove, id(module), tapped)
+        for module, observer in hooked:
+            _add(id(module), observer)
+            stack.callback(_remove, id(module), observer)
             replacement = acquire(type(module))
             if replacement is not None:
                 stack.callback(release, replacement)
@@ -96,8 +96,8 @@ def around_direct_calls(around: Callable[[nn.Module], AbstractContextManager[Non
 
 
 @contextmanager
-def surroundings(module: nn.Module) -> Iterator[None]:
-    """Enter the contexts that are entered for a direct call of the module."""
+def enter_contexts(module: nn.Module) -> Iterator[None]:
+    """Enter the contexts of `around_direct_calls` for a call of the module."""
     with ExitStack() as stack:
         for around in _AROUND:
             stack.enter_context(around(module))
@@ -108,7 +108,7 @@ def acquire(cls: type) -> Replacement | None:
     """Replace the `forward` that modules of the class have, until `release`.
 
     Returns:
-        None where there is nothing to replace: it is not written in Python, or is compiled.
+        None if there is nothing to replace: it is not written in Python, or is compiled.
     """
     owner = _owner(cls)
     if owner is None or owner is nn.Module:
@@ -138,16 +138,16 @@ def release(replacement: Replacement) -> None:
 
 
 @contextmanager
-def originals() -> Iterator[None]:
-    """Put every class back as it was, for a block that reads code."""
+def original_forwards() -> Iterator[None]:
+    """Give every class its own `forward` back in the block, which reads code."""
     with _LOCK:
-        lifted = [r for r in _REPLACED.values() if vars(r.owner).get("forward") is r.function]
-        for replacement in lifted:
+        replacements = [r for r in _REPLACED.values() if vars(r.owner).get("forward") is r.function]
+        for replacement in replacements:
             type.__setattr__(replacement.owner, "forward", replacement.original)
         try:
             yield
         finally:
-            for replacement in lifted:
+            for replacement in replacements:
                 if replacement.users:
                     type.__setattr__(replacement.owner, "forward", replacement.function)
 
@@ -176,7 +176,7 @@ def _passing_on(owner: type, original: FunctionType) -> FunctionType:
             return original(self, *args, **kwargs)
         return _directly(owner, original, self, args, kwargs)
 
-    # read also by those who do not follow `__wrapped__`
+    # for readers that do not follow `__wrapped__`
     forward.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     return forward  # type: ignore[return-value] # a function
 
@@ -191,17 +191,17 @@ def _directly(
     # the call of a subclass goes on in that of its base class
     if _owner(type(module)) is not owner or is_symbolic() or _is_called_already(module, frame):
         return original(module, *args, **kwargs)
-    with surroundings(module):
+    with enter_contexts(module):
         token = id(frame)
-        seen = _TAPPED.get(id(module), ())
-        for tapped in seen:
-            call = tapped.begin(module, token)
+        observers = _OBSERVERS.get(id(module), ())
+        for observer in observers:
+            call = observer.begin(module, token)
             if call is not None:
-                args, kwargs = tapped.given(call, args, kwargs)
+                args, kwargs = observer.process_inputs(call, args, kwargs)
         output = original(module, *args, **kwargs)
         if torch._C._get_tracing_state() is None:
-            for tapped in reversed(seen):
-                output = tapped.end(tapped.recorder.leave(tapped.point, token), output)
+            for observer in reversed(observers):
+                output = observer.end(observer.recorder.leave(observer.point, token), output)
     return output
 
 
@@ -216,15 +216,15 @@ def _is_called_already(module: nn.Module, frame: FrameType) -> bool:
     return outer is not None and outer.f_code is _CALL and outer.f_locals.get("self") is module
 
 
-def _add(module_id: int, tapped: Observer) -> None:
+def _add(module_id: int, observer: Observer) -> None:
     with _LOCK:
-        _TAPPED[module_id] = (*_TAPPED.get(module_id, ()), tapped)
+        _OBSERVERS[module_id] = (*_OBSERVERS.get(module_id, ()), observer)
 
 
-def _remove(module_id: int, tapped: Observer) -> None:
+def _remove(module_id: int, observer: Observer) -> None:
     with _LOCK:
-        left = tuple(other for other in _TAPPED[module_id] if other is not tapped)
+        left = tuple(other for other in _OBSERVERS[module_id] if other is not observer)
         if left:
-            _TAPPED[module_id] = left
+            _OBSERVERS[module_id] = left
         else:
-            del _TAPPED[module_id]
+            del _OBSERVERS[module_id]

@@ -1,8 +1,8 @@
 """Ops of an exported graph: `torch.export` traces a model, and its graph is run node by node.
 
-The names of the nodes are those that targets compiled from an exported program have for the same values.
-The graph runs with the model's own parameters and buffers. What torch prints while it traces stays off the
-terminal, and where its release allows it, it is made to keep the frames of all functions meanwhile.
+Targets that are compiled from an exported program have the same names of nodes for the same values. The
+graph runs with the model's own parameters and buffers. The output of torch while it traces stays off the
+terminal, and it keeps the frames of all functions meanwhile, if its release allows that.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
-from tensorcap.adapters.torch.description import tree
 from tensorcap.adapters.torch.frames import Source
-from tensorcap.adapters.torch.op_mode import below
+from tensorcap.adapters.torch.module_tap import ModuleTap
+from tensorcap.adapters.torch.modules import argument_names, tree
+from tensorcap.adapters.torch.op_mode import modules_below
 from tensorcap.adapters.torch.operators import Operator
-from tensorcap.adapters.torch.ops import Ops
-from tensorcap.adapters.torch.parameters import parameters
+from tensorcap.adapters.torch.ops import OpRecorder
+from tensorcap.adapters.torch.parameters import record_parameters
 from tensorcap.adapters.torch.staging import Staging
-from tensorcap.adapters.torch.tap import argument_names
-from tensorcap.adapters.torch.tapped import Tapped
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves
 from tensorcap.recording.point import Point
 from tensorcap.recording.recorder import Call, Recorder
@@ -48,7 +47,7 @@ from tensorcap_formats.keys import escape
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-_INNER: Final = (os.path.dirname(torch.__file__) + os.sep, "<eval_with_key>")  # files of code that is torch's
+_INNER: Final = (os.path.dirname(torch.__file__) + os.sep, "<eval_with_key>")  # files of torch's own code
 _FRAME: Final = re.compile(r'File "(.+)", line (\d+), in (.+)')
 _EMPTY: Final = "no node of the exported graph lies in it"
 
@@ -57,10 +56,10 @@ def export(workload: Workload, plan: Plan) -> Callable[[Recorder], None]:
     """Export the model of a workload.
 
     Returns:
-        What runs the graph once and tells a recorder of it.
+        A function that runs the graph once and records its nodes.
 
     Raises:
-        UsageError: The workload is no forward of a model, or the plan is for the model's own code.
+        UsageError: The workload is no single forward, or the plan needs the model's own code.
         CaptureError: torch cannot export the model.
     """
     model = workload.model
@@ -80,7 +79,7 @@ def export(workload: Workload, plan: Plan) -> Callable[[Recorder], None]:
     args = () if is_named else tuple(workload.inputs)
     kwargs = dict(workload.inputs) if is_named else {}
     try:
-        with _quiet(), _own_attributes(model), _all_frames() as has_all_frames:
+        with _quiet(), _kept_attributes(model), _all_frames() as has_all_frames:
             program = torch.export.export(model, args, kwargs, strict=False)
     except Exception as error:
         raise _failure(name, error) from error
@@ -115,23 +114,22 @@ def _run(
     recorder.facts["export"] = facts
     modules, _ = tree(model)
     points = {name: recorder.points[name] for name in modules}
-    names = below(class_name(model), plan.ops_in, points) if plan.ops_in else modules
+    names = modules_below(class_name(model), plan.ops_in, points) if plan.ops_in else modules
     sites = frozenset(points[name].site for name in names)
     with torch.no_grad(), Staging(recorder) as staging:
         leaves = TensorLeaves(recorder, staging)
-        with parameters(modules, leaves) if plan.params else contextlib.nullcontext():
-            forward = _Forward(program, model, leaves, sites)
-            forward.run(args, kwargs)
+        with record_parameters(modules, leaves) if plan.params else contextlib.nullcontext():
+            _GraphRun(program, model, leaves, sites).run(args, kwargs)
 
 
-class _Forward:
+class _GraphRun:
     """One run of an exported graph.
 
     Args:
         program: The exported program.
-        model: What it was made of.
-        leaves: Take the tensors.
-        sites: Of the modules whose nodes are recorded.
+        model: The model that it was exported from.
+        leaves: Takes the tensors.
+        sites: The sites of the modules whose nodes are recorded.
     """
 
     def __init__(
@@ -143,14 +141,14 @@ class _Forward:
         self._leaves = leaves
         self._recorder = leaves.recorder
         self._sites = sites
-        self._ops = Ops(modules, leaves)
-        self._calls: dict[str, Call] = {}  # of modules, by the keys that nodes have for them
+        self._op_recorder = OpRecorder(modules, leaves)
+        self._calls: dict[str, Call] = {}  # calls of modules, by their keys in the metadata of nodes
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Run it, with what the model would be called with."""
+        """Run the graph on the model's arguments."""
         recorder, point = self._recorder, self._recorder.points[""]
         slots = tuple(f"input.{escape(name)}" for name in argument_names(self._model, {}))
-        root = Tapped(point, recorder, self._leaves, slots, inputs=True, is_root=True)
+        root = ModuleTap(point, recorder, self._leaves, slots, inputs=True, is_root=True)
         call = root.begin(self._model, id(self))
         if call is None:
             return
@@ -159,7 +157,7 @@ class _Forward:
         try:
             result = self._compute(args, kwargs)
         finally:
-            self._ops.finish()
+            self._op_recorder.finish()
         root.end(recorder.leave(point, id(self)), result)
         for point in recorder.points.values():
             if point.kind == "module" and point.is_capturable and not (point.calls or point.reason):
@@ -169,20 +167,20 @@ class _Forward:
         from torch.export.graph_signature import InputKind, OutputKind
 
         program = self._program
-        given = iter(pytree.tree_leaves((args, kwargs)))
-        held = {**program.constants, **program.state_dict}
+        user_inputs = iter(pytree.tree_leaves((args, kwargs)))
+        weights = {**program.constants, **program.state_dict}
         signature = program.graph_signature
         values = [
-            next(given) if spec.kind is InputKind.USER_INPUT else held.get(spec.target or "")
+            next(user_inputs) if spec.kind is InputKind.USER_INPUT else weights.get(spec.target or "")
             for spec in signature.input_specs
         ]
-        found = _Nodes(program.graph_module, self.node).run(*values, enable_io_processing=False)
+        outputs = _NodeInterpreter(program.graph_module, self.node).run(*values, enable_io_processing=False)
         own = []
-        for value, spec in zip(found, signature.output_specs, strict=True):
+        for value, spec in zip(outputs, signature.output_specs, strict=True):
             if spec.kind is OutputKind.USER_OUTPUT:
                 own.append(value)
             elif spec.kind is OutputKind.BUFFER_MUTATION:  # before torch 2.6, graphs do not write themselves
-                held[spec.target or ""].copy_(value)
+                weights[spec.target or ""].copy_(value)
         return pytree.tree_unflatten(own, program.call_spec.out_spec)
 
     def node(
@@ -199,7 +197,7 @@ class _Forward:
         call = None
         if outer.point.site in self._sites:
             call = self._recorder.inner(name, "op", outer=outer)
-        return self._ops.record(known, call, (outer, _source(node)), args, kwargs, compute, node=name)
+        return self._op_recorder.record(known, call, (outer, _source(node)), args, kwargs, compute, node=name)
 
     def _module_call(self, node: Node) -> Call:
         """The innermost call of a module that a node lies in."""
@@ -209,15 +207,15 @@ class _Forward:
                 point = self._recorder.points.get(self._aliases.get(path, path))
                 if point is None:  # a module that is made in the forward
                     continue
-                found = self._enter(point) if path else self._root
-                if found is None:
+                entered = self._enter(point) if path else self._root
+                if entered is None:
                     continue
-                self._calls[key] = found
+                self._calls[key] = entered
             call = self._calls[key]
         return call
 
     def _enter(self, point: Point) -> Call | None:
-        """Count a call of a module, which is over at once: its nodes need not be neighbours."""
+        """Count a call of a module, and end it at once: its nodes need not be neighbours."""
         call = self._recorder.enter(point, id(point))
         if call is not None:
             self._recorder.leave(point, id(point))
@@ -228,12 +226,12 @@ class _Forward:
 _RunNode = Callable[[str, Node, tuple[Any, ...], dict[str, Any], Callable[[], Any]], Any]
 
 
-class _Nodes(Interpreter):
+class _NodeInterpreter(Interpreter):
     """Runs a graph node by node, and the graphs that operators of it take."""
 
     def __init__(self, graph: GraphModule, node: _RunNode, prefix: str = "") -> None:
         super().__init__(graph)
-        self.extra_traceback = False  # an error of a node is told as the model's own
+        self.extra_traceback = False  # an error of a node is raised as the model's own
         self._node = node
         self._prefix = prefix
 
@@ -244,12 +242,12 @@ class _Nodes(Interpreter):
             return self._node(self._prefix + n.name, n, args, kwargs, compute)
         value = compute()
         if n.op == "get_attr" and isinstance(value, GraphModule):
-            return _Nodes(value, self._node, f"{self._prefix}{n.name}.").run
+            return _NodeInterpreter(value, self._node, f"{self._prefix}{n.name}.").run
         return value
 
 
 def _operator(node: Node, args: tuple[Any, ...]) -> tuple[Operator, tuple[Any, ...]]:
-    """What is known of a node's function, and its arguments as they are told."""
+    """The properties of a node's function, and its arguments as they are recorded."""
     target: Any = node.target
     if isinstance(target, torch._ops.OpOverload):
         return Operator.of(target), args
@@ -257,7 +255,7 @@ def _operator(node: Node, args: tuple[Any, ...]) -> tuple[Operator, tuple[Any, .
     if target is operator.getitem and isinstance(args[0], (tuple, list)):
         args = (args[0][args[1]], args[1])
     graphs = {
-        id(value): given.name for value, given in zip(args, node.args, strict=True) if isinstance(given, Node)
+        id(value): arg.name for value, arg in zip(args, node.args, strict=True) if isinstance(arg, Node)
     }
     args = tuple(graphs.get(id(value), value) if callable(value) else value for value in args)
     names = tuple(map(str, range(len(args))))
@@ -275,33 +273,34 @@ def _source(node: Node) -> Source:
 
 
 def _of_model(frames: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """The frames of code that is not torch's, from the outermost function `forward` on."""
+    """The frames of code outside of torch, from the outermost function `forward` on."""
     within = dropwhile(lambda frame: frame.name != "forward", frames)
     return [frame for frame in within if not frame.filename.startswith(_INNER)]
 
 
 @contextlib.contextmanager
-def _own_attributes(model: nn.Module) -> Iterator[None]:
-    """Have modules keep their very attributes: torch puts copies in the place of tuples, lists and dicts."""
-    held = [(module, {**vars(module)}) for module in model.modules()]
+def _kept_attributes(model: nn.Module) -> Iterator[None]:
+    """Give modules their attributes back: torch puts copies in the place of tuples, lists and dicts."""
+    saved = [(module, {**vars(module)}) for module in model.modules()]
     try:
         yield
     finally:
-        for module, attributes in held:
+        for module, attributes in saved:
             vars(module).update(attributes)
 
 
 @contextlib.contextmanager
 def _all_frames() -> Iterator[bool]:
-    """Have the nodes made meanwhile keep the frames of functions, not only of those named `forward`.
+    """Have nodes that are made in the block keep the frames of all functions, not only those named `forward`.
 
-    Yields whether this release of torch has a place to ask for that.
+    Yields:
+        Whether this release of torch can do that.
     """
     from torch.fx.proxy import TracerBase
 
     tracer: Any = TracerBase
-    theirs = vars(tracer).get("_filter_traceback_frames")
-    if theirs is None:
+    original = vars(tracer).get("_filter_traceback_frames")
+    if original is None:
         yield False
         return
 
@@ -312,22 +311,22 @@ def _all_frames() -> Iterator[bool]:
     try:
         yield True
     finally:
-        tracer._filter_traceback_frames = theirs
+        tracer._filter_traceback_frames = original
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hold back warnings and logs, and what goes to the standard error stream: torch prints graphs there.
+    """Hold back warnings, logs and the standard error stream, to which torch prints graphs.
 
-    What is held back of the stream is dropped only if the export fails; the model may have printed there.
+    The text of the stream is written after all, unless the export fails: the model may have printed it.
     """
-    held = io.StringIO()
+    stream = io.StringIO()
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(held):
+        with warnings.catch_warnings(), contextlib.redirect_stderr(stream):
             warnings.simplefilter("ignore")
             yield
     finally:
         logging.disable(level)
-    sys.stderr.write(held.getvalue())
+    sys.stderr.write(stream.getvalue())

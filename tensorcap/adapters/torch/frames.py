@@ -1,4 +1,4 @@
-"""Where in the user's code an op is run: the nearest frame that is neither torch's nor ours."""
+"""The line of the user's code that runs an op: the nearest frame that is neither torch's nor ours."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _INNER: Final = (_TORCH, *(os.path.join(package.__path__[0], "") for package in 
 _FUNCTORCH: Final = os.path.join(_TORCH, "_functorch", "")
 TRACED: Final = "under torch.jit.trace"
 TRANSFORMED: Final = "inside a function transform (vmap, grad, …)"
-_OBSTACLES: Final = {  # files whose frames say it, since by the time an op is seen nothing else does
+_GAP_FILES: Final = {  # by file of a frame: when an op is seen, nothing else shows it
     **{_FUNCTORCH + name: TRANSFORMED for name in ("apis.py", "eager_transforms.py", "vmap.py")},
     os.path.join(_TORCH, "jit", "_trace.py"): TRACED,
 }
@@ -28,11 +28,11 @@ _OF_COMPILED: Final = (
     _FUNCTORCH + "aot_autograd.py",
 )
 _RUNS_GRAPHS: Final = os.path.join(_TORCH, "_dynamo", "eval_frame.py")
-_GRAPH: Final = "<eval_with_key>"  # what torch.fx names the file of code that it made
+_GRAPH: Final = "<eval_with_key>"  # the file name that torch.fx gives to code that it generates
 
 
 class Source(NamedTuple):
-    """A line of the user's code; all None where no frame is theirs."""
+    """A line of the user's code; all None if no frame is the user's."""
 
     file: str | None
     line: int | None
@@ -40,29 +40,29 @@ class Source(NamedTuple):
 
 
 class _Code(NamedTuple):
-    """What is known of a code object, which is kept so that its id stays its own."""
+    """The properties of a code object, which is kept so that its id stays its own."""
 
     code: CodeType
     file: str
     is_inner: bool
-    obstacle: str
+    gap: str
     is_compiled: bool
     is_graph: bool
     runs_graphs: bool
 
 
 class Frames:
-    """Finds sources; remembers what it has learnt of each code object."""
+    """Finds sources; keeps the properties of each code object that it has seen."""
 
     def __init__(self) -> None:
         self._codes: dict[int, _Code] = {}
 
     def source(self, frame: FrameType | None) -> Source | None:
-        """The nearest line of the user's code, from a frame outwards; None if torch.compile made it."""
-        found = self._outwards(frame)
-        if found is None:
+        """Find the nearest line of the user's code, from a frame outwards; None if torch.compile made it."""
+        nearest = self._nearest_user_frame(frame)
+        if nearest is None:
             return Source(None, None, None)
-        user, code = found
+        user, code = nearest
         caller = user.f_back
         if code.is_compiled or (caller is not None and self._known(caller).is_compiled):
             return None
@@ -73,20 +73,25 @@ class Frames:
                 caller = caller.f_back
         return Source(code.file, user.f_lineno, code.code.co_name)
 
-    def obstacle(self, token: int, frame: FrameType | None) -> str | None:
-        """Why an op in a frame is not what the user wrote, in the call whose frame has an id; "" if it is.
+    def gap(self, token: int, frame: FrameType | None) -> str | None:
+        """Find why an op in a frame is not as the user wrote it, within a call of a module.
 
-        None if no frame outwards has that id.
+        Args:
+            token: The id of the frame of the module's call.
+            frame: The frame of the op.
+
+        Returns:
+            The reason, empty if there is none; None if no frame outwards has that id.
         """
-        found = ""
+        reason = ""
         while frame is not None:
             if id(frame) == token:
-                return found
-            found = found or self._known(frame).obstacle
+                return reason
+            reason = reason or self._known(frame).gap
             frame = frame.f_back
         return None
 
-    def _outwards(self, frame: FrameType | None) -> tuple[FrameType, _Code] | None:
+    def _nearest_user_frame(self, frame: FrameType | None) -> tuple[FrameType, _Code] | None:
         while frame is not None:
             code = self._known(frame)
             if code.is_compiled or not code.is_inner:
@@ -103,7 +108,7 @@ class Frames:
                 code,
                 redact(file),
                 file.startswith(_INNER),
-                _OBSTACLES.get(file, ""),
+                _GAP_FILES.get(file, ""),
                 file.startswith(_OF_COMPILED),
                 file.startswith(_GRAPH),
                 file == _RUNS_GRAPHS,

@@ -1,11 +1,11 @@
-"""Gradients: of what modules are given and return, and of parameters.
+"""Gradients of the arguments and results of modules, and of parameters; and the backward pass of a workload.
 
 A hook on a tensor is called by the backward pass with the whole gradient of that tensor, in the version that
 it had when the hook was set: a later write in place does not matter. No node is put into the graph, nothing
 is returned to it, and a hook keeps no tensor.
 
 A reentrant checkpoint (`torch.utils.checkpoint` with `use_reentrant=True`) runs its part without a graph,
-and again with one in the backward pass. What is called then is paired with the calls that it repeats.
+and again with one in the backward pass. The calls in the backward pass are paired with those they repeat.
 """
 
 from __future__ import annotations
@@ -14,17 +14,21 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
+from tensorcap.adapters.torch.modules import argument_names
 from tensorcap.adapters.torch.tensor_leaves import KINDS, TensorLeaves, untraced
 from tensorcap.recording.point import Point
 from tensorcap.recording.recorder import Call
 from tensorcap.recording.structure import walk
+from tensorcap.workload.sources import class_name
+from tensorcap.workload.workload import Workload
+from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import escape
 
 if TYPE_CHECKING:
@@ -38,13 +42,13 @@ _CHECKPOINT: Final = "torch.utils.checkpoint"
 
 
 @dataclass(eq=False, slots=True)
-class _Followed:
-    """A call, and what of it has come.
+class _TrackedCall:
+    """A call whose gradients are awaited.
 
     Attributes:
         call: The call.
-        slots: Those whose tensors have a hook since the forward pass.
-        times: How many gradients came, by slot.
+        slots: The slots whose tensors have a hook since the forward pass.
+        times: How many gradients have come, by slot.
     """
 
     call: Call
@@ -53,15 +57,15 @@ class _Followed:
 
 
 @dataclass(slots=True)
-class _Part:
-    """What a reentrant checkpoint ran in the forward pass, by site, and how much of it was run again."""
+class _CheckpointPart:
+    """The calls that a reentrant checkpoint made in the forward pass, by site, and how many it repeated."""
 
-    calls: dict[str, list[_Followed]] = field(default_factory=dict)
+    calls: dict[str, list[_TrackedCall]] = field(default_factory=dict)
     repeated: Counter[str] = field(default_factory=Counter)
 
 
 class Gradients:
-    """Sets hooks as calls pass, and hands what they are called with to the recorder."""
+    """Sets hooks on the tensors of calls, and gives the gradients that they get to the recorder."""
 
     def __init__(self, leaves: TensorLeaves, *, inputs: bool) -> None:
         """Prepare.
@@ -74,42 +78,42 @@ class Gradients:
         self._leaves = leaves
         self._recorder = leaves.recorder
         self._handles: list[RemovableHandle] = []
-        self._enough = 1024  # handles, before those of graphs that are gone are dropped
-        self._step: int | None = None  # of which a gradient came last
+        self._enough = 1024  # so many handles are kept before those of graphs that are gone are dropped
+        self._step: int | None = None  # the step of the last gradient
         self._expected: dict[str, None] = {}  # sites, in the order of their calls
         self._came: set[str] = set()
-        self._under_way: dict[int, _Followed] = {}  # by token
-        self._parts: WeakKeyDictionary[Any, _Part] = WeakKeyDictionary()  # by node of the graph
+        self._under_way: dict[int, _TrackedCall] = {}  # by token
+        self._parts: WeakKeyDictionary[Any, _CheckpointPart] = WeakKeyDictionary()  # by node of the graph
 
     @contextmanager
-    def watching(self, modules: Mapping[str, nn.Module]) -> Iterator[None]:
-        """Record the gradients of parameters until the block ends; then take every hook away.
+    def watch_parameters(self, modules: Mapping[str, nn.Module]) -> Iterator[None]:
+        """Record the gradients of parameters until the block ends; then remove every hook.
 
         Args:
-            modules: By name; a parameter that several share is recorded at each of them.
+            modules: The modules by name; a parameter that several share is recorded at each of them.
         """
-        holders: dict[nn.Parameter, list[tuple[Point, str]]] = {}
+        places_by_parameter: dict[nn.Parameter, list[tuple[Point, str]]] = {}
         for name, module in modules.items():
             point = self._recorder.points[name]
             for own, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
                 if parameter.requires_grad and point.wanted is not False:
-                    holders.setdefault(parameter, []).append((point, f"grad_param.{escape(own)}"))
+                    places_by_parameter.setdefault(parameter, []).append((point, f"grad_param.{escape(own)}"))
         with ExitStack() as undo:
-            for parameter, places in holders.items():
-                undo.enter_context(_first_after(parameter, _OfParameter(self, places)))
+            for parameter, places in places_by_parameter.items():
+                undo.enter_context(_hook_first(parameter, _ParameterHook(self, places)))
             try:
                 yield
             finally:
                 for handle in self._handles:
                     handle.remove()
-                self._tell_missing()
+                self._report_missing()
 
     def begin(self, call: Call) -> None:
-        """A call of a module begins that is recorded."""
-        self._begin(_Followed(call), call.point.site, call.token)
+        """Begin a recorded call of a module."""
+        self._begin(_TrackedCall(call), call.point.site, call.token)
 
     def repeat(self, point: Point, token: int) -> None:
-        """A backward pass calls a module; where a reentrant checkpoint does, it repeats a call."""
+        """Begin a call in a backward pass; if a reentrant checkpoint makes it, it repeats an earlier call."""
         self._under_way.pop(token, None)
         node = next(_nodes("backward"), None)
         part = None if node is None else self._parts.get(node)
@@ -119,34 +123,34 @@ class Gradients:
             part.repeated[point.site] += 1
             self._begin(calls[number], point.site, token)
 
-    def _begin(self, followed: _Followed, site: str, token: int) -> None:
-        self._under_way[token] = followed
+    def _begin(self, tracked: _TrackedCall, site: str, token: int) -> None:
+        self._under_way[token] = tracked
         if not torch.is_grad_enabled():
             for node in _nodes("forward"):
-                self._parts.setdefault(node, _Part()).calls.setdefault(site, []).append(followed)
+                self._parts.setdefault(node, _CheckpointPart()).calls.setdefault(site, []).append(tracked)
 
     def end(self, token: int) -> None:
-        """The call that began with the token is over."""
+        """End the call that began with the token."""
         self._under_way.pop(token, None)
 
     def follow(self, token: int, slot: str, value: object) -> None:
-        """Have the gradient of every tensor of a value recorded, once a backward pass computes it.
+        """Record the gradient of every tensor of a value, once a backward pass computes it.
 
         Args:
-            token: That of the call under way which is given the value, or returns it.
-            slot: As the value itself is recorded.
+            token: The token of the call under way that gets the value, or returns it.
+            slot: The slot of the value itself.
             value: Anything.
         """
-        followed = self._under_way.get(token)
-        if followed is not None:
+        tracked = self._under_way.get(token)
+        if tracked is not None:
             try:
-                self._follow(followed, slot, value)
+                self._follow(tracked, slot, value)
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
-                self._recorder.lose(followed.call.point, f"grad_{slot}", reason)
+                self._recorder.lose(tracked.call.point, f"grad_{slot}", reason)
 
-    def _follow(self, followed: _Followed, slot: str, value: object) -> None:
-        call, recorder = followed.call, self._recorder
+    def _follow(self, tracked: _TrackedCall, slot: str, value: object) -> None:
+        call, recorder = tracked.call, self._recorder
         is_repeated = torch._C._current_graph_task_id() != -1
         for leaf in walk(value, KINDS):
             tensor = leaf.value
@@ -156,21 +160,21 @@ class Gradients:
             is_wanted = recorder.wants(call, name)
             if is_wanted and slot == "output" and tensor.is_floating_point():
                 self._expected[call.point.site] = None
-            # of the model itself they are looked at in any case: they tell to which step a backward belongs
-            if not (is_wanted or call.point is recorder.points[""]) or name in followed.slots:
+            # those of the model itself always get hooks: they show which step a backward pass belongs to
+            if not (is_wanted or call.point is recorder.points[""]) or name in tracked.slots:
                 continue
             if tensor.requires_grad:
-                self._keep(tensor.register_hook(_OfTensor(self, followed, name)))
+                self._keep(tensor.register_hook(_TensorHook(self, tracked, name)))
                 if not is_repeated:
-                    followed.slots.add(name)
+                    tracked.slots.add(name)
 
-    def came(self, call: Call, slot: str, number: int, gradient: torch.Tensor | None) -> None:
+    def record(self, call: Call, slot: str, number: int, gradient: torch.Tensor | None) -> None:
         """Record a gradient.
 
         Args:
-            call: Whose it is.
-            slot: What it is the gradient of.
-            number: How many came before, of this slot and call; the second is recorded as `SLOT:2`.
+            call: The call that it belongs to.
+            slot: The slot of the gradient.
+            number: How many came before of this slot and call; the second is recorded as `SLOT:2`.
             gradient: Its values; None if a hook of somebody else took them away.
         """
         recorder = self._recorder
@@ -190,7 +194,7 @@ class Gradients:
 
     @property
     def step(self) -> int:
-        """The step of which the gradient of an activation came last; before, the run's last step."""
+        """The step of the last gradient of an activation; before the first, the run's last step."""
         return max(0, self._recorder.last_step) if self._step is None else self._step
 
     @step.setter
@@ -203,40 +207,40 @@ class Gradients:
             self._handles = [h for h in self._handles if h.hooks_dict_ref() is not None]
             self._enough = max(1024, 2 * len(self._handles))
 
-    def _tell_missing(self) -> None:
-        """Tell what no gradient came of: none at all is a loss, some may be as it should."""
+    def _report_missing(self) -> None:
+        """Report missing gradients: a loss if there is none at all, else a note, since some may be absent."""
         recorder = self._recorder
         if not self._came:
             if recorder.last_step >= 0:
                 reason = _NO_BACKWARD if self._handles else _NO_GRAPH
                 recorder.lose(recorder.points[""], "grad_output", reason, required=True)
             return
-        silent = [site for site in self._expected if site not in self._came]
-        if silent:
-            more = f" and {len(silent) - _FEW} more" if len(silent) > _FEW else ""
-            note = f"no gradient came to the outputs of {', '.join(silent[:_FEW])}{more}"
+        missing = [site for site in self._expected if site not in self._came]
+        if missing:
+            more = f" and {len(missing) - _FEW} more" if len(missing) > _FEW else ""
+            note = f"no gradient came to the outputs of {', '.join(missing[:_FEW])}{more}"
             recorder.facts.setdefault("notes", []).append(note)
 
 
-class _OfTensor:
-    """A hook on a tensor; called with None where a pass goes only through other results of its operator."""
+class _TensorHook:
+    """A hook on a tensor; it gets None if a pass goes only through other results of the tensor's operator."""
 
     __torch_unserializable__ = True  # else a copy of the tensor would come with a warning
 
-    def __init__(self, gradients: Gradients, followed: _Followed, slot: str) -> None:
+    def __init__(self, gradients: Gradients, tracked: _TrackedCall, slot: str) -> None:
         self._gradients = gradients
-        self._followed = followed
+        self._followed = tracked
         self._slot = slot
 
     def __call__(self, gradient: torch.Tensor | None) -> None:
         gradients, call, times = self._gradients, self._followed.call, self._followed.times
         if gradient is not None and gradients.is_recording:
             gradients.step = call.step
-            gradients.came(call, self._slot, times[self._slot], gradient)
+            gradients.record(call, self._slot, times[self._slot], gradient)
             times[self._slot] += 1
 
 
-class _OfParameter:
+class _ParameterHook:
     """A hook on a parameter, called when a gradient has been added to its `.grad`."""
 
     def __init__(self, gradients: Gradients, places: list[tuple[Point, str]]) -> None:
@@ -255,12 +259,12 @@ class _OfParameter:
         self._ordinal += 1
         for point, slot in self._places:
             call = Call(point, step, 0, ordinal=self._ordinal)
-            self._gradients.came(call, slot, self._times, parameter.grad)
+            self._gradients.record(call, slot, self._times, parameter.grad)
 
 
 @contextmanager
-def _first_after(parameter: nn.Parameter, hook: Callable[[torch.Tensor], None]) -> Iterator[None]:
-    """Have a hook called when the parameter's gradient is there, before those that may use it up."""
+def _hook_first(parameter: nn.Parameter, hook: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Have a hook called when the parameter's gradient is complete, before hooks that may use it up."""
     had_any = parameter._post_accumulate_grad_hooks is not None
     handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
     hooks: Any = parameter._post_accumulate_grad_hooks
@@ -277,7 +281,7 @@ def _first_after(parameter: nn.Parameter, hook: Callable[[torch.Tensor], None]) 
 def _nodes(method: str) -> Iterator[Any]:
     """The nodes of reentrant checkpoints whose method is under way in this thread, the innermost first.
 
-    The stack of frames is looked at since torch tells of a checkpoint in no other way.
+    It looks at the stack of frames, since torch shows a checkpoint in no other way.
     """
     module = sys.modules.get(_CHECKPOINT)
     if module is None:
@@ -288,3 +292,54 @@ def _nodes(method: str) -> Iterator[Any]:
         if frame.f_code is code:
             yield frame.f_locals["ctx"]
         frame = frame.f_back  # type: ignore[assignment]
+
+
+def with_labels(workload: Workload) -> Workload:
+    """Add labels to the inputs of a language model, so that it computes its own loss on its tokens."""
+    model, inputs = workload.model, workload.inputs
+    if workload.run is not None or not isinstance(inputs, Mapping) or "labels" in inputs:
+        return workload
+    config, can_generate = getattr(model, "config", None), getattr(model, "can_generate", None)
+    is_decoder = not getattr(config, "is_encoder_decoder", True) and callable(can_generate) and can_generate()
+    if not is_decoder or "input_ids" not in inputs or "labels" not in argument_names(model, {}):
+        return workload
+    return replace(workload, inputs={**inputs, "labels": inputs["input_ids"].clone()})
+
+
+@contextmanager
+def own_gradients(model: nn.Module) -> Iterator[None]:
+    """Clear the gradients of parameters for the block, and restore them afterwards."""
+    before = {parameter: parameter.grad for parameter in model.parameters()}
+    for parameter in before:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in before.items():
+            parameter.grad = gradient
+
+
+def backward(model: nn.Module, result: object) -> None:
+    """Run a backward pass from the loss of a run, unless the run did so itself.
+
+    Raises:
+        UsageError: The run returned no loss.
+    """
+    if any(parameter.grad is not None for parameter in model.parameters()):
+        return
+    loss = _loss_of(result)
+    if loss is None:
+        raise UsageError(
+            f"{class_name(model)}: the run gave no loss, and gradients are those of a loss",
+            hint="Return one (a tensor of one element) from the model or from `run` of the Workload, or give "
+            "a Hugging Face model `labels` among its inputs.",
+        )
+    loss.backward()  # type: ignore[no-untyped-call] # torch has not annotated it
+
+
+def _loss_of(result: Any) -> torch.Tensor | None:
+    """The loss in the result of a run: the result itself, or its member `loss`; None if it is none."""
+    if not isinstance(result, torch.Tensor):
+        result = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", None)
+    is_loss = isinstance(result, torch.Tensor) and result.numel() == 1 and result.requires_grad
+    return result if is_loss else None

@@ -1,4 +1,4 @@
-"""When ops are looked at: a dispatch mode that is on while a call of one of some modules is under way."""
+"""A dispatch mode that records ops while a call of one of the wanted modules is under way."""
 
 from __future__ import annotations
 
@@ -17,58 +17,62 @@ from torch.utils import _python_dispatch as dispatching
 from tensorcap.adapters.torch.capture_gaps import fused_layers
 from tensorcap.adapters.torch.direct_calls import around_direct_calls
 from tensorcap.adapters.torch.frames import TRACED, TRANSFORMED
-from tensorcap.adapters.torch.ops import Ops
+from tensorcap.adapters.torch.ops import OpRecorder
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves
 from tensorcap.recording.point import Point
 from tensorcap.workload.sources import class_name
 from tensorcap_formats.errors import UsageError, abbreviate
 
 _CALL: Final = nn.Module._call_impl.__code__
-_WHOLE_BLOCK: Final = 0  # a token that no frame has
+_WHOLE_BLOCK: Final = 0  # a token that is the id of no frame
 _set_eval_frame: Final = torch._C._dynamo.eval_frame.set_eval_frame
 
 
 @contextmanager
-def ops(
+def record_ops(
     root: nn.Module, modules: Mapping[str, nn.Module], ops_in: Sequence[str], leaves: TensorLeaves
 ) -> Iterator[None]:
     """Record the ops within calls of modules until the block ends.
 
-    In the thread that begins the block, and without globs, ops outside of all calls are seen too, and what
-    they write to is known.
+    Without globs, ops outside of all calls are seen too in the thread that begins the block, so that their
+    writes are known.
 
     Args:
         root: The model.
         modules: All its modules, by name.
-        ops_in: Globs of the modules whose ops, and those of what is below them, are recorded; all if empty.
-        leaves: Take the tensors.
+        ops_in: Globs of modules: the ops in them and in all modules below them are recorded; all if empty.
+        leaves: Takes the tensors.
 
     Raises:
         UsageError: A glob matches no module.
     """
-    recorded = Ops(modules, leaves)
+    op_recorder = OpRecorder(modules, leaves)
     points = {name: leaves.recorder.points[name] for name in modules}
-    names = below(class_name(root), ops_in, points) if ops_in else list(modules)
-    view = _View(recorded)
-    unhooked = {id(module) for held in fused_layers(modules.values()).values() for module in held}
+    names = modules_below(class_name(root), ops_in, points) if ops_in else list(modules)
+    switch = _ModeSwitch(op_recorder)
+    unhooked = {id(module) for parts in fused_layers(modules.values()).values() for module in parts}
     with ExitStack() as stack:
-        stack.callback(recorded.finish)
-        stack.callback(view.shut)
+        stack.callback(op_recorder.finish)
+        stack.callback(switch.close)
         for name in names:
             if points[name].is_capturable and id(modules[name]) not in unhooked:
-                stack.callback(modules[name].register_forward_pre_hook(_Opening(view)).remove)
-                closing = modules[name].register_forward_hook(_Closing(view), always_call=True)
+                stack.callback(modules[name].register_forward_pre_hook(_BeforeCall(switch)).remove)
+                closing = modules[name].register_forward_hook(_AfterCall(switch), always_call=True)
                 stack.callback(closing.remove)
-        around = view.around({id(modules[name]) for name in names})
+        around = switch.around({id(modules[name]) for name in names})
         stack.enter_context(around_direct_calls(around))
         if not ops_in:
-            view.open(_WHOLE_BLOCK)
+            switch.begin_call(_WHOLE_BLOCK)
         yield
 
 
-def below(model: str, globs: Sequence[str], points: Mapping[str, Point]) -> list[str]:
-    """The names of the modules that match, and of all below them."""
-    found: set[str] = set()
+def modules_below(model: str, globs: Sequence[str], points: Mapping[str, Point]) -> list[str]:
+    """The names of the modules that match a glob, and of all modules below them.
+
+    Raises:
+        UsageError: A glob matches no module.
+    """
+    roots: set[str] = set()
     known = [site for point in points.values() for site in (point.site, *point.aliases)]
     for glob in globs:
         tops = [
@@ -83,42 +87,42 @@ def below(model: str, globs: Sequence[str], points: Mapping[str, Point]) -> list
                 f"{model}: no module matches {abbreviate(glob)!r}, whose ops are wanted, among {len(known)}",
                 hint=hint,
             )
-        found.update(tops)
-    return [name for name in points if "" in found or any(f"{name}.".startswith(f"{top}.") for top in found)]
+        roots.update(tops)
+    return [name for name in points if "" in roots or any(f"{name}.".startswith(f"{top}.") for top in roots)]
 
 
 class _Call(NamedTuple):
-    """A call that the mode is on for.
+    """A call of a module during which the mode is on.
 
     Attributes:
-        token: Tells it from the others under way in its thread.
-        obstacle: Why its ops are not recorded, which they do not show; empty if they are.
+        token: Names it among the calls under way in its thread.
+        gap: Why its ops are not recorded, if the ops themselves do not show it; empty if they are.
     """
 
     token: int
-    obstacle: str
+    gap: str
 
 
 class _UnderWay(threading.local):
-    """Such calls in each thread, outermost first."""
+    """The calls under way in each thread, outermost first."""
 
     def __init__(self) -> None:
         self.calls: list[_Call] = []
 
 
 class _Mode(dispatching.TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's code
-    """Hands ops over."""
+    """Gives every op to the op recorder."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, recorded: Ops, under_way: _UnderWay) -> None:
+    def __init__(self, op_recorder: OpRecorder, under_way: _UnderWay) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # torch's code
-        self._recorded = recorded
+        self._op_recorder = op_recorder
         self._under_way = under_way
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # a wrapper would do it, which costs time and loads the compiler; see below
+        return False  # a wrapper would do it, which costs time and loads the compiler; see the dispatch
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -130,30 +134,30 @@ class _Mode(dispatching.TorchDispatchMode):  # type: ignore[no-untyped-call] # t
         before = _set_eval_frame(None)  # nothing of ours is compiled
         try:
             calls = self._under_way.calls
-            obstacle = calls[-1].obstacle if calls else ""
-            return self._recorded.run(func, args, kwargs or {}, obstacle=obstacle)
+            gap = calls[-1].gap if calls else ""
+            return self._op_recorder.run(func, args, kwargs or {}, gap=gap)
         finally:
             _set_eval_frame(before)
 
 
-class _View:
+class _ModeSwitch:
     """Switches a mode on and off, in each thread by itself."""
 
-    def __init__(self, recorded: Ops) -> None:
-        self._recorded = recorded
+    def __init__(self, op_recorder: OpRecorder) -> None:
+        self._op_recorder = op_recorder
         self._under_way = _UnderWay()
-        self._mode = _Mode(recorded, self._under_way)
+        self._mode = _Mode(op_recorder, self._under_way)
 
-    def open(self, token: int) -> None:
-        """A call begins."""
+    def begin_call(self, token: int) -> None:
+        """Switch the mode on if this is the first call under way in this thread."""
         calls = self._under_way.calls
         if not calls:
-            self._recorded.look_again()
+            self._op_recorder.forget_records()
             self._mode.__enter__()  # type: ignore[no-untyped-call] # torch's code
-        calls.append(_Call(token, _obstacle()))
+        calls.append(_Call(token, _gap()))
 
-    def close(self, token: int) -> None:
-        """The call of the token is over, if it had begun, and those inside it."""
+    def end_call(self, token: int) -> None:
+        """End a call, if it had begun, and those inside it; switch the mode off after the last."""
         calls = self._under_way.calls
         for i, call in enumerate(calls):
             if call.token == token:
@@ -162,25 +166,25 @@ class _View:
                     self._switch_off()
                 break
 
-    def shut(self) -> None:
-        """All is over in this thread."""
+    def close(self) -> None:
+        """End all calls of this thread."""
         if self._under_way.calls:
             self._under_way.calls.clear()
             self._switch_off()
 
     def around(self, modules: set[int]) -> Callable[[nn.Module], AbstractContextManager[None]]:
-        """Opens and closes the view around direct calls of the `forward` of modules with these ids."""
+        """Contexts for direct calls of `forward`; they do nothing for modules without one of these ids."""
 
         @contextmanager
-        def opened() -> Iterator[None]:
+        def call() -> Iterator[None]:
             token = id(sys._getframe())
-            self.open(token)
+            self.begin_call(token)
             try:
                 yield
             finally:
-                self.close(token)
+                self.end_call(token)
 
-        return lambda module: opened() if id(module) in modules else nullcontext()
+        return lambda module: call() if id(module) in modules else nullcontext()
 
     def _switch_off(self) -> None:
         """Take our mode off the stack, wherever it is: a hook may have put another one on it."""
@@ -194,36 +198,36 @@ class _View:
 
 
 class _Hook:
-    """A hook of ours. A copy of the model, and a pickle, get one in its place that does nothing."""
+    """A hook of ours. A copy or a pickle of the model gets a hook in its place that does nothing."""
 
-    def __init__(self, view: _View) -> None:
-        self._view = view
+    def __init__(self, switch: _ModeSwitch) -> None:
+        self._switch = switch
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (nullcontext(), "__exit__")  # takes any arguments and returns None
 
 
-class _Opening(_Hook):
+class _BeforeCall(_Hook):
     def __call__(self, *_: object) -> None:
         if not torch.compiler.is_compiling():
-            self._view.open(_token())
+            self._switch.begin_call(_token())
 
 
-class _Closing(_Hook):
+class _AfterCall(_Hook):
     def __call__(self, *_: object) -> None:
         if not torch.compiler.is_compiling():
-            self._view.close(_token())
+            self._switch.end_call(_token())
 
 
-def _obstacle() -> str:
-    """Why the ops of a call that begins now are not those that the user wrote; empty if they are."""
+def _gap() -> str:
+    """Find why the ops of a call that begins now are not those that the user wrote; empty if they are."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return TRANSFORMED
     return "" if torch._C._get_tracing_state() is None else TRACED
 
 
 def _token() -> int:
-    """The id of the frame of the module's call that runs a hook, also of one that runs after an error."""
+    """The id of the frame of the module's call that runs this hook, also if it runs after an error."""
     frame = sys._getframe(2)
     while frame.f_code is not _CALL and frame.f_back is not None:
         frame = frame.f_back

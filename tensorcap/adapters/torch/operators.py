@@ -1,4 +1,4 @@
-"""What is known of an op of torch before it runs, and its arguments that are no tensors."""
+"""Operators of torch: the arguments that they read and write, and arguments that are no tensors as JSON."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-_MAX_ITEMS: Final = 64  # a longer list is told by its length
+_MAX_ITEMS: Final = 64  # a longer list is recorded by its length
 _MAX_TEXT: Final = 256
 _PLAIN: Final = (bool, int, str, type(None))
 
-# Memory without values: what is in it is chance, and another run would not have it.
+# These return memory without values: what is in it is chance, and another run would not have it.
 _MAKE_UNFILLED: Final = (
     "empty",
     "empty_like",
@@ -22,7 +22,7 @@ _MAKE_UNFILLED: Final = (
     "new_empty",
     "new_empty_strided",
 )
-# What `self` held before does not matter to these.
+# These do not read what `self` held before.
 _OVERWRITE: Final = (
     "bernoulli_",
     "cauchy_",
@@ -36,20 +36,20 @@ _OVERWRITE: Final = (
     "uniform_",
     "zero_",
 )
-# Written in training, which the schemas of most ops do not tell.
+# Written in training, which the schemas of most ops do not show.
 _STATISTICS: Final = frozenset(("running_mean", "running_var"))
 _IN_TRAINING: Final = ("training", "train", "use_input_stats")
 
 
 class Operator(NamedTuple):
-    """What is known of an op.
+    """The properties of an op.
 
     Attributes:
-        name: As it is recorded: `aten.mm.default`.
-        arguments: Their names, in the order of the schema.
-        written: Those that it writes to.
-        overwritten: Those of them that it does not read.
-        switch: Where it may write to running statistics too: the argument that says so.
+        name: The name in records: `aten.mm.default`.
+        arguments: The names of its arguments, in the order of the schema.
+        written: The arguments that it writes to.
+        overwritten: The arguments that it writes to and does not read.
+        switch: The argument that decides whether it writes to running statistics too; None if it never does.
         makes_views: Whether the schema says that it returns views.
         makes_unfilled: Whether it returns memory without values.
     """
@@ -64,13 +64,13 @@ class Operator(NamedTuple):
 
     @classmethod
     def of(cls, func: torch._ops.OpOverload[..., Any]) -> Operator:
-        """What the schema of an op tells, and what it does not."""
+        """Read the properties of an op off its schema, and off the tables above."""
         schema = func._schema
         name = str(func)
         namespace, _, rest = name.partition(".")
         base = rest.rpartition(".")[0] if namespace == "aten" else ""
         names = tuple(argument.name for argument in schema.arguments)
-        is_view = torch.Tag.inplace_view in func.tags  # changes what a tensor shows, and no memory
+        is_view = torch.Tag.inplace_view in func.tags  # changes the view that a tensor is, and no memory
         written = frozenset(
             a.name
             for a in schema.arguments
@@ -99,12 +99,12 @@ class Operator(NamedTuple):
             names |= _STATISTICS
         if not names:
             return []
-        given = ((name, value) for name, value in self.items(args, kwargs) if name in names)
-        return [found for name, value in given for found in tensors_of(name, value)]
+        values = ((name, value) for name, value in self.items(args, kwargs) if name in names)
+        return [tensor for name, value in values for tensor in tensors_of(name, value)]
 
 
 def leaves_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """What an argument or a result is or lists, by name; that of a list has its position."""
+    """An argument or a result and its name; of a list, its items by name and position."""
     if isinstance(value, (list, tuple)):
         for i, item in enumerate(value):
             yield from leaves_of(f"{name}.{i}", item)
@@ -114,7 +114,7 @@ def leaves_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def tensors_of(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors among its leaves."""
-    return (found for found in leaves_of(name, value) if isinstance(found[1], torch.Tensor))
+    return (leaf for leaf in leaves_of(name, value) if isinstance(leaf[1], torch.Tensor))
 
 
 def plain(value: Any) -> Any:

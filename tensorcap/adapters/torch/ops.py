@@ -1,4 +1,4 @@
-"""Every op that is run in a call of a module: its outputs, what it was given, where in the code it stands.
+"""Records of ops: the inputs and outputs of every op in a call of a module, and its line in the code.
 
 A dispatch mode sees the ops, the recorder knows the module, the stack of frames has the line. Nothing is
 kept of a tensor but what `Ledger` knows of its storage, and nothing is copied that a record holds already.
@@ -29,19 +29,19 @@ from tensorcap_formats.keys import Key
 _COMPILED: Final = "inside a compiled graph (torch.compile)"
 _HIGHER_ORDER: Final = "a higher-order op, which is not looked into"
 _PLAIN_CLASSES: Final = (torch.Tensor, nn.Parameter)
-_NO_MEMORY: Final = -1  # in the place of the id of a parameter, or buffer, that had none at first
+_NO_MEMORY: Final = -1  # in the place of the id of a parameter, or buffer, that had no memory at first
 _Reference = dict[str, Any]  # of `specs/capture.md`
 
 
-class Ops:
+class OpRecorder:
     """Runs ops and records them, in any thread."""
 
     def __init__(self, modules: Mapping[str, nn.Module], leaves: TensorLeaves) -> None:
-        """Learn the model's parameters and buffers.
+        """Enter the model's parameters and buffers into the ledger.
 
         Args:
             modules: All modules of the model, by name.
-            leaves: Take the tensors.
+            leaves: Takes the tensors.
         """
         self._leaves = leaves
         self._recorder = leaves.recorder
@@ -51,10 +51,10 @@ class Ops:
         self._frames = Frames()
         self._operators: dict[Any, Operator | None] = {}
         self._counts: Counter[str] = Counter(recorded=0)
-        self._lock = threading.RLock()  # what is recorded with it held is told to `_follow`
+        self._lock = threading.RLock()  # held also while `_hold_record` is called
         self._is_over = False
-        self._weights: dict[str, int] = {}  # by name, the ids of those that the model had at first
-        self._opaque: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}  # by id, those without strides
+        self._weights: dict[str, int] = {}  # by name, the ids of parameters and buffers at first
+        self._opaque: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}  # by id, weights without strides
         with untraced():
             for name, module in modules.items():
                 for full, weight, is_parameter in _weights(name, module):
@@ -64,26 +64,26 @@ class Ops:
                         self._opaque[id(weight)] = weakref.ref(weight), full
                     elif not weight.is_meta:
                         self._ledger.hold_weight(full, dense, is_parameter=is_parameter)
-        leaves.follow = self._follow
+        leaves.on_record = self._hold_record
 
     def finish(self) -> None:
-        """Record no more; put into the run's metadata what was recorded and what was not."""
+        """Stop recording, and put the counts of recorded and skipped ops into the run's metadata."""
         self._is_over = True
         self._recorder.facts["ops"] = dict(self._counts)
 
-    def look_again(self) -> None:
-        """Ops were not looked at for a while, and may have written to anything."""
+    def forget_records(self) -> None:
+        """Forget which record holds which memory: ops that were not seen may have written to anything."""
         with self._lock:
             self._ledger.forget_records()
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, obstacle: str) -> Any:
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, gap: str) -> Any:
         """Run an op as it would run anyway, and record it.
 
         Args:
             func: The op.
-            args: What it is given.
-            kwargs: What it is given.
-            obstacle: Why no op of the call that it belongs to is recorded; empty for no such reason.
+            args: Its arguments.
+            kwargs: Its arguments by name.
+            gap: Why no op of the call that it belongs to is recorded; empty if ops are.
         """
         if self._is_over or self._recorder.is_off:  # in a forked process, another thread may hold our lock
             return func(*args, **kwargs)
@@ -92,10 +92,10 @@ class Ops:
         except KeyError:
             known = isinstance(func, torch._ops.OpOverload)
             operator = self._operators[func] = Operator.of(func) if known else None
-        place = self._place(func, operator, sys._getframe(1), obstacle)
+        place = self._locate(func, operator, sys._getframe(1), gap)
         if operator is None:
             result = func(*args, **kwargs)
-            self.look_again()
+            self.forget_records()
             return result
         call = None if place is None else self._recorder.inner(operator.name, "op", outer=place[0])
         return self.record(operator, call, place, args, kwargs, partial(func, *args, **kwargs))
@@ -113,16 +113,16 @@ class Ops:
         """Run an op and record it.
 
         Args:
-            operator: What is known of the op.
-            call: What it is recorded as, or None if it is not.
-            place: The call of the module that it is run in, and its line; None only where `call` is None.
-            args: What it is given.
-            kwargs: What it is given by name.
+            operator: The properties of the op.
+            call: The call that it is recorded as; None if it is not recorded.
+            place: The module's call that it is run in, and its line; None only if `call` is None.
+            args: Its arguments.
+            kwargs: Its arguments by name.
             compute: Runs it.
-            further: What else is to be told of it.
+            further: Further members of its record.
 
         Returns:
-            What `compute` returned.
+            The result of `compute`.
         """
         if call is None or place is None or call.point.wanted is False:
             result = compute()
@@ -131,7 +131,7 @@ class Ops:
         facts: dict[str, Any] | None = None
         with self._lock, untraced():
             try:
-                facts = {**self._before(operator, call, *place, args, kwargs), **further}
+                facts = {**self._describe(operator, call, *place, args, kwargs), **further}
             except WriteError:
                 raise
             except Exception as error:
@@ -139,33 +139,33 @@ class Ops:
         result = compute()
         with self._lock, untraced():
             try:
-                self._after(operator, call, facts, args, kwargs, result)
+                self._record_outputs(operator, call, facts, args, kwargs, result)
             except WriteError:
                 raise
             except Exception as error:
                 self._recorder.lose(call.point, "op", f"{type(error).__name__}: {error}")
         return result
 
-    def _place(
-        self, func: Any, operator: Operator | None, frame: FrameType, obstacle: str
+    def _locate(
+        self, func: Any, operator: Operator | None, frame: FrameType, gap: str
     ) -> tuple[Call, Source] | None:
-        """The module's call that an op belongs to, and its line; None, and noted, if it is not recorded."""
+        """Find the module's call and the line of an op; None, and counted, if the op is not recorded."""
         recorder = self._recorder
         if not recorder.is_recording:
             return None
         if torch._C._current_graph_task_id() != -1:
-            self._pass_over("in a backward pass")
+            self._count_skipped("in a backward pass")
             return None
         call = recorder.current
-        found = None
-        while call is not None and (found := self._frames.obstacle(call.token, frame)) is None:
+        frame_gap = None
+        while call is not None and (frame_gap := self._frames.gap(call.token, frame)) is None:
             recorder.leave(call.point, call.token)  # it ended by an error
             call = recorder.current
         if call is None:
-            self._pass_over("outside of all calls")
+            self._count_skipped("outside of all calls")
             return None
         source = None
-        reason = obstacle or found
+        reason = gap or frame_gap
         if not reason and operator is None:
             reason = f"{func}: {_HIGHER_ORDER}"
         if not reason:
@@ -173,16 +173,16 @@ class Ops:
             reason = _COMPILED
         if source is None:
             recorder.lose(call.point, "op", reason)
-            self._pass_over(reason)
+            self._count_skipped(reason)
             return None
         return call, source
 
-    def _pass_over(self, reason: str) -> None:
+    def _count_skipped(self, reason: str) -> None:
         with self._lock:
             self._counts[reason] += 1
 
     def _note_writes(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Forget what an op has written over that is not recorded."""
+        """Forget the records of memory that an op writes to which is not recorded itself."""
         if operator.written or operator.switch is not None:
             with self._lock, untraced():
                 for _, tensor in operator.writes(args, kwargs):
@@ -193,7 +193,7 @@ class Ops:
         if dense is not None:
             self._ledger.note_write(dense)
 
-    def _before(
+    def _describe(
         self,
         operator: Operator,
         call: Call,
@@ -202,21 +202,21 @@ class Ops:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> dict[str, Any]:
-        """What is known of an op before it runs; what it is given and no record holds is recorded."""
+        """Describe an op before it runs; inputs that no record holds are recorded."""
         name, module = self._modules[outer.point.site]
         inputs = []
         arguments = {}
         for argument, value in operator.items(args, kwargs):
             if isinstance(value, torch.Tensor):
-                given = [(argument, value)]
+                tensors = [(argument, value)]
             elif isinstance(value, (list, tuple)):
-                given = list(tensors_of(argument, value))
+                tensors = list(tensors_of(argument, value))
             else:
-                given = []
-            for full, tensor in given:
-                found = self._input(operator, call, argument, full, tensor, name, module)
-                inputs.append({"name": full, **found})
-            if not given:
+                tensors = []
+            for full, tensor in tensors:
+                reference = self._input_reference(operator, call, argument, full, tensor, name, module)
+                inputs.append({"name": full, **reference})
+            if not tensors:
                 arguments[argument] = plain(value)
         return {
             "op": operator.name,
@@ -231,7 +231,7 @@ class Ops:
             "arguments": arguments,
         }
 
-    def _input(
+    def _input_reference(
         self,
         operator: Operator,
         call: Call,
@@ -241,27 +241,28 @@ class Ops:
         name: str,
         module: nn.Module,
     ) -> _Reference:
+        """Refer to the values of an input: a record, a view, a weight; they are recorded if there is none."""
         dense = _dense(tensor)
         if dense is None:
             known, weight = self._opaque.get(id(tensor), (None, ""))
             if known is not None and known() is tensor:
                 return {"parameter": weight}
-            return self._keep(call, f"input.{full}", tensor)
-        found = self._ledger.find(dense)
-        if found is None and not self._ledger.knows(dense) and self._learn(dense, name, module):
-            found = self._ledger.find(dense)
-        if found is not None:
-            return found
+            return self._record_tensor(call, f"input.{full}", tensor)
+        reference = self._ledger.find(dense)
+        if reference is None and not self._ledger.knows(dense) and self._hold_new_weight(dense, name, module):
+            reference = self._ledger.find(dense)
+        if reference is not None:
+            return reference
         if argument in operator.overwritten:
             return {"overwritten": True}
         if operator.makes_views and self._ledger.is_unfilled(dense):
             return {"unfilled": True}
         if argument in operator.written and self._ledger.is_untouched(dense):
-            return {"unfilled": True}  # what a kernel is handed for its result
-        return self._keep(call, f"input.{full}", tensor)
+            return {"unfilled": True}  # the memory for the result of a kernel
+        return self._record_tensor(call, f"input.{full}", tensor)
 
-    def _learn(self, tensor: torch.Tensor, name: str, module: nn.Module) -> bool:
-        """Whether the tensor's memory is that of a weight of the module that has got it since the start."""
+    def _hold_new_weight(self, tensor: torch.Tensor, name: str, module: nn.Module) -> bool:
+        """Enter a weight of the module that has got this memory since the start; whether there is one."""
         address = tensor.untyped_storage()._cdata
         for full, weight, is_parameter in _weights(name, module):
             first = self._weights.get(full)
@@ -274,16 +275,16 @@ class Ops:
                 return True
         return False
 
-    def _keep(self, call: Call, slot: str, tensor: torch.Tensor) -> _Reference:
-        """Record a tensor as it is now."""
+    def _record_tensor(self, call: Call, slot: str, tensor: torch.Tensor) -> _Reference:
+        """Record a tensor as it is now, and refer to its record."""
         if not self._recorder.wants(call, slot):
             return {"lost": "not asked for"}
         if not self._leaves.tensor(call, slot, tensor):
             return {"lost": call.point.lost.get(slot, ("beyond the limit of bytes", 1))[0]}
         return {"record": _key(call, slot)}
 
-    def _follow(self, call: Call, slot: str, tensor: Any, required: bool) -> None:
-        """There is a record of a tensor now; of equal ones it is the first that counts."""
+    def _hold_record(self, call: Call, slot: str, tensor: Any, required: bool) -> None:
+        """Enter a new record of a tensor into the ledger; of equal records the first counts."""
         dense = _dense(tensor) if isinstance(tensor, torch.Tensor) else None
         if dense is None:
             return
@@ -294,7 +295,7 @@ class Ops:
                 is_whole = is_whole or recorder.part(call, slot, tuple(dense.shape)) is None
                 self._ledger.hold(dense, _key(call, slot), is_whole=is_whole)
 
-    def _after(
+    def _record_outputs(
         self,
         operator: Operator,
         call: Call,
@@ -303,7 +304,7 @@ class Ops:
         kwargs: dict[str, Any],
         result: Any,
     ) -> None:
-        """Record what an op returns, and what it has written to."""
+        """Record the results of an op, and the tensors that it has written to."""
         written = operator.writes(args, kwargs)
         for _, tensor in written:
             self._forget(tensor)
@@ -314,35 +315,37 @@ class Ops:
         for slot, leaf in leaves_of("output", result):
             if isinstance(leaf, torch.Tensor):
                 returned.append(id(leaf))
-                is_written = any(leaf is other for _, other in written)
-                found = self._output(operator, call, slot, leaf, is_written=is_written)
-                outputs.append({"slot": slot, **found})
+                is_written = any(leaf is tensor for _, tensor in written)
+                reference = self._output_reference(operator, call, slot, leaf, is_written=is_written)
+                outputs.append({"slot": slot, **reference})
             elif leaf is not None:
                 outputs.append({"slot": slot, "value": plain(leaf)})
         for name, tensor in written:
             if id(tensor) not in returned:
                 slot = f"written.{name}"
-                outputs.append({"slot": slot, **self._output(operator, call, slot, tensor, is_written=True)})
+                reference = self._output_reference(operator, call, slot, tensor, is_written=True)
+                outputs.append({"slot": slot, **reference})
         self._counts["recorded"] += 1
         if self._recorder.wants(call, "op"):
             self._recorder.value(call, "op", {**facts, "outputs": outputs})
 
-    def _output(
+    def _output_reference(
         self, operator: Operator, call: Call, slot: str, tensor: torch.Tensor, *, is_written: bool
     ) -> _Reference:
+        """Refer to the values of a result: a view of earlier ones, or a record that is made now."""
         dense = _dense(tensor)
         if dense is not None and not is_written:
             if self._ledger.knows(dense):
-                told = self._ledger.view(dense)
-                if told is not None:
+                view = self._ledger.view(dense)
+                if view is not None:
                     self._ledger.hold_view(dense, _key(call, slot))
-                    return told
+                    return view
                 if self._ledger.is_unfilled(dense):
                     return {"unfilled": True}
             elif operator.makes_unfilled:
                 self._ledger.note_unfilled(dense)
                 return {"unfilled": True}
-        return self._keep(call, slot, tensor)
+        return self._record_tensor(call, slot, tensor)
 
 
 def _key(call: Call, slot: str) -> str:
@@ -361,7 +364,7 @@ def _weights(name: str, module: nn.Module) -> list[tuple[str, torch.Tensor, bool
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The tensor if it lies in memory by strides, as a plain one; None if it does not."""
+    """The tensor as a plain one, if it lies in memory by strides; None if it does not."""
     if type(tensor) not in _PLAIN_CLASSES:
         if type(tensor).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
             return None

@@ -1,7 +1,7 @@
 """Parameters and buffers, recorded once: as they are when the capture begins.
 
-What holds no values then, since it is offloaded or made lazily, is recorded in the first call of its module
-in which it does.
+A tensor without values then, since it is offloaded or made lazily, is recorded in the first call of its
+module in which it has them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from tensorcap.recording.recorder import Call
 from tensorcap_formats.keys import escape
 
 _NO_DATA: Final = "meta: no data, neither before the run nor in a call of the module"
-_OFFLOADED: Final = "_old_forward"  # what accelerate calls once it has put the values in place
+_OFFLOADED: Final = "_old_forward"  # the function that accelerate calls once it has loaded the values
 
 
 @contextmanager
-def parameters(modules: Mapping[str, nn.Module], leaves: TensorLeaves) -> Iterator[None]:
-    """Record what the modules hold; what has no values yet, until the block ends.
+def record_parameters(modules: Mapping[str, nn.Module], leaves: TensorLeaves) -> Iterator[None]:
+    """Record the parameters and buffers of modules; those without values yet, until the block ends.
 
     Args:
-        modules: By name. One that is shared records once, under its first name; a parameter that several
+        modules: The modules by name; a shared module has its first name alone. A parameter that several
             modules share is recorded at each of them, and its bytes are stored once.
         leaves: Takes the values.
     """
@@ -41,7 +41,7 @@ def parameters(modules: Mapping[str, nn.Module], leaves: TensorLeaves) -> Iterat
         yield
     finally:
         for holder in late:
-            holder.give_up()
+            holder.finish()
 
 
 class _Holder:
@@ -56,7 +56,7 @@ class _Holder:
         self.left = [slot for slot in self._tensors() if leaves.recorder.wants(self._call, slot)]
 
     def take(self) -> None:
-        """Record those that have values."""
+        """Record the tensors that have values now."""
         tensors = self._tensors()
         for slot in list(self.left):
             if slot in tensors and not _is_empty(tensors[slot]):
@@ -64,23 +64,23 @@ class _Holder:
                 self._leaves.record(self._call, slot, tensors[slot])
 
     def await_call(self) -> None:
-        """Have the rest recorded in a call."""
+        """Wait for a call of the module, and record the rest in it."""
         module = self._module
         forward = vars(module).get(_OFFLOADED)
         if forward is None:
             self._undo = module.register_forward_pre_hook(self._before_call).remove
             return
-        watching = _Loaded(forward, self._in_call)
-        setattr(module, _OFFLOADED, watching)
+        wrapper = _LoadedForward(forward, self._in_call)
+        setattr(module, _OFFLOADED, wrapper)
 
         def undo() -> None:
-            if vars(module).get(_OFFLOADED) is watching:
+            if vars(module).get(_OFFLOADED) is wrapper:
                 setattr(module, _OFFLOADED, forward)
 
         self._undo = undo
 
-    def give_up(self) -> None:
-        """Leave the module as it was, and tell what never had values."""
+    def finish(self) -> None:
+        """Leave the module as it was, and report the tensors that never had values."""
         self._undo()
         for slot in self.left:
             self._leaves.recorder.lose(self._call.point, slot, _NO_DATA, call=self._call)
@@ -95,16 +95,16 @@ class _Holder:
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         module = self._module
-        found: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            found[f"param.{escape(name)}"] = parameter
+            tensors[f"param.{escape(name)}"] = parameter
         for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
-            found[f"buffer.{escape(name)}"] = buffer
-        return found
+            tensors[f"buffer.{escape(name)}"] = buffer
+        return tensors
 
 
-class _Loaded:
-    """Stands in the place of a forward that is called with the values in place."""
+class _LoadedForward:
+    """Stands in the place of a forward that is called once the values are loaded."""
 
     def __init__(self, forward: Any, note: Callable[[], None]) -> None:
         self._forward = forward
@@ -115,7 +115,7 @@ class _Loaded:
         return self._forward(*args, **kwargs)
 
     def __reduce__(self) -> Any:
-        return self._forward.__reduce__()  # a copy of the model has what stood here before
+        return self._forward.__reduce__()  # a copy of the model has its own forward
 
 
 def _is_empty(tensor: torch.Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""What a call of a language model is of: told by its arguments, known by name or by how a cache behaves."""
+"""The phase of a language model's call: prefill, decode or forward, by its tokens and its caches."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from tensorcap.recording.point import Phase
 
 _CACHES: Final = ("past_key_values", "past_key_value", "cache_params", "layer_past", "cache", "past")
 _TOKENS: Final = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
-_NO_CACHES: Final = (type(None), torch.Tensor)  # of a tensor nobody knows how much is in use
+_NO_CACHES: Final = (type(None), torch.Tensor)  # how much of a tensor is in use is unknown
 _MAX_DEPTH: Final = 4  # of the tuples that a cache without a class is made of
 
 
 def phase_of(names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Phase:
-    """What a call of the whole model is of.
+    """The phase of a call of the whole model.
 
     Args:
-        names: Of the positional arguments.
+        names: The names of the positional arguments.
         args: Positional arguments.
         kwargs: Arguments by name.
 
     Returns:
-        `decode` where a cache is handed in that is filled, and at most one token with it; `prefill` for a
-        cache that is empty, or is to be made (`use_cache`), or that is filled and handed in with several
-        tokens; `forward` without a cache.
+        `decode` for a filled cache with at most one token; `prefill` for a cache that is empty or is to be
+        made (`use_cache`), and for a filled one with several tokens; `forward` without a cache.
     """
     arguments = {**dict(zip(names, args, strict=False)), **kwargs}
     caches = [
@@ -50,8 +49,8 @@ def _count_tokens(arguments: Mapping[str, Any]) -> int:
 def _is_filled(cache: Any) -> bool:
     for name in ("get_seq_length", "has_previous_state"):
         try:
-            found = getattr(cache, name, None)
-            if found() if callable(found) else found:
+            state = getattr(cache, name, None)
+            if state() if callable(state) else state:
                 return True
         except Exception:  # a cache of another kind, which knows no such thing
             continue

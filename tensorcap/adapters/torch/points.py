@@ -17,7 +17,7 @@ from tensorcap.recording.recorder import Call
 from tensorcap.recording.watch import find_watched, watching
 from tensorcap_formats.keys import PROBES, ROOT_SITE, inner_site
 
-_SLOTS: Final = {"function": "return", "probe": "value"}  # what is lost with a whole call
+_SLOTS: Final = {"function": "return", "probe": "value"}  # the slot that is lost with a whole call
 _TRACED: Final = "under torch.jit.trace"
 _WHOSE: Final = "outside of a call of a model, while several captures were under way"
 _PAUSED: Final = "the capture was paused then"
@@ -25,7 +25,7 @@ _PAUSED: Final = "the capture was paused then"
 
 @contextmanager
 def tap_points(watch: Iterable[str], leaves: TensorLeaves, *, eager: bool) -> Iterator[None]:
-    """Record what watched functions and probes hand over, until the block ends.
+    """Record the values of watched functions and probes until the block ends.
 
     Args:
         watch: Functions and their variables, as in `Plan`.
@@ -45,18 +45,18 @@ def tap_points(watch: Iterable[str], leaves: TensorLeaves, *, eager: bool) -> It
 
 
 class _Taker:
-    """Takes what functions and probes hand over, for one capture (`tensorcap.recording.probes.Taker`).
+    """Takes the values of functions and probes for one capture (`tensorcap.recording.probes.Taker`).
 
     Attributes:
-        recorder: The capture's.
-        is_over: Whether to take nothing any more; a call that is under way may outlive the capture.
+        recorder: The recorder of the capture.
+        is_over: Whether the capture is over; a call that is under way may outlive it.
     """
 
     def __init__(self, leaves: TensorLeaves) -> None:
         self.recorder = leaves.recorder
         self._leaves = leaves
         self.is_over = False
-        self._note_compiled = self._noting()
+        self._note_compiled = self._compile_note()
 
     @property
     def is_under_way(self) -> bool:
@@ -64,7 +64,7 @@ class _Taker:
         return torch.compiler.is_compiling() or self.recorder.current is not None
 
     def begin(self, name: str, kind: Kind, *, is_alone: bool) -> Call | None:
-        """Number a call, if values can be seen now."""
+        """Number a call, if its values can be recorded now."""
         if torch.compiler.is_compiling():
             self._note_compiled(name, kind)
             return None
@@ -102,7 +102,7 @@ class _Taker:
             self.recorder.lose(point, _SLOTS[kind], reason)
 
     def _recompute(self, name: str, kind: Kind) -> None:
-        """Count a call to compute anew; of a function, where it was called first."""
+        """Count a call that computes anew; of a function, at the site where it was called first."""
         recorder = self.recorder
         if recorder.is_recording:
             end = inner_site("" if kind == "function" else PROBES, name)
@@ -111,8 +111,8 @@ class _Taker:
             if point is not None:
                 point.recomputed += 1
 
-    def _noting(self) -> Callable[[str, Kind], None]:
-        """A function that the compiler runs while it builds a graph, and leaves out of the graph."""
+    def _compile_note(self) -> Callable[[str, Kind], None]:
+        """Make a function that the compiler runs while it builds a graph, and leaves out of the graph."""
 
         def note(name: str, kind: Kind) -> None:
             self._lose(name, kind, COMPILED)
@@ -122,10 +122,10 @@ class _Taker:
         return note
 
 
-def _refusal(thing: object, *, eager: bool) -> str:
+def _refusal(target: object, *, eager: bool) -> str:
     """Why a function, or what is around it, cannot be watched; empty if it can."""
-    if not eager and is_compiled(thing):
+    if not eager and is_compiled(target):
         return "compiled (torch.compile; --eager runs it as plain code)"
-    if isinstance(thing, (torch.jit.ScriptFunction, torch.jit.ScriptModule)):
+    if isinstance(target, (torch.jit.ScriptFunction, torch.jit.ScriptModule)):
         return "scripted (torch.jit)"
     return ""

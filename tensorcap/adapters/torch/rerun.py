@@ -15,11 +15,10 @@ import torch
 from torch import nn
 
 from tensorcap.adapters.edits import CallMutation, Edit, Operation
-from tensorcap.adapters.torch.description import tree
 from tensorcap.adapters.torch.low_precision import Steps
+from tensorcap.adapters.torch.modules import argument_names, tree
 from tensorcap.adapters.torch.mutations import Altering, Held, changed, edited, settings, with_forward
 from tensorcap.adapters.torch.substitution import Exchange
-from tensorcap.adapters.torch.tap import argument_names
 from tensorcap.adapters.torch.tensor_leaves import KINDS
 from tensorcap.recording.point import Point
 from tensorcap.recording.recorder import Call

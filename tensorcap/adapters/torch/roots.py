@@ -1,6 +1,6 @@
-"""Which models a program calls: found by watching every call of a torch module from outside.
+"""The models that a program calls, found by watching every call of a torch module.
 
-A *root* is the outermost module called in a thread. Where that is a part of a larger model, which the
+A *root* is the outermost module called in a thread. If that is a part of a larger model, which the
 program calls by other methods (`vae.encode`, `model.get_input_embeddings()(ids)`), the root is the larger
 one: the highest module around it that is more than a wrapper, which has one child and no parameter.
 """
@@ -46,7 +46,7 @@ class _Thread(threading.local):
 
 
 class Roots:
-    """Looks for the root to capture, and counts the calls of all.
+    """Finds the root to capture, and counts the calls of all.
 
     Attributes:
         called: The roots, in the order of their first calls.
@@ -58,7 +58,7 @@ class Roots:
         Args:
             pattern: A glob for its class, qualified or not; with `@N` behind it, for the N-th root of such
                 a class, from 0. None for the first root that has parameters and is not scripted.
-            take: Is given the root before its call goes on; whether it takes it.
+            take: Gets the root before its call goes on; returns whether it takes it.
         """
         self.called: list[CalledRoot] = []
         name, _, number = (pattern or "").rpartition("@")
@@ -76,18 +76,18 @@ class Roots:
 
     @contextmanager
     def watch(self) -> Iterator[list[CalledRoot]]:
-        """See every call of a module that is made in the block, in all threads."""
+        """Watch every call of a module in the block, in all threads."""
         replacements: dict[type, Replacement | None] = {}
         with ExitStack() as stack:
             stack.callback(_release_all, replacements)
             for name in ("__init__", "__setstate__"):
-                stack.enter_context(replaced(nn.Module, name, functools.partial(_made, replacements)))
-            stack.enter_context(replaced(nn.Module, "__call__", self._called))
+                stack.enter_context(replaced(nn.Module, name, functools.partial(_wrap_maker, replacements)))
+            stack.enter_context(replaced(nn.Module, "__call__", self._wrap_call))
             stack.enter_context(around_direct_calls(self._within))
             stack.enter_context(scripted_as_written())
             yield self.called
 
-    def _called(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         thread = self._thread
 
         @functools.wraps(original)
@@ -109,7 +109,7 @@ class Roots:
 
     @contextmanager
     def _within(self, module: nn.Module) -> Iterator[None]:
-        """What `_called` does, around a direct call of `forward`."""
+        """Do as `_wrap_call`, around a direct call of `forward`."""
         if self._thread.is_busy:
             if self._is_searching:
                 self._look_inside(module)
@@ -134,7 +134,7 @@ class Roots:
         met.root.calls += 1
 
     def _look_inside(self, module: nn.Module) -> None:
-        """A module is called by another; it counts if it is asked for by its class."""
+        """Choose a module that another calls, if the pattern asks for its class."""
         if self._pattern is not None and self._number is None and _fits(module, self._pattern):
             with self._lock:
                 if self._is_searching and os.getpid() == self._process:
@@ -148,11 +148,11 @@ class Roots:
         root = _root_of(module, above)
         entry = self._entry(root)
         if self._is_searching:
-            self._judge(module, above, root)
+            self._consider(module, above, root)
         return _Met(weakref.ref(module), entry)
 
-    def _judge(self, module: nn.Module, above: list[nn.Module], root: nn.Module) -> None:
-        """Choose a root that has come into view, if it is what is looked for."""
+    def _consider(self, module: nn.Module, above: list[nn.Module], root: nn.Module) -> None:
+        """Choose a new root, or a module around the called one, if it is the wanted one."""
         if self._pattern is None:
             is_scripted = isinstance(root, torch.jit.ScriptModule)
             if not is_scripted and next(root.parameters(), None) is not None:
@@ -189,8 +189,10 @@ class Roots:
         return entry
 
 
-def _made(replacements: dict[type, Replacement | None], original: Callable[..., None]) -> Callable[..., None]:
-    """Have the `forward` of every class replaced of which a module is made."""
+def _wrap_maker(
+    replacements: dict[type, Replacement | None], original: Callable[..., None]
+) -> Callable[..., None]:
+    """Replace the `forward` of every class when a module of it is made."""
 
     @functools.wraps(original)
     def make(self: Any, /, *args: Any, **kwargs: Any) -> None:
@@ -208,7 +210,7 @@ def _release_all(replacements: dict[type, Replacement | None]) -> None:
 
 
 def _name_of(module: nn.Module) -> tuple[str, str]:
-    """Name and module of the class that the user wrote: torch.compile and torch.jit make others of it."""
+    """Name and module of the class that the user wrote; torch.compile and torch.jit make others of it."""
     if isinstance(module, torch.jit.ScriptModule):
         return str(module.original_name), type(module).__module__
     is_wrapper = type(module).__module__ == "torch._dynamo.eval_frame"
@@ -224,10 +226,10 @@ def _fits(module: nn.Module, pattern: str) -> bool:
 def _ancestors(module: nn.Module) -> list[nn.Module]:
     """All modules that hold this one, at any depth, the nearest first."""
     parents: dict[int, list[nn.Module]] = {}
-    for found in gc.get_objects():
-        if issubclass(type(found), nn.Module) and not isinstance(found, torch.jit.ScriptModule):
-            for child in found.__dict__.get("_modules", {}).values():
-                parents.setdefault(id(child), []).append(found)
+    for candidate in gc.get_objects():
+        if issubclass(type(candidate), nn.Module) and not isinstance(candidate, torch.jit.ScriptModule):
+            for child in candidate.__dict__.get("_modules", {}).values():
+                parents.setdefault(id(child), []).append(candidate)
     seen = {id(module)}
     queue = [module]
     for held in queue:  # it grows
@@ -239,7 +241,7 @@ def _ancestors(module: nn.Module) -> list[nn.Module]:
 
 
 def _root_of(module: nn.Module, above: list[nn.Module]) -> nn.Module:
-    """The highest of the modules around this one that is more than a wrapper; itself if there are several."""
+    """The highest module around this one that is more than a wrapper; itself if there are several."""
     models = [
         m
         for m in above

@@ -1,4 +1,4 @@
-"""Keeps what we put on modules and classes out of what torch.jit compiles, which reads hooks and source."""
+"""Hide our hooks and replacements from torch.jit, which reads the hooks and the source of modules."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from tensorcap.adapters.torch.capture_gaps import Around
-from tensorcap.adapters.torch.direct_calls import originals
+from tensorcap.adapters.torch.capture_gaps import ForwardWrapper
+from tensorcap.adapters.torch.direct_calls import original_forwards
 
 
 @contextmanager
 def scripted_as_written() -> Iterator[None]:
-    """Have torch.jit.script see modules, in the block, as if nobody looked at them."""
+    """Have torch.jit.script see modules, in the block, without our hooks and replacements."""
     recursive: Any = getattr(torch.jit, "_recursive", None)
     create = getattr(recursive, "create_script_module", None)
     if create is None:
@@ -25,7 +25,7 @@ def scripted_as_written() -> Iterator[None]:
 
     @functools.wraps(create)
     def create_script_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        with originals(), _without_hooks(module):
+        with original_forwards(), _without_hooks(module):
             return create(module, *args, **kwargs)
 
     recursive.create_script_module = create_script_module
@@ -38,6 +38,7 @@ def scripted_as_written() -> Iterator[None]:
 
 @contextmanager
 def _without_hooks(root: nn.Module) -> Iterator[None]:
+    """Take our hooks and wrappers off a module and its children until the block ends."""
     with ExitStack() as stack:
         for module in root.modules():
             hooks: Any
@@ -45,10 +46,10 @@ def _without_hooks(root: nn.Module) -> Iterator[None]:
                 ours = {key: hook for key, hook in hooks.items() if _is_ours(hook)}
                 for key in ours:
                     del hooks[key]
-                stack.callback(hooks.update, ours)  # last again, which is where they belong
+                stack.callback(hooks.update, ours)  # last again, which is their place
             forward = vars(module).get("forward")
-            if isinstance(forward, Around):
-                forward.lift()
+            if isinstance(forward, ForwardWrapper):
+                forward.unwrap()
                 stack.callback(setattr, module, "forward", forward)
         yield
 

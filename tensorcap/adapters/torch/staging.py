@@ -1,14 +1,14 @@
-"""From a device's memory to the recorder, without making the model wait for the copy or for the disk.
+"""Staging: tensors go from a device to the recorder without making the model wait for the copy or the disk.
 
 In the hook a tensor is copied on its device, and from there into a ring of pinned host memory on a stream
-of its own, which the model's stream never waits for; one thread hands what has arrived to the recorder.
-Small tensors are handed over by the hooks that come by later: most of that work is Python's, and two threads
-that pass its lock back and forth take longer than one.
-Parcels leave the ring in the order in which they came in, so its two ends are those of the oldest and of
-the newest one. A hook waits only where the ring is full.
+of its own, which the model's stream never waits for; one thread gives copies that have arrived to the
+recorder. Small tensors are given over by later hooks: most of that work is Python's, and two threads that
+pass its lock back and forth take longer than one.
+Copies leave the ring in the order in which they came in, so its two ends are those of the oldest and of
+the newest one. A hook waits only if the ring is full.
 
 The worker makes no call to the device: an event that another thread asks for spoils a CUDA graph under
-capture (mode `global`). Hooks ask, as they come by, and the end of the capture waits.
+capture (mode `global`). Hooks ask when they run, and the end of the capture waits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from tensorcap.adapters.torch.host_copy import HostCopy, PendingTransfer, host_copy_for
+from tensorcap.adapters.torch.host_copy import HostCopy, Transfer, host_copy_for
 from tensorcap.adapters.torch.tensors import logical_dtype
 from tensorcap.recording.recorder import Call, Recorder
 from tensorcap_formats.dtypes import Array, DType
@@ -40,7 +40,7 @@ _ALIGNMENT: Final = 256  # as torch aligns memory on a device
 
 @dataclass(slots=True)
 class _PendingCopy:
-    """A tensor on its way; `transfer` is None once it has arrived, `loss` says why it never will."""
+    """A copy of a tensor in the ring; `transfer` is None once it has arrived, `loss` is why it never will."""
 
     call: Call
     slot: str
@@ -50,17 +50,17 @@ class _PendingCopy:
     order: int
     start: int
     size: int
-    transfer: PendingTransfer | None
+    transfer: Transfer | None
     loss: str = ""
 
     @property
     def end(self) -> int:
-        """Where the next parcel may begin."""
+        """Where the next copy may begin."""
         return self.start + -(-self.size // _ALIGNMENT) * _ALIGNMENT
 
 
 class Staging:
-    """The ring and its worker; both are made when the first tensor comes, and gone after the block."""
+    """The ring and its worker; both are made for the first tensor, and gone after the block."""
 
     def __init__(
         self,
@@ -68,26 +68,26 @@ class Staging:
         *,
         bound_bytes: int = BOUND_BYTES,
         small_bytes: int = SMALL_BYTES,
-        lane_of: Callable[[torch.device], HostCopy | None] = host_copy_for,
+        host_copy_of: Callable[[torch.device], HostCopy | None] = host_copy_for,
     ) -> None:
         """Prepare for tensors.
 
         Args:
-            recorder: Takes them.
-            bound_bytes: How much host memory they may fill. Their copies on all devices fill no more, and
-                what a hook that waits holds.
-            small_bytes: Up to this size they are handed over by hooks.
-            lane_of: Makes the lane of a device, or None where there is none.
+            recorder: Takes the tensors.
+            bound_bytes: The size of the ring in host memory. The copies on all devices take no more, and
+                one more tensor for a hook that waits.
+            small_bytes: The size up to which tensors are given over by hooks.
+            host_copy_of: Makes the `HostCopy` of a device; None if it has none.
         """
         self._recorder = recorder
         self._bound = bound_bytes
         self._small = small_bytes
-        self._lane_of = lane_of
-        self._lanes: dict[torch.device, HostCopy | None] = {}
+        self._host_copy_of = host_copy_of
+        self._host_copies: dict[torch.device, HostCopy | None] = {}
         self._memory: torch.Tensor | None = None
-        self._held: deque[_PendingCopy] = deque()  # all that are in the ring, the oldest first
+        self._ring: deque[_PendingCopy] = deque()  # all that are in the ring, the oldest first
         self._flying: deque[_PendingCopy] = deque()  # those that had not arrived when last asked
-        self._claimant: int | None = None  # the thread that hands the oldest over
+        self._claimant: int | None = None  # the thread that gives the oldest to the recorder
         self._lock = threading.RLock()
         self._room = threading.Condition(self._lock)  # something has left the ring
         self._for_worker = threading.Condition(self._lock)
@@ -114,41 +114,41 @@ class Staging:
             required: As for `Recorder.tensor`.
 
         Returns:
-            Whether it was taken. It is not where there is no lane, where there are no bytes or more than
-            the ring holds, and where the device has no memory for a copy.
+            Whether it was taken. It is not if the device has no host copy or no memory for one more copy, or
+            if the tensor has no bytes or more than the ring holds.
         """
         device = tensor.device
-        lane = self._lanes[device] if device in self._lanes else self._open(device)
-        if lane is None:
+        host_copy = self._host_copies[device] if device in self._host_copies else self._open(device)
+        if host_copy is None:
             return False
         size = tensor.nbytes
         if not 0 < size <= self._bound:
             return False
         dtype, shape = logical_dtype(tensor.dtype), tuple(tensor.shape)
         while True:
-            self._hand_over_small()
+            self._give_over_small()
             with self._lock:
                 if self._memory is None:
-                    return False  # it has ended
+                    return False  # the staging is closed
                 if self._recorder.failure is not None or self._recorder.stopped is not None:
                     return True  # nothing is recorded any more
                 start = self._room_for(size)
                 if start is not None:
                     try:
-                        transfer = lane.send(tensor, self._memory[start : start + size])
+                        transfer = host_copy.start(tensor, self._memory[start : start + size])
                     except torch.cuda.OutOfMemoryError:
-                        lane.settle()
-                        self._pass_on()  # which frees memory there
+                        host_copy.synchronize()
+                        self._release_arrived()  # frees memory on the device
                         return False
-                    except BaseException:  # nobody else is given the place while a copy may be under way
-                        lane.settle()
+                    except BaseException:  # no other copy may begin there while this one may be under way
+                        host_copy.synchronize()
                         raise
                     order = self._recorder.next_order()
-                    parcel = _PendingCopy(call, slot, dtype, shape, required, order, start, size, transfer)
-                    self._held.append(parcel)
-                    self._flying.append(parcel)
+                    pending = _PendingCopy(call, slot, dtype, shape, required, order, start, size, transfer)
+                    self._ring.append(pending)
+                    self._flying.append(pending)
                     return True
-                oldest = self._held[0]
+                oldest = self._ring[0]
                 if oldest.transfer is None:
                     if self._claimant is not None or oldest.size > self._small:
                         self._room.wait()
@@ -156,22 +156,22 @@ class Staging:
             self._await(oldest)
 
     def close(self) -> None:
-        """Hand over everything that was taken, and end; after an interrupt, what is left is discarded."""
+        """Give over everything that was taken, and end; after an interrupt, the rest is discarded."""
         if os.getpid() != self._process:
             return  # in a forked process there is no worker, and a lock may be held for ever
         try:
             with self._lock:
                 if self._claimant == threading.get_ident():
-                    self._claimant = None  # an interrupt came before it handed anything over
-                left = list(self._held)
-            for parcel in left:
-                self._await(parcel)
+                    self._claimant = None  # an interrupt came before it gave anything over
+                left = list(self._ring)
+            for pending in left:
+                self._await(pending)
             self._end()
         except BaseException:
             self._discards = True
             with self._lock:
-                for parcel in self._held:
-                    parcel.transfer = None
+                for pending in self._ring:
+                    pending.transfer = None
             self._end()
             raise
 
@@ -184,133 +184,133 @@ class Staging:
         self._memory = None
 
     def _open(self, device: torch.device) -> HostCopy | None:
-        """Make the lane of a device; what cannot be had is done without."""
+        """Make the host copy of a device; None if it cannot be made."""
         with self._lock:
-            if device not in self._lanes:
-                lane = None
+            if device not in self._host_copies:
+                host_copy = None
                 try:
-                    lane = None if self._is_closed else self._lane_of(device)
-                    if lane is not None and self._worker is None:
-                        self._start(lane)
+                    host_copy = None if self._is_closed else self._host_copy_of(device)
+                    if host_copy is not None and self._worker is None:
+                        self._start(host_copy)
                 except RuntimeError:  # no pinned memory is left, or no thread
-                    lane = None
-                self._lanes[device] = lane
-            return self._lanes[device]
+                    host_copy = None
+                self._host_copies[device] = host_copy
+            return self._host_copies[device]
 
-    def _start(self, lane: HostCopy) -> None:
+    def _start(self, host_copy: HostCopy) -> None:
         with torch.inference_mode(False):  # else only that mode could write there
-            memory = lane.memory(self._bound)
+            memory = host_copy.allocate(self._bound)
         worker = threading.Thread(target=self._work, name="tensorcap", daemon=True)
         worker.start()
         self._memory, self._worker = memory, worker
 
     def _room_for(self, size: int) -> int | None:
-        """Where so many bytes of the ring are free; the lock is held."""
-        if not self._held:
+        """The start of free memory in the ring; None if there is too little. The lock is held."""
+        if not self._ring:
             return 0
-        first, last = self._held[0].start, self._held[-1]
-        if last.start < first:  # what is held goes round the end
+        first, last = self._ring[0].start, self._ring[-1]
+        if last.start < first:  # the copies go round the end of the ring
             return last.end if size <= first - last.end else None
         if size <= self._bound - last.end:
             return last.end
         return 0 if size <= first else None
 
-    def _pass_on(self) -> None:
-        """Give the worker what has arrived in the meantime; the lock is held."""
+    def _release_arrived(self) -> None:
+        """Give the worker the copies that have arrived in the meantime; the lock is held."""
         while self._flying:
-            parcel = self._flying[0]
+            pending = self._flying[0]
             try:
-                if parcel.transfer is not None and not parcel.transfer.has_arrived():
+                if pending.transfer is not None and not pending.transfer.has_arrived():
                     break
             except RuntimeError as error:
-                parcel.loss = _reason(error)
+                pending.loss = _reason(error)
             self._flying.popleft()
-            self._arrived(parcel)
+            self._arrived(pending)
 
-    def _await(self, parcel: _PendingCopy) -> None:
-        """Wait until a parcel has arrived; the lock is not held, so that the worker goes on."""
-        transfer = parcel.transfer
+    def _await(self, pending: _PendingCopy) -> None:
+        """Wait until a copy has arrived; the lock is not held, so that the worker goes on."""
+        transfer = pending.transfer
         if transfer is None:
             return
         try:
             transfer.wait()
         except RuntimeError as error:
-            parcel.loss = _reason(error)
+            pending.loss = _reason(error)
         with self._lock:
-            self._arrived(parcel)
+            self._arrived(pending)
 
-    def _arrived(self, parcel: _PendingCopy) -> None:
-        parcel.transfer = None  # the copy on the device is free again
+    def _arrived(self, pending: _PendingCopy) -> None:
+        pending.transfer = None  # the copy on the device is free again
         self._call_worker()
 
     def _is_ready(self) -> bool:
-        """Whether the oldest has arrived and nobody hands it over; the lock is held."""
-        return bool(self._held) and self._held[0].transfer is None and self._claimant is None
+        """Whether the oldest has arrived and no thread gives it over; the lock is held."""
+        return bool(self._ring) and self._ring[0].transfer is None and self._claimant is None
 
     def _call_worker(self) -> None:
-        """Wake the worker if there is something for it alone; the lock is held."""
-        if self._is_closed or (self._is_ready() and self._held[0].size > self._small):
+        """Wake the worker if there is work that hooks do not do; the lock is held."""
+        if self._is_closed or (self._is_ready() and self._ring[0].size > self._small):
             self._for_worker.notify()
 
     def _work(self) -> None:
-        """Hand parcels over, one after another, until the end; then the small ones too."""
+        """Give copies to the recorder, one after another, until the end; then the small ones too."""
         while True:
             with self._lock:
-                while not (self._is_ready() and (self._is_closed or self._held[0].size > self._small)):
-                    if self._is_closed and not self._held:
+                while not (self._is_ready() and (self._is_closed or self._ring[0].size > self._small)):
+                    if self._is_closed and not self._ring:
                         return
                     self._for_worker.wait()
-                parcel = self._claim()
-            self._finish(parcel)
+                pending = self._claim()
+            self._finish(pending)
 
-    def _hand_over_small(self) -> None:
-        """Hand over what is small and next."""
+    def _give_over_small(self) -> None:
+        """Give over copies from the oldest on, as long as they have arrived and are small."""
         while True:
             with self._lock:
-                self._pass_on()
-                if not self._is_ready() or self._held[0].size > self._small:
+                self._release_arrived()
+                if not self._is_ready() or self._ring[0].size > self._small:
                     return
-                parcel = self._claim()
-            self._finish(parcel)
+                pending = self._claim()
+            self._finish(pending)
 
     def _claim(self) -> _PendingCopy:
         self._claimant = threading.get_ident()
-        return self._held[0]
+        return self._ring[0]
 
-    def _finish(self, parcel: _PendingCopy) -> None:
+    def _finish(self, pending: _PendingCopy) -> None:
         try:
-            self._hand_over(parcel)
+            self._give_over(pending)
         finally:
             with self._lock:
-                self._held.popleft()
+                self._ring.popleft()
                 self._claimant = None
                 self._room.notify_all()
                 self._call_worker()
 
-    def _hand_over(self, parcel: _PendingCopy) -> None:
+    def _give_over(self, pending: _PendingCopy) -> None:
         recorder, memory = self._recorder, self._memory
         if self._discards or memory is None or recorder.failure is not None:
             return
-        reason = parcel.loss
+        reason = pending.loss
         if not reason:
-            raw: Array = memory[parcel.start : parcel.start + parcel.size].numpy()
+            raw: Array = memory[pending.start : pending.start + pending.size].numpy()
             try:
                 recorder.tensor(
-                    parcel.call,
-                    parcel.slot,
-                    raw.view(parcel.dtype.storage),
-                    parcel.dtype,
-                    parcel.shape,
-                    required=parcel.required,
-                    order=parcel.order,
+                    pending.call,
+                    pending.slot,
+                    raw.view(pending.dtype.storage),
+                    pending.dtype,
+                    pending.shape,
+                    required=pending.required,
+                    order=pending.order,
                 )
             except WriteError:
-                return  # the recorder has it, and the end of the block tells it
+                return  # the recorder keeps the error, and the end of the block raises it
             except Exception as error:
                 reason = _reason(error)
             else:
                 return
-        recorder.lose(parcel.call.point, parcel.slot, reason, call=parcel.call, required=parcel.required)
+        recorder.lose(pending.call.point, pending.slot, reason, call=pending.call, required=pending.required)
 
 
 def _reason(error: Exception) -> str:

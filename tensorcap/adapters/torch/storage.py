@@ -1,8 +1,8 @@
-"""Which record holds a tensor's values at this moment: a ledger by storage, without keeping any alive.
+"""A ledger by storage: which record holds a tensor's values at this moment. It keeps no storage alive.
 
-A record holds its tensor's elements in C order. Another tensor of the same memory is told as a view of the
-record, with strides over that order, whatever the strides in memory are. A write to a storage ends what was
-known of it. A storage is known by its address, which a weak reference keeps from being used again.
+A record holds its tensor's elements in C order. Another tensor of the same memory is described as a view of
+the record, with strides over that order, whatever the strides in memory are. A write to a storage ends what
+was known of it. A storage is known by its address, which a weak reference keeps from being used again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 Geometry = tuple[Any, ...]  # offset, shape, strides, dtype, whether conjugated, whether negated
-_FEW: Final = 256  # storages, from which on those that are gone are looked for
+_FEW: Final = 256  # so many storages are kept before those that are gone are dropped
 
 
 def geometry_of(tensor: torch.Tensor) -> Geometry:
@@ -34,7 +34,7 @@ def geometry_of(tensor: torch.Tensor) -> Geometry:
 
 
 class _Axis(NamedTuple):
-    """An axis of memory, all in bytes: one further along it in memory is `step` further in C order."""
+    """An axis of memory, all in bytes: one element on in memory (`stride`) is `step` on in C order."""
 
     stride: int
     size: int
@@ -45,20 +45,20 @@ class _Base:
     """A record, a parameter or a buffer that holds all elements of a tensor.
 
     Attributes:
-        place: A reference to it.
-        geometry: How the tensor lies in memory.
+        reference: How an op refers to it in the archive.
+        geometry: How the tensor lies in its storage.
     """
 
-    __slots__ = ("_axes", "geometry", "place")
+    __slots__ = ("_axes", "geometry", "reference")
 
-    def __init__(self, place: dict[str, Any], geometry: Geometry) -> None:
-        self.place = place
+    def __init__(self, reference: dict[str, Any], geometry: Geometry) -> None:
+        self.reference = reference
         self.geometry = geometry
         self._axes: tuple[_Axis, ...] | None = None
 
     @property
     def axes(self) -> tuple[_Axis, ...]:
-        """The axes of its memory; most bases are never asked for them."""
+        """The axes of its memory, computed when first needed: most bases never need them."""
         if self._axes is None:
             _, shape, strides, dtype, *_ = self.geometry
             self._axes = _axes(shape, strides, dtype.itemsize)
@@ -71,10 +71,10 @@ class _Storage:
     Attributes:
         reference: Keeps its address from being used again.
         exact: By geometry, the record or the parameter with exactly these values.
-        views: By geometry, the view with exactly these values.
-        bases: What views can be told of, the newest last.
+        views: By geometry, the key of the view with exactly these values.
+        bases: The records, parameters and buffers that views can be described by, the newest last.
         weights: Those of the bases that are parameters, and stay through a write.
-        is_unfilled: Whether it was made without values, and not written as a whole since.
+        is_unfilled: Whether it was allocated without values, and not written as a whole since.
         writes: How often an op wrote to it.
     """
 
@@ -105,56 +105,56 @@ class Ledger:
         return tensor.untyped_storage()._cdata in self._storages
 
     def is_unfilled(self, tensor: torch.Tensor) -> bool:
-        """Whether its memory was made without values, and not written as a whole since."""
+        """Whether its memory was allocated without values, and not written as a whole since."""
         known = self._storages.get(tensor.untyped_storage()._cdata)
         return known is not None and known.is_unfilled
 
     def is_untouched(self, tensor: torch.Tensor) -> bool:
-        """Whether its memory was made without values, and nothing was written to it since."""
+        """Whether its memory was allocated without values, and nothing was written to it since."""
         known = self._storages.get(tensor.untyped_storage()._cdata)
         return known is not None and known.is_unfilled and not known.writes
 
     def note_unfilled(self, tensor: torch.Tensor) -> None:
-        """An op made the tensor without values."""
+        """Note that an op allocated the tensor without values."""
         self._storage(tensor).is_unfilled = True
 
     def hold_weight(self, name: str, tensor: torch.Tensor, *, is_parameter: bool, writes: int = 0) -> None:
-        """The tensor is a parameter or a buffer of the model.
+        """Note that the tensor is a parameter or a buffer of the model.
 
         Args:
             name: Its name in the model.
-            tensor: Itself.
-            is_parameter: Whether it is told by its name even after a write.
+            tensor: The tensor.
+            is_parameter: Whether it is referred to by its name even after a write.
             writes: How often it may have been written before.
         """
         known = self._storage(tensor)
         known.writes = max(known.writes, writes)
-        base = _Base(_weight(name, known.writes), geometry_of(tensor))
-        known.exact[base.geometry] = base.place
+        base = _Base(_weight_reference(name, known.writes), geometry_of(tensor))
+        known.exact[base.geometry] = base.reference
         known.bases.append(base)
         if is_parameter:
             known.weights.append(base)
 
     def hold(self, tensor: torch.Tensor, key: str, *, is_whole: bool = True) -> None:
-        """A record was made of the tensor.
+        """Note that there is a record of the tensor.
 
         Args:
-            tensor: Itself.
+            tensor: The tensor.
             key: The record's key text.
             is_whole: Whether it holds all elements, so that views can be read from it.
         """
         known = self._storage(tensor)
         geometry = geometry_of(tensor)
-        known.exact[geometry] = place = {"record": key}
+        known.exact[geometry] = reference = {"record": key}
         if is_whole:
-            known.bases.append(_Base(place, geometry))
+            known.bases.append(_Base(reference, geometry))
 
     def hold_view(self, tensor: torch.Tensor, key: str) -> None:
-        """The tensor was told as a view, under this key."""
+        """Note that the tensor was described as a view, under this key."""
         self._storage(tensor).views[geometry_of(tensor)] = key
 
     def note_write(self, tensor: torch.Tensor) -> None:
-        """An op wrote to the tensor: what was known of its storage is over."""
+        """Note that an op wrote to the tensor: what was known of its storage is over."""
         storage = tensor.untyped_storage()
         known = self._storages.get(storage._cdata)
         if known is None:
@@ -163,22 +163,22 @@ class Ledger:
         known.exact.clear()
         known.views.clear()
         for base in known.weights:
-            base.place = _weight(base.place["parameter"], known.writes)
+            base.reference = _weight_reference(base.reference["parameter"], known.writes)
         known.bases = list(known.weights)
-        known.exact.update((base.geometry, base.place) for base in known.weights)
+        known.exact.update((base.geometry, base.reference) for base in known.weights)
         if known.is_unfilled and tensor.numel() * tensor.itemsize == storage.nbytes():
             known.is_unfilled = False
 
     def forget_records(self) -> None:
-        """Writes may have been missed: only parameters and buffers are taken for what they were."""
+        """Forget all but parameters and buffers, since writes may have been missed."""
         self._storages = {a: s for a, s in self._storages.items() if not s.reference.expired()}
         for known in self._storages.values():
             known.views.clear()
-            known.bases = [base for base in known.bases if "parameter" in base.place]
-            known.exact = {base.geometry: base.place for base in known.bases}
+            known.bases = [base for base in known.bases if "parameter" in base.reference]
+            known.exact = {base.geometry: base.reference for base in known.bases}
 
     def find(self, tensor: torch.Tensor) -> dict[str, Any] | None:
-        """Where the tensor's values are: in a record, in a view that was told, or None if nowhere."""
+        """A reference to the tensor's values: to a record, to an earlier view; None if they are nowhere."""
         known = self._storages.get(tensor.untyped_storage()._cdata)
         if known is None:
             return None
@@ -189,25 +189,26 @@ class Ledger:
         view = known.views.get(geometry)
         if view is not None:
             return {"view": view}
-        found = self._based(known, geometry)
-        if found is None:
+        based = self._find_base(known, geometry)
+        if based is None:
             return None
-        base, told = found
-        return base.place if _is_all(told, base.geometry) else told
+        base, view_reference = based
+        return base.reference if _is_whole(view_reference, base.geometry) else view_reference
 
     def view(self, tensor: torch.Tensor) -> dict[str, Any] | None:
-        """The tensor as a view of a record or of a parameter; None where it is none that can be told."""
+        """A reference to the tensor as a view of a record or a parameter; None if it is not one."""
         known = self._storages.get(tensor.untyped_storage()._cdata)
-        found = None if known is None else self._based(known, geometry_of(tensor))
-        return None if found is None else found[1]
+        based = None if known is None else self._find_base(known, geometry_of(tensor))
+        return None if based is None else based[1]
 
-    def _based(self, known: _Storage, geometry: Geometry) -> tuple[_Base, dict[str, Any]] | None:
+    def _find_base(self, known: _Storage, geometry: Geometry) -> tuple[_Base, dict[str, Any]] | None:
+        """The newest base that a view can be described by, and the reference to the view."""
         for base in reversed(known.bases):
-            found = _relative(geometry, base)
-            if found is not None:
-                offset, strides = found
-                place = base.place
-                whole = {"view_of": place["record"]} if "record" in place else place
+            relative = _relative(geometry, base)
+            if relative is not None:
+                offset, strides = relative
+                reference = base.reference
+                whole = {"view_of": reference["record"]} if "record" in reference else reference
                 shape = list(geometry[1])
                 name = dtype_name(geometry[3])
                 return base, {**whole, "shape": shape, "strides": strides, "offset": offset, "dtype": name}
@@ -225,12 +226,12 @@ class Ledger:
         return known
 
 
-def _weight(name: str, writes: int) -> dict[str, Any]:
+def _weight_reference(name: str, writes: int) -> dict[str, Any]:
     return {"parameter": name, "writes": writes} if writes else {"parameter": name}
 
 
 def _axes(shape: Iterable[int], strides: Iterable[int], itemsize: int) -> tuple[_Axis, ...]:
-    """The axes of memory from the outermost to the bytes of an element; none where there is no element.
+    """The axes of memory from the outermost to the bytes of an element; none if there is no element.
 
     Neighbours that are neighbours in C order too are one axis, so that a contiguous tensor has one.
     """
@@ -257,7 +258,7 @@ def _axes(shape: Iterable[int], strides: Iterable[int], itemsize: int) -> tuple[
 def _relative(view: Geometry, base: _Base) -> tuple[int, list[int]] | None:
     """Offset and strides of a view over the base's elements in C order, in elements of the view's dtype.
 
-    Every stride is written as whole steps along the axes of the base's memory; where no index of the view
+    Every stride is written as whole steps along the axes of the base's memory; if no index of the view
     carries one of them into the next, moving in the view is the same linear move in both orders.
     """
     axes = base.axes
@@ -293,7 +294,7 @@ def _relative(view: Geometry, base: _Base) -> tuple[int, list[int]] | None:
 
 
 def _steps(distance: int, axes: tuple[_Axis, ...]) -> list[int] | None:
-    """A distance in memory as steps along the axes; None where it ends between them, or outside."""
+    """A distance in memory as steps along the axes; None if it ends between them, or outside."""
     if distance < 0:
         return None
     steps = []
@@ -309,13 +310,13 @@ def _position(steps: list[int], axes: tuple[_Axis, ...]) -> int:
     return sum(count * axis.step for count, axis in zip(steps, axes, strict=True))
 
 
-def _is_all(told: dict[str, Any], base: Geometry) -> bool:
+def _is_whole(view: dict[str, Any], base: Geometry) -> bool:
     """Whether a view is all of its base in the same shape; strides of axes of one element do not count."""
     _, shape, _, dtype, *_ = base
-    if told["offset"] or tuple(told["shape"]) != shape or told["dtype"] != dtype_name(dtype):
+    if view["offset"] or tuple(view["shape"]) != shape or view["dtype"] != dtype_name(dtype):
         return False
     expected = 1
-    for size, stride in zip(reversed(told["shape"]), reversed(told["strides"]), strict=True):
+    for size, stride in zip(reversed(view["shape"]), reversed(view["strides"]), strict=True):
         if size != 1 and stride != expected:
             return False
         expected *= size

@@ -1,7 +1,7 @@
-"""Archived tensors in the place of those that a torch model hands about.
+"""Archived tensors in the place of the arguments and results of a torch model's calls.
 
-What goes on is a fresh copy, with the dtype, the device and the strides of the model's own tensor; so
-neither the archive nor another call sees what is written in place. Gradients go through to the model's own.
+The model goes on with a fresh copy, with the dtype, the device and the strides of its own tensor, so that
+neither the archive nor another call sees a write in place. Gradients go through to the model's own tensor.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from tensorcap_formats.records import Record
 
 
 class Exchange:
-    """Exchanges the leaves of calls for what a substitution has."""
+    """Replaces the leaves of calls by the archived tensors of a substitution."""
 
     def __init__(self, substitution: Substitution) -> None:
         self._substitution = substitution
 
     def values(self, call: Call, kind: Kind, slots: Sequence[str], values: list[Any]) -> list[Any]:
-        """What a call goes on with, or its caller gets: the same containers with archived tensors in them.
+        """Replace the values that a call goes on with, or its caller gets; containers stay the same.
 
         Args:
             call: The call.
             kind: Whether the values are its arguments or its result.
             slots: The slot of each value.
-            values: The values, which were recorded.
+            values: The values, which are recorded already.
 
         Raises:
             UsageError: A tensor does not fit.
@@ -45,14 +45,14 @@ class Exchange:
         if planned is None:
             return values
         try:
-            return _Exchanged(self._substitution, call, planned).of(slots, values)
+            return _CallExchange(self._substitution, call, planned).replace(slots, values)
         except UsageError as error:
             self._substitution.failure = error
             raise
 
 
-class _Exchanged:
-    """One exchange of the values of one call."""
+class _CallExchange:
+    """The replacement of the values of one call."""
 
     def __init__(self, substitution: Substitution, call: Call, planned: Any) -> None:
         self._substitution = substitution
@@ -60,13 +60,14 @@ class _Exchanged:
         self._left: dict[str, Record] = dict(planned)
         self._copies: dict[int, list[tuple[torch.Tensor, Array, torch.Tensor]]] = {}
 
-    def of(self, slots: Sequence[str], values: Sequence[Any]) -> list[Any]:
-        found = [self._value(slot, value) for slot, value in zip(slots, values, strict=True)]
+    def replace(self, slots: Sequence[str], values: Sequence[Any]) -> list[Any]:
+        """Replace the values of all slots, and note the archived tensors that have no place among them."""
+        replaced = [self._value(slot, value) for slot, value in zip(slots, values, strict=True)]
         if self._left:
-            held = {name for pair in zip(slots, values, strict=True) for name in _names(*pair)}
+            names = {name for pair in zip(slots, values, strict=True) for name in _names(*pair)}
             for name in self._left:
-                self._substitution.note_left(self._key(name), is_held=name in held)
-        return found
+                self._substitution.note_left(self._key(name), is_held=name in names)
+        return replaced
 
     def _value(self, slot: str, value: Any) -> Any:
         def change(name: str, natural: Any) -> Any:
@@ -90,20 +91,21 @@ class _Exchanged:
             self._substitution.note_left(key, str(error))
             return natural
         bits = self._substitution.archive.read(record)
-        for other, theirs, copy in self._copies.get(id(natural), ()):
-            # one tensor handed over twice stays one: attention asks whether key and value are the same
-            if other is natural and theirs.shape == bits.shape and theirs.tobytes() == bits.tobytes():
+        for earlier, earlier_bits, copy in self._copies.get(id(natural), ()):
+            # one tensor passed twice stays one: attention asks whether key and value are the same
+            is_same = earlier is natural and earlier_bits.shape == bits.shape
+            if is_same and earlier_bits.tobytes() == bits.tobytes():
                 self._substitution.note_injected(key, "")
                 return copy
-        made, cast = self._fitted(key, bits, record.dtype, own)
+        replacement, cast = self._fitted(key, bits, record.dtype, own)
         if torch.is_grad_enabled() and natural.requires_grad:
-            made = _InPlaceOf.apply(natural, made)  # type: ignore[no-untyped-call] # torch's own
-        self._copies.setdefault(id(natural), []).append((natural, bits, made))
+            replacement = _WithGradientOf.apply(natural, replacement)  # type: ignore[no-untyped-call] # torch's own
+        self._copies.setdefault(id(natural), []).append((natural, bits, replacement))
         self._substitution.note_injected(key, cast)
-        return made
+        return replacement
 
     def _fitted(self, key: Key, bits: Array, dtype: DType, own: torch.Tensor) -> tuple[torch.Tensor, str]:
-        """A tensor like the model's own with archived values; and how they were cast, if they were."""
+        """A tensor like the model's own with archived values; and how they were cast, or an empty text."""
         path = self._substitution.archive.path
         if tuple(own.shape) != bits.shape:
             raise no_fit(self._substitution.archive, key, bits.shape, tuple(own.shape))
@@ -125,12 +127,12 @@ def _like(own: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(own.shape, own.stride(), dtype=own.dtype, device=own.device)
 
 
-class _InPlaceOf(torch.autograd.Function):
+class _WithGradientOf(torch.autograd.Function):
     """Other values in the place of a tensor, which gets their gradient."""
 
     @staticmethod
-    def forward(ctx: Any, natural: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-        return made.clone(memory_format=torch.preserve_format)
+    def forward(ctx: Any, natural: torch.Tensor, replacement: torch.Tensor) -> torch.Tensor:
+        return replacement.clone(memory_format=torch.preserve_format)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -138,14 +140,14 @@ class _InPlaceOf(torch.autograd.Function):
 
 
 def cast_to(archived: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, str]:
-    """Values in another dtype, and how they came there; "" where nothing was done.
+    """Cast archived values to another dtype; and how, "" if nothing was done.
 
     Floats are rounded. A mask sentinel beyond the range becomes the least finite value, not minus infinity.
     A bool mask becomes one of 0 and the least finite value, and the other way round (POL-24).
 
     Raises:
-        UsageError: A finite value would not be finite any more, a whole number would change, or one side has
-            floats and the other has not.
+        UsageError: A finite value would not be finite any more, a whole number would change, or only one
+            side has floats.
     """
     if archived.dtype == dtype:
         return archived, ""
@@ -194,12 +196,12 @@ def _is_finite(values: torch.Tensor) -> torch.Tensor:
 
 
 def _is_blocked(values: torch.Tensor) -> torch.Tensor:
-    """Where a value stands for minus infinity (MET-4)."""
+    """A mask of the values that stand for minus infinity (MET-4)."""
     wide = values.double()
-    found = torch.isneginf(wide)
+    is_blocked = torch.isneginf(wide)
     for sentinel in MASK_SENTINELS:
-        found |= wide == sentinel
-    return found
+        is_blocked |= wide == sentinel
+    return is_blocked
 
 
 def _names(slot: str, value: Any) -> list[str]:

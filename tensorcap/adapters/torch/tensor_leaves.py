@@ -1,7 +1,7 @@
-"""From values that torch code hands about to the recorder: every leaf, whatever holds it.
+"""Tensor leaves: takes values of any structure apart, and gives each leaf to the recorder.
 
 Nothing here returns a value to the model, keeps a tensor, or runs a torch function that a mode of the user
-would see; trouble with a value becomes a loss that is told, never trouble of the model.
+would see; an error with a value becomes a loss with a reason, never an error of the model.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _SIMPLE: Final = (type(None), bool, int, str)
 
 
 class TensorLeaves:
-    """Hands leaves to a recorder; those on a device through staging.
+    """Gives leaves to a recorder; those on a device through staging.
 
     Attributes:
-        recorder: Takes them.
-        follow: Is told of each tensor of which there is a record now, if somebody has to know: call, slot,
-            tensor, and whether it is required and so recorded whole.
+        recorder: The recorder of the capture.
+        on_record: Called for each tensor that is recorded, if it is set: with call, slot, tensor, and
+            whether it is required and so recorded whole.
     """
 
     def __init__(self, recorder: Recorder, staging: Staging) -> None:
         self.recorder = recorder
-        self.follow: Callable[[Call, str, Any, bool], None] | None = None
+        self.on_record: Callable[[Call, str, Any, bool], None] | None = None
         self._staging = staging
 
     def record(
@@ -51,7 +51,7 @@ class TensorLeaves:
         """Record all leaves of a value.
 
         Args:
-            call: Whose value it is.
+            call: The call that the value belongs to.
             slot: Its name, escaped; a leaf of a structure has its path behind it.
             value: Anything.
             required: Whether every filter is passed.
@@ -84,10 +84,10 @@ class TensorLeaves:
 
     def tensor(self, call: Call, slot: str, tensor: Any, *, required: bool = False) -> bool:
         """Record one tensor, or a numpy array; as `record`. Return whether there is, or will be, a record."""
-        taken = self._take(call, slot, tensor, required=required)
-        if taken and self.follow is not None:
-            self.follow(call, slot, tensor, required)
-        return taken
+        is_taken = self._take(call, slot, tensor, required=required)
+        if is_taken and self.on_record is not None:
+            self.on_record(call, slot, tensor, required)
+        return is_taken
 
     def _take(self, call: Call, slot: str, tensor: Any, *, required: bool) -> bool:
         recorder = self.recorder
@@ -97,19 +97,19 @@ class TensorLeaves:
             is_whole = required or not recorder.has_slices
             part = None if is_whole else recorder.part(call, slot, tuple(tensor.shape))
             if isinstance(tensor, np.ndarray):
-                found = stored(tensor, part)
+                values = stored(tensor, part)
             else:
-                values = plain(tensor, part)
-                if self._staging.take(call, slot, values, required=required):
+                on_device = plain(tensor, part)
+                if self._staging.take(call, slot, on_device, required=required):
                     return True
-                found = on_host(values)
+                values = on_host(on_device)
         except _REFUSALS as error:
             reason = str(error).partition("\n")[0]
             if not isinstance(error, (NotCapturableError, NothingLeftError)):
                 reason = f"{type(error).__name__}: {reason}"
             recorder.lose(call.point, slot, reason, call=call, required=required)
             return False
-        recorder.tensor(call, slot, found.bits, found.dtype, found.shape, required=required)
+        recorder.tensor(call, slot, values.bits, values.dtype, values.shape, required=required)
         return recorder.stopped is None
 
     def _value(self, call: Call, slot: str, value: object, *, required: bool) -> None:
@@ -118,14 +118,14 @@ class TensorLeaves:
 
 
 def untraced() -> AbstractContextManager[Any]:
-    """Keep what we do out of the sight of modes: the user's, and our own that records ops."""
+    """Hide our own ops from modes: the user's, and ours that records ops."""
     if not torch._C._len_torch_dispatch_stack() and not torch._C._len_torch_function_stack():
         return _NOTHING
-    return _Unseen()
+    return _Untraced()
 
 
-class _Unseen:
-    """Takes no mode off its stack, which would cost more than what it is hidden from."""
+class _Untraced:
+    """Disables modes where they are; to take them off the stack would cost more than the ops it hides."""
 
     def __enter__(self) -> None:
         self._dispatch = torch._C._DisableTorchDispatch()

@@ -1,13 +1,14 @@
 """Torch tensors as stored bits, and back; every dtype bit for bit.
 
 numpy knows neither bfloat16 nor the narrower floats, so it sees the memory of such a tensor as integers.
-What has no dense values in memory (sparse, nested, quantised, meta, fake, inside a function transform or
-a graph under construction) is refused with the reason; nothing is guessed.
+A tensor without dense values in memory (sparse, nested, quantised, meta, fake, inside a function transform
+or a graph under construction) is refused with the reason; nothing is guessed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ class NotCapturableError(Exception):
 
 
 class Stored(NamedTuple):
-    """A tensor's stored elements, which share the tensor's memory where they can."""
+    """A tensor's stored elements; they share its memory if they can."""
 
     bits: Array
     dtype: DType
@@ -56,9 +57,9 @@ class _Memory:
 def _forms() -> dict[torch.dtype, _Form]:
     forms = {}
     for name, logical in DTYPES.items():
-        found = getattr(torch, name, None)
-        if isinstance(found, torch.dtype):
-            forms[found] = _Form(logical, np.dtype(logical.storage).str)
+        dtype = getattr(torch, name, None)
+        if isinstance(dtype, torch.dtype):
+            forms[dtype] = _Form(logical, np.dtype(logical.storage).str)
     return forms
 
 
@@ -70,10 +71,10 @@ def stored(tensor: Any, part: tuple[slice, ...] | None = None) -> Stored:
 
     Args:
         tensor: The tensor.
-        part: What of it is wanted: a slice for each axis; all of it if None.
+        part: A slice for each axis; all of the tensor if None.
 
     Raises:
-        NotCapturableError: It has none.
+        NotCapturableError: It has no stored elements.
     """
     if isinstance(tensor, np.ndarray):
         if isinstance(tensor, np.ma.MaskedArray):
@@ -87,14 +88,14 @@ def stored(tensor: Any, part: tuple[slice, ...] | None = None) -> Stored:
 
 
 def plain(tensor: torch.Tensor, part: tuple[slice, ...] | None = None) -> torch.Tensor:
-    """The same values where they are, without a history, a class or a pending negation of their own.
+    """The same values on the same device, without autograd history, subclass or pending negation.
 
     Args:
         tensor: The tensor.
         part: As for `stored`.
 
     Raises:
-        NotCapturableError: It has no values, or none that can be had now.
+        NotCapturableError: It has no values, or none that can be read now.
     """
     if type(tensor) not in _PLAIN_CLASSES:
         tensor = _as_plain(tensor)
@@ -130,14 +131,23 @@ def from_stored(bits: Array, logical: DType) -> torch.Tensor:
     Raises:
         UsageError: This release of torch has no such dtype.
     """
-    found = getattr(torch, logical.name, None)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, logical.name, None)
+    if not isinstance(dtype, torch.dtype):
         raise UsageError(f"torch {torch.__version__} has no dtype {logical.name!r}")
     if logical.is_native:
         return torch.from_numpy(np.array(bits, order="C"))
     size = logical.itemsize
     as_integers = np.array(bits, order="C").view(f"<i{size}" if size > 1 else "u1")
-    return torch.from_numpy(as_integers).view(found)
+    return torch.from_numpy(as_integers).view(dtype)
+
+
+def save_tensor(bits: Array, dtype: DType, path: Path) -> None:
+    """Write one tensor of stored elements as a `.pt` file.
+
+    Raises:
+        UsageError: This release of torch has no such dtype.
+    """
+    torch.save(from_stored(bits, dtype), path)
 
 
 def dtype_named(name: str) -> torch.dtype:
@@ -147,21 +157,21 @@ def dtype_named(name: str) -> torch.dtype:
         UsageError: There is no floating dtype of that name.
     """
     short = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "fp64": "float64"}
-    plain = name.removeprefix("torch.")
-    found = getattr(torch, short.get(plain, plain), None)
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+    plain_name = name.removeprefix("torch.")
+    dtype = getattr(torch, short.get(plain_name, plain_name), None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise UsageError(
             f"dtype {name!r} is no floating dtype of torch",
             hint="Known are: bfloat16, float16, float32, float64.",
         )
-    return found
+    return dtype
 
 
 def device_named(name: str) -> torch.device:
-    """The torch device of a name on the command line, which is there and can be used.
+    """The torch device of a name on the command line.
 
     Raises:
-        UsageError: It is not.
+        UsageError: There is no such device, or it cannot be used.
     """
     try:
         device = torch.device(name)
@@ -182,7 +192,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _as_plain(tensor: torch.Tensor) -> torch.Tensor:
-    """See a subclass that only adds behaviour as the tensor that it is."""
+    """View a subclass that only adds behaviour as a plain tensor."""
     if type(tensor).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
         raise NotCapturableError(
             f"a {type(tensor).__module__}.{type(tensor).__qualname__} holds no plain values"
@@ -206,9 +216,9 @@ def _reason(tensor: torch.Tensor) -> str:
 
 
 def _refuse_graph_capture(tensor: torch.Tensor) -> None:
-    """A copy to the host would break the graph that is being captured."""
+    """Refuse a tensor under CUDA graph capture, which a copy to the host would break."""
     if tensor.is_cuda:
-        with torch.cuda.device(tensor.device):  # whose current stream is asked about
+        with torch.cuda.device(tensor.device):  # the device whose current stream is asked for
             if torch.cuda.is_current_stream_capturing():
                 raise NotCapturableError("inside a CUDA graph under capture")
 

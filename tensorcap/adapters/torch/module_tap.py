@@ -1,4 +1,4 @@
-"""Calls of a hooked torch module: what they are given and return is recorded, and may be exchanged."""
+"""The tap of one torch module: records the arguments and results of its calls, and may replace them."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _BEGUN_BEFORE: Final = "its call began before recording did"
 
 
 @dataclass(slots=True)
-class Tapped:
-    """What the two hooks of one module have in common; holds no module and, between calls, no tensor.
+class ModuleTap:
+    """The state that the two hooks of one module share; holds no module and, between calls, no tensor.
 
     Attributes:
-        point: Where it is recorded.
-        recorder: By what.
-        leaves: What takes its values.
-        slots: Of its positional arguments.
-        inputs: Whether they are recorded.
+        point: The point of the module.
+        recorder: The recorder of the capture.
+        leaves: Takes the values.
+        slots: The slots of its positional arguments.
+        inputs: Whether arguments are recorded.
         is_root: Whether it is the model itself.
-        gradients: What follows its values into a backward pass.
-        exchange: What puts other values in the place of its own.
+        gradients: Follows its values into a backward pass, if gradients are recorded.
+        exchange: Replaces its values by archived ones, if there is a substitution.
         before_id: The key of our hook among those before a call.
         after_id: The key of our hook among those after a call.
-        keyword_slots: Of the keywords that were seen.
+        keyword_slots: The slots of the keywords that were seen.
     """
 
     point: Point
@@ -55,11 +55,11 @@ class Tapped:
     keyword_slots: dict[str, str] = field(default_factory=dict)
 
     def begin(self, module: nn.Module, token: int) -> Call | None:
-        """A call begins, by the module's `__call__` or by its `forward`.
+        """Begin a call, by the module's `__call__` or by its `forward`.
 
         Args:
             module: The module.
-            token: As long as the call lasts, that of no other in this thread.
+            token: Names the call; no other under way in this thread has the same.
 
         Returns:
             The call, or None if nothing of it is to be recorded.
@@ -86,7 +86,7 @@ class Tapped:
         return call
 
     def record_inputs(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Record what a call is given."""
+        """Record the arguments of a call."""
         required = self.is_root
         with untraced():
             if required and not call.number:  # a nested call is of the same step
@@ -96,10 +96,10 @@ class Tapped:
                 self.leaves.record(call, slot, value, required=required)
         self.follow_inputs(call.token, args, kwargs)
 
-    def given(
+    def process_inputs(
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Record what a call is given, and say what it goes on with."""
+        """Record the arguments of a call, and return those that it goes on with."""
         if self.inputs:
             self.record_inputs(call, args, kwargs)
         if self.exchange is None:
@@ -110,21 +110,21 @@ class Tapped:
         return tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
 
     def follow_inputs(self, token: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Follow what the call of a token is given, which may repeat another in a backward pass."""
+        """Follow the gradients of a call's arguments; in a backward pass it may repeat an earlier call."""
         if self.gradients is not None and self.gradients.inputs:
             with untraced():
                 for slot, value in self._named(args, kwargs):
                     self.gradients.follow(token, slot, value)
 
     def follow_output(self, token: int, output: object) -> None:
-        """Follow what the call of a token returns."""
+        """Follow the gradients of a call's result."""
         if self.gradients is not None:
             with untraced():
                 self.gradients.follow(token, "output", output)
             self.gradients.end(token)
 
     def end(self, call: Call | None, output: Any) -> Any:
-        """The call that `leave` found returns; record what it returns, and say what its caller gets."""
+        """Record the result of a call that `Recorder.leave` returned, and return what its caller gets."""
         recorder = self.recorder
         if call is None:
             if recorder.is_recording and torch._C._current_graph_task_id() == -1:
@@ -159,7 +159,7 @@ class Tapped:
 
 
 def _is_nested(module: nn.Module) -> bool:
-    """Whether the module's call, from whose hook this is asked, is within another call of it.
+    """Whether the module's call, in whose hook this runs, is within another call of it.
 
     The stack of frames is the only one that no exception can leave wrong.
     """

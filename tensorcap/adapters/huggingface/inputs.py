@@ -1,0 +1,111 @@
+"""The inputs of a Hugging Face model: from a prompt, token ids, or archived inputs."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+
+from tensorcap.adapters.torch.tensors import dtype_named, from_stored
+from tensorcap.workload.workload import StoredInput, archived_inputs
+from tensorcap_formats.errors import UsageError, abbreviate
+from tensorcap_formats.open import open_archive
+
+_IDS: Final = re.compile(r"\s*-?\d+(?:(?:\s*,\s*|\s+)-?\d+)*\s*")  # one row
+
+
+def load_arguments(
+    path: str, model: Any, options: Mapping[str, Any], inputs: Mapping[str, StoredInput] | None
+) -> dict[str, torch.Tensor]:
+    """The model's arguments, on the CPU, from archived inputs or from the one option that names some.
+
+    Raises:
+        UsageError: No option names inputs, or several do; the model has no such argument.
+    """
+    sources = [name for name in ("prompt", "input_ids", "inputs") if options.get(name) is not None]
+    if inputs is None and not sources and options.get("teacher_forced") is not None:
+        with open_archive(options["teacher_forced"]) as file:
+            inputs = archived_inputs(file)
+    if len(sources) > 1:
+        raise UsageError(f"--{sources[0]} and --{sources[1]} exclude each other".replace("_", "-"))
+    if inputs is None and not sources:
+        raise UsageError(f"{path}: no inputs, expected --prompt, --input-ids or --inputs")
+    if inputs is None and sources == ["prompt"]:
+        return _tokenized(path, model, options)
+    if inputs is None and sources == ["input_ids"]:
+        return {"input_ids": _parse_ids(options["input_ids"], model)}
+    if inputs is None:
+        with open_archive(options["inputs"]) as file:
+            inputs = archived_inputs(file)
+    arguments = {}
+    for name, value in inputs.items():
+        tensor = from_stored(*value)
+        if options.get("dtype") is not None and tensor.is_floating_point():
+            tensor = tensor.to(dtype_named(options["dtype"]))
+        arguments[name] = tensor
+    _check_names(path, model, arguments)
+    return arguments
+
+
+def _tokenized(path: str, model: Any, options: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    from transformers import AutoTokenizer
+
+    trust = bool(options.get("trust_remote_code"))
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UsageError(
+            f"{path}: no tokenizer can be read there: {reason}", hint="Give --input-ids instead."
+        ) from error
+    encoded = tokenizer(options["prompt"], return_tensors="pt")
+    parameters = inspect.signature(model.forward).parameters
+    return {name: value for name, value in encoded.items() if name in parameters}
+
+
+def _parse_ids(text: str, model: Any) -> torch.Tensor:
+    parts = text.split(";")
+    is_list = all(_IDS.fullmatch(part) for part in parts)
+    rows = [[int(n) for n in re.findall(r"-?\d+", part)] for part in parts]
+    if not is_list or len({len(row) for row in rows}) != 1:
+        raise UsageError(f"--input-ids {abbreviate(text)!r}: expected numbers such as 1,2,3 or 1,2;3,4")
+    most = (vocabulary_size(model) or torch.iinfo(torch.int64).max) - 1
+    if not all(0 <= n <= most for row in rows for n in row):
+        raise UsageError(f"--input-ids {abbreviate(text)!r}: expected numbers from 0 to {most}")
+    return torch.tensor(rows)
+
+
+def vocabulary_size(model: Any) -> int | None:
+    """How many tokens a model knows; None if its configuration does not say so."""
+    size = getattr(model.config.get_text_config(), "vocab_size", None)
+    return size if isinstance(size, int) else None
+
+
+def _check_names(path: str, model: Any, arguments: Mapping[str, torch.Tensor]) -> None:
+    parameters = inspect.signature(model.forward).parameters
+    for name in arguments:
+        if name not in parameters:
+            close = difflib.get_close_matches(name, list(parameters), n=3)
+            raise UsageError(
+                f"{path}: {type(model).__name__} has no argument {abbreviate(name)!r}",
+                hint=f"Did you mean {' or '.join(map(repr, close))}?" if close else None,
+            )
+
+
+def with_forward_defaults(model: Any, arguments: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Add the defaults of a plain forward: a first token for the decoder, and no cache."""
+    parameters = inspect.signature(model.forward).parameters
+    whole: dict[str, Any] = dict(arguments)
+    decoder = {"decoder_input_ids", "decoder_inputs_embeds"}
+    if getattr(model.config, "is_encoder_decoder", False) and not decoder & whole.keys():
+        start = model.config.decoder_start_token_id
+        if start is not None and "decoder_input_ids" in parameters:
+            first = next(iter(arguments.values()))
+            whole["decoder_input_ids"] = torch.full((first.shape[0], 1), start, device=first.device)
+    if "use_cache" in parameters:
+        whole["use_cache"] = False
+    return whole

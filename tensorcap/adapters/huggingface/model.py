@@ -1,0 +1,212 @@
+"""Hugging Face models: a configuration, changed by options, and the model with loaded or random weights.
+
+A model in a lower precision is made as `from_pretrained(dtype=…)` makes it: rotary tables and other
+buffers that are not saved keep their float32 values. Random weights are drawn in float32, so that the
+float32 reference and its twin have the same weights up to rounding.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from tensorcap.adapters.torch.tensors import dtype_named
+from tensorcap_formats.errors import ReadError, TensorcapError, UsageError, abbreviate
+
+_FEW: Final = 4  # so many names are listed, more are counted
+_LAYER_COUNTS: Final = ("num_hidden_layers", "num_decoder_layers", "decoder_layers")
+
+
+def load_config(path: str, options: Mapping[str, Any]) -> Any:
+    """Read a configuration, and change it by the options.
+
+    Raises:
+        UsageError: There is no such model, or no such member of its configuration.
+    """
+    from transformers import AutoConfig
+
+    trust = bool(options.get("trust_remote_code"))
+    if Path(path).is_dir() and not (Path(path) / "config.json").is_file():
+        raise UsageError(f"{path}: a folder without config.json, expected that of a Hugging Face model")
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        hint = "If you trust its code: --trust-remote-code." if "trust_remote_code" in str(error) else None
+        raise UsageError(f"{path}: no Hugging Face model can be read there: {reason}", hint=hint) from error
+    may_grow = options.get("random_weights") is not None
+    if options.get("num_hidden_layers") is not None:
+        _set_layers(path, config, options["num_hidden_layers"], may_grow=may_grow)
+    for key, value in dict(options.get("config") or {}).items():
+        _set_option(path, config, key, value, may_grow=may_grow)
+    return config
+
+
+def load_model(path: str, config: Any, options: Mapping[str, Any]) -> Any:
+    """Load the model, or draw its weights.
+
+    Raises:
+        UsageError: The checkpoint lacks weights; no model can be made of the configuration.
+        ReadError: A file of weights is damaged.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        return _load_model(path, config, options)
+    except TensorcapError:
+        raise
+    except (SafetensorError, pickle.UnpicklingError, EOFError) as error:
+        raise ReadError(f"{path}: a file of weights is damaged: {_first_line(error)}") from error
+    except (OSError, ImportError) as error:
+        hint = "Draw weights with --random-weights 0." if "no file named" in str(error) else None
+        raise UsageError(f"{path}: no weights can be loaded: {_first_line(error)}", hint=hint) from error
+    except Exception as error:
+        if not options.get("config"):
+            raise
+        changed = ", ".join(f"{key}={value}" for key, value in options["config"].items())
+        raise UsageError(
+            f"{path}: no model can be made with {changed}: {type(error).__name__}: {_first_line(error)}"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".")
+
+
+def _load_model(path: str, config: Any, options: Mapping[str, Any]) -> Any:
+    trust = bool(options.get("trust_remote_code"))
+    cls = _model_class(path, config, trust)
+    dtype = None if options.get("dtype") is None else dtype_named(options["dtype"])
+    if options.get("random_weights") is None:
+        return _load_weights(path, cls, config, dtype or "auto")
+    torch.manual_seed(options["random_weights"])
+    # a configuration that names a dtype would have the weights drawn in it
+    drawn = cls._from_config(copy.deepcopy(config), **_dtype_option(torch.float32)).eval()
+    if dtype is None or dtype == torch.float32:
+        return drawn
+    weights = dict(drawn.state_dict())
+    return _load_weights(path, cls, config, dtype, state_dict=weights)
+
+
+def _load_weights(path: str, cls: Any, config: Any, dtype: Any, **weights: Any) -> Any:
+    """Load all weights; transformers would draw those that are missing or have another shape.
+
+    Weights that it derives from others (tied ones), or that a model does not save, are not missing.
+    """
+    model, report = cls.from_pretrained(
+        None if weights else path,
+        config=config,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are reported below, by name
+        **weights,
+        **_dtype_option(dtype),
+    )
+    mismatched = [key if isinstance(key, str) else key[0] for key in report["mismatched_keys"]]
+    for complaint, keys in (("lacks", report["missing_keys"]), ("has, in another shape,", mismatched)):
+        if keys:
+            names = sorted(keys)
+            more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
+            raise UsageError(
+                f"{path}: the checkpoint {complaint} weights of {cls.__name__}: "
+                f"{', '.join(names[:_FEW])}{more}",
+                hint="Does the configuration fit the checkpoint?",
+            )
+    return model.eval()
+
+
+def _model_class(path: str, config: Any, trust: bool) -> Any:
+    import transformers
+
+    remote = getattr(config, "auto_map", None) or {}
+    if trust:
+        names = [n for n in remote if n.startswith("AutoModel")]
+        if names:
+            from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+            chosen = next((n for n in names if n != "AutoModel"), names[0])
+            return get_class_from_dynamic_module(remote[chosen], path)
+    for name in config.architectures or []:
+        if hasattr(transformers, name):
+            return getattr(transformers, name)
+    autos = ["AutoModelForCausalLM", "AutoModel"]
+    if getattr(config, "is_encoder_decoder", False):
+        autos = ["AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq", "AutoModel"]
+    for name in autos:
+        mapping = getattr(transformers, name)._model_mapping
+        if type(config) in mapping:
+            cls = mapping[type(config)]
+            return cls[0] if isinstance(cls, tuple) else cls
+    wanted = ", ".join(config.architectures or [config.model_type])
+    raise UsageError(
+        f"{path}: transformers has no model class for {wanted}",
+        hint="If you trust its code: --trust-remote-code." if remote else None,
+    )
+
+
+def _dtype_option(dtype: Any) -> dict[str, Any]:
+    import transformers
+
+    major = int(transformers.__version__.partition(".")[0])
+    return {"dtype" if major >= 5 else "torch_dtype": dtype}
+
+
+def _set_layers(path: str, config: Any, count: int, *, may_grow: bool) -> None:
+    """Cut the model to its first layers, and with it every list that has an entry a layer."""
+    parts = {id(c): c for c in (config, config.get_text_config())}.values()
+    names = [(part, name) for part in parts for name in _LAYER_COUNTS if hasattr(part, name)]
+    if not names:
+        raise UsageError(f"{path}: its configuration has no num_hidden_layers")
+    for part, name in names:
+        _cut_layers(f"{path}: --num-hidden-layers", part, name, count, may_grow=may_grow)
+
+
+def _cut_layers(where: str, part: Any, name: str, count: Any, *, may_grow: bool) -> None:
+    before = getattr(part, name)
+    if type(count) is not int or count < 1 or (count > before and not may_grow):
+        raise UsageError(f"{where} is {count!r}, expected 1 to {before}")
+    for key, value in list(vars(part).items()):
+        if isinstance(value, list) and len(value) == before and key.lstrip("_").endswith(("types", "layers")):
+            setattr(part, key, value[:count])
+    setattr(part, name, count)
+
+
+def _counts_layers(part: Any, name: str) -> bool:
+    """Whether the option is a count of layers, under its common name or the model's own."""
+    own = getattr(part, "attribute_map", None) or {}
+    return name in _LAYER_COUNTS or name in [own.get(common) for common in _LAYER_COUNTS]
+
+
+def _set_option(path: str, config: Any, key: str, value: Any, *, may_grow: bool) -> None:
+    if key == "attn_implementation":  # a property with another name
+        config._attn_implementation = value
+        return
+    *parents, last = key.split(".")
+    place = config
+    for name in (*parents, last):
+        known = list(place) if isinstance(place, Mapping) else list(place.to_dict())
+        if name not in known and not (not isinstance(place, Mapping) and hasattr(place, name)):
+            close = difflib.get_close_matches(name, known, n=3)
+            raise UsageError(
+                f"{path}: its configuration has no {abbreviate(key)!r}",
+                hint=f"Did you mean {' or '.join(map(repr, close))}?" if close else None,
+            )
+        if name is not last:
+            place = place[name] if isinstance(place, Mapping) else getattr(place, name)
+            if not isinstance(place, Mapping) and not hasattr(place, "to_dict"):
+                raise UsageError(f"{path}: {name!r} of its configuration holds no further options")
+    if isinstance(place, Mapping):
+        place[last] = value  # type: ignore[index]  # a dict; Mapping is what isinstance narrows to
+    elif _counts_layers(place, last):
+        _cut_layers(f"{path}: --config {key}", place, last, value, may_grow=may_grow)
+    else:
+        try:
+            setattr(place, last, value)
+        except Exception as error:  # huggingface_hub checks types by errors of its own
+            reason = " ".join(str(error).split())
+            raise UsageError(f"{path}: --config {key}={value}: {abbreviate(reason, 200)}") from error

@@ -1,0 +1,192 @@
+"""Runs of a MAX model: its instrumented graph is executed, and the trace of each run is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorcap.adapters.max.engine import BufferType, init_model
+from tensorcap.adapters.max.foreign_program import ForeignProgram
+from tensorcap.adapters.max.graph_builder import build
+from tensorcap.adapters.max.graph_plan import CompiledGraph, GraphSource, Instrumentation
+from tensorcap.adapters.max.inputs import ModelInputs
+from tensorcap.adapters.max.parameters import load_weights
+from tensorcap.adapters.max.playback import capture_prints, play_back, symbolic_shapes
+from tensorcap.adapters.max.substitution import feed
+from tensorcap.adapters.max.tensors import NotCapturableError, stored
+from tensorcap.recording.recorder import Recorder
+from tensorcap.recording.scope import Plan
+from tensorcap.recording.substitution import Substitution
+from tensorcap_formats.dtypes import decode
+
+
+def run(model: GraphSource, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Run a model, through the capture that is under way if there is one."""
+    tapped_run = model.compiled.tapped_run
+    if tapped_run is None:
+        return GraphExecutor(model).run_control(ModelInputs(model, args, kwargs))
+    return tapped_run(args, kwargs)
+
+
+class GraphExecutor:
+    """Executes graphs of a model with the weights that it has now."""
+
+    def __init__(self, model: GraphSource) -> None:
+        self._model = model
+        self._weights = load_weights(model)
+        self._ready: list[tuple[CompiledGraph, Any]] = []
+
+    def compiled(self, model_inputs: ModelInputs, instrumentation: Instrumentation | None) -> CompiledGraph:
+        """A graph for these inputs with at least this instrumentation; it is built if there is none."""
+        graphs = self._model.compiled.graphs
+        for known in graphs:
+            if known.instrumentation is None or instrumentation is None:
+                is_enough = known.instrumentation is instrumentation
+            else:
+                is_enough = known.instrumentation.covers(instrumentation)
+            if is_enough and known.signature == model_inputs.signature:
+                return known
+        graphs.append(build(self._model, model_inputs, instrumentation))
+        return graphs[-1]
+
+    def execute(self, graph: CompiledGraph, buffers: Sequence[Any]) -> list[Any]:
+        """Run a graph, and return all its outputs."""
+        ready = next((model for known, model in self._ready if known is graph), None)
+        if ready is None:
+            ready = init_model(graph.session, graph.artifact, self._weights)
+            self._ready.append((graph, ready))
+        return list(ready.execute(*buffers))
+
+    def run_control(self, model_inputs: ModelInputs) -> list[Any]:
+        """Run the model without any taps, and return its outputs."""
+        buffers = [
+            b.copy() if isinstance(t, BufferType) else b  # which a run writes to
+            for b, t in zip(model_inputs.buffers, model_inputs.types, strict=True)
+        ]
+        return self.execute(self.compiled(model_inputs, None), buffers)
+
+
+class ModelTap:
+    """A capture of a model that is under way.
+
+    Attributes:
+        unused: Names of modules with weights of which none is in the graph that ran last; None before.
+    """
+
+    def __init__(
+        self,
+        model: GraphSource,
+        names: Collection[str],
+        recorder: Recorder,
+        plan: Plan,
+        substitution: Substitution | None,
+        program: ForeignProgram,
+    ) -> None:
+        self.unused: frozenset[str] | None = None
+        self._model = model
+        self._names = names
+        self._recorder = recorder
+        self._plan = plan
+        self._substitution = substitution
+        self._program = program
+        self._executor: GraphExecutor | None = None
+        self._is_controlled = not model.control or substitution is not None
+
+    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Run the model, record its calls, and return its outputs."""
+        with self._program.paused():
+            return self._run(args, kwargs)
+
+    def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Run the model under capture.
+
+        1. Take or build the instrumented graph for these inputs.
+        2. Fill its switches with what a substitution has.
+        3. In the first run, run a graph without taps too, as a control.
+        4. Execute the graph and record its trace.
+        5. Note what the taps changed against the control.
+        """
+        recorder = self._recorder
+        executor = self._executor = self._executor or GraphExecutor(self._model)
+        substitution = self._substitution if recorder.is_recording else None
+        model_inputs = ModelInputs(self._model, args, kwargs)
+        injectable = frozenset({*self._plan.room, *(substitution.kinds if substitution else ())})
+        instrumentation = Instrumentation(
+            frozenset(self._names), self._plan.inputs or "input" in injectable, injectable, self._plan.inner
+        )
+        with recorder.waiting.on("MAX compiles the model"):
+            graph = executor.compiled(model_inputs, instrumentation)
+        self.unused = graph.unused
+        buffers = feed(graph, model_inputs, substitution, recorder.last_step + 1)
+        with recorder.waiting.on("MAX compiles the model without taps, as a control"):
+            control = None if self._is_controlled else executor.run_control(model_inputs)
+        # a graph writes to the inputs of a buffer type, and its trace holds none of those
+        own = len(graph.own_slots)
+        with capture_prints(graph.session, graph.events) as printed:
+            outputs = executor.execute(graph, buffers)
+            play_back(
+                graph.events,
+                model_inputs.buffers,
+                buffers,
+                outputs[own:],
+                recorder,
+                self._names,
+                with_inputs=self._plan.inputs,
+                printed=printed,
+            )
+        recorder.facts["graph"] = {
+            "compile_seconds": round(graph.seconds, 3),
+            "outputs": own,
+            "taps": graph.taps,
+            "switches": len(graph.switches),
+        }
+        shapes = dict(symbolic_shapes(graph.events))
+        if shapes:
+            recorder.facts["symbolic_shapes"] = shapes
+        if control is not None:
+            self._is_controlled = True
+            entries = [
+                compare_with_control(slot, *pair)
+                for slot, *pair in zip(graph.own_slots, control, outputs[:own], strict=True)
+            ]
+            recorder.facts["control"] = entries
+            recorder.facts.setdefault("notes", []).append(describe_control(entries))
+        return outputs[:own]
+
+
+def compare_with_control(slot: str, control: Any, tapped: Any) -> dict[str, Any]:
+    """Measure how far an output of the instrumented graph lies from that of the graph without taps."""
+    entry: dict[str, Any] = {"slot": slot}
+    try:
+        (control_bits, dtype), (tapped_bits, _) = stored(control), stored(tapped)
+    except NotCapturableError as error:
+        return {**entry, "reason": str(error)}
+    if control_bits.tobytes() == tapped_bits.tobytes():
+        return {**entry, "identical": True, "max_abs": 0.0}
+    expected, actual = (decode(bits, dtype).astype(np.float64) for bits in (control_bits, tapped_bits))
+    is_finite = np.isfinite(expected) & np.isfinite(actual)
+    entry["identical"] = False
+    entry["max_abs"] = float(np.abs(expected - actual)[is_finite].max(initial=0.0))
+    entry["largest"] = float(np.abs(expected)[is_finite].max(initial=0.0))
+    is_equal = (expected == actual) | (np.isnan(expected) & np.isnan(actual))
+    mismatches = int((~is_finite & ~is_equal).sum())
+    if mismatches:
+        entry["nonfinite_mismatches"] = mismatches
+    return entry
+
+
+def describe_control(entries: Sequence[Mapping[str, Any]]) -> str:
+    """Summarize in a sentence what the taps changed, from the entries of `compare_with_control`."""
+    if all(entry.get("identical") for entry in entries):
+        return "a run without taps gave the same bits"
+    worst = max((e for e in entries if "max_abs" in e), key=lambda e: e["max_abs"], default=None)
+    if worst is None:
+        return "a run without taps could not be compared with this one"
+    text = (
+        f"taps end the fusion of kernels: a run without them gave {worst['slot']} that differs by up to "
+        f"{worst['max_abs']:.3g}, of values up to {worst.get('largest', 0.0):.3g}"
+    )
+    mismatches = sum(int(entry.get("nonfinite_mismatches", 0)) for entry in entries)
+    return f"{text}; and {mismatches} of its elements are not finite in one of both" if mismatches else text
