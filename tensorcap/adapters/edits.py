@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from tensorcap_formats.dtypes import Array
 
@@ -67,6 +67,7 @@ class Masked:
     way: str
 
 
+ArgumentKind = Literal["float", "int", "other"]
 Edit = Filled | Ordered | Transposed | Added | Absent | Shifted | Rounded | Masked
 
 
@@ -87,6 +88,23 @@ class Operation:
     place: str
     ways: tuple[str, ...]
     has_number: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A tensor that a module is given.
+
+    Attributes:
+        kind: `float`; `int` if whole numbers may change; `other`.
+        shape: Its shape.
+        lowest: The smallest of its whole numbers; None for other kinds and without elements.
+        highest: The largest of them.
+    """
+
+    kind: ArgumentKind
+    shape: tuple[int, ...]
+    lowest: int | None = None
+    highest: int | None = None
 
 
 @dataclass(frozen=True)
@@ -128,8 +146,8 @@ class Rerun(Protocol):
         """Numbers, switches and lists of words that its code reads, by name."""
 
     @property
-    def arguments(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
-        """Kinds (`float`, `int` if they may change, `other`) and shapes of what it is given, by name."""
+    def arguments(self) -> Mapping[str, Argument]:
+        """Tensors that it is given, by name."""
 
     @property
     def results(self) -> Mapping[str, tuple[int, ...]]:

@@ -49,7 +49,7 @@ def mutation_hypotheses(exhibit: PairContext, scales: Scorer, rerun: Rerun | Non
     operations = rerun.operations
     shapes = [
         *rerun.tensors.values(),
-        *(shape for _, shape in rerun.arguments.values()),
+        *(argument.shape for argument in rerun.arguments.values()),
         *rerun.results.values(),
     ]
     most = _WORK // (1 + sum(map(math.prod, shapes)))

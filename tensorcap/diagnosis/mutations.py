@@ -14,6 +14,7 @@ from tensorcap.adapters.edits import (
     MASKS,
     Absent,
     Added,
+    Argument,
     CallMutation,
     Edit,
     Filled,
@@ -112,7 +113,7 @@ def mutations_of(exhibit: PairContext, rerun: Rerun, largest: int) -> list[Mutat
     return [
         *_of_experts(exhibit, shapes),
         *_of_settings(rerun),
-        *_of_arguments(rerun),
+        *_of_arguments(exhibit, rerun),
         *_of_results(rerun),
         *(one for name in rerun.tensors for one in _without(name)),
         *(one for name, shape in shapes.items() for one in _in_order(exhibit, name, shape)),
@@ -324,8 +325,9 @@ def _values(value: Any) -> Iterator[Any]:
             yield type(value)([word] * len(value))
 
 
-def _of_arguments(rerun: Rerun) -> Iterator[Mutation]:
-    for name, (kind, shape) in rerun.arguments.items():
+def _of_arguments(exhibit: PairContext, rerun: Rerun) -> Iterator[Mutation]:
+    for name, argument in rerun.arguments.items():
+        kind, shape = argument.kind, argument.shape
         short = name.removeprefix("input.")
         what, missing, hint = next(entry for entry in _ARGUMENTS if entry[0] in short)
         edits: list[tuple[str, str, Edit]] = [(missing, f"without its {short}", Absent())]
@@ -337,10 +339,28 @@ def _of_arguments(rerun: Rerun) -> Iterator[Mutation]:
             edits.append((missing, f"with ones for its {short}", Filled(1.0)))
         elif kind == "int":
             other = missing if what else "index-differs"
-            edits += [(other, f"with its {short} {step:+d}", Added(step)) for step in (1, -1)]
+            edits += [
+                (other, f"with its {short} {step:+d}", Added(step))
+                for step in (1, -1)
+                if what or _is_in_range(exhibit, rerun, argument, step)
+            ]
         edits += [(found, f"with its {short} {text}", edit) for found, text, edit in _shifts(shape)]
         for found, text, edit in edits:
             yield Mutation(found, text, hint, CallMutation(arguments={name: edit}), {"argument": short})
+
+
+def _is_in_range(exhibit: PairContext, rerun: Rerun, argument: Argument, step: int) -> bool:
+    """Whether indices plus a number are still indices of the table that they are looked up in.
+
+    Kernels that do not check them read memory that nobody has written. The table is the smallest one that
+    has all of them: a tensor of the module, by its first axis, or the experts of the configuration.
+    """
+    if argument.lowest is None or argument.highest is None:
+        return False
+    sizes = [shape[0] for shape in rerun.tensors.values() if shape]
+    sizes.append(int(exhibit.number(*_EXPERTS) or 0))
+    size = min((size for size in sizes if size > argument.highest), default=0)
+    return argument.lowest + step >= 0 and argument.highest + step < size
 
 
 def _of_results(rerun: Rerun) -> Iterator[Mutation]:

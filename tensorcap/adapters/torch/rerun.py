@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tensorcap.adapters.edits import CallMutation, Edit, Operation
+from tensorcap.adapters.edits import Argument, CallMutation, Edit, Operation
 from tensorcap.adapters.torch.description import tree
 from tensorcap.adapters.torch.low_precision import Steps
 from tensorcap.adapters.torch.mutations import Altering, Held, changed, edited, settings, with_forward
@@ -96,11 +96,11 @@ class ModuleRerun:
         return found if self._is_on_cpu() else {n: v for n, v in found.items() if type(v) is not int}
 
     @property
-    def arguments(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+    def arguments(self) -> Mapping[str, Argument]:
         """Those that are tensors themselves, and those within tuples and mappings."""
         args, kwargs = self._given
         return {
-            f"{slot}.{leaf.name}" if leaf.name else slot: (self._kind(leaf.value), tuple(leaf.value.shape))
+            f"{slot}.{leaf.name}" if leaf.name else slot: self._argument(leaf.value)
             for slot, value in self._named(self._module, args, kwargs)
             for leaf in walk(value, KINDS)
             if isinstance(leaf.value, torch.Tensor)
@@ -160,10 +160,15 @@ class ModuleRerun:
                 return None
         return None if self._found is None else self._found.cpu().double().numpy()
 
-    def _kind(self, tensor: torch.Tensor) -> str:
+    def _argument(self, tensor: torch.Tensor) -> Argument:
+        shape = tuple(tensor.shape)
         if tensor.is_floating_point():
-            return "float"
-        return "int" if tensor.dtype != torch.bool and self._is_on_cpu() else "other"
+            return Argument("float", shape)
+        if tensor.dtype == torch.bool or not self._is_on_cpu():
+            return Argument("other", shape)
+        if not tensor.numel():
+            return Argument("int", shape)
+        return Argument("int", shape, int(tensor.min()), int(tensor.max()))
 
     def _is_on_cpu(self) -> bool:
         """Whether whole numbers may change: an index out of range spoils other devices for the process."""
