@@ -1,4 +1,4 @@
-"""Variation: a call of a reference's module, made again on a target's values with something changed."""
+"""Mutations of one call of a reference's module, made again on a target's values (as in mutation testing)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, Protocol
 
 from tensorcap_formats.dtypes import Array
 
-MASKS: Final = ("one further", "one fewer", "longer window", "shorter window")
+MASK_EXTENTS: Final = ("one further", "one fewer", "longer window", "shorter window")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,11 @@ class Rounded:
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """A mask of attention of another extent, one of `MASKS`."""
+    """A mask of attention of another extent, one of `MASK_EXTENTS`."""
 
-    way: str
+    extent: str
 
 
-ArgumentKind = Literal["float", "int", "other"]
 Edit = Filled | Ordered | Transposed | Added | Absent | Shifted | Rounded | Masked
 
 
@@ -78,15 +77,15 @@ class Operation:
     Attributes:
         name: As the framework calls it.
         place: File and line where it is written.
-        ways: What it can be altered to: `first` and `second` (it returns that operand), `twice` (a sum),
-            `opposite` (of sums and differences), `sum` (in the place of a product), `0 and 1` (parts that are
-            split or joined are exchanged), one of `MASKS` (of attention), or the name of another function.
+        alternatives: What it can do instead: `first` and `second` (it returns that operand), `twice` (a sum),
+            `opposite` (of sums and differences), `sum` (for a product), `0 and 1` (parts that are split or
+            joined are exchanged), one of `MASK_EXTENTS` (of attention), or the name of another function.
         has_number: Whether an operand is a number.
     """
 
     name: str
     place: str
-    ways: tuple[str, ...]
+    alternatives: tuple[str, ...]
     has_number: bool
 
 
@@ -101,7 +100,7 @@ class Argument:
         highest: The largest of them.
     """
 
-    kind: ArgumentKind
+    kind: Literal["float", "int", "other"]
     shape: tuple[int, ...]
     lowest: int | None = None
     highest: int | None = None
@@ -109,14 +108,15 @@ class Argument:
 
 @dataclass(frozen=True)
 class CallMutation:
-    """What is different in a module.
+    """What is different when a call is made again; nothing by default.
 
     Attributes:
-        tensors: Parameters and buffers by name, and what becomes of each.
-        settings: Other values of attributes, and of entries of its configuration (`config.NAME`), by name.
-        arguments: Tensors that it is given, by name, and what becomes of each.
-        results: Calls within it by name; what becomes of the result, or whose result it returns.
-        operations: Operations of its code by their keys in `Rerun.operations`, and one of its ways.
+        tensors: Edits of parameters and buffers, by name.
+        settings: Other values of attributes, and of entries of the configuration (`config.NAME`), by name.
+        arguments: Edits of tensors that the module is given, by name.
+        results: Edits of what calls within it return, or the name of the call whose result replaces it, by
+            the name of the call.
+        operations: One of the alternatives of an operation, by its key in `Rerun.operations`.
         steps: A dtype that the result of every operation of its code is rounded to; "" for none.
         is_in_turn: Whether sums are then taken one after the other, rounded each time.
     """
@@ -131,7 +131,7 @@ class CallMutation:
 
 
 class Rerun(Protocol):
-    """One call of a module, given what the target's was given, and so the calls within it."""
+    """One call of a module on the target's arguments; calls within it return what the target's returned."""
 
     @property
     def class_name(self) -> str:
@@ -155,7 +155,7 @@ class Rerun(Protocol):
 
     @property
     def operations(self) -> Mapping[str, Operation]:
-        """Operations of its own code in the last call that was made, in their order."""
+        """Operations of its own code in the last call that was made, by key, in their order."""
 
-    def made(self, change: CallMutation) -> Array | None:
-        """The tensor in question as float64, with something changed; None where the call fails."""
+    def run(self, mutation: CallMutation) -> Array | None:
+        """Make the call; the tensor in question as float64, or None if the call fails."""

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from tensorcap.diagnosis.context import PairContext
-from tensorcap.diagnosis.scoring import LESSENED, Hypothesis, Scorer, Values, inherited, relative_error
+from tensorcap.diagnosis.scoring import LESSENED, Hypothesis, Values, inherited_error, relative_error
 from tensorcap_formats.float_formats import rounded
 
 Statistic = Literal["rms", "layer", "l2"]
@@ -100,25 +100,25 @@ class NormVariant:
         return rounded(1 + weight, dtype) if self.weighting == "1 + w, rounded" else 1 + weight
 
 
-def norms(exhibit: PairContext, scales: Scorer) -> Iterator[Hypothesis]:
+def propose_norms(context: PairContext) -> Iterator[Hypothesis]:
     """The target by another variant than the reference, each on its own inputs."""
-    if not exhibit.is_same_shape or exhibit.r.ndim < 2 or exhibit.r.shape[-1] < 4:
+    if not context.is_same_shape or context.r.ndim < 2 or context.r.shape[-1] < 4:
         return
-    width = exhibit.r.shape[-1]
-    given = [(slot, x, y) for slot, x, y in exhibit.inputs if x.shape == exhibit.r.shape]
+    width = context.r.shape[-1]
+    given = [(slot, x, y) for slot, x, y in context.inputs if x.shape == context.r.shape]
     if len(given) != 1:
         return
     (slot, ours, theirs) = given[0]
-    parameters = exhibit.parameters()
+    parameters = context.read_parameters()
     weight, own_weight = _vector(parameters, ("weight", "scale", "gamma"), width)
     bias, own_bias = _vector(parameters, ("bias", "beta"), width)
     rows = _rows(ours.reshape(-1, width))
-    dtype = exhibit.reference.dtype.name
-    x, made = ours.reshape(-1, width)[rows], exhibit.r.reshape(-1, width)[rows]
+    dtype = context.reference.dtype.name
+    x, made = ours.reshape(-1, width)[rows], context.r.reshape(-1, width)[rows]
     fitted = 0
-    usual = _best(x, made, weight, bias, dtype, scales, exhibit)
+    usual = _best(x, made, weight, bias, dtype, context)
     if usual is None and weight is None:
-        found = _with_fitted_weight(x, made, dtype, scales, exhibit)
+        found = _with_fitted_weight(x, made, dtype, context)
         if found is None:
             return
         usual, weight, bias = found
@@ -126,33 +126,43 @@ def norms(exhibit: PairContext, scales: Scorer) -> Iterator[Hypothesis]:
     if usual is None:
         return
     is_wide = dtype in _WIDE
-    dtype = exhibit.target.dtype.name
+    dtype = context.target.dtype.name
     own_weight = rounded(weight, dtype) if own_weight is None and weight is not None else own_weight
     own_bias = rounded(bias, dtype) if own_bias is None and bias is not None else own_bias
-    x, made = theirs.reshape(-1, width)[rows], exhibit.t.reshape(-1, width)[rows]
+    x, made = theirs.reshape(-1, width)[rows], context.t.reshape(-1, width)[rows]
     is_narrowed = is_wide and dtype not in _WIDE
     expected = _as_usual(usual, x, made, own_weight, own_bias, dtype) if is_narrowed else usual
-    other = _best(x, made, own_weight, own_bias, dtype, scales, exhibit, near=expected)
+    other = _best(x, made, own_weight, own_bias, dtype, context, near=expected)
     if other is None:
         return
     same = [None if side is None else rounded(side, dtype) for side in (weight, bias)]
-    yield inherited(exhibit.t, expected(theirs, same[0], same[1], dtype), exhibit.r)
+    yield inherited_error(context.t, expected(theirs, same[0], same[1], dtype), context.r)
     if weight is not None and own_weight is not None and not fitted:
-        yield from _own_weight(exhibit, other, theirs, (weight, own_weight), own_bias)
+        yield from _own_weight(context, other, theirs, (weight, own_weight), own_bias)
     if other == expected:
         return
     predicted, baseline = (v(theirs, own_weight, own_bias, dtype) for v in (other, expected))
     text, kind, hint = _difference(expected, other, slot)
-    logs = math.log(3 * 4 * 2 * len(_PRECISIONS) * (len(_EPS) + 2))
+    log_alternatives = math.log(3 * 4 * 2 * len(_PRECISIONS) * (len(_EPS) + 2))
     facts = {"reference": _facts(usual), "target": _facts(other)}
-    yield Hypothesis(kind, text, exhibit.t, predicted, baseline, fitted, logs, hint, facts)
+    yield Hypothesis(
+        kind,
+        text,
+        context.t,
+        predicted,
+        baseline,
+        parameters=fitted,
+        log_alternatives=log_alternatives,
+        hint=hint,
+        facts=facts,
+    )
 
 
 def _own_weight(
-    exhibit: PairContext, variant: NormVariant, x: Values, weights: tuple[Values, Values], bias: Values | None
+    context: PairContext, variant: NormVariant, x: Values, weights: tuple[Values, Values], bias: Values | None
 ) -> Iterator[Hypothesis]:
     """The target by the same norm, right for its own weight, which is another one."""
-    dtype = exhibit.target.dtype.name
+    dtype = context.target.dtype.name
     weight, own = weights
     if np.array_equal(rounded(weight, dtype), own):
         return
@@ -164,7 +174,7 @@ def _own_weight(
             text = f"the weight of the target is that of the reference {'plus' if shift > 0 else 'minus'} one"
             hint = "One plus the weight is meant on one side and the weight alone on the other."
     predicted, baseline = variant(x, own, bias, dtype), variant(x, rounded(weight, dtype), bias, dtype)
-    yield Hypothesis(kind, text, exhibit.t, predicted, baseline, 0, 0, hint)
+    yield Hypothesis(kind, text, context.t, predicted, baseline, hint=hint)
 
 
 def _vector(
@@ -202,13 +212,14 @@ def _best(
     weight: Values | None,
     bias: Values | None,
     dtype: str,
-    scales: Scorer,
-    exhibit: PairContext,
+    context: PairContext,
     near: NormVariant | None = None,
 ) -> NormVariant | None:
     """The variant that leaves least; the one that is `near` stays unless another leaves far less."""
     is_low = dtype not in _WIDE
-    known = exhibit.number("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")
+    known = context.config_number(
+        "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon"
+    )
     eps = tuple(dict.fromkeys(e for e in (known, near.eps if near else None, *_EPS) if e is not None))
 
     def left(variant: NormVariant) -> float:
@@ -226,7 +237,7 @@ def _best(
         usual = left(near)
         if least >= LESSENED * usual:
             return near
-    elif least > max(4 * scales.rounding, 1e-6):
+    elif least > max(4 * context.rounding, 1e-6):
         return None
     good = [v for v, error in errors.items() if error <= max(1.05 * least, 1e-7)]
     return min(good, key=lambda v: _changes(near, v))
@@ -277,14 +288,14 @@ def _fitted_eps(
 
 
 def _with_fitted_weight(
-    x: Values, made: Values, dtype: str, scales: Scorer, exhibit: PairContext
+    x: Values, made: Values, dtype: str, context: PairContext
 ) -> tuple[NormVariant, Values, Values | None] | None:
     """A norm whose weight is in no archive, but follows from what it made."""
     if len(x) < 8:
         return None
     statistics: tuple[Statistic, ...] = ("rms", "layer")
     for statistic in statistics:
-        for eps in dict.fromkeys((exhibit.number("rms_norm_eps", "layer_norm_eps") or 1e-6, *_EPS)):
+        for eps in dict.fromkeys((context.config_number("rms_norm_eps", "layer_norm_eps") or 1e-6, *_EPS)):
             variant = NormVariant(statistic, eps, "w")
             y = variant(x, None, None, "float64")
             for has_bias in (False, True):
@@ -293,7 +304,7 @@ def _with_fitted_weight(
                 product = ((y - mean_y) * made).sum(axis=0)
                 weight = np.divide(product, square, out=np.ones_like(square), where=square > 0)
                 bias = mean - weight * mean_y if has_bias else None
-                if relative_error(made, variant(x, weight, bias, dtype)) <= max(4 * scales.rounding, 1e-6):
+                if relative_error(made, variant(x, weight, bias, dtype)) <= max(4 * context.rounding, 1e-6):
                     return variant, weight, bias
     return None
 

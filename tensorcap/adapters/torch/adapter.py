@@ -180,8 +180,8 @@ class TorchAdapter:
         self, workload: Workload, substitution: Substitution, site: str, key: Key
     ) -> ModuleRerun | None:
         """Run the workload until a call of a module, which can then be made again."""
-        found = ModuleRerun(workload.model, substitution, site, key)
-        return found if found.find(lambda: self.run(workload)) else None
+        rerun = ModuleRerun(workload.model, substitution, site, key)
+        return rerun if rerun.find_call(lambda: self.run(workload)) else None
 
     def export(self, workload: Workload, plan: Plan) -> Callable[[Recorder], None]:
         """Export the model by torch.export, not strictly."""

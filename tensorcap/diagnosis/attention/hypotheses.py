@@ -12,9 +12,9 @@ import numpy as np
 
 from tensorcap.diagnosis.attention.core import Core, Mask, Parts
 from tensorcap.diagnosis.attention.parts import parts_of
+from tensorcap.diagnosis.constants import name_factor
 from tensorcap.diagnosis.context import PairContext
-from tensorcap.diagnosis.scoring import LESSENED, Hypothesis, Scorer, Values, inherited, relative_error
-from tensorcap.diagnosis.simple import named
+from tensorcap.diagnosis.scoring import LESSENED, Hypothesis, Values, inherited_error, relative_error
 
 _LARGEST: Final = 1 << 21  # scores that are worked out: of as many heads as that allows
 _ROUNDINGS: Final = 12.0  # that it may leave: scores, their softmax and the result are rounded
@@ -32,16 +32,19 @@ _HINTS: Final = {
 }
 
 
-def attentions(exhibit: PairContext, scales: Scorer) -> Iterator[Hypothesis]:
+def propose_attention_cores(context: PairContext) -> Iterator[Hypothesis]:
     """The target by a core that differs in one thing from the reference's, each of its own values."""
-    r, t, head_dim = exhibit.r, exhibit.t, exhibit.head_dim
-    is_core = exhibit.is_same_shape and r.ndim == 3 and head_dim and exhibit.window is None
+    r, t, head_dim = context.r, context.t, context.head_dim
+    is_core = context.is_same_shape and r.ndim == 3 and head_dim and context.window is None
     if not is_core or not head_dim or r.shape[-1] % head_dim:
         return
     count = r.shape[-1] // head_dim
     ours, theirs = (
         parts_of(archive, record, count, head_dim, r.shape)
-        for archive, record in ((exhibit.ours, exhibit.reference), (exhibit.theirs, exhibit.target))
+        for archive, record in (
+            (context.reference_archive, context.reference),
+            (context.target_archive, context.target),
+        )
     )
     if ours is None or theirs is None or ours.k.shape != theirs.k.shape or ours.k.shape[2] < 2:
         return
@@ -54,8 +57,8 @@ def attentions(exhibit: PairContext, scales: Scorer) -> Iterator[Hypothesis]:
     rows = np.asarray(np.ones(r.shape[:2], np.bool_) if ours.seen is None else ours.seen[:, 0].any(axis=-1))
 
     made, shown = (side.reshape(*r.shape[:2], count, head_dim)[:, :, heads][rows] for side in (r, t))
-    allowed = max(4 * scales.rounding * LESSENED, _ALLOWED)
-    known = _known(exhibit, ours, theirs, made, heads, rows, allowed)
+    allowed = max(4 * context.rounding * LESSENED, _ALLOWED)
+    known = _known(context, ours, theirs, made, heads, rows, allowed)
     if known is None:
         return
     usual, theirs = known
@@ -64,12 +67,20 @@ def attentions(exhibit: PairContext, scales: Scorer) -> Iterator[Hypothesis]:
         return np.asarray(theirs(core, some)[rows])
 
     baseline = result(usual)
-    yield inherited(shown, baseline, made)
-    for kind, text, core in _changes(usual, exhibit, theirs):
+    yield inherited_error(shown, baseline, made)
+    for kind, text, core in _changes(usual, context, theirs):
         facts = {"reference": _facts(usual), "target": _facts(core)}
         predicted = result(core)
         yield Hypothesis(
-            kind, text, shown, predicted, baseline, 0, math.log(32), _HINTS[kind], facts, _ROUNDINGS
+            kind,
+            text,
+            shown,
+            predicted,
+            baseline,
+            log_alternatives=math.log(32),
+            hint=_HINTS[kind],
+            facts=facts,
+            roundings=_ROUNDINGS,
         )
     few = _few(heads)
     sample = shown[:, np.isin(heads, few)]
@@ -77,18 +88,29 @@ def attentions(exhibit: PairContext, scales: Scorer) -> Iterator[Hypothesis]:
         usual.scale, lambda value: relative_error(sample, result(replace(usual, scale=value), few))
     )
     factor = scale / usual.scale
-    names = named(factor, exhibit, 0.01)
+    names = name_factor(factor, context, 0.01)
     text = f"scores of the target are scaled by {factor:.4g} times what the reference has"
     text += f", which is {names[0]}" if names else ""
     core = replace(usual, scale=scale)
     told: dict[str, object] = {"factor": factor, "equals": list(names)}
-    logs = math.log(_STEPS)
+    log_alternatives = math.log(_STEPS)
     kind, predicted = "attention-scale", result(core)
-    yield Hypothesis(kind, text, shown, predicted, baseline, 1, logs, _HINTS[kind], told, _ROUNDINGS)
+    yield Hypothesis(
+        kind,
+        text,
+        shown,
+        predicted,
+        baseline,
+        parameters=1,
+        log_alternatives=log_alternatives,
+        hint=_HINTS[kind],
+        facts=told,
+        roundings=_ROUNDINGS,
+    )
 
 
 def _known(
-    exhibit: PairContext,
+    context: PairContext,
     ours: Parts,
     theirs: Parts,
     made: Values,
@@ -106,7 +128,7 @@ def _known(
     def left(core: Core, sides: Sequence[Parts], shown: Values, some: Values) -> float:
         return min(relative_error(shown, parts(core, some)[rows]) for parts in sides)
 
-    cores = sorted(_usual(exhibit, ours), key=lambda core: left(core, (ours, theirs), sample, few))
+    cores = sorted(_usual(context, ours), key=lambda core: left(core, (ours, theirs), sample, few))
     if left(cores[0], (ours, theirs), made, heads) <= allowed:
         return cores[0], theirs
     if ours.sinks is None:
@@ -133,29 +155,32 @@ def _completed(theirs: Parts, ours: Parts) -> Parts:
     )
 
 
-def _usual(exhibit: PairContext, parts: Parts) -> Iterator[Core]:
+def _usual(context: PairContext, parts: Parts) -> Iterator[Core]:
     """What the configuration says, and what is common."""
-    dims = exhibit.head_dim or 1
-    scalar, multiplier = exhibit.number("query_pre_attn_scalar"), exhibit.number("attention_multiplier")
+    dims = context.head_dim or 1
+    scalar, multiplier = (
+        context.config_number("query_pre_attn_scalar"),
+        context.config_number("attention_multiplier"),
+    )
     scales = [dims**-0.5, 1.0, *([scalar**-0.5] if scalar else []), *([multiplier] if multiplier else [])]
-    caps = dict.fromkeys((0.0, exhibit.number("attn_logit_softcapping") or 0.0))
+    caps = dict.fromkeys((0.0, context.config_number("attn_logit_softcapping") or 0.0))
     for scale in dict.fromkeys(scales):
         for rotation in ("halves", "pairs") if parts.cos is not None else ("none",):
             for cap in caps:
-                for mask, is_causal, window in _sights(exhibit, parts):
+                for mask, is_causal, window in _sights(context, parts):
                     yield Core(scale, rotation, is_causal, window, cap, mask=mask)
 
 
-def _sights(exhibit: PairContext, parts: Parts) -> list[tuple[Mask, bool, int]]:
+def _sights(context: PairContext, parts: Parts) -> list[tuple[Mask, bool, int]]:
     """What is seen: what the mask says, and where it only says which tokens are padded, what is usual."""
     told = parts.of_mask()
     mask: Mask = "none" if told is None else "padding"
-    windows = dict.fromkeys((0, int(exhibit.number("sliding_window") or 0)))
+    windows = dict.fromkeys((0, int(context.config_number("sliding_window") or 0)))
     usual = [(mask, is_causal, window) for is_causal in (True, False) for window in windows]
     return usual if told in (None, ("padding", False, 0)) else [told] if told else []
 
 
-def _changes(usual: Core, exhibit: PairContext, parts: Parts) -> Iterator[tuple[str, str, Core]]:
+def _changes(usual: Core, context: PairContext, parts: Parts) -> Iterator[tuple[str, str, Core]]:
     """Cores that differ in one thing."""
     if parts.cos is not None:
         for rotation in ("halves", "pairs", "turned", "none", "q alone", "k alone"):
@@ -163,7 +188,7 @@ def _changes(usual: Core, exhibit: PairContext, parts: Parts) -> Iterator[tuple[
                 text = f"the target rotates: {rotation}; the reference: {usual.rotation}"
                 yield "attention-rotation", text, replace(usual, rotation=rotation)
     known = [parts.sight(usual)]
-    for text, core in _other_sights(usual, exhibit):
+    for text, core in _other_sights(usual, context):
         sight = parts.sight(core)
         if not any(_is_same(sight, other) for other in known):
             known.append(sight)
@@ -174,7 +199,7 @@ def _changes(usual: Core, exhibit: PairContext, parts: Parts) -> Iterator[tuple[
     if parts.sinks is not None:
         text = "the softmax of the target is without sinks"
         yield "attention-sinks", text, replace(usual, has_sinks=False)
-    cap = 0.0 if usual.softcap else exhibit.number("attn_logit_softcapping") or 0.0
+    cap = 0.0 if usual.softcap else context.config_number("attn_logit_softcapping") or 0.0
     if cap != usual.softcap:
         text = (
             "the target has no soft cap of scores" if usual.softcap else f"the target caps scores at {cap:g}"
@@ -185,7 +210,7 @@ def _changes(usual: Core, exhibit: PairContext, parts: Parts) -> Iterator[tuple[
         yield "attention-heads", text, replace(usual, is_tiled=not usual.is_tiled)
 
 
-def _other_sights(usual: Core, exhibit: PairContext) -> Iterator[tuple[str, Core]]:
+def _other_sights(usual: Core, context: PairContext) -> Iterator[tuple[str, Core]]:
     """Cores that see other tokens."""
     if usual.mask == "whole":
         yield "the target does not look at the mask", replace(usual, mask="none")
@@ -203,7 +228,7 @@ def _other_sights(usual: Core, exhibit: PairContext) -> Iterator[tuple[str, Core
     if usual.is_causal:
         yield "tokens of the target see the next one, too", replace(usual, ahead=1)
         yield "tokens of the target do not see themselves", replace(usual, ahead=-1)
-    window = usual.window or int(exhibit.number("sliding_window") or 0)
+    window = usual.window or int(context.config_number("sliding_window") or 0)
     for other in dict.fromkeys((0, window - 1, window, window + 1)):
         if other >= 0 and other != usual.window:
             sees = [f"a window of {w} tokens" if w else "all tokens" for w in (other, usual.window)]

@@ -588,7 +588,7 @@ def test_a_call_that_is_made_again_makes_what_numpy_makes(
     with ExitStack() as stack:
         again = rerun_within(stack, workload, tmp_path)
         for made, expected in ((CallMutation(), {}), (change, other(v)), (CallMutation(), {})):
-            values = again.made(made)
+            values = again.run(made)
             assert values is not None
             np.testing.assert_allclose(values, mixed(v, **expected), atol=2e-6)
 
@@ -603,8 +603,8 @@ def test_the_model_is_as_before_afterwards(tmp_path: Path, rng: np.random.Genera
     )
     with ExitStack() as stack:
         again = rerun_within(stack, workload, tmp_path)
-        assert again.made(fails) is None
-        assert again.made(CallMutation({"square": Filled(0.0)}, settings={"scaling": "no number"})) is None
+        assert again.run(fails) is None
+        assert again.run(CallMutation({"square": Filled(0.0)}, settings={"scaling": "no number"})) is None
     for name, parameter in mixer.named_parameters():
         identity, place, values = before[name]
         assert (id(parameter), parameter.data_ptr()) == (identity, place)
