@@ -20,7 +20,7 @@ NEEDED_BY = {
         "tests/comparison/test_inner_points_models.py",
         "tests/comparison/test_policy_models.py",
         "tests/comparison/test_testing.py",
-        "tests/diagnosis/test_called_again.py",
+        "tests/diagnosis/test_mutations.py",
         "tests/diagnosis/test_masks.py",
         "tests/formats/test_dump_folder.py",
         "tests/formats/test_foreign_torch.py",

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tensorcap.diagnosis.scoring import Hypothesis, Scorer, rank_explanations
+from tensorcap_formats.errors import UsageError
 from tests.diagnosis.conftest import Diagnose
 
 R = np.random.default_rng(2).standard_normal(64)
@@ -76,6 +77,19 @@ def test_fewer_numbers_come_first_and_make_more_needless() -> None:
     ]
     assert [e.kind for e in rank_explanations(found)] == ["none", "one"]
     assert [e.kind for e in rank_explanations(found[3:])] == ["only-here"]
+
+
+def test_a_family_can_be_left_out_by_its_name(diagnosed: Diagnose) -> None:
+    r = np.random.default_rng(0).standard_normal((1, 12, 64))
+    assert diagnosed(r, 3 * r).explanations[0].kind == "factor"
+    without = diagnosed(r, 3 * r, without={"factors and offsets"})
+    assert {"factor", "offset", "affine"}.isdisjoint(without.tried)
+    assert "rounded" in without.tried
+
+
+def test_a_family_that_does_not_exist_cannot_be_left_out(diagnosed: Diagnose) -> None:
+    with pytest.raises(UsageError, match=r"without: is \['factors'\], expected some of: degenerate values, "):
+        diagnosed(R, 3 * R, without={"factors"})
 
 
 @pytest.mark.spec("DIA-50")
