@@ -1,1 +1,1 @@
-"""Recompute attention: `parts` collects tensors, `core` computes with them, `hypotheses` proposes mistakes."""
+"""Recompute attention: `parts` collects tensors, `core` computes with them, `hypotheses` propose mistakes."""
