@@ -54,7 +54,7 @@ def command(
     if as_json:
         from tensorcap.reports.result_json import json_value
 
-        print_json(json_value(found.report()))
+        print_json(json_value(found.to_json()))
     else:
         from tensorcap_cli.diagnose_text import print_diagnosis
 

@@ -1,14 +1,14 @@
-"""Variation: a call of a reference's module, made again on a target's values with something changed."""
+"""Mutations of one call of a reference's module, made again on a target's values (as in mutation testing)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from tensorcap_formats.dtypes import Array
 
-MASKS: Final = ("one further", "one fewer", "longer window", "shorter window")
+MASK_EXTENTS: Final = ("one further", "one fewer", "longer window", "shorter window")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,9 @@ class Rounded:
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """A mask of attention of another extent, one of `MASKS`."""
+    """A mask of attention of another extent, one of `MASK_EXTENTS`."""
 
-    way: str
+    extent: str
 
 
 Edit = Filled | Ordered | Transposed | Added | Absent | Shifted | Rounded | Masked
@@ -77,28 +77,46 @@ class Operation:
     Attributes:
         name: As the framework calls it.
         place: File and line where it is written.
-        ways: What it can be altered to: `first` and `second` (it returns that operand), `twice` (a sum),
-            `opposite` (of sums and differences), `sum` (in the place of a product), `0 and 1` (parts that are
-            split or joined are exchanged), one of `MASKS` (of attention), or the name of another function.
+        alternatives: What it can do instead: `first` and `second` (it returns that operand), `twice` (a sum),
+            `opposite` (of sums and differences), `sum` (for a product), `0 and 1` (parts that are split or
+            joined are exchanged), one of `MASK_EXTENTS` (of attention), or the name of another function.
         has_number: Whether an operand is a number.
     """
 
     name: str
     place: str
-    ways: tuple[str, ...]
+    alternatives: tuple[str, ...]
     has_number: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A tensor that a module is given.
+
+    Attributes:
+        kind: `float`; `int` if whole numbers may change; `other`.
+        shape: Its shape.
+        lowest: The smallest of its whole numbers; None for other kinds and without elements.
+        highest: The largest of them.
+    """
+
+    kind: Literal["float", "int", "other"]
+    shape: tuple[int, ...]
+    lowest: int | None = None
+    highest: int | None = None
 
 
 @dataclass(frozen=True)
 class CallMutation:
-    """What is different in a module.
+    """What is different when a call is made again; nothing by default.
 
     Attributes:
-        tensors: Parameters and buffers by name, and what becomes of each.
-        settings: Other values of attributes, and of entries of its configuration (`config.NAME`), by name.
-        arguments: Tensors that it is given, by name, and what becomes of each.
-        results: Calls within it by name; what becomes of the result, or whose result it returns.
-        operations: Operations of its code by their keys in `Rerun.operations`, and one of its ways.
+        tensors: Edits of parameters and buffers, by name.
+        settings: Other values of attributes, and of entries of the configuration (`config.NAME`), by name.
+        arguments: Edits of tensors that the module is given, by name.
+        results: Edits of what calls within it return, or the name of the call whose result replaces it, by
+            the name of the call.
+        operations: One of the alternatives of an operation, by its key in `Rerun.operations`.
         steps: A dtype that the result of every operation of its code is rounded to; "" for none.
         is_in_turn: Whether sums are then taken one after the other, rounded each time.
     """
@@ -113,7 +131,7 @@ class CallMutation:
 
 
 class Rerun(Protocol):
-    """One call of a module, given what the target's was given, and so the calls within it."""
+    """One call of a module on the target's arguments; calls within it return what the target's returned."""
 
     @property
     def class_name(self) -> str:
@@ -128,8 +146,8 @@ class Rerun(Protocol):
         """Numbers, switches and lists of words that its code reads, by name."""
 
     @property
-    def arguments(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
-        """Kinds (`float`, `int` if they may change, `other`) and shapes of what it is given, by name."""
+    def arguments(self) -> Mapping[str, Argument]:
+        """Tensors that it is given, by name."""
 
     @property
     def results(self) -> Mapping[str, tuple[int, ...]]:
@@ -137,7 +155,7 @@ class Rerun(Protocol):
 
     @property
     def operations(self) -> Mapping[str, Operation]:
-        """Operations of its own code in the last call that was made, in their order."""
+        """Operations of its own code in the last call that was made, by key, in their order."""
 
-    def made(self, change: CallMutation) -> Array | None:
-        """The tensor in question as float64, with something changed; None where the call fails."""
+    def run(self, mutation: CallMutation) -> Array | None:
+        """Make the call; the tensor in question as float64, or None if the call fails."""

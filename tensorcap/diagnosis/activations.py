@@ -1,4 +1,4 @@
-"""Activation functions, and which of them makes the reference and which the target."""
+"""Propose activation functions: which of them makes the reference and which the target."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import Final
 import numpy as np
 
 from tensorcap.diagnosis.context import PairContext
-from tensorcap.diagnosis.scoring import LESSENED, Hypothesis, Scorer, Values, inherited, relative_error
+from tensorcap.diagnosis.scoring import LESSENED, Hypothesis, Values, inherited_error, relative_error
 from tensorcap_formats.float_formats import rounded
 
-_SAMPLE: Final = 1 << 14
-_PARTNERS: Final = 12  # values beside the pair that may be what gates it
+_SAMPLE: Final = 1 << 14  # elements by which a gated product is recognised
+_ROUNDINGS: Final = 4  # that a function may leave of the reference; twice that for a product
+_EXACT: Final = 1e-6  # relative error that float32 may leave of it
+_FACTORS: Final = 12  # values beside the pair that may be factors of a gated product
 _CAP: Final = 700.0  # exp of more is beyond float64
 
 
@@ -48,7 +50,7 @@ ACTIVATIONS: Final[Mapping[str, Callable[[Values], Values]]] = {
     "hard swish": lambda x: x * np.clip(x + 3, 0, 6) / 6,
     "mish": lambda x: x * np.tanh(np.logaddexp(x, 0.0)),
 }
-_USUAL: Final = {
+_USUAL_HINTS: Final = {
     frozenset(
         ("gelu erf", "gelu tanh")
     ): "GELU by tanh on one side and by erf on the other: frameworks differ in what `gelu` means.",
@@ -57,23 +59,23 @@ _USUAL: Final = {
 }
 
 
-def activations(exhibit: PairContext, scales: Scorer) -> Iterator[Hypothesis]:
-    """What the module was given, put through other functions; the values themselves put through one."""
-    yield from _of_values(exhibit)
-    if not exhibit.is_same_shape:
+def propose_activations(context: PairContext) -> Iterator[Hypothesis]:
+    """Propose functions of the values themselves, of the module's input, and of a gated product."""
+    yield from _propose_missing_or_added(context)
+    if not context.is_same_shape:
         return
-    shape = exhibit.r.shape
-    own = [(slot, x, y) for slot, x, y in exhibit.inputs if x.shape == shape]
-    for slot, ours, theirs in own:
-        yield from _of_input(exhibit, scales, slot, ours, theirs)
-    yield from _gated(exhibit, scales)
+    shape = context.r.shape
+    inputs = [(slot, x, y) for slot, x, y in context.inputs if x.shape == shape]
+    for slot, ours, theirs in inputs:
+        yield from _propose_other_function(context, slot, ours, theirs)
+    yield from _propose_gated(context)
 
 
-def _of_values(exhibit: PairContext) -> Iterator[Hypothesis]:
-    """One side is the other put through a function: an activation too many, or too few."""
-    if not exhibit.is_same_shape or exhibit.r.size < 16:
+def _propose_missing_or_added(context: PairContext) -> Iterator[Hypothesis]:
+    """Propose that one side is a function of the other: an activation too many, or too few."""
+    if not context.is_same_shape or context.r.size < 16:
         return
-    r, t = exhibit.r, exhibit.t
+    r, t = context.r, context.t
     for name, function in ACTIVATIONS.items():
         if name == "identity":
             continue
@@ -81,21 +83,22 @@ def _of_values(exhibit: PairContext) -> Iterator[Hypothesis]:
             more, less = function(r), function(t)
         hint = f"The activation ({name}) is missing in the target."
         text = f"the reference is {name} of the target"
-        yield Hypothesis("activation-missing", text, r, less, t, 0, 0, hint, {"activation": name})
+        yield Hypothesis("activation-missing", text, r, less, t, hint=hint, facts={"activation": name})
         hint = f"An activation ({name}) too many in the target."
         text = f"the target is {name} of the reference"
-        yield Hypothesis("activation-added", text, t, more, r, 0, 0, hint, {"activation": name})
+        yield Hypothesis("activation-added", text, t, more, r, hint=hint, facts={"activation": name})
 
 
-def _of_input(
-    exhibit: PairContext, scales: Scorer, slot: str, ours: Values, theirs: Values
+def _propose_other_function(
+    context: PairContext, slot: str, ours: Values, theirs: Values
 ) -> Iterator[Hypothesis]:
-    name = _maker(exhibit.r, ours, exhibit.reference.dtype.name, scales)
+    """Propose another function of the target's input than the one that makes the reference of its own."""
+    name = _find_function(context, ours)
     if name is None:
         return
-    dtype = exhibit.target.dtype.name
-    usual = rounded(ACTIVATIONS[name](theirs), dtype)
-    yield inherited(exhibit.t, usual, exhibit.r)
+    dtype = context.target.dtype.name
+    baseline = rounded(ACTIVATIONS[name](theirs), dtype)
+    yield inherited_error(context.t, baseline, context.r)
     for other, function in ACTIVATIONS.items():
         if other == name:
             continue
@@ -104,62 +107,93 @@ def _of_input(
         yield Hypothesis(
             "activation",
             text,
-            exhibit.t,
+            context.t,
             predicted,
-            usual,
-            0,
-            math.log(len(ACTIVATIONS)),
-            hint_of(name, other),
-            {"reference": name, "target": other},
+            baseline,
+            log_alternatives=math.log(len(ACTIVATIONS)),
+            hint=hint_for_activations(name, other),
+            facts={"reference": name, "target": other},
         )
 
 
-def _maker(made: Values, x: Values, dtype: str, scales: Scorer) -> str | None:
-    """The function that makes values of others; None where none does, or several do equally."""
-    errors = sorted((relative_error(made, rounded(f(x), dtype)), name) for name, f in ACTIVATIONS.items())
+def _find_function(context: PairContext, x: Values) -> str | None:
+    """Find the function that makes the reference of its input; None if none does, or several do equally."""
+    dtype = context.reference.dtype.name
+    errors = sorted(
+        (relative_error(context.r, rounded(function(x), dtype)), name)
+        for name, function in ACTIVATIONS.items()
+    )
     (best, name), (second, _) = errors[:2]
-    allowed = max(4 * scales.rounding, 1e-6)
+    allowed = max(_ROUNDINGS * context.rounding, _EXACT)
     return name if best <= allowed and best < LESSENED * second else None
 
 
-def _gated(exhibit: PairContext, scales: Scorer) -> Iterator[Hypothesis]:
-    """A product of an activation and a gate, as gated MLPs have it; both are recorded before."""
-    r, t = exhibit.r, exhibit.t
-    parts = list(itertools.islice(_parts(exhibit), _PARTNERS))
-    if len(parts) < 2:
+def _propose_gated(context: PairContext) -> Iterator[Hypothesis]:
+    """Propose another product of an activation and a gate, as gated MLPs have it.
+
+    1. Neighbours of the pair's shape, and halves of those of twice the width, are possible factors.
+    2. On a sample, the function of one factor times another one that makes the reference is looked for.
+    3. Proposed are other functions, exchanged factors, and the product without its gate.
+    """
+    r, t = context.r, context.t
+    factors = list(itertools.islice(_read_factors(context), _FACTORS))
+    if len(factors) < 2:
         return
     picked = np.linspace(0, r.size - 1, min(r.size, _SAMPLE)).astype(np.int64)
-    few = [(label, ours.reshape(-1)[picked], ours, theirs) for label, ours, theirs in parts]
+    sampled = [(label, ours.reshape(-1)[picked], theirs) for label, ours, theirs in factors]
     sample = r.reshape(-1)[picked]
-    allowed = max(8 * scales.rounding, 1e-6)
+    allowed = max(2 * _ROUNDINGS * context.rounding, _EXACT)
     for name, function in ACTIVATIONS.items():
-        for (x_label, x, _, x_theirs), (u_label, u, _, u_theirs) in itertools.permutations(few, 2):
+        for (x_label, x, x_theirs), (u_label, u, u_theirs) in itertools.permutations(sampled, 2):
             if relative_error(sample, function(x) * u) > allowed:
                 continue
-            usual = function(x_theirs) * u_theirs
-            yield inherited(t, usual, r)
-            logs = math.log(len(ACTIVATIONS))
-            for other, changed in ACTIVATIONS.items():
+            baseline = function(x_theirs) * u_theirs
+            yield inherited_error(t, baseline, r)
+            log_alternatives = math.log(len(ACTIVATIONS))
+            for other, other_function in ACTIVATIONS.items():
                 if other != name:
                     text = f"the target is {other} of {x_label} times {u_label}, the reference has {name}"
                     facts = {"reference": name, "target": other}
-                    value = changed(x_theirs) * u_theirs
+                    value = other_function(x_theirs) * u_theirs
                     yield Hypothesis(
-                        "activation", text, t, value, usual, 0, logs, hint_of(name, other), facts
+                        "activation",
+                        text,
+                        t,
+                        value,
+                        baseline,
+                        log_alternatives=log_alternatives,
+                        hint=hint_for_activations(name, other),
+                        facts=facts,
                     )
             hint = "Gate and up projections are swapped."
             text = f"the target puts {u_label} through {name} in the place of {x_label}"
-            yield Hypothesis("gate-swapped", text, t, function(u_theirs) * x_theirs, usual, 0, logs, hint)
+            yield Hypothesis(
+                "gate-swapped",
+                text,
+                t,
+                function(u_theirs) * x_theirs,
+                baseline,
+                log_alternatives=log_alternatives,
+                hint=hint,
+            )
             text = f"the target is {name} of {x_label}, without {u_label}"
             hint = "The multiplication by the gate is missing."
-            yield Hypothesis("gate-missing", text, t, function(x_theirs), usual, 0, logs, hint)
+            yield Hypothesis(
+                "gate-missing",
+                text,
+                t,
+                function(x_theirs),
+                baseline,
+                log_alternatives=log_alternatives,
+                hint=hint,
+            )
             return
 
 
-def _parts(exhibit: PairContext) -> Iterator[tuple[str, Values, Values]]:
-    """Values of the pair's shape beside it, and the halves of what has twice as many channels."""
-    shape = exhibit.r.shape
-    for label, ours, theirs in exhibit.beside():
+def _read_factors(context: PairContext) -> Iterator[tuple[str, Values, Values]]:
+    """Read neighbours of the pair's shape, and the halves of those of twice as many channels."""
+    shape = context.r.shape
+    for label, ours, theirs in context.read_neighbours():
         if theirs is None:
             continue
         if ours.shape == shape:
@@ -170,6 +204,8 @@ def _parts(exhibit: PairContext) -> Iterator[tuple[str, Values, Values]]:
             yield f"the second half of {label}", ours[..., half:], theirs[..., half:]
 
 
-def hint_of(one: str, other: str) -> str:
-    """The usual mistake behind two functions."""
-    return _USUAL.get(frozenset((one, other)), f"Another activation: {other} where the reference has {one}.")
+def hint_for_activations(reference: str, target: str) -> str:
+    """Look up the usual mistake behind two functions."""
+    return _USUAL_HINTS.get(
+        frozenset((reference, target)), f"Another activation: {target} where the reference has {reference}."
+    )

@@ -1,4 +1,4 @@
-"""All that is known of one pair: its values, what its module was given, its parameters, the configuration."""
+"""Collect what is known of a pair: values, precision, inputs and parameters of its module, configuration."""
 
 from __future__ import annotations
 
@@ -10,18 +10,24 @@ from typing import Any, Final
 
 import numpy as np
 
-from tensorcap.diagnosis.scoring import Values
+from tensorcap.adapters.edits import Rerun
+from tensorcap.comparison.policy import POLICY
+from tensorcap.diagnosis.repeated_call import RepeatedCall, repeat_call
+from tensorcap.diagnosis.scoring import Values, relative_error
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import decode
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import Key, module_of
 from tensorcap_formats.records import Record
 
-_NEAR: Final = 48  # records before and behind that are looked at
-_NO_TENSOR: Final = ("param.", "buffer.", "grad")
+LARGEST: Final = 1 << 22  # elements of a tensor that is read beside the pair
+_NEIGHBOURS: Final = 48  # records before and behind that are looked at
+_NO_RESULTS: Final = ("param.", "buffer.", "grad")
 _WIDTHS: Final = ("hidden_size", "d_model", "n_embd", "dim")
 _HEADS: Final = ("num_attention_heads", "n_head", "num_heads", "encoder_attention_heads")
 _KV_HEADS: Final = ("num_key_value_heads",)
+_EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
+_CHOSEN_EXPERTS: Final = ("num_experts_per_tok", "num_selected_experts", "top_k")
 
 
 @dataclass(frozen=True)
@@ -29,45 +35,77 @@ class PairContext:
     """One pair, and what stands beside it in both archives.
 
     Attributes:
-        ours: The reference's archive.
-        theirs: The target's.
+        reference_archive: The trusted archive.
+        target_archive: The archive under test.
         reference: The trusted record.
         target: The record under test.
-        r: Values of the reference; those that are not finite on either side are 0 on both.
-        t: Values of the target.
-        window: Which part of the tensors that is, as a slice of the first axis that is longer than 1; None
-            for all of them.
+        r: Values of the reference, float64; those that are not finite on either side are 0 on both.
+        t: Values of the target, likewise.
+        reference_values: Values of the reference as they are, NaN and infinities among them.
+        target_values: Values of the target as they are.
+        precision: Name of the coarser precision of the pair; "" for integers.
+        rounding: Relative error of one rounding in it, no unit; 0 for integers.
+        window: The part of the tensors that was read: axis, start and stop; None for all of them.
+        rerun: The call of the reference's module that made the record, if the model is at hand.
+        outer: The pair in whose module this one is an input; None if it is the pair to be explained itself.
     """
 
-    ours: Archive
-    theirs: Archive
+    reference_archive: Archive
+    target_archive: Archive
     reference: Record
     target: Record
     r: Values
     t: Values
+    reference_values: Values
+    target_values: Values
+    precision: str
+    rounding: float
     window: tuple[int, int, int] | None = None
+    rerun: Rerun | None = None
+    outer: PairContext | None = None
 
     @property
     def is_same_shape(self) -> bool:
-        """Whether elements stand against elements."""
+        """Whether each element of one side has its counterpart on the other."""
         return self.r.shape == self.t.shape
 
     @property
     def baseline(self) -> Values | None:
-        """What the target would be without a mistake."""
+        """What the target would be without a mistake; None if the shapes differ."""
         return self.r if self.is_same_shape else None
 
-    def part(self, where: tuple[slice | Values, ...]) -> PairContext:
-        """The same of some of the elements."""
-        return replace(self, r=self.r[where], t=self.t[where], window=(-1, 0, 0))
+    def restrict(self, index: tuple[slice | Values, ...]) -> PairContext:
+        """Keep some of the elements, as a window that no neighbour belongs to."""
+        return replace(self, r=self.r[index], t=self.t[index], window=(-1, 0, 0))
+
+    @cached_property
+    def inherited(self) -> float:
+        """The largest relative error that an input of the module arrives with, no unit; 0 if unknown."""
+        if self.outer is not None:
+            return self.outer.inherited
+        return max((error for _, error in self.input_errors), default=0.0)
+
+    @property
+    def input_errors(self) -> list[tuple[str, float]]:
+        """Relative error of each input of the module, by slot; empty if they are not known."""
+        if self.reference.key.slot.startswith("input."):
+            return []
+        return [(slot, relative_error(y, x)) for slot, x, y in self.inputs if x.ndim]
+
+    @cached_property
+    def repeated_call(self) -> RepeatedCall | None:
+        """The call that made the reference; None if it cannot be made again."""
+        if self.rerun is None or self.window is not None:
+            return None
+        return repeat_call(self.rerun, self.r, self.t.shape)
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
         """Entries of the reference's configuration by the last part of their names; the outermost wins."""
-        return dict(reversed(list(_entries(self.ours.info.config))))
+        return dict(reversed(list(_flatten(self.reference_archive.info.config))))
 
-    def number(self, *names: str) -> float | None:
-        """The first of some entries of the configuration that is a number."""
+    def config_number(self, *names: str) -> float | None:
+        """Look up the first of some entries of the configuration that is a number."""
         for name in names:
             value = self.config.get(name)
             if isinstance(value, int | float) and not isinstance(value, bool):
@@ -77,62 +115,85 @@ class PairContext:
     @property
     def heads(self) -> int | None:
         """Count of attention heads."""
-        found = self.number(*_HEADS)
-        return int(found) if found else None
+        count = self.config_number(*_HEADS)
+        return int(count) if count else None
 
     @property
     def head_dim(self) -> int | None:
         """Channels of one head."""
-        found, width = self.number("head_dim"), self.number(*_WIDTHS)
-        if found:
-            return int(found)
+        head_dim, width = self.config_number("head_dim"), self.config_number(*_WIDTHS)
+        if head_dim:
+            return int(head_dim)
         return int(width // self.heads) if width and self.heads else None
 
     @property
     def kv_heads(self) -> int | None:
         """Count of heads of keys and values."""
-        found = self.number(*_KV_HEADS)
-        return int(found) if found else self.heads
+        count = self.config_number(*_KV_HEADS)
+        return int(count) if count else self.heads
 
-    def axis(self, number: int) -> str:
-        """What an axis most likely is: `channel`, `token`, `head`, `batch`, or `axis n`."""
+    @property
+    def experts(self) -> int:
+        """Count of experts; 0 if there are none."""
+        return int(self.config_number(*_EXPERTS) or 0)
+
+    @property
+    def chosen_experts(self) -> int:
+        """Count of experts that each token chooses; 0 if there are none."""
+        return int(self.config_number(*_CHOSEN_EXPERTS) or 0)
+
+    def axis_name(self, axis: int) -> str:
+        """Guess what an axis is: `channel`, `token`, `head`, `batch`, or `axis n`.
+
+        1. The last one has channels, unless it is one of token ids (integers of up to two axes that are not
+           experts chosen).
+        2. Of four axes, one of the middle two is heads if its size says so, and the other one tokens.
+        3. The one before channels has tokens; the first of all others has sequences.
+        """
         shape = self.r.shape
         ndim = len(shape)
-        number %= ndim
-        if number == ndim - 1:
-            is_chosen = shape[-1] == self.number("num_experts_per_tok", "num_selected_experts", "top_k")
+        axis %= ndim
+        if axis == ndim - 1:
+            is_chosen = shape[-1] == self.config_number(*_CHOSEN_EXPERTS)
             is_ids = ndim <= 2 and self.reference.dtype.kind in ("int", "uint", "bool") and not is_chosen
             return "token" if is_ids else "channel"
-        if ndim == 4 and number in (1, 2):
-            heads = [axis for axis in (1, 2) if shape[axis] in (self.heads, self.kv_heads)]
+        if ndim == 4 and axis in (1, 2):
+            heads = [middle for middle in (1, 2) if shape[middle] in (self.heads, self.kv_heads)]
             if len(heads) == 1:
-                return "head" if number == heads[0] else "token"
-            return f"axis {number}"
-        if number == ndim - 2 and self.axis(-1) == "channel":
+                return "head" if axis == heads[0] else "token"
+            return f"axis {axis}"
+        if axis == ndim - 2 and self.axis_name(-1) == "channel":
             return "token"
-        return "batch" if number == 0 else f"axis {number}"
+        return "batch" if axis == 0 else f"axis {axis}"
+
+    def find_axis(self, name: str, *, start: int = 0) -> int | None:
+        """Find the first axis of a name, from an axis on."""
+        return next((axis for axis in range(start, self.r.ndim) if self.axis_name(axis) == name), None)
 
     @cached_property
     def inputs(self) -> list[tuple[str, Values, Values]]:
-        """What the module was given, finite and whole on both sides: slot, reference, target."""
+        """Inputs of the module, finite and whole on both sides: slot, reference, target."""
         if self.window is not None:
             return []
-        found = []
-        for record in self._of_call(self.ours, self.reference):
+        inputs = []
+        for record in self._records_of_call():
             slot = record.key.slot
-            partner = self._find(self.theirs, replace(self.target.key, slot=slot))
+            partner = _find_record(self.target_archive, replace(self.target.key, slot=slot))
             if not slot.startswith("input.") or partner is None or partner.shape != record.shape:
                 continue
-            if self._is_fit(record) and self._is_fit(partner):
-                sides = values_of(self.ours, record), values_of(self.theirs, partner)
+            if _is_readable(record) and _is_readable(partner):
+                sides = values_of(self.reference_archive, record), values_of(self.target_archive, partner)
                 if all(np.isfinite(side).all() for side in sides):
-                    found.append((slot, *sides))
-        return found
+                    inputs.append((slot, *sides))
+        return inputs
 
-    def parameters(self) -> dict[str, tuple[Values | None, Values | None]]:
-        """Parameters of the module by name: the reference's and the target's."""
+    def read_parameters(self) -> dict[str, tuple[Values | None, Values | None]]:
+        """Read parameters and buffers of the module by name: the reference's and the target's."""
         sides = []
-        for archive, record in ((self.ours, self.reference), (self.theirs, self.target)):
+        for archive, record in (
+            (self.reference_archive, self.reference),
+            (self.target_archive, self.target),
+        ):
             site = module_of(record.key.site)
             sides.append(
                 {
@@ -140,98 +201,118 @@ class PairContext:
                     for r in archive.records
                     if module_of(r.key.site) == site
                     and r.key.slot.startswith(("param.", "buffer."))
-                    and self._is_fit(r)
+                    and _is_readable(r)
                 }
             )
         return {name: (sides[0].get(name), sides[1].get(name)) for name in {**sides[0], **sides[1]}}
 
-    def near(self) -> Iterator[Record]:
-        """Records of the reference around this one, of the same parent module and of its run's step."""
-        own = self.reference.key
-        parent = module_of(own.site).rpartition(".")[0]
-        around = [r for r in self.ours.records if r.key.step == own.step and r.key.rank == own.rank]
-        at = next((i for i, r in enumerate(around) if r.row == self.reference.row), 0)
-        for record in around[max(0, at - _NEAR) : at + _NEAR]:
+    def find_neighbours(self) -> Iterator[Record]:
+        """Find records of the reference around this one, of the same parent module and step."""
+        key = self.reference.key
+        parent = module_of(key.site).rpartition(".")[0]
+        step = [
+            r for r in self.reference_archive.records if r.key.step == key.step and r.key.rank == key.rank
+        ]
+        at = next((i for i, r in enumerate(step) if r.row == self.reference.row), 0)
+        for record in step[max(0, at - _NEIGHBOURS) : at + _NEIGHBOURS]:
             site = module_of(record.key.site)
-            is_kin = site.startswith(parent) if parent else True
-            is_value = not record.key.slot.startswith(_NO_TENSOR)
-            if record.row != self.reference.row and is_kin and is_value and self._is_fit(record):
+            is_sibling = site.startswith(parent) if parent else True
+            is_result = not record.key.slot.startswith(_NO_RESULTS)
+            if record.row != self.reference.row and is_sibling and is_result and _is_readable(record):
                 yield record
 
-    def beside(self, shape: tuple[int, ...] | None = None) -> Iterator[tuple[str, Values, Values | None]]:
-        """Floating values around this pair, of one shape: key text, reference, target where it has them."""
-        seen = {self.reference.digest} if self.reference.digest else set()
-        for record in self.near():
-            if record.dtype.kind != "float" or record.digest in seen:
+    def read_neighbours(
+        self, shape: tuple[int, ...] | None = None
+    ) -> Iterator[tuple[str, Values, Values | None]]:
+        """Read finite floating neighbours, each value once: key text, reference, target if it has them.
+
+        Args:
+            shape: Only tensors of this shape; of any if None.
+        """
+        digests = {self.reference.digest} if self.reference.digest else set()
+        for record in self.find_neighbours():
+            if record.dtype.kind != "float" or record.digest in digests:
                 continue
             if shape is not None and record.shape != shape:
                 continue
             if record.digest:
-                seen.add(record.digest)
-            partner = self._find(self.theirs, record.key)
-            is_there = partner is not None and partner.shape == record.shape and self._is_fit(partner)
-            ours = values_of(self.ours, record)
-            theirs = values_of(self.theirs, partner) if partner is not None and is_there else None
-            if np.isfinite(ours).all():
-                is_finite = theirs is not None and bool(np.isfinite(theirs).all())
-                yield record.key.text, ours, theirs if is_finite else None
+                digests.add(record.digest)
+            reference = values_of(self.reference_archive, record)
+            target = None
+            partner = _find_record(self.target_archive, record.key)
+            if partner is not None and partner.shape == record.shape and _is_readable(partner):
+                target = values_of(self.target_archive, partner)
+            if np.isfinite(reference).all():
+                is_finite = target is not None and bool(np.isfinite(target).all())
+                yield record.key.text, reference, target if is_finite else None
 
-    def _of_call(self, archive: Archive, record: Record) -> list[Record]:
-        where = record.key.where
-        return [r for r in archive.records if r.key.where == where and r.row != record.row]
-
-    def _find(self, archive: Archive, key: Key) -> Record | None:
-        return archive.get(key) if key.text in archive else None
-
-    def _is_fit(self, record: Record) -> bool:
-        return record.stored and record.size <= LARGEST and record.dtype.kind != "complex"
+    def _records_of_call(self) -> list[Record]:
+        where = self.reference.key.where
+        return [
+            r for r in self.reference_archive.records if r.key.where == where and r.row != self.reference.row
+        ]
 
 
-LARGEST: Final = 1 << 22  # elements of a tensor that is looked at beside the pair
-
-
-def pair_context(
-    ours: Archive, reference: Record, theirs: Archive, target: Record, *, limit: int
-) -> tuple[PairContext, Values, Values]:
+def read_pair(
+    reference_archive: Archive,
+    reference: Record,
+    target_archive: Archive,
+    target: Record,
+    *,
+    limit: int,
+    compute_dtype: str | None = None,
+) -> PairContext:
     """Read a pair, or the first part of it that differs.
 
-    Returns:
-        The exhibit, and the values as they are, where some may be not finite.
+    Args:
+        reference_archive: The trusted archive.
+        reference: The trusted record.
+        target_archive: The archive under test.
+        target: The record under test.
+        limit: Elements that are read at most.
+        compute_dtype: Precision in which the target computed, if its archive does not say.
+
+    Raises:
+        UsageError: The values are complex, or of two shapes and too large.
+        ReadError: An archive cannot be read.
     """
-    for archive, record in ((ours, reference), (theirs, target)):
+    for archive, record in ((reference_archive, reference), (target_archive, target)):
         if record.dtype.kind == "complex":
             raise UsageError(
                 f"{archive.path}: {record.key.text}: is {record.dtype.name}, expected real values"
             )
     window: tuple[int, int, int] | None = None
     if max(reference.size, target.size) <= limit:
-        r, t = values_of(ours, reference), values_of(theirs, target)
+        r, t = values_of(reference_archive, reference), values_of(target_archive, target)
     elif reference.shape != target.shape:
         raise UsageError(
             f"{reference.key.text}: {reference.shape} against {target.shape} are too large to hold against "
             f"each other, expected at most {limit} elements"
         )
     else:
-        window, r, t = _first_window(ours, reference, theirs, target, limit)
-    raw = r, t
+        window, r, t = _read_first_window(reference_archive, reference, target_archive, target, limit)
+    values = r, t
     if r.shape == t.shape:
-        finite = np.isfinite(r) & np.isfinite(t)
-        if not finite.all():
-            r, t = np.where(finite, r, 0.0), np.where(finite, t, 0.0)
+        is_finite = np.isfinite(r) & np.isfinite(t)
+        if not is_finite.all():
+            r, t = np.where(is_finite, r, 0.0), np.where(is_finite, t, 0.0)
     else:
         r, t = (np.where(np.isfinite(side), side, 0.0) for side in (r, t))
-    return PairContext(ours, theirs, reference, target, r, t, window), *raw
+    precision, rounding = _precision(reference_archive, reference, target_archive, target, compute_dtype)
+    return PairContext(
+        reference_archive, target_archive, reference, target, r, t, *values, precision, rounding, window
+    )
 
 
-def last_inputs(exhibit: PairContext) -> Iterator[PairContext]:
-    """Pairs of what the last two modules within this one are given, as the last may be a dropout."""
-    key, slot = exhibit.reference.key, "output"
-    if not key.slot.startswith(slot) or exhibit.window is not None:
+def read_last_inputs(context: PairContext) -> Iterator[PairContext]:
+    """Read the inputs of the last two modules within this one that differ, as the last may be a dropout."""
+    key = context.reference.key
+    if not key.slot.startswith("output") or context.window is not None:
         return
     site = module_of(key.site)
-    within = [
+    inputs = [
         r
-        for r in exhibit.ours.records
+        for r in context.reference_archive.records
         if module_of(r.key.site).rpartition(".")[0] == site
         and (r.key.step, r.key.rank) == (key.step, key.rank)
         and r.key.slot.startswith("input.")
@@ -239,32 +320,51 @@ def last_inputs(exhibit: PairContext) -> Iterator[PairContext]:
         and r.stored
         and r.size <= LARGEST
     ]
-    for record in sorted(within, key=lambda r: -r.order)[:2]:
-        partner = exhibit.theirs.get(record.key) if record.key.text in exhibit.theirs else None
+    for record in sorted(inputs, key=lambda r: -r.order)[:2]:
+        partner = _find_record(context.target_archive, record.key)
         if partner is not None and partner.shape == record.shape and partner.stored:
-            inner, r, t = pair_context(exhibit.ours, record, exhibit.theirs, partner, limit=LARGEST)
-            if not np.array_equal(r, t):
-                yield inner
+            inner = read_pair(
+                context.reference_archive, record, context.target_archive, partner, limit=LARGEST
+            )
+            if not np.array_equal(inner.reference_values, inner.target_values):
+                yield replace(inner, precision=context.precision, rounding=context.rounding, outer=context)
 
 
 def values_of(archive: Archive, record: Record) -> Values:
-    """A tensor's values in float64, in its shape."""
+    """Load a tensor's values in float64, in its shape."""
     return archive.load(record).astype(np.float64)
 
 
-def _first_window(
-    ours: Archive, reference: Record, theirs: Archive, target: Record, limit: int
+def _precision(
+    reference_archive: Archive,
+    reference: Record,
+    target_archive: Archive,
+    target: Record,
+    compute_dtype: str | None,
+) -> tuple[str, float]:
+    """The coarser precision of a pair, and the relative error of one rounding in it."""
+    if not (reference.dtype.is_inexact or target.dtype.is_inexact):
+        return "", 0.0
+    runs = POLICY.precision_of_runs(reference_archive.info, target_archive.info, compute_dtype)
+    precision = POLICY.precision_of_pair(runs, reference, target)
+    return precision.name, precision.rounding
+
+
+def _read_first_window(
+    reference_archive: Archive, reference: Record, target_archive: Archive, target: Record, limit: int
 ) -> tuple[tuple[int, int, int], Values, Values]:
-    """The first rows, as many as allowed, that differ: whole along all axes but one."""
+    """Read the first rows that differ, as many as allowed: whole along all axes but one."""
     shape = reference.shape
     axis = next(i for i, size in enumerate(shape) if size > 1)
-    each = math.prod(shape[axis + 1 :])
-    count = max(1, limit // each)
+    row_size = math.prod(shape[axis + 1 :])
+    count = max(1, limit // row_size)
     for start in range(0, shape[axis], count):
         stop = min(shape[axis], start + count)
         r, t = (
-            decode(archive.read_range(record, start * each, stop * each), record.dtype).astype(np.float64)
-            for archive, record in ((ours, reference), (theirs, target))
+            decode(archive.read_range(record, start * row_size, stop * row_size), record.dtype).astype(
+                np.float64
+            )
+            for archive, record in ((reference_archive, reference), (target_archive, target))
         )
         if stop == shape[axis] or not np.array_equal(r, t, equal_nan=True):
             part = (*shape[:axis], stop - start, *shape[axis + 1 :])
@@ -272,7 +372,16 @@ def _first_window(
     raise AssertionError("a window is returned in the loop")
 
 
-def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _find_record(archive: Archive, key: Key) -> Record | None:
+    return archive.get(key) if key.text in archive else None
+
+
+def _is_readable(record: Record) -> bool:
+    return record.stored and record.size <= LARGEST and record.dtype.kind != "complex"
+
+
+def _flatten(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Entries of a configuration, those of nested ones behind."""
     nested = []
     for name, value in config.items():
         if isinstance(value, Mapping):
@@ -280,4 +389,4 @@ def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         else:
             yield str(name), value
     for value in nested:
-        yield from _entries(value)
+        yield from _flatten(value)

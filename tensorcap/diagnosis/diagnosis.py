@@ -1,56 +1,103 @@
-"""Diagnose one pair: which hypotheses about a mistake explain its values, and what each leaves."""
+"""Diagnose one pair: which mistakes explain its values, and how much of the error each leaves.
+
+A mistake to look for is a generator of hypotheses about a `PairContext`, and a line in `FAMILIES`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
 
 from tensorcap.adapters.edits import Rerun
-from tensorcap.comparison.policy import POLICY
-from tensorcap.diagnosis.activations import activations
-from tensorcap.diagnosis.attention.hypotheses import attentions
-from tensorcap.diagnosis.context import PairContext, last_inputs, pair_context
-from tensorcap.diagnosis.error_location import error_locations
-from tensorcap.diagnosis.mutation_trials import mutation_hypotheses
-from tensorcap.diagnosis.norms import norms
-from tensorcap.diagnosis.ordering import orders
-from tensorcap.diagnosis.pointwise import pointwise
-from tensorcap.diagnosis.products import products
-from tensorcap.diagnosis.records import other_records
-from tensorcap.diagnosis.rotations import rotations
-from tensorcap.diagnosis.routers import routings
-from tensorcap.diagnosis.scaling import scalings
-from tensorcap.diagnosis.scoring import Explanation, Hypothesis, Scorer, Values, ranked, relative_error
-from tensorcap.diagnosis.simple import degenerates, dropouts, positions
+from tensorcap.diagnosis.activations import propose_activations
+from tensorcap.diagnosis.attention.hypotheses import propose_attention_cores
+from tensorcap.diagnosis.context import PairContext, read_pair
+from tensorcap.diagnosis.error_location import propose_error_locations
+from tensorcap.diagnosis.inner_inputs import propose_mistakes_in_inner_inputs
+from tensorcap.diagnosis.mutation_trials import propose_code_mutations, propose_mutations
+from tensorcap.diagnosis.norms import propose_norms
+from tensorcap.diagnosis.ordering import propose_orders
+from tensorcap.diagnosis.pointwise import propose_functions
+from tensorcap.diagnosis.products import propose_products
+from tensorcap.diagnosis.records import propose_other_records
+from tensorcap.diagnosis.rotations import propose_rotations
+from tensorcap.diagnosis.routers import propose_routings
+from tensorcap.diagnosis.scaling import propose_scalings
+from tensorcap.diagnosis.scoring import Explanation, Hypothesis, Scorer, rank_explanations, relative_error
+from tensorcap.diagnosis.simple import (
+    propose_degenerate_values,
+    propose_dropouts,
+    propose_position_offsets,
+)
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError, no_such_tensor
 from tensorcap_formats.records import Record
 
-LIMIT: Final = 1 << 22
-_MOST_ELEMENTS: Final = 1 << 24
+LIMIT: Final = 1 << 22  # elements of a pair that are looked at
+_LARGEST_LIMIT: Final = 1 << 24
+_RIGHT_FIRST_TOKEN: Final = 0.1  # share of the whole error below which the first token counts as right
+_UNRELATED_COSINE: Final = 0.5  # two tensors of a smaller cosine have hardly anything in common
 
 Status = Literal["identical", "explained", "unexplained"]
 
 
 @dataclass(frozen=True, slots=True)
+class Family:
+    """Hypotheses about one subject.
+
+    Attributes:
+        name: In words; `diagnose` leaves families out by it.
+        propose: Makes hypotheses about a pair, one after the other.
+        is_final: Whether no family behind is tried if one of its hypotheses holds.
+        is_last_resort: Whether it is tried only if nothing before it says what is wrong.
+    """
+
+    name: str
+    propose: Callable[[PairContext], Iterable[Hypothesis]]
+    is_final: bool = False
+    is_last_resort: bool = False
+
+
+FAMILIES: Final = (  # in the order in which they are tried
+    Family("degenerate values", propose_degenerate_values, is_final=True),
+    Family("factors and offsets", propose_scalings),
+    Family("functions of each value", propose_functions),
+    Family("positions", propose_position_offsets),
+    Family("dropout", propose_dropouts),
+    Family("orders and layouts", propose_orders),
+    Family("rotary embeddings", propose_rotations),
+    Family("activations", propose_activations),
+    Family("norms", propose_norms),
+    Family("matrix products", propose_products),
+    Family("routers", propose_routings),
+    Family("attention", propose_attention_cores),
+    Family("inner inputs", propose_mistakes_in_inner_inputs),
+    Family("other records", propose_other_records),
+    Family("mutations", propose_mutations),
+    Family("code mutations", propose_code_mutations, is_last_resort=True),
+    Family("error locations", propose_error_locations),
+)
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was found about one pair.
+    """What explains one pair.
 
     Attributes:
         key: Key text of the reference's record.
         target_key: Key text of the target's.
         status: `identical`: nothing to explain; `explained`: a hypothesis holds; `unexplained`: none does.
-        before: Relative error of the target, no unit; None where shapes differ.
+        before: Relative error of the target, no unit; None if shapes differ.
         rounding: Relative error of one rounding in the coarser precision of the pair, no unit.
         precision: The name of that precision; "" for integers.
-        inherited: Relative error that the values arrive with: what no hypothesis can undo.
+        inherited: Relative error that the inputs arrive with, no unit: no hypothesis can undo it.
         explanations: Hypotheses that hold, the best first.
-        tried: Kinds that were tried, and the smallest share of the error that each left.
-        notes: What else a reader should know.
+        tried: Kinds that were tried, and the smallest share of the error that each left, no unit.
+        notes: What else a reader should know, as sentences.
     """
 
     key: str
@@ -66,11 +113,11 @@ class Diagnosis:
 
     @property
     def exit_status(self) -> int:
-        """0 where nothing is left to explain, 1 where no hypothesis holds."""
+        """0 if nothing is left to explain, 1 if no hypothesis holds."""
         return int(self.status == "unexplained")
 
-    def report(self) -> dict[str, Any]:
-        """All of it, as `tcap diagnose --json` prints it (DIA-60)."""
+    def to_json(self) -> dict[str, Any]:
+        """Convert to the members that `tcap diagnose --json` prints (DIA-60)."""
         return {
             "format": "tensorcap-diagnosis",
             "version": 1,
@@ -97,148 +144,155 @@ def diagnose(
     compute_dtype: str | None = None,
     limit: int = LIMIT,
     rerun: Rerun | None = None,
+    without: Set[str] = frozenset(),
 ) -> Diagnosis:
     """Test hypotheses about a mistake on the values of one pair.
 
+    1. Equal values are `identical`.
+    2. The families propose hypotheses in their order; each is scored on the values at once, since the chance
+       that it fits by luck grows with the number that were tried.
+    3. Those that leave little enough are ranked; without any the pair is `unexplained`.
+
     Args:
         reference: The trusted archive.
-        target: The archive under test, or that as a mapping gives it.
+        target: The archive under test, or its view under a mapping.
         key: The reference's record, as `Archive.get` takes it.
-        target_key: The target's, where it is another.
-        compute_dtype: Precision in which the target computed, where its archive does not say.
+        target_key: The target's, if it has another key.
+        compute_dtype: Precision in which the target computed, if its archive does not say.
         limit: Elements of the pair that are looked at, 1 to 2^24: of a larger pair the first part that
             differs.
-        rerun: The call of the reference's module that made its record, which can be made again.
+        rerun: The call of the reference's module that made its record, to be made again with mutations.
+        without: Names of families that are left out.
 
     Raises:
         TensorNotFoundError: One of the records does not exist.
-        UsageError: The values are complex, or were not kept.
+        UsageError: The values are complex or were not kept, the limit is out of range, or there is no such
+            family.
         ReadError: An archive cannot be read.
     """
-    if not 1 <= limit <= _MOST_ELEMENTS:
-        raise UsageError(f"limit: is {limit}, expected 1 to {_MOST_ELEMENTS}")
-    ours = reference.get(key)
-    wanted = target_key or ours.key.text
-    if target_key is None and wanted not in target:
-        raise no_such_tensor(str(target.path), wanted, [record.key.text for record in target.records])
-    theirs = target.get(wanted)
-    for archive, record in ((reference, ours), (target, theirs)):
-        if not record.stored:
-            raise UsageError(f"{archive.path}: {record.key.text}: only its statistics were kept")
-    exhibit, r, t = pair_context(reference, ours, target, theirs, limit=limit)
-    name, rounding = _precision(exhibit, compute_dtype)
-    same = exhibit.is_same_shape
-    if same and np.array_equal(r, t, equal_nan=True):
-        notes = _dtype_notes(ours, theirs)
-        return Diagnosis(ours.key.text, theirs.key.text, "identical", 0.0, rounding, name, 0.0, (), {}, notes)
-    inherited, notes = _inherited(exhibit)
-    scales = Scorer(rounding, inherited)
-    weighed = [scales.weigh(trial) for trial in degenerates(r, t)]
-    if not any(one.is_within for one in weighed):
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            weighed += [scales.weigh(trial) for trial in _hypotheses(exhibit, scales, rerun)]
-    found = ranked(weighed)
+    if not 1 <= limit <= _LARGEST_LIMIT:
+        raise UsageError(f"limit: is {limit}, expected 1 to {_LARGEST_LIMIT}")
+    unknown = without - {family.name for family in FAMILIES}
+    if unknown:
+        names = ", ".join(family.name for family in FAMILIES)
+        raise UsageError(f"without: is {sorted(unknown)}, expected some of: {names}")
+    context = replace(_read_context(reference, target, key, target_key, compute_dtype, limit), rerun=rerun)
+    records = context.reference, context.target
+    is_same_shape = context.is_same_shape
+    if is_same_shape and np.array_equal(context.reference_values, context.target_values, equal_nan=True):
+        return Diagnosis(
+            key=context.reference.key.text,
+            target_key=context.target.key.text,
+            status="identical",
+            before=0.0,
+            rounding=context.rounding,
+            precision=context.precision,
+            inherited=0.0,
+            explanations=(),
+            tried={},
+            notes=tuple(_dtype_notes(*records)),
+        )
+    scorer = Scorer(context.rounding, context.inherited)
+    explanations = rank_explanations(_score_families(context, scorer, without))
     return Diagnosis(
-        ours.key.text,
-        theirs.key.text,
-        "explained" if found else "unexplained",
-        relative_error(exhibit.t, exhibit.r) if same else None,
-        rounding,
-        name,
-        inherited,
-        found,
-        dict(sorted(scales.tried.items(), key=lambda item: item[1])),
-        (*_dtype_notes(ours, theirs), *notes, *_more_notes(exhibit, r, t)),
+        key=context.reference.key.text,
+        target_key=context.target.key.text,
+        status="explained" if explanations else "unexplained",
+        before=relative_error(context.t, context.r) if is_same_shape else None,
+        rounding=context.rounding,
+        precision=context.precision,
+        inherited=context.inherited,
+        explanations=explanations,
+        tried=dict(sorted(scorer.tried.items(), key=lambda item: item[1])),
+        notes=(*_dtype_notes(*records), *_input_notes(context), *_value_notes(context)),
     )
 
 
-def _hypotheses(exhibit: PairContext, scales: Scorer, rerun: Rerun | None) -> Iterator[Hypothesis]:
-    yield from _simple(exhibit)
-    yield from positions(exhibit)
-    yield from dropouts(exhibit)
-    yield from orders(exhibit)
-    yield from rotations(exhibit)
-    yield from activations(exhibit, scales)
-    yield from norms(exhibit, scales)
-    yield from products(exhibit, scales)
-    yield from routings(exhibit, scales)
-    yield from attentions(exhibit, scales)
-    yield from _within(exhibit, scales)
-    yield from other_records(exhibit, scales)
-    yield from mutation_hypotheses(exhibit, scales, rerun)
-    yield from error_locations(exhibit, scales, _simple)
+def _read_context(
+    reference: Archive,
+    target: Archive,
+    key: str,
+    target_key: str | None,
+    compute_dtype: str | None,
+    limit: int,
+) -> PairContext:
+    reference_record = reference.get(key)
+    wanted = target_key or reference_record.key.text
+    if target_key is None and wanted not in target:
+        raise no_such_tensor(str(target.path), wanted, [record.key.text for record in target.records])
+    target_record = target.get(wanted)
+    for archive, record in ((reference, reference_record), (target, target_record)):
+        if not record.stored:
+            raise UsageError(f"{archive.path}: {record.key.text}: only its statistics were kept")
+    return read_pair(
+        reference, reference_record, target, target_record, limit=limit, compute_dtype=compute_dtype
+    )
 
 
-def _within(exhibit: PairContext, scales: Scorer) -> Iterator[Hypothesis]:
-    """What the last modules within this one are given: the core of an attention, a gated product."""
-    for inner in last_inputs(exhibit):
-        where = {"key": inner.reference.key.text}
-        for trial in (*attentions(inner, scales), *activations(inner, scales)):
-            text = f"in {where['key']}: {trial.text}"
-            yield replace(trial, text=text, facts={**trial.facts, "where": where})
+def _score_families(context: PairContext, scorer: Scorer, without: Set[str]) -> list[Explanation]:
+    """Score the hypotheses of all families, in their order."""
+    explanations: list[Explanation] = []
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        for family in FAMILIES:
+            if family.name in without or (family.is_last_resort and scorer.is_explained):
+                continue
+            explanations += [scorer.score(hypothesis) for hypothesis in family.propose(context)]
+            if family.is_final and any(explanation.is_within for explanation in explanations):
+                break
+    return explanations
 
 
-def _simple(exhibit: PairContext) -> Iterator[Hypothesis]:
-    """What needs the two sides alone."""
-    yield from scalings(exhibit)
-    yield from pointwise(exhibit)
+def _dtype_notes(reference: Record, target: Record) -> Iterator[str]:
+    if reference.dtype.name != target.dtype.name:
+        yield (
+            f"The dtypes differ: {reference.dtype.name} in the reference, {target.dtype.name} in the target."
+        )
 
 
-def _precision(exhibit: PairContext, compute_dtype: str | None) -> tuple[str, float]:
-    """The coarser precision of the pair, and the relative error of one rounding in it."""
-    records = exhibit.reference, exhibit.target
-    if not any(record.dtype.is_inexact for record in records):
-        return "", 0.0
-    runs = POLICY.precision_of_runs(exhibit.ours.info, exhibit.theirs.info, compute_dtype)
-    precision = POLICY.precision_of_pair(runs, *records)
-    return precision.name, precision.rounding
-
-
-def _inherited(exhibit: PairContext) -> tuple[float, tuple[str, ...]]:
-    """The largest error that an input of the module arrives with, and what to say of it."""
-    given = [(slot, relative_error(y, x)) for slot, x, y in exhibit.inputs if x.ndim]
-    if exhibit.reference.key.slot.startswith("input.") or not given:
-        return 0.0, ("What the module was given is not known: an error may come from there.",)
-    slot, error = max(given, key=lambda item: item[1])
+def _input_notes(context: PairContext) -> Iterator[str]:
+    """State the error that the inputs of the module arrive with."""
+    errors = context.input_errors
+    if not errors:
+        yield "What the module was given is not known: an error may come from there."
+        return
+    slot, error = max(errors, key=lambda item: item[1])
     if error == 0:
-        return 0.0, ("What the module was given is the same on both sides.",)
-    text = f"{slot} arrives with a relative error of {error:.2g}: no hypothesis can leave less than it makes."
-    return error, (text,)
+        yield "What the module was given is the same on both sides."
+    else:
+        yield (
+            f"{slot} arrives with a relative error of {error:.2g}: "
+            "no hypothesis can leave less than it makes."
+        )
 
 
-def _dtype_notes(ours: Record, theirs: Record) -> tuple[str, ...]:
-    if ours.dtype.name == theirs.dtype.name:
-        return ()
-    return (f"The dtypes differ: {ours.dtype.name} in the reference, {theirs.dtype.name} in the target.",)
-
-
-def _more_notes(exhibit: PairContext, r: Values, t: Values) -> Iterator[str]:
-    """What the values show besides, as sentences."""
-    if exhibit.window is not None:
-        axis, start, stop = exhibit.window
+def _value_notes(context: PairContext) -> Iterator[str]:
+    """State which part was read, values that are not finite, other shapes, tokens that are right."""
+    if context.window is not None:
+        axis, start, stop = context.window
         yield f"Looked at indices {start} to {stop - 1} of axis {axis} alone, the first part that differs."
-    for name, values in (("reference", r), ("target", t)):
+    for name, values in (("reference", context.reference_values), ("target", context.target_values)):
         count = int(values.size - np.isfinite(values).sum())
         if count:
             yield f"{count} values of the {name} are not finite and were left out."
-    if not exhibit.is_same_shape:
+    r, t = context.r, context.t
+    if not context.is_same_shape:
         yield f"The shapes differ: {r.shape} in the reference, {t.shape} in the target."
         return
-    yield from _first_token_notes(exhibit)
-    size = math.sqrt(float(np.vdot(exhibit.r, exhibit.r)) * float(np.vdot(exhibit.t, exhibit.t)))
-    if size and abs(float(np.vdot(exhibit.r, exhibit.t))) < 0.5 * size:
-        cosine = float(np.vdot(exhibit.r, exhibit.t)) / size
+    yield from _first_token_notes(context)
+    size = math.sqrt(float(np.vdot(r, r)) * float(np.vdot(t, t)))
+    if size and abs(float(np.vdot(r, t))) < _UNRELATED_COSINE * size:
+        cosine = float(np.vdot(r, t)) / size
         yield f"The cosine is {cosine:.3f}: the target is hardly related to the reference."
 
 
-def _first_token_notes(exhibit: PairContext) -> Iterator[str]:
-    """The first token sees nothing but itself: if it alone is right, that is what is wrong."""
-    axis = next((a for a in range(exhibit.r.ndim) if exhibit.axis(a) == "token"), None)
-    if axis is None or exhibit.r.shape[axis] < 3:
+def _first_token_notes(context: PairContext) -> Iterator[str]:
+    """State if the first token alone is right: it sees nothing but itself."""
+    axis = context.find_axis("token")
+    if axis is None or context.r.shape[axis] < 3:
         return
     first = (slice(None),) * axis + (slice(0, 1),)
-    wrong = relative_error(exhibit.t, exhibit.r)
-    if relative_error(exhibit.t[first], exhibit.r[first]) < 0.1 * wrong:
+    error = relative_error(context.t, context.r)
+    if relative_error(context.t[first], context.r[first]) < _RIGHT_FIRST_TOKEN * error:
         yield (
             "The first token is right, or nearly: look at what tokens see of each other (attention, "
             "masks) and at positions."

@@ -1,29 +1,33 @@
-"""Where the error is if not everywhere: some tokens, heads, channels or experts; and what is true there."""
+"""Propose where the error is, if not everywhere: tokens, heads, channels, experts; and what it is there."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
 from tensorcap.diagnosis.context import PairContext, values_of
+from tensorcap.diagnosis.pointwise import propose_functions
+from tensorcap.diagnosis.scaling import propose_scalings
 from tensorcap.diagnosis.scoring import (
     INHERITED,
     ROUNDINGS,
     SHARE,
     Hypothesis,
-    Scorer,
     Values,
     relative_error,
 )
 
-Hypotheses = Callable[[PairContext], Iterator[Hypothesis]]
-
-_SPREAD: Final = 0.05  # share of the elements there that must take part: a single outlier is no place
-_TAIL: Final = 0.75  # share of the tokens that are still a place where they are the last ones
+_IN_PART: Final = (propose_scalings, propose_functions)  # need the values of the two sides alone
+_SPREAD: Final = 0.05  # share of the elements of a slice that must take part in its error
+_FEW: Final = 0.5  # share of the slices that are a location
+_TAIL: Final = 0.75  # or of the tokens, if they are the last ones
+_LEAST_ELEMENTS: Final = 16  # of a part, to look for a mistake in it
+_MOST_SLOTS: Final = 64  # experts that a token may choose
+_MOST_EXPERTS: Final = 1024
 _WINDOWS: Final = ("sliding_window", "attention_chunk_size", "original_max_position_embeddings")
 _HINTS: Final = {
     "padded": "Padded positions are computed or masked otherwise; whether that matters is seen behind them.",
@@ -34,54 +38,64 @@ _HINTS: Final = {
 }
 
 
-def error_locations(exhibit: PairContext, scales: Scorer, within: Hypotheses) -> Iterator[Hypothesis]:
-    """Axes along which some slices differ and the others do not; and hypotheses about those alone."""
-    if not exhibit.is_same_shape or exhibit.r.size < 8:
+def propose_error_locations(context: PairContext) -> Iterator[Hypothesis]:
+    """Propose that only some slices of an axis err, and factors, offsets and functions of these alone.
+
+    1. Slices of each axis, and heads within channels, err if their error is above what a hypothesis may
+       leave.
+    2. They are a location if they are at most half of them (or the last tokens), and the error is spread over
+       each: an outlier is no location.
+    3. The mistakes of `_IN_PART` are proposed for those slices, scored on the whole.
+    4. Rows of certain experts, and padded rows, are locations too.
+    """
+    if not context.is_same_shape or context.r.size < 8:
         return
-    before = relative_error(exhibit.t, exhibit.r)
-    limit = max(ROUNDINGS * scales.rounding, SHARE * before, INHERITED * scales.inherited)
-    for name, axis, r, t in _views(exhibit):
-        differs = _differing(r, t, axis, limit)
+    before = relative_error(context.t, context.r)
+    limit = max(ROUNDINGS * context.rounding, SHARE * before, INHERITED * context.inherited)
+    for name, axis, r, t in _split_axes(context):
+        differs = _find_erring(r, t, axis, limit)
         count, size = int(differs.sum()), len(differs)
         if not 0 < count < size:
             continue
         is_tail = bool(differs[size - count :].all())
-        is_few = count <= size / 2 or (is_tail and name == "token" and count <= _TAIL * size)
+        is_few = count <= _FEW * size or (is_tail and name == "token" and count <= _TAIL * size)
         if not is_few or not _is_spread(r, t, axis, differs):
             continue
-        where, hint, facts = _described(exhibit, name, differs)
+        where, hint, facts = _describe(context, name, differs)
         index = (slice(None),) * axis + (differs,)
-        part = replace(exhibit, r=r, t=t).part(index)
-        yield from _trials(exhibit, r, t, index, f"only-{name}", where, hint, facts, size)
-        if part.r.size >= 16:
-            for trial in within(part):
-                yield from _embedded(trial, part, r, t, index, where, facts, size)
-    yield from _experts(exhibit, limit)
-    yield from _padded(exhibit, limit)
+        part = replace(context, r=r, t=t).restrict(index)
+        yield from _propose_location(context, r, t, index, f"only-{name}", where, hint, facts, size)
+        if part.r.size >= _LEAST_ELEMENTS:
+            for propose in _IN_PART:
+                for hypothesis in propose(part):
+                    yield from _embed(hypothesis, part, r, t, index, where, facts, size)
+    yield from _propose_experts(context, limit)
+    yield from _propose_padded(context, limit)
 
 
-def _views(exhibit: PairContext) -> Iterator[tuple[str, int, Values, Values]]:
-    r, t = exhibit.r, exhibit.t
+def _split_axes(context: PairContext) -> Iterator[tuple[str, int, Values, Values]]:
+    """Both sides with each axis, and with channels split into heads: name, axis, reference, target."""
+    r, t = context.r, context.t
     for axis in range(r.ndim):
         if r.shape[axis] > 1 and r.size > r.shape[axis]:
-            yield exhibit.axis(axis), axis, r, t
-    each = exhibit.head_dim
+            yield context.axis_name(axis), axis, r, t
+    each = context.head_dim
     width = r.shape[-1] if r.ndim else 1
-    if each and width % each == 0 and width > each > 1 and width // each <= 4 * (exhibit.heads or 0):
+    if each and width % each == 0 and width > each > 1 and width // each <= 4 * (context.heads or 0):
         shape = (*r.shape[:-1], width // each, each)
         yield "head", r.ndim - 1, r.reshape(shape), t.reshape(shape)
 
 
-def _differing(r: Values, t: Values, axis: int, limit: float) -> Values:
-    """Which slices of an axis differ by more than is allowed."""
+def _find_erring(r: Values, t: Values, axis: int, limit: float) -> Values:
+    """Find the slices of an axis whose relative error is above a limit."""
     others = tuple(other for other in range(r.ndim) if other != axis)
-    wrong = ((t - r) ** 2).sum(axis=others)
+    square = ((t - r) ** 2).sum(axis=others)
     size = np.maximum((r * r).sum(axis=others), (t * t).sum(axis=others))
-    return np.asarray(wrong > limit * limit * size)
+    return np.asarray(square > limit * limit * size)
 
 
 def _is_spread(r: Values, t: Values, axis: int, differs: Values) -> bool:
-    """Whether the error is in most of what differs, not in a few elements of it."""
+    """Whether the error of each slice is spread over its elements, by their participation ratio."""
     others = tuple(other for other in range(r.ndim) if other != axis)
     square = np.moveaxis((t - r) ** 2, axis, 0)[differs].reshape(int(differs.sum()), -1)
     if not others or square.shape[1] < 2:
@@ -90,14 +104,14 @@ def _is_spread(r: Values, t: Values, axis: int, differs: Values) -> bool:
     return bool((taking_part >= max(2.0, _SPREAD * square.shape[1])).all())
 
 
-def _described(exhibit: PairContext, name: str, differs: Values) -> tuple[str, str, dict[str, Any]]:
-    """Where it is, in words; the usual mistake; facts."""
+def _describe(context: PairContext, name: str, differs: Values) -> tuple[str, str, dict[str, Any]]:
+    """Describe a location: text, the usual mistake, facts."""
     at, size = np.flatnonzero(differs), len(differs)
     facts = {"axis": name, "indices": at[:64].tolist(), "size": size}
     hint = _HINTS.get(name, "")
     if name == "token" and len(at) == size - at[0]:
         for entry in _WINDOWS:
-            window = exhibit.number(entry)
+            window = context.config_number(entry)
             if window and abs(int(window) - int(at[0])) <= 1 < at[0]:
                 where = f"from token {at[0]} on, of {size}; {entry} is {int(window)}"
                 return where, _HINTS["window"], {**facts, "window": entry}
@@ -109,8 +123,8 @@ def _described(exhibit: PairContext, name: str, differs: Values) -> tuple[str, s
     return f"in {name}{'s' if len(at) > 1 else ''} {shown} of {size}", hint, facts
 
 
-def _trials(
-    exhibit: PairContext,
+def _propose_location(
+    context: PairContext,
     r: Values,
     t: Values,
     index: tuple[Any, ...],
@@ -122,15 +136,22 @@ def _trials(
 ) -> Iterator[Hypothesis]:
     predicted = r.copy()
     predicted[index] = t[index]
-    inside = t[index].size
-    logs = choices * math.log(2) + inside / 2 * math.log(t.size)  # all that is there is taken as it is
+    size = t[index].size
+    log_alternatives = choices * math.log(2) + size / 2 * math.log(t.size)  # nothing there is predicted
     yield Hypothesis(
-        kind.replace(" ", "-"), f"the error is only {where}", t, predicted, r, 0, logs, hint, facts
+        kind.replace(" ", "-"),
+        f"the error is only {where}",
+        t,
+        predicted,
+        r,
+        log_alternatives=log_alternatives,
+        hint=hint,
+        facts=facts,
     )
 
 
-def _embedded(
-    trial: Hypothesis,
+def _embed(
+    hypothesis: Hypothesis,
     part: PairContext,
     r: Values,
     t: Values,
@@ -139,80 +160,84 @@ def _embedded(
     facts: dict[str, Any],
     choices: int,
 ) -> Iterator[Hypothesis]:
-    """A hypothesis about a part, weighed on the whole."""
-    if trial.predicted.shape != part.t.shape:
+    """Extend a hypothesis about a part to the whole, which is right elsewhere."""
+    if hypothesis.predicted.shape != part.t.shape:
         return
-    if trial.observed is part.t:
+    if hypothesis.observed is part.t:
         observed, baseline = t, r
-    elif trial.observed is part.r:
+    elif hypothesis.observed is part.r:
         observed, baseline = r, t
     else:
         return
     predicted = baseline.copy()
-    predicted[index] = trial.predicted
+    predicted[index] = hypothesis.predicted
     yield replace(
-        trial,
-        text=f"{where}: {trial.text}",
+        hypothesis,
+        text=f"{where}: {hypothesis.text}",
         observed=observed,
         predicted=predicted,
         baseline=baseline,
-        log_alternatives=trial.log_alternatives + choices * math.log(2),
-        facts={**trial.facts, "where": facts},
+        log_alternatives=hypothesis.log_alternatives + choices * math.log(2),
+        facts={**hypothesis.facts, "where": facts},
     )
 
 
-def _wrong_rows(exhibit: PairContext, limit: float) -> Values:
-    """Which rows, of all channels, differ: the shape without the last axis."""
-    r, t = exhibit.r, exhibit.t
+def _find_erring_rows(context: PairContext, limit: float) -> Values:
+    """Find the rows, of all channels, that err: the shape without the last axis."""
+    r, t = context.r, context.t
     size = np.maximum((r * r).sum(axis=-1), (t * t).sum(axis=-1))
     return np.asarray(((t - r) ** 2).sum(axis=-1) > limit * limit * size)
 
 
-def _experts(exhibit: PairContext, limit: float) -> Iterator[Hypothesis]:
-    """Rows that differ are those of certain experts."""
-    if exhibit.r.ndim < 2 or exhibit.window is not None:
+def _propose_experts(context: PairContext, limit: float) -> Iterator[Hypothesis]:
+    """Propose that the rows that err are those that chose certain experts, by a record of indices beside."""
+    if context.r.ndim < 2 or context.window is not None:
         return
-    wrong = _wrong_rows(exhibit, limit).reshape(-1)
-    if not 0 < wrong.sum() < len(wrong):
+    erring = _find_erring_rows(context, limit).reshape(-1)
+    if not 0 < erring.sum() < len(erring):
         return
-    for record in exhibit.near():
+    for record in context.find_neighbours():
         if record.dtype.kind not in ("int", "uint") or not 1 <= len(record.shape) <= 3 or not record.size:
             continue
-        if record.size % len(wrong) or record.size // len(wrong) > 64 or "position" in record.key.slot:
+        if (
+            record.size % len(erring)
+            or record.size // len(erring) > _MOST_SLOTS
+            or "position" in record.key.slot
+        ):
             continue
-        chosen = values_of(exhibit.ours, record).reshape(len(wrong), -1)
+        chosen = values_of(context.reference_archive, record).reshape(len(erring), -1)
         experts = np.unique(chosen)
-        if record.shape[-1] == 1 or len(record.shape) < 2 or len(experts) > 1024:
+        if record.shape[-1] == 1 or len(record.shape) < 2 or len(experts) > _MOST_EXPERTS:
             continue
-        guilty = [e for e in experts.tolist() if wrong[(chosen == e).any(axis=1)].all()]
-        if not guilty or not np.array_equal(np.isin(chosen, guilty).any(axis=1), wrong):
+        guilty = [e for e in experts.tolist() if erring[(chosen == e).any(axis=1)].all()]
+        if not guilty or not np.array_equal(np.isin(chosen, guilty).any(axis=1), erring):
             continue
         names = ", ".join(str(int(e)) for e in guilty[:12])
         where = f"in tokens of expert{'s' if len(guilty) > 1 else ''} {names} of {record.key.text}"
         facts = {"experts": [int(e) for e in guilty[:64]], "key": record.key.text}
-        index = (wrong.reshape(exhibit.r.shape[:-1]),)
-        yield from _trials(
-            exhibit, exhibit.r, exhibit.t, index, "only-expert", where, _HINTS["expert"], facts, len(experts)
+        index = (erring.reshape(context.r.shape[:-1]),)
+        yield from _propose_location(
+            context, context.r, context.t, index, "only-expert", where, _HINTS["expert"], facts, len(experts)
         )
         return
 
 
-def _padded(exhibit: PairContext, limit: float) -> Iterator[Hypothesis]:
-    """Rows that differ are those that a mask of attention leaves out."""
-    if exhibit.r.ndim < 3 or exhibit.window is not None:
+def _propose_padded(context: PairContext, limit: float) -> Iterator[Hypothesis]:
+    """Propose that the rows that err are those that an attention mask leaves out."""
+    if context.r.ndim < 3 or context.window is not None:
         return
-    wrong = _wrong_rows(exhibit, limit)
-    for record in exhibit.ours.records:
-        if "attention_mask" not in record.key.slot or record.shape != wrong.shape or not record.stored:
+    erring = _find_erring_rows(context, limit)
+    for record in context.reference_archive.records:
+        if "attention_mask" not in record.key.slot or record.shape != erring.shape or not record.stored:
             continue
-        masked = values_of(exhibit.ours, record) == 0
-        if masked.any() and wrong.any() and not wrong[~masked].any():
+        masked = values_of(context.reference_archive, record) == 0
+        if masked.any() and erring.any() and not erring[~masked].any():
             where = f"in padded tokens, where {record.key.text} is 0"
-            yield from _trials(
-                exhibit,
-                exhibit.r,
-                exhibit.t,
-                (wrong,),
+            yield from _propose_location(
+                context,
+                context.r,
+                context.t,
+                (erring,),
                 "only-padded",
                 where,
                 _HINTS["padded"],

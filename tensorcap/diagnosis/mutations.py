@@ -1,4 +1,8 @@
-"""What may be different in a module that is called again, and what each difference is usually the sign of."""
+"""Mutations of a module that is called again, and the mistake that each is usually the sign of.
+
+Each `mutate_…` lists mutations of one part of a call: experts, settings, arguments, results of calls within,
+operations; tensors are dropped, put in another order, and rounded.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,10 @@ from typing import Any, Final
 import numpy as np
 
 from tensorcap.adapters.edits import (
-    MASKS,
+    MASK_EXTENTS,
     Absent,
     Added,
+    Argument,
     CallMutation,
     Edit,
     Filled,
@@ -28,11 +33,12 @@ from tensorcap.adapters.edits import (
 from tensorcap.diagnosis.context import PairContext
 from tensorcap.diagnosis.scoring import Values
 
-SMALL: Final = 1e-2  # a setting below it is an eps, of which only usual values are tried
-_EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
+SMALLEST_FITTED: Final = 1e-2  # a setting below it is an eps, of which only usual values are tried
 _EPS: Final = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.0)
+_USUAL_NUMBERS: Final = (1.0, 0.0, 1e9)  # of any other setting: not scaled, off, without a limit
+_MINUS_INFINITY: Final = -1e30  # stands for it in the dtype of a tensor
 _EXPERT_HINT: Final = "Experts are in another order, or one stands in the place of another."
-_NEIGHBOURS: Final = 2  # results of calls are exchanged with those of so many that come next
+_NEIGHBOURS: Final = 2  # results are exchanged with those of so many calls of the same shape behind
 _SETTINGS: Final[Mapping[str, tuple[str, str]]] = {  # by a part of their names; the first that fits counts
     "eps": ("norm-eps", "Another eps; it shows in rows of small values only."),
     "softcap": ("softcap-differs", "The soft cap is missing, or another one."),
@@ -65,13 +71,13 @@ _ARGUMENTS: Final = (  # by a part of their names; the first that fits counts
     ("position", "position-offset", "Positions are not looked at, or counted from another number."),
     ("", "term-missing", "A residual, or another term, is missing."),
 )
-_SEEN: Final = {
+_EXTENT_TEXTS: Final = {  # by the extents of `MASK_EXTENTS`
     "one further": "every token see the next one too",
     "one fewer": "no token see itself",
     "longer window": "a window of one token more",
     "shorter window": "a window of one token less",
 }
-_LEFT_OUT: Final[Mapping[str, str]] = {  # what an operation is when it is not done, by words of its name
+_SKIPPED_KINDS: Final[Mapping[str, str]] = {  # kind if an operation is not done, by words of its name
     "clamp clip": "clip-missing",
     "masked where": "attention-mask",
     "silu gelu relu sigmoid tanh softplus exp": "activation-missing",
@@ -83,45 +89,45 @@ _LEFT_OUT: Final[Mapping[str, str]] = {  # what an operation is when it is not d
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """A change, and what it would mean.
+    """A mutation of a call, and the mistake that it stands for.
 
     Attributes:
-        kind: As in `Trial`.
-        text: How the module is called, to stand behind "the target is what it makes".
-        hint: As in `Trial`.
-        change: What is changed.
-        facts: As in `Trial`.
+        kind: As in `Hypothesis`.
+        text: What is different, to stand behind "the target is what MODULE makes".
+        hint: As in `Hypothesis`.
+        call: What is different, for `Rerun.run`.
+        facts: As in `Hypothesis`.
     """
 
     kind: str
     text: str
     hint: str
-    change: CallMutation
+    call: CallMutation
     facts: Mapping[str, Any]
 
 
-def mutations_of(exhibit: PairContext, rerun: Rerun, largest: int) -> list[Mutation]:
-    """All of them but altered operations, the most telling first.
+def list_mutations(context: PairContext, rerun: Rerun, *, largest: int) -> list[Mutation]:
+    """List the mutations of all but operations, the most specific first.
 
     Args:
-        exhibit: The pair.
+        context: The pair.
         rerun: The call.
         largest: Elements of a tensor that is put in another order, at most.
     """
     shapes = {name: shape for name, shape in rerun.tensors.items() if math.prod(shape) <= largest}
     return [
-        *_of_experts(exhibit, shapes),
-        *_of_settings(rerun),
-        *_of_arguments(rerun),
-        *_of_results(rerun),
-        *(one for name in rerun.tensors for one in _without(name)),
-        *(one for name, shape in shapes.items() for one in _in_order(exhibit, name, shape)),
-        *_together(exhibit, shapes),
+        *mutate_experts(context, shapes),
+        *mutate_settings(rerun),
+        *mutate_arguments(context, rerun),
+        *mutate_results(rerun),
+        *(mutation for name in rerun.tensors for mutation in drop_tensor(name)),
+        *(mutation for name, shape in shapes.items() for mutation in reorder_tensor(context, name, shape)),
+        *reorder_tensors_together(context, shapes),
     ]
 
 
-def rounded_tensors(rerun: Rerun, dtype: str) -> list[Mutation]:
-    """Tensors of the module, each by itself rounded to a dtype."""
+def round_tensors(rerun: Rerun, dtype: str) -> list[Mutation]:
+    """Round each tensor of the module to a dtype, by itself."""
     return [
         Mutation(
             "rounded",
@@ -134,130 +140,136 @@ def rounded_tensors(rerun: Rerun, dtype: str) -> list[Mutation]:
     ]
 
 
-def in_low_precision(rerun: Rerun, dtype: str) -> list[Mutation]:
-    """All tensors of the module, and every step of its code, rounded to a dtype."""
-    found = []
+def round_every_step(rerun: Rerun, dtype: str) -> list[Mutation]:
+    """Round all tensors of the module and every step of its code to a dtype."""
+    mutations = []
     tensors: dict[str, Edit] = dict.fromkeys(rerun.tensors, Rounded(dtype))
     for is_in_turn in (False, True):
         text = f"with every step rounded to {dtype}"
         text += ", and sums taken one after the other" if is_in_turn else ""
         hint = "It has to compute in float32, or to sum in float32, and does not."
-        change = CallMutation(tensors, steps=dtype, is_in_turn=is_in_turn)
+        call = CallMutation(tensors, steps=dtype, is_in_turn=is_in_turn)
         facts = {"dtype": dtype, "is_in_turn": is_in_turn}
-        found.append(Mutation("code-precision", text, hint, change, facts))
-    return found
+        mutations.append(Mutation("code-precision", text, hint, call, facts))
+    return mutations
 
 
-def of_experts(exhibit: PairContext, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
-    """Names of tensors that have a slice for each expert."""
-    count = exhibit.number(*_EXPERTS)
-    return tuple(name for name, shape in shapes.items() if len(shape) > 1 and shape[0] == count)
+def find_expert_tensors(context: PairContext, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
+    """Find the tensors that have a slice for each expert."""
+    count = context.experts
+    return tuple(name for name, shape in shapes.items() if count and len(shape) > 1 and shape[0] == count)
 
 
-def kind_of_setting(name: str, class_name: str) -> tuple[str, str]:
-    """The kind of another value for a setting of a module of a class, and its hint."""
-    is_of_attention = "attention" in class_name.lower()
-    known = {**_SETTINGS, **_OF_ATTENTION} if is_of_attention else _SETTINGS
-    found = next((kind for part, kind in known.items() if part in name), None)
-    return found or ("setting-differs", f"The setting {name} is another one, or is not looked at.")
+def classify_setting(name: str, class_name: str) -> tuple[str, str]:
+    """Find the kind of mistake that another value of a setting is, and its hint."""
+    is_attention = "attention" in class_name.lower()
+    kinds = {**_SETTINGS, **_OF_ATTENTION} if is_attention else _SETTINGS
+    entry = next((entry for part, entry in kinds.items() if part in name), None)
+    return entry or ("setting-differs", f"The setting {name} is another one, or is not looked at.")
 
 
-def alterations(operations: Mapping[str, Operation]) -> list[Mutation]:
-    """Operations of the module's own code that do something else."""
+def mutate_operations(operations: Mapping[str, Operation]) -> list[Mutation]:
+    """Let each operation of the module's own code do one of its alternatives."""
     hint = "Look at that line, and at what the target has for it."
-    return [
-        Mutation(
-            kind,
-            f"{what}, in {one.place}",
-            hint,
-            CallMutation(operations={known: way}),
-            {"operation": one.name, "place": one.place, "way": way},
-        )
-        for known, one in operations.items()
-        for way in one.ways
-        for kind, what in [_altered(one, way)]
-    ]
+    mutations = []
+    for key, operation in operations.items():
+        for alternative in operation.alternatives:
+            kind, text = _classify_alternative(operation, alternative)
+            call = CallMutation(operations={key: alternative})
+            facts = {"operation": operation.name, "place": operation.place, "way": alternative}
+            mutations.append(Mutation(kind, f"{text}, in {operation.place}", hint, call, facts))
+    return mutations
 
 
-def _altered(one: Operation, way: str) -> tuple[str, str]:
-    """The kind of an altered operation, and what became of it."""
-    if way in MASKS:
-        return "attention-mask", f"where attention has {_SEEN[way]}"
-    if way in ("first", "second"):
-        what = f"with the {way} operand in the place of the result of {one.name}"
-        for names, kind in _LEFT_OUT.items():
-            if any(name in one.name for name in names.split()):
-                return ("offset" if kind == "term-missing" and one.has_number else kind), what
-        return "operation-missing", what
-    if " and " in way:
-        return "parts-order", f"with parts {way} of {one.name}, from 0, exchanged"
-    if way == "twice":
-        return "term-twice", f"with the second operand of {one.name} added twice"
-    if way == "opposite":
-        return "sign", f"with the opposite sign of the second operand of {one.name}"
-    if "mul" in one.name:
-        return "operation-differs", f"with a sum in the place of the product by {one.name}"
-    kind = "factor" if one.name in ("mean", "sum") else "activation"
-    return kind, f"with {way} in the place of {one.name}"
+def _classify_alternative(operation: Operation, alternative: str) -> tuple[str, str]:
+    """Find the kind of mistake that an alternative is, and its text.
+
+    1. Another extent is a mistake of the mask.
+    2. An operand in the place of the result means that the operation is missing; its name says what that is.
+    3. Exchanged parts, terms added twice and other signs say it themselves.
+    4. Any other alternative is another operation: a sum for a product, a mean for a sum, an activation.
+    """
+    name = operation.name
+    if alternative in MASK_EXTENTS:
+        return "attention-mask", f"where attention has {_EXTENT_TEXTS[alternative]}"
+    if alternative in ("first", "second"):
+        text = f"with the {alternative} operand in the place of the result of {name}"
+        for words, kind in _SKIPPED_KINDS.items():
+            if any(word in name for word in words.split()):
+                return ("offset" if kind == "term-missing" and operation.has_number else kind), text
+        return "operation-missing", text
+    if " and " in alternative:
+        return "parts-order", f"with parts {alternative} of {name}, from 0, exchanged"
+    if alternative == "twice":
+        return "term-twice", f"with the second operand of {name} added twice"
+    if alternative == "opposite":
+        return "sign", f"with the opposite sign of the second operand of {name}"
+    if "mul" in name:
+        return "operation-differs", f"with a sum in the place of the product by {name}"
+    kind = "factor" if name in ("mean", "sum") else "activation"
+    return kind, f"with {alternative} in the place of {name}"
 
 
-def _of_experts(exhibit: PairContext, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Mutation]:
-    """All that belongs to an expert, in the place of that of another."""
-    names = of_experts(exhibit, shapes)
+def mutate_experts(context: PairContext, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Mutation]:
+    """Put all tensors that have a slice for each expert in another order of experts."""
+    names = find_expert_tensors(context, shapes)
     if names:
         size = shapes[names[0]][0]
-        for how, edit in _orders(exhibit, 0, size):
+        for how, edit in _usual_orders(context, 0, size):
             facts = {"parameters": list(names), "order": how}
             text = f"with the experts of {' and '.join(names)} {how}"
-            change = CallMutation(dict.fromkeys(names, edit))
-            yield Mutation("expert-order", text, _EXPERT_HINT, change, facts)
+            call = CallMutation(dict.fromkeys(names, edit))
+            yield Mutation("expert-order", text, _EXPERT_HINT, call, facts)
 
 
-def _without(name: str) -> Iterator[Mutation]:
+def drop_tensor(name: str) -> Iterator[Mutation]:
+    """Replace a tensor by what makes it do nothing: zeros, ones, minus infinity."""
     last = name.rpartition(".")[2]
     if "bias" in last:
         text, hint = f"without {name}", f"The {name} was dropped."
         yield Mutation("bias-dropped", text, hint, CallMutation({name: Filled(0.0)}), {"parameter": name})
         return
-    for value, kind, what in (
+    for value, kind, role in (
         (0.0, "parameter-missing", "What is added by it"),
         (1.0, "weight-missing", "The multiplication by it"),
-        (-1e30, "parameter-missing", "What takes part in a softmax by it"),
+        (_MINUS_INFINITY, "parameter-missing", "What takes part in a softmax by it"),
     ):
         shown = "minus infinity" if value < 0 else f"{value:g}"
-        text, hint = f"with {shown} in the place of {name}", f"{what} is missing: {name}."
+        text, hint = f"with {shown} in the place of {name}", f"{role} is missing: {name}."
         facts = {"parameter": name, "value": value}
         yield Mutation(kind, text, hint, CallMutation({name: Filled(value)}), facts)
 
 
-def _in_order(exhibit: PairContext, name: str, shape: tuple[int, ...]) -> Iterator[Mutation]:
-    """One tensor, an axis of which is in another order; two axes of which are exchanged."""
+def reorder_tensor(context: PairContext, name: str, shape: tuple[int, ...]) -> Iterator[Mutation]:
+    """Put an axis of a tensor in another order; exchange two axes of it."""
     for axis, size in enumerate(shape):
-        is_of_experts = not axis and name in of_experts(exhibit, {name: shape})
-        for how, edit in _orders(exhibit, axis, size):
-            one = _ordered({name: edit}, how)
-            yield replace(one, kind="expert-order", hint=_EXPERT_HINT) if is_of_experts else one
+        is_of_experts = not axis and name in find_expert_tensors(context, {name: shape})
+        for how, edit in _usual_orders(context, axis, size):
+            mutation = _reorder({name: edit}, how)
+            yield replace(mutation, kind="expert-order", hint=_EXPERT_HINT) if is_of_experts else mutation
     for first, second in itertools.combinations(range(len(shape)), 2):
         if shape[first] == shape[second] > 1:
             text = f"with {name} transposed"
             hint = "A square weight lies the other way in the checkpoint, or in the layer."
-            change = CallMutation({name: Transposed((first, second))})
-            yield Mutation("weight-transposed", text, hint, change, {"parameter": name})
+            call = CallMutation({name: Transposed((first, second))})
+            yield Mutation("weight-transposed", text, hint, call, {"parameter": name})
 
 
-def _together(exhibit: PairContext, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Mutation]:
-    """An axis that several tensors have, such as a weight and its bias, in the same order in all of them."""
-    sharing: dict[int, dict[str, int]] = {}
+def reorder_tensors_together(
+    context: PairContext, shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[Mutation]:
+    """Put an axis in the same order in all tensors that have it, such as a weight and its bias."""
+    axes_by_size: dict[int, dict[str, int]] = {}
     for name, shape in shapes.items():
         for axis, size in enumerate(shape):
-            sharing.setdefault(size, {}).setdefault(name, axis)
-    for size, axes in sharing.items():
+            axes_by_size.setdefault(size, {}).setdefault(name, axis)
+    for size, axes in axes_by_size.items():
         if len(axes) > 1:
-            for how, edit in _orders(exhibit, 0, size):
-                yield _ordered({name: Ordered(axis, edit.order) for name, axis in axes.items()}, how)
+            for how, edit in _usual_orders(context, 0, size):
+                yield _reorder({name: Ordered(axis, edit.order) for name, axis in axes.items()}, how)
 
 
-def _ordered(edits: Mapping[str, Ordered], how: str) -> Mutation:
+def _reorder(edits: Mapping[str, Ordered], how: str) -> Mutation:
     kind = "parameter-shift" if how.startswith("rolled") else "parameter-order"
     hint = "A table, or a weight, is read from another place."
     if kind == "parameter-order":
@@ -270,103 +282,136 @@ def _ordered(edits: Mapping[str, Ordered], how: str) -> Mutation:
     return Mutation(kind, f"with {axes} {how}", hint, CallMutation(tensors), facts)
 
 
-def _orders(exhibit: PairContext, axis: int, size: int) -> Iterator[tuple[str, Ordered]]:
-    """Usual orders of an axis that are not its own, each once."""
-    at = np.arange(size)
+def _usual_orders(context: PairContext, axis: int, size: int) -> Iterator[tuple[str, Ordered]]:
+    """Usual orders of an axis that are not its own, each once, with a text."""
+    same = np.arange(size)
     orders = {
-        "reversed": at[::-1],
-        "rolled by one": np.roll(at, 1),
-        "rolled by one back": np.roll(at, -1),
+        "reversed": same[::-1],
+        "rolled by one": np.roll(same, 1),
+        "rolled by one back": np.roll(same, -1),
     }
     if size % 2 == 0:
         orders |= {
-            "in exchanged halves": np.roll(at, size // 2),
-            "with its halves put alternately": at.reshape(2, -1).T.reshape(-1),
-            "with alternate ones put into halves": at.reshape(-1, 2).T.reshape(-1),
+            "in exchanged halves": np.roll(same, size // 2),
+            "with its halves put alternately": same.reshape(2, -1).T.reshape(-1),
+            "with alternate ones put into halves": same.reshape(-1, 2).T.reshape(-1),
         }
-    heads, each = exhibit.heads, exhibit.head_dim
-    if heads and each and size % (heads * each) == 0:
-        by_head = at.reshape(-1, heads, each)
+    heads, head_dim = context.heads, context.head_dim
+    if heads and head_dim and size % (heads * head_dim) == 0:
+        by_head = same.reshape(-1, heads, head_dim)
         orders |= {
             "in reversed order of heads": by_head[:, ::-1].reshape(-1),
             "with its blocks put into heads": by_head.transpose(1, 0, 2).reshape(-1),
-            "with its heads put into blocks": at.reshape(heads, -1, each).transpose(1, 0, 2).reshape(-1),
+            "with its heads put into blocks": same.reshape(heads, -1, head_dim)
+            .transpose(1, 0, 2)
+            .reshape(-1),
         }
-    seen: list[Values] = [at]
+    seen: list[Values] = [same]
     for name, order in orders.items():
         if not any(np.array_equal(order, other) for other in seen):
             seen.append(order)
             yield name, Ordered(axis, np.ascontiguousarray(order))
 
 
-def _of_settings(rerun: Rerun) -> Iterator[Mutation]:
+def mutate_settings(rerun: Rerun) -> Iterator[Mutation]:
+    """Give each setting another usual value."""
     for name, value in rerun.settings.items():
-        for other in _values(value):
-            kind, hint = kind_of_setting(name, rerun.class_name)
+        for other in _other_values(value):
+            kind, hint = classify_setting(name, rerun.class_name)
             shown = "nothing" if other is None else f"{other:g}" if isinstance(other, float) else repr(other)
             text = f"with {shown} in the place of {value!r} for its setting {name}"
             facts = {"setting": name, "reference": value, "target": other}
             yield Mutation(kind, text, hint, CallMutation(settings={name: other}), facts)
 
 
-def _values(value: Any) -> Iterator[Any]:
-    """Other values of a setting that are usual."""
+def _other_values(value: Any) -> Iterator[Any]:
+    """Other values of a setting that are usual; None is no value at all."""
     if isinstance(value, bool):
         yield not value
     elif isinstance(value, int):
         yield from (value - 1, value + 1, None)
     elif isinstance(value, float):
         yield None
-        usual = _EPS if abs(value) < SMALL else (1.0, 0.0, 1e9, -value)
+        usual = _EPS if abs(value) < SMALLEST_FITTED else (*_USUAL_NUMBERS, -value)
         yield from (other for other in usual if other != value)
     elif isinstance(value, (list, tuple)):
         for word in dict.fromkeys(value):
             yield type(value)([word] * len(value))
 
 
-def _of_arguments(rerun: Rerun) -> Iterator[Mutation]:
-    for name, (kind, shape) in rerun.arguments.items():
+def mutate_arguments(context: PairContext, rerun: Rerun) -> Iterator[Mutation]:
+    """Leave out each tensor that the module is given, or change it.
+
+    1. Any is left out, and moved by one along an axis.
+    2. A mask sees another extent; it is zeros if it is of floats, else ones.
+    3. Other floats are zeros.
+    4. Other whole numbers are one more or less; indices only if they stay in the range of their table.
+    """
+    for name, argument in rerun.arguments.items():
         short = name.removeprefix("input.")
-        what, missing, hint = next(entry for entry in _ARGUMENTS if entry[0] in short)
-        edits: list[tuple[str, str, Edit]] = [(missing, f"without its {short}", Absent())]
-        if what == "mask" and kind != "int" and len(shape) > 1:
-            edits += [(missing, f"where its {short} has {_SEEN[way]}", Masked(way)) for way in MASKS]
-        if kind == "float":
-            edits.append((missing, f"with zeros for its {short}", Filled(0.0)))
-        elif what == "mask":
-            edits.append((missing, f"with ones for its {short}", Filled(1.0)))
-        elif kind == "int":
-            other = missing if what else "index-differs"
-            edits += [(other, f"with its {short} {step:+d}", Added(step)) for step in (1, -1)]
-        edits += [(found, f"with its {short} {text}", edit) for found, text, edit in _shifts(shape)]
-        for found, text, edit in edits:
-            yield Mutation(found, text, hint, CallMutation(arguments={name: edit}), {"argument": short})
+        role, kind, hint = next(entry for entry in _ARGUMENTS if entry[0] in short)
+        edits: list[tuple[str, str, Edit]] = [(kind, f"without its {short}", Absent())]
+        if role == "mask" and argument.kind != "int" and len(argument.shape) > 1:
+            edits += [
+                (kind, f"where its {short} has {_EXTENT_TEXTS[extent]}", Masked(extent))
+                for extent in MASK_EXTENTS
+            ]
+        if argument.kind == "float":
+            edits.append((kind, f"with zeros for its {short}", Filled(0.0)))
+        elif role == "mask":
+            edits.append((kind, f"with ones for its {short}", Filled(1.0)))
+        elif argument.kind == "int":
+            edits += [
+                (kind if role else "index-differs", f"with its {short} {step:+d}", Added(step))
+                for step in (1, -1)
+                if role or _is_in_range(context, rerun, argument, step)
+            ]
+        edits += [
+            (shift_kind, f"with its {short} {text}", edit)
+            for shift_kind, text, edit in _shifts(argument.shape)
+        ]
+        for edit_kind, text, edit in edits:
+            call = CallMutation(arguments={name: edit})
+            yield Mutation(edit_kind, text, hint, call, {"argument": short})
 
 
-def _of_results(rerun: Rerun) -> Iterator[Mutation]:
-    by_shape: dict[tuple[int, ...], list[str]] = {}
+def _is_in_range(context: PairContext, rerun: Rerun, argument: Argument, step: int) -> bool:
+    """Whether indices plus a number are still indices of the table that they are looked up in.
+
+    Kernels that do not check them read memory that nobody has written. The table is the smallest one that
+    has all of them: a tensor of the module, by its first axis, or the experts of the configuration.
+    """
+    if argument.lowest is None or argument.highest is None:
+        return False
+    sizes = [shape[0] for shape in rerun.tensors.values() if shape]
+    sizes.append(context.experts)
+    size = min((size for size in sizes if size > argument.highest), default=0)
+    return argument.lowest + step >= 0 and argument.highest + step < size
+
+
+def mutate_results(rerun: Rerun) -> Iterator[Mutation]:
+    """Replace the result of each call within by zeros, move it by one, or exchange it with another one."""
+    names_by_shape: dict[tuple[int, ...], list[str]] = {}
     for name, shape in rerun.results.items():
-        by_shape.setdefault(shape, []).append(name)
+        names_by_shape.setdefault(shape, []).append(name)
         hint = f"What {name} returns is not added, or not looked at."
-        change = CallMutation(results={name: Filled(0.0)})
-        yield Mutation("term-missing", f"with zeros for the result of {name}", hint, change, {"call": name})
-        for kind, how, edit in _shifts(shape):
-            text, hint = (
-                f"with the result of {name} {how}",
-                "Tokens are one off: padding, a cache, a convolution.",
-            )
+        call = CallMutation(results={name: Filled(0.0)})
+        yield Mutation("term-missing", f"with zeros for the result of {name}", hint, call, {"call": name})
+        for kind, shift, edit in _shifts(shape):
+            text = f"with the result of {name} {shift}"
+            hint = "Tokens are one off: padding, a cache, a convolution."
             yield Mutation(kind, text, hint, CallMutation(results={name: edit}), {"call": name})
-    for names in by_shape.values():
-        for at, one in enumerate(names):
-            for other in names[at + 1 : at + 1 + _NEIGHBOURS]:
+    for names in names_by_shape.values():
+        for number, one in enumerate(names):
+            for other in names[number + 1 : number + 1 + _NEIGHBOURS]:
                 text = f"with the results of {one} and {other} exchanged"
                 hint = f"{one} and {other} stand in each other's place."
-                change = CallMutation(results={one: other, other: one})
-                yield Mutation("results-order", text, hint, change, {"calls": [one, other]})
+                call = CallMutation(results={one: other, other: one})
+                yield Mutation("results-order", text, hint, call, {"calls": [one, other]})
 
 
 def _shifts(shape: tuple[int, ...]) -> Iterator[tuple[str, str, Edit]]:
-    """One index further and one back along each axis but the last."""
+    """Moves by one index along each axis but the last: kind, text, edit."""
     for axis, size in enumerate(shape[:-1]):
         if size > 2:
             kind = "token-shift" if axis == len(shape) - 2 else "axis-shift"

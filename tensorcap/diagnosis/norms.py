@@ -1,4 +1,4 @@
-"""Norms worked out from inputs and weights, and which variant makes the reference and which the target."""
+"""Propose variants of a norm: which one makes the reference of its input, and which the target."""
 
 from __future__ import annotations
 
@@ -11,14 +11,22 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from tensorcap.diagnosis.context import PairContext
-from tensorcap.diagnosis.scoring import LESSENED, Hypothesis, Scorer, Values, inherited, relative_error
+from tensorcap.diagnosis.scoring import LESSENED, Hypothesis, Values, inherited_error, relative_error
 from tensorcap_formats.float_formats import rounded
 
 Statistic = Literal["rms", "layer", "l2"]
 Weighting = Literal["w", "1 + w", "1 + w, rounded", "none"]
 Precision = Literal["wide", "squares", "variance", "variance in turn", "all", "all in turn"]
 
-_SAMPLE: Final = 1 << 16
+_LEAST_CHANNELS: Final = 4
+_LEAST_ROWS: Final = 8  # to fit a weight
+_SAMPLE: Final = 1 << 16  # elements by which variants are chosen
+_ROUNDINGS: Final = 4  # that a variant may leave of the reference
+_EXACT: Final = 1e-6  # relative error that float32 may leave of it
+_EQUALLY_GOOD: Final = 1.05  # variants within that factor of the least error are equally good
+_EQUALLY_EXACT: Final = 1e-7  # and those that leave less than that
+_EPS_TOLERANCE: Final = 0.05  # relative: two eps so near are the same
+_ONE_TOLERANCE: Final = 0.1  # share of the difference of two weights that they may miss one by
 _EPS: Final = (1e-6, 1e-5, 1e-12, 1e-8, 1e-7, 1e-4, 1e-3, 0.0)
 _WIDE: Final = ("float32", "float64")
 _PRECISIONS: Final[tuple[Precision, ...]] = (
@@ -48,7 +56,7 @@ class NormVariant:
     """One way to compute a norm.
 
     Attributes:
-        statistic: What is divided by.
+        statistic: `rms`, `layer` (the mean is subtracted) or `l2` (the sum, not the mean, of squares).
         eps: Added to the variance.
         weighting: What the normalised value is multiplied by.
         is_cast_first: Whether the normalised value is rounded before it is multiplied.
@@ -80,7 +88,7 @@ class NormVariant:
         return rounded(y if bias is None else y + bias, dtype)
 
     def _variance(self, centred: Values, dtype: str) -> Values:
-        """What the root is taken of, eps apart: a column."""
+        """The mean or sum of squares that the root is taken of, without eps: a column."""
         squares = centred * centred
         if self.low != "wide":
             squares = rounded(squares, dtype)
@@ -100,206 +108,245 @@ class NormVariant:
         return rounded(1 + weight, dtype) if self.weighting == "1 + w, rounded" else 1 + weight
 
 
-def norms(exhibit: PairContext, scales: Scorer) -> Iterator[Hypothesis]:
-    """The target by another variant than the reference, each on its own inputs."""
-    if not exhibit.is_same_shape or exhibit.r.ndim < 2 or exhibit.r.shape[-1] < 4:
+def propose_norms(context: PairContext) -> Iterator[Hypothesis]:
+    """Propose that the target is another variant of a norm than the reference, each of its own input.
+
+    1. The module has one input of the pair's shape; its weight and bias are read.
+    2. The variant that makes the reference is found; a weight that is in no archive is fitted.
+    3. The variant that makes the target is found; that of the reference stays unless another one leaves far
+       less. If only the target is narrow, either order of rounding and weight counts as the reference's.
+    4. Proposed are an inherited error, another weight, and the other variant.
+    """
+    if not context.is_same_shape or context.r.ndim < 2 or context.r.shape[-1] < _LEAST_CHANNELS:
         return
-    width = exhibit.r.shape[-1]
-    given = [(slot, x, y) for slot, x, y in exhibit.inputs if x.shape == exhibit.r.shape]
-    if len(given) != 1:
+    width = context.r.shape[-1]
+    inputs = [(slot, x, y) for slot, x, y in context.inputs if x.shape == context.r.shape]
+    if len(inputs) != 1:
         return
-    (slot, ours, theirs) = given[0]
-    parameters = exhibit.parameters()
-    weight, own_weight = _vector(parameters, ("weight", "scale", "gamma"), width)
-    bias, own_bias = _vector(parameters, ("bias", "beta"), width)
-    rows = _rows(ours.reshape(-1, width))
-    dtype = exhibit.reference.dtype.name
-    x, made = ours.reshape(-1, width)[rows], exhibit.r.reshape(-1, width)[rows]
+    (slot, ours, theirs) = inputs[0]
+    parameters = context.read_parameters()
+    weight, own_weight = _find_vector(parameters, ("weight", "scale", "gamma"), width)
+    bias, own_bias = _find_vector(parameters, ("bias", "beta"), width)
+    rows = _sample_rows(ours.reshape(-1, width))
+    dtype = context.reference.dtype.name
+    x, outputs = ours.reshape(-1, width)[rows], context.r.reshape(-1, width)[rows]
     fitted = 0
-    usual = _best(x, made, weight, bias, dtype, scales, exhibit)
+    usual = _find_variant(x, outputs, weight, bias, dtype, context)
     if usual is None and weight is None:
-        found = _with_fitted_weight(x, made, dtype, scales, exhibit)
-        if found is None:
+        fit = _fit_weight(x, outputs, dtype, context)
+        if fit is None:
             return
-        usual, weight, bias = found
+        usual, weight, bias = fit
         fitted = width * (1 if bias is None else 2)
     if usual is None:
         return
     is_wide = dtype in _WIDE
-    dtype = exhibit.target.dtype.name
+    dtype = context.target.dtype.name
     own_weight = rounded(weight, dtype) if own_weight is None and weight is not None else own_weight
     own_bias = rounded(bias, dtype) if own_bias is None and bias is not None else own_bias
-    x, made = theirs.reshape(-1, width)[rows], exhibit.t.reshape(-1, width)[rows]
+    x, outputs = theirs.reshape(-1, width)[rows], context.t.reshape(-1, width)[rows]
     is_narrowed = is_wide and dtype not in _WIDE
-    expected = _as_usual(usual, x, made, own_weight, own_bias, dtype) if is_narrowed else usual
-    other = _best(x, made, own_weight, own_bias, dtype, scales, exhibit, near=expected)
+    expected = _narrow(usual, x, outputs, own_weight, own_bias, dtype) if is_narrowed else usual
+    other = _find_variant(x, outputs, own_weight, own_bias, dtype, context, near=expected)
     if other is None:
         return
     same = [None if side is None else rounded(side, dtype) for side in (weight, bias)]
-    yield inherited(exhibit.t, expected(theirs, same[0], same[1], dtype), exhibit.r)
+    yield inherited_error(context.t, expected(theirs, same[0], same[1], dtype), context.r)
     if weight is not None and own_weight is not None and not fitted:
-        yield from _own_weight(exhibit, other, theirs, (weight, own_weight), own_bias)
+        yield from _propose_own_weight(context, other, theirs, (weight, own_weight), own_bias)
     if other == expected:
         return
     predicted, baseline = (v(theirs, own_weight, own_bias, dtype) for v in (other, expected))
-    text, kind, hint = _difference(expected, other, slot)
-    logs = math.log(3 * 4 * 2 * len(_PRECISIONS) * (len(_EPS) + 2))
+    text, kind, hint = _describe_difference(expected, other, slot)
+    log_alternatives = math.log(3 * 4 * 2 * len(_PRECISIONS) * (len(_EPS) + 2))
     facts = {"reference": _facts(usual), "target": _facts(other)}
-    yield Hypothesis(kind, text, exhibit.t, predicted, baseline, fitted, logs, hint, facts)
+    yield Hypothesis(
+        kind,
+        text,
+        context.t,
+        predicted,
+        baseline,
+        parameters=fitted,
+        log_alternatives=log_alternatives,
+        hint=hint,
+        facts=facts,
+    )
 
 
-def _own_weight(
-    exhibit: PairContext, variant: NormVariant, x: Values, weights: tuple[Values, Values], bias: Values | None
+def _propose_own_weight(
+    context: PairContext, variant: NormVariant, x: Values, weights: tuple[Values, Values], bias: Values | None
 ) -> Iterator[Hypothesis]:
-    """The target by the same norm, right for its own weight, which is another one."""
-    dtype = exhibit.target.dtype.name
+    """Propose that the target is right for its own weight, which is another one, perhaps by one."""
+    dtype = context.target.dtype.name
     weight, own = weights
     if np.array_equal(rounded(weight, dtype), own):
         return
     kind, text = "other-weights", "the target is right for its own weight, which is not that of the reference"
     hint = "Weights differ: look at how they are loaded."
     for shift, name in ((-1, "norm-without-one-plus"), (1, "norm-with-one-plus")):
-        if np.linalg.norm(own - weight - shift) < 0.1 * np.linalg.norm(own - weight):
+        if np.linalg.norm(own - weight - shift) < _ONE_TOLERANCE * np.linalg.norm(own - weight):
             kind = name
             text = f"the weight of the target is that of the reference {'plus' if shift > 0 else 'minus'} one"
             hint = "One plus the weight is meant on one side and the weight alone on the other."
     predicted, baseline = variant(x, own, bias, dtype), variant(x, rounded(weight, dtype), bias, dtype)
-    yield Hypothesis(kind, text, exhibit.t, predicted, baseline, 0, 0, hint)
+    yield Hypothesis(kind, text, context.t, predicted, baseline, hint=hint)
 
 
-def _vector(
+def _find_vector(
     parameters: dict[str, tuple[Values | None, Values | None]], names: tuple[str, ...], width: int
 ) -> tuple[Values | None, Values | None]:
+    """Find a parameter with one number for each channel by its name: the reference's and the target's."""
     for name, (ours, theirs) in parameters.items():
         if name.rpartition(".")[2] in names and ours is not None and ours.shape == (width,):
             return ours, theirs if theirs is not None and theirs.shape == (width,) else None
     return None, None
 
 
-def _rows(x: Values) -> Values:
-    """Rows that tell variants apart: spread over all, and those of the smallest variance."""
+def _sample_rows(x: Values) -> Values:
+    """Choose rows that distinguish variants: spread over all, and those of the smallest variance."""
     count = max(4, _SAMPLE // x.shape[1])
     spread = np.linspace(0, len(x) - 1, min(len(x), count)).astype(np.int64)
     small = np.argsort((x * x).mean(axis=1), kind="stable")[: max(2, count // 8)]
     return np.unique(np.concatenate([spread, small]))
 
 
-def _variants(has_weight: bool, is_low: bool, eps: tuple[float, ...]) -> Iterator[NormVariant]:
+def _list_variants(has_weight: bool, is_low: bool, eps: tuple[float, ...]) -> Iterator[NormVariant]:
+    """All variants with some eps; those that differ in rounding only if the dtype is narrow."""
     weightings: tuple[Weighting, ...] = ("w", "1 + w", "none") if has_weight else ("none",)
     if has_weight and is_low:
         weightings = (*weightings, "1 + w, rounded")
     switches = (False, True) if is_low else (False,)
     precisions = _PRECISIONS if is_low else _PRECISIONS[:1]
     statistics: tuple[Statistic, ...] = ("rms", "layer", "l2")
-    for statistic, each, weighting in itertools.product(statistics, eps, weightings):
-        for first, low in itertools.product(switches, precisions):
-            yield NormVariant(statistic, each, weighting, first, low)
+    for statistic, one_eps, weighting in itertools.product(statistics, eps, weightings):
+        for is_cast_first, low in itertools.product(switches, precisions):
+            yield NormVariant(statistic, one_eps, weighting, is_cast_first, low)
 
 
-def _best(
+def _find_variant(
     x: Values,
-    made: Values,
+    outputs: Values,
     weight: Values | None,
     bias: Values | None,
     dtype: str,
-    scales: Scorer,
-    exhibit: PairContext,
+    context: PairContext,
     near: NormVariant | None = None,
 ) -> NormVariant | None:
-    """The variant that leaves least; the one that is `near` stays unless another leaves far less."""
+    """Find the variant that makes outputs of inputs.
+
+    1. Variants without low precision, with usual eps, that of the configuration, and one fitted to each.
+    2. In a narrow dtype, the best of them again with every way of rounding.
+    3. Without `near` the least error has to be a few roundings; with it, `near` stays unless another one
+       leaves a tenth of the squared error.
+    4. Of those that leave about the least, the one with the fewest differences from `near`, or from the
+       plainest.
+
+    Args:
+        x: Inputs, (row, channel) float64.
+        outputs: What the norm made of them, the same shape.
+        weight: One number for each channel.
+        bias: One number for each channel.
+        dtype: In which it was computed.
+        context: For the precision and the configuration.
+        near: The variant that is expected; None if none is.
+    """
     is_low = dtype not in _WIDE
-    known = exhibit.number("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")
+    known = context.config_number(
+        "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon"
+    )
     eps = tuple(dict.fromkeys(e for e in (known, near.eps if near else None, *_EPS) if e is not None))
 
-    def left(variant: NormVariant) -> float:
-        return relative_error(made, variant(x, weight, bias, dtype))
+    def error(variant: NormVariant) -> float:
+        return relative_error(outputs, variant(x, weight, bias, dtype))
 
-    plain = list(_variants(weight is not None, False, eps))
-    fitted = {replace(v, eps=_fitted_eps(v, x, made, weight, bias)) for v in plain if v.eps == eps[0]}
-    errors = {v: left(v) for v in (*plain, *sorted(fitted - set(plain), key=repr))}
-    best = min(errors, key=lambda v: (errors[v], _changes(near, v)))
+    plain = list(_list_variants(weight is not None, False, eps))
+    fitted = {replace(v, eps=_fit_eps(v, x, outputs, weight, bias)) for v in plain if v.eps == eps[0]}
+    errors = {v: error(v) for v in (*plain, *sorted(fitted - set(plain), key=repr))}
+    best = min(errors, key=lambda v: (errors[v], _distance(near, v)))
     if is_low:
-        alike = [v for v in _variants(weight is not None, True, (*eps, best.eps)) if _is_alike(v, best)]
-        errors |= {v: left(v) for v in alike if v not in errors}
+        alike = [v for v in _list_variants(weight is not None, True, (*eps, best.eps)) if _is_alike(v, best)]
+        errors |= {v: error(v) for v in alike if v not in errors}
     least = min(errors.values())
     if near is not None:
-        usual = left(near)
+        usual = error(near)
         if least >= LESSENED * usual:
             return near
-    elif least > max(4 * scales.rounding, 1e-6):
+    elif least > max(_ROUNDINGS * context.rounding, _EXACT):
         return None
-    good = [v for v, error in errors.items() if error <= max(1.05 * least, 1e-7)]
-    return min(good, key=lambda v: _changes(near, v))
+    good = [v for v, left in errors.items() if left <= max(_EQUALLY_GOOD * least, _EQUALLY_EXACT)]
+    return min(good, key=lambda v: _distance(near, v))
 
 
 def _is_alike(one: NormVariant, other: NormVariant) -> bool:
     return one.statistic == other.statistic and one.weighting.startswith(other.weighting)
 
 
-def _changes(near: NormVariant | None, variant: NormVariant) -> int:
-    """How much a variant differs from another, or from the plainest one."""
+def _distance(near: NormVariant | None, variant: NormVariant) -> int:
+    """Weigh in how much a variant differs from another one, or from the plainest: statistics count most."""
     usual = near or NormVariant("rms", variant.eps, variant.weighting)
-    changes = (
+    differences = (
         8 * (variant.statistic != usual.statistic),
         4 * (variant.weighting != usual.weighting),
         variant.eps != usual.eps,
         2 * (variant.low != usual.low),
         variant.is_cast_first != usual.is_cast_first,
     )
-    return sum(map(int, changes))
+    return sum(map(int, differences))
 
 
-def _as_usual(
-    usual: NormVariant, x: Values, made: Values, weight: Values | None, bias: Values | None, dtype: str
+def _narrow(
+    usual: NormVariant, x: Values, outputs: Values, weight: Values | None, bias: Values | None, dtype: str
 ) -> NormVariant:
-    """What a wide reference is in a narrow dtype: either order of rounding and weight is right."""
+    """The variant of a wide reference in a narrow dtype: either order of rounding and weight is right."""
     orders = [replace(usual, is_cast_first=first) for first in (usual.is_cast_first, not usual.is_cast_first)]
-    return min(orders, key=lambda v: relative_error(made, v(x, weight, bias, dtype)))
+    return min(orders, key=lambda v: relative_error(outputs, v(x, weight, bias, dtype)))
 
 
-def _fitted_eps(
-    variant: NormVariant, x: Values, made: Values, weight: Values | None, bias: Values | None
+def _fit_eps(
+    variant: NormVariant, x: Values, outputs: Values, weight: Values | None, bias: Values | None
 ) -> float:
-    """The eps that rows of small variance say, snapped to a usual one within 5 %."""
+    """Fit eps to the row of the smallest variance, or take the usual one that is near."""
     y = replace(variant, eps=0.0)(x, weight, None, "float64")
-    shown = made if bias is None else made - bias
+    unbiased = outputs if bias is None else outputs - bias
     square = (y * y).sum(axis=1)
-    factor = np.divide((shown * y).sum(axis=1), square, out=np.ones(len(x)), where=square > 0)
+    factor = np.divide((unbiased * y).sum(axis=1), square, out=np.ones(len(x)), where=square > 0)
     centred = x - x.mean(axis=1, keepdims=True) if variant.statistic == "layer" else x
     variance = (centred * centred).mean(axis=1) if variant.statistic != "l2" else (centred**2).sum(axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
         eps = variance / factor**2 - variance
     row = int(np.argmin(np.where(variance > 0, variance, np.inf)))
-    found = float(eps[row])
-    if not math.isfinite(found) or found <= 0:
+    fitted = float(eps[row])
+    if not math.isfinite(fitted) or fitted <= 0:
         return 0.0
-    return next((e for e in _EPS if e and abs(found / e - 1) < 0.05), float(f"{found:.3g}"))
+    return next((e for e in _EPS if e and abs(fitted / e - 1) < _EPS_TOLERANCE), float(f"{fitted:.3g}"))
 
 
-def _with_fitted_weight(
-    x: Values, made: Values, dtype: str, scales: Scorer, exhibit: PairContext
+def _fit_weight(
+    x: Values, outputs: Values, dtype: str, context: PairContext
 ) -> tuple[NormVariant, Values, Values | None] | None:
-    """A norm whose weight is in no archive, but follows from what it made."""
-    if len(x) < 8:
+    """Fit weight and bias of a norm that are in no archive: by least squares in each channel."""
+    if len(x) < _LEAST_ROWS:
         return None
     statistics: tuple[Statistic, ...] = ("rms", "layer")
     for statistic in statistics:
-        for eps in dict.fromkeys((exhibit.number("rms_norm_eps", "layer_norm_eps") or 1e-6, *_EPS)):
+        for eps in dict.fromkeys((context.config_number("rms_norm_eps", "layer_norm_eps") or 1e-6, *_EPS)):
             variant = NormVariant(statistic, eps, "w")
             y = variant(x, None, None, "float64")
             for has_bias in (False, True):
-                mean_y, mean = (y.mean(axis=0), made.mean(axis=0)) if has_bias else (0.0, 0.0)
+                mean_y, mean = (y.mean(axis=0), outputs.mean(axis=0)) if has_bias else (0.0, 0.0)
                 square = ((y - mean_y) ** 2).sum(axis=0)
-                product = ((y - mean_y) * made).sum(axis=0)
+                product = ((y - mean_y) * outputs).sum(axis=0)
                 weight = np.divide(product, square, out=np.ones_like(square), where=square > 0)
                 bias = mean - weight * mean_y if has_bias else None
-                if relative_error(made, variant(x, weight, bias, dtype)) <= max(4 * scales.rounding, 1e-6):
+                if relative_error(outputs, variant(x, weight, bias, dtype)) <= max(
+                    _ROUNDINGS * context.rounding, _EXACT
+                ):
                     return variant, weight, bias
     return None
 
 
-def _difference(one: NormVariant, other: NormVariant, slot: str) -> tuple[str, str, str]:
-    """What tells two variants apart: text, kind and hint."""
+def _describe_difference(one: NormVariant, other: NormVariant, slot: str) -> tuple[str, str, str]:
+    """Describe how two variants differ, in the first of these that does: text, kind and hint."""
     if one.statistic != other.statistic:
         text = f"the target {_TITLES[other.statistic]} of its {slot}, the reference {_TITLES[one.statistic]}"
         return text, "norm-statistic", "Another kind of norm: with and without subtracting the mean, or L2."
@@ -327,7 +374,7 @@ def _difference(one: NormVariant, other: NormVariant, slot: str) -> tuple[str, s
 
 
 def _is_near(one: float, other: float) -> bool:
-    return abs(one - other) <= 0.05 * max(one, other)
+    return abs(one - other) <= _EPS_TOLERANCE * max(one, other)
 
 
 def _facts(variant: NormVariant) -> dict[str, Any]:

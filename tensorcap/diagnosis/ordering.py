@@ -1,4 +1,4 @@
-"""Another order of the same values: axes swapped, slices moved, layouts of heads and of rotation."""
+"""Propose another order of the same values: axes swapped, slices moved, layouts of heads and of rotation."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ import numpy as np
 from tensorcap.diagnosis.context import PairContext
 from tensorcap.diagnosis.scoring import Hypothesis, Values
 
-_WIDEST: Final = 4096  # slices of an axis whose order is looked for
-_SAMPLE: Final = 256  # elements of a slice by which it is found again
-_MOST_AXES: Final = 5
+_WIDEST: Final = 4096  # slices of an axis whose order is looked for; the cost grows with its square
+_SAMPLE: Final = 256  # elements of a slice by which it is recognised
+_MOST_AXES: Final = 5  # all orders of which are tried
+_MOST_STARTS: Final = 65  # offsets at which a shorter axis is looked for in a longer one
+_SHOWN: Final = 16  # indices of an order that its text has
+_MOST_SOURCES: Final = 64  # and that its facts have
+_SAME_DISTANCE: Final = 1e-9  # two slices of distances that near, relative to their size, are equally near
 _HINTS: Final = {
     "token": "Tokens are shifted: a begin token on one side, another padding side, or positions off by some.",
     "channel": "Channels are in another order: the layout of fused or rotated weights.",
@@ -23,39 +27,44 @@ _HINTS: Final = {
 }
 
 
-def orders(exhibit: PairContext) -> Iterator[Hypothesis]:
-    """All orders."""
-    r, t = exhibit.r, exhibit.t
+def propose_orders(context: PairContext) -> Iterator[Hypothesis]:
+    """Propose orders of axes, of slices along each axis, layouts of channels, and signs of channels."""
+    r, t = context.r, context.t
     if min(r.size, t.size) < 4:
         return
-    if not exhibit.is_same_shape:
-        yield from _other_shapes(exhibit)
+    if not context.is_same_shape:
+        yield from _propose_other_shapes(context)
         return
-    yield from _swaps(r, t)
-    yield from _head_layouts(exhibit)
+    yield from _propose_swaps(r, t)
+    yield from _propose_head_layouts(context)
     for axis in range(r.ndim):
         if r.shape[axis] > 1:
-            yield from _moved(exhibit, axis)
-    yield from _signs(exhibit)
+            yield from _propose_moves(context, axis)
+    yield from _propose_signs(context)
     if r.ndim >= 3 and r.shape[0] > 1:
-        yield from _shifts_by_sequence(exhibit)
+        yield from _propose_shifts_by_sequence(context)
 
 
-def _swaps(r: Values, t: Values) -> Iterator[Hypothesis]:
+def _propose_swaps(r: Values, t: Values) -> Iterator[Hypothesis]:
     hint = "A tensor or a square weight is transposed."
     for one, other in itertools.combinations(range(r.ndim), 2):
         if r.shape[one] == r.shape[other] > 1:
             text = f"the target is the reference with axes {one} and {other} swapped"
             facts = {"axes": [one, other]}
-            yield Hypothesis("transposed", text, t, np.swapaxes(r, one, other), r, 0, 0, hint, facts)
+            yield Hypothesis("transposed", text, t, np.swapaxes(r, one, other), r, hint=hint, facts=facts)
 
 
-def _other_shapes(exhibit: PairContext) -> Iterator[Hypothesis]:
-    r, t = exhibit.r, exhibit.t
+def _propose_other_shapes(context: PairContext) -> Iterator[Hypothesis]:
+    """Propose, of two shapes, a reshape, another order of axes, or an axis that is longer on one side.
+
+    1. Of as many elements: the same order, or the axes of the reference in any order.
+    2. Of shapes that differ in one axis: the shorter side is part of the longer one, from any start.
+    """
+    r, t = context.r, context.t
     if r.size == t.size:
         text = f"the target holds the same values in the same order in another shape, {t.shape} for {r.shape}"
         yield Hypothesis(
-            "reshaped", text, t, r.reshape(t.shape), None, 0, 0, "Compare with a step that reshapes."
+            "reshaped", text, t, r.reshape(t.shape), None, hint="Compare with a step that reshapes."
         )
         if 2 <= r.ndim <= _MOST_AXES:
             hint = "Compare with a step that permutes axes, or look for a transpose on one side."
@@ -70,10 +79,9 @@ def _other_shapes(exhibit: PairContext) -> Iterator[Hypothesis]:
                             t,
                             moved.reshape(t.shape),
                             None,
-                            0,
-                            math.log(math.factorial(r.ndim)),
-                            hint,
-                            {"axes": list(order)},
+                            log_alternatives=math.log(math.factorial(r.ndim)),
+                            hint=hint,
+                            facts={"axes": list(order)},
                         )
         return
     if r.ndim != t.ndim:
@@ -82,11 +90,11 @@ def _other_shapes(exhibit: PairContext) -> Iterator[Hypothesis]:
     if len(differing) != 1:
         return
     (axis,) = differing
-    name = exhibit.axis(axis)
+    name = context.axis_name(axis)
     longer, shorter = (r, t) if r.shape[axis] > t.shape[axis] else (t, r)
     extra = longer.shape[axis] - shorter.shape[axis]
     side = "reference" if longer is r else "target"
-    for start in dict.fromkeys((*range(min(extra + 1, 65)), extra)):
+    for start in dict.fromkeys((*range(min(extra + 1, _MOST_STARTS)), extra)):
         part = _slices(longer, axis, start, start + shorter.shape[axis])
         text = (
             f"the {side} has {extra} {name}{'s' if extra > 1 else ''} more: {start} before and "
@@ -100,45 +108,58 @@ def _other_shapes(exhibit: PairContext) -> Iterator[Hypothesis]:
             shorter,
             part,
             None,
-            0,
-            math.log(extra + 1),
-            hint,
-            facts,
+            log_alternatives=math.log(extra + 1),
+            hint=hint,
+            facts=facts,
         )
 
 
-def _moved(exhibit: PairContext, axis: int) -> Iterator[Hypothesis]:
-    """Slices along an axis found again elsewhere along it."""
-    r, t = exhibit.r, exhibit.t
-    size, name = r.shape[axis], exhibit.axis(axis)
+def _propose_moves(context: PairContext, axis: int) -> Iterator[Hypothesis]:
+    """Propose that slices along an axis lie elsewhere along it.
+
+    1. For each slice of the target the nearest one of the reference is found.
+    2. If they are in another order, that is proposed, with its name; and so are its two commonest shifts.
+    3. Shifts by one are proposed in any case: noise may hide them.
+    """
+    r, t = context.r, context.t
+    size, name = r.shape[axis], context.axis_name(axis)
     if size <= _WIDEST and r.size // size >= 2:
-        sources = _nearest(np.moveaxis(r, axis, 0), np.moveaxis(t, axis, 0))
+        sources = _find_nearest(np.moveaxis(r, axis, 0), np.moveaxis(t, axis, 0))
         if not np.array_equal(sources, np.arange(size)):
-            pattern, logs = _pattern(sources, exhibit.head_dim if name == "channel" else None)
+            pattern, log_alternatives = _name_order(sources, context.head_dim if name == "channel" else None)
             hint = _HINTS.get(name, "")
             if pattern.startswith(("halves", "pairs")):
                 hint = "The layout of rotary embeddings: halves on one side, interleaved pairs on the other."
             text = f"{name}s of the target are those of the reference in another order: {pattern}"
-            facts = {"axis": axis, "sources": sources.tolist() if size <= 64 else sources[:64].tolist()}
+            facts = {"axis": axis, "sources": sources[:_MOST_SOURCES].tolist()}
             kind = (
                 "rotary-layout"
                 if pattern.startswith(("halves", "pairs"))
                 else f"{name.replace(' ', '-')}-order"
             )
-            yield Hypothesis(kind, text, t, np.take(r, sources, axis), r, 0, logs, hint, facts)
+            yield Hypothesis(
+                kind,
+                text,
+                t,
+                np.take(r, sources, axis),
+                r,
+                log_alternatives=log_alternatives,
+                hint=hint,
+                facts=facts,
+            )
             shifts, counts = np.unique(sources - np.arange(size), return_counts=True)
             for shift in shifts[np.argsort(-counts, kind="stable")][:2].tolist():
                 if 0 < abs(shift) <= size / 2:
-                    yield _shift(exhibit, axis, shift)
+                    yield _propose_shift(context, axis, shift)
     for shift in (-1, 1):
         if size > 2:
-            yield _shift(exhibit, axis, shift)
+            yield _propose_shift(context, axis, shift)
 
 
-def _shift(exhibit: PairContext, axis: int, shift: int) -> Hypothesis:
-    """The target at i is the reference at i + shift; what falls out at the ends is left out."""
-    r, t = exhibit.r, exhibit.t
-    size, name = r.shape[axis], exhibit.axis(axis)
+def _propose_shift(context: PairContext, axis: int, shift: int) -> Hypothesis:
+    """Propose that the target at i is the reference at i + shift; the ends that fall out are left out."""
+    r, t = context.r, context.t
+    size, name = r.shape[axis], context.axis_name(axis)
     start, stop = max(0, -shift), min(size, size - shift)
     observed = _slices(t, axis, start, stop)
     predicted = _slices(r, axis, start + shift, stop + shift)
@@ -150,39 +171,47 @@ def _shift(exhibit: PairContext, axis: int, shift: int) -> Hypothesis:
         observed,
         predicted,
         _slices(r, axis, start, stop),
-        0,
-        math.log(2 * size),
-        _HINTS.get(name, ""),
-        {"axis": axis, "shift": shift},
+        log_alternatives=math.log(2 * size),
+        hint=_HINTS.get(name, ""),
+        facts={"axis": axis, "shift": shift},
     )
 
 
-def _shifts_by_sequence(exhibit: PairContext) -> Iterator[Hypothesis]:
-    """Each sequence of a batch rolled by a number of its own: padding on the other side."""
-    r, t = exhibit.r, exhibit.t
-    axis = next((a for a in range(1, r.ndim) if exhibit.axis(a) == "token"), None)
+def _propose_shifts_by_sequence(context: PairContext) -> Iterator[Hypothesis]:
+    """Propose that each sequence of a batch is rolled by a number of its own: padding on the other side."""
+    r, t = context.r, context.t
+    axis = context.find_axis("token", start=1)
     if axis is None or not 1 < r.shape[axis] <= _WIDEST:
         return
     size = r.shape[axis]
     shifts, rolled = [], np.empty_like(r)
     for row in range(r.shape[0]):
-        moved = _nearest(np.moveaxis(r[row], axis - 1, 0), np.moveaxis(t[row], axis - 1, 0))
+        moved = _find_nearest(np.moveaxis(r[row], axis - 1, 0), np.moveaxis(t[row], axis - 1, 0))
         values, counts = np.unique((moved - np.arange(size)) % size, return_counts=True)
         shifts.append(int(values[counts.argmax()]))
         rolled[row] = np.roll(r[row], -shifts[-1], axis - 1)
     if len(set(shifts)) > 1:
         text = f"each sequence is rolled by a number of tokens of its own: {shifts[:8]}"
         hint = "Padding is on the left on one side and on the right on the other."
-        logs = len(shifts) * math.log(size)
-        yield Hypothesis("padding-side", text, t, rolled, r, 0, logs, hint, {"shifts": shifts})
+        log_alternatives = len(shifts) * math.log(size)
+        yield Hypothesis(
+            "padding-side",
+            text,
+            t,
+            rolled,
+            r,
+            log_alternatives=log_alternatives,
+            hint=hint,
+            facts={"shifts": shifts},
+        )
 
 
-def _head_layouts(exhibit: PairContext) -> Iterator[Hypothesis]:
-    """Channels that are heads, or a head's parts, in another nesting."""
-    r, t = exhibit.r, exhibit.t
-    width, head_dim = r.shape[-1], exhibit.head_dim
-    counts = {n for n in (exhibit.heads, exhibit.kv_heads, 3, head_dim) if n and 1 < n < width}
-    logs = math.log(2 * len(counts) + 4)
+def _propose_head_layouts(context: PairContext) -> Iterator[Hypothesis]:
+    """Propose another nesting of channels: heads, parts of a head, and tokens."""
+    r, t = context.r, context.t
+    width, head_dim = r.shape[-1], context.head_dim
+    counts = {n for n in (context.heads, context.kv_heads, 3, head_dim) if n and 1 < n < width}
+    log_alternatives = math.log(2 * len(counts) + 4)
     for count in sorted(counts):
         if width % count:
             continue
@@ -193,27 +222,42 @@ def _head_layouts(exhibit: PairContext) -> Iterator[Hypothesis]:
         for one, other in ((count, width // count), (width // count, count)):
             split = r.reshape(*r.shape[:-1], one, other)
             moved = np.swapaxes(split, -1, -2).reshape(r.shape)
-            yield Hypothesis("head-nesting", text, t, moved, r, 0, logs, hint, {"groups": one})
+            yield Hypothesis(
+                "head-nesting",
+                text,
+                t,
+                moved,
+                r,
+                log_alternatives=log_alternatives,
+                hint=hint,
+                facts={"groups": one},
+            )
     if r.ndim == 3 and head_dim and width % head_dim == 0 and width > head_dim and r.shape[1] > 1:
         heads = width // head_dim
         text = "heads were not moved back behind tokens before they were joined"
         hint = "A transpose of heads and tokens is missing before a reshape."
         split = r.reshape(r.shape[0], r.shape[1], heads, head_dim)
         yield Hypothesis(
-            "heads-not-moved-back", text, t, split.transpose(0, 2, 1, 3).reshape(r.shape), r, 0, logs, hint
+            "heads-not-moved-back",
+            text,
+            t,
+            split.transpose(0, 2, 1, 3).reshape(r.shape),
+            r,
+            log_alternatives=log_alternatives,
+            hint=hint,
         )
 
 
-def _signs(exhibit: PairContext) -> Iterator[Hypothesis]:
-    """Some channels with their sign turned."""
-    r, t = exhibit.r, exhibit.t
+def _propose_signs(context: PairContext) -> Iterator[Hypothesis]:
+    """Propose that the sign of some channels is turned; the text names halves and alternate channels."""
+    r, t = context.r, context.t
     others = tuple(range(r.ndim - 1))
     turned = (r * t).sum(axis=others) < 0
     count, width = int(turned.sum()), r.shape[-1] if r.ndim else 1
     if not 0 < count < width:
         return
-    each = exhibit.head_dim or width
-    pattern, logs = f"{count} of {width} channels", width * math.log(2)
+    each = context.head_dim or width
+    pattern, log_alternatives = f"{count} of {width} channels", width * math.log(2)
     hint = "A sign is turned in some channels."
     for size in dict.fromkeys((each, width)):
         if size % 2 or width % size:
@@ -223,16 +267,25 @@ def _signs(exhibit: PairContext) -> Iterator[Hypothesis]:
         layouts |= {"even channels": within[:, ::2], "odd channels": within[:, 1::2]}
         for name, part in layouts.items():
             if part.all() and count == part.size:
-                pattern, logs = f"the {name} of every {size} channels", math.log(8)
+                pattern, log_alternatives = f"the {name} of every {size} channels", math.log(8)
                 hint = "The sign within the rotation of halves (rotate_half), or that of the sine, is turned."
                 break
     text = f"the sign is turned in {pattern}"
-    facts = {"channels": np.flatnonzero(turned)[:64].tolist()}
-    yield Hypothesis("channel-signs", text, t, np.where(turned, -r, r), r, 0, logs, hint, facts)
+    facts = {"channels": np.flatnonzero(turned)[:_MOST_SOURCES].tolist()}
+    yield Hypothesis(
+        "channel-signs",
+        text,
+        t,
+        np.where(turned, -r, r),
+        r,
+        log_alternatives=log_alternatives,
+        hint=hint,
+        facts=facts,
+    )
 
 
-def _nearest(r: Values, t: Values) -> Values:
-    """For each slice of `t` along the first axis, which slice of `r` is nearest to it."""
+def _find_nearest(r: Values, t: Values) -> Values:
+    """Find, for each slice of `t` along the first axis, the nearest slice of `r`."""
     size = len(r)
     ours, theirs = r.reshape(size, -1), t.reshape(size, -1)
     if ours.shape[1] > _SAMPLE:
@@ -242,27 +295,36 @@ def _nearest(r: Values, t: Values) -> Values:
     scale = float(squares.mean()) or 1.0
     distance = (squares[None, :] - 2 * theirs @ ours.T) / scale
     near = distance.argmin(axis=1)
-    # where the slice at the same place is as near, as among equal slices, nothing has moved
-    here = np.arange(size)
-    stays = distance[here, here] <= distance[here, near] + 1e-9
-    return np.where(stays, here, near)
+    # If the slice at the same place is as near, as among equal slices, nothing has moved.
+    same = np.arange(size)
+    stays = distance[same, same] <= distance[same, near] + _SAME_DISTANCE
+    return np.where(stays, same, near)
 
 
-def _pattern(sources: Values, head_dim: int | None) -> tuple[str, float]:
-    """A name for an order, and the logarithm of how many orders of that name there are."""
+def _name_order(sources: Values, head_dim: int | None) -> tuple[str, float]:
+    """Name an order, and count the orders of that name.
+
+    1. Reversed, or rolled by a number.
+    2. Halves put alternately or the other way round, within heads or the whole.
+    3. Blocks in another order, the largest blocks first.
+    4. Any other order is the list of its indices.
+
+    Returns:
+        The name, and the natural logarithm of the count.
+    """
     size = len(sources)
-    here = np.arange(size)
-    if np.array_equal(sources, here[::-1]):
+    same = np.arange(size)
+    if np.array_equal(sources, same[::-1]):
         return "reversed", math.log(2)
-    rolls = (sources - here) % size
+    rolls = (sources - same) % size
     if (rolls == rolls[0]).all():
         by = int(-rolls[0] % size)
         return f"rolled by {by if by <= size / 2 else by - size}", math.log(size)
     for part in dict.fromkeys(p for p in (head_dim, size) if p and p % 2 == 0 and size % p == 0 and p > 2):
-        split = here.reshape(-1, 2, part // 2)
+        split = same.reshape(-1, 2, part // 2)
         if np.array_equal(sources, split.transpose(0, 2, 1).reshape(-1)):
             return f"pairs where the reference has halves, in each {part}", math.log(8)
-        split = here.reshape(-1, part // 2, 2)
+        split = same.reshape(-1, part // 2, 2)
         if np.array_equal(sources, split.transpose(0, 2, 1).reshape(-1)):
             return f"halves where the reference has pairs, in each {part}", math.log(8)
     for part in [
@@ -271,11 +333,11 @@ def _pattern(sources: Values, head_dim: int | None) -> tuple[str, float]:
         blocks = sources.reshape(-1, part)
         if (blocks == blocks[:, :1] + np.arange(part)).all() and (blocks[:, 0] % part == 0).all():
             order = (blocks[:, 0] // part).tolist()
-            shown = ", ".join(map(str, order[:16])) + (", …" if len(order) > 16 else "")
+            shown = ", ".join(map(str, order[:_SHOWN])) + (", …" if len(order) > _SHOWN else "")
             return f"blocks of {part} in the order {shown}", len(order) * math.log(len(order)) + math.log(
                 size
             )
-    shown = ", ".join(map(str, sources[:16].tolist())) + (", …" if size > 16 else "")
+    shown = ", ".join(map(str, sources[:_SHOWN].tolist())) + (", …" if size > _SHOWN else "")
     return shown, size * math.log(size)
 
 

@@ -1,4 +1,4 @@
-"""Functions of each value: limits, rounding, a soft cap, a temperature, logarithms."""
+"""Propose functions of each value: limits, rounding, a soft cap, a temperature, logarithms."""
 
 from __future__ import annotations
 
@@ -9,27 +9,32 @@ from typing import Final
 import numpy as np
 
 from tensorcap.diagnosis.context import PairContext
+from tensorcap.diagnosis.golden_section import minimize_over_logarithm
 from tensorcap.diagnosis.scoring import Hypothesis, Values, relative_error
 from tensorcap_formats.float_formats import FLOAT_FORMATS, rounded
 
-_CLIPPED: Final = 3  # elements at a limit that make it one
+_LEAST_AT_LIMIT: Final = 3  # elements that share the extreme value of a tensor that is limited
 _NARROW: Final = ("bfloat16", "float16", "tf32", "float8_e4m3fn", "float8_e5m2")
-_SAMPLE: Final = 1 << 14
-_STEPS: Final = 40
+_SAMPLE: Final = 1 << 14  # elements that a soft cap is fitted to
+_LARGEST_CAP: Final = 100  # times the largest value that is capped
+_STEPS: Final = 40  # of the golden section: 4e-9 of the interval
+_LEAST_PROBABILITY: Final = 1e-20  # below it a softmax in float32 is rounded to nothing
+_SUM_TOLERANCE: Final = 0.02  # by which a row of probabilities in bfloat16 may miss 1
 
 
-def pointwise(exhibit: PairContext) -> Iterator[Hypothesis]:
-    """All of them."""
-    if not exhibit.is_same_shape or exhibit.r.size < 8:
+def propose_functions(context: PairContext) -> Iterator[Hypothesis]:
+    """Propose limits, roundings, soft caps, and other temperatures of probabilities."""
+    if not context.is_same_shape or context.r.size < 8:
         return
-    r, t = exhibit.r, exhibit.t
-    yield from _clipped(r, t)
-    yield from _roundings(r, t)
-    yield from _softcaps(exhibit)
-    yield from _probabilities(r, t)
+    r, t = context.r, context.t
+    yield from _propose_limits(r, t)
+    yield from _propose_roundings(r, t)
+    yield from _propose_softcaps(context)
+    yield from _propose_temperatures(r, t)
 
 
-def _clipped(r: Values, t: Values) -> Iterator[Hypothesis]:
+def _propose_limits(r: Values, t: Values) -> Iterator[Hypothesis]:
+    """Propose that one side is the other limited to its own smallest and largest value."""
     sides = (
         (
             t,
@@ -48,27 +53,35 @@ def _clipped(r: Values, t: Values) -> Iterator[Hypothesis]:
     )
     for limited, whole, kind, text, hint in sides:
         low, high = float(limited.min()), float(limited.max())
-        at_low = int((limited == low).sum()) >= _CLIPPED and bool((whole < low).any())
-        at_high = int((limited == high).sum()) >= _CLIPPED and bool((whole > high).any())
+        at_low = int((limited == low).sum()) >= _LEAST_AT_LIMIT and bool((whole < low).any())
+        at_high = int((limited == high).sum()) >= _LEAST_AT_LIMIT and bool((whole > high).any())
         if low == high or not (at_low or at_high):
             continue
         predicted = np.clip(whole, low if at_low else -np.inf, high if at_high else np.inf)
         bounds = [f"{low:.6g}" if at_low else "-inf", f"{high:.6g}" if at_high else "inf"]
         facts = {"low": low if at_low else None, "high": high if at_high else None}
         yield Hypothesis(
-            kind, text.format(*bounds), limited, predicted, whole, at_low + at_high, 0, hint, facts
+            kind,
+            text.format(*bounds),
+            limited,
+            predicted,
+            whole,
+            parameters=at_low + at_high,
+            hint=hint,
+            facts=facts,
         )
 
 
-def _roundings(r: Values, t: Values) -> Iterator[Hypothesis]:
+def _propose_roundings(r: Values, t: Values) -> Iterator[Hypothesis]:
+    """Propose that one side is the other rounded to a narrow dtype, or quantised by its largest value."""
     for dtype in _NARROW:
         facts = {"dtype": dtype}
         text = f"the target is the reference rounded to {dtype}"
         hint = f"The target passes through {dtype} where the reference does not."
-        yield Hypothesis("rounded", text, t, rounded(r, dtype), r, 0, 0, hint, facts)
+        yield Hypothesis("rounded", text, t, rounded(r, dtype), r, hint=hint, facts=facts)
         text = f"the reference is the target rounded to {dtype}"
         hint = f"The target keeps more precision than {dtype}, in which the reference is."
-        yield Hypothesis("not-rounded", text, r, rounded(t, dtype), t, 0, 0, hint, facts)
+        yield Hypothesis("not-rounded", text, r, rounded(t, dtype), t, hint=hint, facts=facts)
     for dtype, largest in (("float8_e4m3fn", FLOAT_FORMATS["float8_e4m3fn"].largest), ("int8", 127.0)):
         scale = np.abs(r).max() / largest
         if scale:
@@ -77,16 +90,16 @@ def _roundings(r: Values, t: Values) -> Iterator[Hypothesis]:
             text = f"the target is the reference rounded to {dtype}, scaled by its largest value"
             hint = f"The target is quantised to {dtype}."
             yield Hypothesis(
-                "rounded", text, t, coarse * scale, r, 0, 0, hint, {"dtype": dtype, "is_scaled": True}
+                "rounded", text, t, coarse * scale, r, hint=hint, facts={"dtype": dtype, "is_scaled": True}
             )
 
 
-def _softcaps(exhibit: PairContext) -> Iterator[Hypothesis]:
-    """The function c * tanh(x / c), with c from the configuration or fitted."""
-    r, t = exhibit.r, exhibit.t
-    given = {
+def _propose_softcaps(context: PairContext) -> Iterator[Hypothesis]:
+    """Propose c * tanh(x / c) on one side, with c from the configuration or fitted."""
+    r, t = context.r, context.t
+    caps = {
         name: float(value)
-        for name, value in exhibit.config.items()
+        for name, value in context.config.items()
         if "softcap" in name and isinstance(value, int | float) and value
     }
     sides = (
@@ -94,57 +107,64 @@ def _softcaps(exhibit: PairContext) -> Iterator[Hypothesis]:
         (t, r, "softcap-added", "the target is the reference", "The target applies a soft cap."),
     )
     for capped, whole, kind, start, hint in sides:
-        for name, cap in given.items():
+        for name, cap in caps.items():
             text = f"{start} soft-capped at {cap:g}, which is {name}"
             facts = {"cap": cap, "equals": name}
-            yield Hypothesis(kind, text, capped, cap * np.tanh(whole / cap), whole, 0, 0, hint, facts)
-        fitted = _fitted_cap(capped, whole)
+            yield Hypothesis(kind, text, capped, cap * np.tanh(whole / cap), whole, hint=hint, facts=facts)
+        fitted = _fit_cap(capped, whole)
         if fitted is not None:
             text = f"{start} soft-capped at {fitted:.6g}"
             predicted = fitted * np.tanh(whole / fitted)
-            yield Hypothesis(kind, text, capped, predicted, whole, 1, math.log(_STEPS), hint, {"cap": fitted})
+            yield Hypothesis(
+                kind,
+                text,
+                capped,
+                predicted,
+                whole,
+                parameters=1,
+                log_alternatives=math.log(_STEPS),
+                hint=hint,
+                facts={"cap": fitted},
+            )
 
 
-def _fitted_cap(capped: Values, whole: Values) -> float | None:
-    """The cap that leaves least, by golden section over its logarithm; None where it caps nothing."""
+def _fit_cap(capped: Values, whole: Values) -> float | None:
+    """Find the cap that leaves least; None if the larger side is no larger."""
     largest = float(np.abs(capped).max())
     if not largest or float(np.abs(whole).max()) <= largest:
         return None
-    order = np.argsort(np.abs(whole).reshape(-1), kind="stable")[-_SAMPLE:]  # large ones tell most
-    few, many = capped.reshape(-1)[order], whole.reshape(-1)[order]
-    low, high = math.log(largest * (1 + 1e-12)), math.log(largest * 100)
-    ratio = (math.sqrt(5) - 1) / 2
+    largest_last = np.argsort(np.abs(whole).reshape(-1), kind="stable")
+    sample = largest_last[-_SAMPLE:]  # a cap changes large values most
+    capped_sample, whole_sample = capped.reshape(-1)[sample], whole.reshape(-1)[sample]
 
-    def left(log_cap: float) -> float:
-        cap = math.exp(log_cap)
-        return relative_error(few, cap * np.tanh(many / cap))
+    def error(cap: float) -> float:
+        return relative_error(capped_sample, cap * np.tanh(whole_sample / cap))
 
-    for _ in range(_STEPS):
-        inner, outer = high - ratio * (high - low), low + ratio * (high - low)
-        if left(inner) < left(outer):
-            high = outer
-        else:
-            low = inner
-    return math.exp((low + high) / 2)
+    low, high = math.log(largest * (1 + 1e-12)), math.log(largest * _LARGEST_CAP)
+    return minimize_over_logarithm(error, low, high, _STEPS)
 
 
-def _probabilities(r: Values, t: Values) -> Iterator[Hypothesis]:
-    """Rows that are probabilities: another temperature, logarithms of them."""
+def _propose_temperatures(r: Values, t: Values) -> Iterator[Hypothesis]:
+    """Propose, of rows that are probabilities, another temperature of their softmax, or their logarithms.
+
+    With another temperature the logarithms of a row, less their mean, are those of the reference times one
+    power, which is fitted by least squares, weighted by the probabilities.
+    """
     if r.ndim < 1 or r.shape[-1] < 2 or not _sums_to_one(r):
         return
     log_r = np.log(np.maximum(r, 1e-300))
     text = "the target holds the logarithms of the reference"
     yield Hypothesis(
-        "logarithm", text, t, log_r, r, 0, 0, "A softmax on one side, its logarithm on the other."
+        "logarithm", text, t, log_r, r, hint="A softmax on one side, its logarithm on the other."
     )
     if not _sums_to_one(t):
         return
-    seen = (r > 1e-20) & (t > 1e-20)
+    is_measured = (r > _LEAST_PROBABILITY) & (t > _LEAST_PROBABILITY)
     log_t = np.log(np.maximum(t, 1e-300))
-    count = np.maximum(seen.sum(axis=-1, keepdims=True), 1)
-    x = np.where(seen, log_r - (log_r * seen).sum(axis=-1, keepdims=True) / count, 0.0)
-    y = np.where(seen, log_t - (log_t * seen).sum(axis=-1, keepdims=True) / count, 0.0)
-    square = float(np.vdot(x * r, x))  # small probabilities tell little
+    count = np.maximum(is_measured.sum(axis=-1, keepdims=True), 1)
+    x = np.where(is_measured, log_r - (log_r * is_measured).sum(axis=-1, keepdims=True) / count, 0.0)
+    y = np.where(is_measured, log_t - (log_t * is_measured).sum(axis=-1, keepdims=True) / count, 0.0)
+    square = float(np.vdot(x * r, x))
     if not square:
         return
     power = float(np.vdot(x * r, y)) / square
@@ -152,8 +172,8 @@ def _probabilities(r: Values, t: Values) -> Iterator[Hypothesis]:
     predicted = powered / powered.sum(axis=-1, keepdims=True)
     text = f"scores before the softmax of the target are those of the reference times {power:.5g}"
     hint = "Another scale of the scores of attention, or another temperature."
-    yield Hypothesis("softmax-scale", text, t, predicted, r, 1, 0, hint, {"factor": power})
+    yield Hypothesis("softmax-scale", text, t, predicted, r, parameters=1, hint=hint, facts={"factor": power})
 
 
 def _sums_to_one(values: Values) -> bool:
-    return bool(values.min() >= 0) and bool(np.abs(values.sum(axis=-1) - 1).max() <= 0.02)
+    return bool(values.min() >= 0) and bool(np.abs(values.sum(axis=-1) - 1).max() <= _SUM_TOLERANCE)

@@ -1,4 +1,4 @@
-"""Matrix products worked out from inputs and weights: whose weights, and which way round."""
+"""Propose matrix products of inputs and weights: whose weight, which way round, summed in which precision."""
 
 from __future__ import annotations
 
@@ -9,88 +9,106 @@ from typing import Final
 import numpy as np
 
 from tensorcap.diagnosis.context import PairContext, values_of
-from tensorcap.diagnosis.scoring import Hypothesis, Scorer, Values, inherited, relative_error
+from tensorcap.diagnosis.scoring import Hypothesis, Values, inherited_error, relative_error
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.float_formats import rounded
 from tensorcap_formats.keys import module_of
 from tensorcap_formats.records import Record
 
-_ROWS: Final = 256
+_ROWS: Final = 256  # rows and channels at which a product is worked out
 _CHANNELS: Final = 256
 _LARGEST: Final = 1 << 24  # elements of a weight that is read as a whole
-_TABLES: Final = 4
+_OTHER_WEIGHTS: Final = 4  # that are tried
+_ROUNDINGS: Final = 8  # that a product may leave of the reference
+_ORDER_OF_SUMS: Final = 1e-5  # that the order of sums in float32 may leave
 _NARROW: Final = ("bfloat16", "float16")
-_PARTS: Final = (2, 4, 8, 16, 32, 64)
-_MOST_PARTS: Final = 256
+_PARTS: Final = (2, 4, 8, 16, 32, 64)  # counts of sums that a kernel splits the inputs into
+_MOST_PARTS: Final = 256  # to sum one by one
 
 
-def products(exhibit: PairContext, scales: Scorer) -> Iterator[Hypothesis]:
-    """A linear module by its weight or another one, on the target's own input."""
-    if not exhibit.is_same_shape or exhibit.r.ndim < 2:
+def propose_products(context: PairContext) -> Iterator[Hypothesis]:
+    """Propose another product on the target's own input, at some rows and channels.
+
+    1. The module has one input, and the reference is the product of that and its weight, plus its bias.
+    2. The target may be right for its input, be summed in parts in low precision, or be right for its own
+       weight, for the transposed weight, or for another weight of the same shape.
+    """
+    if not context.is_same_shape or context.r.ndim < 2:
         return
-    width = exhibit.r.shape[-1]
-    given = [(x, y) for _, x, y in exhibit.inputs if x.shape[:-1] == exhibit.r.shape[:-1]]
-    if len(given) != 1:
+    width = context.r.shape[-1]
+    inputs = [(x, y) for _, x, y in context.inputs if x.shape[:-1] == context.r.shape[:-1]]
+    if len(inputs) != 1:
         return
-    ours, theirs = (side.reshape(-1, side.shape[-1]) for side in given[0])
+    ours, theirs = (side.reshape(-1, side.shape[-1]) for side in inputs[0])
     rows = np.linspace(0, len(ours) - 1, min(len(ours), _ROWS)).astype(np.int64)
     picked = np.linspace(0, width - 1, min(width, _CHANNELS)).astype(np.int64)
     x, own = ours[rows], theirs[rows]
-    r, t = (side.reshape(-1, width)[rows][:, picked] for side in (exhibit.r, exhibit.t))
-    bias, own_bias = exhibit.parameters().get("bias", (None, None))
+    r, t = (side.reshape(-1, width)[rows][:, picked] for side in (context.r, context.t))
+    bias, own_bias = context.read_parameters().get("bias", (None, None))
     shift = 0.0 if bias is None or bias.shape != (width,) else bias[picked]
     own_shift = shift if own_bias is None or own_bias.shape != (width,) else own_bias[picked]
-    weight = _weight(exhibit.ours, exhibit.reference, width, x.shape[1])
+    weight = _find_weight(context.reference_archive, context.reference, width, x.shape[1])
     if weight is None:
         return
-    matrix = _rows_of(exhibit.ours, weight, picked, width)
-    allowed = max(8 * scales.rounding, 1e-5)
+    matrix = _read_rows(context.reference_archive, weight, picked, width)
+    allowed = max(_ROUNDINGS * context.rounding, _ORDER_OF_SUMS)
     if matrix is None or relative_error(r, x @ matrix.T + shift) > allowed:
         return
-    usual = own @ matrix.T + shift
-    yield inherited(t, usual, r)
-    if exhibit.target.dtype.name in _NARROW:
-        yield from _accumulated(own, matrix, own_shift, t, usual, exhibit.target.dtype.name)
-    own_weight = _weight(exhibit.theirs, exhibit.target, width, x.shape[1])
+    expected = own @ matrix.T + shift
+    yield inherited_error(t, expected, r)
+    if context.target.dtype.name in _NARROW:
+        yield from _propose_low_sums(own, matrix, own_shift, t, expected, context.target.dtype.name)
+    own_weight = _find_weight(context.target_archive, context.target, width, x.shape[1])
     if own_weight is not None:
-        other = _rows_of(exhibit.theirs, own_weight, picked, width)
+        other = _read_rows(context.target_archive, own_weight, picked, width)
         if other is not None and not np.array_equal(other, matrix):
             text = "the target is right for its own weight, which is not that of the reference"
             hint = "Weights differ: a tie of embedding and head is lost, or a checkpoint is loaded wrongly."
-            yield Hypothesis("other-weights", text, t, own @ other.T + own_shift, usual, 0, 0, hint)
+            yield Hypothesis("other-weights", text, t, own @ other.T + own_shift, expected, hint=hint)
     if weight.shape == (width, width) and weight.size <= _LARGEST:
-        turned = values_of(exhibit.ours, weight).T[picked]
+        turned = values_of(context.reference_archive, weight).T[picked]
         text = "the target multiplies by the transposed weight"
         hint = "A square weight is transposed: convolutions of GPT-2 and linear layers lie the other way."
-        yield Hypothesis("weight-transposed", text, t, own @ turned.T + own_shift, usual, 0, 0, hint)
-    for record in _tables(exhibit, weight):
-        other = _rows_of(exhibit.ours, record, picked, width)
+        yield Hypothesis("weight-transposed", text, t, own @ turned.T + own_shift, expected, hint=hint)
+    for record in _find_other_weights(context, weight):
+        other = _read_rows(context.reference_archive, record, picked, width)
         if other is not None and not np.array_equal(other, matrix):
             text = f"the target multiplies by {record.key.text}"
             hint = "Weights of another module are used: ties of embedding and head, or an index of layers."
             facts = {"key": record.key.text}
-            yield Hypothesis("other-weights", text, t, own @ other.T + own_shift, usual, 0, 0, hint, facts)
+            yield Hypothesis(
+                "other-weights", text, t, own @ other.T + own_shift, expected, hint=hint, facts=facts
+            )
 
 
-def _accumulated(
-    x: Values, matrix: Values, shift: Values | float, t: Values, usual: Values, dtype: str
+def _propose_low_sums(
+    x: Values, matrix: Values, shift: Values | float, t: Values, expected: Values, dtype: str
 ) -> Iterator[Hypothesis]:
-    """Sums over parts of the inputs, each rounded, added up one after the other and rounded each time."""
+    """Propose sums over parts of the inputs, each rounded, and added up with a rounding each time."""
     width = x.shape[1]
     counts = [c for c in (*_PARTS, width) if c <= min(width, _MOST_PARTS) and width % c == 0]
     for count in dict.fromkeys(counts):
         total = np.zeros_like(t)
         for xs, weights in zip(np.split(x, count, axis=1), np.split(matrix, count, axis=1), strict=True):
             total = rounded(total + rounded(xs @ weights.T, dtype), dtype)
-        each = width // count
-        text = f"sums over {each} of {width} inputs each are added up in {dtype}"
+        part = width // count
+        text = f"sums over {part} of {width} inputs each are added up in {dtype}"
         hint = "Products are accumulated in low precision."
-        logs, facts = math.log(len(_PARTS) + 1), {"parts": count}
-        yield Hypothesis("sum-precision", text, t, rounded(total + shift, dtype), usual, 0, logs, hint, facts)
+        log_alternatives, facts = math.log(len(_PARTS) + 1), {"parts": count}
+        yield Hypothesis(
+            "sum-precision",
+            text,
+            t,
+            rounded(total + shift, dtype),
+            expected,
+            log_alternatives=log_alternatives,
+            hint=hint,
+            facts=facts,
+        )
 
 
-def _weight(archive: Archive, record: Record, width: int, inputs: int) -> Record | None:
-    """The weight of a record's module; that of the embedding where the module has none of its own."""
+def _find_weight(archive: Archive, record: Record, width: int, inputs: int) -> Record | None:
+    """Find the weight of a record's module; that of the embedding if the module has none of its own."""
     site = module_of(record.key.site)
     weights = [r for r in archive.records if r.key.slot in ("param.weight", "buffer.weight") and r.stored]
     own = [r for r in weights if module_of(r.key.site) == site and r.shape == (width, inputs)]
@@ -98,18 +116,18 @@ def _weight(archive: Archive, record: Record, width: int, inputs: int) -> Record
     return (own or tied or [None])[0]  # type: ignore[list-item] # for want of a weight
 
 
-def _tables(exhibit: PairContext, weight: Record) -> list[Record]:
-    """Other weights of the same shape, the nearest by name first."""
+def _find_other_weights(context: PairContext, weight: Record) -> list[Record]:
+    """Find other weights of the same shape, those of siblings first."""
     fitting = [
         r
-        for r in exhibit.ours.records
+        for r in context.reference_archive.records
         if r.shape == weight.shape and r.row != weight.row and r.key.slot == "param.weight" and r.stored
     ]
     site = weight.key.site.rpartition(".")[0]
-    return sorted(fitting, key=lambda r: (not r.key.site.startswith(site), r.row))[:_TABLES]
+    return sorted(fitting, key=lambda r: (not r.key.site.startswith(site), r.row))[:_OTHER_WEIGHTS]
 
 
-def _rows_of(archive: Archive, weight: Record, picked: Values, width: int) -> Values | None:
+def _read_rows(archive: Archive, weight: Record, picked: Values, width: int) -> Values | None:
     if weight.size <= _LARGEST // 4:
         return values_of(archive, weight)[picked]
     from tensorcap_formats.dtypes import decode

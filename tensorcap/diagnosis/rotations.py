@@ -1,97 +1,121 @@
-"""Rotary embeddings: other frequencies in sines and cosines, other angles in what is rotated."""
+"""Propose other rotary embeddings: frequencies of sines and cosines, angles of what is rotated."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from tensorcap.diagnosis.context import PairContext
 from tensorcap.diagnosis.scoring import Hypothesis, Values
 
+_LARGEST_SCALE: Final = 4  # of cosines that are stretched (YaRN)
+_READABLE: Final = 0.7  # a cosine below it, or a sine above it, gives an angle of the first turn
+_NEWTON_STEPS: Final = 3
+_FIT_TOLERANCE: Final = 0.05  # absolute, of a table that fitted frequencies make again
+_BASE_TOLERANCE: Final = 0.02  # relative spread of the steps between logarithms of frequencies
+_STILL: Final = 1e-3  # radians per position: angles that stay
 
-def rotations(exhibit: PairContext) -> Iterator[Hypothesis]:
-    """All of them."""
-    r = exhibit.r
-    if not exhibit.is_same_shape or r.ndim < 2 or r.shape[-1] < 4 or r.shape[-1] % 2 or r.shape[-2] < 4:
+
+def propose_rotations(context: PairContext) -> Iterator[Hypothesis]:
+    """Propose other frequencies of a table of sines or cosines, and other angles of rotated heads."""
+    r = context.r
+    if not context.is_same_shape or r.ndim < 2 or r.shape[-1] < 4 or r.shape[-1] % 2 or r.shape[-2] < 4:
         return
-    yield from _frequencies(exhibit)
-    yield from _angles(exhibit)
+    yield from _propose_frequencies(context)
+    yield from _propose_angles(context)
 
 
-def _frequencies(exhibit: PairContext) -> Iterator[Hypothesis]:
-    """Cosines or sines of position times frequency, with frequencies of their own on either side."""
-    r, t = exhibit.r, exhibit.t
-    if max(np.abs(r).max(), np.abs(t).max()) > 4:
+def _propose_frequencies(context: PairContext) -> Iterator[Hypothesis]:
+    """Propose other frequencies in cosines or sines of position times frequency.
+
+    1. Frequencies and scale of each side are fitted.
+    2. Those of the reference have to make it again.
+    3. The target is proposed to be made by its own; bases are named if the frequencies are powers of one.
+    """
+    r, t = context.r, context.t
+    if max(np.abs(r).max(), np.abs(t).max()) > _LARGEST_SCALE:
         return
     count = r.shape[-2]
     for name, function in (("cosine", np.cos), ("sine", np.sin)):
-        reference, target = (_fit(side.reshape(-1, *side.shape[-2:])[0], name) for side in (r, t))
+        reference, target = (_fit_frequencies(side.reshape(-1, *side.shape[-2:])[0], name) for side in (r, t))
         if reference is None or target is None:
             continue
         (ours, usual), (theirs, scale) = reference, target
         positions = np.arange(count)[:, None]
-        wanted = function(positions * ours) * usual
-        if np.abs(wanted - r).max() > 0.05:
+        expected = function(positions * ours) * usual
+        if np.abs(expected - r).max() > _FIT_TOLERANCE:
             continue
         predicted = np.broadcast_to(scale * function(positions * theirs), t.shape)
-        facts = _base(ours, theirs)
+        facts = _find_bases(ours, theirs)
         known = f": base {facts['target_base']:.4g} for {facts['reference_base']:.4g}" if facts else ""
         text = f"the {name}s of the target are of other frequencies{known}"
         hint = "Rotary positions with another base (theta), or the scaling of positions is absent or another."
         width = len(np.unique(np.round(theirs, 12))) + 1
-        yield Hypothesis("rotary-frequencies", text, t, predicted, r, width, 0, hint, facts)
+        yield Hypothesis(
+            "rotary-frequencies", text, t, predicted, r, parameters=width, hint=hint, facts=facts
+        )
 
 
-def _fit(rows: Values, name: str) -> tuple[Values, float] | None:
-    """Frequencies of rows that begin at position 0, refined along the positions; and their scale."""
+def _fit_frequencies(rows: Values, name: str) -> tuple[Values, float] | None:
+    """Fit frequencies and a scale to rows of cosines or sines.
+
+    1. Row 0 is position 0: it gives the scale of cosines.
+    2. The first row whose angle can be read off gives each frequency.
+    3. Newton steps on twice as many positions each time refine it, so that no angle leaves its turn.
+
+    Returns:
+        Frequencies, radians per position, and the scale; None if row 0 is not position 0.
+    """
     scale = float(rows[0].mean()) if name == "cosine" else 1.0
     if scale <= 0 or np.abs(rows[0] - (scale if name == "cosine" else 0.0)).max() > 0.01 * scale:
         return None
     function, slope = (np.cos, np.sin) if name == "cosine" else (np.sin, np.cos)
     sign = -1.0 if name == "cosine" else 1.0
     values = np.clip(rows / scale, -1, 1)
-    far = (
-        values < 0.7 if name == "cosine" else values > 0.7
-    )  # an angle that can be read off, in the first turn
-    first = np.where(far.any(axis=0), far.argmax(axis=0), len(rows) - 1)
+    is_readable = values < _READABLE if name == "cosine" else values > _READABLE
+    first = np.where(is_readable.any(axis=0), is_readable.argmax(axis=0), len(rows) - 1)
     there = np.take_along_axis(values, first[None], axis=0)[0]
-    found = (np.arccos(there) if name == "cosine" else np.arcsin(there)) / first
+    frequencies = (np.arccos(there) if name == "cosine" else np.arcsin(there)) / first
     stop = 2
-    while stop < len(rows):  # twice as far each time, so that the angle never leaves its turn
+    while stop < len(rows):
         stop = min(len(rows), 2 * stop)
         at = np.arange(stop)[:, None]
-        for _ in range(3):
-            left = values[:stop] - function(at * found)
-            tilt = sign * at * slope(at * found)
-            step = (left * tilt).sum(axis=0) / np.maximum((tilt * tilt).sum(axis=0), 1e-12)
-            found = found + np.where(stop > first, step, 0.0)
-    return found, scale
+        for _ in range(_NEWTON_STEPS):
+            residual = values[:stop] - function(at * frequencies)
+            tilt = sign * at * slope(at * frequencies)
+            step = (residual * tilt).sum(axis=0) / np.maximum((tilt * tilt).sum(axis=0), 1e-12)
+            frequencies = frequencies + np.where(stop > first, step, 0.0)
+    return frequencies, scale
 
 
-def _base(ours: Values, theirs: Values) -> dict[str, Any]:
-    """The bases that frequencies are powers of, where they are."""
+def _find_bases(ours: Values, theirs: Values) -> dict[str, Any]:
+    """Find the bases that the frequencies of both sides are powers of; empty if they are not."""
     bases = []
     for frequencies in (ours, theirs):
         half = frequencies[: len(frequencies) // 2]
         if not (half > 0).all() or len(half) < 2:
             return {}
         steps = -np.diff(np.log(half)) * len(half)
-        if np.ptp(steps) > 0.02 * abs(float(steps.mean())):
+        if np.ptp(steps) > _BASE_TOLERANCE * abs(float(steps.mean())):
             return {}
         bases.append(math.exp(min(700.0, float(steps.mean()))))
     return {"reference_base": bases[0], "target_base": bases[1]}
 
 
-def _angles(exhibit: PairContext) -> Iterator[Hypothesis]:
-    """The same values rotated by other angles, one for each position and frequency, in all heads."""
-    r, t = exhibit.r, exhibit.t
+def _propose_angles(context: PairContext) -> Iterator[Hypothesis]:
+    """Propose that all heads are rotated by other angles, one for each position and frequency.
+
+    Pairs of channels are complex numbers, in halves or interleaved; the angle is that of the sum of
+    target times conjugate reference over sequences and heads.
+    """
+    r, t = context.r, context.t
     width = r.shape[-1]
-    head_dim = exhibit.head_dim
+    head_dim = context.head_dim
     if r.ndim == 4:
-        axis = next((a for a in (1, 2) if exhibit.axis(a) == "head"), 1)
+        axis = next((a for a in (1, 2) if context.axis_name(a) == "head"), 1)
         ours, theirs = (np.moveaxis(side, axis, 1) for side in (r, t))
     elif r.ndim == 3 and head_dim and width % head_dim == 0 and head_dim % 2 == 0:
         shape = (*r.shape[:2], width // head_dim, head_dim)
@@ -104,7 +128,7 @@ def _angles(exhibit: PairContext) -> Iterator[Hypothesis]:
         "pairs": (slice(0, None, 2), slice(1, None, 2)),
     }
     for name, (real, imaginary) in layouts.items():
-        yield from _steady(ours, theirs, name, real, imaginary)
+        yield from _propose_even_angles(ours, theirs, name, real, imaginary)
         z = ours[..., real] + 1j * ours[..., imaginary]
         w = theirs[..., real] + 1j * theirs[..., imaginary]
         turn = (w * z.conj()).sum(axis=(0, 1))
@@ -116,11 +140,27 @@ def _angles(exhibit: PairContext) -> Iterator[Hypothesis]:
         text = f"every head is rotated by other angles, in {name}: one for each position and frequency"
         hint = "Rotary positions: base or scaling of frequencies, positions off by some, or not applied."
         facts = {"layout": name}
-        yield Hypothesis("rotary-angles", text, theirs, predicted, ours, turn.size, math.log(2), hint, facts)
+        yield Hypothesis(
+            "rotary-angles",
+            text,
+            theirs,
+            predicted,
+            ours,
+            parameters=turn.size,
+            log_alternatives=math.log(2),
+            hint=hint,
+            facts=facts,
+        )
 
 
-def _steady(ours: Values, theirs: Values, name: str, real: slice, imaginary: slice) -> Iterator[Hypothesis]:
-    """Angles that grow evenly with the position: other frequencies, or positions off by a number."""
+def _propose_even_angles(
+    ours: Values, theirs: Values, name: str, real: slice, imaginary: slice
+) -> Iterator[Hypothesis]:
+    """Propose angles that grow evenly with the position: other frequencies, or positions off by a number.
+
+    Start and step of each frequency are fitted to the angles, weighted by their size; a step of nearly
+    nothing is a shift of all positions.
+    """
     z = ours[..., real] + 1j * ours[..., imaginary]
     turn = ((theirs[..., real] + 1j * theirs[..., imaginary]) * z.conj()).sum(axis=(0, 1))
     at = np.arange(len(turn))[:, None]
@@ -128,17 +168,17 @@ def _steady(ours: Values, theirs: Values, name: str, real: slice, imaginary: sli
     start = np.zeros_like(step)
     weight = np.abs(turn)
     total = np.maximum(weight.sum(axis=0), 1e-300)
-    for _ in range(3):
+    for _ in range(_NEWTON_STEPS):
         still = turn * np.exp(-1j * (start + step * at))
         start = start + np.angle(still.sum(axis=0))
-        left = np.angle(turn * np.exp(-1j * (start + step * at)))
+        rest = np.angle(turn * np.exp(-1j * (start + step * at)))
         middle = (weight * at).sum(axis=0) / total
         spread = np.maximum((weight * (at - middle) ** 2).sum(axis=0), 1e-300)
-        step = step + (weight * (at - middle) * left).sum(axis=0) / spread
+        step = step + (weight * (at - middle) * rest).sum(axis=0) / spread
     turned = z * np.exp(1j * (start + step * at))
     predicted = np.empty_like(ours)
     predicted[..., real], predicted[..., imaginary] = turned.real, turned.imag
-    is_shift = bool(np.abs(step).max() < 1e-3)
+    is_shift = bool(np.abs(step).max() < _STILL)
     text = (
         f"every head is rotated, in {name}, by angles that {'stay' if is_shift else 'grow'} with the position"
     )
@@ -149,4 +189,14 @@ def _steady(ours: Values, theirs: Values, name: str, real: slice, imaginary: sli
     )
     kind = "rotary-shift" if is_shift else "rotary-frequencies"
     facts = {"layout": name, "per_position": step.tolist(), "at_start": start.tolist()}
-    yield Hypothesis(kind, text, theirs, predicted, ours, 2 * len(step), math.log(2), hint, facts)
+    yield Hypothesis(
+        kind,
+        text,
+        theirs,
+        predicted,
+        ours,
+        parameters=2 * len(step),
+        log_alternatives=math.log(2),
+        hint=hint,
+        facts=facts,
+    )

@@ -1,4 +1,4 @@
-"""Factors and offsets of the whole tensor, of channels, tokens or heads, and parameters that name them."""
+"""Propose factors and offsets: of the whole tensor, of channels, tokens or heads, or those of a parameter."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Final
 
 import numpy as np
 
+from tensorcap.diagnosis.constants import hint_for_factor, name_factor
 from tensorcap.diagnosis.context import PairContext
 from tensorcap.diagnosis.scoring import Hypothesis, Values, relative_error
-from tensorcap.diagnosis.simple import hint_of, named
 from tensorcap_formats.float_formats import rounded
 
 _WEIGHTS: Final = ("weight", "scale", "gamma")
 _BIASES: Final = ("bias", "beta")
-_TINY: Final = 1e-6
+_LARGEST_FACTOR: Final = 1e6  # of a weight: beyond it the rounding of the other side decides
+_LEAST_SEQUENCES: Final = 4  # that share an offset, to be a table of positions
 _NARROW: Final = ("bfloat16", "float16")
 _FACTOR_HINTS: Final = {
     "channel": "A weight that belongs to channels, as that of a norm, is missing or another one.",
@@ -29,18 +30,23 @@ _OFFSET_HINTS: Final = {
 }
 
 
-def scalings(exhibit: PairContext) -> Iterator[Hypothesis]:
-    """All factors and offsets."""
-    if not exhibit.is_same_shape or exhibit.r.size < 4:
+def propose_scalings(context: PairContext) -> Iterator[Hypothesis]:
+    """Propose factors and offsets of all elements, by parameters of the module, and along each axis."""
+    if not context.is_same_shape or context.r.size < 4:
         return
-    yield from _constants(exhibit)
-    if exhibit.r.ndim >= 1:
-        yield from _by_parameters(exhibit)
-    yield from _along_axes(exhibit)
+    yield from _propose_numbers(context)
+    if context.r.ndim >= 1:
+        yield from _propose_parameters(context)
+    yield from _propose_along_axes(context)
 
 
-def _constants(exhibit: PairContext) -> Iterator[Hypothesis]:
-    r, t = exhibit.r, exhibit.t
+def _propose_numbers(context: PairContext) -> Iterator[Hypothesis]:
+    """Propose one factor, one offset, or both, by least squares.
+
+    A factor of -1 is a sign; another one is named by the constants that it equals, within what its own error
+    allows.
+    """
+    r, t = context.r, context.t
     square = float(np.vdot(r, r))
     if not square:
         return
@@ -48,22 +54,31 @@ def _constants(exhibit: PairContext) -> Iterator[Hypothesis]:
     if factor:
         predicted = factor * r
         left = relative_error(t, predicted)
-        tolerance = min(1e-2, 8 * left / math.sqrt(r.size) + left / 20 + 1e-5)
+        tolerance = _factor_tolerance(left, r.size)
         if abs(factor + 1) <= tolerance:
             hint = "A sign is turned."
-            yield Hypothesis("sign", "the target is the reference with its sign turned", t, -r, r, 0, 0, hint)
+            yield Hypothesis("sign", "the target is the reference with its sign turned", t, -r, r, hint=hint)
         else:
-            names = named(abs(factor), exhibit, tolerance)
+            names = name_factor(abs(factor), context, tolerance)
             equal = f", which is {'-' if factor < 0 else ''}{names[0]}" if names else ""
             if len(names) > 1:
                 equal += f" (or {', '.join(names[1:])})"
             text = f"the target is the reference times {factor:.6g}{equal}"
             facts = {"factor": factor, "equals": list(names)}
-            yield Hypothesis("factor", text, t, predicted, r, 1, 0, hint_of(names), facts)
+            yield Hypothesis(
+                "factor", text, t, predicted, r, parameters=1, hint=hint_for_factor(names), facts=facts
+            )
     offset = float((t - r).mean())
     text = f"the target is the reference plus {offset:.6g}"
     yield Hypothesis(
-        "offset", text, t, r + offset, r, 1, 0, "A constant is missing or added.", {"offset": offset}
+        "offset",
+        text,
+        t,
+        r + offset,
+        r,
+        parameters=1,
+        hint="A constant is missing or added.",
+        facts={"offset": offset},
     )
     centred = r - r.mean()
     spread = float(np.vdot(centred, centred))
@@ -73,14 +88,26 @@ def _constants(exhibit: PairContext) -> Iterator[Hypothesis]:
         text = f"the target is {slope:.6g} times the reference plus {start:.6g}"
         hint = "Values are normalised with another mean and deviation."
         yield Hypothesis(
-            "affine", text, t, slope * r + start, r, 2, 0, hint, {"factor": slope, "offset": start}
+            "affine",
+            text,
+            t,
+            slope * r + start,
+            r,
+            parameters=2,
+            hint=hint,
+            facts={"factor": slope, "offset": start},
         )
 
 
-def _by_parameters(exhibit: PairContext) -> Iterator[Hypothesis]:
-    """Factors and offsets that parameters of the module say: nothing is fitted."""
-    r, t = exhibit.r, exhibit.t
-    for name, (ours, theirs) in exhibit.parameters().items():
+def _factor_tolerance(left: float, size: int) -> float:
+    """How far a fitted factor may be from the constant that it is: some standard errors, and 1e-5."""
+    return min(1e-2, 8 * left / math.sqrt(size) + left / 20 + 1e-5)
+
+
+def _propose_parameters(context: PairContext) -> Iterator[Hypothesis]:
+    """Propose that a weight or bias of the module is missing, or applied once more: nothing is fitted."""
+    r, t = context.r, context.t
+    for name, (ours, theirs) in context.read_parameters().items():
         last = name.rpartition(".")[2]
         for side, vector in (("reference", ours), ("target", theirs)):
             if vector is None or vector.shape != r.shape[-1:]:
@@ -88,23 +115,25 @@ def _by_parameters(exhibit: PairContext) -> Iterator[Hypothesis]:
             if side == "target" and ours is not None and np.array_equal(ours, vector):
                 continue
             if last in _WEIGHTS:
-                yield from _by_weight(r, t, name, vector, exhibit.target.dtype.name)
+                yield from _propose_weight(r, t, name, vector, context.target.dtype.name)
             if last in _BIASES:
                 hint = f"The {last} was dropped: the same vector is missing in every token."
                 text = f"the target lacks {name}: it is the reference minus {name}"
-                yield Hypothesis("bias-dropped", text, t, r - vector, r, 0, 0, hint, {"parameter": name})
+                yield Hypothesis("bias-dropped", text, t, r - vector, r, hint=hint, facts={"parameter": name})
                 hint = f"The {last} is added once more."
                 text = f"the target is the reference plus {name}"
-                yield Hypothesis("bias-added", text, t, r + vector, r, 0, 0, hint, {"parameter": name})
+                yield Hypothesis("bias-added", text, t, r + vector, r, hint=hint, facts={"parameter": name})
         if last not in _BIASES or ours is None or theirs is None:
             continue
         if ours.shape == theirs.shape == r.shape[-1:] and not np.array_equal(ours, theirs):
             text = f"the target is the reference with its own {name}"
             hint = f"The two sides hold another {name}: look at how weights are loaded."
-            yield Hypothesis("bias-differs", text, t, r - ours + theirs, r, 0, 0, hint, {"parameter": name})
+            yield Hypothesis(
+                "bias-differs", text, t, r - ours + theirs, r, hint=hint, facts={"parameter": name}
+            )
 
 
-def _by_weight(r: Values, t: Values, name: str, w: Values, dtype: str) -> Iterator[Hypothesis]:
+def _propose_weight(r: Values, t: Values, name: str, w: Values, dtype: str) -> Iterator[Hypothesis]:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         factors: tuple[tuple[Values, str, str, str], ...] = (
             (
@@ -142,22 +171,22 @@ def _by_weight(r: Values, t: Values, name: str, w: Values, dtype: str) -> Iterat
                 ),
             )
     for factor, kind, text, hint in factors:
-        sane = np.isfinite(factor) & (np.abs(factor) < 1 / _TINY)
-        if sane.all() and not np.all(factor == 1):
-            says = f"the target is the reference times {text}, channel by channel"
+        is_sane = np.isfinite(factor) & (np.abs(factor) < _LARGEST_FACTOR)
+        if is_sane.all() and not np.all(factor == 1):
+            sentence = f"the target is the reference times {text}, channel by channel"
             hint = hint.replace("{}", f"the {name}", 1).replace("{}", name)
             hint = hint[:1].upper() + hint[1:]
-            yield Hypothesis(kind, says, t, r * factor, r, 0, 0, hint, {"parameter": name})
+            yield Hypothesis(kind, sentence, t, r * factor, r, hint=hint, facts={"parameter": name})
 
 
-def _along_axes(exhibit: PairContext) -> Iterator[Hypothesis]:
-    """A factor, or an offset, for each index of an axis; and for each row of all channels."""
-    r, t = exhibit.r, exhibit.t
+def _propose_along_axes(context: PairContext) -> Iterator[Hypothesis]:
+    """Propose a factor, or an offset, for each index of an axis; and for each row of all channels."""
+    r, t = context.r, context.t
     groups: list[tuple[str, tuple[int, ...]]] = []
     for axis in range(r.ndim):
         if r.shape[axis] > 1:
             others = tuple(other for other in range(r.ndim) if other != axis)
-            groups.append((exhibit.axis(axis), others))
+            groups.append((context.axis_name(axis), others))
     if r.ndim > 2:
         groups.append(("row", (r.ndim - 1,)))
     for name, summed in groups:
@@ -171,7 +200,14 @@ def _along_axes(exhibit: PairContext) -> Iterator[Hypothesis]:
         text = f"each {name} of the target is that of the reference times a number, {low:.4g} to {high:.4g}"
         facts = {"lowest": low, "highest": high}
         yield Hypothesis(
-            f"{name.replace(' ', '-')}-factor", text, t, r * factor, r, factor.size, 0, hint, facts
+            f"{name.replace(' ', '-')}-factor",
+            text,
+            t,
+            r * factor,
+            r,
+            parameters=factor.size,
+            hint=hint,
+            facts=facts,
         )
         offset = (t - r).mean(axis=summed, keepdims=True)
         low, high = float(offset.min()), float(offset.max())
@@ -179,18 +215,27 @@ def _along_axes(exhibit: PairContext) -> Iterator[Hypothesis]:
         text = f"each {name} of the target is that of the reference plus a number, {low:.4g} to {high:.4g}"
         facts = {"lowest": low, "highest": high}
         yield Hypothesis(
-            f"{name.replace(' ', '-')}-offset", text, t, r + offset, r, offset.size, 0, hint, facts
+            f"{name.replace(' ', '-')}-offset",
+            text,
+            t,
+            r + offset,
+            r,
+            parameters=offset.size,
+            hint=hint,
+            facts=facts,
         )
-    yield from _by_sequence(exhibit)
+    yield from _propose_by_sequence(context)
 
 
-def _by_sequence(exhibit: PairContext) -> Iterator[Hypothesis]:
-    """The same offset in each sequence of a batch; another factor and offset for each channel."""
-    r, t = exhibit.r, exhibit.t
-    if r.ndim >= 3 and r.shape[0] >= 4:
+def _propose_by_sequence(context: PairContext) -> Iterator[Hypothesis]:
+    """Propose the same offset in each sequence of a batch; a factor and an offset for each channel."""
+    r, t = context.r, context.t
+    if r.ndim >= 3 and r.shape[0] >= _LEAST_SEQUENCES:
         offset = (t - r).mean(axis=0, keepdims=True)
         text = "the difference is the same in every sequence of the batch"
-        yield Hypothesis("position-offset", text, t, r + offset, r, offset.size, 0, _OFFSET_HINTS["batch"])
+        yield Hypothesis(
+            "position-offset", text, t, r + offset, r, parameters=offset.size, hint=_OFFSET_HINTS["batch"]
+        )
     others = tuple(range(r.ndim - 1))
     if r.ndim >= 2:
         mean_r, mean_t = r.mean(axis=others), t.mean(axis=others)
@@ -200,5 +245,5 @@ def _by_sequence(exhibit: PairContext) -> Iterator[Hypothesis]:
         text = "each channel of the target is that of the reference times a number plus another"
         hint = "A norm of channels, or the mean and deviation of images, has other numbers."
         yield Hypothesis(
-            "channel-affine", text, t, (r - mean_r) * slope + mean_t, r, 2 * r.shape[-1], 0, hint
+            "channel-affine", text, t, (r - mean_r) * slope + mean_t, r, parameters=2 * r.shape[-1], hint=hint
         )

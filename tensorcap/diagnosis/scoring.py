@@ -1,10 +1,10 @@
-"""What it takes to believe a hypothesis: the residual that it leaves, and the chance that it fits by luck."""
+"""Score hypotheses: what each leaves of the error, and the chance that it fits by luck."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -17,25 +17,29 @@ SHARE: Final = 0.01  # or that share of the error before
 INHERITED: Final = 2.0  # or that many times the error that the inputs arrive with
 LESSENED: Final = 0.316  # and never more than that share: a tenth of the squared error
 LEAST_PER_PARAMETER: Final = 4  # elements for each free parameter
-LOG_CHANCE: Final = math.log(1e-9)  # that one of all that was tried fits noise so well
-_WIDE_NOISE: Final = 2e-7  # what the order of operations in float32 alone may make
-_WITHIN: Final = 2.0  # residuals that are nearer than that to each other are equal
+LOG_CHANCE: Final = math.log(1e-9)  # that one of all hypotheses tried fits noise so well
+_WIDE_NOISE: Final = 2e-7  # error that the order of operations in float32 alone may make
+_EXACT: Final = 1e-12  # relative error of float64 arithmetic, below which no two hypotheses differ
+_EXACT_PARTS: Final = 20  # a residual of less than a rounding divided by that is none
+_EQUAL_RESIDUALS: Final = 2.0  # residuals within that factor of each other count as equal
+_FLOOR_OF_LIMIT: Final = 1 / 8  # residuals below that share of the limit count as equal
+_LARGEST_PART: Final = 1 / 2  # a hypothesis on fewer elements than that share does not stand for the whole
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """One hypothesis, worked out on values.
+    """A mistake, and the values that it would make.
 
     Attributes:
         kind: Its name for programs; the clauses of `specs/diagnosis.md` list them.
         text: What it says, as a sentence without its end.
-        observed: Values that it has to explain, any shape.
+        observed: Values that it has to explain, any shape, float64.
         predicted: What they are if it holds, the same shape.
-        baseline: What they would be without a mistake; None where no element stands against another.
+        baseline: What they would be without a mistake; None if the shapes of the two sides differ.
         parameters: Count of numbers that were fitted.
         log_alternatives: Natural logarithm of how many like it were looked at to find this one.
         hint: The usual mistake that looks so, as a sentence.
-        facts: What was fitted or found, as JSON values.
+        facts: What was fitted or measured, as JSON values.
         roundings: How many roundings it may leave.
     """
 
@@ -44,6 +48,7 @@ class Hypothesis:
     observed: Values
     predicted: Values
     baseline: Values | None
+    _: KW_ONLY
     parameters: int = 0
     log_alternatives: float = 0.0
     hint: str = ""
@@ -51,24 +56,24 @@ class Hypothesis:
     roundings: float = ROUNDINGS
 
 
-def inherited(observed: Values, predicted: Values, baseline: Values) -> Hypothesis:
-    """The hypothesis that nothing is wrong here: the target follows from what it was given, as it should."""
+def inherited_error(observed: Values, predicted: Values, baseline: Values) -> Hypothesis:
+    """State that nothing is wrong here: the target follows from its inputs as it should."""
     text = "the target is right for what it was given: the error arrives with that"
     hint = "Look at what comes before, at the inputs of this module."
-    return Hypothesis("inherited", text, observed, predicted, baseline, 0, 0.0, hint)
+    return Hypothesis("inherited", text, observed, predicted, baseline, hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A hypothesis and what it leaves.
+    """A scored hypothesis.
 
     Attributes:
         kind: As in `Hypothesis`.
         text: As in `Hypothesis`.
         hint: As in `Hypothesis`.
-        before: Relative error without it, no unit; None where shapes differ.
-        after: Relative error that it leaves.
-        limit: What it may leave.
+        before: Relative error without it, no unit; None if shapes differ.
+        after: Relative error that it leaves, no unit; infinite if it may fit by luck.
+        limit: What it may leave, no unit.
         parameters: Count of numbers that were fitted.
         elements: Count of elements that it was tested on.
         score: How much it explains against what was free to choose; natural logarithm of odds.
@@ -88,12 +93,17 @@ class Explanation:
 
     @property
     def is_within(self) -> bool:
-        """Whether what it leaves is little enough."""
+        """Whether it leaves no more than it may."""
         return self.after <= self.limit
+
+    @property
+    def is_location(self) -> bool:
+        """Whether it says where the error is and not what it is."""
+        return self.kind.startswith("only-")
 
 
 def relative_error(observed: Values, predicted: Values) -> float:
-    """Norm of the difference over the larger of the two norms; 0 where both are zero.
+    """Divide the norm of the difference by the larger of the two norms; 0 if both are zero.
 
     Example:
         >>> relative_error(np.array([3.0, 4.0]), np.array([0.0, 0.0]))
@@ -105,13 +115,13 @@ def relative_error(observed: Values, predicted: Values) -> float:
 
 @dataclass(slots=True)
 class Scorer:
-    """Weighs trials against the precision of a pair.
+    """Scores hypotheses against the precision of a pair, and counts them.
 
     Attributes:
         rounding: Relative error of one rounding, no unit; 0 for integers.
-        inherited: Relative error that the values arrive with.
-        tried: The trials so far, by kind: the smallest share of the error that one of them left.
-        count: How many were tried, with all that were looked at to find them.
+        inherited: Relative error that the inputs arrive with, no unit.
+        tried: The kinds scored so far: the smallest share of the error that one of each left.
+        count: How many hypotheses were scored.
         is_explained: Whether one of them holds that says what is wrong here.
     """
 
@@ -121,110 +131,132 @@ class Scorer:
     count: int = 0
     is_explained: bool = False
 
-    def weigh(self, trial: Hypothesis) -> Explanation:
-        """Measure what a trial leaves."""
-        after = relative_error(trial.observed, trial.predicted)
-        before = None if trial.baseline is None else relative_error(trial.observed, trial.baseline)
+    def score(self, hypothesis: Hypothesis) -> Explanation:
+        """Measure what a hypothesis leaves, and how much that is worth.
+
+        1. `after` is its relative error, `before` that of its baseline (1 if there is none).
+        2. The limit is the largest of some roundings, a share of `before`, and a multiple of the inherited
+           error; never more than a tenth of the squared error.
+        3. The score is -n log(after / before), less k/2 log n for k fitted numbers (the Bayesian information
+           criterion), less the logarithm of its alternatives.
+        4. It may fit by luck if it has too many fitted numbers for the elements that err, or if noise would
+           be explained so well with a chance above 1e-9: then what it leaves is infinite.
+        """
+        after = relative_error(hypothesis.observed, hypothesis.predicted)
+        baseline = hypothesis.baseline
+        before = None if baseline is None else relative_error(hypothesis.observed, baseline)
         whole = 1.0 if before is None else before
-        limit = max(trial.roundings * self.rounding, SHARE * whole, INHERITED * self.inherited)
+        limit = max(hypothesis.roundings * self.rounding, SHARE * whole, INHERITED * self.inherited)
         limit = min(limit, LESSENED * whole)
         self.count += 1
         if not math.isfinite(after):  # a function that overflows
             after = math.inf
         elif whole:
-            self.tried[trial.kind] = min(self.tried.get(trial.kind, math.inf), after / whole)
-        n, k = trial.observed.size, trial.parameters
-        left = max(after, 1e-12) / whole if whole else math.inf
-        score = -n * math.log(self._told(after) / whole) if whole and after < math.inf else 0.0
-        score -= k / 2 * math.log(max(n, 2)) + trial.log_alternatives
-        count = _erring(trial)
+            self.tried[hypothesis.kind] = min(self.tried.get(hypothesis.kind, math.inf), after / whole)
+        n, k = hypothesis.observed.size, hypothesis.parameters
+        share = max(after, _EXACT) / whole if whole else math.inf
+        score = -n * math.log(self._distinct(after) / whole) if whole and after < math.inf else 0.0
+        score -= k / 2 * math.log(max(n, 2)) + hypothesis.log_alternatives
+        erring = _count_erring(hypothesis)
         is_fair = (
-            math.isfinite(left)
-            and k * LEAST_PER_PARAMETER <= count
-            and self._log_chance(trial, count, left) <= LOG_CHANCE
+            math.isfinite(share)
+            and k * LEAST_PER_PARAMETER <= erring
+            and self._log_chance(hypothesis, erring, share) <= LOG_CHANCE
         )
-        found = Explanation(
-            trial.kind,
-            trial.text,
-            trial.hint,
+        explanation = Explanation(
+            hypothesis.kind,
+            hypothesis.text,
+            hypothesis.hint,
             before,
             after if is_fair else math.inf,
             limit,
             k,
             n,
             score,
-            trial.facts,
+            hypothesis.facts,
         )
-        self.is_explained |= found.is_within and found.kind != "inherited"
-        return found
+        self.is_explained |= explanation.is_within and explanation.kind != "inherited"
+        return explanation
 
-    def _told(self, after: float) -> float:
-        """A residual as far as it tells hypotheses apart: exact, or within a rounding, or as it is."""
-        exact = max(self.rounding / 20, 1e-12)
+    def _distinct(self, after: float) -> float:
+        """A residual as far as it distinguishes hypotheses: exact, or within a rounding, or as it is."""
+        exact = max(self.rounding / _EXACT_PARTS, _EXACT)
         return exact if after <= exact else max(after, self.rounding, _WIDE_NOISE)
 
-    def _log_chance(self, trial: Hypothesis, count: float, left: float) -> float:
+    def _log_chance(self, hypothesis: Hypothesis, count: float, left: float) -> float:
         """Logarithm of the chance that as many parameters explain as much of white noise.
 
         The share explained of n elements of noise by k parameters is Beta(k/2, (n-k)/2); this is Chernoff's
         bound of its tail, times all alternatives.
+
+        Args:
+            hypothesis: For its parameters and alternatives.
+            count: Elements that err, n.
+            left: Share of the error that is left, no unit.
         """
-        explained, usual = 1 - left * left, trial.parameters / count
+        explained, usual = 1 - left * left, hypothesis.parameters / count
         if explained <= usual:
             return 0.0
         divergence = (1 - usual) * math.log((1 - usual) / (left * left))
         if usual:
             divergence += usual * math.log(usual / explained)
-        return trial.log_alternatives + math.log(self.count + 1) - count / 2 * divergence
+        return hypothesis.log_alternatives + math.log(self.count + 1) - count / 2 * divergence
 
 
-def ranked(found: Sequence[Explanation]) -> tuple[Explanation, ...]:
-    """Those that hold, the best first; without those that only say less exactly what another says.
+def rank_explanations(explanations: Sequence[Explanation]) -> tuple[Explanation, ...]:
+    """Sort the explanations that hold, and drop those that another one makes needless.
 
-    A hypothesis with several parameters says nothing beside one with fewer that leaves no more.
+    1. What says why comes before equality to another record, and that before where the error is.
+    2. Within each, the higher score comes first.
+    3. An explanation is dropped if another one says all that it says, with fewer numbers, of the whole, or
+       better; so is a repetition of kind and text.
     """
-    holding = [e for e in found if e.is_within]
-    holding.sort(key=lambda e: (_is_place(e), e.kind == "holds", -e.score, e.kind, e.text))
+    holding = [e for e in explanations if e.is_within]
+    holding.sort(key=lambda e: (e.is_location, e.kind == "holds", -e.score, e.kind, e.text))
     kept: list[Explanation] = []
-    for one in holding:
-        if any(_makes_needless(other, one) for other in holding if other is not one):
+    for explanation in holding:
+        if any(_makes_needless(other, explanation) for other in holding if other is not explanation):
             continue
-        if all((one.kind, one.text) != (other.kind, other.text) for other in kept):
-            kept.append(one)
+        if all((explanation.kind, explanation.text) != (other.kind, other.text) for other in kept):
+            kept.append(explanation)
     return tuple(kept)
 
 
-def _erring(trial: Hypothesis) -> float:
-    """How many elements the error before is made of: all, if it is white noise; one, if it is an outlier."""
-    size = trial.observed.size
-    if trial.baseline is None or not size:
+def _makes_needless(other: Explanation, explanation: Explanation) -> bool:
+    """Whether `other` says all that `explanation` does: with fewer numbers, of the whole, or better.
+
+    1. That a record is equal to another one does not say why: it replaces locations only.
+    2. What leaves clearly more, or was tested on less than half of the elements, replaces nothing.
+    3. What an error is replaces where it is, never the other way round.
+    4. Of two fitted ones the one with fewer numbers stays.
+    5. Of one kind, of a part of the tensor, and of two locations the higher score stays.
+    """
+    floor = max(explanation.limit * _FLOOR_OF_LIMIT, _EXACT)
+    if other.kind == "holds" and not explanation.is_location:
+        return False
+    if other.after > _EQUAL_RESIDUALS * max(explanation.after, floor):
+        return False
+    if other.elements < explanation.elements * _LARGEST_PART:
+        return False
+    if explanation.is_location != other.is_location:
+        return explanation.is_location
+    if explanation.parameters >= 2 and other.parameters < explanation.parameters:
+        return True
+    is_replaceable = explanation.is_location or "where" in explanation.facts or explanation.kind == other.kind
+    return is_replaceable and other.parameters <= explanation.parameters and other.score > explanation.score
+
+
+def _count_erring(hypothesis: Hypothesis) -> float:
+    """Count the elements that the error before consists of: all, if it is white noise; 1 for an outlier."""
+    size = hypothesis.observed.size
+    if hypothesis.baseline is None or not size:
         return max(size, 1)
-    square = (trial.observed - trial.baseline).reshape(-1) ** 2
+    square = (hypothesis.observed - hypothesis.baseline).reshape(-1) ** 2
     largest = float(square.max())
     if not largest:
         return 1
     square /= largest
     return min(size, 3 * float(square.sum()) ** 2 / float(np.dot(square, square)))
-
-
-def _makes_needless(other: Explanation, one: Explanation) -> bool:
-    """Whether `other` says all that `one` does: with fewer numbers, of the whole, or better."""
-    floor = max(one.limit / 8, 1e-12)
-    if other.kind == "holds" and not _is_place(one):  # that it is equal to something does not say why
-        return False
-    if other.after > _WITHIN * max(one.after, floor) or other.elements < one.elements / 2:
-        return False
-    if _is_place(one) != _is_place(other):
-        return _is_place(one)
-    if one.parameters >= 2 and other.parameters < one.parameters:
-        return True
-    is_special = _is_place(one) or "where" in one.facts or one.kind == other.kind
-    return is_special and other.parameters <= one.parameters and other.score > one.score
-
-
-def _is_place(one: Explanation) -> bool:
-    """Whether it says where the error is and not what it is."""
-    return one.kind.startswith("only-")
 
 
 def _norm(values: Values) -> float:

@@ -66,5 +66,5 @@ def suspect_value(one: Suspect) -> dict[str, Any]:
             "before": json_value(said.before),
             "after": json_value(said.after),
         },
-        "examined": None if one.examined is None else json_value(one.examined.report()),
+        "examined": None if one.examined is None else json_value(one.examined.to_json()),
     }

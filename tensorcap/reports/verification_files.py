@@ -170,7 +170,7 @@ def _weights(found: WeightComparison) -> dict[str, Any]:
         "compared": found.comparison.compared,
         "counts": found.comparison.counts,
         "unlike": [pair.key for pair in found.unlike],
-        "diagnosis": json_value(found.diagnosis.report()) if found.diagnosis else None,
+        "diagnosis": json_value(found.diagnosis.to_json()) if found.diagnosis else None,
     }
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tensorcap.adapters.torch.masks import other_mask
+from tensorcap.adapters.torch.masks import change_extent
 
 CAUSAL = ["1000", "1100", "1110", "1111"]
 WINDOW = ["1000", "1100", "0110", "0011"]
@@ -25,7 +25,7 @@ def matrix(rows: list[str]) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
 @pytest.mark.spec("DIA-73")
 @pytest.mark.parametrize(("rows", "way", "expected"), WAYS)
 def test_a_mask_sees_one_more_or_less(rows: list[str], way: str, expected: list[str]) -> None:
-    found = other_mask(torch.from_numpy(matrix(rows))[None], way)
+    found = change_extent(torch.from_numpy(matrix(rows))[None], way)
     assert np.array_equal(found.numpy()[0], matrix(expected))
 
 
@@ -34,7 +34,7 @@ def test_a_mask_sees_one_more_or_less(rows: list[str], way: str, expected: list[
 def test_a_mask_of_numbers_stays_one(rows: list[str], way: str, expected: list[str]) -> None:
     least = torch.finfo(torch.bfloat16).min
     mask = torch.where(torch.from_numpy(matrix(rows)), 0.0, least).bfloat16()
-    found = other_mask(mask, way)
+    found = change_extent(mask, way)
     assert found.dtype == torch.bfloat16
     assert torch.equal(found == 0, torch.from_numpy(matrix(expected)))
     assert set(found.flatten().tolist()) == {0.0, least}

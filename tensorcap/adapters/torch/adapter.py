@@ -179,8 +179,8 @@ class TorchAdapter(Adapter):
         self, workload: Workload, substitution: Substitution, site: str, key: Key
     ) -> ModuleRerun | None:
         """Run the workload until a call of a module, which can then be made again."""
-        call = ModuleRerun(workload.model, substitution, site, key)
-        return call if call.find(lambda: self.run(workload)) else None
+        rerun = ModuleRerun(workload.model, substitution, site, key)
+        return rerun if rerun.find_call(lambda: self.run(workload)) else None
 
     def export(self, workload: Workload, plan: Plan) -> Callable[[Recorder], None]:
         """Export the model by torch.export, not strictly."""

@@ -1,4 +1,4 @@
-"""Operations as they are where every step of them is rounded, for tensors that are wide."""
+"""Run torch operations on wide tensors as a narrow dtype would: every step is rounded."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ import torch
 from tensorcap.adapters.torch.tensors import dtype_named
 
 
-class Steps:
-    """Rounds the result of every operation, and steps within those that are known to have some."""
+class RoundedOperations:
+    """Rounds the result of every operation, and the steps within softmax, attention, sums and means."""
 
     def __init__(self, dtype: str, *, is_in_turn: bool) -> None:
-        """Say how.
+        """Choose the dtype and the order of sums.
 
         Args:
-            dtype: To which everything is rounded.
+            dtype: Name of the dtype that everything is rounded to.
             is_in_turn: Whether sums are taken one after the other, rounded each time.
         """
         self._dtype = dtype_named(dtype)
         self._is_in_turn = is_in_turn
-        self._known: Mapping[str, Callable[..., torch.Tensor]] = {
+        self._stepwise: Mapping[str, Callable[..., torch.Tensor]] = {
             "softmax": self._softmax,
             "scaled_dot_product_attention": self._attention,
         }
         if is_in_turn:
-            self._known = {**self._known, "sum": self._sum, "mean": self._mean}
+            self._stepwise = {**self._stepwise, "sum": self._sum, "mean": self._mean}
 
     def __call__(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """The result of an operation."""
-        known: Callable[..., Any] = self._known.get(name, func)
-        result = known(*args, **kwargs)
+        """Run an operation of a name, step by step if its steps are known."""
+        operation: Callable[..., Any] = self._stepwise.get(name, func)
+        result = operation(*args, **kwargs)
         return self._round(result) if isinstance(result, torch.Tensor) else result
 
     def _round(self, x: torch.Tensor) -> torch.Tensor:
@@ -53,8 +53,8 @@ class Steps:
     def _softmax(self, input: torch.Tensor, dim: int = -1, *_: Any, **__: Any) -> torch.Tensor:
         if not self._is_in_turn:
             return torch.softmax(input, dim)
-        powers = self._round(self._round(input - input.amax(dim, keepdim=True)).exp())
-        return powers / self._sum(powers, dim, keepdim=True)
+        exponentials = self._round(self._round(input - input.amax(dim, keepdim=True)).exp())
+        return exponentials / self._sum(exponentials, dim, keepdim=True)
 
     def _attention(
         self,

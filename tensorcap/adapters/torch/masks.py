@@ -1,4 +1,4 @@
-"""Masks of attention in which each row sees other columns than it should."""
+"""Change the extent of an attention mask: each row sees other columns than it should."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ from typing import Any
 import torch
 
 
-def other_mask(mask: torch.Tensor, way: str) -> torch.Tensor:
-    """A mask of another extent, of the same kind: bools that are true where it sees, or numbers to be added.
+def change_extent(mask: torch.Tensor, extent: str) -> torch.Tensor:
+    """Make a mask of another extent, of the same kind: bools that are true if seen, or numbers to be added.
 
     Args:
         mask: Of any shape whose last two axes are rows and columns.
-        way: `one further` and `one fewer` at the end of what a row sees, `longer window` and `shorter window`
-            at its beginning.
+        extent: `one further` and `one fewer` at the end of what a row sees, `longer window` and
+            `shorter window` at its beginning.
     """
     if mask.dtype == torch.bool:
-        return _seen(mask, way)
+        return _change_seen(mask, extent)
     least = mask.min()
-    return torch.where(_seen(mask > least / 2, way), torch.zeros_like(mask), least)
+    return torch.where(_change_seen(mask > least / 2, extent), torch.zeros_like(mask), least)
 
 
-def attention_with(way: str, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
-    """Attention as torch has it, with another mask than it is given."""
+def attend_with_extent(extent: str, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
+    """Call torch's attention with a mask of another extent than its own."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    mask, query, key = given.get("attn_mask"), given["query"], given["key"]
+    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+    mask, query, key = arguments.get("attn_mask"), arguments["query"], arguments["key"]
     if mask is None:
         shape = (query.shape[-2], key.shape[-2])
         mask = torch.ones(shape, dtype=torch.bool, device=query.device)
-        mask = mask.tril() if given.get("is_causal") else mask
-    given |= {"attn_mask": other_mask(mask, way), "is_causal": False}
-    return func(**given)  # type: ignore[no-any-return] # a tensor, as torch says
+        mask = mask.tril() if arguments.get("is_causal") else mask
+    arguments |= {"attn_mask": change_extent(mask, extent), "is_causal": False}
+    return func(**arguments)  # type: ignore[no-any-return] # a tensor, as torch says
 
 
-def _seen(seen: torch.Tensor, way: str) -> torch.Tensor:
+def _change_seen(seen: torch.Tensor, extent: str) -> torch.Tensor:
     columns = torch.arange(seen.shape[-1], device=seen.device)
     first = torch.where(seen, columns, seen.shape[-1]).amin(-1, keepdim=True)
     last = torch.where(seen, columns, -1).amax(-1, keepdim=True)
-    extent = last - first + 1
-    if way == "one further":
-        return seen | ((columns == last + 1) & (extent > 0))
-    if way == "one fewer":
-        return seen & ((columns != last) | (extent == 1))
-    is_full = extent == extent.amax()  # rows whose beginning the window cuts off
-    if way == "longer window":
+    length = last - first + 1
+    if extent == "one further":
+        return seen | ((columns == last + 1) & (length > 0))
+    if extent == "one fewer":
+        return seen & ((columns != last) | (length == 1))
+    is_full = length == length.amax()  # rows whose beginning the window cuts off
+    if extent == "longer window":
         return seen | (is_full & (columns == first - 1))
-    return seen & ~(is_full & (columns == first) & (extent > 1))
+    return seen & ~(is_full & (columns == first) & (length > 1))

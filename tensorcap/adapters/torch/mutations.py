@@ -1,8 +1,6 @@
-"""Operations of torch code, one of which does something else: is left out, done twice, or of another kind.
+"""Mutate a torch module within a block: its tensors, its settings, its `forward`, operations of its code.
 
-An operation is known by where it is written, so that in a loop, or for each expert, all of it changes.
-
-A torch module with something changed within a block: its tensors, its settings, its `forward`.
+An operation is known by the place where it is written: in a loop, or for each expert, all of it changes.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
@@ -22,7 +20,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from tensorcap.adapters.edits import (
-    MASKS,
+    MASK_EXTENTS,
     Absent,
     Added,
     CallMutation,
@@ -34,19 +32,21 @@ from tensorcap.adapters.edits import (
     Rounded,
     Shifted,
 )
-from tensorcap.adapters.torch.low_precision import Steps
-from tensorcap.adapters.torch.masks import attention_with, other_mask
+from tensorcap.adapters.torch.low_precision import RoundedOperations
+from tensorcap.adapters.torch.masks import attend_with_extent, change_extent
 from tensorcap.adapters.torch.tensors import dtype_named
 
-_OWN: Final = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+_TORCH_FOLDER: Final = str(Path(torch.__file__).parent)
+_OWN_FOLDER: Final = str(Path(__file__).parent)
+_NOT_SETTINGS: Final = ("training", "layer_idx")
 _ATTENTION: Final = "scaled_dot_product_attention"
 _SUMS: Final = frozenset({"add", "__add__", "__radd__", "add_", "__iadd__"})
 _PRODUCTS: Final = frozenset({"mul", "__mul__", "__rmul__", "mul_", "__imul__"})
 _DIFFERENCES: Final = frozenset({"sub", "__sub__", "sub_", "__isub__"})
-_PARTS: Final = frozenset({"chunk", "split", "unbind", "tensor_split"})
-_JOINED: Final = frozenset({"cat", "stack", "concat"})
-_MOST_PARTS: Final = 4
-_MEANS: Final[Mapping[str, Callable[..., Any]]] = {"mean": torch.mean, "sum": torch.sum}
+_SPLITS: Final = frozenset({"chunk", "split", "unbind", "tensor_split"})
+_JOINS: Final = frozenset({"cat", "stack", "concat"})
+_MOST_PARTS: Final = 4  # of a split or a join; the number of pairs grows with its square
+_REDUCTIONS: Final[Mapping[str, Callable[..., Any]]] = {"mean": torch.mean, "sum": torch.sum}
 _FUNCTIONS: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
@@ -60,161 +60,183 @@ _FUNCTIONS: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
 _ACTIVATIONS: Final = frozenset({"silu", "gelu", "relu", "sigmoid", "tanh", "softplus", "exp"})
 
 
-class Altering(TorchFunctionMode):
-    """Runs code with some operations altered, and lists all of them.
+class OperationMutator(TorchFunctionMode):
+    """Runs code with mutated operations, and lists those that can be mutated.
 
     Attributes:
-        operations: Those that can be altered, by where they are written.
+        operations: Those that can be mutated and are not, by key.
     """
 
-    def __init__(self, altered: Mapping[str, str], steps: Steps | None = None) -> None:
-        """Alter some operations.
+    def __init__(self, mutated: Mapping[str, str], rounded: RoundedOperations | None = None) -> None:
+        """Mutate some operations.
 
         Args:
-            altered: Ways by where the operation is written.
-            steps: What does every operation, if it is not done as it is written.
+            mutated: Alternatives by the key of the operation.
+            rounded: Does every other operation instead of torch; None for torch.
         """
         super().__init__()
-        self._steps = steps
+        self._rounded = rounded
         self.operations: dict[str, Operation] = {}
-        self._altered = altered
+        self._mutated = mutated
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Do one operation.
+
+        1. Operations of torch's own code and of ours run as they are.
+        2. The key is name, file, line and instruction of the code that calls it.
+        3. A mutated operation does its alternative; any other one is rounded, or runs as it is and is listed.
+        """
         kwargs = kwargs or {}
         name = str(getattr(func, "__name__", "")).rpartition(".")[2]
-        frame = _caller(sys._getframe(1))
+        frame = _find_caller(sys._getframe(1))
         if frame is None or name in ("__get__", "__set__"):
             return func(*args, **kwargs)
         place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-        known = f"{name} at {place} ({frame.f_lasti})"
-        way = self._altered.get(known)
-        if way is not None:
-            return _altered(name, way, func, args, kwargs)
-        if self._steps is not None:
-            return self._steps(name, func, args, kwargs)
+        key = f"{name} at {place} ({frame.f_lasti})"
+        alternative = self._mutated.get(key)
+        if alternative is not None:
+            return _run_alternative(name, alternative, func, args, kwargs)
+        if self._rounded is not None:
+            return self._rounded(name, func, args, kwargs)
         result = func(*args, **kwargs)
-        if known not in self.operations:
-            ways = tuple(_ways(name, args, result))
-            if ways:
-                is_number = any(isinstance(arg, (int, float)) for arg in args[:2])
-                self.operations[known] = Operation(name.strip("_"), place, ways, is_number)
+        if key not in self.operations:
+            alternatives = tuple(_find_alternatives(name, args, result))
+            if alternatives:
+                has_number = any(isinstance(arg, (int, float)) for arg in args[:2])
+                self.operations[key] = Operation(name.strip("_"), place, alternatives, has_number)
         return result
 
 
-def _caller(frame: FrameType | None) -> FrameType | None:
-    """Who wrote the operation: the nearest frame that is not torch's; None if that is ours."""
-    while frame is not None and frame.f_code.co_filename.startswith(_OWN[0]):
+def _find_caller(frame: FrameType | None) -> FrameType | None:
+    """Find the nearest frame that is not torch's; None if that is ours."""
+    while frame is not None and frame.f_code.co_filename.startswith(_TORCH_FOLDER):
         frame = frame.f_back
-    return None if frame is None or frame.f_code.co_filename.startswith(_OWN[1]) else frame
+    return None if frame is None or frame.f_code.co_filename.startswith(_OWN_FOLDER) else frame
 
 
-def _ways(name: str, args: Any, result: Any) -> list[str]:
-    """What an operation could do otherwise."""
-    if name in _PARTS or name in _JOINED:
-        parts = (args[0] if args else ()) if name in _JOINED else result
+def _find_alternatives(name: str, args: Any, result: Any) -> list[str]:
+    """List what an operation can do instead, as `Operation.alternatives` names it.
+
+    1. Parts of one shape that are split or joined can be exchanged.
+    2. Attention can see another extent; a mean can be a sum.
+    3. Any other operation can return an operand of its result's shape and dtype; sums, products, differences
+       and activations have alternatives of their own kind.
+    """
+    if name in _SPLITS or name in _JOINS:
+        parts = (args[0] if args else ()) if name in _JOINS else result
         pairs = itertools.combinations(range(min(len(parts), _MOST_PARTS)), 2)
         return [f"{one} and {other}" for one, other in pairs if parts[one].shape == parts[other].shape]
     if not isinstance(result, torch.Tensor) or not result.is_floating_point() or not args:
         return []
     if name == _ATTENTION:
-        return list(MASKS)
-    if name in _MEANS:
-        return [other for other in _MEANS if other != name]
-    ways = [
-        way
-        for way, arg in zip(("first", "second"), args[:2], strict=False)
+        return list(MASK_EXTENTS)
+    if name in _REDUCTIONS:
+        return [other for other in _REDUCTIONS if other != name]
+    alternatives = [
+        operand
+        for operand, arg in zip(("first", "second"), args[:2], strict=False)
         if isinstance(arg, torch.Tensor) and arg.shape == result.shape and arg.dtype == result.dtype
     ]
     if name in _SUMS:
-        ways += ["twice", "opposite"]
-    elif name in _PRODUCTS and len(ways) == 2:
-        ways.append("sum")
+        alternatives += ["twice", "opposite"]
+    elif name in _PRODUCTS and len(alternatives) == 2:
+        alternatives.append("sum")
     elif name in _DIFFERENCES:
-        ways.append("opposite")
+        alternatives.append("opposite")
     elif name in _ACTIVATIONS:
-        ways += [other for other in _FUNCTIONS if other != name]
-    return ways
+        alternatives += [other for other in _FUNCTIONS if other != name]
+    return alternatives
 
 
-def _altered(name: str, way: str, func: Any, args: Any, kwargs: Any) -> Any:
+def _run_alternative(name: str, alternative: str, func: Any, args: Any, kwargs: Any) -> Any:
+    """Do what an operation can do instead."""
     if name == _ATTENTION:
-        return attention_with(way, func, args, kwargs)
-    if way in ("first", "second"):
-        return args[way == "second"]
-    if name in _PARTS or name in _JOINED:
-        parts = list(args[0] if name in _JOINED else func(*args, **kwargs))
-        one, other = map(int, way.split(" and "))
+        return attend_with_extent(alternative, func, args, kwargs)
+    if alternative in ("first", "second"):
+        return args[alternative == "second"]
+    if name in _SPLITS or name in _JOINS:
+        parts = list(args[0] if name in _JOINS else func(*args, **kwargs))
+        one, other = map(int, alternative.split(" and "))
         parts[one], parts[other] = parts[other], parts[one]
-        return func(parts, *args[1:], **kwargs) if name in _JOINED else tuple(parts)
+        return func(parts, *args[1:], **kwargs) if name in _JOINS else tuple(parts)
     if name in _PRODUCTS:
         return args[0] + args[1]
-    if way == "twice":
+    if alternative == "twice":
         return args[0] + args[1] + args[1]
-    if way == "opposite":
+    if alternative == "opposite":
         return args[0] - args[1] if name in _SUMS else args[0] + args[1]
-    if name in _MEANS:
-        return _MEANS[way](*args, **kwargs)
-    return _FUNCTIONS[way](args[0])
+    if name in _REDUCTIONS:
+        return _REDUCTIONS[alternative](*args, **kwargs)
+    return _FUNCTIONS[alternative](args[0])
 
 
-Held = tuple[dict[str, Any], str]  # what holds a parameter or a buffer, and its name there
+class TensorSlot(NamedTuple):
+    """Where a parameter or a buffer is registered.
 
-_NOT_SETTINGS: Final = ("training", "layer_idx")
+    Attributes:
+        registry: The module's parameters, or its buffers, by name.
+        name: Its name there.
+    """
+
+    registry: dict[str, Any]
+    name: str
 
 
-def settings(module: nn.Module) -> Mapping[str, Any]:
-    """Attributes, and entries of the configuration, whose names the code of the module's class has."""
-    used = _names_used(type(module))
-    found = {name: value for name, value in vars(module).items() if name in used}
+def find_settings(module: nn.Module) -> Mapping[str, Any]:
+    """Find attributes, and entries of the configuration, whose names the code of the module's class has."""
+    used = _find_names_used(type(module))
+    values = {name: value for name, value in vars(module).items() if name in used}
     config = getattr(module, "config", None)
     if hasattr(config, "__dict__") and not isinstance(config, nn.Module):
-        found |= {f"config.{name}": value for name, value in vars(config).items() if name in used}
+        values |= {f"config.{name}": value for name, value in vars(config).items() if name in used}
     return {
         name: value
-        for name, value in found.items()
+        for name, value in values.items()
         if not name.rpartition(".")[2].startswith("_") and name not in _NOT_SETTINGS and _is_setting(value)
     }
 
 
 @contextmanager
-def changed(module: nn.Module, tensors: Mapping[str, Held], change: CallMutation) -> Iterator[None]:
-    """Other tensors and settings, within a block.
+def mutated_module(
+    module: nn.Module, slots: Mapping[str, TensorSlot], mutation: CallMutation
+) -> Iterator[None]:
+    """Mutate tensors and settings of a module within a block.
 
     Args:
         module: The module.
-        tensors: Where those of the change are held.
-        change: What is changed; its arguments, results and operations are for others to change.
+        slots: Where the tensors of the mutation are registered.
+        mutation: Its arguments, results and operations are left to the call.
     """
     with ExitStack() as stack:
-        for name, edit in change.tensors.items():
-            holder, own = tensors[name]
-            tensor, before = holder[own], holder[own].data
+        for name, edit in mutation.tensors.items():
+            registry, own = slots[name]
+            tensor, before = registry[own], registry[own].data
             stack.callback(setattr, tensor, "data", before)
-            tensor.data = edited(before, edit)
-        for name, value in change.settings.items():
+            tensor.data = apply_edit(before, edit)
+        for name, value in mutation.settings.items():
             owner, _, entry = name.rpartition(".")
-            holding = module.config if owner else module
-            stack.callback(setattr, holding, entry, getattr(holding, entry))
-            setattr(holding, entry, value)
+            holder = module.config if owner else module
+            stack.callback(setattr, holder, entry, getattr(holder, entry))
+            setattr(holder, entry, value)
         yield
 
 
 @contextmanager
 def with_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Another `forward`, within a block."""
-    held = vars(module).get("forward")
+    """Replace `forward` of a module within a block."""
+    before = vars(module).get("forward")
     module.forward = forward
     try:
         yield
     finally:
-        if held is None:
+        if before is None:
             del module.forward
         else:
-            module.forward = held
+            module.forward = before
 
 
-def edited(tensor: torch.Tensor, edit: Edit) -> torch.Tensor | None:
-    """What becomes of a tensor, which itself stays as it is."""
+def apply_edit(tensor: torch.Tensor, edit: Edit) -> torch.Tensor | None:
+    """Make the edited tensor; the tensor itself stays as it is."""
     if isinstance(edit, Absent):
         return None
     if isinstance(edit, Filled):
@@ -229,7 +251,7 @@ def edited(tensor: torch.Tensor, edit: Edit) -> torch.Tensor | None:
         moved.narrow(edit.axis, 0 if edit.by > 0 else edit.by, abs(edit.by)).zero_()
         return moved
     if isinstance(edit, Masked):
-        return other_mask(tensor, edit.way)
+        return change_extent(tensor, edit.extent)
     if isinstance(edit, Rounded):
         return tensor.to(dtype_named(edit.dtype)).to(tensor.dtype)
     return tensor.transpose(*edit.axes).contiguous()
@@ -241,12 +263,12 @@ def _is_setting(value: Any) -> bool:
     return isinstance(value, (bool, int, float))
 
 
-def _names_used(cls: type) -> set[str]:
-    """Names in the code of a class and of what it inherits, save where it is made."""
-    found: set[str] = set()
+def _find_names_used(cls: type) -> set[str]:
+    """Find the names in the code of a class and its base classes, except in `__init__`."""
+    names: set[str] = set()
 
     def add(code: CodeType) -> None:
-        found.update(code.co_names)
+        names.update(code.co_names)
         for constant in code.co_consts:
             if isinstance(constant, CodeType):
                 add(constant)
@@ -258,4 +280,4 @@ def _names_used(cls: type) -> set[str]:
             code = getattr(inspect.unwrap(member), "__code__", None) if callable(member) else None
             if code is not None and name != "__init__":
                 add(code)
-    return found
+    return names

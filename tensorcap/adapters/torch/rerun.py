@@ -1,6 +1,6 @@
-"""One call of a torch module, to be made again: with the target's arguments, and its results of calls within.
+"""Make one call of a torch module again, on the target's arguments and results of calls within.
 
-The workload runs once until the call. Afterwards the module alone is called, as often as one likes: calls
+The workload runs once until the call. Afterwards the module alone is called, any number of times: calls
 within it return what they returned then.
 """
 
@@ -14,10 +14,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from tensorcap.adapters.edits import CallMutation, Edit, Operation
-from tensorcap.adapters.torch.low_precision import Steps
+from tensorcap.adapters.edits import Argument, CallMutation, Edit, Operation
+from tensorcap.adapters.torch.low_precision import RoundedOperations
 from tensorcap.adapters.torch.modules import argument_names, tree
-from tensorcap.adapters.torch.mutations import Altering, Held, changed, edited, settings, with_forward
+from tensorcap.adapters.torch.mutations import (
+    OperationMutator,
+    TensorSlot,
+    apply_edit,
+    find_settings,
+    mutated_module,
+    with_forward,
+)
 from tensorcap.adapters.torch.substitution import Exchange
 from tensorcap.adapters.torch.tensor_leaves import KINDS
 from tensorcap.recording.point import Point
@@ -30,15 +37,15 @@ from tensorcap_formats.keys import Key, escape, module_site
 Forward = Callable[..., Any]
 
 
-class _Enough(BaseException):
-    """Ends a run: what it was for is there."""
+class _CallIsOver(BaseException):
+    """Ends a run of the workload: the call was made."""
 
 
 class ModuleRerun:
-    """One call of a module.
+    """One call of a torch module, as `Rerun` defines it; `find_call` comes before all else.
 
     Attributes:
-        operations: What its own code did when it was called last.
+        operations: Operations of its own code in the last call.
     """
 
     def __init__(self, model: nn.Module, substitution: Substitution, site: str, key: Key) -> None:
@@ -46,37 +53,37 @@ class ModuleRerun:
 
         Args:
             model: The model.
-            substitution: What the target's calls were given and returned.
+            substitution: Arguments and results of the target's calls.
             site: The module whose call it is.
             key: The tensor that its code makes: a result of its own, or an argument of a call within it.
         """
         modules, aliases = tree(model)
-        further: dict[str, list[str]] = {}
+        alias_sites: dict[str, list[str]] = {}
         for alias, name in aliases.items():
-            further.setdefault(name, []).append(module_site(alias))
-        names = {name: (module_site(name), *further.get(name, ())) for name in modules}
-        substitution.bind({own: others for own, *others in names.values()})
-        own = next(name for name, known in names.items() if site in known)
+            alias_sites.setdefault(name, []).append(module_site(alias))
+        sites = {name: (module_site(name), *alias_sites.get(name, ())) for name in modules}
+        substitution.bind({own: others for own, *others in sites.values()})
+        own = next(name for name, known in sites.items() if site in known)
         self._module = modules[own]
-        self._names = {id(module): names[name] for name, module in modules.items()}
+        self._sites = {id(module): sites[name] for name, module in modules.items()}
         prefix = f"{own}." if own else ""
         self._within = {
             n.removeprefix(prefix): m for n, m in modules.items() if n != own and n.startswith(prefix)
         }
         self._model, self._exchange, self._key = model, Exchange(substitution), key
         signatures: dict[Any, list[str]] = {}
-        self._arguments = {
+        self._argument_names = {
             id(module): argument_names(module, signatures)
             for module in (self._module, *self._within.values())
         }
-        self._step = -1
-        self._calls: dict[int, int] = {}
-        self._depth = 0
+        self._step = -1  # of the run: counts calls of the model
+        self._calls: dict[int, int] = {}  # by module: calls in this step
+        self._depth = 0  # 1 within the call, 2 within a call within it
         self._returned: dict[int, list[tuple[int, Any]]] = {}  # by module: numbers of calls, results
-        self._order: dict[int, int] = {}
-        self._found: torch.Tensor | None = None
+        self._order: dict[int, int] = {}  # by module: place among the calls within
+        self._tensor: torch.Tensor | None = None  # the one of the key
         self.operations: Mapping[str, Operation] = {}
-        self._given: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        self._inputs: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
 
     @property
     def class_name(self) -> str:
@@ -86,21 +93,21 @@ class ModuleRerun:
     @property
     def tensors(self) -> Mapping[str, tuple[int, ...]]:
         """Those of the module itself, and of modules within it whose own code did not run."""
-        return {name: tuple(holder[own].shape) for name, (holder, own) in self._tensors().items()}
+        return {name: tuple(slot.registry[slot.name].shape) for name, slot in self._find_slots().items()}
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """Attributes, and entries of the configuration, whose names the code of its class has."""
-        found = settings(self._module)
-        return found if self._is_on_cpu() else {n: v for n, v in found.items() if type(v) is not int}
+        values = find_settings(self._module)
+        return values if self._is_on_cpu() else {n: v for n, v in values.items() if type(v) is not int}
 
     @property
-    def arguments(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+    def arguments(self) -> Mapping[str, Argument]:
         """Those that are tensors themselves, and those within tuples and mappings."""
-        args, kwargs = self._given
+        args, kwargs = self._inputs
         return {
-            f"{slot}.{leaf.name}" if leaf.name else slot: (self._kind(leaf.value), tuple(leaf.value.shape))
-            for slot, value in self._named(self._module, args, kwargs)
+            f"{slot}.{leaf.name}" if leaf.name else slot: self._describe_argument(leaf.value)
+            for slot, value in self._name_slots(self._module, args, kwargs)
             for leaf in walk(value, KINDS)
             if isinstance(leaf.value, torch.Tensor)
         }
@@ -108,189 +115,208 @@ class ModuleRerun:
     @property
     def results(self) -> Mapping[str, tuple[int, ...]]:
         """Those of modules that return one tensor of floats."""
-        found = {}
+        shapes = {}
         for name, module in self._within.items():
-            kept = self._returned.get(id(module), [])
-            if kept and isinstance(kept[0][1], torch.Tensor) and kept[0][1].is_floating_point():
-                found[name] = self._order[id(module)], tuple(kept[0][1].shape)
-        return {name: shape for name, (_, shape) in sorted(found.items(), key=lambda item: item[1][0])}
+            calls = self._returned.get(id(module), [])
+            if calls and isinstance(calls[0][1], torch.Tensor) and calls[0][1].is_floating_point():
+                shapes[name] = self._order[id(module)], tuple(calls[0][1].shape)
+        return {name: shape for name, (_, shape) in sorted(shapes.items(), key=lambda item: item[1][0])}
 
-    def find(self, run: Callable[[], None]) -> bool:
-        """Run the workload until the call is over; whether it came.
+    def find_call(self, run: Callable[[], None]) -> bool:
+        """Run the workload until the call is over.
 
         Args:
             run: Runs it once.
+
+        Returns:
+            Whether the call was made.
         """
         forwards: dict[int, tuple[nn.Module, Callable[[nn.Module, Forward], Forward]]] = {
-            id(module): (module, self._inner) for module in self._within.values()
+            id(module): (module, self._wrap_inner) for module in self._within.values()
         }
-        forwards[id(self._module)] = self._module, self._outer
+        forwards[id(self._module)] = self._module, self._wrap_own
         with ExitStack() as stack:
             stack.callback(self._model.register_forward_pre_hook(self._count_step).remove)
             for module, wrap in forwards.values():
                 stack.enter_context(with_forward(module, wrap(module, module.forward)))
             try:
                 run()
-            except _Enough:
+            except _CallIsOver:
                 return True
         return False
 
-    def made(self, change: CallMutation) -> Array | None:
-        """Call the module again."""
-        self._found = None
+    def run(self, mutation: CallMutation) -> Array | None:
+        """Call the module again.
+
+        1. Calls within it that were made then return what they returned, or what the mutation says.
+        2. Tensors and settings are mutated, then arguments; operations while the code runs.
+        3. The call ends with the tensor of the key, or with its result.
+        """
+        self._tensor = None
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             for name, module in self._within.items():
                 if id(module) in self._returned:
-                    stack.enter_context(with_forward(module, self._stub(module, change.results.get(name))))
+                    stack.enter_context(with_forward(module, self._stub(module, mutation.results.get(name))))
             self._calls = {}
             try:
-                stack.enter_context(changed(self._module, self._tensors(), change))
-                args, kwargs = self._with_arguments(change.arguments)
-                steps = Steps(change.steps, is_in_turn=change.is_in_turn) if change.steps else None
-                altering = stack.enter_context(Altering(change.operations, steps))
-                self.operations = altering.operations
+                stack.enter_context(mutated_module(self._module, self._find_slots(), mutation))
+                args, kwargs = self._edit_inputs(mutation.arguments)
+                rounded = None
+                if mutation.steps:
+                    rounded = RoundedOperations(mutation.steps, is_in_turn=mutation.is_in_turn)
+                mutator = stack.enter_context(OperationMutator(mutation.operations, rounded))
+                self.operations = mutator.operations
                 result = self._module(*args, **kwargs)
                 if self._key.slot.startswith("output"):
                     self._take("output", result)
-            except _Enough:
+            except _CallIsOver:
                 pass
-            except Exception:  # whatever a changed module may run into
+            except Exception:  # whatever a mutated module may run into
                 return None
-        return None if self._found is None else self._found.cpu().double().numpy()
+        return None if self._tensor is None else self._tensor.cpu().double().numpy()
 
-    def _kind(self, tensor: torch.Tensor) -> str:
+    def _describe_argument(self, tensor: torch.Tensor) -> Argument:
+        shape = tuple(tensor.shape)
         if tensor.is_floating_point():
-            return "float"
-        return "int" if tensor.dtype != torch.bool and self._is_on_cpu() else "other"
+            return Argument("float", shape)
+        if tensor.dtype == torch.bool or not self._is_on_cpu():
+            return Argument("other", shape)
+        if not tensor.numel():
+            return Argument("int", shape)
+        return Argument("int", shape, int(tensor.min()), int(tensor.max()))
 
     def _is_on_cpu(self) -> bool:
         """Whether whole numbers may change: an index out of range spoils other devices for the process."""
-        held = [holder[name] for holder, name in self._tensors().values()]
-        given = [leaf.value for leaf in walk(self._given, KINDS) if isinstance(leaf.value, torch.Tensor)]
-        return all(tensor.device.type == "cpu" for tensor in (*held, *given))
+        held = [slot.registry[slot.name] for slot in self._find_slots().values()]
+        inputs = [leaf.value for leaf in walk(self._inputs, KINDS) if isinstance(leaf.value, torch.Tensor)]
+        return all(tensor.device.type == "cpu" for tensor in (*held, *inputs))
 
     def _count_step(self, *_: Any) -> None:
         self._step += 1
         self._calls = {}
 
-    def _outer(self, module: nn.Module, forward: Forward) -> Forward:
-        """The module's own calls: the right one is given what the target's was given."""
+    def _wrap_own(self, module: nn.Module, forward: Forward) -> Forward:
+        """Wrap the module's own `forward`: the call in question is given what the target's was given."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            number = self._number(module)
+            number = self._count_call(module)
             is_result = self._key.slot.startswith("output")
             if self._step != self._key.step or (is_result and number != self._key.call):
                 return forward(*args, **kwargs)
-            slots = [slot for slot, _ in self._named(module, args, kwargs)]
-            values = self._exchanged(module, number, "input", slots, [*args, *kwargs.values()])
+            slots = [slot for slot, _ in self._name_slots(module, args, kwargs)]
+            values = self._exchange_values(module, number, "input", slots, [*args, *kwargs.values()])
             args, kwargs = tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
-            self._given, self._returned, self._depth = copy.deepcopy((args, kwargs)), {}, 1
+            self._inputs, self._returned, self._depth = copy.deepcopy((args, kwargs)), {}, 1
             try:
                 result = forward(*args, **kwargs)
             finally:
                 self._depth = 0
-            if is_result or self._found is not None:
-                raise _Enough
-            return self._exchanged(module, number, "output", ["output"], [result])[0]
+            if is_result or self._tensor is not None:
+                raise _CallIsOver
+            return self._exchange_values(module, number, "output", ["output"], [result])[0]
 
         return call
 
-    def _inner(self, module: nn.Module, forward: Forward) -> Forward:
-        """Calls within it: they return what the target's did, which is kept."""
+    def _wrap_inner(self, module: nn.Module, forward: Forward) -> Forward:
+        """Wrap `forward` of a module within: it returns what the target's returned, which is kept."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            number = self._number(module)
+            number = self._count_call(module)
             if self._depth != 1:
                 return forward(*args, **kwargs)
-            if number == self._key.call and self._key.site in self._names[id(module)]:
-                for slot, value in self._named(module, args, kwargs):
+            if number == self._key.call and self._key.site in self._sites[id(module)]:
+                for slot, value in self._name_slots(module, args, kwargs):
                     self._take(slot, value)
             self._depth = 2
             try:
                 result = forward(*args, **kwargs)
             finally:
                 self._depth = 1
-            result = self._exchanged(module, number, "output", ["output"], [result])[0]
+            result = self._exchange_values(module, number, "output", ["output"], [result])[0]
             self._order.setdefault(id(module), len(self._order))
-            self._returned.setdefault(id(module), []).append((number, _copied(result)))
+            self._returned.setdefault(id(module), []).append((number, _copy(result)))
             return result
 
         return call
 
-    def _with_arguments(self, edits: Mapping[str, Edit]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A copy of what the call is given."""
-        args, kwargs = copy.deepcopy(self._given)
+    def _edit_inputs(self, edits: Mapping[str, Edit]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Copy the inputs of the call, and edit some tensors of them."""
+        args, kwargs = copy.deepcopy(self._inputs)
         if not edits:
             return args, kwargs
 
-        def with_edits(slot: str, value: Any) -> Any:
-            def change(name: str, tensor: Any) -> Any:
+        def edit_value(slot: str, value: Any) -> Any:
+            def edit_leaf(name: str, tensor: Any) -> Any:
                 edit = edits.get(f"{slot}.{name}" if name else slot)
-                return tensor if edit is None else edited(tensor, edit)
+                return tensor if edit is None else apply_edit(tensor, edit)
 
-            return rebuilt(value, KINDS, change)
+            return rebuilt(value, KINDS, edit_leaf)
 
-        values = [with_edits(slot, value) for slot, value in self._named(self._module, args, kwargs)]
+        values = [edit_value(slot, value) for slot, value in self._name_slots(self._module, args, kwargs)]
         return tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
 
     def _stub(self, module: nn.Module, other: Edit | str | None) -> Forward:
-        """A call within it, which returns what it did, or what becomes of that, or what another did."""
+        """Make a `forward` that returns what was returned then, or that edited, or another call's result."""
         own = self._returned[id(module)]
-        kept = self._returned[id(self._within[other])] if isinstance(other, str) else own
+        results = self._returned[id(self._within[other])] if isinstance(other, str) else own
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            at = self._number(module)
-            number, (_, result) = own[at][0], kept[at]
-            if number == self._key.call and self._key.site in self._names[id(module)]:
-                for slot, value in self._named(module, args, kwargs):
+            at = self._count_call(module)
+            number, (_, result) = own[at][0], results[at]
+            if number == self._key.call and self._key.site in self._sites[id(module)]:
+                for slot, value in self._name_slots(module, args, kwargs):
                     self._take(slot, value)
-                if self._found is not None:
-                    raise _Enough
-            return edited(result, other) if isinstance(other, Edit) else _copied(result)
+                if self._tensor is not None:
+                    raise _CallIsOver
+            return apply_edit(result, other) if isinstance(other, Edit) else _copy(result)
 
         return call
 
     def _take(self, slot: str, value: Any) -> None:
+        """Keep a copy of the tensor of the key, if it is in this slot."""
         for leaf in walk(value, KINDS):
             name = f"{slot}.{escape(leaf.name)}" if leaf.name else slot
             if name == self._key.slot and isinstance(leaf.value, torch.Tensor):
-                self._found = leaf.value.detach().clone()
+                self._tensor = leaf.value.detach().clone()
 
-    def _number(self, module: nn.Module) -> int:
+    def _count_call(self, module: nn.Module) -> int:
+        """Count a call of a module; its number within the step."""
         number = self._calls.get(id(module), 0)
         self._calls[id(module)] = number + 1
         return number
 
-    def _exchanged(
+    def _exchange_values(
         self, module: nn.Module, number: int, kind: Any, slots: list[str], values: list[Any]
     ) -> list[Any]:
-        call = Call(Point(self._names[id(module)][0]), self._step, number)
+        call = Call(Point(self._sites[id(module)][0]), self._step, number)
         return self._exchange.values(call, kind, slots, values)
 
-    def _named(
+    def _name_slots(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Iterator[tuple[str, Any]]:
-        names = self._arguments[id(module)]
+        """Name the slot of each argument of a call."""
+        names = self._argument_names[id(module)]
         for i, value in enumerate(args):
             yield f"input.{escape(names[i]) if i < len(names) else f'args.{i - len(names)}'}", value
         for name, value in kwargs.items():
             yield f"input.{escape(name)}", value
 
-    def _tensors(self) -> dict[str, Held]:
-        """What may be changed: by name, what holds it and its name there."""
-        found: dict[str, Held] = {}
+    def _find_slots(self) -> dict[str, TensorSlot]:
+        """Find the floating parameters and buffers that may be mutated, by name."""
+        slots: dict[str, TensorSlot] = {}
         for path, module in {"": self._module, **self._within}.items():
             if path and id(module) in self._returned:
                 continue
-            for holder in (module._parameters, module._buffers):
-                for name, tensor in holder.items():
+            for registry in (module._parameters, module._buffers):
+                for name, tensor in registry.items():
                     if tensor is not None and tensor.is_floating_point():
-                        found[f"{path}.{name}" if path else name] = (holder, name)
-        return found
+                        slots[f"{path}.{name}" if path else name] = TensorSlot(registry, name)
+        return slots
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
+    """Copy a value of a call, its tensors too."""
     return rebuilt(
         value, KINDS, lambda _, tensor: tensor.clone() if isinstance(tensor, torch.Tensor) else tensor
     )

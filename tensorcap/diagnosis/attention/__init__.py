@@ -1,1 +1,1 @@
-"""Attention: its core worked out from queries, keys and values, and what the target does otherwise."""
+"""Recompute attention: `parts` collects tensors, `core` computes with them, `hypotheses` propose mistakes."""

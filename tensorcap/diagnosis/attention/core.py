@@ -1,4 +1,4 @@
-"""Ways to attend, and what each makes of queries, keys and values."""
+"""Attention cores: the result of queries, keys and values under a mask, a scale, a rotation."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _FAINT: Final = 1e-6  # shares of a sink that are not told apart from none, or f
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """One way to attend.
+    """One kind of attention core.
 
     Attributes:
         scale: Of the scores.
         rotation: `halves`, `pairs`, `turned` (the sine with its sign turned), `q alone`, `k alone` or `none`.
         is_causal: Whether a token sees none behind it.
-        window: How many tokens it sees, itself included; 0 for all.
+        window: How many tokens a token sees, itself included; 0 for all.
         softcap: Of the scores, 0 for none.
         is_tiled: Whether heads of keys are repeated all in turn.
-        ahead: How many behind it a token sees nevertheless.
-        mask: What of the mask that is given counts: all of it, or whom no token sees, or nothing.
-        has_bias: Whether what is given as a bias of positions is added to the scores.
+        ahead: How many tokens behind it a causal token sees nevertheless.
+        mask: The part of the mask that counts: `whole`, `padding` (keys that no token sees), or `none`.
+        has_bias: Whether the bias of positions is added to the scores.
         has_sinks: Whether the sinks take part in the softmax.
     """
 
@@ -47,7 +47,7 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What an attention computes with.
+    """The tensors that an attention computes with.
 
     Attributes:
         q: Queries, (batch, head, token, channel).
@@ -56,7 +56,7 @@ class Parts:
         cos: Cosines by batch, token and channel, of as many tokens as keys; queries are the last of them.
         sin: Sines.
         seen: Which keys a mask shows to each query, (batch, 1, query, key); None if there is no mask.
-        bias: What is added to scores, (batch, head, query, key).
+        bias: Added to the scores, (batch, head, query, key).
         sinks: The score of a sink for each head.
     """
 
@@ -70,7 +70,7 @@ class Parts:
     sinks: Values | None = None
 
     def __call__(self, core: Core, heads: Values) -> Values:
-        """The result of some heads, (batch, token, head, channel)."""
+        """Compute the result of some heads, (batch, token, head, channel)."""
         scores = self._scores(core, heads)
         if self.sinks is not None and core.has_sinks:
             sinks = np.broadcast_to(self.sinks[heads][None, :, None, None], (*scores.shape[:-1], 1))
@@ -79,10 +79,10 @@ class Parts:
             shares = softmax(scores)
         return np.asarray((shares @ self.v[:, self._keys(core, heads)]).transpose(0, 2, 1, 3))
 
-    def sinks_of(self, core: Core, heads: Values, made: Values, rows: Values) -> Values:
-        """The sinks that make a result of that of a core without: one for each head, -inf where none does.
+    def fit_sinks(self, core: Core, heads: Values, result: Values, rows: Values) -> Values:
+        """Fit sinks that make a result of that of a core without: one for each head, -inf for other heads.
 
-        A sink multiplies what a token is given by 1 / (1 + exp(sink - s)), s being the logarithm of the sum
+        A sink multiplies the result of a token by 1 / (1 + exp(sink - s)), s being the logarithm of the sum
         of the exponentials of its scores.
         """
         scores = self._scores(core, heads)
@@ -90,7 +90,7 @@ class Parts:
         total = (top + np.log(np.exp(scores - top[..., None]).sum(axis=-1))).transpose(0, 2, 1)[rows]
         plain = self(replace(core, has_sinks=False), heads)[rows]
         size = np.maximum((plain * plain).sum(axis=-1), 1e-300)
-        share = np.clip((made * plain).sum(axis=-1) / size, _FAINT, 1 - _FAINT)
+        share = np.clip((result * plain).sum(axis=-1) / size, _FAINT, 1 - _FAINT)
         sinks = np.full(self.q.shape[1], -np.inf)
         sinks[heads] = np.median(total + np.log(1 / share - 1), axis=0)
         return sinks
@@ -129,8 +129,8 @@ class Parts:
         queries, keys = self.q.shape[2], self.k.shape[2]
         return np.asarray(np.arange(keys - queries, keys)[:, None] - np.arange(keys)[None])
 
-    def of_mask(self) -> tuple[Mask, bool, int] | None:
-        """What the mask is made of: padding, whether it is causal, and a window; None if there is no mask."""
+    def analyse_mask(self) -> tuple[Mask, bool, int] | None:
+        """Describe the mask: padding or more, whether it is causal, and its window; None if there is none."""
         if self.seen is None:
             return None
         shown = np.where(self.seen, self.distances, 0)

@@ -1,4 +1,4 @@
-"""The core of an attention, from queries, keys and values beside, and what the target does otherwise."""
+"""Propose other attention cores: of queries, keys and values beside, with one thing done otherwise."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from typing import Final
 import numpy as np
 
 from tensorcap.diagnosis.attention.core import Core, Mask, Parts
-from tensorcap.diagnosis.attention.parts import parts_of
+from tensorcap.diagnosis.attention.parts import collect_parts
+from tensorcap.diagnosis.constants import name_factor
 from tensorcap.diagnosis.context import PairContext
-from tensorcap.diagnosis.scoring import LESSENED, Hypothesis, Scorer, Values, inherited, relative_error
-from tensorcap.diagnosis.simple import named
+from tensorcap.diagnosis.golden_section import RATIO
+from tensorcap.diagnosis.scoring import LESSENED, Hypothesis, Values, inherited_error, relative_error
 
 _LARGEST: Final = 1 << 21  # scores that are worked out: of as many heads as that allows
 _ROUNDINGS: Final = 12.0  # that it may leave: scores, their softmax and the result are rounded
 _ALLOWED: Final = 1e-5  # what the order of sums may make of the reference in float32
 _STEPS: Final = 24
+_NAME_TOLERANCE: Final = 0.01  # by which a fitted scale is named
+_LOG_CHANGES: Final = math.log(32)  # how many cores differ in one thing, about
 _LIKELY: Final = 4  # cores that sinks are tried with
 _HINTS: Final = {
     "attention-scale": "The scale of scores: 1/sqrt(head_dim), one of the configuration, or applied twice.",
@@ -32,99 +35,135 @@ _HINTS: Final = {
 }
 
 
-def attentions(exhibit: PairContext, scales: Scorer) -> Iterator[Hypothesis]:
-    """The target by a core that differs in one thing from the reference's, each of its own values."""
-    r, t, head_dim = exhibit.r, exhibit.t, exhibit.head_dim
-    is_core = exhibit.is_same_shape and r.ndim == 3 and head_dim and exhibit.window is None
+def propose_attention_cores(context: PairContext) -> Iterator[Hypothesis]:
+    """Propose that the target's core differs in one thing from the reference's, each of its own values.
+
+    1. Queries, keys, values, masks and biases of both sides are collected; the target's that are not recorded
+       are those of the reference.
+    2. The core that makes the reference is found; if none does, sinks are fitted.
+    3. Proposed of the target's values are the same core (an inherited error), cores that differ in one thing,
+       and another scale of the scores, fitted.
+
+    As many heads are worked out as are affordable; rows that see nothing do not count.
+    """
+    r, t, head_dim = context.r, context.t, context.head_dim
+    is_core = context.is_same_shape and r.ndim == 3 and head_dim and context.window is None
     if not is_core or not head_dim or r.shape[-1] % head_dim:
         return
     count = r.shape[-1] // head_dim
     ours, theirs = (
-        parts_of(archive, record, count, head_dim, r.shape)
-        for archive, record in ((exhibit.ours, exhibit.reference), (exhibit.theirs, exhibit.target))
+        collect_parts(archive, record, count, head_dim, r.shape)
+        for archive, record in (
+            (context.reference_archive, context.reference),
+            (context.target_archive, context.target),
+        )
     )
     if ours is None or theirs is None or ours.k.shape != theirs.k.shape or ours.k.shape[2] < 2:
         return
-    theirs = _completed(theirs, ours)
-    fitting = _LARGEST // (r.shape[0] * r.shape[1] * ours.k.shape[2])
-    if not fitting:
+    theirs = _complete(theirs, ours)
+    most_heads = _LARGEST // (r.shape[0] * r.shape[1] * ours.k.shape[2])
+    if not most_heads:
         return
-    heads = np.unique(np.linspace(0, count - 1, min(count, fitting)).astype(np.int64))
-    # What a token that sees nothing is given, is not defined.
+    heads = np.unique(np.linspace(0, count - 1, min(count, most_heads)).astype(np.int64))
+    # The result of a token that sees nothing is not defined.
     rows = np.asarray(np.ones(r.shape[:2], np.bool_) if ours.seen is None else ours.seen[:, 0].any(axis=-1))
 
-    made, shown = (side.reshape(*r.shape[:2], count, head_dim)[:, :, heads][rows] for side in (r, t))
-    allowed = max(4 * scales.rounding * LESSENED, _ALLOWED)
-    known = _known(exhibit, ours, theirs, made, heads, rows, allowed)
-    if known is None:
+    reference, target = (side.reshape(*r.shape[:2], count, head_dim)[:, :, heads][rows] for side in (r, t))
+    allowed = max(4 * context.rounding * LESSENED, _ALLOWED)
+    core_and_parts = _find_core(context, ours, theirs, reference, heads, rows, allowed)
+    if core_and_parts is None:
         return
-    usual, theirs = known
+    usual, theirs = core_and_parts
 
     def result(core: Core, some: Values = heads) -> Values:
         return np.asarray(theirs(core, some)[rows])
 
     baseline = result(usual)
-    yield inherited(shown, baseline, made)
-    for kind, text, core in _changes(usual, exhibit, theirs):
+    yield inherited_error(target, baseline, reference)
+    for kind, text, core in _mutate_core(usual, context, theirs):
         facts = {"reference": _facts(usual), "target": _facts(core)}
         predicted = result(core)
         yield Hypothesis(
-            kind, text, shown, predicted, baseline, 0, math.log(32), _HINTS[kind], facts, _ROUNDINGS
+            kind,
+            text,
+            target,
+            predicted,
+            baseline,
+            log_alternatives=_LOG_CHANGES,
+            hint=_HINTS[kind],
+            facts=facts,
+            roundings=_ROUNDINGS,
         )
-    few = _few(heads)
-    sample = shown[:, np.isin(heads, few)]
-    scale = _fitted_scale(
+    few = _sample_heads(heads)
+    sample = target[:, np.isin(heads, few)]
+    scale = _fit_scale(
         usual.scale, lambda value: relative_error(sample, result(replace(usual, scale=value), few))
     )
     factor = scale / usual.scale
-    names = named(factor, exhibit, 0.01)
+    names = name_factor(factor, context, _NAME_TOLERANCE)
     text = f"scores of the target are scaled by {factor:.4g} times what the reference has"
     text += f", which is {names[0]}" if names else ""
     core = replace(usual, scale=scale)
-    told: dict[str, object] = {"factor": factor, "equals": list(names)}
-    logs = math.log(_STEPS)
+    scale_facts: dict[str, object] = {"factor": factor, "equals": list(names)}
+    log_alternatives = math.log(_STEPS)
     kind, predicted = "attention-scale", result(core)
-    yield Hypothesis(kind, text, shown, predicted, baseline, 1, logs, _HINTS[kind], told, _ROUNDINGS)
+    yield Hypothesis(
+        kind,
+        text,
+        target,
+        predicted,
+        baseline,
+        parameters=1,
+        log_alternatives=log_alternatives,
+        hint=_HINTS[kind],
+        facts=scale_facts,
+        roundings=_ROUNDINGS,
+    )
 
 
-def _known(
-    exhibit: PairContext,
+def _find_core(
+    context: PairContext,
     ours: Parts,
     theirs: Parts,
-    made: Values,
+    reference: Values,
     heads: Values,
     rows: Values,
     allowed: float,
 ) -> tuple[Core, Parts] | None:
-    """The core that makes the reference, and the target's parts, with sinks where they had to be fitted.
+    """Find the core that makes the reference, and the target's parts, with sinks if they had to be fitted.
 
-    Under replay the reference's core was given the target's queries, keys and values.
+    1. Usual cores are sorted by the error that each leaves of a few heads, by the reference's parts or the
+       target's: under replay the reference's core was given those.
+    2. The best one is taken if it leaves no more than is allowed of all heads.
+    3. Otherwise, if no sinks are known, they are fitted to the likeliest cores.
     """
-    few = _few(heads)
-    sample = made[:, np.isin(heads, few)]
+    few = _sample_heads(heads)
+    sample = reference[:, np.isin(heads, few)]
 
-    def left(core: Core, sides: Sequence[Parts], shown: Values, some: Values) -> float:
-        return min(relative_error(shown, parts(core, some)[rows]) for parts in sides)
+    def error(core: Core, sides: Sequence[Parts], values: Values, some: Values) -> float:
+        return min(relative_error(values, parts(core, some)[rows]) for parts in sides)
 
-    cores = sorted(_usual(exhibit, ours), key=lambda core: left(core, (ours, theirs), sample, few))
-    if left(cores[0], (ours, theirs), made, heads) <= allowed:
+    cores = sorted(
+        _list_usual_cores(context, ours), key=lambda core: error(core, (ours, theirs), sample, few)
+    )
+    if error(cores[0], (ours, theirs), reference, heads) <= allowed:
         return cores[0], theirs
     if ours.sinks is None:
         for core, parts in itertools.product(cores[:_LIKELY], (ours, theirs)):
-            sinks = parts.sinks_of(core, heads, made, rows)
+            sinks = parts.fit_sinks(core, heads, reference, rows)
             sides = replace(ours, sinks=sinks), replace(theirs, sinks=sinks)
-            if left(core, sides, made, heads) <= allowed:
+            if error(core, sides, reference, heads) <= allowed:
                 return core, sides[1]
     return None
 
 
-def _few(heads: Values) -> Values:
-    """A few heads, which are enough to choose by."""
+def _sample_heads(heads: Values) -> Values:
+    """Choose a few heads to compare cores by."""
     return heads[:: max(1, len(heads) // 4)]
 
 
-def _completed(theirs: Parts, ours: Parts) -> Parts:
-    """With the reference's mask and bias where the target has none of its own, and its sinks, a parameter."""
+def _complete(theirs: Parts, ours: Parts) -> Parts:
+    """Add the reference's mask and bias if the target has none of its own, and its sinks, a parameter."""
     return replace(
         theirs,
         seen=ours.seen if theirs.seen is None else theirs.seen,
@@ -133,37 +172,40 @@ def _completed(theirs: Parts, ours: Parts) -> Parts:
     )
 
 
-def _usual(exhibit: PairContext, parts: Parts) -> Iterator[Core]:
-    """What the configuration says, and what is common."""
-    dims = exhibit.head_dim or 1
-    scalar, multiplier = exhibit.number("query_pre_attn_scalar"), exhibit.number("attention_multiplier")
+def _list_usual_cores(context: PairContext, parts: Parts) -> Iterator[Core]:
+    """Cores that the configuration says, and common ones."""
+    dims = context.head_dim or 1
+    scalar, multiplier = (
+        context.config_number("query_pre_attn_scalar"),
+        context.config_number("attention_multiplier"),
+    )
     scales = [dims**-0.5, 1.0, *([scalar**-0.5] if scalar else []), *([multiplier] if multiplier else [])]
-    caps = dict.fromkeys((0.0, exhibit.number("attn_logit_softcapping") or 0.0))
+    caps = dict.fromkeys((0.0, context.config_number("attn_logit_softcapping") or 0.0))
     for scale in dict.fromkeys(scales):
         for rotation in ("halves", "pairs") if parts.cos is not None else ("none",):
             for cap in caps:
-                for mask, is_causal, window in _sights(exhibit, parts):
+                for mask, is_causal, window in _list_sights(context, parts):
                     yield Core(scale, rotation, is_causal, window, cap, mask=mask)
 
 
-def _sights(exhibit: PairContext, parts: Parts) -> list[tuple[Mask, bool, int]]:
-    """What is seen: what the mask says, and where it only says which tokens are padded, what is usual."""
-    told = parts.of_mask()
-    mask: Mask = "none" if told is None else "padding"
-    windows = dict.fromkeys((0, int(exhibit.number("sliding_window") or 0)))
+def _list_sights(context: PairContext, parts: Parts) -> list[tuple[Mask, bool, int]]:
+    """List what may be seen: what the mask says, or usual extents if it only says which tokens are padded."""
+    extent = parts.analyse_mask()
+    mask: Mask = "none" if extent is None else "padding"
+    windows = dict.fromkeys((0, int(context.config_number("sliding_window") or 0)))
     usual = [(mask, is_causal, window) for is_causal in (True, False) for window in windows]
-    return usual if told in (None, ("padding", False, 0)) else [told] if told else []
+    return usual if extent in (None, ("padding", False, 0)) else [extent] if extent else []
 
 
-def _changes(usual: Core, exhibit: PairContext, parts: Parts) -> Iterator[tuple[str, str, Core]]:
-    """Cores that differ in one thing."""
+def _mutate_core(usual: Core, context: PairContext, parts: Parts) -> Iterator[tuple[str, str, Core]]:
+    """Cores that differ in one thing: kind, text, core. Those that see the same are listed once."""
     if parts.cos is not None:
         for rotation in ("halves", "pairs", "turned", "none", "q alone", "k alone"):
             if rotation != usual.rotation:
                 text = f"the target rotates: {rotation}; the reference: {usual.rotation}"
                 yield "attention-rotation", text, replace(usual, rotation=rotation)
     known = [parts.sight(usual)]
-    for text, core in _other_sights(usual, exhibit):
+    for text, core in _mutate_sight(usual, context):
         sight = parts.sight(core)
         if not any(_is_same(sight, other) for other in known):
             known.append(sight)
@@ -174,7 +216,7 @@ def _changes(usual: Core, exhibit: PairContext, parts: Parts) -> Iterator[tuple[
     if parts.sinks is not None:
         text = "the softmax of the target is without sinks"
         yield "attention-sinks", text, replace(usual, has_sinks=False)
-    cap = 0.0 if usual.softcap else exhibit.number("attn_logit_softcapping") or 0.0
+    cap = 0.0 if usual.softcap else context.config_number("attn_logit_softcapping") or 0.0
     if cap != usual.softcap:
         text = (
             "the target has no soft cap of scores" if usual.softcap else f"the target caps scores at {cap:g}"
@@ -185,8 +227,8 @@ def _changes(usual: Core, exhibit: PairContext, parts: Parts) -> Iterator[tuple[
         yield "attention-heads", text, replace(usual, is_tiled=not usual.is_tiled)
 
 
-def _other_sights(usual: Core, exhibit: PairContext) -> Iterator[tuple[str, Core]]:
-    """Cores that see other tokens."""
+def _mutate_sight(usual: Core, context: PairContext) -> Iterator[tuple[str, Core]]:
+    """Cores that see other tokens, with a text: the mask not looked at, one token off, another window."""
     if usual.mask == "whole":
         yield "the target does not look at the mask", replace(usual, mask="none")
         yield "the target sees all tokens that are not padded", replace(usual, mask="padding")
@@ -203,7 +245,7 @@ def _other_sights(usual: Core, exhibit: PairContext) -> Iterator[tuple[str, Core
     if usual.is_causal:
         yield "tokens of the target see the next one, too", replace(usual, ahead=1)
         yield "tokens of the target do not see themselves", replace(usual, ahead=-1)
-    window = usual.window or int(exhibit.number("sliding_window") or 0)
+    window = usual.window or int(context.config_number("sliding_window") or 0)
     for other in dict.fromkeys((0, window - 1, window, window + 1)):
         if other >= 0 and other != usual.window:
             sees = [f"a window of {w} tokens" if w else "all tokens" for w in (other, usual.window)]
@@ -215,19 +257,18 @@ def _is_same(one: Values, other: Values) -> bool:
     return bool((one == other).all())
 
 
-def _fitted_scale(usual: float, left: Callable[[float], float]) -> float:
-    """The scale that leaves least, by golden section over its logarithm."""
+def _fit_scale(usual: float, error: Callable[[float], float]) -> float:
+    """Find the scale of the least error by golden section over its logarithm; one attention each step."""
     low, high = math.log(usual / 64), math.log(usual * 64)
-    ratio = (math.sqrt(5) - 1) / 2
-    inner, outer = high - ratio * (high - low), low + ratio * (high - low)
-    errors = left(math.exp(inner)), left(math.exp(outer))
+    inner, outer = high - RATIO * (high - low), low + RATIO * (high - low)
+    errors = error(math.exp(inner)), error(math.exp(outer))
     for _ in range(2 * _STEPS):
         if errors[0] < errors[1]:
-            high, outer, inner = outer, inner, outer - ratio * (outer - low)
-            errors = left(math.exp(inner)), errors[0]
+            high, outer, inner = outer, inner, outer - RATIO * (outer - low)
+            errors = error(math.exp(inner)), errors[0]
         else:
-            low, inner, outer = inner, outer, inner + ratio * (high - inner)
-            errors = errors[1], left(math.exp(outer))
+            low, inner, outer = inner, outer, inner + RATIO * (high - inner)
+            errors = errors[1], error(math.exp(outer))
     return math.exp((low + high) / 2)
 
 

@@ -1,4 +1,4 @@
-"""Queries, keys, values and masks of an attention, from what is recorded of it."""
+"""Collect queries, keys, values, angles and masks of an attention from its records."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _CACHES: Final = ("cache", "past")
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """A module of which the records of one call are looked at.
+    """An attention module, and the record of its core's result.
 
     Attributes:
-        archive: Where they are.
-        record: What the core made.
+        archive: The archive.
+        record: The result of the core.
         parent: The attention's site.
         shape: (batch, token, channel) of the core's result.
         dims: Channels of a head.
@@ -44,8 +44,8 @@ class _Site:
     shape: tuple[int, ...]
     dims: int
 
-    def at(self, step: int | None) -> list[Record]:
-        """Records of a step that were made before the core's result."""
+    def records_of(self, step: int | None) -> list[Record]:
+        """Records of a step up to the core's result."""
         key = self.record.key
         return [
             r
@@ -55,8 +55,8 @@ class _Site:
             and r.order <= self.record.order
         ]
 
-    def given(self, records: Sequence[Record]) -> dict[str, Record]:
-        """What the attention itself was given, by the names of arguments."""
+    def arguments(self, records: Sequence[Record]) -> dict[str, Record]:
+        """Arguments of the attention itself, by name."""
         start = "input."
         return {
             r.key.slot.removeprefix(start): r
@@ -64,8 +64,8 @@ class _Site:
             if r.key.site == self.parent and r.key.slot.startswith(start)
         }
 
-    def made(self, records: Sequence[Record]) -> dict[str, Record]:
-        """What modules within it made, by their names."""
+    def results(self, records: Sequence[Record]) -> dict[str, Record]:
+        """Results of modules within it, by their names."""
         return {
             name: r
             for r in records
@@ -74,8 +74,10 @@ class _Site:
         }
 
 
-def parts_of(archive: Archive, record: Record, count: int, dims: int, shape: tuple[int, ...]) -> Parts | None:
-    """What the attention that a record is the core's result of computed with; None if it is not recorded.
+def collect_parts(
+    archive: Archive, record: Record, count: int, dims: int, shape: tuple[int, ...]
+) -> Parts | None:
+    """Collect the tensors that the attention of a core's result computed with; None if they are not recorded.
 
     Args:
         archive: Where it is recorded.
@@ -86,44 +88,50 @@ def parts_of(archive: Archive, record: Record, count: int, dims: int, shape: tup
     """
     site = module_of(record.key.site)
     for parent in (site.rpartition(".")[0], site):
-        found = _parts(_Site(archive, record, parent, shape, dims), count)
-        if found is not None:
-            return found
+        parts = _collect(_Site(archive, record, parent, shape, dims), count)
+        if parts is not None:
+            return parts
     return None
 
 
-def _parts(site: _Site, count: int) -> Parts | None:
+def _collect(site: _Site, count: int) -> Parts | None:
+    """Collect the parts of an attention module.
+
+    1. Queries, keys and values are results of modules within, by their names, or parts of a fused one.
+    2. If the attention was given a cache, keys, values and angles of the steps before come first.
+    3. A mask of floats, and a bias with a mask added to it, are split into what is seen and what is added.
+    """
     key = site.record.key
-    records = site.at(key.step)
-    given, made = site.given(records), site.made(records)
-    own = _projections(site, made, count)
+    records = site.records_of(key.step)
+    arguments, results = site.arguments(records), site.results(records)
+    own = _split_projections(site, results, count)
     if own is None:
         return None
     q, k, v = own
-    angles = _angles(site, given)
-    if q.shape[2] == k.shape[2] and any(word in name for name in given for word in _CACHES):
-        for earlier in reversed(_earlier(site)):
-            before = site.at(earlier)
-            past = _projections(site, site.made(before), count)
+    angles = _read_angles(site, arguments)
+    if q.shape[2] == k.shape[2] and any(word in name for name in arguments for word in _CACHES):
+        for earlier in reversed(_earlier_steps(site)):
+            before = site.records_of(earlier)
+            past = _split_projections(site, site.results(before), count)
             if past is None:
                 return None
             k, v = (np.concatenate(pair, axis=2) for pair in ((past[1], k), (past[2], v)))
-            angles = _joined(_angles(site, site.given(before)), angles)
+            angles = _join(_read_angles(site, site.arguments(before)), angles)
     cos, sin = angles if angles is not None and angles[0].shape[1] == k.shape[2] else (None, None)
     scores = (q.shape[0], count, q.shape[2], k.shape[2])
-    mask = next((given[name] for name in _MASKS if name in given), None)
-    seen, added = _mask(site.archive, mask, scores)
-    bias = _bias(site.archive, given, made, scores)
+    mask = next((arguments[name] for name in _MASKS if name in arguments), None)
+    seen, added = _read_mask(site.archive, mask, scores)
+    bias = _read_bias(site.archive, arguments, results, scores)
     if bias is not None and (bias <= _HIDDEN).any():  # a mask that was added to it
         shown = (bias > _HIDDEN).any(axis=1, keepdims=True)
         shown = np.broadcast_to(shown, (scores[0], *shown.shape[1:]))
         seen = shown if seen is None else np.asarray(seen & shown)
         bias = np.where(bias > _HIDDEN, bias, 0.0)
     bias = bias if added is None else added if bias is None else bias + added
-    return Parts(q, k, v, cos, sin, seen, bias, _sinks(site, count))
+    return Parts(q, k, v, cos, sin, seen, bias, _read_sinks(site, count))
 
 
-def _earlier(site: _Site) -> list[int]:
+def _earlier_steps(site: _Site) -> list[int]:
     key = site.record.key
     if key.step is None:
         return []
@@ -132,13 +140,17 @@ def _earlier(site: _Site) -> list[int]:
     return sorted(step for step in steps if step < key.step)
 
 
-def _projections(site: _Site, made: dict[str, Record], count: int) -> tuple[Values, Values, Values] | None:
+def _split_projections(
+    site: _Site, results: dict[str, Record], count: int
+) -> tuple[Values, Values, Values] | None:
     """Queries, keys and values of one step."""
-    found = {slot: next((made[n] for n in names if n in made), None) for slot, names in _NAMES.items()}
-    fused = found["qkv"]
-    sides = [_split(site, found[slot]) for slot in ("q", "k", "v")]
+    records = {
+        slot: next((results[n] for n in names if n in results), None) for slot, names in _NAMES.items()
+    }
+    fused = records["qkv"]
+    sides = [_split_heads(site, records[slot]) for slot in ("q", "k", "v")]
     if fused is not None and any(side is None for side in sides):
-        whole = _split(site, fused)
+        whole = _split_heads(site, fused)
         if whole is None:
             return None
         keys = (whole.shape[1] - count) // 2
@@ -149,7 +161,7 @@ def _projections(site: _Site, made: dict[str, Record], count: int) -> tuple[Valu
     return (q, k, v) if count % k.shape[1] == 0 and k.shape == v.shape else None
 
 
-def _split(site: _Site, record: Record | None) -> Values | None:
+def _split_heads(site: _Site, record: Record | None) -> Values | None:
     """A projection as (batch, head, token, channel)."""
     if record is None or len(record.shape) < 3 or record.shape[0] != site.shape[0]:
         return None
@@ -162,21 +174,21 @@ def _split(site: _Site, record: Record | None) -> Values | None:
     return values.reshape(*record.shape[:2], -1, site.dims).transpose(0, 2, 1, 3)
 
 
-def _angles(site: _Site, given: dict[str, Record]) -> tuple[Values, Values] | None:
+def _read_angles(site: _Site, arguments: dict[str, Record]) -> tuple[Values, Values] | None:
     """Cosines and sines of one step, by batch, token and channel."""
-    found = []
+    sides = []
     for number in (0, 1):
-        record = given.get(f"position_embeddings.{number}")
+        record = arguments.get(f"position_embeddings.{number}")
         if record is None or record.dtype.kind != "float" or len(record.shape) != 3:
             return None
         values = values_of(site.archive, record)
         if values.shape[0] not in (1, site.shape[0]):
             return None
-        found.append(np.broadcast_to(values, (site.shape[0], *values.shape[1:])))
-    return found[0], found[1]
+        sides.append(np.broadcast_to(values, (site.shape[0], *values.shape[1:])))
+    return sides[0], sides[1]
 
 
-def _joined(
+def _join(
     before: tuple[Values, Values] | None, after: tuple[Values, Values] | None
 ) -> tuple[Values, Values] | None:
     if before is None or after is None:
@@ -185,7 +197,7 @@ def _joined(
     return cos, sin
 
 
-def _mask(
+def _read_mask(
     archive: Archive, record: Record | None, scores: tuple[int, ...]
 ) -> tuple[Values | None, Values | None]:
     """Which keys a mask shows, (batch, 1, query, key), and what it adds to scores besides."""
@@ -207,20 +219,22 @@ def _mask(
     return np.asarray(shown.any(axis=1, keepdims=True)), added
 
 
-def _bias(
-    archive: Archive, given: dict[str, Record], made: dict[str, Record], scores: tuple[int, ...]
+def _read_bias(
+    archive: Archive, arguments: dict[str, Record], results: dict[str, Record], scores: tuple[int, ...]
 ) -> Values | None:
     """What positions add to scores, (batch or 1, head or 1, query, key)."""
-    for values in _biases(archive, given, made):
+    for values in _find_biases(archive, arguments, results):
         if _fits(values.shape, scores):
             return np.broadcast_to(values, (*values.shape[:2], *scores[2:]))
     return None
 
 
-def _biases(archive: Archive, given: dict[str, Record], made: dict[str, Record]) -> Iterator[Values]:
-    if "position_bias" in given and len(given["position_bias"].shape) == 4:
-        yield values_of(archive, given["position_bias"])
-    for name, record in made.items():
+def _find_biases(
+    archive: Archive, arguments: dict[str, Record], results: dict[str, Record]
+) -> Iterator[Values]:
+    if "position_bias" in arguments and len(arguments["position_bias"].shape) == 4:
+        yield values_of(archive, arguments["position_bias"])
+    for name, record in results.items():
         if "bias" in name and len(record.shape) == 3:
             yield values_of(archive, record).transpose(2, 0, 1)[None]
 
@@ -229,7 +243,7 @@ def _fits(shape: tuple[int, ...], scores: tuple[int, ...]) -> bool:
     return len(shape) == 4 and all(size in (1, whole) for size, whole in zip(shape, scores, strict=True))
 
 
-def _sinks(site: _Site, count: int) -> Values | None:
+def _read_sinks(site: _Site, count: int) -> Values | None:
     for record in site.archive.records:
         is_there = module_of(record.key.site) == site.parent and record.key.slot == "param.sinks"
         if is_there and record.stored and record.size == count:

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.diagnosis.scoring import Hypothesis, Scorer, ranked
+from tensorcap.diagnosis.scoring import Hypothesis, Scorer, rank_explanations
+from tensorcap_formats.errors import UsageError
 from tests.diagnosis.conftest import Diagnose
 
 R = np.random.default_rng(2).standard_normal(64)
 
 
-def trial(kind: str = "x", *, count: int = 64, left: float = 0.0, **options: Any) -> Hypothesis:
+def hypothesis(kind: str = "x", *, count: int = 64, left: float = 0.0, **options: Any) -> Hypothesis:
     """One that explains a doubled tensor, but for a share of the error."""
     r = R[:count]
     return Hypothesis(kind, kind, 2 * r, 2 * r - left * r, r, **options)
@@ -33,7 +34,7 @@ def trial(kind: str = "x", *, count: int = 64, left: float = 0.0, **options: Any
     ],
 )
 def test_what_a_hypothesis_may_leave(rounding: float, inherited: float, left: float, is_within: bool) -> None:
-    found = Scorer(rounding, inherited).weigh(trial(left=left))
+    found = Scorer(rounding, inherited).score(hypothesis(left=left))
     assert found.before == pytest.approx(0.5)
     assert found.after == pytest.approx(left / 2) or not is_within
     assert found.is_within is is_within
@@ -41,39 +42,54 @@ def test_what_a_hypothesis_may_leave(rounding: float, inherited: float, left: fl
 
 @pytest.mark.spec("DIA-13")
 def test_each_fitted_number_needs_four_elements() -> None:
-    scales = Scorer(0.0, 0.0)
-    assert not scales.weigh(trial(parameters=17)).is_within
+    scorer = Scorer(0.0, 0.0)
+    assert not scorer.score(hypothesis(parameters=17)).is_within
     even = np.full(64, 3.0)  # all elements err alike, and all of them count
-    assert scales.weigh(Hypothesis("x", "x", 2 * even, 2 * even, even, parameters=16)).is_within
+    assert scorer.score(Hypothesis("x", "x", 2 * even, 2 * even, even, parameters=16)).is_within
 
 
 @pytest.mark.spec("DIA-13")
 def test_an_outlier_counts_as_one_element() -> None:
     t = R.copy()
     t[5] += 100
-    assert not Scorer(0.0, 0.0).weigh(Hypothesis("x", "x", t, t.copy(), R, parameters=1)).is_within
+    assert not Scorer(0.0, 0.0).score(Hypothesis("x", "x", t, t.copy(), R, parameters=1)).is_within
 
 
 @pytest.mark.spec("DIA-14")
 def test_few_values_and_many_alternatives_prove_nothing() -> None:
-    scales = Scorer(0.0, 0.0)
-    assert not scales.weigh(trial(count=2, left=0.005)).is_within  # 2/2 ln(1 / 0.005^2) = 10.6 < ln(10^9)
-    assert scales.weigh(trial(count=16, left=0.005)).is_within
-    assert not scales.weigh(trial(count=16, left=0.005, log_alternatives=80.0)).is_within
+    scorer = Scorer(0.0, 0.0)
+    assert not scorer.score(
+        hypothesis(count=2, left=0.005)
+    ).is_within  # 2/2 ln(1 / 0.005^2) = 10.6 < ln(10^9)
+    assert scorer.score(hypothesis(count=16, left=0.005)).is_within
+    assert not scorer.score(hypothesis(count=16, left=0.005, log_alternatives=80.0)).is_within
 
 
 @pytest.mark.spec("DIA-15")
 def test_fewer_numbers_come_first_and_make_more_needless() -> None:
-    scales = Scorer(1e-8, 0.0)
+    scorer = Scorer(1e-8, 0.0)
     found = [
-        scales.weigh(trial("many", parameters=8)),
-        scales.weigh(trial("one", parameters=1)),
-        scales.weigh(trial("none")),
-        scales.weigh(trial("only-here")),
-        scales.weigh(trial("far", left=0.5)),
+        scorer.score(hypothesis("many", parameters=8)),
+        scorer.score(hypothesis("one", parameters=1)),
+        scorer.score(hypothesis("none")),
+        scorer.score(hypothesis("only-here")),
+        scorer.score(hypothesis("far", left=0.5)),
     ]
-    assert [e.kind for e in ranked(found)] == ["none", "one"]
-    assert [e.kind for e in ranked(found[3:])] == ["only-here"]
+    assert [e.kind for e in rank_explanations(found)] == ["none", "one"]
+    assert [e.kind for e in rank_explanations(found[3:])] == ["only-here"]
+
+
+def test_a_family_can_be_left_out_by_its_name(diagnosed: Diagnose) -> None:
+    r = np.random.default_rng(0).standard_normal((1, 12, 64))
+    assert diagnosed(r, 3 * r).explanations[0].kind == "factor"
+    without = diagnosed(r, 3 * r, without={"factors and offsets"})
+    assert {"factor", "offset", "affine"}.isdisjoint(without.tried)
+    assert "rounded" in without.tried
+
+
+def test_a_family_that_does_not_exist_cannot_be_left_out(diagnosed: Diagnose) -> None:
+    with pytest.raises(UsageError, match=r"without: is \['factors'\], expected some of: degenerate values, "):
+        diagnosed(R, 3 * R, without={"factors"})
 
 
 @pytest.mark.spec("DIA-50")

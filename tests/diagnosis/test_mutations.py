@@ -468,11 +468,11 @@ def test_no_whole_number_changes_on_a_device(
     monkeypatch.setattr(Mixer, "extra_repr", lambda self: str(self.count))  # so that its code names it
     with ExitStack() as stack:
         again = rerun_within(stack, workload, tmp_path)
-        assert (again.settings["count"], again.arguments["input.position_ids"][0]) == (3, "int")
+        assert (again.settings["count"], again.arguments["input.position_ids"].kind) == (3, "int")
         monkeypatch.setattr(torch.Tensor, "device", torch.device("cuda"))
         assert "count" not in again.settings
         assert again.settings["limit"] == 0.4
-        assert again.arguments["input.position_ids"][0] == "other"
+        assert again.arguments["input.position_ids"].kind == "other"
 
 
 @pytest.mark.spec("DIA-10")
@@ -505,6 +505,50 @@ def test_experts_in_any_order_are_found(tmp_path: Path, rng: np.random.Generator
     found = found_by(workload, dict.fromkeys(keys, made), tmp_path, "experts", keys[0])
     assert found.explanations[0].kind == "expert-order"
     assert found.explanations[0].after < 2e-6
+
+
+class CheckedExperts(Experts):
+    """Experts that note which of them they are asked for."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.asked: set[int] = set()
+
+    def forward(self, hidden_states: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        self.asked |= set(index.flatten().tolist())
+        valid = index.clamp(0, EXPERTS - 1)  # as a kernel that checks nothing: what it makes is no error
+        return super().forward(hidden_states, valid, weights)
+
+
+@pytest.mark.spec("DIA-73")
+def test_an_index_never_leaves_the_range_of_the_experts(tmp_path: Path, rng: np.random.Generator) -> None:
+    found, asked = diagnosed_experts(rng, tmp_path, highest=EXPERTS - 1)
+    assert "expert-order" in found.tried
+    assert "index-differs" not in found.tried
+    assert asked == set(range(EXPERTS))
+
+
+@pytest.mark.spec("DIA-73")
+def test_an_index_is_tried_one_higher_if_there_is_an_expert_of_that_number(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    found, asked = diagnosed_experts(rng, tmp_path, highest=EXPERTS - 2)
+    assert "index-differs" in found.tried
+    assert asked == set(range(EXPERTS))
+
+
+def diagnosed_experts(rng: np.random.Generator, folder: Path, *, highest: int) -> tuple[Diagnosis, set[int]]:
+    """Diagnose noise as the result of experts 0 to `highest`; also which experts were asked for."""
+    index = np.argsort(rng.standard_normal((TOKENS, highest + 1)), axis=1)[:, :2]
+    inputs = {
+        "hidden_states": torch.from_numpy(rng.standard_normal((TOKENS, WIDTH)).astype(np.float32)),
+        "index": torch.from_numpy(index),
+        "weights": torch.full((TOKENS, 2), 0.5),
+    }
+    workload = Workload(drawn(Model(CheckedExperts, "experts")), inputs)
+    noise = rng.standard_normal((TOKENS, WIDTH))
+    found = found_by(workload, {"0/experts/output": noise}, folder, "experts", "0/experts/output")
+    return found, workload.model.experts.asked
 
 
 def rerun_within(stack: ExitStack, workload: Workload, folder: Path) -> Rerun:
@@ -544,7 +588,7 @@ def test_a_call_that_is_made_again_makes_what_numpy_makes(
     with ExitStack() as stack:
         again = rerun_within(stack, workload, tmp_path)
         for made, expected in ((CallMutation(), {}), (change, other(v)), (CallMutation(), {})):
-            values = again.made(made)
+            values = again.run(made)
             assert values is not None
             np.testing.assert_allclose(values, mixed(v, **expected), atol=2e-6)
 
@@ -559,8 +603,8 @@ def test_the_model_is_as_before_afterwards(tmp_path: Path, rng: np.random.Genera
     )
     with ExitStack() as stack:
         again = rerun_within(stack, workload, tmp_path)
-        assert again.made(fails) is None
-        assert again.made(CallMutation({"square": Filled(0.0)}, settings={"scaling": "no number"})) is None
+        assert again.run(fails) is None
+        assert again.run(CallMutation({"square": Filled(0.0)}, settings={"scaling": "no number"})) is None
     for name, parameter in mixer.named_parameters():
         identity, place, values = before[name]
         assert (id(parameter), parameter.data_ptr()) == (identity, place)
