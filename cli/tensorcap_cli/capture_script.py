@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tensorcap_cli.capture_options import inner_option, recording_arguments, recording_options
-from tensorcap_cli.capture_text import print_model, print_outcome
+from tensorcap_cli.capture_text import StageLines, print_outcome
 
 if TYPE_CHECKING:
     from tensorcap.session.program import ScriptRun
@@ -76,7 +76,7 @@ def script_command(
             warnings, "_showwarning_orig", warnings.showwarning
         )  # as Python has it
         done = ScriptRun(
-            script, path, root=root, framework=framework, begun=print_model, ended=ended, **recording
+            script, path, root=root, framework=framework, ended=ended, progress=StageLines(), **recording
         ).run()
     if isinstance(done.error, KeyboardInterrupt):
         raise done.error

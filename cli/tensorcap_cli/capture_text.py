@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -12,42 +13,86 @@ import click
 from tensorcap_cli.output import plural, print_json, print_table, size_text
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from tensorcap.recording.plain_log import PlainLog
     from tensorcap.recording.summary import Summary
     from tensorcap.session.capture_session import Capture
+    from tensorcap_formats.progress import Progress
 
 _FEW: Final = 8  # as many names are printed, more are counted
 
 
-def print_model(capture: Capture) -> None:
-    """Say what runs."""
-    run = capture.run
-    model = run["model"]
-    file = f", {model['file']}" if model["file"] else ""
-    click.echo(f"model: {model['class']}{file}", err=True)
-    click.echo(f"runs in {run['dtype']} on {run['device']}", err=True)
+class StageLines:
+    """Progress of captures: prints each stage once, as a line on stderr."""
+
+    def __init__(self) -> None:
+        self._printed: set[str] = set()
+
+    def stage(self, text: str) -> None:
+        """Print what begins, unless it was printed before."""
+        if text not in self._printed:
+            self._printed.add(text)
+            self._print(text)
+
+    def advance(self, done: int, total: int | None) -> None:
+        """Show nothing: a log is made of lines."""
+
+    def _print(self, text: str) -> None:
+        click.echo(text, err=True)
+
+
+class _LiveStages(StageLines):
+    """The same, and below the lines how far the stage is, with the time since it began."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+        self._stage = ""
+        self._begin_seconds = time.monotonic()
+        self._count = 0
+
+    def stage(self, text: str) -> None:
+        super().stage(text)
+        self._stage, self._begin_seconds = text.partition(" ")[0], time.monotonic()
+
+    def advance(self, done: int, total: int | None) -> None:
+        self._count = done
+
+    def text(self) -> str:
+        """How far it is."""
+        seconds = time.monotonic() - self._begin_seconds
+        return f"{self._stage}: {plural(self._count, 'tensor')}, {seconds:.0f} s" if self._stage else ""
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
-def progress(capture: Capture) -> Iterator[None]:
-    """Say what runs; on a terminal, how far it is, unless a log says so."""
-    print_model(capture)
-    if capture.log is not None or not sys.stderr.isatty():
-        yield
+def capture_progress(*, is_live: bool = True) -> Iterator[Progress]:
+    """Print the stages of captures; on a terminal, show how far each is.
+
+    Args:
+        is_live: Whether that may be shown; a log on the terminal already shows it.
+    """
+    if not is_live or not sys.stderr.isatty():
+        yield StageLines()
         return
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
+    console = Console(stderr=True)
+    stages = _LiveStages(console)
     with Live(
-        get_renderable=lambda: Text(f"capturing: {capture.progress}"),
-        console=Console(stderr=True),
+        get_renderable=lambda: Text(stages.text()),
+        console=console,
         refresh_per_second=4,
         transient=True,
         redirect_stdout=False,
         redirect_stderr=False,
     ):
-        yield
+        yield stages
 
 
 def print_outcome(done: Capture, *, as_json: bool) -> int:

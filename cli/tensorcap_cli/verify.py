@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from tensorcap_cli.capture_text import progress
+from tensorcap_cli.capture_text import StageLines
 from tensorcap_cli.output import one_line, print_json_pieces
 from tensorcap_cli.time_limit import time_limit_option
 from tensorcap_cli.workload_options import is_workload, made_recipe, made_target, target_options
@@ -89,7 +89,7 @@ def command(
         rules=rules,
         layers=layers,
         force=force,
-        around=progress,
+        progress=StageLines(),
         tell=lambda what: click.echo(f"{what} …", err=True),
     )
     if as_json:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
+from tensorcap.recording.options import CaptureOptions
 from tensorcap.recording.recorder import Recorder
-from tensorcap.recording.scope import Plan
 from tensorcap_formats.errors import UsageError, missing_package
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Adapter(Protocol):
         model: Any,
         names: Collection[str],
         recorder: Recorder,
-        plan: Plan,
+        plan: CaptureOptions,
         substitution: Substitution | None = None,
     ) -> AbstractContextManager[None]:
         """Tell the recorder of every call of the named sites, and of all else that the plan wants.
@@ -140,7 +140,7 @@ class Adapter(Protocol):
             The call; None if it did not come.
         """
 
-    def export(self, workload: Workload, plan: Plan) -> Callable[[Recorder], None]:
+    def export(self, workload: Workload, plan: CaptureOptions) -> Callable[[Recorder], None]:
         """Make a graph of a workload's model; what is returned runs it once and records its nodes.
 
         Raises:

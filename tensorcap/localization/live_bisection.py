@@ -162,7 +162,7 @@ class _Search:
 
     def begin(self, mapping: MappingSource | None, state: str | os.PathLike[str] | None) -> None:
         """Run the target as it is, and find what of it can be grafted."""
-        free = self._files.enter_context(open_archive(self._capture("free.h5", -1, room=("output",))))
+        free = self._files.enter_context(open_archive(self._capture("free.h5", -1, injectable=("output",))))
         source: Archive = self._reference
         aligned = aligned_if_needed(self._reference, free, mapping)
         if aligned is not None:
@@ -224,7 +224,7 @@ class _Search:
         cut = name or self._results[last].key.text
         known = self._state.found.get(cut)
         if known is None:
-            return self._judged(cut, self._capture("cut.h5", last, include=(ROOT_SITE,)), last)
+            return self._judged(cut, self._capture("cut.h5", last, only=(ROOT_SITE,)), last)
         self._runs.append(known)
         return known
 

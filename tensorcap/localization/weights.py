@@ -81,7 +81,7 @@ def _parameters(model: Any, path: Path, stack: ExitStack) -> Archive | None:
     listed = adapter_for(model).describe(model)["modules"]
     if not any(module["parameters"] for module in listed):
         return None
-    with capture(model, path, params=True, include=_PARAMETERS):
+    with capture(model, path, params=True, only=_PARAMETERS):
         pass
     return stack.enter_context(open_archive(path))
 

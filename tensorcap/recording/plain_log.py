@@ -6,7 +6,8 @@ import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, Literal, TextIO
 
-from tensorcap.recording.scope import as_tuple, fits_key
+from tensorcap.recording.options import as_tuple
+from tensorcap.recording.record_filter import fits_key
 from tensorcap.runs.window import stored_summary
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.statistics import Statistics, StatisticsBuilder
@@ -47,7 +48,7 @@ class PlainLog:
         Args:
             stream: Where it is printed.
             form: `compact`, or `full` with some of the values of each tensor.
-            globs: What is printed, all if empty; as for `tensorcap.capture(include=...)`.
+            globs: What is printed, all if empty; as for `tensorcap.capture(only=...)`.
         """
         self.globs = as_tuple(globs)
         self.trouble: OSError | ValueError | None = None

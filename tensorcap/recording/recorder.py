@@ -1,22 +1,19 @@
-"""Between an adapter's hooks and the writer: steps, calls, filters, and what became of each point.
-
-What a run waits for, for whoever shows how far it is.
-"""
+"""Number steps and calls, apply the filters, and hand records to the writer, for the hooks of adapters."""
 
 from __future__ import annotations
 
 import hashlib
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, Final, NamedTuple, Protocol
 
 from tensorcap.recording.point import Kind, Phase, Point
-from tensorcap.recording.scope import Scope
+from tensorcap.recording.record_filter import RecordFilter
 from tensorcap_formats.dtypes import Array, DType, decode
 from tensorcap_formats.errors import TensorcapError, UsageError, WriteError, abbreviate
 from tensorcap_formats.keys import PROBES, ROOT_SITE, Key, inner_site, unescape
+from tensorcap_formats.progress import Progress
 
 _FREELY: Final = nullcontext()
 _BLOCK: Final = 1 << 16  # elements that are hashed at once, so that an image is not widened as a whole
@@ -94,10 +91,15 @@ class Recorder:
         phases: Of each step by its number, what it is of: `prefill`, `decode` or `forward`.
         stopped: Where the limit of bytes ended the recording, as a key text; None where it did not.
         unmatched: What was asked for by a name, beside globs, and was not met with in the run.
-        waiting: What the run waits for, if anything.
     """
 
-    def __init__(self, sink: Sink, points: dict[str, Point], scope: Scope) -> None:
+    def __init__(
+        self,
+        sink: Sink,
+        points: dict[str, Point],
+        record_filter: RecordFilter,
+        progress: Progress | None = None,
+    ) -> None:
         self.points = points
         self.stopped: str | None = None
         self.last_step = -1
@@ -111,9 +113,11 @@ class Recorder:
         self.facts: dict[str, Any] = {}
         self.phases: dict[int, Phase] = {}
         self.unmatched: list[str] = []
-        self.waiting = Waiting()
         self._sink = sink
-        self._scope = scope
+        self._filter = record_filter
+        self._progress = progress
+        self._stage = ""
+        self._records_count = 0
         self._lock = threading.Lock()
         self._filling = threading.Lock()  # what is left of a limit of bytes
         self._stacks = _Stacks()
@@ -124,6 +128,25 @@ class Recorder:
         """The call that returned last, as `STEP/SITE@CALL`."""
         call = self._last_call
         return None if call is None else Key(call.point.site, "output", call.step, call.number).where
+
+    @contextmanager
+    def stage(self, text: str) -> Iterator[None]:
+        """Report a stage of the run as its progress; the stage around the block goes on after it.
+
+        Args:
+            text: What is being done in the block, as a short phrase: `MAX compiles the model`.
+        """
+        if self._progress is None:
+            yield
+            return
+        outer, self._stage = self._stage, text
+        self._progress.stage(text)
+        try:
+            yield
+        finally:
+            self._stage = outer
+            if outer:
+                self._progress.stage(outer)
 
     @property
     def is_recording(self) -> bool:
@@ -218,7 +241,7 @@ class Recorder:
         if point is None:
             around = self.points.get("" if module == ROOT_SITE else unescape(module))
             aliases = () if around is None else (around.site, *around.aliases)
-            wanted = self._scope.of_site(site, aliases)
+            wanted = self._filter.keeps_site(site, aliases)
             point = self.points[site] = Point(site, aliases, wanted=wanted, kind=kind)
         return point
 
@@ -230,7 +253,7 @@ class Recorder:
         step.counts[point.site] = number + 1
         call = Call(point, step.number, number, token, step, point.calls)
         point.calls += 1
-        if not self._scope.limits.allow(call.step, call.ordinal):
+        if not self._filter.options.allows_call(call.step, call.ordinal):
             point.left_out += 1
         if step.number > self.last_step:
             self.last_step = step.number
@@ -274,17 +297,17 @@ class Recorder:
         """Whether a tensor or a value of a call is to be recorded; `required` ones pass every filter."""
         if required:
             return True
-        if not call.is_of_run and not self._scope.limits.allow(call.step, call.ordinal):
+        if not call.is_of_run and not self._filter.options.allows_call(call.step, call.ordinal):
             return False
         point = call.point
         if point.wanted is not None:
             return point.wanted
-        return self._scope.allows(Key(point.site, slot, call.step, call.number), point.aliases)
+        return self._filter.keeps(Key(point.site, slot, call.step, call.number), point.aliases)
 
     @property
     def has_slices(self) -> bool:
         """Whether of some tensors only a part is recorded."""
-        return bool(self._scope.limits.slices.parts)
+        return bool(self._filter.options.slices)
 
     def part(self, call: Call, slot: str, shape: tuple[int, ...]) -> tuple[slice, ...] | None:
         """What is recorded of a tensor that is not required: a slice for each axis, None for all of it.
@@ -293,7 +316,7 @@ class Recorder:
             NothingLeftError: No element would be.
         """
         key = Key(call.point.site, slot, call.step, call.number)
-        return self._scope.part(key, call.point.aliases, shape)
+        return self._filter.find_part(key, call.point.aliases, shape)
 
     def next_order(self) -> int:
         """The execution order number of a tensor that is recorded now, or on its way."""
@@ -327,7 +350,7 @@ class Recorder:
             WriteError: The sink failed; nothing more is recorded.
         """
         key = Key(call.point.site, slot, call.step, call.number)
-        most = self._scope.limits.max_bytes
+        most = self._filter.options.max_bytes
         with _FREELY if most is None else self._filling:
             if self.stopped is not None:
                 return
@@ -337,6 +360,10 @@ class Recorder:
             order = self.next_order() if order is None else order
             if not self._hand_over(call.point, key, self._sink.add, key, bits, dtype, shape, order=order):
                 return
+        if self._progress is not None:
+            with self._lock:
+                self._records_count += 1
+            self._progress.advance(self._records_count, None)
         if not required or self.wants(call, slot):
             with self._lock:
                 call.point.records += 1
@@ -370,7 +397,9 @@ class Recorder:
 
     def add_point(self, name: str, site: str, reason: str) -> None:
         """Add a site that is found when all is over, and was not captured for this reason."""
-        self.points[name] = Point(site, reason=reason, is_capturable=False, wanted=self._scope.of_site(site))
+        self.points[name] = Point(
+            site, reason=reason, is_capturable=False, wanted=self._filter.keeps_site(site)
+        )
 
     def lose(
         self, point: Point, slot: str, reason: str, *, call: Call | None = None, required: bool = False
@@ -402,36 +431,3 @@ def _sha256(flat: Array, dtype: DType) -> str:
     for start in range(0, flat.size, _BLOCK):
         hasher.update(decode(flat[start : start + _BLOCK], dtype).astype("<i8").tobytes())
     return hasher.hexdigest()
-
-
-class Waiting:
-    """Something that takes long and tells nothing, such as a compiler, or nothing.
-
-    Example:
-        >>> waiting = Waiting()
-        >>> with waiting.on("compiling"):
-        ...     waiting.text
-        'compiling, 0 s'
-        >>> waiting.text
-        ''
-    """
-
-    def __init__(self) -> None:
-        self._what = ""
-        self._since_seconds = 0.0
-
-    @contextmanager
-    def on(self, what: str) -> Iterator[None]:
-        """Wait for it during the block."""
-        self._since_seconds = time.monotonic()
-        self._what = what
-        try:
-            yield
-        finally:
-            self._what = ""
-
-    @property
-    def text(self) -> str:
-        """What is waited for, and how long by now; "" if nothing is."""
-        what = self._what
-        return what and f"{what}, {time.monotonic() - self._since_seconds:.0f} s"

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from tensorcap.recording.limits import Limits, span_text
-from tensorcap.recording.scope import as_tuple, fits_key
+from tensorcap.recording.options import as_tuple, parse_steps, span_text
+from tensorcap.recording.record_filter import fits_key
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import TensorcapError, UsageError, no_such_tensor
 from tensorcap_formats.keys import ROOT_SITE, Key
@@ -126,7 +126,7 @@ class Substitution:
             "input": () if inputs is None and given else None if inputs is None else as_tuple(inputs),
             "output": given,
         }
-        self._steps, self._calls = Limits.of(steps=steps).steps, Limits.of(steps=calls).steps
+        self._steps, self._calls = parse_steps(steps), parse_steps(calls)
         self._slots: dict[tuple[str, str], Slot] = {}
         self._sites: dict[str, str] = {}  # names in the archive by names in the model
         self._asked: set[tuple[str, str]] = set()  # sites with arguments or results to replace

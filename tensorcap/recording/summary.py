@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tensorcap.recording.point import Kind, Phase
+from tensorcap.recording.record_filter import RecordFilter
 from tensorcap.recording.recorder import Recorder
-from tensorcap.recording.scope import Scope
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.keys import Key
 from tensorcap_formats.writing.writer import Writer
@@ -119,7 +119,7 @@ def summarise(
     path: Path | None,
     sink: Writer | Tally,
     recorder: Recorder,
-    scope: Scope,
+    record_filter: RecordFilter,
     *,
     is_complete: bool,
 ) -> Summary:
@@ -139,7 +139,7 @@ def summarise(
         return tuple(found.get((kind, status), ()))
 
     steps = recorder.last_step + 1
-    unmatched = scope.unmatched(((p.site, p.aliases) for p in points if p.records), steps)
+    unmatched = record_filter.unmatched(((p.site, p.aliases) for p in points if p.records), steps)
     return Summary(
         path=path,
         is_complete=is_complete,
@@ -158,6 +158,6 @@ def summarise(
         probes=sites("probe", "captured"),
         unmatched=(*unmatched, *recorder.unmatched),
         stopped=recorder.stopped,
-        max_bytes=scope.limits.max_bytes,
+        max_bytes=record_filter.options.max_bytes,
         notes=tuple(recorder.facts.get("notes", ())),
     )

@@ -13,20 +13,21 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, Final, TextIO
 
 from tensorcap.adapters.protocol import CalledRoot, adapter_named
-from tensorcap.recording.limits import Limits
-from tensorcap.recording.scope import Scope
+from tensorcap.recording.options import CaptureOptions
+from tensorcap.recording.plain_log import PlainLog
 from tensorcap.session.capture_session import Capture, capture
 from tensorcap.workload.patch import replaced
 from tensorcap.workload.script import Script, as_main, code_of
 from tensorcap.workload.workload import FRAMEWORKS, MODEL_MODULES
 from tensorcap_formats.errors import CaptureError, TensorcapError, abbreviate, missing_package
+from tensorcap_formats.progress import Progress
 from tensorcap_formats.writing.writer import Writer
 
 
@@ -94,15 +95,16 @@ def capture_called(
         )
 
 
-_OURS: Final = tuple(
-    str(Path(__file__).parent.joinpath(*parts))
-    for parts in (
-        ("scripting.py",),
-        ("adapters", "_torch", "roots.py"),
-        ("adapters", "_torch", "direct.py"),
-        ("adapters", "_max", "roots.py"),
-        ("adapters", "_max", "foreign.py"),
-        ("adapters", "_max", "tracing.py"),
+_PACKAGE: Final = Path(__file__).parents[1]
+CODE_AROUND_SCRIPTS: Final = tuple(  # files whose frames stand between a script's own in a traceback
+    str(_PACKAGE / path)
+    for path in (
+        "session/program.py",
+        "adapters/torch/roots.py",
+        "adapters/torch/direct_calls.py",
+        "adapters/max/roots.py",
+        "adapters/max/foreign_program.py",
+        "adapters/max/trace.py",
     )
 )
 _PATIENCE_SECONDS: Final = 10
@@ -127,8 +129,9 @@ class ScriptRun:
         *,
         root: str | None = None,
         framework: str | None = None,
-        begun: Callable[[Capture], None] = lambda _: None,
         ended: Callable[[ScriptRun], None] = lambda _: None,
+        log: PlainLog | None = None,
+        progress: Progress | None = None,
         **options: Any,
     ) -> None:
         """Prepare a run.
@@ -139,10 +142,11 @@ class ScriptRun:
             root: A glob for the class of the model to capture, or one and `@N` for the N-th such model;
                 None for the first model that is called.
             framework: Whose models are looked for; those of all that are installed if None.
-            begun: Is called when a model is under capture.
-            ended: Is called when the script and its capture are over, also where the script ends the
-                process at once.
-            options: Further arguments of `capture`.
+            ended: Is called when the script and its capture are over, also if the script ends the process
+                at once.
+            log: As for `capture`.
+            progress: As for `capture`.
+            options: Options of what is recorded, as for `capture`.
         """
         self.script = script
         self.capture: Capture | None = None
@@ -153,11 +157,10 @@ class ScriptRun:
         self._root = root
         self._framework = framework
         self._found: list[list[CalledRoot]] = []  # of each framework
-        self._begun = begun
         self._ended = ended
-        self._options = options
-        if options.get("level") == "op" and not options.get("ops_in"):
-            options["ops_in"] = ("*",)  # between its calls are ops of other models, and modes of the script
+        self._log = log
+        self._progress = progress
+        self._unparsed_options = options
         self._about = script.describe()
         self._process = os.getpid()
         self._is_over = False
@@ -172,7 +175,7 @@ class ScriptRun:
             WriteError: The archive could not be written there.
             MissingPackageError: The framework is not installed, or none is.
         """
-        self._check_options()
+        self._options = self._parse_options()
         with ExitStack() as stack:
             watches = {name: stack.enter_context(_on_import(name)) for name in self._frameworks()}
             main = stack.enter_context(as_main(self.script))
@@ -219,14 +222,15 @@ class ScriptRun:
                 self.trouble = self._nothing_called()
         self._ended(self)
 
-    def _check_options(self) -> None:
-        """Find what is wrong whatever the model is, before the script has run for long."""
-        given = self._options
-        names = ("steps", "sample", "max_bytes", "slices")
-        limits = Limits.of(**{name: given[name] for name in names if name in given})
-        Scope(given.get("include", ()), given.get("exclude", ()), limits)
+    def _parse_options(self) -> CaptureOptions:
+        """Find what is wrong with the options whatever the model is, before the script has run for long."""
+        options = CaptureOptions.parse(**self._unparsed_options)
+        if options.level == "op" and not options.ops_in:
+            # between its calls are ops of other models, and modes of the script
+            options = replace(options, ops_in=("*",))
         if self._path is not None:
-            Writer(self._path, container=given.get("container")).abandon(discard=True)
+            Writer(self._path, container=options.container).abandon(discard=True)
+        return options
 
     def _frameworks(self) -> tuple[str, ...]:
         """Whose models are looked for."""
@@ -243,14 +247,20 @@ class ScriptRun:
         if self.capture is not None:
             return False  # one of another framework is
         try:
-            found = capture(model, self._path, run={"script": self._about}, **self._options)
-            found._warns = False  # whoever runs this has the summary
-            found.__enter__()
+            started = Capture(
+                model,
+                self._path,
+                self._options,
+                log=self._log,
+                run={"script": self._about},
+                progress=self._progress,
+            )
+            started._warns = False  # the caller has the summary
+            started.__enter__()
         except TensorcapError as trouble:
             self.trouble = trouble
             raise _Stopped from trouble
-        self.capture = found
-        self._begun(found)
+        self.capture = started
         return True
 
     def _code(self, main: ModuleType) -> CodeType | None:
@@ -442,7 +452,7 @@ def _strip(error: BaseException) -> None:
 def _without_ours(trace: TracebackType | None) -> TracebackType | None:
     frames = []
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename not in _OURS:
+        if trace.tb_frame.f_code.co_filename not in CODE_AROUND_SCRIPTS:
             frames.append(trace)
         trace = trace.tb_next
     found: TracebackType | None = None

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import tensorcap
-from tensorcap.session.program import ScriptRun
+from tensorcap.session.program import CODE_AROUND_SCRIPTS, ScriptRun
 from tensorcap.workload.script import Script
 from tensorcap_formats.errors import CaptureError, UsageError, WriteError
 
@@ -333,6 +333,10 @@ def test_nothing_is_left_of_it_in_torch(tmp_path: Path) -> None:
     assert torch.jit._recursive.create_script_module is script
     assert os._exit is leave
     assert (sys.argv, sys.path, sys.modules["__main__"]) == (arguments, path, main)
+
+
+def test_files_whose_frames_are_left_out_of_tracebacks_exist() -> None:
+    assert [file for file in CODE_AROUND_SCRIPTS if not Path(file).is_file()] == []
 
 
 @pytest.mark.spec("CAP-93")

@@ -507,7 +507,7 @@ with torch.no_grad():
         with tensorcap.capture(model, name):
             model(x)
     for name in ("loop.h5", "loop.zarr"):
-        with tensorcap.capture(model, name, include="*first*"):
+        with tensorcap.capture(model, name, only="*first*"):
             for scale in (1, 2, 3):
                 model(scale * x)
     with tensorcap.capture_called("called.h5"):

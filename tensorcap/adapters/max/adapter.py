@@ -19,8 +19,8 @@ from tensorcap.adapters.max.modules import is_in_graph, own_weights, tree
 from tensorcap.adapters.max.playback import record
 from tensorcap.adapters.max.roots import Roots
 from tensorcap.adapters.protocol import CalledRoot, Site
+from tensorcap.recording.options import CaptureOptions
 from tensorcap.recording.recorder import Call, Recorder
-from tensorcap.recording.scope import Plan
 from tensorcap.recording.structure import rebuilt
 from tensorcap.recording.substitution import Substitution
 from tensorcap.workload.sources import class_name, sources_of
@@ -55,7 +55,7 @@ class MaxAdapter:
         model: Any,
         names: Collection[str],
         recorder: Recorder,
-        plan: Plan,
+        plan: CaptureOptions,
         substitution: Substitution | None = None,
     ) -> Iterator[None]:
         """Have runs of the model go through a graph that tells of itself."""
@@ -179,7 +179,7 @@ class MaxAdapter:
     def rerun(self, workload: Workload, substitution: Substitution, site: str, key: Key) -> None:
         """None: what is compiled has no modules that could be called again."""
 
-    def export(self, workload: Workload, plan: Plan) -> Callable[[Recorder], None]:
+    def export(self, workload: Workload, plan: CaptureOptions) -> Callable[[Recorder], None]:
         """Refuse: there is no other graph than the one that is run."""
         raise UsageError("level export: MAX runs compiled graphs in any case, expected level module")
 
@@ -207,7 +207,7 @@ def _module(model: Any) -> Module:
     return module
 
 
-def _refuse(plan: Plan) -> None:
+def _refuse(plan: CaptureOptions) -> None:
     """Refuse what cannot be seen of compiled graphs."""
     for what, is_asked in (
         (f"level {plan.level}", plan.level != "module"),

@@ -15,8 +15,8 @@ from tensorcap.adapters.max.graph_plan import Built, GraphSource, Told
 from tensorcap.adapters.max.inputs import Given
 from tensorcap.adapters.max.playback import play, symbolic_shapes
 from tensorcap.adapters.max.printed_tensors import printing
+from tensorcap.recording.options import CaptureOptions
 from tensorcap.recording.recorder import Recorder
-from tensorcap.recording.scope import Plan
 from tensorcap.recording.substitution import Substitution
 from tensorcap.workload.sources import class_name
 from tensorcap_formats.dtypes import decode
@@ -82,7 +82,7 @@ class Tapped:
         model: GraphSource,
         names: Collection[str],
         recorder: Recorder,
-        plan: Plan,
+        plan: CaptureOptions,
         substitution: Substitution | None,
         foreign: Foreign,
     ) -> None:
@@ -106,14 +106,14 @@ class Tapped:
         executions = self._executions = self._executions or Executions(self._model)
         substitution = self._substitution if recorder.is_recording else None
         given = Given(self._model, args, kwargs)
-        room = frozenset({*self._plan.room, *(substitution.kinds if substitution else ())})
+        room = frozenset({*self._plan.injectable, *(substitution.kinds if substitution else ())})
         inputs = self._plan.inputs or "input" in room
         told = Told(frozenset(self._names), inputs, room, self._plan.inner)
-        with recorder.waiting.on("MAX compiles the model"):
+        with recorder.stage("MAX compiles the model"):
             built = executions.built(given, told)
         self.unused = built.unused
         buffers = feed(built, given, substitution, recorder.last_step + 1)
-        with recorder.waiting.on("MAX compiles the model without taps, as a control"):
+        with recorder.stage("MAX compiles the model without taps, as a control"):
             alone = None if self._is_controlled else executions.control(given)
         # a graph writes to what it is given of a buffer type, and its notes hold none of those
         own = len(built.own_slots)

@@ -19,9 +19,9 @@ from tensorcap.adapters.max.printed_tensors import printing
 from tensorcap.adapters.max.subgraphs import subgraphs
 from tensorcap.adapters.max.trace import Tracing
 from tensorcap.adapters.max.trace_events import Event
+from tensorcap.recording.options import CaptureOptions
 from tensorcap.recording.probes import probing
 from tensorcap.recording.recorder import Recorder
-from tensorcap.recording.scope import Plan
 from tensorcap.recording.substitution import Substitution
 from tensorcap.workload.patch import replaced
 from tensorcap_formats.errors import CaptureError, TensorcapError
@@ -69,7 +69,7 @@ class Foreign:
         modules: Mapping[str, Module],
         names: Collection[str],
         recorder: Recorder,
-        plan: Plan,
+        plan: CaptureOptions,
         substitution: Substitution | None,
     ) -> None:
         self.is_paused = False

@@ -9,7 +9,7 @@ import numpy as np
 
 from tensorcap.adapters.max.engine import NoBitsError, bits
 from tensorcap.adapters.max.trace_events import Enter, Event, Leave, Lost, Passed, Plain, Printed, Tensor
-from tensorcap.recording.limits import NothingLeftError
+from tensorcap.recording.record_filter import NothingLeftError
 from tensorcap.recording.recorder import Call, Recorder
 from tensorcap_formats.keys import PROBES, ROOT_SITE, inner_site, module_site
 

@@ -27,8 +27,8 @@ from tensorcap.adapters.torch.substitution import Exchange
 from tensorcap.adapters.torch.tap import record_inputs, tap
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves
 from tensorcap.adapters.torch.tensors import device_named, dtype_named, from_stored
+from tensorcap.recording.options import CaptureOptions
 from tensorcap.recording.recorder import Recorder
-from tensorcap.recording.scope import Plan
 from tensorcap.recording.substitution import Substitution
 from tensorcap.workload.sources import class_name, sources_of
 from tensorcap.workload.workload import StoredInput, Workload
@@ -70,7 +70,7 @@ class TorchAdapter:
         model: nn.Module,
         names: Collection[str],
         recorder: Recorder,
-        plan: Plan,
+        plan: CaptureOptions,
         substitution: Substitution | None = None,
     ) -> Iterator[None]:
         """Hook the named modules."""
@@ -183,7 +183,7 @@ class TorchAdapter:
         found = ModuleRerun(workload.model, substitution, site, key)
         return found if found.find(lambda: self.run(workload)) else None
 
-    def export(self, workload: Workload, plan: Plan) -> Callable[[Recorder], None]:
+    def export(self, workload: Workload, plan: CaptureOptions) -> Callable[[Recorder], None]:
         """Export the model by torch.export, not strictly."""
         from tensorcap.adapters.torch.export import export
 
