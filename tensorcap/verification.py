@@ -197,7 +197,7 @@ def _captured(
     path: Path,
     before: Archive | None,
     progress: Progress | None,
-    room: Sequence[str] = (),
+    injectable: Sequence[str] = (),
 ) -> tuple[Source, Workload | None]:
     """The archive of a side; of one that is run also its workload."""
     if isinstance(side, Workload):
@@ -206,7 +206,7 @@ def _captured(
         return side, None
     workload, run = side.make(before)
     adapter_for(workload.model).seed(side.seed)
-    capture_workload(workload, path, run=run, progress=progress, injectable=room)
+    capture_workload(workload, path, run=run, progress=progress, injectable=injectable)
     return path, workload
 
 

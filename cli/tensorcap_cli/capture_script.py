@@ -87,7 +87,7 @@ def script_command(
 
 def _print_end(run: ScriptRun, *, as_json: bool) -> int:
     """Print what came of a run, save what is told as an error."""
-    from tensorcap.session.program import told
+    from tensorcap.session.program import calls_text
     from tensorcap_formats.errors import TensorcapError
 
     if isinstance(run.error, TensorcapError) and run.error.hint:
@@ -102,7 +102,7 @@ def _print_end(run: ScriptRun, *, as_json: bool) -> int:
     elif run.error is not None:
         click.echo("nothing was captured before the script ended; no archive was written", err=True)
     if run.others and cap is not None:
-        click.echo(f"also called, not captured: {told(run.others)}; see --root", err=True)
+        click.echo(f"also called, not captured: {calls_text(run.others)}; see --root", err=True)
     if run.trouble is not None and run.error is not None:
         click.echo(f"Error: {run.trouble}", err=True)
     return status

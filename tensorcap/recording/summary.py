@@ -1,4 +1,4 @@
-"""What a capture came to, for the terminal; and the tally of a dry run."""
+"""The outcome of a capture in numbers and names, for the terminal; and the tally of a dry run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tensorcap_formats.writing.writer import Writer
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a capture came to.
+    """The outcome of a capture.
 
     Attributes:
         path: The archive, or None for a dry run.
@@ -26,19 +26,19 @@ class Summary:
         tensor_bytes: Sum of their sizes.
         stored_bytes: Bytes of the distinct ones that are in the archive.
         steps: Count of steps.
-        phases: Count of steps by what they are of: `prefill`, `decode`, `forward`.
+        phases: Count of steps by phase: `prefill`, `decode`, `forward`.
         captured: Modules of which there are records.
-        never_called: Modules that were asked for and never called, save containers that cannot be.
-        not_capturable: Sites, or `SITE/SLOT`, that could not be captured: the reason of each.
-        unfinished: Sites with calls that did not return, or were not seen to: how many.
+        never_called: Modules that were asked for and never called, but for containers, which cannot be.
+        not_capturable: Why something could not be captured, by site or `SITE/SLOT`.
+        unfinished: Counts of calls that did not return, or were not seen to, by site.
         excluded: Modules that were not asked for, or that the limits left out.
         ops: Count of the calls of ops of which there are records.
         functions: Watched functions, as sites, of which there are records.
         probes: Probes, as sites, of which there are records.
-        unmatched: Include globs, slices, steps, and functions to watch, of which nothing was captured.
-        stopped: The key at which the limit of bytes ended the recording; None where it did not.
+        unmatched: Globs of `only`, slices, steps, and functions to watch, of which nothing was captured.
+        stopped: The key at which the limit of bytes ended the recording; None if it did not.
         max_bytes: That limit.
-        notes: What else a user has to know.
+        notes: Further sentences for the user.
     """
 
     path: Path | None
@@ -86,11 +86,11 @@ class Tallied:
 
 
 class Tally:
-    """Takes records in place of a writer, and keeps no bytes.
+    """Counts records in place of a writer, and keeps no bytes.
 
     Attributes:
-        records: What it was given.
-        stored_bytes: The same as `tensor_bytes`: what is equal to another is not known.
+        records: The records so far.
+        stored_bytes: The same as `tensor_bytes`: which records are equal is not known.
     """
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class Tally:
         self.stored_bytes = self.tensor_bytes
 
     def add_value(self, key_text: str, value: object) -> None:
-        """Leave a value out of account."""
+        """Ignore a value."""
 
 
 def summarise(
@@ -123,20 +123,20 @@ def summarise(
     *,
     is_complete: bool,
 ) -> Summary:
-    """Sum a capture up."""
-    found: dict[tuple[Kind, str], list[str]] = {}
+    """Sum up a capture that is over."""
+    sites_by_status: dict[tuple[Kind, str], list[str]] = {}
     not_capturable = {}
     points = list(recorder.points.values())
     for point in points:
         if not (point.status == "never-called" and point.reason):
-            found.setdefault((point.kind, point.status), []).append(point.site)
+            sites_by_status.setdefault((point.kind, point.status), []).append(point.site)
         for entry in point.describe():
             if entry["status"] == "not-capturable":
                 for slot in entry.get("slots", [""]):
                     not_capturable[f"{point.site}/{slot}" if slot else point.site] = entry["reason"]
 
     def sites(kind: Kind, status: str) -> tuple[str, ...]:
-        return tuple(found.get((kind, status), ()))
+        return tuple(sites_by_status.get((kind, status), ()))
 
     steps = recorder.last_step + 1
     unmatched = record_filter.unmatched(((p.site, p.aliases) for p in points if p.records), steps)

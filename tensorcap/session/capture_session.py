@@ -1,4 +1,4 @@
-"""Capture a run of a model into an archive."""
+"""Capture a run of a model into an archive: `capture` in a `with` block, `capture_workload` in one call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tensorcap.recording.point import Point
 from tensorcap.recording.record_filter import RecordFilter
 from tensorcap.recording.recorder import Recorder
 from tensorcap.recording.summary import Summary, Tally, summarise
-from tensorcap.workload.metadata import about_process, now, redact
+from tensorcap.workload.metadata import describe_process, now, redact
 from tensorcap.workload.sources import class_name
 from tensorcap_formats.errors import CaptureError, TensorcapError, UsageError
 from tensorcap_formats.keys import module_site
@@ -233,7 +233,7 @@ class Capture:
                 if self.substitution is not None:
                     raise UsageError("level export runs a graph, in which nothing can be substituted")
                 self._run_graph = self._adapter.export(self._require_workload(), self._options)
-            self._metadata = {**self._adapter.describe(self._model), **about_process(), **self._run}
+            self._metadata = {**self._adapter.describe(self._model), **describe_process(), **self._run}
             self._metadata["scope"] = self._options.describe()
             self._started_seconds = time.perf_counter()
             if self.path is not None:
@@ -278,7 +278,7 @@ class Capture:
     ) -> None:
         self._hooks.close()
         if self._process != os.getpid():
-            return  # forked in the block: the archive is the other process's
+            return  # forked in the block: the archive belongs to the parent process
         failure = self._recorder.failure
         if failure is None and error is None and self.substitution is not None:
             failure = self.substitution.failure
@@ -450,7 +450,7 @@ def incomplete_path(path: Path) -> Path:
 
 
 def _watch_forks(recorder: Recorder) -> None:
-    """Have the recorder switched off in every process that is forked off this one."""
+    """Switch the recorder off in every process that is forked off this one."""
     with _LOCK:
         if not _FORKS_ARE_WATCHED.is_set() and hasattr(os, "register_at_fork"):
             os.register_at_fork(
@@ -469,7 +469,7 @@ def _switch_off() -> None:
 
 @contextmanager
 def _claimed(model: object) -> Iterator[None]:
-    """Keep a second capture off the model."""
+    """Refuse a second capture of the model until the block ends."""
     with _LOCK:
         if id(model) in _UNDER_CAPTURE:
             raise UsageError(

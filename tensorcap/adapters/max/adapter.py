@@ -23,7 +23,7 @@ from tensorcap.recording.options import CaptureOptions
 from tensorcap.recording.recorder import Call, Recorder
 from tensorcap.recording.structure import rebuilt
 from tensorcap.recording.substitution import Substitution
-from tensorcap.workload.sources import class_name, sources_of
+from tensorcap.workload.sources import class_name, find_sources
 from tensorcap.workload.workload import StoredInput, Workload
 from tensorcap_formats.dtypes import DTYPES, decode, encode
 from tensorcap_formats.errors import UsageError
@@ -87,7 +87,7 @@ class MaxAdapter:
     def sources(self, model: Any, names: Iterable[str]) -> dict[str, Any]:
         """The text of the classes of the named modules."""
         modules, _ = tree(_module(model))
-        return sources_of(modules[name] for name in names)
+        return find_sources(modules[name] for name in names)
 
     def seed(self, seed: int) -> None:
         """Nothing: a graph has the seeds of its random operations in it."""

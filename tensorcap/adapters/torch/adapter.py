@@ -30,7 +30,7 @@ from tensorcap.adapters.torch.tensors import device_named, dtype_named, from_sto
 from tensorcap.recording.options import CaptureOptions
 from tensorcap.recording.recorder import Recorder
 from tensorcap.recording.substitution import Substitution
-from tensorcap.workload.sources import class_name, sources_of
+from tensorcap.workload.sources import class_name, find_sources
 from tensorcap.workload.workload import StoredInput, Workload
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import Key
@@ -108,7 +108,7 @@ class TorchAdapter:
     def sources(self, model: nn.Module, names: Iterable[str]) -> dict[str, Any]:
         """The text of the classes of the named modules."""
         modules, _ = tree(model)
-        return sources_of(modules[name] for name in names)
+        return find_sources(modules[name] for name in names)
 
     def seed(self, seed: int) -> None:
         """Set the random generators of all devices."""
