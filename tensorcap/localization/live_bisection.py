@@ -29,8 +29,8 @@ from tensorcap.localization.bisection_state import Run, State
 from tensorcap.recording.substitution import Substitution
 from tensorcap.rerun.injection import reversed_by
 from tensorcap.runs.ops import ops_of
-from tensorcap.runs.part import Part
 from tensorcap.runs.record_kinds import is_inner, is_result
+from tensorcap.runs.views import PartialArchive
 from tensorcap.session.capture_session import capture_workload
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError, abbreviate
@@ -302,7 +302,7 @@ class _Search:
             what = "as it is" if last < 0 else f"grafted up to {self._results[last].key.text}"
             self._tell(len(self._runs) + 1, what)
         if last >= 0:
-            part = Part(self._source, [self._source.get(r.key) for r in self._results[: last + 1]])
+            part = PartialArchive(self._source, [self._source.get(r.key) for r in self._results[: last + 1]])
             options["substitution"] = Substitution(part, outputs=("*/output*",))
         if self._seed is not None:
             adapter_for(self._workload.model).seed(self._seed)

@@ -92,16 +92,15 @@ def capture_called(
         )
 
 
-_PACKAGE: Final = Path(__file__).parents[1]
-CODE_AROUND_SCRIPTS: Final = tuple(  # files whose frames stand between a script's own in a traceback
-    str(_PACKAGE / path)
-    for path in (
-        "session/program.py",
-        "adapters/torch/roots.py",
-        "adapters/torch/direct_calls.py",
-        "adapters/max/roots.py",
-        "adapters/max/foreign_program.py",
-        "adapters/max/trace.py",
+_OURS: Final = tuple(  # files whose frames a script's traceback does not show
+    str(Path(__file__).parents[1].joinpath(*parts))
+    for parts in (
+        ("session", "program.py"),
+        ("adapters", "torch", "roots.py"),
+        ("adapters", "torch", "direct_calls.py"),
+        ("adapters", "max", "roots.py"),
+        ("adapters", "max", "foreign_program.py"),
+        ("adapters", "max", "trace.py"),
     )
 )
 _PATIENCE_SECONDS: Final = 10
@@ -452,7 +451,7 @@ def _strip_frames(error: BaseException) -> None:
 def _without_ours(trace: TracebackType | None) -> TracebackType | None:
     frames = []
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename not in CODE_AROUND_SCRIPTS:
+        if trace.tb_frame.f_code.co_filename not in _OURS:
             frames.append(trace)
         trace = trace.tb_next
     stripped: TracebackType | None = None

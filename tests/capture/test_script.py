@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 import tensorcap
-from tensorcap.session.program import CODE_AROUND_SCRIPTS, ScriptRun
+from tensorcap.session import program
+from tensorcap.session.program import ScriptRun
 from tensorcap.workload.script import Script
 from tensorcap_formats.errors import CaptureError, UsageError, WriteError
 
@@ -335,11 +336,11 @@ def test_nothing_is_left_of_it_in_torch(tmp_path: Path) -> None:
     assert (sys.argv, sys.path, sys.modules["__main__"]) == (arguments, path, main)
 
 
-def test_files_whose_frames_are_left_out_of_tracebacks_exist() -> None:
-    assert [file for file in CODE_AROUND_SCRIPTS if not Path(file).is_file()] == []
-
-
 @pytest.mark.spec("CAP-93")
+def test_every_file_whose_frames_are_left_out_of_tracebacks_exists() -> None:
+    assert [path for path in program._OURS if not Path(path).is_file()] == []
+
+
 def test_an_error_of_the_script_is_shown_as_python_shows_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
