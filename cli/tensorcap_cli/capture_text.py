@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -103,13 +103,13 @@ def print_outcome(done: Capture, *, as_json: bool) -> int:
     """
     summary = done.summary
     assert summary is not None
-    status = 0 if summary.is_whole else 1
+    status = summary.exit_status
     if done.log is not None:
         status |= _end_log(done.log)
     elif summary.path is None:
         _print_tally(done, as_json=as_json)
     elif as_json:
-        print_json(_as_json(summary))
+        print_json(summary.to_json())
     click.echo("\n".join(_lines(summary)), err=True)
     return status
 
@@ -170,37 +170,10 @@ def _some(names: Sequence[str]) -> str:
 def _print_tally(done: Capture, *, as_json: bool) -> None:
     records = done.tally.records
     if as_json:
-        rows = [
-            {"key": r.key.text, "dtype": r.dtype.name, "shape": list(r.shape), "bytes": r.nbytes}
-            for r in records
-        ]
-        print_json({"records": rows, "bytes": done.tally.tensor_bytes})
+        print_json(done.tally.to_json())
         return
     cells = [
         (r.key.text, r.dtype.name, "x".join(map(str, r.shape)) or "()", size_text(r.nbytes)) for r in records
     ]
     print_table(("key", "dtype", "shape", "size"), cells, left=(0, 1, 2))
     click.echo(f"{plural(len(records), 'tensor')}, {size_text(done.tally.tensor_bytes)}")
-
-
-def _as_json(summary: Summary) -> dict[str, Any]:
-    return {
-        "path": str(summary.path),
-        "is_complete": summary.is_complete,
-        "tensors": summary.tensors,
-        "tensor_bytes": summary.tensor_bytes,
-        "stored_bytes": summary.stored_bytes,
-        "steps": summary.steps,
-        "phases": dict(summary.phases),
-        "captured": list(summary.captured),
-        "never_called": list(summary.never_called),
-        "not_capturable": dict(summary.not_capturable),
-        "unfinished": dict(summary.unfinished),
-        "excluded": list(summary.excluded),
-        "ops": summary.ops,
-        "functions": list(summary.functions),
-        "probes": list(summary.probes),
-        "unmatched": list(summary.unmatched),
-        "stopped": summary.stopped,
-        "notes": list(summary.notes),
-    }

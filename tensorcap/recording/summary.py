@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tensorcap.recording.point import Kind, Phase
 from tensorcap.recording.record_filter import RecordFilter
@@ -67,6 +68,34 @@ class Summary:
         lost = self.not_capturable or self.unmatched or self.unfinished
         return not lost and self.stopped is None
 
+    @property
+    def exit_status(self) -> int:
+        """0 if everything that was asked for was captured, else 1."""
+        return 0 if self.is_whole else 1
+
+    def to_json(self) -> dict[str, Any]:
+        """The outcome as JSON values, as `tcap capture --json` prints it."""
+        return {
+            "path": str(self.path),
+            "is_complete": self.is_complete,
+            "tensors": self.tensors,
+            "tensor_bytes": self.tensor_bytes,
+            "stored_bytes": self.stored_bytes,
+            "steps": self.steps,
+            "phases": dict(self.phases),
+            "captured": list(self.captured),
+            "never_called": list(self.never_called),
+            "not_capturable": dict(self.not_capturable),
+            "unfinished": dict(self.unfinished),
+            "excluded": list(self.excluded),
+            "ops": self.ops,
+            "functions": list(self.functions),
+            "probes": list(self.probes),
+            "unmatched": list(self.unmatched),
+            "stopped": self.stopped,
+            "notes": list(self.notes),
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Tallied:
@@ -113,6 +142,14 @@ class Tally:
 
     def add_value(self, key_text: str, value: object) -> None:
         """Ignore a value."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The records as JSON values, as `tcap capture --dry-run --json` prints them."""
+        records = [
+            {"key": r.key.text, "dtype": r.dtype.name, "shape": list(r.shape), "bytes": r.nbytes}
+            for r in self.records
+        ]
+        return {"records": records, "bytes": self.tensor_bytes}
 
 
 def summarise(
