@@ -19,7 +19,7 @@ _USED_BY_CAPTURE: Final = ("tensorcap", "tensorcap_formats", "numpy")  # and the
 _FEW: Final = 12  # names that a hint lists
 
 
-def function_named(module: str, name: str, where: str, refuse: Callable[[object], str]) -> FunctionType:
+def find_function(module: str, name: str, where: str, refuse: Callable[[object], str]) -> FunctionType:
     """Find a function as it was written, beneath its decorators.
 
     Args:

@@ -93,7 +93,7 @@ def probe(name: str, value: _T) -> _T:
         raise UsageError(f"probe: the name is {name!r}, expected a text that is not empty")
     if _PROBERS:
         probers = tuple(_PROBERS)  # as other threads may change it
-        for prober in concerned(probers):
+        for prober in choose_under_way(probers):
             prober.probed(name, value, is_alone=len(probers) == 1)
     return value
 
@@ -110,7 +110,7 @@ def probing(prober: Prober) -> Iterator[None]:
             _PROBERS.remove(prober)
 
 
-def concerned(parties: Sequence[_P]) -> Sequence[_P]:
+def choose_under_way(parties: Sequence[_P]) -> Sequence[_P]:
     """Choose the captures with a call of their model under way in this thread, or all if none has one."""
     if len(parties) < 2:
         return parties

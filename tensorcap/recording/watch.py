@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Final, TypeVar
 
-from tensorcap.recording.function_lookup import did_you_mean, function_named
+from tensorcap.recording.function_lookup import did_you_mean, find_function
 from tensorcap.recording.point import Point
-from tensorcap.recording.probes import Taker, concerned
+from tensorcap.recording.probes import Taker, choose_under_way
 from tensorcap.recording.recorder import Call
 from tensorcap.recording.source_rewrite import RETURN, Source
 from tensorcap_formats.errors import UsageError, abbreviate
@@ -74,7 +74,7 @@ def find_watched(texts: Iterable[str], refuse: Callable[[object], str]) -> list[
                 f"{where}: expected MODULE:FUNCTION:VARIABLE[,VARIABLE]",
                 hint="As in 'transformers.models.llama.modeling_llama:LlamaMLP.forward:*'.",
             )
-        function = function_named(module, name, where, refuse)
+        function = find_function(module, name, where, refuse)
         before = watched.get(function)
         source = before.source if before else Source(function, _original(function), where)
         for variable in sorted(variables - {_ALL, *source.names}):
@@ -121,7 +121,7 @@ def begin(key: int) -> Callable[[str, _T], _T]:
         return _pass_on
     listeners = rewritten.listeners
     takes = []
-    for listener in concerned(listeners):
+    for listener in choose_under_way(listeners):
         take = listener.begin(is_alone=len(listeners) == 1)
         if take is not None:
             takes.append(take)

@@ -153,7 +153,7 @@ def _summary(shape: tuple[int, ...], read: Callable[[tuple[range, ...]], Array],
     omitted = [first if first + last < n else None for n, (first, last) in zip(shape, edges, strict=True)]
     if omitted and omitted[-1] is not None:
         omitted[-1] *= packed
-    return text_of(corners[0], omitted)
+    return values_text(corners[0], omitted)
 
 
 def _edges(shape: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -161,7 +161,7 @@ def _edges(shape: tuple[int, ...]) -> list[tuple[int, int]]:
     return [(n, 0) if n <= sum(e) else e for n, e in zip(shape, edges, strict=True)]
 
 
-def text_of(values: Array, omitted: Sequence[int | None] = ()) -> str:
+def values_text(values: Array, omitted: Sequence[int | None] = ()) -> str:
     """Values in nested brackets, as numpy prints them.
 
     Args:
@@ -169,7 +169,7 @@ def text_of(values: Array, omitted: Sequence[int | None] = ()) -> str:
         omitted: For each axis, how many elements precede the dots, None for no dots.
 
     Example:
-        >>> print(text_of(np.array([[1.0, 2.5], [3.0, 4.0]]), [None, 1]))
+        >>> print(values_text(np.array([[1.0, 2.5], [3.0, 4.0]]), [None, 1]))
         [[  1, ..., 2.5],
          [  3, ...,   4]]
     """

@@ -176,6 +176,7 @@ class Capture:
         run: Mapping[str, Any] | None = None,
         substitution: Substitution | None = None,
         progress: Progress | None = None,
+        warns: bool = True,
     ) -> None:
         self.path = None if path is None else Path(path)
         self.summary: Summary | None = None
@@ -192,7 +193,7 @@ class Capture:
         self._run_graph: Callable[[Recorder], None] | None = None
         self._writer: Writer | None = None
         self._process = os.getpid()
-        self._warns = True
+        self._warns = warns  # of globs that matched nothing; not if the caller prints the summary
 
     @property
     def run(self) -> Mapping[str, Any]:

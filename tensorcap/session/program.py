@@ -250,8 +250,8 @@ class ScriptRun:
                 log=self._log,
                 run={"script": self._description},
                 progress=self._progress,
+                warns=False,
             )
-            started._warns = False  # the caller has the summary
             started.__enter__()
         except TensorcapError as trouble:
             self.trouble = trouble
