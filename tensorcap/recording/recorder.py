@@ -20,7 +20,7 @@ _BLOCK: Final = 1 << 16  # elements that are hashed at once, so that an image is
 
 
 class Sink(Protocol):
-    """Where records go: a `Writer`, or the tally of a dry run."""
+    """What records are added to: a `Writer`, or the tally of a dry run."""
 
     @property
     def stored_bytes(self) -> int:
@@ -29,10 +29,10 @@ class Sink(Protocol):
     def add(
         self, key: Key, bits: Array, dtype: DType, shape: tuple[int, ...], *, order: int | None = None
     ) -> None:
-        """Take one tensor; its memory is free again on return."""
+        """Add one tensor; its memory is free again on return."""
 
     def add_value(self, key_text: str, value: object) -> None:
-        """Take one leaf that is no tensor."""
+        """Add one leaf that is no tensor."""
 
 
 class _Step:
@@ -75,16 +75,16 @@ class _Stacks(threading.local):
 class Recorder:
     """Numbers steps and calls, applies the filters, and hands records to the sink; in any thread.
 
-    A step begins with an outermost call of the model, save the first, to which belongs what is called
-    before. It lasts until the next one begins, however the call ends; so calls outside of any belong to
-    the step before. Threads that call the model at the same time have a step each.
+    A step begins with an outermost call of the model, and lasts until the next one begins, however the call
+    ends. So calls between two outermost calls belong to the step before; those before the first belong to
+    the first. Threads that call the model at the same time have a step each.
 
     Attributes:
-        points: By unescaped name of the site, in the model's order.
+        points: The sites, by unescaped name, in the model's order.
         last_step: Number of the last step in which a site was called; -1 before.
         failure: The error of ours that ended the capture.
-        is_paused: Whether calls are let pass unrecorded.
-        is_off: Whether nothing is recorded any more, in a process that another has to write for.
+        is_paused: Whether calls that begin now are not recorded.
+        is_off: Whether nothing is recorded any more: in a forked process, whose parent writes the archive.
         inputs: Each tensor of integers that the model itself was called with, by key text: its shape, its
             dtype, and the SHA-256 of its values as little-endian int64.
         facts: Run metadata that an adapter adds while the model runs.
