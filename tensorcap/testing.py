@@ -92,7 +92,7 @@ def _capture(reference: Archive, target: Any, inputs: Any, path: Path) -> None:
     capture_workload(
         _workload(reference, target, inputs),
         path,
-        include=scope.include,
+        only=scope.include,
         exclude=scope.exclude,
         inputs=scope.inputs,
     )

@@ -24,10 +24,11 @@ from tensorcap.reports.report_folder import replaced_folder
 from tensorcap.reports.verification_files import write_files
 from tensorcap.rerun.injection import inject
 from tensorcap.rerun.module_replay import replay_within
-from tensorcap.session.capture_session import Around, capture_workload
+from tensorcap.session.capture_session import capture_workload
 from tensorcap.workload.workload import Workload
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
+from tensorcap_formats.progress import Progress
 from tensorcap_formats.run_info import RunInfo
 
 REFERENCE: Final = "reference.h5"
@@ -63,7 +64,7 @@ def verify(
     rules: str | os.PathLike[str] | None = None,
     layers: bool = False,
     force: bool = False,
-    around: Around | None = None,
+    progress: Progress | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Verification:
     """Verify a port, and write a folder that tells what came of it (`specs/verify.md`).
@@ -76,7 +77,7 @@ def verify(
         rules: A file of rules for names, which go before those that come with tensorcap.
         layers: Whether to write a file for each tensor too.
         force: Whether to replace a folder that an earlier verification wrote.
-        around: As for `capture_workload`, of each run.
+        progress: As for `capture_workload`, of each run.
         tell: Told what is done next.
 
     Raises:
@@ -88,14 +89,14 @@ def verify(
     final = Path(output)
     with replaced_folder(final, force=force) as folder, ExitStack() as stack:
         say("capturing the reference")
-        trusted, original = _captured(reference, folder / REFERENCE, None, around)
+        trusted, original = _captured(reference, folder / REFERENCE, None, progress)
         trusted = stack.enter_context(opened(trusted))
         weights = None
         if isinstance(target, (Runnable, Workload)):
             target = _made(target, trusted)
             weights = _audited(trusted, original, target, rules, say)
         say("capturing the target")
-        tested, workload = _captured(target, folder / TARGET, trusted, around, room=("input",))
+        tested, workload = _captured(target, folder / TARGET, trusted, progress, injectable=("input",))
         tested = stack.enter_context(opened(tested))
         say("aligning")
         aligned = _ruled(trusted, tested, mapping, rules)
@@ -113,7 +114,7 @@ def verify(
             seed = reference.seed if isinstance(reference, Runnable) else 0
             try:
                 done = replay_within(
-                    stack, trusted, original, theirs, mapping="none", seed=seed, around=around
+                    stack, trusted, original, theirs, mapping="none", seed=seed, progress=progress
                 )
                 witnesses.append(evidence_of_replay(done, seed))
             except UsageError as error:  # nothing that the target has can stand in the reference
@@ -126,7 +127,7 @@ def verify(
             path.parent.mkdir()
             seed = target.seed if isinstance(target, Runnable) else 0  # as the free run had
             try:
-                inject(trusted, workload, path, mapping=known, target=tested, seed=seed, around=around)
+                inject(trusted, workload, path, mapping=known, target=tested, seed=seed, progress=progress)
                 why_not = ""
             except UsageError as error:  # a tensor does not fit, or nothing belongs together
                 why_not = str(error).replace(f"{folder}{os.sep}", "")
@@ -195,8 +196,8 @@ def _captured(
     side: Runnable | Workload | Source,
     path: Path,
     before: Archive | None,
-    around: Around | None,
-    room: Sequence[str] = (),
+    progress: Progress | None,
+    injectable: Sequence[str] = (),
 ) -> tuple[Source, Workload | None]:
     """The archive of a side; of one that is run also its workload."""
     if isinstance(side, Workload):
@@ -205,7 +206,7 @@ def _captured(
         return side, None
     workload, run = side.make(before)
     adapter_for(workload.model).seed(side.seed)
-    capture_workload(workload, path, run=run, around=around, room=room)
+    capture_workload(workload, path, run=run, progress=progress, injectable=injectable)
     return path, workload
 
 

@@ -26,10 +26,10 @@ def print_aligned(aligned: Aligned, *, show_all: bool) -> None:
         aligned: The mapping, and the two archives.
         show_all: Entries of arguments, and all reasons, too.
     """
-    from tensorcap.runs.side import Side
+    from tensorcap.runs.archive_summary import ArchiveSummary
 
-    click.echo(f"reference  {side_text(Side.of(aligned.reference))}")
-    click.echo(f"target     {side_text(Side.of(aligned.target.source))}")
+    click.echo(f"reference  {side_text(ArchiveSummary.of(aligned.reference))}")
+    click.echo(f"target     {side_text(ArchiveSummary.of(aligned.target.source))}")
     entries = aligned.alignment.entries
     for evidence in dict.fromkeys(entry.evidence for entry in entries):
         click.echo()

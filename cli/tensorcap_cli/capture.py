@@ -13,7 +13,7 @@ from tensorcap_cli.capture_options import (
     recording_options_of_graphs,
 )
 from tensorcap_cli.capture_script import script_command
-from tensorcap_cli.capture_text import print_outcome, progress
+from tensorcap_cli.capture_text import capture_progress, print_outcome
 from tensorcap_cli.time_limit import time_limit_option
 from tensorcap_cli.workload_options import function_options, made_recipe, workload_options
 
@@ -139,7 +139,8 @@ def _capture(
         recording = recording_arguments(options, kept, as_json=as_json)
         recipe, inputs = made_recipe(model, before, options, framework=framework)
     workload = recipe.build(inputs)
-    done = capture_workload(workload, run={"workload": recipe.describe()}, around=progress, **recording)
+    with capture_progress(is_live="log" not in recording) as progress:
+        done = capture_workload(workload, run={"workload": recipe.describe()}, progress=progress, **recording)
     status = print_outcome(done, as_json=as_json)
     if status:
         click.get_current_context().exit(status)

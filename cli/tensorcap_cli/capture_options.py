@@ -129,6 +129,7 @@ def recording_arguments(
         before = replace(before, ops_in=())  # there are no ops any more that it could be of
     given: dict[str, Any] = {"path": path}
     given |= {name: list(options.pop(name, ()) or getattr(before, name)) for name in _LISTS}
+    given["only"] = given.pop("include")
     given["inputs"] = not options.pop("no_inputs") and before.inputs
     given |= {name: True for name in _FLAGS if options.pop(name, False) or getattr(before, name)}
     for name in ("level", *_LIMITS):

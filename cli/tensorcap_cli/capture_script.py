@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tensorcap_cli.capture_options import inner_option, recording_arguments, recording_options
-from tensorcap_cli.capture_text import print_model, print_outcome
+from tensorcap_cli.capture_text import StageLines, print_outcome
 
 if TYPE_CHECKING:
     from tensorcap.session.program import ScriptRun
@@ -76,7 +76,7 @@ def script_command(
             warnings, "_showwarning_orig", warnings.showwarning
         )  # as Python has it
         done = ScriptRun(
-            script, path, root=root, framework=framework, begun=print_model, ended=ended, **recording
+            script, path, root=root, framework=framework, ended=ended, progress=StageLines(), **recording
         ).run()
     if isinstance(done.error, KeyboardInterrupt):
         raise done.error
@@ -87,7 +87,7 @@ def script_command(
 
 def _print_end(run: ScriptRun, *, as_json: bool) -> int:
     """Print what came of a run, save what is told as an error."""
-    from tensorcap.session.program import told
+    from tensorcap.session.program import calls_text
     from tensorcap_formats.errors import TensorcapError
 
     if isinstance(run.error, TensorcapError) and run.error.hint:
@@ -102,7 +102,7 @@ def _print_end(run: ScriptRun, *, as_json: bool) -> int:
     elif run.error is not None:
         click.echo("nothing was captured before the script ended; no archive was written", err=True)
     if run.others and cap is not None:
-        click.echo(f"also called, not captured: {told(run.others)}; see --root", err=True)
+        click.echo(f"also called, not captured: {calls_text(run.others)}; see --root", err=True)
     if run.trouble is not None and run.error is not None:
         click.echo(f"Error: {run.trouble}", err=True)
     return status

@@ -3,51 +3,96 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from tensorcap_cli.output import plural, print_json, print_table, size_text
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from tensorcap.recording.plain_log import PlainLog
     from tensorcap.recording.summary import Summary
     from tensorcap.session.capture_session import Capture
+    from tensorcap_formats.progress import Progress
 
 _FEW: Final = 8  # as many names are printed, more are counted
 
 
-def print_model(capture: Capture) -> None:
-    """Say what runs."""
-    run = capture.run
-    model = run["model"]
-    file = f", {model['file']}" if model["file"] else ""
-    click.echo(f"model: {model['class']}{file}", err=True)
-    click.echo(f"runs in {run['dtype']} on {run['device']}", err=True)
+class StageLines:
+    """Progress of captures: prints each stage once, as a line on stderr."""
+
+    def __init__(self) -> None:
+        self._printed: set[str] = set()
+
+    def stage(self, text: str) -> None:
+        """Print what begins, unless it was printed before."""
+        if text not in self._printed:
+            self._printed.add(text)
+            self._print(text)
+
+    def advance(self, done: int, total: int | None) -> None:
+        """Show nothing: a log is made of lines."""
+
+    def _print(self, text: str) -> None:
+        click.echo(text, err=True)
+
+
+class _LiveStages(StageLines):
+    """The same, and below the lines how far the stage is, with the time since it began."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+        self._stage = ""
+        self._begin_seconds = time.monotonic()
+        self._count = 0
+
+    def stage(self, text: str) -> None:
+        super().stage(text)
+        self._stage, self._begin_seconds = text.partition(" ")[0], time.monotonic()
+
+    def advance(self, done: int, total: int | None) -> None:
+        self._count = done
+
+    def text(self) -> str:
+        """How far it is."""
+        seconds = time.monotonic() - self._begin_seconds
+        return f"{self._stage}: {plural(self._count, 'tensor')}, {seconds:.0f} s" if self._stage else ""
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
-def progress(capture: Capture) -> Iterator[None]:
-    """Say what runs; on a terminal, how far it is, unless a log says so."""
-    print_model(capture)
-    if capture.log is not None or not sys.stderr.isatty():
-        yield
+def capture_progress(*, is_live: bool = True) -> Iterator[Progress]:
+    """Print the stages of captures; on a terminal, show how far each is.
+
+    Args:
+        is_live: Whether that may be shown; a log on the terminal already shows it.
+    """
+    if not is_live or not sys.stderr.isatty():
+        yield StageLines()
         return
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
+    console = Console(stderr=True)
+    stages = _LiveStages(console)
     with Live(
-        get_renderable=lambda: Text(f"capturing: {capture.progress}"),
-        console=Console(stderr=True),
+        get_renderable=lambda: Text(stages.text()),
+        console=console,
         refresh_per_second=4,
         transient=True,
         redirect_stdout=False,
         redirect_stderr=False,
     ):
-        yield
+        yield stages
 
 
 def print_outcome(done: Capture, *, as_json: bool) -> int:
@@ -58,13 +103,13 @@ def print_outcome(done: Capture, *, as_json: bool) -> int:
     """
     summary = done.summary
     assert summary is not None
-    status = 0 if summary.is_whole else 1
+    status = summary.exit_status
     if done.log is not None:
         status |= _end_log(done.log)
     elif summary.path is None:
         _print_tally(done, as_json=as_json)
     elif as_json:
-        print_json(_as_json(summary))
+        print_json(summary.to_json())
     click.echo("\n".join(_lines(summary)), err=True)
     return status
 
@@ -125,37 +170,10 @@ def _some(names: Sequence[str]) -> str:
 def _print_tally(done: Capture, *, as_json: bool) -> None:
     records = done.tally.records
     if as_json:
-        rows = [
-            {"key": r.key.text, "dtype": r.dtype.name, "shape": list(r.shape), "bytes": r.nbytes}
-            for r in records
-        ]
-        print_json({"records": rows, "bytes": done.tally.tensor_bytes})
+        print_json(done.tally.to_json())
         return
     cells = [
         (r.key.text, r.dtype.name, "x".join(map(str, r.shape)) or "()", size_text(r.nbytes)) for r in records
     ]
     print_table(("key", "dtype", "shape", "size"), cells, left=(0, 1, 2))
     click.echo(f"{plural(len(records), 'tensor')}, {size_text(done.tally.tensor_bytes)}")
-
-
-def _as_json(summary: Summary) -> dict[str, Any]:
-    return {
-        "path": str(summary.path),
-        "is_complete": summary.is_complete,
-        "tensors": summary.tensors,
-        "tensor_bytes": summary.tensor_bytes,
-        "stored_bytes": summary.stored_bytes,
-        "steps": summary.steps,
-        "phases": dict(summary.phases),
-        "captured": list(summary.captured),
-        "never_called": list(summary.never_called),
-        "not_capturable": dict(summary.not_capturable),
-        "unfinished": dict(summary.unfinished),
-        "excluded": list(summary.excluded),
-        "ops": summary.ops,
-        "functions": list(summary.functions),
-        "probes": list(summary.probes),
-        "unmatched": list(summary.unmatched),
-        "stopped": summary.stopped,
-        "notes": list(summary.notes),
-    }

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tensorcap.comparison.comparison import Comparison
     from tensorcap.comparison.pair import Pair
     from tensorcap.reports.examination import Examination
-    from tensorcap.runs.side import Side
+    from tensorcap.runs.archive_summary import ArchiveSummary
 
 _WORST: Final = 3
 _LONGEST: Final = 60  # characters of a value
@@ -98,7 +98,7 @@ def _print_limits(comparison: Comparison) -> None:
         click.echo(f"policy     of specs/policy.md, errors in {comparison.account.precision}")
 
 
-def side_text(side: Side) -> str:
+def side_text(side: ArchiveSummary) -> str:
     """One archive in a line."""
     parts = [side.container, plural(side.records, "tensor")]
     if side.model or side.dtype:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from tensorcap_cli.capture_text import progress
+from tensorcap_cli.capture_text import capture_progress
 from tensorcap_cli.time_limit import time_limit_option
 from tensorcap_cli.workload_options import made_target, target_options
 
@@ -77,7 +77,7 @@ def command(
         raise UsageError("expected -o ARCHIVE or --dry-run, and not both")
     chosen = {name: options.pop(name) or () for name in ("outputs", "steps", "calls")}
     chosen["inputs"] = options.pop("inputs") or None
-    recording = {name: options.pop(name) for name in ("include", "exclude", "eager")}
+    recording = {"only": options.pop("include"), **{n: options.pop(n) for n in ("exclude", "eager")}}
     with ExitStack() as files:
         trusted = files.enter_context(open_archive(reference))
         before = trusted if like is None else files.enter_context(open_archive(like))
@@ -91,7 +91,7 @@ def command(
             target=target,
             seed=int(recipe.options.get("seed", 0)),
             run={"workload": recipe.describe()},
-            around=progress,
+            progress=files.enter_context(capture_progress()),
             **recording,
         )
         status = print_injection(done, as_json=as_json)

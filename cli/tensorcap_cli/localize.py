@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tensorcap_cli.capture_text import progress
+from tensorcap_cli.capture_text import capture_progress
 from tensorcap_cli.output import class_text, number_text, one_line, print_json
 from tensorcap_cli.workload_options import made_target, target_options
 
@@ -116,7 +116,7 @@ def _localized(
     model, into = options.pop("model"), options.pop("into")
     given = {name: options.pop(name) for name in ("mapping", "compute_dtype", "repeat")}
     options = {**options, "inputs": options.pop("input_file")}
-    with open_archive(reference) as trusted:
+    with open_archive(reference) as trusted, capture_progress() as progress:
         injected, into_seed = (None, None) if into is None else _made(into, trusted, options)
         if into is not None:  # the options are the target's
             options = dict.fromkeys(options)
@@ -129,7 +129,7 @@ def _localized(
             into=injected,
             seed=seed,
             into_seed=into_seed,
-            around=progress,
+            progress=progress,
             **given,
         )
     if stage2 or stage3:

@@ -94,9 +94,9 @@ def _print_rows(archive: Archive, rows: list[tuple[Record, Statistics | None]]) 
 
 def headline(archive: Archive) -> str:
     """One line that says what an archive is and whether it is whole."""
-    from tensorcap.runs.side import Side
+    from tensorcap.runs.archive_summary import ArchiveSummary
 
-    side, records = Side.of(archive), archive.records
+    side, records = ArchiveSummary.of(archive), archive.records
     parts = [
         archive.container,
         plural(len(records), "tensor"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tensorcap_cli.capture_text import progress
+from tensorcap_cli.capture_text import capture_progress
 from tensorcap_cli.output import DASH, number_text, one_line, plural, print_json, print_table
 from tensorcap_cli.workload_options import made_target, target_options
 
@@ -79,14 +79,14 @@ def command(
     from tensorcap_formats.open import open_archive
 
     given = {**options, "inputs": options.pop("input_file")}
-    with open_archive(reference) as trusted:
+    with open_archive(reference) as trusted, capture_progress() as progress:
         recipe, inputs = made_target(model if under_test is None else under_test, trusted, given)
         seed = int(recipe.options.get("seed", 0))
         common: dict[str, Any] = {
             "mapping": mapping,
             "compute_dtype": compute_dtype,
             "seed": seed,
-            "around": progress,
+            "progress": progress,
         }
         workload = recipe.build(inputs)
         if under_test is None:

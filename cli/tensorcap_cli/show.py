@@ -95,9 +95,9 @@ def command(
         if key is None:
             _show_run(opened, as_json)
         else:
-            from tensorcap.runs.tensor_view import find
+            from tensorcap.runs.views import find_tensor
 
-            holder = find(opened, key)
+            holder = find_tensor(opened, key)
             _show_tensor(opened, holder, holder.get(key) if holder is opened else holder.records[0], request)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from tensorcap_cli.capture_text import progress
+from tensorcap_cli.capture_text import StageLines
 from tensorcap_cli.output import one_line, print_json_pieces
 from tensorcap_cli.time_limit import time_limit_option
 from tensorcap_cli.workload_options import is_workload, made_recipe, made_target, target_options
@@ -69,12 +69,12 @@ def command(
     Exit status: that of `tcap compare`, of the worse of both comparisons; 1 at least if a module is accused.
     """
     from tensorcap.verification import verify
-    from tensorcap.workload.port import port_at
+    from tensorcap.workload.port import load_port
 
     options = {**options, "inputs": options.pop("input_file")}
     if options.pop("like") is not None:
         raise click.UsageError("--like is for one run, expected REFERENCE to be the archive.")
-    port = port_at(reference) if target is None else None
+    port = load_port(reference) if target is None else None
     if port is not None:
         ours, theirs = _of_port(port, options)
         mapping = mapping or _text(port.mapping)
@@ -89,7 +89,7 @@ def command(
         rules=rules,
         layers=layers,
         force=force,
-        around=progress,
+        progress=StageLines(),
         tell=lambda what: click.echo(f"{what} …", err=True),
     )
     if as_json:

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
+from tensorcap.recording.options import CaptureOptions
 from tensorcap.recording.recorder import Recorder
-from tensorcap.recording.scope import Plan
 from tensorcap_formats.errors import UsageError, missing_package
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Adapter(Protocol):
         model: Any,
         names: Collection[str],
         recorder: Recorder,
-        plan: Plan,
+        plan: CaptureOptions,
         substitution: Substitution | None = None,
     ) -> AbstractContextManager[None]:
         """Report every call of the named sites in the block to the recorder, and all else in the plan.
@@ -157,7 +157,7 @@ class Adapter(Protocol):
             take: Gets the model before its call goes on, and returns whether it takes it.
         """
 
-    def export(self, workload: Workload, plan: Plan) -> Callable[[Recorder], None]:
+    def export(self, workload: Workload, plan: CaptureOptions) -> Callable[[Recorder], None]:
         """Export the workload's model as a graph; the result runs it once and records its nodes.
 
         Raises:

@@ -19,9 +19,9 @@ from tensorcap.alignment.resolution import resolve, resolve_each, token_alignmen
 from tensorcap.alignment.tokens.alignment import TokenAlignment
 from tensorcap.alignment.tokens.ragged import by_equal_keys, with_tokens
 from tensorcap.alignment.views import GatheredArchive, MappedArchive, mapped
-from tensorcap.runs.part import Part
+from tensorcap.runs.archive_summary import ArchiveSummary
 from tensorcap.runs.record_kinds import is_inner
-from tensorcap.runs.side import Side
+from tensorcap.runs.views import PartialArchive
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 
@@ -50,8 +50,8 @@ class Aligned:
         return {
             "format": "tensorcap-alignment",
             "version": 1,
-            "reference": Side.of(self.reference),
-            "target": Side.of(self.target.source),
+            "reference": ArchiveSummary.of(self.reference),
+            "target": ArchiveSummary.of(self.target.source),
             "entries": [_public(entry) for entry in self.alignment.entries],
             "left_over": self.alignment.left_over,
             "tokens": [found.text for found in self.tokens],
@@ -110,7 +110,9 @@ def align(
 def _without(archive: Archive, links: Sequence[Link], side: int) -> Archive:
     """An archive without the sites that some links have something of."""
     used = {record.key.site for link in links for record in (link.reference, link.target)[side]}
-    return Part(archive, (r for r in archive.records if r.key.site not in used)) if used else archive
+    return (
+        PartialArchive(archive, (r for r in archive.records if r.key.site not in used)) if used else archive
+    )
 
 
 def _both(given: Alignment, computed: Alignment) -> Alignment:
@@ -218,7 +220,7 @@ def in_reference_layout(
     if len(made) != 1:
         raise entry.refuse(f"its steps give {len(made)} tensors, expected one")
     link = Link((record,), (partner,), layout, entry)
-    parts = Part(reference, [record]), Part(target, [partner])
+    parts = PartialArchive(reference, [record]), PartialArchive(target, [partner])
     return MappedArchive(*parts, [link], map_path=f"steps {'; '.join(layout.texts)}")
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 from tensorcap.comparison.pair import Status
-from tensorcap.recording.limits import parse_steps
-from tensorcap.recording.scope import Scope
+from tensorcap.recording.options import CaptureOptions, parse_steps
+from tensorcap.recording.record_filter import RecordFilter
 from tensorcap.runs.ops import Ops
 from tensorcap.runs.record_kinds import is_gradient, is_inner, is_parameter
 from tensorcap_formats.archive import Archive
@@ -131,10 +131,10 @@ def _is_ruled_out(key: Key, scope: ScopeInfo) -> bool:
     """Whether globs that include or exclude leave a key out."""
     if not (scope.include or scope.exclude):
         return False
-    globs = Scope(scope.include, scope.exclude)
+    globs = RecordFilter(CaptureOptions(only=tuple(scope.include), exclude=tuple(scope.exclude)))
     aliases = (module_of(key.site),) if is_inner(key) else ()
-    wanted = globs.of_site(key.site, aliases)
-    return not globs.allows(key, aliases) if wanted is None else not wanted
+    wanted = globs.keeps_site(key.site, aliases)
+    return not globs.keeps(key, aliases) if wanted is None else not wanted
 
 
 def _around(site: str) -> Iterator[str]:

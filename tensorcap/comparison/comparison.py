@@ -17,7 +17,7 @@ from tensorcap.comparison.divergence import Divergence
 from tensorcap.comparison.pair import STATUSES, Pair, Status
 from tensorcap.comparison.policy import Policy
 from tensorcap.metrics.difference import Tolerance
-from tensorcap.runs.side import Side
+from tensorcap.runs.archive_summary import ArchiveSummary
 
 
 def is_number(value: object) -> bool:
@@ -85,8 +85,8 @@ class Comparison:
         mapping: What is compared with what; None where equal keys say it.
     """
 
-    reference: Side
-    target: Side
+    reference: ArchiveSummary
+    target: ArchiveSummary
     tolerance: Tolerance | None
     pairs: Sequence[Pair]
     divergence: Divergence | None
@@ -96,7 +96,7 @@ class Comparison:
     account: RunSummary | None = None
     thresholds: Path | None = None
     calibration: Calibration | None = None
-    baseline: Side | None = None
+    baseline: ArchiveSummary | None = None
     mapping: MappingSummary | None = None
 
     @property

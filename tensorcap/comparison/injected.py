@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from tensorcap.comparison.pair import Pair
-from tensorcap.recording.limits import parse_steps
+from tensorcap.recording.options import parse_steps
 from tensorcap.recording.substitution import HELD
 from tensorcap.runs.record_kinds import is_inner
 from tensorcap_formats.archive import Archive

@@ -25,8 +25,8 @@ from tensorcap.comparison.thresholds import KeyThresholds, Thresholds
 from tensorcap.comparison.warnings import pair_warnings, run_warnings
 from tensorcap.metrics.difference import Difference, Tolerance
 from tensorcap.metrics.measurement import measure_pairs
+from tensorcap.runs.archive_summary import ArchiveSummary
 from tensorcap.runs.ops import FACTS, is_fact, ops_of
-from tensorcap.runs.side import Side
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import Key, escape
@@ -208,8 +208,8 @@ class _Run:
         if baseline is not None:
             judged = with_ratios(judged, self._against(baseline, judged), _exact_below(account))
         return Comparison(
-            reference=Side.of(reference),
-            target=Side.of(target.source if isinstance(target, MappedArchive) else target),
+            reference=ArchiveSummary.of(reference),
+            target=ArchiveSummary.of(target.source if isinstance(target, MappedArchive) else target),
             tolerance=self._given.default,
             pairs=tuple(judged),
             divergence=first_divergence(reference, judged) if selection else None,
@@ -221,7 +221,7 @@ class _Run:
             account=account,
             thresholds=self._given.path,
             calibration=self._calibration,
-            baseline=None if baseline is None else Side.of(baseline),
+            baseline=None if baseline is None else ArchiveSummary.of(baseline),
             mapping=target.summary if isinstance(target, MappedArchive) else None,
         )
 

@@ -120,7 +120,7 @@ class Thresholds:
             UsageError: A number is negative or not finite; the file has something that is no threshold.
             ReadError: The file cannot be read.
         """
-        default = Tolerance.given(rtol, atol)
+        default = Tolerance.parse(rtol, atol)
         return cls(default) if path is None else cls(default, tuple(_entries(Path(path))), Path(path))
 
     def of(self, text: str) -> KeyThresholds:
@@ -227,7 +227,7 @@ def _entry(table: object, where: str) -> Threshold:
     if bool(metric) != (numbers["limit"] is not None):
         raise UsageError(f"{where}: expected metric and limit together")
     try:
-        tolerance = Tolerance.given(numbers["rtol"], numbers["atol"])
+        tolerance = Tolerance.parse(numbers["rtol"], numbers["atol"])
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
     if tolerance is None and not metric:

@@ -29,8 +29,8 @@ from tensorcap.localization.bisection_state import Run, State
 from tensorcap.recording.substitution import Substitution
 from tensorcap.rerun.injection import reversed_by
 from tensorcap.runs.ops import ops_of
-from tensorcap.runs.part import Part
 from tensorcap.runs.record_kinds import is_inner, is_result
+from tensorcap.runs.views import PartialArchive
 from tensorcap.session.capture_session import capture_workload
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError, abbreviate
@@ -162,7 +162,7 @@ class _Search:
 
     def begin(self, mapping: MappingSource | None, state: str | os.PathLike[str] | None) -> None:
         """Run the target as it is, and find what of it can be grafted."""
-        free = self._files.enter_context(open_archive(self._capture("free.h5", -1, room=("output",))))
+        free = self._files.enter_context(open_archive(self._capture("free.h5", -1, injectable=("output",))))
         source: Archive = self._reference
         aligned = aligned_if_needed(self._reference, free, mapping)
         if aligned is not None:
@@ -224,7 +224,7 @@ class _Search:
         cut = name or self._results[last].key.text
         known = self._state.found.get(cut)
         if known is None:
-            return self._judged(cut, self._capture("cut.h5", last, include=(ROOT_SITE,)), last)
+            return self._judged(cut, self._capture("cut.h5", last, only=(ROOT_SITE,)), last)
         self._runs.append(known)
         return known
 
@@ -302,7 +302,7 @@ class _Search:
             what = "as it is" if last < 0 else f"grafted up to {self._results[last].key.text}"
             self._tell(len(self._runs) + 1, what)
         if last >= 0:
-            part = Part(self._source, [self._source.get(r.key) for r in self._results[: last + 1]])
+            part = PartialArchive(self._source, [self._source.get(r.key) for r in self._results[: last + 1]])
             options["substitution"] = Substitution(part, outputs=("*/output*",))
         if self._seed is not None:
             adapter_for(self._workload.model).seed(self._seed)

@@ -20,11 +20,12 @@ from tensorcap.localization.ranking import noise_between, rank_suspects
 from tensorcap.localization.suspect import Localization
 from tensorcap.rerun.injection import inject
 from tensorcap.rerun.module_replay import replay_within
-from tensorcap.session.capture_session import Around, capture_workload
+from tensorcap.session.capture_session import capture_workload
 from tensorcap_formats.errors import UsageError
 
 if TYPE_CHECKING:
     from tensorcap.workload.workload import Workload
+    from tensorcap_formats.progress import Progress
 
 
 def localize(
@@ -38,7 +39,7 @@ def localize(
     compute_dtype: str | None = None,
     seed: int | None = None,
     into_seed: int | None = None,
-    around: Around | None = None,
+    progress: Progress | None = None,
 ) -> Localization:
     """Rank the modules of a target by the evidence that they are wrong themselves.
 
@@ -53,7 +54,7 @@ def localize(
         compute_dtype: What the target computed in, where its run does not say so.
         seed: Of the random generators before each replay; as they are if None.
         into_seed: The same before each run of the target.
-        around: As for `capture_workload`.
+        progress: As for `capture_workload`.
 
     Raises:
         UsageError: The archives have nothing in common, the mapping does not fit, or there is no target.
@@ -67,7 +68,7 @@ def localize(
             target = folder / "target.h5"
             if into_seed is not None:
                 adapter_for(into.model).seed(into_seed)
-            capture_workload(into, target, around=around)
+            capture_workload(into, target, progress=progress)
         assert target is not None
         trusted, tested = (stack.enter_context(opened(source)) for source in (reference, target))
         reduced, mapped = sides(trusted, tested, mapping)
@@ -82,12 +83,12 @@ def localize(
                 mapping="none",
                 compute_dtype=compute_dtype,
                 seed=seed,
-                around=around,
+                progress=progress,
             )
             witnesses.append(evidence_of_replay(done, seed))
         if into is not None:
             path = folder / "injected.h5"
-            inject(trusted, into, path, mapping=mapping, target=tested, seed=into_seed, around=around)
+            inject(trusted, into, path, mapping=mapping, target=tested, seed=into_seed, progress=progress)
             ours, theirs = sides(trusted, stack.enter_context(opened(path)), mapping)
             own = compare(ours, theirs, mapping="none", compute_dtype=compute_dtype)
             witnesses.append(evidence_of_injection(ours, theirs, own))

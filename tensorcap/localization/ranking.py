@@ -22,8 +22,8 @@ from tensorcap.localization.nonfinite import nonfinite_origin
 from tensorcap.localization.suspect import By, Localization, Noise, Precise, Suspect, mistake
 from tensorcap.rerun.own_errors import OwnError
 from tensorcap.runs.calls import Calls
-from tensorcap.runs.part import Part
 from tensorcap.runs.record_kinds import is_inner, is_parameter, is_result
+from tensorcap.runs.views import PartialArchive
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import TensorcapError
 from tensorcap_formats.keys import ROOT_SITE
@@ -194,7 +194,7 @@ def _examined(witness: EvidenceSource, accusation: Evidence, compute_dtype: str 
 def _until(run: Archive, key: str) -> Archive:
     """What a replay had made until a tensor: what came after it was made of the target's value of it."""
     last = run.get(key).order
-    return Part(run, [r for r in run.records if r.order <= last or is_parameter(r.key)])
+    return PartialArchive(run, [r for r in run.records if r.order <= last or is_parameter(r.key)])
 
 
 class _Total:

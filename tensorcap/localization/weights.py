@@ -15,8 +15,8 @@ from tensorcap.comparison.comparison import Comparison
 from tensorcap.comparison.pair import Pair
 from tensorcap.comparison.pipeline import compare
 from tensorcap.diagnosis.diagnosis import Diagnosis, diagnose
-from tensorcap.runs.part import Part
 from tensorcap.runs.record_kinds import is_parameter
+from tensorcap.runs.views import PartialArchive
 from tensorcap.session.capture_session import capture
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import ReadError, UsageError
@@ -62,7 +62,7 @@ def compare_weights(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tensorcap-")))
         if isinstance(reference, Archive):
             held = [record for record in reference.records if is_parameter(record.key) and record.stored]
-            ours: Archive | None = Part(reference, held) if held else None
+            ours: Archive | None = PartialArchive(reference, held) if held else None
         else:
             ours = _parameters(reference, folder / "reference.h5", stack)
         theirs = _parameters(target, folder / "target.h5", stack)
@@ -81,7 +81,7 @@ def _parameters(model: Any, path: Path, stack: ExitStack) -> Archive | None:
     listed = adapter_for(model).describe(model)["modules"]
     if not any(module["parameters"] for module in listed):
         return None
-    with capture(model, path, params=True, include=_PARAMETERS):
+    with capture(model, path, params=True, only=_PARAMETERS):
         pass
     return stack.enter_context(open_archive(path))
 

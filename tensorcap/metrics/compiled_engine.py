@@ -20,19 +20,19 @@ _LINE_BYTES: Final = 64
 
 
 class CompiledEngine:
-    """Add blocks of stored elements of both sides, as `NumpyEngine` does, several times as fast.
+    """Adds blocks of stored elements of both sides, as `NumpyEngine` does, several times as fast.
 
-    One is used by one thread; it lets go of the GIL.
+    An engine is for one thread; it releases the GIL.
     """
 
     unit = layout.BLOCK
 
     def __init__(self, operands: Operands, start: int = 0) -> None:
-        """Begin; the kernels are loaded, or compiled if they never were.
+        """Load the kernels, or compile them if they never were.
 
         Args:
-            operands: What will be added; `can_measure` says whether they can be.
-            start: Number of the first value that will be; it begins a block.
+            operands: The pair; `can_measure` is true for it.
+            start: Number of the first value that will be added; it begins a block.
         """
         self._feed = load()
         self._operands = operands
@@ -76,7 +76,7 @@ class CompiledEngine:
         )
 
     def add(self, reference: Array, target: Array) -> None:
-        """Count stored elements in: one-dimensional, as many on both sides, to the end of a block."""
+        """Add stored elements: one-dimensional, as many on both sides, up to the end of a block."""
         sides = []
         for bits, dtype in zip((reference, target), self._dtypes, strict=True):
             table = _table(dtype)
@@ -94,7 +94,7 @@ class CompiledEngine:
         self._at += reference.size
 
     def totals(self) -> Totals:
-        """Everything that was added."""
+        """The totals of everything that was added."""
         counts, sums = self._counts.tolist(), self._sums.tolist()
         measured = counts[layout.ELEMENTS] - counts[layout.APART]
         totals = Totals(

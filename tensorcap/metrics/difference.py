@@ -1,4 +1,4 @@
-"""What a comparison of two tensors says: the metrics of `specs/metrics.md`."""
+"""The metrics of a pair of tensors, as in `specs/metrics.md`, and the tolerance that a user allows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Index = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How much error somebody allows: `atol + rtol * |reference|` for each element.
+    """The error that a user allows: `atol + rtol * |reference|` for each element.
 
     Attributes:
         rtol: Relative to the reference element, no unit.
@@ -24,8 +24,8 @@ class Tolerance:
     atol: float
 
     @classmethod
-    def given(cls, rtol: float | None, atol: float | None) -> Tolerance | None:
-        """What a user gave: None for nothing at all; of two, the one left out is zero (CMP-12).
+    def parse(cls, rtol: float | None, atol: float | None) -> Tolerance | None:
+        """Parse the options of a user: None if both are missing; if one is, it is zero (CMP-12).
 
         Raises:
             UsageError: One of them is negative, infinite or NaN.
@@ -38,7 +38,7 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class Nonfinite:
-    """Counts of elements that are no finite number; of a complex element, by its modulus."""
+    """Counts of elements that are not finite; a complex element counts by its modulus."""
 
     nan: int = 0
     posinf: int = 0
@@ -53,31 +53,31 @@ class Difference:
 
     Attributes:
         elements: Values on each side.
-        measured: Those over which errors are taken: finite on both sides, and no mask sentinel on both.
+        measured: Elements that errors are taken over: finite on both sides, and no mask sentinel on both.
         same_bits: Whether dtype and all bits are equal.
         max_abs: Largest absolute error, exact for integers.
-        max_abs_index: Where it is; None where there is no error.
+        max_abs_index: Where it is; None if there is no error.
         max_abs_reference: The reference's value there.
         max_abs_target: The target's value there.
         mean_abs: Mean absolute error.
-        max_rel: Largest `|error / reference|` where the reference is not zero, no unit.
-        max_rel_index: Where it is; None where there is no such error.
-        mean_rel: Mean of the same.
+        max_rel: Largest `|error / reference|` over elements whose reference is not zero, no unit.
+        max_rel_index: Where it is; None if there is no such error.
+        mean_rel: Mean of these relative errors.
         mse: Mean squared error.
-        rmse: Its root.
+        rmse: Root of the mean squared error.
         relative_frobenius: Norm of the error over norm of the reference, no unit.
         relative_linf: Largest absolute error over largest `|reference|`, no unit.
         calc_diff: Squared error over the sum of both squared norms, no unit.
         psnr_db: Peak signal-to-noise ratio in decibels, the peak being the largest `|reference|`.
         sqnr_db: Signal-to-noise ratio in decibels.
-        cosine: Cosine of the angle between both, no unit; None where one of them is all zeros.
-        pearson: Pearson's correlation, no unit; None where one of them is constant.
+        cosine: Cosine of the angle between both, no unit; None if one of them is all zeros.
+        pearson: Pearson's correlation, no unit; None if one of them is constant.
         max_ulp: Largest distance in values that the target's dtype can represent.
         row_error_median: Median of the relative errors of rows, no unit: the ε of verdicts.
         row_error_p95: Their 95th percentile.
         zero_rows: Rows with an error whose reference is all zeros.
         outlier: Largest error relative to the reference element and its row, no unit: the κ of verdicts.
-        outlier_index: Where it is; None where there is no error.
+        outlier_index: Where it is; None if there is no error.
         p50_abs: Median of the absolute errors, rounded up to a bin.
         p90_abs: Their 90th percentile.
         p99_abs: Their 99th percentile.
@@ -86,8 +86,8 @@ class Difference:
         unequal: Count of measured elements with any error.
         mismatches: Count of measured elements with an error above the tolerance; None without one.
         zero_reference_errors: Count of measured elements that are zero in the reference only.
-        needed_rtol: Least relative tolerance that passes alone.
-        needed_atol: Least absolute tolerance that passes alone.
+        needed_rtol: Least relative tolerance that all elements pass without an absolute one.
+        needed_atol: Least absolute tolerance that all elements pass without a relative one.
         nonfinite_reference: NaN and infinities of the reference.
         nonfinite_target: NaN and infinities of the target.
         mask_mismatches: Count of elements that are NaN, +inf, -inf or finite on one side only.

@@ -43,7 +43,7 @@ def add_float32(histogram: Array, errors: Array) -> None:
 
 
 def add_counts(histogram: Array, counts: Array, zeros: int) -> None:
-    """Add counts by the bits of a float32 shifted right, of which so many in the first are errors of zero."""
+    """Add counts by the bits of a float32 shifted right; `zeros` of those in the first bin are no errors."""
     histogram[_FROM_FLOAT32] += counts[: _FROM_FLOAT32.size]
     histogram[_FROM_FLOAT32[0]] -= zeros
     histogram[0] += zeros
@@ -62,11 +62,11 @@ def sketch(histogram: Array) -> Sketch:
 
 
 def quantiles(errors: Sequence[tuple[int, int]], permilles: Sequence[int]) -> list[float]:
-    """The upper edges of the bins up to which so many thousandths of the errors lie.
+    """Upper edges of the bins up to which the given shares of the errors lie.
 
     Args:
         errors: Bins and counts in order, at least one.
-        permilles: Of the errors, above 0; rounded up to a whole error.
+        permilles: The shares in thousandths, above 0; rounded up to a whole error.
 
     Returns:
         The edges, each at most 25 % above the true quantile; 0 for no error.
@@ -83,7 +83,7 @@ def quantiles(errors: Sequence[tuple[int, int]], permilles: Sequence[int]) -> li
 
 
 def row_quantiles(errors: Sequence[tuple[int, int]], permilles: Sequence[int]) -> list[float]:
-    """As `quantiles` for row errors, in the middle of the bin: within 2.3 %."""
+    """As `quantiles` for row errors, but the middles of the bins: within 2.3 %."""
     numbers = _bins_at(errors, permilles)
     return [float(np.int32(number << ROW_SHIFT).view(np.float32)) * _MIDDLE for number in numbers]
 
@@ -94,7 +94,7 @@ def _bins_at(errors: Sequence[tuple[int, int]], permilles: Sequence[int]) -> lis
 
 
 def _from_float32() -> Array:
-    """For each bin of a float32 the one with the same upper edge; the last is for infinity.
+    """For each bin of float32 errors, the bin of float64 with the same upper edge; the last is for infinity.
 
     Below 2**-126, where a float32 has fewer bits in its mantissa, they are wider than others.
     """

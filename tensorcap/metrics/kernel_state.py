@@ -1,4 +1,4 @@
-"""Where the compiled comparison keeps what in its one array of words, and how bytes are widened."""
+"""Layout of the one array of words in which the compiled comparison keeps its state; kinds of elements."""
 
 from __future__ import annotations
 

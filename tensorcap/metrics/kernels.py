@@ -4,7 +4,7 @@ Both sides are widened, one block at a time, into float32 scratch that stays in 
 the short loops of `kernel_loops` run over the scratch. Blocks whose widened bits are equal skip all but the
 sums.
 
-All state is one array of 64-bit words (see `state_layout`), so that the machine code has one entry, which
+All state is one array of 64-bit words (see `kernel_state`), so that the machine code has one entry, which
 takes numbers and addresses and can be kept on disk (see `machine_code`).
 """
 

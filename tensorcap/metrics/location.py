@@ -1,4 +1,4 @@
-"""Where in a tensor the error lies: its share by index of each axis, and a small map; a second, bounded pass.
+"""Where in a tensor the error lies: its share by index of each axis, and a map; a second, bounded pass.
 
 Definitions are normative in `specs/location.md`.
 """
@@ -6,22 +6,21 @@ Definitions are normative in `specs/location.md`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
 
+from tensorcap.metrics.value_blocks import read_value_blocks, split_wide, values_shape
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.dtypes import Array, decode
+from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.float_formats import MASK_SENTINELS
 from tensorcap_formats.records import Record
 
-_BLOCK: Final = 65_536  # values of either side at a time
 _LONGEST_AXIS: Final = 1 << 20  # sums kept for one axis; a longer one is summed by ranges of indices
-_MAP: Final = 256
-_LEVELS_A_DECIBEL: Final = 2
+_MAP: Final = 256  # cells of the map along each side at most
+_LEVELS_PER_DECIBEL: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ class AxisShare:
 
     Attributes:
         index: The first index.
-        share: Of the sum over the tensor, 0 to 1.
+        share: Share of the sum over the tensor, 0 to 1.
     """
 
     index: int
@@ -72,12 +71,12 @@ class ErrorMap:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where a target tensor departs from its reference.
+    """Where a target tensor differs from its reference.
 
     Attributes:
-        of: What is summed: squared errors, or where the masks differ, elements whose class differs.
-        axes: One for each axis.
-        map: The picture.
+        of: What is summed: squared errors, or elements that are NaN, infinite or finite on one side only.
+        axes: How it spreads over each axis.
+        map: How it spreads over rows and columns.
     """
 
     of: Literal["squared error", "mask mismatches"]
@@ -95,7 +94,7 @@ def locate(
     largest: float | None = None,
     top: int = 5,
 ) -> Location:
-    """Find where a stored tensor departs from another of the same shape, in bounded memory.
+    """Find where a stored tensor differs from another of the same shape, in bounded memory.
 
     Args:
         reference: Holds the trusted tensor.
@@ -103,7 +102,7 @@ def locate(
         target: Holds the tensor under test.
         target_record: The tensor under test.
         masks: Count elements that are NaN, infinite or finite on one side only, in place of errors.
-        largest: The largest absolute error where it is known; extreme ones are scaled by it, so that no
+        largest: The largest absolute error if it is known; extreme ones are scaled by it, so that no
             square overflows or vanishes.
         top: How many indices of each axis to name.
 
@@ -122,59 +121,12 @@ def locate(
         )
     sums = _Sums(shape)
     weigh = _mask_mismatches if masks else _Squares(largest)
-    for start, ours, theirs in value_blocks(
+    for start, ours, theirs in read_value_blocks(
         (reference, reference_record), (target, target_record), sums.columns
     ):
         with np.errstate(all="ignore"):  # an error may well exceed float64
             sums.add(start, weigh(ours, theirs))
     return Location("mask mismatches" if masks else "squared error", sums.axes(top), sums.map())
-
-
-def values_shape(record: Record) -> tuple[int, ...]:
-    """The shape of the values: a packed dtype holds several in each stored element."""
-    if record.dtype.packed == 1:
-        return record.shape
-    return (*record.shape[:-1], (record.shape or (1,))[-1] * record.dtype.packed)
-
-
-def value_blocks(
-    reference: tuple[Archive, Record],
-    target: tuple[Archive, Record],
-    columns: int,
-    limit: int = _BLOCK,
-) -> Iterator[tuple[int, Array, Array]]:
-    """Parts of both sides: as many whole rows as fit, or, of a row that is too long, a piece.
-
-    Args:
-        reference: An archive and its record.
-        target: The same, with as many values.
-        columns: Values in a row.
-        limit: Values in a part, an even number.
-
-    Yields:
-        Number of the first value, and the values of both sides, one-dimensional.
-    """
-    packed = reference[1].dtype.packed
-    total = reference[1].size * packed
-    length = columns * max(1, limit // columns) if 0 < columns <= limit else limit
-    for row_start in range(0, total, max(columns, length)):
-        row_stop = min(total, row_start + max(columns, length))
-        for start in range(row_start, row_stop, length):
-            stop = min(start + length, row_stop)
-            yield start, _values(*reference, start, stop), _values(*target, start, stop)
-
-
-def _values(archive: Archive, record: Record, start: int, stop: int) -> Array:
-    packed = record.dtype.packed  # divides the last axis, and so all places
-    return decode(archive.read_range(record, start // packed, stop // packed), record.dtype)
-
-
-def wide(values: Array, kind: Any = np.float64) -> tuple[Array, Array | float]:
-    """Values as a sum of two floats, which holds 64-bit integers exactly; the second is mostly 0."""
-    if values.dtype.kind in "iu" and values.dtype.itemsize == 8:
-        low = values & values.dtype.type(0xFFFFFFFF)
-        return (values - low).astype(kind), low.astype(np.float64)
-    return values.astype(kind), 0.0
 
 
 class _Squares:
@@ -188,7 +140,7 @@ class _Squares:
 
     def __call__(self, ours: Array, theirs: Array) -> Array:
         kind = np.complex128 if "c" in (ours.dtype.kind, theirs.dtype.kind) else np.float64
-        (x, x_low), (y, y_low) = wide(ours, kind), wide(theirs, kind)
+        (x, x_low), (y, y_low) = split_wide(ours, kind), split_wide(theirs, kind)
         if self._halvings:
             x, y = x * 0.5, y * 0.5
         d = (y - x) + (np.asarray(y_low) - x_low)
@@ -278,18 +230,18 @@ class _Sums:
         levels = np.zeros(cells.shape, np.uint8)
         hit = cells > 0
         below = 10 * np.log10(peak / cells[hit]) if peak else cells[hit]
-        levels[hit] = np.clip(np.rint(255 - _LEVELS_A_DECIBEL * below), 1, 255)
+        levels[hit] = np.clip(np.rint(255 - _LEVELS_PER_DECIBEL * below), 1, 255)
         return ErrorMap(*cells.shape, levels.tobytes())
 
 
 def _largest(sums: Array, count: int) -> list[int]:
-    """Where the largest are, the largest first, of equal ones the first."""
+    """Numbers of the largest sums, the largest first; of equal ones, the first."""
     count = min(count, sums.size)
     if not count:
         return []
     places = np.flatnonzero(sums >= np.partition(sums, sums.size - count)[sums.size - count])
-    found: list[int] = places[np.argsort(-sums[places], kind="stable")][:count].tolist()
-    return found
+    largest: list[int] = places[np.argsort(-sums[places], kind="stable")][:count].tolist()
+    return largest
 
 
 def _runs(column: int, count: int, step: int) -> tuple[Any, Array]:

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.metrics.location import value_blocks, values_shape
+from tensorcap.metrics.value_blocks import read_value_blocks, values_shape
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError
@@ -20,7 +20,7 @@ from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
 
 KS: Final = (1, 5, 10)
-_TIE: Final = 4.0
+_TIE: Final = 4.0  # roundings: choices of a flip that both sides have closer than this are a tie (LOG-7)
 _BLOCK: Final = 1 << 18  # values of either side at a time; a row of logits is seldom longer
 
 
@@ -30,22 +30,22 @@ class LogitDifference:
 
     Attributes:
         rows: Distributions on each side.
-        undefined_rows: Those with a NaN or +inf on a side, or nothing but -inf; they count nowhere else.
-        vocabulary: Logits of a row that were looked at.
+        undefined_rows: Rows with a NaN or +inf on a side, or nothing but -inf; they count nowhere else.
+        vocabulary: Logits of a row that are compared.
         kl_mean: Mean over rows of KL(reference || target), in nats.
         kl_max: The largest.
         kl_max_row: Where it is, one number for each leading axis.
         js_mean: Mean Jensen-Shannon divergence, in nats, at most ln 2.
         js_max: The largest.
         top1: Mean agreement of the first choice, 0 to 1.
-        top5: The same of the first five.
-        top10: The same of the first ten.
+        top5: Mean agreement of the first five choices.
+        top10: Mean agreement of the first ten choices.
         flips: Rows whose first choices differ.
-        ties: Those of them in which both sides hold both choices equal to within rounding.
+        ties: Rows of these in which both choices are equal on both sides to within rounding.
         first_flip_row: The first row whose flip is no tie.
         flip_margin: The largest margin, in logits, by which the reference preferred its own choice in a flip.
         rank_mean: Mean place of the reference's first choice in the target, 1 being the first.
-        rank_max: The worst.
+        rank_max: The largest such place.
     """
 
     rows: int
@@ -119,8 +119,8 @@ def logit_metrics(
         compute_dtype if compute_dtype and compute_dtype in UNIT_ROUNDOFFS else target_record.dtype.name
     )
     totals = _Totals(used, UNIT_ROUNDOFFS.get(precision, 0.0))
-    # A piece of a row is of no use here: one that is longer than a block is read whole
-    sides = value_blocks(
+    # A row is compared as a whole, so one that is longer than a block is read whole
+    sides = read_value_blocks(
         (reference, reference_record), (target, target_record), columns, max(_BLOCK, columns)
     )
     for _, ours, theirs in sides:

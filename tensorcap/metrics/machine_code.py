@@ -6,7 +6,7 @@ by llvmlite alone in some hundredths of a second. It is code that will be run, s
 folder belong to the user and nobody else may write them; in every other case it is compiled in memory.
 
 How numba names and calls a function is private to numba. Code that is not as expected is refused, and numpy
-measures instead (see `measuring`).
+measures instead (see `measurement`).
 """
 
 from __future__ import annotations

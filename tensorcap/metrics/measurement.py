@@ -1,4 +1,4 @@
-"""Measure pairs of records: read both block by block, by one thread or several, with the quickest engine."""
+"""Measure pairs of records: read both block by block, in one thread or several, with the fastest engine."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ _ENGINE_VARIABLE: Final = "TCAP_ENGINE"
 _BUFFER_BYTES: Final = 512 * 1024  # of either side: both stay in a core's L2 cache
 _PART_BYTES: Final = 64 * 1024 * 1024  # of the reference; larger tensors are measured in parts of about that
 _WORTH_LOADING_BYTES: Final = 64 * 1024 * 1024  # of both sides: below, numpy is done before code is loaded
-_WORTH_COMPILING_BYTES: Final = 512 * 1024 * 1024  # of both sides, where there is no code yet
+_WORTH_COMPILING_BYTES: Final = 512 * 1024 * 1024  # of both sides, if there is no code yet
 _SMALL_BYTES: Final = 64 * 1024  # tensors below it are read faster by one thread than by two
 
 
 class Engine(Protocol):
-    """Adds up what a part of two tensors comes to, given in whole blocks; see `NumpyEngine`."""
+    """Adds a part of two tensors in whole blocks, and gives the totals; see `NumpyEngine`."""
 
     def add(self, reference: Array, target: Array) -> None:
-        """Count stored elements in: one-dimensional, as many on both sides."""
+        """Add stored elements: one-dimensional, as many on both sides."""
 
     def totals(self) -> Totals:
-        """Everything that was added."""
+        """The totals of everything that was added."""
 
 
 class EngineClass(Protocol):
-    """Makes an engine for two tensors, of which the value of number `start` comes first."""
+    """Makes an engine for two tensors; the first value that is added is number `start`."""
 
     @property
     def unit(self) -> int:
         """Values in a block at most."""
 
     def __call__(self, operands: Operands, start: int) -> Engine:
-        """Begin."""
+        """Begin with nothing added."""
 
 
 EngineChoice = Callable[[Operands], EngineClass]
@@ -70,19 +70,19 @@ def measure(
         reference: The trusted archive.
         reference_record: One of its records.
         target: The archive under test.
-        target_record: Of the same shape, packing as many values into an element.
-        tolerance: What is allowed, or None.
-        threads: That may read and measure at the same time; the numbers do not depend on it.
+        target_record: A record of the same shape that packs as many values into an element.
+        tolerance: The error that is allowed, or None.
+        threads: How many may read and measure at the same time; the numbers do not depend on it.
 
     Raises:
         ReadError: One side cannot be read.
     """
-    (found,) = measure_pairs(
+    (result,) = measure_pairs(
         reference, target, [(reference_record, target_record)], tolerance=tolerance, threads=threads
     )
-    if isinstance(found, OSError):
-        raise found
-    return found
+    if isinstance(result, OSError):
+        raise result
+    return result
 
 
 def measure_pairs(
@@ -100,15 +100,15 @@ def measure_pairs(
         reference: The trusted archive.
         target: The archive under test.
         pairs: Records of both archives; the two of a pair have one shape.
-        tolerance: What is allowed for all of them, or for each.
-        threads: That may read and measure at the same time; the numbers do not depend on it.
-        progress: Told the bytes of the reference done so far, and all that will be.
+        tolerance: The error that is allowed for all of them, or for each.
+        threads: How many may read and measure at the same time; the numbers do not depend on it.
+        progress: Receives the bytes of the reference that are measured, and those of all pairs.
 
     Yields:
         In the order of the pairs the difference, or the error why a side cannot be read.
 
     Raises:
-        UsageError: The environment asks for an engine that there is not.
+        UsageError: The environment asks for an engine that does not exist, or is not installed.
     """
     tolerances = list(tolerance) if isinstance(tolerance, Sequence) else [tolerance] * len(pairs)
     operands = [
@@ -117,19 +117,24 @@ def measure_pairs(
     ]
     total = sum(trusted.nbytes for trusted, _ in pairs)
     both = total + sum(tested.nbytes for _, tested in pairs)
-    batch = _Batch(reference, target, pairs, operands, _engine_choice(operands, both))
+    batch = _Batch(reference, target, pairs, operands, _choose_engines(operands, both))
     if both < 2 * _SMALL_BYTES * len(pairs):
         threads = 1
     done = 0
-    for (trusted, _), found in zip(pairs, batch.results(threads), strict=True):
-        yield found
+    for (trusted, _), result in zip(pairs, batch.results(threads), strict=True):
+        yield result
         done += trusted.nbytes
         if progress is not None and trusted.nbytes:
             progress(done, total)
 
 
-def _engine_choice(operands: Sequence[Operands], both_bytes: int) -> EngineChoice:
-    """The quickest engine for all of these, or the one that the environment asks for."""
+def _choose_engines(operands: Sequence[Operands], both_bytes: int) -> EngineChoice:
+    """Choose the fastest engine for each pair, or the one that the environment asks for.
+
+    1. numpy for little data, for dtypes that no kernel takes, and if numba is not installed.
+    2. Compiled kernels for more, if they are in the cache or there is so much that compiling them pays.
+    3. numpy with a warning if the kernels cannot be compiled or loaded.
+    """
     asked = os.environ.get(_ENGINE_VARIABLE, "")
     if asked not in ("", "numba", "numpy"):
         raise UsageError(f"{_ENGINE_VARIABLE}: is {asked!r}, expected 'numba' or 'numpy'")
@@ -164,9 +169,9 @@ class _Work:
     """A pair that is being measured.
 
     Attributes:
-        number: Of the pair.
-        parts: Totals of its parts as far as they are known.
-        left: How many are not.
+        number: Number of the pair.
+        parts: Totals of its parts, None for those that are not measured yet.
+        left: How many parts are not measured yet.
         error: Why a side cannot be read.
     """
 
@@ -182,8 +187,8 @@ class _Buffers:
     def __init__(self) -> None:
         self._sides = np.empty((2, _BUFFER_BYTES), np.uint8)
 
-    def of(self, sides: Sequence[Record], size: int) -> list[Array]:
-        """Room for so many stored elements of both sides."""
+    def view(self, sides: Sequence[Record], size: int) -> list[Array]:
+        """Memory for `size` stored elements of both sides."""
         return [
             side[: size * record.dtype.itemsize].view(record.dtype.storage)
             for side, record in zip(self._sides, sides, strict=True)
@@ -206,7 +211,7 @@ class _Batch:
         self._operands = operands
         self._choice = choice
         self._changed = threading.Condition()
-        self._tasks = self._all_tasks()
+        self._tasks = self._list_tasks()
         self._finished: dict[int, Difference | OSError] = {}
         self._failure: BaseException | None = None
 
@@ -215,7 +220,7 @@ class _Batch:
         if threads == 1:
             buffers = _Buffers()
             for work, numbers in self._tasks:
-                self._do(work, numbers, buffers)
+                self._measure_parts(work, numbers, buffers)
                 if work.number in self._finished:
                     yield self._finished.pop(work.number)
             return
@@ -228,27 +233,27 @@ class _Batch:
                     self._changed.wait_for(lambda n=number: n in self._finished or self._failure)  # type: ignore[misc]  # mypy cannot infer it
                     if self._failure:
                         raise self._failure
-                    found = self._finished.pop(number)
-                yield found
-        finally:  # also where nobody wants the rest: the archives may be closed next
+                    result = self._finished.pop(number)
+                yield result
+        finally:  # also if the caller does not want the rest: the archives may be closed next
             with self._changed:
                 self._tasks = iter(())
             for worker in workers:
                 worker.join()
 
-    def _all_tasks(self) -> Iterator[tuple[_Work, Sequence[int]]]:
-        """What a thread does at a time: a part of a pair where parts may be read apart, else all of it."""
+    def _list_tasks(self) -> Iterator[tuple[_Work, Sequence[int]]]:
+        """List the tasks of threads: a part of a pair if parts can be read independently, else all of it."""
         are_direct = all(archive.is_direct for archive in self._archives)
         for number, operands in enumerate(self._operands):
-            count = len(self._cuts(operands)) - 1
+            count = len(self._find_cuts(operands)) - 1
             work = _Work(number, [None] * count, count)
             if are_direct:
                 yield from ((work, [part]) for part in range(count))
             else:
                 yield work, range(count)
 
-    def _cuts(self, operands: Operands) -> list[int]:
-        """Where the parts of a tensor begin, and the last one ends: the same places whoever measures it."""
+    def _find_cuts(self, operands: Operands) -> list[int]:
+        """Find where the parts of a tensor begin, and the last one ends: the same places for all threads."""
         size, dtype = operands.size, operands.reference
         cuts = [0]
         while cuts[-1] < size and size * dtype.itemsize > _PART_BYTES * dtype.packed:
@@ -264,39 +269,39 @@ class _Batch:
                     task = next(self._tasks, None)
                 if task is None:
                     return
-                self._do(*task, buffers)
+                self._measure_parts(*task, buffers)
         except BaseException as failure:
             with self._changed:
                 self._failure = failure
                 self._changed.notify_all()
 
-    def _do(self, work: _Work, numbers: Sequence[int], buffers: _Buffers) -> None:
-        """Measure some parts of a pair; whoever measures the last one adds them up."""
-        cuts = self._cuts(self._operands[work.number])
+    def _measure_parts(self, work: _Work, numbers: Sequence[int], buffers: _Buffers) -> None:
+        """Measure some parts of a pair; the thread that measures the last one adds them up."""
+        cuts = self._find_cuts(self._operands[work.number])
         for number in numbers:
             totals, error = None, work.error
             if error is None:
                 try:
-                    totals = self._part(work.number, cuts[number], cuts[number + 1], buffers)
-                except OSError as found:  # one of ours, or what the system said
-                    error = found
+                    totals = self._measure_part(work.number, cuts[number], cuts[number + 1], buffers)
+                except OSError as read_error:  # one of ours, or of the system
+                    error = read_error
             with self._changed:
                 work.parts[number], work.error = totals, work.error or error
                 work.left -= 1
                 is_last = not work.left
         if is_last:
-            result = work.error or self._sum(work)
+            result = work.error or self._add_parts(work)
             with self._changed:
                 self._finished[work.number] = result
                 self._changed.notify_all()
 
-    def _sum(self, work: _Work) -> Difference:
+    def _add_parts(self, work: _Work) -> Difference:
         first, *others = (totals for totals in work.parts if totals)
         for totals in others:
             first.add(totals)
         return first.difference(self._operands[work.number])
 
-    def _part(self, number: int, start: int, stop: int, buffers: _Buffers) -> Totals:
+    def _measure_part(self, number: int, start: int, stop: int, buffers: _Buffers) -> Totals:
         operands, records = self._operands[number], self._pairs[number]
         packed = operands.reference.packed
         limit = _BUFFER_BYTES // max(record.dtype.itemsize for record in records) * packed
@@ -304,7 +309,7 @@ class _Batch:
         engine = kind(operands, start)
         while start < stop:
             end = min(operands.cut(start, limit, kind.unit), stop)
-            sides = buffers.of(records, (end - start) // packed)
+            sides = buffers.view(records, (end - start) // packed)
             for archive, record, out in zip(self._archives, records, sides, strict=True):
                 archive.read_into(record, start // packed, out)
             engine.add(*sides)

@@ -1,4 +1,4 @@
-"""Measure with numpy alone: any dtypes, integers exactly; the measure of the compiled engine."""
+"""Measure with numpy alone: any dtypes, integers exactly. The compiled engine is tested against it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tensorcap.metrics.kernel_state import BLOCK
 from tensorcap.metrics.operands import Operands
 from tensorcap.metrics.scaled_sums import Moments, Scaled
 from tensorcap.metrics.totals import Totals
+from tensorcap.metrics.value_blocks import split_wide
 from tensorcap_formats.dtypes import Array, decode
 from tensorcap_formats.float_formats import MASK_SENTINELS
 
@@ -22,26 +23,26 @@ _MODERATE: Final = 2.0**400  # squares of values between its inverse and itself 
 
 
 class NumpyEngine:
-    """Add blocks of stored elements of both sides; memory does not grow with the tensor.
+    """Adds blocks of stored elements of both sides; memory does not grow with the tensor.
 
     Example:
         >>> from tensorcap_formats.dtypes import dtype
         >>> operands = Operands(dtype("float32"), dtype("float32"), (2, 2))
         >>> engine = NumpyEngine(operands)
         >>> engine.add(np.float32([1, 2, 3, 4]), np.float32([1, 2, 3, 4.5]))
-        >>> found = engine.totals().difference(operands)
-        >>> found.max_abs, found.max_abs_index, found.mean_abs
+        >>> difference = engine.totals().difference(operands)
+        >>> difference.max_abs, difference.max_abs_index, difference.mean_abs
         (0.5, (1, 1), 0.125)
     """
 
     unit = UNIT
 
     def __init__(self, operands: Operands, start: int = 0) -> None:
-        """Begin.
+        """Begin with nothing added.
 
         Args:
-            operands: What will be added.
-            start: Number of the first value that will be; it begins a block.
+            operands: The pair.
+            start: Number of the first value that will be added; it begins a block.
         """
         self._operands = operands
         self._at = start
@@ -54,7 +55,7 @@ class NumpyEngine:
         self._totals = Totals(same_bits=operands.reference.name == operands.target.name)
 
     def add(self, reference: Array, target: Array) -> None:
-        """Count stored elements in: one-dimensional, as many on both sides, to the end of a block."""
+        """Add stored elements: one-dimensional, as many on both sides, up to the end of a block."""
         packed, end = (
             self._operands.reference.packed,
             self._at + reference.size * self._operands.reference.packed,
@@ -68,7 +69,7 @@ class NumpyEngine:
                 self._at, first = stop, last
 
     def totals(self) -> Totals:
-        """Everything that was added."""
+        """The totals of everything that was added."""
         return self._totals
 
     def _add_block(self, reference: Array, target: Array) -> None:
@@ -88,7 +89,11 @@ class NumpyEngine:
             self._add_floats(x, y)
 
     def _add_equal(self, x: Array) -> bool:
-        """Count in what is equal on both sides, in a fraction of the time; not if something is set apart."""
+        """Add a block that is equal on both sides, in a fraction of the time.
+
+        Returns:
+            Whether it was added: not if some of its elements are not measured.
+        """
         totals = self._totals
         wide = x.astype(self._wide)
         parts = wide.view(np.float64)
@@ -134,7 +139,7 @@ class NumpyEngine:
 
     def _add_floats(self, x: Array, y: Array) -> None:
         totals, tolerance = self._totals, self._operands.tolerance
-        (x_high, x_low), (y_high, y_low) = _split(x, self._wide), _split(y, self._wide)
+        (x_high, x_low), (y_high, y_low) = split_wide(x, self._wide), split_wide(y, self._wide)
         # Beyond 2**53 an integer is the sum of two float64. Where both sides are close the first difference
         # is exact, so that an error of one is not lost; where they are not, rounding does not matter.
         d = (y_high - x_high) + (y_low - x_low)
@@ -163,7 +168,7 @@ class NumpyEngine:
         self._add_sums(x_wide, y_wide, d, moduli, errors, measured)
 
     def _set_apart(self, x: Array, y: Array, d: Array) -> Array | None:
-        """Compare the masks, and put zeros where nothing is measured (MET-2 to MET-4).
+        """Compare the masks, and write zeros to elements that are not measured (MET-2 to MET-4).
 
         Returns:
             Which elements are measured; None for all.
@@ -179,10 +184,10 @@ class NumpyEngine:
             return None
         parts = [side.view(np.float64).reshape(x.size, -1) for side in (x, y, d)]  # real and imaginary
         classes = [_classify(part) for part in parts[:2]]
-        for counts, found in zip(totals.nonfinite, classes, strict=True):
-            infinite = (found >= 2).any(axis=1)
-            negative = (found[:, 0] == 3) if found.shape[1] == 1 else np.zeros(1, np.bool_)
-            counts[0] += int(np.count_nonzero((found == 1).any(axis=1) & ~infinite))
+        for counts, side in zip(totals.nonfinite, classes, strict=True):
+            infinite = (side >= 2).any(axis=1)
+            negative = (side[:, 0] == 3) if side.shape[1] == 1 else np.zeros(1, np.bool_)
+            counts[0] += int(np.count_nonzero((side == 1).any(axis=1) & ~infinite))
             counts[1] += int(np.count_nonzero(infinite) - np.count_nonzero(negative))
             counts[2] += int(np.count_nonzero(negative))
         unlike = (classes[0] != classes[1]).any(axis=1)
@@ -204,7 +209,7 @@ class NumpyEngine:
             self._totals.error_values = x[i].item(), y[i].item()
 
     def _add_errors(self, moduli: Array, errors: Array, measured: Array | None) -> None:
-        """Relative errors, and errors where the reference is zero."""
+        """Add relative errors, and errors of elements whose reference is zero."""
         totals = self._totals
         is_zero = moduli == 0
         totals.zero_reference_errors += int(np.count_nonzero(errors[is_zero]))
@@ -273,7 +278,7 @@ def exact_difference(x: Array, y: Array) -> Array:
     """`|x - y|` of integers or bools of any widths, without wrapping.
 
     Returns:
-        uint64, or Python integers where a difference may be larger than that.
+        uint64, or Python integers if a difference may be larger than that.
 
     Example:
         >>> exact_difference(np.array([2**62, -1]), np.array([-(2**62), 0]))
@@ -291,14 +296,6 @@ def exact_difference(x: Array, y: Array) -> Array:
             return exact
     difference: Array = np.maximum(x, y).view(np.uint64) - np.minimum(x, y).view(np.uint64)
     return difference
-
-
-def _split(values: Array, wide: Any) -> tuple[Array, Array | float]:
-    """Values as a sum of two floats that holds 64-bit integers exactly; the second is mostly 0."""
-    if values.dtype.kind in "iu" and values.dtype.itemsize == 8:
-        low = values & values.dtype.type(0xFFFFFFFF)
-        return (values - low).astype(wide), low.astype(np.float64)
-    return values.astype(wide), 0.0
 
 
 def _classify(parts: Array) -> Array:
@@ -322,7 +319,7 @@ def _scaled(values: Array, exponent: int) -> Array:
 
 
 def _squares(values: Array, row: int) -> tuple[Array, Array | None]:
-    """Sum of squares of each row, and the powers of two that its values were divided by, None for none."""
+    """Sums of squares of rows, and the powers of two that their values were divided by, None for none."""
     largest = _by_row(np.maximum, np.abs(values), row)
     is_moderate = ((largest > 1 / _MODERATE) & (largest < _MODERATE)) | (largest == 0) | (largest == np.inf)
     if is_moderate.all():
@@ -333,7 +330,7 @@ def _squares(values: Array, row: int) -> tuple[Array, Array | None]:
 
 
 def _by_row(operation: np.ufunc, values: Array, row: int) -> Array:
-    """Sums or maxima of whole rows, and of what is left after them."""
+    """Sums or maxima of whole rows, and of the values left after them."""
     whole = values.size // row * row
     results: Array = operation.reduce(values[:whole].reshape(-1, row), axis=1)
     return results if whole == values.size else np.append(results, operation.reduce(values[whole:]))
@@ -351,7 +348,7 @@ def _add_rows_to(totals: Sequence[Scaled], squares: Array, powers: Array | None)
 
 
 def _moments(x: Array, y: Array | None, exponents: list[int]) -> Moments:
-    """Of both sides, or, without `y`, of two that are equal."""
+    """Moments of both sides, or, without `y`, of two equal ones."""
     if not x.size:
         return Moments()
     x_mean = float(x.mean())

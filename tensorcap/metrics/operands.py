@@ -1,4 +1,4 @@
-"""What is measured against what: dtypes, shape, tolerance, and how the elements fall into rows and blocks."""
+"""A pair of tensors to measure: dtypes, shape, tolerance, and how its elements form rows and blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensorcap.metrics.kernel_state import BLOCK
 from tensorcap_formats.dtypes import DType
 from tensorcap_formats.float_formats import FLOAT_FORMATS, FloatFormat
 
-_LEAST_ROW: Final = 64  # elements
+_LEAST_ROW: Final = 64  # values in a row (MET-10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,8 @@ class Operands:
     Attributes:
         reference: Dtype of the trusted side.
         target: Dtype of the side under test; packs as many values into a stored element.
-        stored_shape: Of both, in stored elements.
-        tolerance: What is allowed, or None.
+        stored_shape: Shape of both, in stored elements.
+        tolerance: The error that is allowed, or None.
     """
 
     reference: DType
@@ -42,7 +42,7 @@ class Operands:
 
     @property
     def format(self) -> FloatFormat | None:
-        """The format in which distances are counted: the target's; None where they are undefined (MET-27)."""
+        """The format in which distances are counted: the target's; None if they are undefined (MET-27)."""
         is_real = self.reference.kind != "complex" and self.reference.packed == 1
         form = FLOAT_FORMATS.get(self.target.name)
         return form if is_real and form is not None and form.is_signed else None
@@ -76,7 +76,7 @@ class Operands:
         return max(row, 1)
 
     def cut(self, start: int, limit: int, unit: int = BLOCK) -> int:
-        """Where to stop reading: the last end of a block that is at most `limit` values from `start`.
+        """Find where to stop reading: the last end of a block that is at most `limit` values from `start`.
 
         Blocks are whole rows as far as they fit into `unit`, or, of longer rows, pieces of `unit`; sums are
         bit-equal however a tensor is read, as long as it is read in whole blocks.

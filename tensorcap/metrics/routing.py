@@ -1,4 +1,4 @@
-"""How far one choice of experts lies from another: integers compared as sets along the last axis.
+"""How far two choices of experts differ: integers compared as sets along the last axis.
 
 Definitions are normative in `specs/logits.md`.
 """
@@ -11,13 +11,13 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.metrics.location import value_blocks, values_shape
+from tensorcap.metrics.value_blocks import read_value_blocks, values_shape
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.records import Record
 
-WIDEST: Final = 64  # choices a row
+WIDEST: Final = 64  # choices in a row
 _NAMES: Final = re.compile(
     r"(?:^|[._/])(?:router|experts?|top_?k)(?:$|[._/])|(?:^|[./])gate(?:$|[./])", re.IGNORECASE
 )
@@ -32,9 +32,9 @@ class RoutingDifference:
         rows: Sets on each side.
         equal_sets: Rows whose sets are equal, whatever their order.
         equal_order: Rows that are equal as they stand.
-        share: Of equal sets among all, 0 to 1.
-        mean_overlap: Mean of what both sides of a row share, over the larger set, 0 to 1.
-        least_overlap: The smallest.
+        share: Share of rows with equal sets, 0 to 1.
+        mean_overlap: Mean over rows of the numbers that both sets have, over the larger set, 0 to 1.
+        least_overlap: The smallest such share of a row.
         first_unequal: The first row whose sets differ, one number for each leading axis.
     """
 
@@ -78,12 +78,12 @@ def routing_metrics(
     leading, columns = shape[:-1], shape[-1]
     rows = equal_sets = equal_order = 0
     overlap_sum, least, first = 0.0, 1.0, None
-    sides = value_blocks((reference, reference_record), (target, target_record), columns, _BLOCK)
+    sides = read_value_blocks((reference, reference_record), (target, target_record), columns, _BLOCK)
     for _, ours, theirs in sides:
-        x, y = (_ordered(side.reshape(-1, columns)) for side in (ours, theirs))
+        x, y = (_sort_rows(side.reshape(-1, columns)) for side in (ours, theirs))
         shared = (x[:, :, None] == y[:, None, :]).any(axis=2)
-        sizes = [np.count_nonzero(_firsts(side), axis=1) for side in (x, y)]  # a number twice counts once
-        overlap = np.count_nonzero(shared & _firsts(x), axis=1) / np.maximum(*sizes)
+        sizes = [np.count_nonzero(_are_first(side), axis=1) for side in (x, y)]  # a number twice counts once
+        overlap = np.count_nonzero(shared & _are_first(x), axis=1) / np.maximum(*sizes)
         unequal = np.flatnonzero(overlap < 1)
         if first is None and unequal.size:
             first = rows + int(unequal[0])
@@ -107,14 +107,14 @@ def routing_metrics(
     )
 
 
-def _ordered(values: Array) -> Array:
-    """Rows in order, as numbers that compare exactly whatever the signs of both sides."""
+def _sort_rows(values: Array) -> Array:
+    """Sort rows, as numbers that compare exactly whatever the signedness of both sides."""
     wide = values.astype(object) if values.dtype == np.uint64 and values.max() > 2**63 - 1 else values
     return np.sort(wide if wide.dtype == object else wide.astype(np.int64), axis=1)
 
 
-def _firsts(ordered: Array) -> Array:
-    """Where in its row each number stands for the first time."""
+def _are_first(ordered: Array) -> Array:
+    """Which numbers of a sorted row are the first of their value."""
     out = np.ones(ordered.shape, np.bool_)
     out[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
     return out

@@ -43,7 +43,7 @@ class Scaled:
             return math.copysign(math.inf, self.value)
 
     def log10(self) -> float:
-        """Of a number above 0."""
+        """The decimal logarithm of a number above 0."""
         return math.log10(self.value) + self.exponent * math.log10(2)
 
     def root(self) -> Scaled:
@@ -53,7 +53,7 @@ class Scaled:
 
 
 def cosine(dot: Scaled, one: Scaled, other: Scaled) -> float | None:
-    """`dot / sqrt(one * other)`, held to -1 … 1; None where a square is zero or nothing is finite."""
+    """`dot / sqrt(one * other)`, clipped to -1 … 1; None if a square is zero or a sum is not finite."""
     if not (one.value > 0 and other.value > 0 and math.isfinite(dot.value + one.value + other.value)):
         return None
     (m, e), (n, f) = math.frexp(one.value), math.frexp(other.value)
@@ -66,11 +66,11 @@ class Moments:
     """Count, means and centred products of pairs of numbers, for a correlation that survives a large mean.
 
     Attributes:
-        count: Of pairs.
-        means: Of both sides, in units of two to the power of `exponents`.
+        count: Count of pairs.
+        means: Means of both sides, in units of two to the power of `exponents`.
         squares: Sums of squared distances from the mean, of both sides.
         product: Sum of the products of both distances.
-        exponents: Powers of two that the two sides were divided by.
+        exponents: Powers of two that both sides were divided by.
     """
 
     count: int = 0
@@ -80,7 +80,7 @@ class Moments:
     exponents: list[int] = field(default_factory=lambda: [0, 0])
 
     def add(self, other: Moments) -> None:
-        """Join with those of further pairs (Chan, Golub and LeVeque)."""
+        """Add the moments of further pairs (Chan, Golub and LeVeque)."""
         if not other.count:
             return
         for side in (0, 1):
@@ -97,7 +97,7 @@ class Moments:
         self.count = count
 
     def correlation(self) -> float | None:
-        """Pearson's, or None where one side is constant."""
+        """Pearson's correlation, or None if one side is constant."""
         return cosine(Scaled(self.product), *(Scaled(square) for square in self.squares))
 
     def _common(self, other: Moments, side: int) -> int:

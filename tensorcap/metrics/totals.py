@@ -1,4 +1,4 @@
-"""What has been counted and summed of two tensors, whoever did it; the metrics are derived from it here."""
+"""Counts, sums and largest values of a pair of tensors, from either engine; metrics are derived from them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Largest:
     at: int | None = None
 
     def offer(self, value: int | float, at: int | None) -> bool:
-        """Take a value if it is larger; whether it was."""
+        """Take a value if it is larger; return whether it was."""
         if value > self.value:
             self.value, self.at = value, at
             return True
@@ -36,7 +36,7 @@ class Span:
     largest: int | float = -math.inf
 
     def add(self, least: int | float, largest: int | float) -> None:
-        """Widen it."""
+        """Widen it to two further values."""
         self.least, self.largest = min(self.least, least), max(self.largest, largest)
 
     @property
@@ -49,27 +49,27 @@ class Span:
 class Totals:
     """Counts, sums and largest values of a part of two tensors, or of the whole.
 
-    Parts are added in the order of their elements; sums then do not depend on who counted which part.
+    Parts are added in the order of their elements; sums then do not depend on the threads.
 
     Attributes:
         elements: Values seen, measured or not.
-        measured: Over which the errors are.
+        measured: Values that errors are taken over.
         same_bits: Whether dtype and all bits are equal.
         unequal: Measured elements with an error.
-        mismatches: Those outside the tolerance.
+        mismatches: Measured elements with an error above the tolerance.
         zeros: Measured elements whose reference is zero.
-        zero_reference_errors: Those of them that have an error.
+        zero_reference_errors: Elements of these that have an error.
         nonfinite: Counts of NaN, +inf and -inf, of the reference and of the target.
-        masks: Elements whose class differs, and the first of them.
+        masks: Elements that are NaN, infinite or finite on one side only; `mask_at` is the first.
         sentinels: Elements that are a mask sentinel on both sides.
-        sentinels_lost: Elements that are one in the reference and -inf in the target.
+        sentinels_lost: Elements that are a sentinel in the reference and -inf in the target.
         zero_rows: Rows with an error and a reference of zeros.
         max_ulp: Largest distance in representable values.
         error: Largest absolute error; `error_values` are both values there.
         ratio: Largest relative error.
         outlier: Largest error relative to element and row.
         peak: Largest modulus of the reference.
-        spans: Of both sides; nothing for complex values.
+        spans: Least and largest value of both sides; unset for complex values.
         exact_sum: Sum of the absolute errors of integers.
         errors_sum: Sum of absolute errors.
         ratios_sum: Sum of relative errors.
@@ -136,7 +136,7 @@ class Totals:
         self.rows += other.rows
 
     def difference(self, operands: Operands) -> Difference:
-        """Derive all metrics from what was counted of whole tensors."""
+        """Derive all metrics from the totals of whole tensors."""
         measures = _Measures(self, operands)
         index, n = measures.index, self.measured
         in_reference, in_target = self.error_values or (None, None)

@@ -1,4 +1,4 @@
-"""Find a function by its module and its name, and see through its decorators."""
+"""Find a function to watch by its module and its name, beneath its decorators."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from typing import Any, Final
 
 from tensorcap_formats.errors import UsageError, abbreviate
 
-_NEEDED: Final = ("tensorcap", "tensorcap_formats", "numpy")  # and the standard library
-_FEW: Final = 12  # as many names are told
+_USED_BY_CAPTURE: Final = ("tensorcap", "tensorcap_formats", "numpy")  # and the standard library
+_FEW: Final = 12  # names that a hint lists
 
 
-def function_named(module: str, name: str, where: str, refuse: Callable[[object], str]) -> FunctionType:
+def find_function(module: str, name: str, where: str, refuse: Callable[[object], str]) -> FunctionType:
     """Find a function as it was written, beneath its decorators.
 
     Args:
         module: Name of its module, or the file of a module that is imported already.
         name: `function` or `Class.method`.
         where: The beginning of error messages.
-        refuse: Tells why what the name stands for will not do, or nothing.
+        refuse: Returns why the object of that name cannot be watched; an empty text if it can.
 
     Raises:
         UsageError: There is none.
@@ -35,17 +35,17 @@ def function_named(module: str, name: str, where: str, refuse: Callable[[object]
     owner = f"module {module!r}"
     for part in name.split("."):
         try:
-            found = getattr(thing, part, None)
+            member = getattr(thing, part, None)
         except Exception as error:  # of a module that imports what it is asked for
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise UsageError(f"{where}: {owner} has {part!r}, but does not give it: {reason}") from error
-        if found is None:
+        if member is None:
             names = [n for n in dir(thing) if not n.startswith("__")]
             raise UsageError(
                 f"{where}: {owner} has no {abbreviate(part)!r}",
-                hint=did_you_mean(part, names) or _its_functions(thing),
+                hint=did_you_mean(part, names) or _functions_hint(thing),
             )
-        thing, owner = found, f"{part!r}"
+        thing, owner = member, f"{part!r}"
     layers = list(_layers(thing))
     reason = next(filter(None, map(refuse, layers)), "")
     if reason:
@@ -53,12 +53,12 @@ def function_named(module: str, name: str, where: str, refuse: Callable[[object]
     functions = [layer for layer in layers if isinstance(layer, FunctionType)]
     if not functions:
         raise UsageError(
-            f"{where}: {name} is {_what(thing)}, expected a Python function", hint=_its_functions(thing)
+            f"{where}: {name} is {_kind_text(thing)}, expected a Python function", hint=_functions_hint(thing)
         )
     own = [f for f in functions if f.__code__.co_name == name.rpartition(".")[2]]
     exact = [f for f in own if getattr(f.__code__, "co_qualname", "") == name]  # since Python 3.11
     chosen: FunctionType = (exact or own or [inspect.unwrap(functions[0])])[-1]
-    if _is_needed(chosen):
+    if _is_used_by_capture(chosen):
         raise UsageError(
             f"{where}: {name} is a function that a capture itself may call; it cannot be watched"
         )
@@ -66,7 +66,7 @@ def function_named(module: str, name: str, where: str, refuse: Callable[[object]
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """The names that are near to one that is not there, as a sentence; empty where none is."""
+    """A sentence with the known names closest to an unknown one; empty if none is close."""
     close = difflib.get_close_matches(name, known, n=3)
     return f"Did you mean {' or '.join(map(repr, close))}?" if close else ""
 
@@ -94,16 +94,16 @@ def _module(name: str, where: str) -> ModuleType:
 
 
 def _siblings(name: str) -> list[str]:
-    """The names of the modules beside one that is not there."""
+    """The names of the modules beside one that does not exist."""
     package, dot, _ = name.rpartition(".")
     if not dot:
         return [n for n in sys.modules if "." not in n]
     paths = getattr(sys.modules.get(package), "__path__", [])
-    return [f"{package}.{found.name}" for found in pkgutil.iter_modules(paths)]
+    return [f"{package}.{module.name}" for module in pkgutil.iter_modules(paths)]
 
 
 def _layers(thing: Any) -> Iterator[Any]:
-    """What a name stands for, then all that its decorators wrapped, from the outside to the inside."""
+    """List an object, then all that its decorators wrap, from the outside to the inside."""
     pending, seen = [thing], set[int]()
     while pending:
         layer = pending.pop(0)
@@ -135,16 +135,16 @@ def _closed_over(function: FunctionType) -> Iterator[Any]:
             yield content
 
 
-def _is_needed(function: FunctionType) -> bool:
-    """Whether what records a call of the function could call it."""
-    if (function.__module__ or "").partition(".")[0] in _NEEDED:
+def _is_used_by_capture(function: FunctionType) -> bool:
+    """Whether the recording of a call could itself call the function."""
+    if (function.__module__ or "").partition(".")[0] in _USED_BY_CAPTURE:
         return True
     file, library = Path(function.__code__.co_filename), Path(inspect.__file__).parent
     parts = file.relative_to(library).parts if file.is_relative_to(library) else ("site-packages",)
     return parts[0] not in ("site-packages", "dist-packages")
 
 
-def _what(thing: object) -> str:
+def _kind_text(thing: object) -> str:
     if inspect.isclass(thing):
         return "a class"
     if inspect.isroutine(thing) or callable(thing):
@@ -153,7 +153,7 @@ def _what(thing: object) -> str:
     return f"an object of class {type(thing).__qualname__}"
 
 
-def _its_functions(thing: object) -> str | None:
+def _functions_hint(thing: object) -> str | None:
     if not isinstance(thing, (type, ModuleType)):
         return None
     names = [n for n, v in vars(thing).items() if inspect.isroutine(v) and not n.startswith("__")]

@@ -1,4 +1,4 @@
-"""A log of tensors as they come, for people and for `diff`: the same lines whatever the framework."""
+"""A log with a line for each tensor as it is recorded, for people and for `diff`, alike in all frameworks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, Literal, TextIO
 
-from tensorcap.recording.scope import as_tuple, fits_key
+from tensorcap.recording.options import as_tuple
+from tensorcap.recording.record_filter import fits_key
 from tensorcap.runs.window import stored_summary
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.statistics import Statistics, StatisticsBuilder
@@ -20,15 +21,14 @@ _DIGITS: Final = 6  # of every number: enough to see what differs, few enough to
 
 
 class PlainLog:
-    """Prints a line a record: key, dtype, shape, minimum, maximum, mean, l2, and how many are not finite.
+    """Prints a line for each record: key, dtype, shape, minimum, maximum, mean, l2, nonfinite counts.
 
-    The lines hold no time and no address, so that the logs of two runs can be held against each other by
-    `diff`. A stream that cannot be written any more, such as a pipe that nobody reads, ends the log and
-    nothing else.
+    The lines hold no time and no address, so that `diff` compares the logs of two runs. If the stream cannot
+    be written any more, as a pipe that nobody reads, the log ends and the run goes on.
 
     Attributes:
         globs: What is printed; all if empty.
-        trouble: What ended the log before its time.
+        trouble: The error that ended the log before the run did; None if there was none.
 
     Example:
         >>> import numpy as np, sys
@@ -47,7 +47,7 @@ class PlainLog:
         Args:
             stream: Where it is printed.
             form: `compact`, or `full` with some of the values of each tensor.
-            globs: What is printed, all if empty; as for `tensorcap.capture(include=...)`.
+            globs: What is printed, all if empty; as for `tensorcap.capture(only=...)`.
         """
         self.globs = as_tuple(globs)
         self.trouble: OSError | ValueError | None = None
@@ -78,7 +78,7 @@ class PlainLog:
 
 
 class Logged:
-    """A sink that has each tensor printed which another has taken."""
+    """A sink that adds each tensor to another sink and prints it."""
 
     def __init__(self, sink: Sink, log: PlainLog) -> None:
         self._sink = sink
@@ -86,25 +86,30 @@ class Logged:
 
     @property
     def stored_bytes(self) -> int:
-        """Those of the other."""
+        """Those of the other sink."""
         return self._sink.stored_bytes
 
     def add(
         self, key: Key, bits: Array, dtype: DType, shape: tuple[int, ...], *, order: int | None = None
     ) -> None:
-        """Hand a tensor on, and print it."""
+        """Add a tensor to the other sink, and print it."""
         self._sink.add(key, bits, dtype, shape, order=order)
         self._log.print(key, bits, dtype, shape)
 
     def add_value(self, key_text: str, value: object) -> None:
-        """Hand a value on."""
+        """Add a value to the other sink."""
         self._sink.add_value(key_text, value)
 
 
-def _statistics_text(found: Statistics) -> str:
-    numbers = {"min": found.minimum, "max": found.maximum, "mean": found.mean, "l2": found.l2}
+def _statistics_text(statistics: Statistics) -> str:
+    numbers = {
+        "min": statistics.minimum,
+        "max": statistics.maximum,
+        "mean": statistics.mean,
+        "l2": statistics.l2,
+    }
     parts = [f"{name} {_number_text(value)}" for name, value in numbers.items()]
-    counts = {"nan": found.nan, "inf": found.posinf, "-inf": found.neginf}
+    counts = {"nan": statistics.nan, "inf": statistics.posinf, "-inf": statistics.neginf}
     parts += [f"{name} {count}" for name, count in counts.items() if count]
     return "  ".join(parts)
 

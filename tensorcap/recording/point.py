@@ -1,4 +1,4 @@
-"""A site under capture, and what became of it."""
+"""A site of a model under capture: how often it was called, recorded or lost, and its status."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Phase = Literal["prefill", "decode", "forward"]
 
 @dataclass(slots=True)
 class Point:
-    """A site of the model under capture, and what became of it.
+    """A site of the model under capture, with the counts that its status follows from.
 
     Attributes:
         site: Escaped name.
@@ -26,8 +26,8 @@ class Point:
         records: How many of its tensors were recorded.
         values: How many of its leaves that are no tensors were.
         lost: What could not be captured: by slot, the reason and how often.
-        note: What else a reader has to know.
-        kind: What it is a place of.
+        note: A remark for the reader of the archive.
+        kind: A module, or a place within a module's code.
     """
 
     site: str
@@ -62,7 +62,7 @@ class Point:
 
     @property
     def is_listed(self) -> bool:
-        """Whether the run's metadata tell of it: of an op, which is in the index, only if it was lost."""
+        """Whether the run's metadata list it; an op, which is in the index anyway, only if it was lost."""
         return self.kind != "op" or bool(self.lost)
 
     @property
@@ -71,7 +71,7 @@ class Point:
         return self.calls - self.returned
 
     def describe(self) -> list[dict[str, Any]]:
-        """The entries of this point in the run's metadata: one, and one for each reason of a loss."""
+        """The entries of this point in the run's metadata: its own, and one for each reason of a loss."""
         status = self.status
         entry: dict[str, Any] = {"site": self.site, "status": status, "calls": self.calls}
         if self.kind != "module":
@@ -86,9 +86,9 @@ class Point:
             reasons.append(f"not recorded: calls of a backward pass to compute anew, {self.recomputed}")
         if self.left_out:
             reasons.append(f"not recorded: calls that the limits left out, {self.left_out}")
-        said = "; ".join(reason for reason in (*reasons, self.note) if reason)
-        if said:
-            entry["reason"] = said
+        reason_text = "; ".join(reason for reason in (*reasons, self.note) if reason)
+        if reason_text:
+            entry["reason"] = reason_text
         entries = [entry]
         if status != "not-capturable":
             by_reason: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Probes: named points in code that its author can edit."""
+"""Probes: calls of `tensorcap.probe` that name a value in code which its author can edit."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ _P = TypeVar("_P", bound=_Party)
 
 
 class Prober(Protocol):
-    """What an adapter makes of a capture, for probes to hand values to it."""
+    """A capture to which probes hand values; an adapter implements it."""
 
     @property
     def is_under_way(self) -> bool:
         """Whether a call of the capture's model is under way in this thread."""
 
     def probed(self, name: str, value: object, *, is_alone: bool) -> None:
-        """A probe is passed.
+        """Record the value of a probe.
 
         Args:
-            name: Its name.
-            value: What it was given.
-            is_alone: Whether no other capture could be meant.
+            name: The probe's name.
+            value: The probe's value.
+            is_alone: Whether this is the only capture under way.
         """
 
 
 class Taker(Protocol):
-    """What an adapter makes of a capture, for code within a model to hand values to it."""
+    """A capture to which watched functions and probes hand values; an adapter implements it."""
 
     @property
     def recorder(self) -> Recorder:
@@ -52,15 +52,15 @@ class Taker(Protocol):
         """Whether a call of the capture's model is under way in this thread."""
 
     def begin(self, name: str, kind: Kind, *, is_alone: bool) -> Call | None:
-        """A function is called, or a probe is passed.
+        """Begin a call of a function or of a probe.
 
         Args:
             name: Its name.
             kind: Which of the two.
-            is_alone: Whether no other capture could be meant.
+            is_alone: Whether this is the only capture under way.
 
         Returns:
-            The call, or None where nothing is recorded; of what cannot be, that is told.
+            The call; None if nothing is recorded of it. If it cannot be recorded, that is noted.
         """
 
     def take(self, call: Call, slot: str, value: object, *, only_tensors: bool = False) -> None:
@@ -93,14 +93,14 @@ def probe(name: str, value: _T) -> _T:
         raise UsageError(f"probe: the name is {name!r}, expected a text that is not empty")
     if _PROBERS:
         probers = tuple(_PROBERS)  # as other threads may change it
-        for prober in concerned(probers):
+        for prober in choose_under_way(probers):
             prober.probed(name, value, is_alone=len(probers) == 1)
     return value
 
 
 @contextmanager
 def probing(prober: Prober) -> Iterator[None]:
-    """Have a capture take what is probed until the block ends."""
+    """Hand the values of probes to a capture until the block ends."""
     with _LOCK:
         _PROBERS.append(prober)
     try:
@@ -110,15 +110,15 @@ def probing(prober: Prober) -> Iterator[None]:
             _PROBERS.remove(prober)
 
 
-def concerned(parties: Sequence[_P]) -> Sequence[_P]:
-    """Of several captures, those with a call of their model under way in this thread, or all if none has."""
+def choose_under_way(parties: Sequence[_P]) -> Sequence[_P]:
+    """Choose the captures with a call of their model under way in this thread, or all if none has one."""
     if len(parties) < 2:
         return parties
     return [party for party in parties if party.is_under_way] or parties
 
 
 def hand_over(taker: Taker, name: str, value: object, *, is_alone: bool) -> None:
-    """Have a taker record the value of a probe, and in which module that is."""
+    """Record the value of a probe, and the module that it lies in."""
     call = taker.begin(name, "probe", is_alone=is_alone)
     if call is not None:
         outer, point = taker.recorder.current, call.point

@@ -1,41 +1,38 @@
-"""Between an adapter's hooks and the writer: steps, calls, filters, and what became of each point.
-
-What a run waits for, for whoever shows how far it is.
-"""
+"""Number steps and calls, apply the filters, and hand records to the writer, for the hooks of adapters."""
 
 from __future__ import annotations
 
 import hashlib
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, Final, NamedTuple, Protocol
 
 from tensorcap.recording.point import Kind, Phase, Point
-from tensorcap.recording.scope import Scope
+from tensorcap.recording.record_filter import RecordFilter
 from tensorcap_formats.dtypes import Array, DType, decode
 from tensorcap_formats.errors import TensorcapError, UsageError, WriteError, abbreviate
 from tensorcap_formats.keys import PROBES, ROOT_SITE, Key, inner_site, unescape
+from tensorcap_formats.progress import Progress
 
 _FREELY: Final = nullcontext()
 _BLOCK: Final = 1 << 16  # elements that are hashed at once, so that an image is not widened as a whole
 
 
 class Sink(Protocol):
-    """Where records go: a `Writer`, or the tally of a dry run."""
+    """What records are added to: a `Writer`, or the tally of a dry run."""
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes that are kept of the records so far."""
+        """Bytes that the records so far take up."""
 
     def add(
         self, key: Key, bits: Array, dtype: DType, shape: tuple[int, ...], *, order: int | None = None
     ) -> None:
-        """Take one tensor; its memory is free again on return."""
+        """Add one tensor; its memory is free again on return."""
 
     def add_value(self, key_text: str, value: object) -> None:
-        """Take one leaf that is no tensor."""
+        """Add one leaf that is no tensor."""
 
 
 class _Step:
@@ -53,10 +50,10 @@ class Call(NamedTuple):
         point: The site.
         step: Number of the step it belongs to.
         number: Its number within the step.
-        token: Tells it from other calls that are under way.
+        token: Distinguishes it from other calls under way in its thread.
         within: The step itself.
         ordinal: How many calls of the site came before it in the run.
-        is_of_run: Whether it stands for the whole run, of which no limit on calls takes anything.
+        is_of_run: Whether it stands for the whole run, to which limits on calls do not apply.
     """
 
     point: Point
@@ -78,26 +75,31 @@ class _Stacks(threading.local):
 class Recorder:
     """Numbers steps and calls, applies the filters, and hands records to the sink; in any thread.
 
-    A step begins with an outermost call of the model, save the first, to which belongs what is called
-    before. It lasts until the next one begins, however the call ends; so calls outside of any belong to
-    the step before. Threads that call the model at the same time have a step each.
+    A step begins with an outermost call of the model, and lasts until the next one begins, however the call
+    ends. So calls between two outermost calls belong to the step before; those before the first belong to
+    the first. Threads that call the model at the same time have a step each.
 
     Attributes:
-        points: By unescaped name of the site, in the model's order.
+        points: The sites, by unescaped name, in the model's order.
         last_step: Number of the last step in which a site was called; -1 before.
         failure: The error of ours that ended the capture.
-        is_paused: Whether calls are let pass unrecorded.
-        is_off: Whether nothing is recorded any more, in a process that another has to write for.
-        inputs: Of each tensor of whole numbers that the model itself was given, by key text: the SHA-256
-            of its values as little-endian int64.
-        facts: Run metadata that an adapter found out while the model ran.
-        phases: Of each step by its number, what it is of: `prefill`, `decode` or `forward`.
-        stopped: Where the limit of bytes ended the recording, as a key text; None where it did not.
-        unmatched: What was asked for by a name, beside globs, and was not met with in the run.
-        waiting: What the run waits for, if anything.
+        is_paused: Whether calls that begin now are not recorded.
+        is_off: Whether nothing is recorded any more: in a forked process, whose parent writes the archive.
+        inputs: Each tensor of integers that the model itself was called with, by key text: its shape, its
+            dtype, and the SHA-256 of its values as little-endian int64.
+        facts: Run metadata that an adapter adds while the model runs.
+        phases: The phase of each step by its number: `prefill`, `decode` or `forward`.
+        stopped: The key at which the limit of bytes ended the recording, as a text; None if it did not.
+        unmatched: Functions to watch that were never called, as the user named them.
     """
 
-    def __init__(self, sink: Sink, points: dict[str, Point], scope: Scope) -> None:
+    def __init__(
+        self,
+        sink: Sink,
+        points: dict[str, Point],
+        record_filter: RecordFilter,
+        progress: Progress | None = None,
+    ) -> None:
         self.points = points
         self.stopped: str | None = None
         self.last_step = -1
@@ -111,9 +113,11 @@ class Recorder:
         self.facts: dict[str, Any] = {}
         self.phases: dict[int, Phase] = {}
         self.unmatched: list[str] = []
-        self.waiting = Waiting()
         self._sink = sink
-        self._scope = scope
+        self._filter = record_filter
+        self._progress = progress
+        self._stage = ""
+        self._records_count = 0
         self._lock = threading.Lock()
         self._filling = threading.Lock()  # what is left of a limit of bytes
         self._stacks = _Stacks()
@@ -124,6 +128,25 @@ class Recorder:
         """The call that returned last, as `STEP/SITE@CALL`."""
         call = self._last_call
         return None if call is None else Key(call.point.site, "output", call.step, call.number).where
+
+    @contextmanager
+    def stage(self, text: str) -> Iterator[None]:
+        """Report a stage of the run as its progress; the stage around the block goes on after it.
+
+        Args:
+            text: What is being done in the block, as a short phrase: `MAX compiles the model`.
+        """
+        if self._progress is None:
+            yield
+            return
+        outer, self._stage = self._stage, text
+        self._progress.stage(text)
+        try:
+            yield
+        finally:
+            self._stage = outer
+            if outer:
+                self._progress.stage(outer)
 
     @property
     def is_recording(self) -> bool:
@@ -141,11 +164,11 @@ class Recorder:
         return any(call.point is point for call in self._stacks.calls)
 
     def enter(self, point: Point, token: int, *, is_outermost: bool = False) -> Call | None:
-        """A call of the site begins.
+        """Begin a call of a site.
 
         Args:
             point: The site.
-            token: As long as the call lasts, that of no other call in this thread.
+            token: Any number that no other call under way in this thread has.
             is_outermost: Whether this is an outermost call of the model, which begins a step.
 
         Returns:
@@ -169,7 +192,7 @@ class Recorder:
         return call
 
     def note_phase(self, step: int, phase: Phase) -> None:
-        """Note what a step is of; the one before a decoding step has made the cache, asked to or not."""
+        """Note the phase of a step; the step before a decoding one filled the cache, so it is a prefill."""
         self.phases[step] = phase
         if phase == "decode" and self.phases.get(step - 1) == "forward":
             self.phases[step - 1] = "prefill"
@@ -177,18 +200,18 @@ class Recorder:
     def inner(
         self, point_name: str, kind: Kind, *, in_module: bool = True, outer: Call | None = None
     ) -> Call | None:
-        """A place within a module's code is passed: an op, a function, a probe (NAM-9).
+        """Begin a call of a place within a module's code: an op, a function, a probe (NAM-9).
 
         Args:
             point_name: Its name, unescaped.
             kind: What it is.
             in_module: Whether its site lies within the module whose call is under way in this thread, or
-                the root where there is none; else within `probe`, whichever module it is passed in.
+                within the root if there is none; else it lies within `probe`, in whichever module it is.
             outer: The module's call, if it is not the one under way.
 
         Returns:
-            A call that is over as soon as it is recorded, save that of a function, which `finish` ends;
-            None while nothing is to be recorded.
+            A call that is over as soon as it is recorded, but for a function's, which `finish` ends; None
+            while nothing is to be recorded.
         """
         if not self.is_recording:
             return None
@@ -202,7 +225,7 @@ class Recorder:
         return call
 
     def place(self, module: str, point_name: str, kind: Kind) -> Point:
-        """The point of a place within a module's code, whether it is passed or not.
+        """Return the point of a place within a module's code, whether the place is reached or not.
 
         Args:
             module: The site of the module, or `PROBES`.
@@ -216,9 +239,9 @@ class Recorder:
         site = inner_site(module, point_name)
         point = self.points.get(site)
         if point is None:
-            around = self.points.get("" if module == ROOT_SITE else unescape(module))
-            aliases = () if around is None else (around.site, *around.aliases)
-            wanted = self._scope.of_site(site, aliases)
+            enclosing = self.points.get("" if module == ROOT_SITE else unescape(module))
+            aliases = () if enclosing is None else (enclosing.site, *enclosing.aliases)
+            wanted = self._filter.keeps_site(site, aliases)
             point = self.points[site] = Point(site, aliases, wanted=wanted, kind=kind)
         return point
 
@@ -230,14 +253,14 @@ class Recorder:
         step.counts[point.site] = number + 1
         call = Call(point, step.number, number, token, step, point.calls)
         point.calls += 1
-        if not self._scope.limits.allow(call.step, call.ordinal):
+        if not self._filter.options.allows_call(call.step, call.ordinal):
             point.left_out += 1
         if step.number > self.last_step:
             self.last_step = step.number
         return call
 
     def leave(self, point: Point, token: int) -> Call | None:
-        """The call that began with this token returns; calls inside that did not return are dropped."""
+        """End the call that began with this token; calls inside it that did not return are dropped."""
         if self.is_off:
             return None
         stack = self._stacks.calls
@@ -249,7 +272,7 @@ class Recorder:
         return None
 
     def finish(self, call: Call) -> None:
-        """The call is over and everything of it is recorded."""
+        """Count a call as returned, when all its tensors are recorded."""
         with self._lock:
             call.point.returned += 1
             self._last_call = call
@@ -257,13 +280,13 @@ class Recorder:
                 call.point.left_out += 1  # at least its output
 
     def recompute(self, point: Point, token: int) -> None:
-        """The site is called by a backward pass, which computes anew what a forward has computed."""
+        """Count a call of a site by a backward pass, which computes a forward's values anew."""
         self._drop(token)
         if self.is_recording:
             point.recomputed += 1
 
     def _drop(self, token: int) -> None:
-        """Forget a call of this token and those inside: they ended by an error, or it would be in use."""
+        """Forget a call of this token and those inside it: they ended by an error, or it would be in use."""
         stack = self._stacks.calls
         for i, call in enumerate(stack):
             if call.token == token:
@@ -271,32 +294,32 @@ class Recorder:
                 break
 
     def wants(self, call: Call, slot: str, *, required: bool = False) -> bool:
-        """Whether a tensor or a value of a call is to be recorded; `required` ones pass every filter."""
+        """Decide whether a tensor or a value of a call is recorded; `required` ones pass every filter."""
         if required:
             return True
-        if not call.is_of_run and not self._scope.limits.allow(call.step, call.ordinal):
+        if not call.is_of_run and not self._filter.options.allows_call(call.step, call.ordinal):
             return False
         point = call.point
         if point.wanted is not None:
             return point.wanted
-        return self._scope.allows(Key(point.site, slot, call.step, call.number), point.aliases)
+        return self._filter.keeps(Key(point.site, slot, call.step, call.number), point.aliases)
 
     @property
     def has_slices(self) -> bool:
-        """Whether of some tensors only a part is recorded."""
-        return bool(self._scope.limits.slices.parts)
+        """Whether only a part of some tensors is recorded."""
+        return bool(self._filter.options.slices)
 
     def part(self, call: Call, slot: str, shape: tuple[int, ...]) -> tuple[slice, ...] | None:
-        """What is recorded of a tensor that is not required: a slice for each axis, None for all of it.
+        """Find which part of a tensor that is not required is recorded: a slice for each axis, None for all.
 
         Raises:
             NothingLeftError: No element would be.
         """
         key = Key(call.point.site, slot, call.step, call.number)
-        return self._scope.part(key, call.point.aliases, shape)
+        return self._filter.find_part(key, call.point.aliases, shape)
 
     def next_order(self) -> int:
-        """The execution order number of a tensor that is recorded now, or on its way."""
+        """Return the execution order number of a tensor that is recorded now, or on its way."""
         with self._lock:
             self._order += 1
             return self._order - 1
@@ -312,7 +335,7 @@ class Recorder:
         required: bool = False,
         order: int | None = None,
     ) -> None:
-        """Record one tensor of a call, which `wants` has let pass.
+        """Record one tensor of a call, which `wants` has accepted.
 
         Args:
             call: The call.
@@ -327,16 +350,20 @@ class Recorder:
             WriteError: The sink failed; nothing more is recorded.
         """
         key = Key(call.point.site, slot, call.step, call.number)
-        most = self._scope.limits.max_bytes
-        with _FREELY if most is None else self._filling:
+        max_bytes = self._filter.options.max_bytes
+        with _FREELY if max_bytes is None else self._filling:
             if self.stopped is not None:
                 return
-            if most is not None and self._sink.stored_bytes + bits.nbytes > most:
+            if max_bytes is not None and self._sink.stored_bytes + bits.nbytes > max_bytes:
                 self.stopped = key.text
                 return
             order = self.next_order() if order is None else order
             if not self._hand_over(call.point, key, self._sink.add, key, bits, dtype, shape, order=order):
                 return
+        if self._progress is not None:
+            with self._lock:
+                self._records_count += 1
+            self._progress.advance(self._records_count, None)
         if not required or self.wants(call, slot):
             with self._lock:
                 call.point.records += 1
@@ -345,19 +372,19 @@ class Recorder:
             self.inputs[key.text] = {"sha256": ids, "shape": list(shape), "dtype": dtype.name}
 
     def value(self, call: Call, slot: str, value: object, *, required: bool = False) -> None:
-        """Record one leaf that is no tensor, which `wants` has let pass; as `tensor`."""
+        """Record one leaf that is no tensor, which `wants` has accepted; arguments as for `tensor`."""
         if self.stopped is not None:
             return
         key = Key(call.point.site, slot, call.step, call.number)
-        taken = self._hand_over(call.point, key, self._sink.add_value, key.text, value)
-        if taken and (not required or self.wants(call, slot)):
+        is_added = self._hand_over(call.point, key, self._sink.add_value, key.text, value)
+        if is_added and (not required or self.wants(call, slot)):
             with self._lock:
                 call.point.values += 1
 
     def _hand_over(
         self, point: Point, key: Key, add: Callable[..., None], *arguments: Any, **options: Any
     ) -> bool:
-        """Give it to the sink; return whether it took it."""
+        """Add something to the sink; return whether the sink took it."""
         try:
             add(*arguments, **options)
         except WriteError as error:
@@ -369,20 +396,22 @@ class Recorder:
         return True
 
     def add_point(self, name: str, site: str, reason: str) -> None:
-        """Add a site that is found when all is over, and was not captured for this reason."""
-        self.points[name] = Point(site, reason=reason, is_capturable=False, wanted=self._scope.of_site(site))
+        """Add a site that is known only after the run, and was not captured for this reason."""
+        self.points[name] = Point(
+            site, reason=reason, is_capturable=False, wanted=self._filter.keeps_site(site)
+        )
 
     def lose(
         self, point: Point, slot: str, reason: str, *, call: Call | None = None, required: bool = False
     ) -> None:
-        """Note that something could not be captured, and why, unless it was not asked for.
+        """Note that something could not be captured, and why, if it was asked for.
 
         Args:
             point: The site.
             slot: What was lost.
             reason: Why.
-            call: The call, if `slot` names one tensor: it is then held against globs for keys.
-            required: Whether every filter is to be passed.
+            call: The call, if `slot` names one tensor: globs for keys are then applied to it.
+            required: Whether the loss is noted even if no filter asks for the tensor.
         """
         if self.is_off:  # in a forked process, whose copy of the lock may be held for ever
             return
@@ -397,41 +426,8 @@ class Recorder:
 
 
 def _sha256(flat: Array, dtype: DType) -> str:
-    """The SHA-256 of whole numbers as little-endian int64."""
+    """The SHA-256 of integers as little-endian int64."""
     hasher = hashlib.sha256()
     for start in range(0, flat.size, _BLOCK):
         hasher.update(decode(flat[start : start + _BLOCK], dtype).astype("<i8").tobytes())
     return hasher.hexdigest()
-
-
-class Waiting:
-    """Something that takes long and tells nothing, such as a compiler, or nothing.
-
-    Example:
-        >>> waiting = Waiting()
-        >>> with waiting.on("compiling"):
-        ...     waiting.text
-        'compiling, 0 s'
-        >>> waiting.text
-        ''
-    """
-
-    def __init__(self) -> None:
-        self._what = ""
-        self._since_seconds = 0.0
-
-    @contextmanager
-    def on(self, what: str) -> Iterator[None]:
-        """Wait for it during the block."""
-        self._since_seconds = time.monotonic()
-        self._what = what
-        try:
-            yield
-        finally:
-            self._what = ""
-
-    @property
-    def text(self) -> str:
-        """What is waited for, and how long by now; "" if nothing is."""
-        what = self._what
-        return what and f"{what}, {time.monotonic() - self._since_seconds:.0f} s"

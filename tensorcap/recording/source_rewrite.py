@@ -1,8 +1,8 @@
-"""A function's code, written anew from its source so that it hands its variables over.
+"""Compile a function anew from its source, so that it hands over its variables as it assigns them.
 
 The whole file is parsed and compiled again, under its own name and with its own line numbers, so that
-closures, `super()` and private names are those of the original; then the function's code is dug out. The
-source on the disk is only read.
+closures, `super()` and private names are those of the original; then the function's code is taken out of it.
+The source on the disk is only read.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class Source:
 
         Args:
             function: The function.
-            code: Its own code, where it has another for the time being.
+            code: Its own code, which is not its `__code__` while it is watched.
             where: The beginning of error messages.
 
         Raises:
-            UsageError: There is none, or it is not what the function was compiled from, or the function
+            UsageError: There is no source, it is not what the function was compiled from, or the function
                 is of a kind that is not supported.
         """
         self._where = where
@@ -90,8 +90,8 @@ class Source:
         """Compile the function so that it hands variables over.
 
         Args:
-            key: What it tells `tensorcap.recording.watch.begin` that it is.
-            wants: Which variables.
+            key: The number that it passes to `tensorcap.recording.watch.begin`.
+            wants: Whether a variable of this name is handed over.
         """
         tree, node = self._parse()
         _Rewriter(key, wants).rewrite(node)
@@ -133,10 +133,10 @@ class Source:
 
 
 class _Rewriter(ast.NodeTransformer):
-    """Adds to a function what hands its variables over, each right after it is assigned.
+    """Adds calls to a function that hand over its variables, each right after it is assigned.
 
     Attributes:
-        names: What it handed over, in the order of the text.
+        names: The variables that it assigns, in the order of the text, wanted or not.
     """
 
     def __init__(self, key: int, wants: Callable[[str], bool]) -> None:
@@ -163,7 +163,7 @@ class _Rewriter(ast.NodeTransformer):
         self.names.append(RETURN)
 
     def visit(self, node: ast.AST) -> Any:
-        """Leave what has variables of its own as it is."""
+        """Leave nested scopes, which have variables of their own, as they are."""
         return node if isinstance(node, _SCOPES) else super().visit(node)
 
     def visit_Return(self, node: ast.Return) -> ast.AST:
@@ -198,15 +198,15 @@ class _Rewriter(ast.NodeTransformer):
         return self._preceded(node, node, [name for target in targets for name in _names(target)])
 
     def visit_match_case(self, node: ast.match_case) -> ast.match_case:
-        found = [getattr(p, "name", None) or getattr(p, "rest", None) for p in ast.walk(node.pattern)]
-        return self._preceded(node, node.pattern, [name for name in found if name])
+        names = [getattr(p, "name", None) or getattr(p, "rest", None) for p in ast.walk(node.pattern)]
+        return self._preceded(node, node.pattern, [name for name in names if name])
 
     def _followed(self, node: ast.stmt, names: list[str]) -> list[ast.stmt]:
         self.generic_visit(node)
         return [node, *self._hand_over(names, node)]
 
     def _preceded(self, node: _Block, at: ast.AST, names: list[str]) -> _Block:
-        """Have a block hand over what it begins with."""
+        """Hand over variables at the beginning of a block."""
         added: list[ast.stmt] = self._hand_over(names, at)
         self.generic_visit(node)
         node.body = [*added, *node.body]
@@ -234,7 +234,7 @@ def _call(*arguments: ast.expr) -> ast.Call:
 
 
 def _at(node: _Node, at: ast.AST) -> _Node:
-    """The node, all of whose new parts are on the lines of another."""
+    """The node, with the line numbers of another for all its new parts."""
     return ast.fix_missing_locations(ast.copy_location(node, at))
 
 
@@ -260,7 +260,7 @@ def _changed_in_place(value: ast.expr) -> list[str]:
 
 
 def _calls(function: ast.AST) -> Iterator[str]:
-    """What a function calls without arguments, by plain names."""
+    """Names of the functions that a function calls without arguments."""
     for node in ast.walk(function):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args:
             yield node.func.id

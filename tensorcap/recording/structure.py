@@ -1,8 +1,8 @@
-"""Walk a structured value: every leaf of an argument or a result, by field name.
+"""List the leaves of a structured value, an argument or a result, each by its path of field names.
 
 Frameworks are known here only by the classes that an adapter names in `Kinds`. Mappings and their views,
 sequences, sets (in the order of their iteration), named tuples, dataclasses, `functools.partial` and plain
-objects (by attribute) are entered; nothing is consumed or changed, and nothing is left out without a word.
+objects (by attribute) are entered; nothing is consumed or changed, and what is not followed has a reason.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ import numpy as np
 from tensorcap.workload.sources import NAMED, class_name
 
 MAX_DEPTH: Final = 24
-MAX_NODES: Final = 20_000  # of one argument: a graph of objects that is no argument in earnest
-MAX_PLAIN_ITEMS: Final = 1024  # a longer list of numbers is told by its length
+MAX_NODES: Final = 20_000  # of one argument: a larger graph of objects is hardly meant as an argument
+MAX_PLAIN_ITEMS: Final = 1024  # of a longer list of numbers only the length is recorded
 MAX_TEXT: Final = 4096
 
 _PLAIN: Final = (bool, int, float, str, type(None))
@@ -48,12 +48,12 @@ _NEVER_ENTERED: Final = (
 
 
 class Kinds(NamedTuple):
-    """What the classes of a framework are to the walk.
+    """How the walk treats the classes of a framework.
 
     Attributes:
         tensors: Leaves that are tensors.
-        opaque: Told by their class, never entered (modules).
-        texts: Told by their text (dtypes, devices).
+        opaque: Leaves that are recorded by class name, never entered (modules).
+        texts: Leaves that are recorded as their text (dtypes, devices).
     """
 
     tensors: tuple[type, ...]
@@ -67,8 +67,8 @@ class Leaf(NamedTuple):
     Attributes:
         name: Path to it, `rope.0`; empty for the value itself.
         value: A tensor, or a JSON value.
-        is_tensor: Which of the two.
-        reason: Why what lies at `name` could not be followed; empty for a leaf that could.
+        is_tensor: Whether it is a tensor.
+        reason: Why the object at `name` is not followed; empty if it is.
     """
 
     name: str
@@ -92,7 +92,7 @@ def walk(value: object, kinds: Kinds) -> list[Leaf]:
 
 
 def rebuilt(value: Any, kinds: Kinds, change: Callable[[str, Any], Any]) -> Any:
-    """The value with other tensors in it: what holds a tensor that changes is copied, nothing is written to.
+    """Return the value with other tensors in it; containers of changed tensors are copied, not written to.
 
     Mappings, lists, tuples, named tuples, deques and dataclasses are entered, with the names of `walk`. What
     other objects hold (caches, to which the caller goes on writing) stays as it is.
@@ -100,10 +100,10 @@ def rebuilt(value: Any, kinds: Kinds, change: Callable[[str, Any], Any]) -> Any:
     Args:
         value: Anything.
         kinds: As for `walk`.
-        change: Gives for the name of a tensor, and the tensor, what stands there afterwards.
+        change: Returns what takes the place of a tensor, for its name and the tensor.
 
     Returns:
-        The value itself where no tensor changes.
+        The value itself if no tensor changes.
 
     Example:
         >>> import numpy as np
@@ -112,7 +112,7 @@ def rebuilt(value: Any, kinds: Kinds, change: Callable[[str, Any], Any]) -> Any:
         >>> new["rope"], old["rope"][0]
         ((array([0., 0.]), None), array([1., 1.]))
     """
-    return _Rebuilder(kinds, change).of("", value, 0)
+    return _Rebuilder(kinds, change).rebuild("", value, 0)
 
 
 class _Rebuilder:
@@ -121,7 +121,7 @@ class _Rebuilder:
         self._change = change
         self._taken: set[str] = set()
 
-    def of(self, name: str, value: Any, depth: int) -> Any:
+    def rebuild(self, name: str, value: Any, depth: int) -> Any:
         if isinstance(value, self._kinds.tensors):
             return self._change(_unique(name, self._taken), value)
         is_entered = isinstance(value, (Mapping, list, tuple, deque)) or is_dataclass(value)
@@ -129,27 +129,27 @@ class _Rebuilder:
             return value
         prefix = f"{name}." if name else ""
         items = _items(value) or []
-        found = [self.of(prefix + field, item, depth + 1) for field, item in items]
-        if all(new is old for new, (_, old) in zip(found, items, strict=True)):
+        rebuilt_items = [self.rebuild(prefix + field, item, depth + 1) for field, item in items]
+        if all(new is old for new, (_, old) in zip(rebuilt_items, items, strict=True)):
             return value
-        return _holding(value, [field for field, _ in items], found)
+        return _copy_with_items(value, [field for field, _ in items], rebuilt_items)
 
 
-def _holding(value: Any, names: list[str], items: list[Any]) -> Any:
-    """A container like this one that holds other items."""
+def _copy_with_items(value: Any, names: list[str], items: list[Any]) -> Any:
+    """Copy a container, with other items in it."""
     if isinstance(value, tuple):
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    made = copy(value)
+    new = copy(value)
     if isinstance(value, Mapping):
         for key, item in zip(value, items, strict=True):
-            made[key] = item
+            new[key] = item
     elif isinstance(value, (list, deque)):
         for i, item in enumerate(items):
-            made[i] = item
+            new[i] = item
     else:
         for field, item in zip(names, items, strict=True):
-            object.__setattr__(made, field, item)
-    return made
+            object.__setattr__(new, field, item)
+    return new
 
 
 class _Walker:
@@ -179,7 +179,7 @@ class _Walker:
         if self._nodes > MAX_NODES or depth > MAX_DEPTH:
             what = f"more than {MAX_NODES} objects" if self._nodes > MAX_NODES else f"deeper than {MAX_DEPTH}"
             self.leaves.append(Leaf(name, None, reason=f"{class_name(value)} is not followed: {what}"))
-            return True  # there may be tensors, and the loss has to be told
+            return True  # there may be tensors, so the loss has to be noted
         if id(value) in self._above:
             self.leaves.append(Leaf(name, f"{class_name(value)} that contains itself"))
             return False
@@ -202,15 +202,15 @@ class _Walker:
                 return True
             return self._enter_object(name, value, depth)
         start = len(self.leaves)
-        found = self._visit_all(name, items, depth)
+        has_tensor = self._visit_all(name, items, depth)
         if type(value) not in _BARE:
-            found |= self._visit_further(name, value, items, start, depth)
-        return found
+            has_tensor |= self._visit_further(name, value, items, start, depth)
+        return has_tensor
 
     def _visit_further(
         self, name: str, value: object, items: list[tuple[str, Any]], start: int, depth: int
     ) -> bool:
-        """Add the tensors that a container holds as attributes, beside its items and not among them."""
+        """Add the tensors that a container has as attributes, but not among its items."""
         further = [item for item in _attributes(value) if not _is_among(item, items)]
         if not further:
             return False
@@ -224,11 +224,11 @@ class _Walker:
         return len(self.leaves) > end
 
     def _visit_all(self, name: str, items: list[tuple[str, Any]], depth: int) -> bool:
-        found = False
+        has_tensor = False
         prefix = f"{name}." if name else ""
         for field, item in items:
-            found |= self.visit(prefix + field, item, depth + 1)
-        return found
+            has_tensor |= self.visit(prefix + field, item, depth + 1)
+        return has_tensor
 
     def _enter_object(self, name: str, value: object, depth: int) -> bool:
         """Follow the attributes of an object of any other class; without a tensor it is only named."""
@@ -246,7 +246,7 @@ class _Walker:
 
 
 def _items(value: Any) -> list[tuple[str, Any]] | None:
-    """What a container holds, by name; None for what is no container."""
+    """The items of a container, by name; None if the value is no container."""
     if isinstance(value, Mapping):
         return [(str(_plain_key(k)), v) for k, v in value.items()]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -266,13 +266,13 @@ def _is_among(item: tuple[str, Any], items: list[tuple[str, Any]]) -> bool:
 
 def _attributes(value: object) -> list[tuple[str, Any]]:
     """Attributes that the object itself holds: no property, no method is run."""
-    found = dict(getattr(value, "__dict__", {}))
+    attributes = dict(getattr(value, "__dict__", {}))
     for name, member in _slots(type(value)):
         try:
-            found.setdefault(name, member.__get__(value))
+            attributes.setdefault(name, member.__get__(value))
         except AttributeError:  # never set
             continue
-    return list(found.items())
+    return list(attributes.items())
 
 
 def _slots(cls: type) -> list[tuple[str, MemberDescriptorType]]:
@@ -293,7 +293,7 @@ _SLOTS: Final[WeakKeyDictionary[type, list[tuple[str, MemberDescriptorType]]]] =
 
 
 def _plain(value: Any) -> bool | int | float | str | None:
-    """The JSON value of a leaf that is no tensor."""
+    """Convert a leaf that is no tensor into a JSON value."""
     if isinstance(value, enum.Enum):
         return f"{type(value).__name__}.{value.name}"
     if isinstance(value, np.generic):
@@ -325,10 +325,10 @@ def _with_unique_names(leaves: list[Leaf]) -> list[Leaf]:
 
 
 def _unique(name: str, taken: set[str]) -> str:
-    """The name, or if it is taken that of the second, third, … of it; it is taken then."""
-    found, n = name, 1
-    while found in taken:
+    """Make a name unique: the second leaf of a name gets `NAME:2`; add it to those that are taken."""
+    unique, n = name, 1
+    while unique in taken:
         n += 1
-        found = f"{name}:{n}"
-    taken.add(found)
-    return found
+        unique = f"{name}:{n}"
+    taken.add(unique)
+    return unique

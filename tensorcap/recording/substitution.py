@@ -1,4 +1,4 @@
-"""Substitution: which archived tensors take the place of a running model's own, and what became of each."""
+"""Choose the archived tensors that take the place of a running model's own, and keep account of each."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from tensorcap.recording.limits import Limits, span_text
-from tensorcap.recording.scope import as_tuple, fits_key
+from tensorcap.recording.options import as_tuple, parse_steps, span_text
+from tensorcap.recording.record_filter import fits_key
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import TensorcapError, UsageError, no_such_tensor
 from tensorcap_formats.keys import ROOT_SITE, Key
 from tensorcap_formats.records import Record
 
 Kind = Literal["input", "output"]
-Became = Literal["injected", "never-called", "not-in-archive", "left"]
+SlotStatus = Literal["injected", "never-called", "not-in-archive", "left"]
 
-_MOST: Final = 8  # as many keys are named, more are counted
+_MOST_KEYS: Final = 8  # absent keys that the metadata name
 HELD: Final = "an object holds it that the model goes on writing to, such as a cache"
 _NO_LEAF: Final = "its call has no such tensor"
 _NO_MODULE: Final = "the model has no such module"
@@ -26,15 +26,15 @@ _NO_MODULE: Final = "the model has no such module"
 
 @dataclass(slots=True)
 class Slot:
-    """What became of one slot of one site.
+    """One slot of one site: how often it was replaced, or why not.
 
     Attributes:
         site: The site, as the model names it.
         slot: Which tensor there, `input.hidden_states`.
-        archived: How many tensors the archive has for it at the steps and calls that were chosen.
-        injected: In which steps it was replaced, by number of the call.
-        casts: How values were made to fit, each with how often.
-        absent: Keys that the archive has no tensor for.
+        archived: Count of the archive's tensors for it at the chosen steps and calls.
+        injected: The steps in which it was replaced, by number of the call.
+        casts: Counts of the casts that made values fit, by text.
+        absent: Keys for which the archive has no tensor.
         reason: Why it was not replaced although its call took place.
     """
 
@@ -52,8 +52,8 @@ class Slot:
         return sum(map(len, self.injected.values()))
 
     @property
-    def status(self) -> Became:
-        """Exactly one of them; what does not fit ends the run."""
+    def status(self) -> SlotStatus:
+        """`injected`, `not-in-archive`, `left` or `never-called`; a tensor that does not fit ends the run."""
         if self.injected:
             return "injected"
         if self.absent:
@@ -62,7 +62,7 @@ class Slot:
 
     def describe(self) -> dict[str, Any]:
         """The entry of the run's metadata (INJ-21)."""
-        found: dict[str, Any] = {
+        entry: dict[str, Any] = {
             "site": self.site,
             "slot": self.slot,
             "status": self.status,
@@ -70,27 +70,27 @@ class Slot:
             "archived": self.archived,
         }
         if self.injected:
-            found["calls"] = {str(call): _spans(steps) for call, steps in sorted(self.injected.items())}
+            entry["calls"] = {str(call): _spans(steps) for call, steps in sorted(self.injected.items())}
         if self.casts:
-            found["casts"] = dict(self.casts)
+            entry["casts"] = dict(self.casts)
         if self.absent:
-            found["absent"] = [*self.absent[:_MOST], *(["…"] if len(self.absent) > _MOST else [])]
+            entry["absent"] = [*self.absent[:_MOST_KEYS], *(["…"] if len(self.absent) > _MOST_KEYS else [])]
         if self.reason:
-            found["reason"] = self.reason
-        return found
+            entry["reason"] = self.reason
+        return entry
 
 
 class Substitution:
-    """A plan: for a site, a step, a call and a slot, the archived tensor that is to stand there.
+    """The archived tensor for a site, a step, a call and a slot, if one is to be injected there.
 
-    It keeps account of what it gave, so one is for one run.
+    It keeps account of what was injected, so one is for one run.
 
     Attributes:
         archive: Where the tensors come from; its keys are those of the model that runs.
-        failure: Why a tensor did not fit; the run ended by it, or should have.
-        map_path: The map file that gave the archive the model's keys, "computed" for a mapping that was; ""
-            where keys are equal.
-        map_text: The mapping as such a file, "" where keys are equal.
+        failure: The error of a tensor that did not fit, by which the run has to end.
+        map_path: The map file that gave the archive the model's keys, "computed" for a computed mapping; ""
+            if keys are equal.
+        map_text: The mapping as text of such a file, "" if keys are equal.
     """
 
     def __init__(
@@ -121,12 +121,14 @@ class Substitution:
         self.failure: TensorcapError | None = None
         self.map_path = self.map_text = ""
         self._keys = None if keys is None else frozenset(keys)
-        given = as_tuple(outputs)
+        output_globs = as_tuple(outputs)
         self._globs: dict[Kind, tuple[str, ...] | None] = {
-            "input": () if inputs is None and given else None if inputs is None else as_tuple(inputs),
-            "output": given,
+            "input": None if inputs is None else as_tuple(inputs),
+            "output": output_globs,
         }
-        self._steps, self._calls = Limits.of(steps=steps).steps, Limits.of(steps=calls).steps
+        self._steps, self._calls = parse_steps(steps), parse_steps(calls)
+        if inputs is None and output_globs:
+            self._globs["input"] = ()
         self._slots: dict[tuple[str, str], Slot] = {}
         self._sites: dict[str, str] = {}  # names in the archive by names in the model
         self._asked: set[tuple[str, str]] = set()  # sites with arguments or results to replace
@@ -134,7 +136,7 @@ class Substitution:
         self._planned: dict[tuple[str, int, int, str], dict[str, Record]] = {}
         for record in archive.records:
             if self._chooses(record.key):
-                self._plan(record)
+                self._add(record)
         for kind, globs in self._globs.items():
             for glob in globs or ():
                 if not any(fits_key(glob, record.key) for record in self._records(kind)):
@@ -147,7 +149,7 @@ class Substitution:
 
     @property
     def slots(self) -> Sequence[Slot]:
-        """What became of each slot that was asked for."""
+        """Each slot that was asked for."""
         return tuple(self._slots.values())
 
     @property
@@ -167,16 +169,16 @@ class Substitution:
             sites: Further names of each of the model's sites, by its name.
 
         Returns:
-            Names of those that calls have to be looked at of.
+            The model's sites at whose calls something may be injected.
 
         Raises:
             UsageError: None of the archive's sites is one of the model's.
         """
         wanted = self.sites
         for site, aliases in sites.items():
-            found = next((name for name in (site, *aliases) if name in wanted), None)
-            if found is not None:
-                self._sites[site] = found
+            archived = next((name for name in (site, *aliases) if name in wanted), None)
+            if archived is not None:
+                self._sites[site] = archived
         known = set(self._sites.values())
         if not known:
             some = ", ".join(list(wanted)[:3]) + (", …" if len(wanted) > 3 else "")
@@ -190,17 +192,17 @@ class Substitution:
         return set(self._sites)
 
     def planned(self, site: str, step: int, call: int, kind: Kind) -> Mapping[str, Record] | None:
-        """What is to stand in one call of a site, by slot; None if nothing of it was asked for."""
+        """The records to inject in one call of a site, by slot; None if none of its slots was asked for."""
         name = self._sites.get(site)
         if name is None or not self._is_within(step, call):
             return None
-        found = self._planned.get((name, step, call, kind))
-        if found is None and (name, kind) not in self._asked:
+        records = self._planned.get((name, step, call, kind))
+        if records is None and (name, kind) not in self._asked:
             return None
-        return found or {}
+        return records or {}
 
     def note_injected(self, key: Key, cast: str) -> None:
-        """A tensor took the place of the one of this key."""
+        """Note that a tensor took the place of the one of this key."""
         with self._lock:
             slot = self._slot(key)
             slot.injected.setdefault(key.call, []).append(key.step)
@@ -208,19 +210,19 @@ class Substitution:
                 slot.casts[cast] = slot.casts.get(cast, 0) + 1
 
     def note_absent(self, key: Key) -> None:
-        """The archive has nothing for a tensor that was asked for."""
+        """Note that the archive has nothing for a tensor that was asked for."""
         if self._chooses(key):
             with self._lock:
                 self._slot(key).absent.append(key.text)
 
     def note_left(self, key: Key, reason: str = "", *, is_held: bool = False) -> None:
-        """A tensor that the archive has was not put in its place."""
+        """Note that a tensor of the archive was not injected, and why."""
         with self._lock:
             self._slot(key).reason = reason or (HELD if is_held else _NO_LEAF)
 
     def describe(self) -> dict[str, Any]:
         """The entry `injected` of the run's metadata (INJ-20)."""
-        found: dict[str, Any] = {
+        entry: dict[str, Any] = {
             "source": str(self.archive.path),
             "root": self.archive.root,
             "mapping": self.map_path,
@@ -229,10 +231,10 @@ class Substitution:
         }
         for name, spans in (("steps", self._steps), ("calls", self._calls)):
             if spans:
-                found[name] = ",".join(map(span_text, spans))
+                entry[name] = ",".join(map(span_text, spans))
         if self.map_text:
-            found["map"] = self.map_text
-        return {**found, "slots": [slot.describe() for slot in self._slots.values()]}
+            entry["map"] = self.map_text
+        return {**entry, "slots": [slot.describe() for slot in self._slots.values()]}
 
     @property
     def _kinds(self) -> list[str]:
@@ -241,7 +243,8 @@ class Substitution:
     def _records(self, kind: Kind) -> Iterator[Record]:
         return (r for r in self.archive.records if not r.key.is_bare and _kind(r.key) == kind)
 
-    def _plan(self, record: Record) -> None:
+    def _add(self, record: Record) -> None:
+        """Plan to inject a record."""
         key = record.key
         if not record.stored:
             raise UsageError(
@@ -280,30 +283,30 @@ class Substitution:
 
 
 def no_fit(archive: Archive, key: Key, archived: tuple[int, ...], own: tuple[int, ...]) -> UsageError:
-    """A tensor of an archive has another shape than that of the model which it is to replace."""
+    """The error for a tensor of an archive whose shape is not that of the tensor that it is to replace."""
     return UsageError(
         f"{archive.path}: {key.text}: does not fit: {list(archived)} in the archive, "
         f"{list(own)} in the model",
-        hint=_step(archived, own),
+        hint=_step_hint(archived, own),
     )
 
 
-def _step(archived: tuple[int, ...], own: tuple[int, ...]) -> str | None:
-    """The layout step of a mapping that would make the archive's shape of the model's, if one is obvious."""
+def _step_hint(archived: tuple[int, ...], own: tuple[int, ...]) -> str | None:
+    """Name the layout step of a mapping that would make the shapes equal, if one is obvious."""
     if math.prod(archived) != math.prod(own):
         return None
-    found = None
+    step = None
     if archived[:1] == (1,) and archived[1:] == own:
-        found = "unsqueeze 0"
+        step = "unsqueeze 0"
     elif own[:1] == (1,) and own[1:] == archived:
-        found = "squeeze 0"
+        step = "squeeze 0"
     elif len(own) == len(archived):
         unlike = [axis for axis, sizes in enumerate(zip(own, archived, strict=True)) if sizes[0] != sizes[1]]
         if len(unlike) == 2 and [own[axis] for axis in reversed(unlike)] == [
             archived[axis] for axis in unlike
         ]:
-            found = f"transpose {unlike[0]} {unlike[1]}"
-    return f"A mapping with the step {found!r} would make it fit." if found else None
+            step = f"transpose {unlike[0]} {unlike[1]}"
+    return f"A mapping with the step {step!r} would make it fit." if step else None
 
 
 def _kind(key: Key) -> str:

@@ -1,4 +1,4 @@
-"""What a capture came to, for the terminal; and the tally of a dry run."""
+"""The outcome of a capture in numbers and names, for the terminal; and the tally of a dry run."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tensorcap.recording.point import Kind, Phase
+from tensorcap.recording.record_filter import RecordFilter
 from tensorcap.recording.recorder import Recorder
-from tensorcap.recording.scope import Scope
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.keys import Key
 from tensorcap_formats.writing import Writer
@@ -17,7 +18,7 @@ from tensorcap_formats.writing import Writer
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a capture came to.
+    """The outcome of a capture.
 
     Attributes:
         path: The archive, or None for a dry run.
@@ -26,19 +27,19 @@ class Summary:
         tensor_bytes: Sum of their sizes.
         stored_bytes: Bytes of the distinct ones that are in the archive.
         steps: Count of steps.
-        phases: Count of steps by what they are of: `prefill`, `decode`, `forward`.
+        phases: Count of steps by phase: `prefill`, `decode`, `forward`.
         captured: Modules of which there are records.
-        never_called: Modules that were asked for and never called, save containers that cannot be.
-        not_capturable: Sites, or `SITE/SLOT`, that could not be captured: the reason of each.
-        unfinished: Sites with calls that did not return, or were not seen to: how many.
+        never_called: Modules that were asked for and never called, but for containers, which cannot be.
+        not_capturable: Why something could not be captured, by site or `SITE/SLOT`.
+        unfinished: Counts of calls that did not return, or were not seen to, by site.
         excluded: Modules that were not asked for, or that the limits left out.
         ops: Count of the calls of ops of which there are records.
         functions: Watched functions, as sites, of which there are records.
         probes: Probes, as sites, of which there are records.
-        unmatched: Include globs, slices, steps, and functions to watch, of which nothing was captured.
-        stopped: The key at which the limit of bytes ended the recording; None where it did not.
+        unmatched: Globs of `only`, slices, steps, and functions to watch, of which nothing was captured.
+        stopped: The key at which the limit of bytes ended the recording; None if it did not.
         max_bytes: That limit.
-        notes: What else a user has to know.
+        notes: Further sentences for the user.
     """
 
     path: Path | None
@@ -67,6 +68,34 @@ class Summary:
         lost = self.not_capturable or self.unmatched or self.unfinished
         return not lost and self.stopped is None
 
+    @property
+    def exit_status(self) -> int:
+        """0 if everything that was asked for was captured, else 1."""
+        return 0 if self.is_whole else 1
+
+    def to_json(self) -> dict[str, Any]:
+        """The outcome as JSON values, as `tcap capture --json` prints it."""
+        return {
+            "path": str(self.path),
+            "is_complete": self.is_complete,
+            "tensors": self.tensors,
+            "tensor_bytes": self.tensor_bytes,
+            "stored_bytes": self.stored_bytes,
+            "steps": self.steps,
+            "phases": dict(self.phases),
+            "captured": list(self.captured),
+            "never_called": list(self.never_called),
+            "not_capturable": dict(self.not_capturable),
+            "unfinished": dict(self.unfinished),
+            "excluded": list(self.excluded),
+            "ops": self.ops,
+            "functions": list(self.functions),
+            "probes": list(self.probes),
+            "unmatched": list(self.unmatched),
+            "stopped": self.stopped,
+            "notes": list(self.notes),
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Tallied:
@@ -86,11 +115,11 @@ class Tallied:
 
 
 class Tally:
-    """Takes records in place of a writer, and keeps no bytes.
+    """Counts records in place of a writer, and keeps no bytes.
 
     Attributes:
-        records: What it was given.
-        stored_bytes: The same as `tensor_bytes`: what is equal to another is not known.
+        records: The records so far.
+        stored_bytes: The same as `tensor_bytes`: which records are equal is not known.
     """
 
     def __init__(self) -> None:
@@ -112,34 +141,42 @@ class Tally:
         self.stored_bytes = self.tensor_bytes
 
     def add_value(self, key_text: str, value: object) -> None:
-        """Leave a value out of account."""
+        """Ignore a value."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The records as JSON values, as `tcap capture --dry-run --json` prints them."""
+        records = [
+            {"key": r.key.text, "dtype": r.dtype.name, "shape": list(r.shape), "bytes": r.nbytes}
+            for r in self.records
+        ]
+        return {"records": records, "bytes": self.tensor_bytes}
 
 
 def summarise(
     path: Path | None,
     sink: Writer | Tally,
     recorder: Recorder,
-    scope: Scope,
+    record_filter: RecordFilter,
     *,
     is_complete: bool,
 ) -> Summary:
-    """Sum a capture up."""
-    found: dict[tuple[Kind, str], list[str]] = {}
+    """Sum up a capture that is over."""
+    sites_by_status: dict[tuple[Kind, str], list[str]] = {}
     not_capturable = {}
     points = list(recorder.points.values())
     for point in points:
         if not (point.status == "never-called" and point.reason):
-            found.setdefault((point.kind, point.status), []).append(point.site)
+            sites_by_status.setdefault((point.kind, point.status), []).append(point.site)
         for entry in point.describe():
             if entry["status"] == "not-capturable":
                 for slot in entry.get("slots", [""]):
                     not_capturable[f"{point.site}/{slot}" if slot else point.site] = entry["reason"]
 
     def sites(kind: Kind, status: str) -> tuple[str, ...]:
-        return tuple(found.get((kind, status), ()))
+        return tuple(sites_by_status.get((kind, status), ()))
 
     steps = recorder.last_step + 1
-    unmatched = scope.unmatched(((p.site, p.aliases) for p in points if p.records), steps)
+    unmatched = record_filter.unmatched(((p.site, p.aliases) for p in points if p.records), steps)
     return Summary(
         path=path,
         is_complete=is_complete,
@@ -158,6 +195,6 @@ def summarise(
         probes=sites("probe", "captured"),
         unmatched=(*unmatched, *recorder.unmatched),
         stopped=recorder.stopped,
-        max_bytes=scope.limits.max_bytes,
+        max_bytes=record_filter.options.max_bytes,
         notes=tuple(recorder.facts.get("notes", ())),
     )

@@ -1,7 +1,7 @@
-"""Watch local variables of functions whose source nobody edits.
+"""Record local variables of functions without an edit of their source.
 
-A watched function gets, for the time of a capture, a code object that was made of its own source and hands
-over what it assigns; the original is put back afterwards. Whoever holds the function runs the new code,
+For the time of a capture, a watched function gets a code object compiled from its own source that hands over
+what it assigns; the original is put back afterwards. Every reference to the function runs the new code,
 however it was imported. A call that is under way when the capture begins or ends goes on as it is.
 """
 
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Final, TypeVar
 
-from tensorcap.recording.function_lookup import did_you_mean, function_named
+from tensorcap.recording.function_lookup import did_you_mean, find_function
 from tensorcap.recording.point import Point
-from tensorcap.recording.probes import Taker, concerned
+from tensorcap.recording.probes import Taker, choose_under_way
 from tensorcap.recording.recorder import Call
 from tensorcap.recording.source_rewrite import RETURN, Source
 from tensorcap_formats.errors import UsageError, abbreviate
@@ -31,13 +31,13 @@ _UNASSIGNED: Final = "assigned in none of its calls"
 
 @dataclass(frozen=True)
 class Watched:
-    """A function to watch, found and checked.
+    """A function to watch, which exists and can be watched.
 
     Attributes:
-        texts: What was asked for.
+        texts: What the user asked to watch, all texts that name the function.
         function: The function as it was written, without its decorators.
         source: Its source.
-        variables: Which of its variables, `return` included; all that hold tensors if it is empty.
+        variables: Which of its variables, `return` included; all that hold tensors if empty.
     """
 
     texts: tuple[str, ...]
@@ -55,7 +55,7 @@ def find_watched(texts: Iterable[str], refuse: Callable[[object], str]) -> list[
 
     Args:
         texts: What to watch; `*` stands for all variables that hold tensors.
-        refuse: Tells why what a name stands for cannot be watched, or nothing.
+        refuse: Returns why an object cannot be watched; an empty text if it can.
 
     Returns:
         Each function once.
@@ -63,7 +63,7 @@ def find_watched(texts: Iterable[str], refuse: Callable[[object], str]) -> list[
     Raises:
         UsageError: There is no such module, function or variable, or it cannot be watched.
     """
-    found: dict[FunctionType, Watched] = {}
+    watched: dict[FunctionType, Watched] = {}
     for text in texts:
         where = f"watch {abbreviate(text)!r}"
         place, _, listed = text.rpartition(":")
@@ -74,8 +74,8 @@ def find_watched(texts: Iterable[str], refuse: Callable[[object], str]) -> list[
                 f"{where}: expected MODULE:FUNCTION:VARIABLE[,VARIABLE]",
                 hint="As in 'transformers.models.llama.modeling_llama:LlamaMLP.forward:*'.",
             )
-        function = function_named(module, name, where, refuse)
-        before = found.get(function)
+        function = find_function(module, name, where, refuse)
+        before = watched.get(function)
         source = before.source if before else Source(function, _original(function), where)
         for variable in sorted(variables - {_ALL, *source.names}):
             near = did_you_mean(variable, source.names)
@@ -83,18 +83,18 @@ def find_watched(texts: Iterable[str], refuse: Callable[[object], str]) -> list[
             raise UsageError(f"{where}: {name} assigns no variable {abbreviate(variable)!r}", hint=hint)
         is_all = _ALL in variables or (before is not None and not before.variables)
         known = before.variables if before else frozenset()
-        found[function] = Watched(
+        watched[function] = Watched(
             (*(before.texts if before else ()), text),
             function,
             source,
             frozenset() if is_all else known | variables,
         )
-    return list(found.values())
+    return list(watched.values())
 
 
 @contextmanager
 def watching(functions: Iterable[Watched], taker: Taker) -> Iterator[None]:
-    """Have functions hand their variables over until the block ends, however it ends."""
+    """Record variables of functions until the block ends, however it ends."""
     listeners = [_Listener(watched, taker) for watched in functions]
     with ExitStack() as stack:
         for listener in listeners:
@@ -104,24 +104,24 @@ def watching(functions: Iterable[Watched], taker: Taker) -> Iterator[None]:
             yield
         finally:
             for listener in listeners:
-                listener.tell_unmet()
+                listener.note_unmet()
 
 
 def begin(key: int) -> Callable[[str, _T], _T]:
-    """A call of a watched function begins; called by its rewritten code.
+    """Begin a call of a watched function; its rewritten code calls this.
 
     Args:
-        key: Of the function.
+        key: The function's number.
 
     Returns:
-        What each variable is handed to, with its name; it gives the variable back.
+        A function that takes the name and the value of each variable, and returns the value.
     """
     rewritten = _REWRITTEN.get(key)
     if rewritten is None:  # the capture is over
         return _pass_on
     listeners = rewritten.listeners
     takes = []
-    for listener in concerned(listeners):
+    for listener in choose_under_way(listeners):
         take = listener.begin(is_alone=len(listeners) == 1)
         if take is not None:
             takes.append(take)
@@ -133,7 +133,7 @@ def _pass_on(name: str, value: _T) -> _T:
 
 
 class _Listener:
-    """One capture that watches one function, and what it met with."""
+    """One capture that watches one function: the sites where it was called, and the variables assigned."""
 
     def __init__(self, watched: Watched, taker: Taker) -> None:
         self.watched = watched
@@ -150,8 +150,8 @@ class _Listener:
         call = self.taker.begin(self.name, "function", is_alone=is_alone)
         return None if call is None else _Take(self, call)
 
-    def tell_unmet(self) -> None:
-        """Tell what was asked for and was not met with in the run."""
+    def note_unmet(self) -> None:
+        """Note the functions that were not called, and the variables that were not assigned."""
         recorder, variables = self.taker.recorder, self.watched.variables
         if not self.points:
             point = recorder.place(ROOT_SITE, self.name, "function")
@@ -167,7 +167,7 @@ class _Listener:
 
 
 class _Take:
-    """Takes the variables of one call of a function, for one capture."""
+    """Records the variables of one call of a function, for one capture."""
 
     def __init__(self, listener: _Listener, call: Call) -> None:
         site = call.point.site
@@ -193,7 +193,7 @@ class _Take:
 
 
 class _Takes:
-    """Takes the variables of one call of a function, for all captures that it is of."""
+    """Records the variables of one call of a function, for all captures that watch it."""
 
     def __init__(self, takes: list[_Take]) -> None:
         self._takes = takes
@@ -206,13 +206,13 @@ class _Takes:
 
 @dataclass
 class _Rewritten:
-    """A function whose code is not its own for the time being.
+    """A function whose code is not its own at present.
 
     Attributes:
         function: The function.
         original: Its own code.
-        current: The code that it was given.
-        listeners: Who watches it; a tuple that is replaced, since other threads go through it.
+        current: The code that it has at present.
+        listeners: The captures that watch it; a tuple that is replaced, as other threads iterate over it.
     """
 
     function: FunctionType
@@ -221,14 +221,14 @@ class _Rewritten:
     listeners: tuple[_Listener, ...] = ()
 
     def rewrite(self, key: int) -> None:
-        """Give the function code that hands over what the listeners want."""
+        """Set code that hands over what the listeners want."""
         wants = [listener.watched.wants for listener in self.listeners]
         source = self.listeners[0].watched.source
         self.current = source.rewritten(key, lambda name: any(want(name) for want in wants))
         self.function.__code__ = self.current
 
     def restore(self) -> None:
-        """Give the function its own code back, unless somebody else gave it another."""
+        """Set the function's own code again, unless other code has replaced it meanwhile."""
         if self.function.__code__ is self.current:
             self.function.__code__ = self.original
 
@@ -243,7 +243,7 @@ def _key_of(function: FunctionType) -> int | None:
 
 
 def _original(function: FunctionType) -> CodeType:
-    """The function's own code, which another capture may have put aside."""
+    """The function's own code, which another capture may have replaced."""
     with _LOCK:
         key = _key_of(function)
         return function.__code__ if key is None else _REWRITTEN[key].original

@@ -15,13 +15,14 @@ from tensorcap.alignment.map_file import map_text
 from tensorcap.alignment.views import ReversedArchive
 from tensorcap.comparison.pipeline import Source, opened
 from tensorcap.recording.substitution import Substitution
-from tensorcap.session.capture_session import Around, Capture, capture_workload
+from tensorcap.session.capture_session import Capture, capture_workload
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import module_site
 
 if TYPE_CHECKING:
     from tensorcap.workload.workload import Workload
+    from tensorcap_formats.progress import Progress
 
 
 def inject(
@@ -37,7 +38,7 @@ def inject(
     target: Source | None = None,
     seed: int | None = None,
     run: Mapping[str, Any] | None = None,
-    around: Around | None = None,
+    progress: Progress | None = None,
     **options: Any,
 ) -> Capture:
     """Run a workload once with archived tensors in the place of the model's own.
@@ -61,7 +62,7 @@ def inject(
             against; one is made first where there is none and a mapping is needed.
         seed: Of the random generators before each run; as they are if None.
         run: Further run metadata.
-        around: As for `capture_workload`.
+        progress: As for `capture_workload`.
         options: Further arguments of `capture`.
 
     Returns:
@@ -88,8 +89,8 @@ def inject(
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tensorcap-"))
                 target = Path(folder) / "target.h5"
                 seeded()
-                room = ("input",) * (inputs is not None or not outputs) + ("output",) * bool(outputs)
-                capture_workload(workload, target, around=around, room=room)
+                injectable = ("input",) * (inputs is not None or not outputs) + ("output",) * bool(outputs)
+                capture_workload(workload, target, progress=progress, injectable=injectable)
             tested = stack.enter_context(opened(target))
             aligned = align(trusted, tested, mapping=mapping)
             source = reversed_by(aligned, trusted, tested)
@@ -99,7 +100,7 @@ def inject(
             substitution.map_text = map_text(aligned.alignment)
         seeded()
         return capture_workload(
-            workload, output, run=metadata, around=around, substitution=substitution, **options
+            workload, output, run=metadata, progress=progress, substitution=substitution, **options
         )
 
 

@@ -26,7 +26,7 @@ from tensorcap.rerun.injection import reversed_by
 from tensorcap.rerun.own_errors import ReplayJudge
 from tensorcap.rerun.replay_result import Replay, Way, notes_of
 from tensorcap.runs.record_kinds import is_inner
-from tensorcap.session.capture_session import Around, capture_workload
+from tensorcap.session.capture_session import capture_workload
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import ROOT_SITE, Key
@@ -35,6 +35,7 @@ from tensorcap_formats.records import Record
 
 if TYPE_CHECKING:
     from tensorcap.workload.workload import Workload
+    from tensorcap_formats.progress import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def replay(
     twin: bool = True,
     compute_dtype: str | None = None,
     seed: int | None = None,
-    around: Around | None = None,
+    progress: Progress | None = None,
 ) -> Replay:
     """Run the reference's model on a target's values, and hold what each module makes against the target's.
 
@@ -77,7 +78,7 @@ def replay(
         twin: Whether to run a copy in the target's precision too, for tests B and C.
         compute_dtype: What the target computed in, where its run does not say so.
         seed: Of the random generators before each run; as they are if None.
-        around: As for `capture_workload`.
+        progress: As for `capture_workload`.
 
     Raises:
         UsageError: The archives have nothing in common, or the mapping does not fit.
@@ -93,7 +94,7 @@ def replay(
             twin=twin,
             compute_dtype=compute_dtype,
             seed=seed,
-            around=around,
+            progress=progress,
         )
         return done.found
 
@@ -108,7 +109,7 @@ def replay_within(
     twin: bool = True,
     compute_dtype: str | None = None,
     seed: int | None = None,
-    around: Around | None = None,
+    progress: Progress | None = None,
 ) -> Replayed:
     """As `replay`; the runs stay there for as long as the stack does."""
     original = stack.enter_context(opened(reference))
@@ -117,7 +118,7 @@ def replay_within(
     if target is not None:
         _, tested = sides(original, tested, mapping)
     keys = _exchanged(tested, original)
-    runner = _Runner(stack, seed, around)
+    runner = _Runner(stack, seed, progress)
     exact = workload if target is None else _exact(workload, original)
     run = runner.run(exact, Substitution(tested, keys=keys), params=True)
     low = None
@@ -152,7 +153,7 @@ def replay_forward(
     mapping: MappingSource | Literal["none"] | None = None,
     compute_dtype: str | None = None,
     seed: int | None = None,
-    around: Around | None = None,
+    progress: Progress | None = None,
 ) -> Replay:
     """Run the target's model on the reference's values, and hold what each module makes against its results.
 
@@ -166,7 +167,7 @@ def replay_forward(
         mapping: As for `compare`.
         compute_dtype: What the target computes in, where its run does not say so.
         seed: Of the random generators before each run; as they are if None.
-        around: As for `capture_workload`.
+        progress: As for `capture_workload`.
 
     Raises:
         UsageError: The two have nothing in common, or the mapping does not fit.
@@ -174,7 +175,7 @@ def replay_forward(
     """
     with ExitStack() as stack:
         original = stack.enter_context(opened(reference))
-        runner = _Runner(stack, seed, around)
+        runner = _Runner(stack, seed, progress)
         free = runner.run(workload) if target is None else stack.enter_context(opened(target))
         aligned = aligned_if_needed(original, free, mapping)
         source = original if aligned is None else reversed_by(aligned, original, free)
@@ -205,7 +206,7 @@ class _Runner:
 
     stack: ExitStack
     seed: int | None
-    around: Around | None
+    progress: Progress | None
     count: int = field(default=0, init=False)
     folder: Path = field(init=False)
 
@@ -217,7 +218,7 @@ class _Runner:
             adapter_for(what.model).seed(self.seed)
         self.count += 1
         path = self.folder / f"{self.count}.h5"
-        capture_workload(what, path, around=self.around, substitution=substitution, **options)
+        capture_workload(what, path, progress=self.progress, substitution=substitution, **options)
         return self.stack.enter_context(open_archive(path))
 
 

@@ -1,4 +1,4 @@
-"""Calls of modules in a run, from its records: inputs, outputs, leaves, attention cores, depth."""
+"""Calls of modules in a run, from its records: their inputs and outputs, leaves, attention cores, depth."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key, module_of
 from tensorcap_formats.records import Record
 
-# Kinds of leaves that are elementwise, linear or norms, so that they add little to an error; by class name,
-# or by the last part of the site where the class is not known.
+# Leaves that are elementwise, linear or norms, and so add little to an error: by class name, or by the last
+# part of the site if the class is not known.
 _SIMPLE: Final = re.compile(
     r"linear|conv|dense|proj|embedding|norm|gelu|silu|relu|swish|mish|tanh|sigmoid|activation|identity|dropout"
     r"|^(?:q|k|v|o|w[123]|fc\d?|c_fc|c_attn|act|act_fn|ln_\w+|wte|wpe|lm_head)$",
@@ -64,12 +64,12 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """What an attention computes between its projections.
+    """The part of an attention between its projections.
 
     Attributes:
         attention: The module.
-        sources: Records of what goes in: what queries, keys and values are made of.
-        results: Records of what comes out: mostly the input of the output projection.
+        sources: Records that queries, keys and values are computed from.
+        results: Records of the result: mostly the input of the output projection.
     """
 
     attention: str
@@ -85,15 +85,15 @@ class Calls:
     """
 
     def __init__(self, archive: Archive) -> None:
-        found: dict[tuple[int, int, str, int], Call] = {}
+        calls: dict[tuple[int, int, str, int], Call] = {}
         for record in archive.records:
             key = record.key
             kind = key.slot.partition(".")[0]
             if kind in ("input", "output") and not is_inner(key):
                 place = (key.rank, key.step, key.site, key.call)
-                call = found.setdefault(place, Call(place))
+                call = calls.setdefault(place, Call(place))
                 (call.inputs if kind == "input" else call.outputs).append(record)
-        self.calls: Sequence[Call] = tuple(found.values())
+        self.calls: Sequence[Call] = tuple(calls.values())
         self._is_ordered = archive.is_ordered
         self._modules = archive.info.modules
         self._parents = {site for call in self.calls for site in _above(call.site)}
@@ -101,7 +101,7 @@ class Calls:
         self._records = archive.records
 
     def class_of(self, site: str) -> str:
-        """Class of the module that a site is or lies in, without its package; "" where it is not known."""
+        """Class of the module that a site is or lies in, without its package; "" if it is not known."""
         module = self._modules.get(module_of(site))
         return module.short_class if module else ""
 
@@ -127,19 +127,19 @@ class Calls:
         return _PRODUCT.search(self._kind(site)) is not None
 
     def is_centred(self, site: str) -> bool:
-        """Whether a leaf takes the mean away first."""
+        """Whether a leaf subtracts the mean first, as LayerNorm does."""
         return _CENTRED.search(self._kind(site)) is not None
 
     def depth(self, record: Record) -> int:
-        """How many blocks an error has come through, that of the record too, in execution order (POL-13)."""
+        """Count the blocks that an error has passed through, its own too, in execution order (POL-13)."""
         return max(self._depth(record), self._carried.get(record.key.text, 0))
 
     @cached_property
     def _carried(self) -> Mapping[str, int]:
-        """Depth that arguments bring along: of the result that they are, or of the step that left a state."""
-        made: dict[str, int] = {}
+        """Depth of arguments by key: that of the result that they are, or of the step that left a state."""
+        result_depths: dict[str, int] = {}  # by digest
         blocks: dict[int, dict[int, int]] = {}  # of each rank and step
-        found = {}
+        depths = {}
         for record in self._records if self._is_ordered else ():
             key = record.key
             if key.is_bare or is_inner(key) or is_gradient(key) or not record.dtype.is_inexact:
@@ -147,14 +147,14 @@ class Calls:
             steps = blocks.setdefault(key.rank, {})
             steps[key.step] = len(self._ends.get((key.rank, key.step, False), ()))
             if key.slot.startswith("output") and record.digest:
-                made[record.digest] = max(self._depth(record), made.get(record.digest, 0))
+                result_depths[record.digest] = max(self._depth(record), result_depths.get(record.digest, 0))
             elif key.slot.startswith("input"):
-                depth = made.get(record.digest, 0) if record.digest else 0
+                depth = result_depths.get(record.digest, 0) if record.digest else 0
                 if not depth and is_state(key):
                     depth = max((count for step, count in steps.items() if step < key.step), default=0)
                 if depth:
-                    found[key.text] = depth
-        return found
+                    depths[key.text] = depth
+        return depths
 
     def _depth(self, record: Record) -> int:
         key = record.key
@@ -176,7 +176,7 @@ class Calls:
         return tuple(call for call in self.calls if self.is_leaf(call.site))
 
     def cores(self) -> Iterator[Core]:
-        """Attention cores, by the order of calls and by which records are equal."""
+        """Find attention cores, by the order of calls and by which records are equal."""
         if not self._is_ordered:
             return
         attentions = [call for call in self.calls if self._is_attention(call.site)]
@@ -186,7 +186,7 @@ class Calls:
                 yield from self._core(call)
 
     def within(self, call: Call) -> Iterator[Call]:
-        """Calls of modules below that of a call, in the course of it."""
+        """Calls of modules below that of a call, while it was under way."""
         prefix = f"{call.site}."
         for other in self._by_step.get(call.place[:2], ()):
             if other.site.startswith(prefix) and call.start <= other.start and other.end <= call.end:
@@ -194,20 +194,26 @@ class Calls:
 
     @cached_property
     def _by_step(self) -> Mapping[tuple[int, int], Sequence[Call]]:
-        found: dict[tuple[int, int], list[Call]] = {}
+        calls: dict[tuple[int, int], list[Call]] = {}
         for call in self.calls:
-            found.setdefault((call.place[0], call.place[1]), []).append(call)
-        return found
+            calls.setdefault((call.place[0], call.place[1]), []).append(call)
+        return calls
 
     def _is_attention(self, site: str) -> bool:
         return _ATTENTION.search(self.class_of(site) or site.rpartition(".")[2]) is not None
 
     def _core(self, attention: Call) -> Iterator[Core]:
+        """Find what an attention computes between its projections.
+
+        1. The input projections are the linear leaves that take an argument of the attention; the last
+           linear leaf that takes none is the output projection, whose inputs are the results.
+        2. The sources are the results of leaves before it that no other leaf before it takes.
+        """
         within = [call for call in self.within(attention) if self.is_leaf(call.site)]
-        given = {record.digest for record in attention.inputs if _is_float(record)}
+        arguments = {record.digest for record in attention.inputs if _is_float(record)}
         linear = [leaf for leaf in within if _LINEAR.search(self._kind(leaf.site))]
         projections = [
-            leaf for leaf in linear[1:] if not any(r.digest in given for r in leaf.inputs if _is_float(r))
+            leaf for leaf in linear[1:] if not any(r.digest in arguments for r in leaf.inputs if _is_float(r))
         ]
         results = projections[-1].inputs if projections else attention.outputs
         before = [leaf for leaf in within if leaf.outputs and leaf.end < (results[0].order if results else 0)]

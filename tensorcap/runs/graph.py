@@ -1,4 +1,4 @@
-"""The data-flow graph of a run whose ops were recorded: what each op was given, and where it came from."""
+"""The data-flow graph of a run whose ops were recorded: each op's inputs, and which op computed them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tensorcap_formats.dtypes import DTYPES, Array, DType, decode
 from tensorcap_formats.errors import CorruptArchiveError, ReadError, TensorNotFoundError, no_such_tensor
 from tensorcap_formats.keys import Key, module_site
 
-_SLOT: Final = "op"  # of the facts of an op, a value
+_SLOT: Final = "op"  # the slot of the value with an op's facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class View:
 
     Attributes:
         shape: Its shape.
-        strides: Of each axis, over the elements of the other tensor in C order.
-        offset: Of its first element, among them.
+        strides: Stride of each axis, over the elements of the other tensor in C order.
+        offset: Number of its first element among those.
         dtype: Its logical dtype; offset and strides count elements of it.
     """
 
@@ -36,17 +36,17 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What an op was given, or gave: a tensor and where its values are, or a number.
+    """An input or output of an op: a tensor and where its values are, or a number.
 
     Attributes:
-        name: Of the argument (`query`, `tensors.0`), or the slot (`output.1`).
-        key: Key text of the record that holds the values; of the one that it is a view of, if `view` is
-            set; of the output that is the same view, if it is an op's input and not stored.
-        parameter: The parameter or buffer that it is, or is a view of, in the place of a key.
-        writes: How often that was seen to be written to before; its recorded value is then another.
-        view: How to read it from what `key` or `parameter` names; None for all of that.
-        note: Why its values are nowhere; empty where they are somewhere.
-        number: What it is where it is no tensor.
+        name: The argument (`query`, `tensors.0`), or the slot (`output.1`).
+        key: Key text of the record with the values; of the record that it is a view of, if `view` is set;
+            of the output that is the same view, if it is an op's input and not stored.
+        parameter: The parameter or buffer that it is, or is a view of, if it has no key.
+        writes: How often the parameter was written to before; its recorded value is then another.
+        view: How to read it from the tensor of `key` or `parameter`; None for the whole tensor.
+        note: Why its values are not in the archive; empty if they are.
+        number: The number, if it is no tensor.
     """
 
     name: str
@@ -69,12 +69,12 @@ class Node:
         module: Site of the module that ran it.
         module_call: Number of that module's call within the step.
         class_name: Class of the module.
-        file: Where in the user's code it stands; None if nowhere, or unknown.
-        line: The line in it.
+        file: The file of the user's code that runs it; None if none does, or it is unknown.
+        line: The line in the file.
         function: The function.
         inputs: Its tensor arguments, in the order of its signature.
-        arguments: Its other arguments, those only that were given.
-        outputs: What it returned, and what it wrote to.
+        arguments: Its other arguments, without those left at their defaults.
+        outputs: The tensors that it returned or wrote to.
     """
 
     where: str
@@ -104,7 +104,7 @@ class Node:
 
 @dataclass(slots=True)
 class Graph:
-    """Nodes in execution order, and how to get at any value between them, also at one that is not stored.
+    """Ops in execution order; reads any value between them, also one that is not stored.
 
     Attributes:
         nodes: All nodes, in execution order.
@@ -141,34 +141,34 @@ class Graph:
 
     @classmethod
     def of(cls, archive: Archive) -> Graph:
-        """Read the graph of an archive; it is needed as long as values are read.
+        """Read the graph of an archive, which has to stay open as long as values are read.
 
         Raises:
-            CorruptArchiveError: What the archive says of an op is not as specified.
-            TensorNotFoundError: It says nothing of any op.
+            CorruptArchiveError: The facts of an op are not as specified.
+            TensorNotFoundError: The archive has no facts of ops.
         """
-        found = []
+        nodes = []
         for text, facts in archive.values.items():
             if text.endswith(f"/{_SLOT}") and isinstance(facts, dict):
                 where = text.rpartition("/")[0]
                 try:
-                    found.append(_node(where, facts))
+                    nodes.append(_node(where, facts))
                 except (KeyError, TypeError, ValueError, AttributeError) as error:
                     raise CorruptArchiveError(
                         f"{archive.path}: {where}: what it says of the op is not as specified (CAP-11): "
                         f"{type(error).__name__}: {error}"
                     ) from error
-        if not found:
+        if not nodes:
             raise TensorNotFoundError(
                 f"{archive.path}: holds no ops", hint="Capture with --level op, or --level export."
             )
-        nodes = tuple(sorted(found, key=lambda node: node.order))
+        nodes.sort(key=lambda node: node.order)
         consumers: dict[str, list[Node]] = {}
         for node in nodes:
             for key in dict.fromkeys(value.key for value in node.inputs if value.key is not None):
                 consumers.setdefault(key, []).append(node)
         outputs = {f"{node.where}/{value.name}": value for node in nodes for value in node.outputs}
-        return cls(archive, nodes, {node.where: node for node in nodes}, outputs, consumers)
+        return cls(archive, tuple(nodes), {node.where: node for node in nodes}, outputs, consumers)
 
     def node(self, key: str) -> Node:
         """The node of a key, or of `STEP/SITE@CALL` alone.
@@ -182,21 +182,21 @@ class Graph:
         return node
 
     def producer(self, value: Value | str) -> Node | None:
-        """The node that made a value, or a key's tensor; None for an input of the whole, or a parameter."""
+        """The node that computed a value, or a key's tensor; None for inputs of the model and parameters."""
         key = value if isinstance(value, str) else value.key
         return self._by_where.get(key.rpartition("/")[0]) if key in self._outputs and key else None
 
     def consumers(self, key: str) -> tuple[Node, ...]:
-        """The nodes that were given the tensor of a key, in execution order."""
+        """The nodes that take the tensor of a key, in execution order."""
         return tuple(self._consumers.get(key, ()))
 
     def read(self, value: Value | str) -> Array:
-        """The values of an op's input or output, or of a key; in its own shape, decoded as by `load`.
+        """Read the values of an op's input or output, or of a key; in its own shape, decoded as by `load`.
 
         Raises:
-            TensorNotFoundError: Its values are nowhere in the archive.
-            CorruptArchiveError: A view lies outside of what it is a view of.
-            ReadError: The bytes cannot be had.
+            TensorNotFoundError: Its values are not in the archive.
+            CorruptArchiveError: A view reaches outside of the tensor that it is a view of.
+            ReadError: The bytes cannot be read.
         """
         if isinstance(value, str):
             stored = self._outputs.get(value)
@@ -257,7 +257,7 @@ def _output(where: str, entry: Mapping[str, Any]) -> Value:
 
 
 def _value(name: str, entry: Mapping[str, Any]) -> Value:
-    """A reference of an op's facts (CAP-12)."""
+    """Parse a reference in an op's facts (CAP-12)."""
     if "value" in entry:
         return Value(name, number=entry["value"])
     for unknown in ("lost", "unfilled", "overwritten"):

@@ -1,4 +1,4 @@
-"""What two runs say of the ops within their modules, as far as a comparison needs it."""
+"""The ops that a run recorded within its modules, by place: name, source line, inputs, arguments."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import TensorNotFoundError
 from tensorcap_formats.keys import PROBES, Key, module_of
 
-FACTS: Final = "op"  # the slot of what a run says of an op
-_MODULE: Final = "module"  # the slot that tells where a probe was passed
+FACTS: Final = "op"  # the slot of an op's facts
+_MODULE: Final = "module"  # the slot of the module in which a probe was passed
 _CASTS: Final = ("_to_copy", "to")
 _RESERVE: Final = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
-# What a run computed in and where: records and preflight tell of it
-_TOLD_ELSEWHERE: Final = ("dtype", "device", "layout", "pin_memory", "memory_format", "generator")
+# Dtype and device, which records and preflight compare
+_COMPARED_ELSEWHERE: Final = ("dtype", "device", "layout", "pin_memory", "memory_format", "generator")
 
 _Call = tuple[str, str, int]
 
@@ -48,7 +48,7 @@ class Ops:
         return place in self._nodes
 
     def module_call(self, place: str) -> int:
-        """Number of the call of the module that an op is run in."""
+        """Number of the call of the module that runs an op."""
         return self._nodes[place].module_call
 
     def op(self, place: str) -> str:
@@ -56,7 +56,7 @@ class Ops:
         return self._nodes[place].op
 
     def name(self, place: str) -> str:
-        """The op without its namespace, overload, and the `_` of one in place; "" where there is none."""
+        """The op without its namespace, overload, and the `_` of in-place ops; "" if there is none."""
         node = self._nodes.get(place)
         return _base(node.op).rstrip("_") if node else ""
 
@@ -65,7 +65,7 @@ class Ops:
         return self.name(place) in _CASTS
 
     def is_uninitialised(self, key: Key) -> bool:
-        """Whether what a record holds may be chance: of memory that was reserved, before it was filled."""
+        """Whether a record may hold arbitrary values: of memory that is reserved and not filled yet."""
         node = self._nodes.get(key.where)
         if node is None:
             return False
@@ -75,7 +75,7 @@ class Ops:
         return is_written and self._reserved.get(_call(node), node.order) < node.order
 
     def source(self, place: str) -> str:
-        """Where in the code an op stands, as `modeling_llama.py:189 in forward`; "" where it is not known."""
+        """The source line of an op, as `modeling_llama.py:189 in forward`; "" if it is not known."""
         node = self._nodes.get(place)
         if node is None or not node.file:
             return ""
@@ -84,23 +84,23 @@ class Ops:
         return f"{node.file.rpartition('/')[2]}{line}{function}"
 
     def inputs(self, place: str) -> Sequence[str] | None:
-        """Key texts of the records that go into an op, those behind views too, parameters left out.
+        """Key texts of the records that an op takes, those behind views too, without parameters.
 
         Returns:
-            None where one is not known.
+            None if one is not known.
         """
         node = self._nodes.get(place)
         if node is None or any(value.note for value in node.inputs):
             return None
-        found = [self._origin(value) for value in node.inputs if value.number is None]
-        return [key for key in found if key is not None]
+        keys = [self._origin(value) for value in node.inputs if value.number is None]
+        return [key for key in keys if key is not None]
 
     def given_from(self, place: str, slot: str) -> str:
-        """Key text of the record, or name of the parameter, that holds what an op was given; "" if none does.
+        """Key text of the record, or name of the parameter, with the values of an op's input; "" if none has.
 
         Args:
             place: The op's place.
-            slot: Where it would be recorded if nothing held it: `input.ARGUMENT`.
+            slot: The slot of the input: `input.ARGUMENT`.
         """
         node = self._nodes.get(place)
         for value in node.inputs if node else ():
@@ -109,7 +109,7 @@ class Ops:
         return ""
 
     def arguments(self, place: str) -> Mapping[str, Any]:
-        """Arguments that are no tensors, but for those that only say what was computed in, and where."""
+        """Arguments that are no tensors, without dtype, device and the like."""
         node = self._nodes.get(place)
         if node is None:
             return {}
@@ -117,7 +117,7 @@ class Ops:
         return {
             name: value
             for name, value in {**numbers, **node.arguments}.items()
-            if name not in _TOLD_ELSEWHERE
+            if name not in _COMPARED_ELSEWHERE
         }
 
     def _origin(self, value: Value) -> str | None:
@@ -133,23 +133,23 @@ def _base(op: str) -> str:
 
 
 def _call(node: Node) -> _Call:
-    """The call of a module that an op is run in: rank and step, module, number of the call."""
+    """The call of the module that runs an op: rank and step, module, number of the call."""
     return node.where.rpartition("/")[0], node.module, node.module_call
 
 
 def ops_of(archive: Archive) -> Ops:
-    """The ops of an archive, read once as long as the archive is there."""
-    found = _KNOWN.get(archive)
-    if found is None:
-        found = _KNOWN[archive] = Ops(archive)
-    return found
+    """The ops of an archive; they are read once, as long as the archive exists."""
+    ops = _KNOWN.get(archive)
+    if ops is None:
+        ops = _KNOWN[archive] = Ops(archive)
+    return ops
 
 
 _KNOWN: Final[WeakKeyDictionary[Archive, Ops]] = WeakKeyDictionary()
 
 
 def is_fact(text: str, value: object) -> bool:
-    """Whether a value says something of a place within a module's code, and is none that the run computed."""
+    """Whether a value describes a place within a module's code, and is not one that the run computed."""
     site, _, slot = text.rpartition("/")
     if slot not in (FACTS, _MODULE) or ":" not in site:
         return False
@@ -159,12 +159,12 @@ def is_fact(text: str, value: object) -> bool:
 
 
 def passed_in(archive: Archive, key: Key) -> str:
-    """The site of the module whose code a record is of; for a probe, of the one that it was passed in."""
+    """The site of the module whose code a record is of; for a probe, the module in which it was passed."""
     module = module_of(key.site)
     if module != PROBES or not is_inner(key):
         return module
-    told = archive.values.get(f"{key.where}/{_MODULE}")
-    return told if isinstance(told, str) and told else PROBES
+    site = archive.values.get(f"{key.where}/{_MODULE}")
+    return site if isinstance(site, str) and site else PROBES
 
 
 def places(archive: Archive, ops: Ops) -> Iterator[str]:

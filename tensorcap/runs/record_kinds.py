@@ -1,4 +1,4 @@
-"""What kind of place a record is of."""
+"""Kinds of records by key: results, gradients, parameters, and places within a module's code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 from tensorcap_formats.keys import Key
 
 _GRADIENTS: Final = ("grad_output", "grad_input", "grad_param")
-_HELD: Final = ("param", "buffer")
+_PARAMETERS: Final = ("param", "buffer")
 
 
 def is_inner(key: Key) -> bool:
@@ -21,13 +21,13 @@ def is_result(key: Key) -> bool:
 
 
 def is_gradient(key: Key) -> bool:
-    """Whether a record is of the way back through the model."""
+    """Whether a record is a gradient, of the backward pass."""
     return _kind(key) in _GRADIENTS and not is_inner(key)
 
 
 def is_parameter(key: Key) -> bool:
-    """Whether a record is what a module holds, and nothing that it computed."""
-    return _kind(key) in _HELD and not is_inner(key)
+    """Whether a record is a parameter or a buffer of a module."""
+    return _kind(key) in _PARAMETERS and not is_inner(key)
 
 
 def _kind(key: Key) -> str:

@@ -1,6 +1,6 @@
-"""The module tree of a run, from what an archive or an adapter says of its modules.
+"""The module tree of a run, from the metadata of an archive or of an adapter.
 
-A module tree as text, folded: `layers[0..47] (48): LlamaDecoderLayer`.
+As text it is folded: `layers[0..47] (48): LlamaDecoderLayer`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import ROOT_SITE
 from tensorcap_formats.run_info import RunInfo
 
-Shape = tuple[int, ...] | None  # None of a parameter that has none yet
+Shape = tuple[int, ...] | None  # None for a parameter that has no shape yet
 
 ROOT: Final = "model"  # what the root is called in the Equivalence method's files
 _ACTIVATION_KEY: Final = re.compile(r"(?:^|_)(?:act|activation)(?:_|$)|^feed_forward_proj$")
@@ -28,10 +28,10 @@ class TreeNode:
     """A module.
 
     Attributes:
-        name: The last component of its path; `model` of the root.
-        path: Its path; empty of the root.
-        type: Its class, without the package; empty where it is not known.
-        shapes: Of its own parameters, by name; None where they are not known.
+        name: The last component of its path; `model` for the root.
+        path: Its path; empty for the root.
+        type: Its class, without the package; empty if it is not known.
+        shapes: Shapes of its own parameters, by name; None if they are not known.
         children: The modules in it, in the order of the model.
         is_never_called: Whether the run had no call of it.
     """
@@ -45,13 +45,13 @@ class TreeNode:
 
     @cached_property
     def signature(self) -> str:
-        """Equal for modules of equal types, shapes and names of what is in them."""
+        """Equal for modules of equal type and shapes that have equal modules of equal names in them."""
         shapes = None if self.shapes is None else sorted(self.shapes.items())
         inner = [(child.name, child.signature) for child in self.children]
         return hashlib.sha1(repr((self.type, shapes, inner)).encode(), usedforsecurity=False).hexdigest()
 
     def walk(self) -> Iterator[TreeNode]:
-        """The module and all in it, each before what it has in it."""
+        """Iterate over the module and all in it, each before those in it."""
         yield self
         for child in self.children:
             yield from child.walk()
@@ -62,7 +62,7 @@ class Tree:
     """A module tree.
 
     Attributes:
-        source: Where it is from.
+        source: The archive or model that it is read from.
         root: The model.
         has_modules: Whether modules were listed; if not, the tree is of the names of tensors.
         activations: Entries of the configuration that name an activation.
@@ -80,18 +80,18 @@ class Tree:
         Raises:
             UsageError: It holds nothing.
         """
-        found = cls.of_run(str(archive.path), archive.info)
-        if found is not None:
-            return found
+        tree = cls.of_run(str(archive.path), archive.info)
+        if tree is not None:
+            return tree
         sites = dict.fromkeys(record.key.site.partition(":")[0] for record in archive.records)
         paths = {"" if site == ROOT_SITE else site.replace("/", "."): _Facts() for site in sites}
         if not paths:
             raise UsageError(f"{archive.path}: holds neither modules nor tensors")
-        return cls(str(archive.path), _grown(paths), has_modules=False)
+        return cls(str(archive.path), _build_tree(paths), has_modules=False)
 
     @classmethod
     def of_run(cls, source: str, info: RunInfo) -> Tree | None:
-        """The tree that a run's metadata tells; None if it lists no modules."""
+        """The tree of a run's metadata; None if they list no modules."""
         if not info.modules:
             return None
         never = {point.site for point in info.points if point.status == "never-called"}
@@ -103,7 +103,7 @@ class Tree:
             )
             for site, module in info.modules.items()
         }
-        return cls(source, _grown(facts), activations=_activations(info.config))
+        return cls(source, _build_tree(facts), activations=_activations(info.config))
 
 
 @dataclass(frozen=True)
@@ -114,20 +114,20 @@ class _Facts:
 
 
 def _activations(config: Mapping[str, Any]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    activations: dict[str, str] = {}
 
     def visit(entries: object, prefix: str) -> None:
         for key, value in entries.items() if isinstance(entries, Mapping) else ():
             if isinstance(value, str) and _ACTIVATION_KEY.search(str(key)):
-                found[f"{prefix}{key}"] = value
+                activations[f"{prefix}{key}"] = value
             visit(value, f"{prefix}{key}.")
 
     visit(config, "")
-    return found
+    return activations
 
 
-def _grown(facts: Mapping[str, _Facts]) -> TreeNode:
-    """The tree of modules by path; those that only others' paths name know nothing of themselves."""
+def _build_tree(facts: Mapping[str, _Facts]) -> TreeNode:
+    """Build the tree of modules by path; for modules that are only part of a path nothing is known."""
     children: dict[str, dict[str, None]] = {"": {}}
     for path in facts:
         while path:
@@ -138,21 +138,21 @@ def _grown(facts: Mapping[str, _Facts]) -> TreeNode:
             if is_known:
                 break
             path = parent
-    made: dict[str, TreeNode] = {}
+    nodes: dict[str, TreeNode] = {}
     for path in sorted(children, key=lambda path: -path.count(".") if path else 1):
         known = facts.get(path, _Facts())
-        inner = tuple(made[child] for child in children[path])
+        inner = tuple(nodes[child] for child in children[path])
         name = path.rpartition(".")[2] or ROOT
-        made[path] = TreeNode(name, path, known.type, known.shapes, inner, known.is_never_called)
-    return made[""]
+        nodes[path] = TreeNode(name, path, known.type, known.shapes, inner, known.is_never_called)
+    return nodes[""]
 
 
 def grouped(nodes: tuple[TreeNode, ...], *, numbers_only: bool) -> list[list[TreeNode]]:
-    """Modules of one parent, those together that are equal in all but their name.
+    """Group modules of one parent that are equal in all but their name.
 
     Args:
         nodes: Modules of one parent.
-        numbers_only: Whether only members of lists, whose names are numbers, go together.
+        numbers_only: Whether only members of lists, whose names are numbers, are grouped.
     """
     groups: dict[object, list[TreeNode]] = {}
     for node in nodes:
@@ -162,13 +162,13 @@ def grouped(nodes: tuple[TreeNode, ...], *, numbers_only: bool) -> list[list[Tre
 
 
 def full(node: TreeNode, depth: int | None = None) -> dict[str, Any]:
-    """The full tree, to so many levels below the root, as the Equivalence method writes it."""
+    """The full tree, to `depth` levels below the root, as the Equivalence method writes it."""
     inner = [full(child, below(depth)) for child in node.children] if depth != 0 else []
     return {"name": node.name, "type": node.type, "children": inner}
 
 
 def compressed(node: TreeNode, depth: int | None = None) -> dict[str, Any]:
-    """The compressed tree, as the Equivalence method writes it; unlike there, unequal shapes part."""
+    """The compressed tree, as the Equivalence method writes it, but not across unequal shapes."""
     return _compressed([node], depth)
 
 
@@ -182,33 +182,33 @@ def _compressed(group: list[TreeNode], depth: int | None) -> dict[str, Any]:
 
 
 def paths(node: TreeNode, depth: int | None = None) -> list[str]:
-    """The paths of all modules but the root, each before what it has in it."""
-    found = (inner.path for inner in node.walk() if inner.path)
-    return [path for path in found if depth is None or path.count(".") < depth]
+    """The paths of all modules but the root, each before those in it."""
+    all_paths = (inner.path for inner in node.walk() if inner.path)
+    return [path for path in all_paths if depth is None or path.count(".") < depth]
 
 
 def below(depth: int | None) -> int | None:
-    """The depth that is left one level further down."""
+    """The depth one level further down."""
     return None if depth is None else depth - 1
 
 
-_LISTS: Final = ("ModuleList", "")  # what a list's members say is all that there is to say of it
+_LISTS: Final = ("ModuleList", "")  # shown by their members alone
 
 
 def tree_lines(root: TreeNode, *, depth: int | None = None, shapes: bool = False) -> Iterator[str]:
-    """The lines of a tree.
+    """Render a tree as lines of text.
 
     Args:
         root: The model.
-        depth: How many levels below the root are told; all if None.
-        shapes: Whether parameters are told.
+        depth: How many levels below the root are shown; all if None.
+        shapes: Whether shapes of parameters are shown.
     """
     yield _line(root.name, [root], shapes)
     yield from _below([root], "", depth, shapes)
 
 
 def _below(group: Sequence[TreeNode], indent: str, depth: int | None, shapes: bool) -> Iterator[str]:
-    """What equal modules have in them."""
+    """The lines below equal modules."""
     items = _items(group) if depth != 0 else []
     for i, (label, nodes, levels) in enumerate(items, 1):
         branch, rest = ("└─ ", "   ") if i == len(items) else ("├─ ", "│  ")
@@ -218,7 +218,7 @@ def _below(group: Sequence[TreeNode], indent: str, depth: int | None, shapes: bo
 
 
 def _items(group: Sequence[TreeNode]) -> list[tuple[str, list[TreeNode], int]]:
-    """The lines below equal modules: label, modules of all of them, levels that the line goes down."""
+    """The entries below equal modules: label, the modules in all of them, levels that the entry goes down."""
     items: list[tuple[str, list[TreeNode], int]] = []
     for name, nodes in _folded(group):
         first = nodes[0]
@@ -231,16 +231,16 @@ def _items(group: Sequence[TreeNode]) -> list[tuple[str, list[TreeNode], int]]:
 
 
 def _folded(group: Sequence[TreeNode]) -> list[tuple[str, list[TreeNode]]]:
-    """Children of equal modules, equal members of lists together; they stand in the same places."""
-    found = []
+    """Group children of equal modules by place, and equal members of lists."""
+    groups = []
     places = {child.path: i for i, child in enumerate(group[0].children)}
     for inner in grouped(group[0].children, numbers_only=True):
         label = inner[0].name
         if label.isdigit():
             count = f" ({len(inner)})" if len(inner) > 1 else ""
             label = f"[{ranges([node.name for node in inner])}]{count}"
-        found.append((label, [node.children[places[child.path]] for node in group for child in inner]))
-    return found
+        groups.append((label, [node.children[places[child.path]] for node in group for child in inner]))
+    return groups
 
 
 def _line(label: str, nodes: Sequence[TreeNode], shapes: bool) -> str:
@@ -255,7 +255,7 @@ def _line(label: str, nodes: Sequence[TreeNode], shapes: bool) -> str:
 
 
 def shape_text(shape: Shape) -> str:
-    """A shape as the command line has it.
+    """A shape as the command line prints it.
 
     Example:
         >>> shape_text((4, 2)), shape_text(()), shape_text(None)
@@ -265,7 +265,7 @@ def shape_text(shape: Shape) -> str:
 
 
 def ranges(names: Sequence[str]) -> str:
-    """Numbers in runs.
+    """Numbers as text, runs of them as spans.
 
     Example:
         >>> ranges(["0", "1", "2", "4", "6", "7"])

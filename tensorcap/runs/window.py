@@ -36,7 +36,7 @@ def parse_window(text: str, shape: tuple[int, ...]) -> tuple[range | int, ...]:
         shape: What it indexes.
 
     Returns:
-        For each axis a number, which drops the axis, or a range that is not empty by mistake.
+        For each axis a number, which drops the axis, or a range.
 
     Raises:
         UsageError: It is no such index, has too many entries, or points outside the shape.
@@ -47,11 +47,11 @@ def parse_window(text: str, shape: tuple[int, ...]) -> tuple[range | int, ...]:
     """
     parts = [part.strip() for part in text.strip().removeprefix("[").removesuffix("]").split(",")]
     parts = [] if parts == [""] else parts
-    given = len(parts) - parts.count("...")
-    if parts.count("...") > 1 or given > len(shape):
-        raise UsageError(f"index {abbreviate(text)!r}: has {given} entries, the shape is {list(shape)}")
+    entries = len(parts) - parts.count("...")
+    if parts.count("...") > 1 or entries > len(shape):
+        raise UsageError(f"index {abbreviate(text)!r}: has {entries} entries, the shape is {list(shape)}")
     at = parts.index("...") if "..." in parts else len(parts)
-    parts[at : at + 1] = [":"] * (len(shape) - given)
+    parts[at : at + 1] = [":"] * (len(shape) - entries)
     return tuple(
         _parse_entry(part, size, axis) for axis, (part, size) in enumerate(zip(parts, shape, strict=True))
     )
@@ -63,17 +63,17 @@ def _parse_entry(part: str, size: int, axis: int) -> range | int:
         if not -size <= number < size:
             raise UsageError(f"index {number}: is outside axis {axis}, which has {size} elements")
         return number % size
-    found = _SLICE.fullmatch(part)
-    if found is None:
+    match = _SLICE.fullmatch(part)
+    if match is None:
         raise UsageError(f"index {abbreviate(part)!r}: is no integer and no slice such as 5:8")
-    start, stop, step = (int(group) if group else None for group in found.groups())
+    start, stop, step = (int(group) if group else None for group in match.groups())
     if step is not None and step <= 0:
         raise UsageError(f"index {part!r}: has step {step}, expected at least 1")
     return range(*slice(start, stop, step).indices(size))
 
 
 def read_window(archive: Archive, record: Record, window: Sequence[range | int]) -> Array:
-    """The values of a part of a tensor; only the runs of bytes that hold it are read.
+    """Read the values of a part of a tensor; only the runs of bytes that hold it are read.
 
     Args:
         archive: Holds the record.
@@ -85,7 +85,7 @@ def read_window(archive: Archive, record: Record, window: Sequence[range | int])
 
     Raises:
         UsageError: The archive has only statistics of the tensor.
-        ReadError: The bytes cannot be had.
+        ReadError: The bytes cannot be read.
     """
     ranges = [range(w, w + 1) if isinstance(w, int) else w for w in window]
     out = np.empty([len(r) for r in ranges], record.dtype.storage)
@@ -118,19 +118,19 @@ def summary(archive: Archive, record: Record) -> str:
 
     Raises:
         UsageError: The archive has only statistics of the tensor.
-        ReadError: The bytes cannot be had.
+        ReadError: The bytes cannot be read.
     """
     read = partial(read_window, archive, record)
     return _summary(record.shape, read, packed=record.dtype.packed)
 
 
 def array_summary(values: Array) -> str:
-    """The same for values that are in memory."""
+    """The values of an array as text, as `summary` does."""
     return _summary(values.shape, lambda window: values[tuple(slice(r.start, r.stop) for r in window)])
 
 
 def stored_summary(bits: Array, dtype: DType) -> str:
-    """The same for stored elements that are in memory; only those that are shown are decoded."""
+    """The values of stored elements as text, as `summary` does; only those that are shown are decoded."""
 
     def read(window: tuple[range, ...]) -> Array:
         return decode(bits[tuple(slice(r.start, r.stop) for r in window)], dtype)
@@ -153,7 +153,7 @@ def _summary(shape: tuple[int, ...], read: Callable[[tuple[range, ...]], Array],
     omitted = [first if first + last < n else None for n, (first, last) in zip(shape, edges, strict=True)]
     if omitted and omitted[-1] is not None:
         omitted[-1] *= packed
-    return text_of(corners[0], omitted)
+    return values_text(corners[0], omitted)
 
 
 def _edges(shape: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -161,15 +161,15 @@ def _edges(shape: tuple[int, ...]) -> list[tuple[int, int]]:
     return [(n, 0) if n <= sum(e) else e for n, e in zip(shape, edges, strict=True)]
 
 
-def text_of(values: Array, omitted: Sequence[int | None] = ()) -> str:
+def values_text(values: Array, omitted: Sequence[int | None] = ()) -> str:
     """Values in nested brackets, as numpy prints them.
 
     Args:
-        values: Few of them.
-        omitted: For each axis, how many elements stand before the dots, None for no dots.
+        values: The values, a few.
+        omitted: For each axis, how many elements precede the dots, None for no dots.
 
     Example:
-        >>> print(text_of(np.array([[1.0, 2.5], [3.0, 4.0]]), [None, 1]))
+        >>> print(values_text(np.array([[1.0, 2.5], [3.0, 4.0]]), [None, 1]))
         [[  1, ..., 2.5],
          [  3, ...,   4]]
     """
@@ -209,15 +209,15 @@ def write_npy(
         record: The tensor.
         path: The file.
         window: The part, None for all.
-        replace: Whether a file that is there may be replaced.
+        replace: Whether an existing file may be replaced.
 
     Returns:
-        The dtype in the file: that of the tensor, or a wider one where numpy has none such.
+        The dtype in the file: that of the tensor, or a wider one if numpy has no such dtype.
 
     Raises:
         UsageError: The archive has only statistics of the tensor, or the path is the archive's.
-        ReadError: The bytes cannot be had.
-        WriteError: A file is there, or an archive, which is never replaced; or it cannot be written.
+        ReadError: The bytes cannot be read.
+        WriteError: The file exists, or is an archive, which is never replaced; or it cannot be written.
     """
     path = Path(path)
     refuse_overlap(archive.path, path)

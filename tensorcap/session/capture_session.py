@@ -1,4 +1,4 @@
-"""Capture a run of a model into an archive."""
+"""Capture a run of a model into an archive: `capture` in a `with` block, `capture_workload` in one call."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
 from tensorcap.adapters.protocol import Adapter, adapter_for
-from tensorcap.recording.limits import Limits
+from tensorcap.recording.options import CaptureOptions, Level
 from tensorcap.recording.plain_log import Logged, PlainLog
 from tensorcap.recording.point import Point
+from tensorcap.recording.record_filter import RecordFilter
 from tensorcap.recording.recorder import Recorder
-from tensorcap.recording.scope import Level, Plan, Scope, as_tuple
 from tensorcap.recording.summary import Summary, Tally, summarise
-from tensorcap.workload.metadata import about_process, now, redact
+from tensorcap.workload.metadata import describe_process, now, redact
 from tensorcap.workload.sources import class_name
 from tensorcap_formats.errors import CaptureError, TensorcapError, UsageError
 from tensorcap_formats.keys import module_site
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from tensorcap.recording.substitution import Substitution
     from tensorcap.workload.workload import Workload
+    from tensorcap_formats.progress import Progress
 
 _UNDER_CAPTURE: Final[set[int]] = set()  # ids of models
 _LOCK: Final = threading.Lock()
@@ -43,7 +44,7 @@ def capture(
     model: Any,
     path: str | os.PathLike[str] | None,
     *,
-    include: str | Iterable[str] = (),
+    only: str | Iterable[str] = (),
     exclude: str | Iterable[str] = (),
     inputs: bool = True,
     level: Level = "module",
@@ -56,14 +57,15 @@ def capture(
     sample: int | None = None,
     slices: str | Iterable[str] = (),
     max_bytes: int | str | None = None,
-    log: PlainLog | None = None,
+    injectable: str | Iterable[str] = (),
+    inner: bool = False,
     stats_only: bool = False,
-    run: Mapping[str, Any] | None = None,
     container: str | None = None,
     fsync: bool = False,
+    log: PlainLog | None = None,
+    run: Mapping[str, Any] | None = None,
     substitution: Substitution | None = None,
-    room: str | Iterable[str] = (),
-    inner: bool = False,
+    progress: Progress | None = None,
 ) -> Capture:
     """Capture what happens in a model during a `with` block.
 
@@ -77,9 +79,9 @@ def capture(
         model: A torch module, or a model of another framework that has an adapter.
         path: Where to put the archive: `.h5`, `.zarr` or `.safetensors`; an archive that is there is
             replaced when the capture is complete. None counts and writes nothing.
-        include: Globs of what to record, all if empty. One without `/` is for sites (`*.mlp`), any other
-            for whole keys (`0/*/output`). One of which nothing is captured is warned of.
-        exclude: Globs of what not to record; they win over `include`.
+        only: Globs of what to record, all if empty. One without `/` is for sites (`*.mlp`), any other
+            for whole keys (`0/*/output`). A glob that nothing is captured of leads to a warning.
+        exclude: Globs of what not to record; they win over `only`.
         inputs: Whether to record the inputs of modules. Those of the model itself are always recorded.
         level: `module`, or `op` to record the result of every op within them too. `export`, for
             `capture_workload` alone, records the nodes of the graph that `torch.export` makes.
@@ -91,26 +93,29 @@ def capture(
         eager: Whether what is compiled, and the fused layers of `torch.nn`, run in the block as the plain
             code that they were made from, so that all modules are seen; values may differ by rounding.
         steps: The steps to record: numbers and ranges, or a text, `0,1,5-9`; all if empty.
-        sample: Record at most the first so many calls of each site, over all steps.
+        sample: Record at most this many calls of each site, the first ones, over all steps.
         slices: Record only a part of tensors: `[..., :64]`, or `GLOB=[:, -1:]` for what a glob, as in
-            `include`, names; the first that fits counts. What the model itself is given is kept whole.
+            `only`, names; the first that fits counts. Inputs of the model itself are kept whole.
         max_bytes: Stop recording before the archive holds more bytes of tensors than this; a text may
             have a unit, `2GiB`.
-        log: Prints each tensor as it is recorded.
+        injectable: Which values, `input` or `output`, later runs of the same model are going to replace: a
+            model that has to be compiled is then compiled at once so that they can be.
+        inner: Whether a graph that MAX compiles prints into files what it cannot return: what lies within
+            subgraphs, branches and loops, of which the last run is kept.
         stats_only: Keep statistics and hashes, no values.
-        run: Further run metadata.
         container: `hdf5`, `zarr` or `safetensors`; by the path's suffix if None.
         fsync: Make each tensor durable against a power cut.
+        log: Prints each tensor as it is recorded.
+        run: Further run metadata.
         substitution: Archived tensors that take the place of the model's own, which are recorded first; the
             model then computes something else, and the archive says what.
-        room: Which values, `input` or `output`, later runs of the same model are going to replace: a model
-            that has to be compiled then makes room for them at once.
-        inner: Whether a graph that MAX compiles prints into files what it cannot give out: what lies within
-            subgraphs, branches and loops, of which the last run is left.
+        progress: Receives the model and the precision that it runs in as a stage, what the run waits for,
+            such as a compiler, as further ones, and the count of tensors that are recorded; from whatever
+            thread records them.
 
     Returns:
-        A context manager; `pause`, `resume` and `paused` say what part of the block is recorded, and
-        `summary` what came of it.
+        A context manager; `pause`, `resume` and `paused` choose what part of the block is recorded, and
+        `summary` has the outcome.
 
     Raises:
         UsageError: A glob matches no module; the model is under capture already; there is no adapter.
@@ -127,32 +132,35 @@ def capture(
         (6, 1)
         >>> folder.cleanup()
     """
-    return Capture(
-        model,
-        path,
-        scope=Scope(
-            include,
-            exclude,
-            Limits.of(steps=steps, sample=sample, max_bytes=max_bytes, slices=slices),
-        ),
-        plan=Plan(
-            inputs, level, as_tuple(ops_in), as_tuple(watch), grads, params, eager, as_tuple(room), inner
-        ),
-        log=log,
+    options = CaptureOptions.parse(
+        only=only,
+        exclude=exclude,
+        inputs=inputs,
+        level=level,
+        ops_in=ops_in,
+        watch=watch,
+        grads=grads,
+        params=params,
+        eager=eager,
+        steps=steps,
+        sample=sample,
+        slices=slices,
+        max_bytes=max_bytes,
+        injectable=injectable,
+        inner=inner,
         stats_only=stats_only,
-        run=run,
         container=container,
         fsync=fsync,
-        substitution=substitution,
     )
+    return Capture(model, path, options, log=log, run=run, substitution=substitution, progress=progress)
 
 
 class Capture:
-    """A capture that is under way, or over; made by `capture`, for one `with` block.
+    """A capture that is under way, or over; `capture` makes it, for one `with` block.
 
     Attributes:
         path: Where the archive is, or will be; None for a dry run.
-        summary: What came of it, once it is over.
+        summary: The outcome, once it is over.
         tally: The records of a dry run.
         log: What prints the records, if anything does.
         substitution: What takes the place of the model's own tensors, if anything does.
@@ -162,42 +170,35 @@ class Capture:
         self,
         model: Any,
         path: str | os.PathLike[str] | None,
+        options: CaptureOptions,
         *,
-        scope: Scope,
-        plan: Plan,
         log: PlainLog | None = None,
         run: Mapping[str, Any] | None = None,
         substitution: Substitution | None = None,
-        **options: Any,
+        progress: Progress | None = None,
+        warns: bool = True,
     ) -> None:
         self.path = None if path is None else Path(path)
         self.summary: Summary | None = None
         self.tally = Tally()
+        self.log = log
+        self.substitution = substitution
         self._model = model
         self._adapter: Adapter = adapter_for(model)
-        self._scope = scope
-        self._plan = plan
-        self.log = log
+        self._options = options
+        self._filter = RecordFilter(options)
         self._run = dict(run or {})
-        self.substitution = substitution
-        self._options = options  # of the writer
-        self._workload: Workload | None = None  # set where the level is for the model and its inputs
+        self._progress = progress
+        self._workload: Workload | None = None  # level export needs the model and its inputs
         self._run_graph: Callable[[Recorder], None] | None = None
         self._writer: Writer | None = None
         self._process = os.getpid()
-        self._warns = True
+        self._warns = warns  # of globs that matched nothing; not if the caller prints the summary
 
     @property
     def run(self) -> Mapping[str, Any]:
         """The run's metadata, as known when the capture began."""
         return self._metadata
-
-    @property
-    def progress(self) -> str:
-        """How far it is, as a short text."""
-        sink = self._writer or self.tally
-        count = f"{sink.records_count} tensors, last {self._recorder.last_point or 'none'}"
-        return self._recorder.waiting.text or count
 
     def pause(self) -> None:
         """Record nothing until `resume`; forwards in between count as no steps."""
@@ -218,7 +219,7 @@ class Capture:
             self._recorder.is_paused = before
 
     def keep_inputs(self, inputs: Any) -> None:
-        """Record what the run is given, where that is not what the model itself will be given.
+        """Record the inputs of the run, if they are not those that the model itself is called with.
 
         Args:
             inputs: Arguments by name, or positional ones; kept as slots `given.NAME` of the model.
@@ -228,33 +229,47 @@ class Capture:
     def __enter__(self) -> Self:
         with ExitStack() as hooks:
             hooks.enter_context(_claimed(self._model))
-            points = self._points()
-            if self._plan.level == "export":
+            points = self._find_points()
+            if self._options.level == "export":
                 if self.substitution is not None:
                     raise UsageError("level export runs a graph, in which nothing can be substituted")
-                self._run_graph = self._adapter.export(self._exportable(), self._plan)
-            self._metadata = {**self._adapter.describe(self._model), **about_process(), **self._run}
-            self._metadata["scope"] = {**self._scope.describe(), **self._plan.describe()}
+                self._run_graph = self._adapter.export(self._require_workload(), self._options)
+            self._metadata = {**self._adapter.describe(self._model), **describe_process(), **self._run}
+            self._metadata["scope"] = self._options.describe()
             self._started_seconds = time.perf_counter()
             if self.path is not None:
-                self._writer = Writer(self.path, run=self._metadata, **self._options)
+                self._writer = Writer(
+                    self.path,
+                    run=self._metadata,
+                    stats_only=self._options.stats_only,
+                    container=self._options.container,
+                    fsync=self._options.fsync,
+                )
             try:
                 sink = self._writer or self.tally
                 logged = sink if self.log is None else Logged(sink, self.log)
-                self._recorder = Recorder(logged, points, self._scope)
+                self._recorder = Recorder(logged, points, self._filter, self._progress)
                 _watch_forks(self._recorder)
                 wanted = {n for n, p in points.items() if p.is_capturable and p.wanted is not False}
                 if self._run_graph is None:
-                    wanted |= self._substituted(points)
+                    wanted |= self._bind_substitution(points)
                     tap = self._adapter.tap(
-                        self._model, wanted, self._recorder, self._plan, self.substitution
+                        self._model, wanted, self._recorder, self._options, self.substitution
                     )
                     hooks.enter_context(tap)
+                hooks.enter_context(self._recorder.stage(self._stage_text()))
             except BaseException:
                 self._abandon(discard=True)
                 raise
             self._hooks = hooks.pop_all()
         return self
+
+    def _stage_text(self) -> str:
+        """What runs, for the progress."""
+        model = self._metadata["model"]
+        file = f" from {model['file']}" if model["file"] else ""
+        precision = f"in {self._metadata['dtype']} on {self._metadata['device']}"
+        return f"capturing {model['class']}{file} {precision}"
 
     def __exit__(
         self,
@@ -264,7 +279,7 @@ class Capture:
     ) -> None:
         self._hooks.close()
         if self._process != os.getpid():
-            return  # forked in the block: the archive is the other process's
+            return  # forked in the block: the archive belongs to the parent process
         failure = self._recorder.failure
         if failure is None and error is None and self.substitution is not None:
             failure = self.substitution.failure
@@ -283,15 +298,15 @@ class Capture:
                 globs = ", ".join(map(repr, self.summary.unmatched))
                 warnings.warn(f"nothing was captured of {globs}", stacklevel=2)
 
-    def _substituted(self, points: Mapping[str, Point]) -> set[str]:
-        """Names of the sites at which tensors are to be replaced."""
+    def _bind_substitution(self, points: Mapping[str, Point]) -> set[str]:
+        """Find the sites at which tensors are to be replaced; return their names."""
         if self.substitution is None:
             return set()
-        can = {name: point for name, point in points.items() if point.is_capturable}
-        found = self.substitution.bind({point.site: point.aliases for point in can.values()})
-        return {name for name, point in can.items() if point.site in found}
+        capturable = {name: point for name, point in points.items() if point.is_capturable}
+        sites = self.substitution.bind({point.site: point.aliases for point in capturable.values()})
+        return {name for name, point in capturable.items() if point.site in sites}
 
-    def _exportable(self) -> Workload:
+    def _require_workload(self) -> Workload:
         if self._workload is None:
             raise UsageError(
                 f"{class_name(self._model)}: level export is not for a block, expected a workload",
@@ -299,17 +314,18 @@ class Capture:
             )
         return self._workload
 
-    def _points(self) -> dict[str, Point]:
+    def _find_points(self) -> dict[str, Point]:
+        """List the model's sites; refuse globs that match none of them."""
         points = {}
-        as_plain_code = self._plan.eager or self._plan.level == "export"
+        as_plain_code = self._options.eager or self._options.level == "export"
         for site in self._adapter.list_sites(self._model, eager=as_plain_code):
             name = module_site(site.name)
             aliases = tuple(map(module_site, site.aliases))
-            wanted = self._scope.of_site(name, aliases)
+            wanted = self._filter.keeps_site(name, aliases)
             points[site.name] = Point(name, aliases, site.reason, site.is_capturable, wanted)
         known = [name for point in points.values() for name in (point.site, *point.aliases)]
         printed = () if self.log is None else self.log.globs
-        self._scope.check(class_name(self._model), known, printed)
+        self._filter.check_globs(class_name(self._model), known, printed)
         return points
 
     def _finish(self, path: Path | None, *, is_complete: bool) -> None:
@@ -323,7 +339,7 @@ class Capture:
             **recorder.facts,
             "inputs": recorder.inputs,
             "steps": recorder.last_step + 1,
-            **self._what_became(),
+            **self._describe_outcome(),
             "points": [entry for point in points.values() if point.is_listed for entry in point.describe()],
             "sources": self._adapter.read_sources(self._model, called),
             "finished": now(),
@@ -332,24 +348,24 @@ class Capture:
         if self._writer is not None:
             self.path = self._writer.close(run=run, complete=is_complete, path=path)
         self.summary = summarise(
-            self.path, self._writer or self.tally, recorder, self._scope, is_complete=is_complete
+            self.path, self._writer or self.tally, recorder, self._filter, is_complete=is_complete
         )
 
-    def _what_became(self) -> dict[str, Any]:
-        """Run metadata of what the steps were of, and of what ended the recording."""
+    def _describe_outcome(self) -> dict[str, Any]:
+        """Run metadata: phases of the steps, what was injected, and what ended the recording."""
         recorder = self._recorder
-        found: dict[str, Any] = {}
+        outcome: dict[str, Any] = {}
         if recorder.phases:
             steps = range(recorder.last_step + 1)
-            found["phases"] = [recorder.phases.get(step, "forward") for step in steps]
+            outcome["phases"] = [recorder.phases.get(step, "forward") for step in steps]
         if self.substitution is not None:
-            found["injected"] = self.substitution.describe()
+            outcome["injected"] = self.substitution.describe()
         if recorder.stopped is not None:
-            found["stopped"] = {"at": recorder.stopped, "max_bytes": self._scope.limits.max_bytes}
-        return found
+            outcome["stopped"] = {"at": recorder.stopped, "max_bytes": self._options.max_bytes}
+        return outcome
 
     def _keep_incomplete(self, error: BaseException) -> None:
-        """Close the archive after an error of the run, which goes on its way whatever happens here."""
+        """Close the archive after an error of the run; that error is raised whatever happens here."""
         if self.path is None or self._writer is None or not self._writer.records_count:
             self._abandon(discard=True)
             return
@@ -375,22 +391,20 @@ class Capture:
             point.describe()[0].get("reason", "") for point in points if point.status == "not-capturable"
         }
         counts = Counter(point.status for point in points)
-        found = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+        counts_text = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
         if reasons:
             hint = f"Not capturable: {'; '.join(sorted(reasons))}."
         elif any(point.calls for point in points):
             steps = self._recorder.last_step + 1
-            asked = "globs" if self._scope.limits.are_none else "globs and limits"
+            asked = "globs and limits" if self._options.limits_calls else "globs"
             which = "only step, 0," if steps == 1 else f"{steps} steps"
             hint = f"The model was called; no record of its {which} fits the {asked}."
         else:
             hint = "Call the model in the block; what torch.compile made before the block is not seen."
         return CaptureError(
-            f"{class_name(self._model)}: nothing was captured, of {len(points)} modules: {found}", hint=hint
+            f"{class_name(self._model)}: nothing was captured, of {len(points)} modules: {counts_text}",
+            hint=hint,
         )
-
-
-Around = Callable[[Capture], AbstractContextManager[Any]]  # lives as long as a run does, to show its progress
 
 
 def capture_workload(
@@ -398,7 +412,7 @@ def capture_workload(
     path: str | os.PathLike[str] | None,
     *,
     run: Mapping[str, Any] | None = None,
-    around: Around | None = None,
+    progress: Progress | None = None,
     **options: Any,
 ) -> Capture:
     """Run a workload once, under capture.
@@ -407,21 +421,21 @@ def capture_workload(
         workload: A model and its inputs.
         path: As for `capture`.
         run: Further run metadata.
-        around: Makes a context manager that lives as long as the run does, to show its progress.
+        progress: As for `capture`.
         options: Further arguments of `capture`.
 
     Returns:
         The capture, which is over.
     """
     adapter = adapter_for(workload.model)
-    cap = capture(workload.model, path, run=run, **options)
+    cap = capture(workload.model, path, run=run, progress=progress, **options)
     cap._warns = False  # the caller has the summary
     cap._workload = workload
-    with cap, (around or nullcontext)(cap):
+    with cap:
         if workload.run is not None:
             cap.keep_inputs(workload.inputs)
         if cap._run_graph is None:
-            adapter.run(workload, grads=cap._plan.grads)
+            adapter.run(workload, grads=cap._options.grads)
         else:
             cap._run_graph(cap._recorder)
     return cap
@@ -437,7 +451,7 @@ def incomplete_path(path: Path) -> Path:
 
 
 def _watch_forks(recorder: Recorder) -> None:
-    """Have the recorder switched off in every process that is forked off this one."""
+    """Switch the recorder off in every process that is forked off this one."""
     with _LOCK:
         if not _FORKS_ARE_WATCHED.is_set() and hasattr(os, "register_at_fork"):
             os.register_at_fork(
@@ -456,7 +470,7 @@ def _switch_off() -> None:
 
 @contextmanager
 def _claimed(model: object) -> Iterator[None]:
-    """Keep a second capture off the model."""
+    """Refuse a second capture of the model until the block ends."""
     with _LOCK:
         if id(model) in _UNDER_CAPTURE:
             raise UsageError(

@@ -1,7 +1,4 @@
-"""Capture of a model that only the code in a block has.
-
-Run anybody's script as Python would, with the first model that it calls under capture.
-"""
+"""Capture a model that only other code has: the first one that the code of a block, or a script, calls."""
 
 from __future__ import annotations
 
@@ -13,30 +10,31 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, Final, TextIO
 
 from tensorcap.adapters.protocol import CalledRoot, adapter_named
-from tensorcap.recording.limits import Limits
-from tensorcap.recording.scope import Scope
+from tensorcap.recording.options import CaptureOptions
+from tensorcap.recording.plain_log import PlainLog
 from tensorcap.session.capture_session import Capture, capture
 from tensorcap.workload.patch import replaced
-from tensorcap.workload.script import Script, as_main, code_of
+from tensorcap.workload.script import Script, as_main, compile_script
 from tensorcap.workload.workload import FRAMEWORKS, MODEL_MODULES
 from tensorcap_formats.errors import CaptureError, TensorcapError, abbreviate, missing_package
+from tensorcap_formats.progress import Progress
 from tensorcap_formats.writing import Writer
 
 
 @dataclass
 class Called:
-    """What a block calls.
+    """The models that the code of a block calls.
 
     Attributes:
-        capture: That of the model that was found; None before.
-        roots: The models that were called until now.
+        capture: The capture of the first model; None before it is called.
+        roots: The models that were called so far.
     """
 
     capture: Capture | None = None
@@ -51,17 +49,17 @@ def capture_called(
     root: str | None = None,
     **options: Any,
 ) -> Iterator[Called]:
-    """Capture the first model that the code in a block calls, where nobody else has it.
+    """Capture the first model that the code in a block calls, which need not be accessible outside of it.
 
     Args:
         path: As for `capture`.
-        framework: Whose model it is: `torch`, or `max`, of which the first model is meant that a graph is
+        framework: The model's framework: `torch`, or `max`, of which it is the first model that a graph is
             made of.
         root: A glob for the class of the model, or one and `@N` for the N-th such model, from 0.
-        options: Further arguments of `capture`.
+        options: Further arguments of `capture`, such as `progress`.
 
     Returns:
-        A context manager that gives what is called.
+        A context manager that yields the models that are called.
 
     Raises:
         CaptureError: No such model was called.
@@ -86,7 +84,7 @@ def capture_called(
         called.roots = stack.enter_context(adapter_named(framework).watch_roots(root, take))
         yield called
     if called.capture is None:
-        names = ", ".join(found.name for found in called.roots)
+        names = ", ".join(root.name for root in called.roots)
         what = f"no model {root!r}" if root else f"no {framework} model with parameters"
         raise CaptureError(
             f"{what} was called in the block" + (f", but {names}" if names else ""),
@@ -102,6 +100,7 @@ _OURS: Final = tuple(  # files whose frames a script's traceback does not show
         ("adapters", "torch", "direct_calls.py"),
         ("adapters", "max", "roots.py"),
         ("adapters", "max", "foreign_program.py"),
+        ("adapters", "max", "hooks.py"),
         ("adapters", "max", "trace.py"),
     )
 )
@@ -113,10 +112,10 @@ class ScriptRun:
     """A run of a script under capture.
 
     Attributes:
-        script: What is run.
+        script: The script.
         capture: The capture, which is over; None if no model was captured.
-        error: What the script ended by, other than its end or `sys.exit(0)`.
-        trouble: What is wrong with the capture.
+        error: The error that ended the script; None after its end or `sys.exit(0)`.
+        trouble: The error of the capture, if it has one.
         status: The script's own exit status.
     """
 
@@ -127,22 +126,24 @@ class ScriptRun:
         *,
         root: str | None = None,
         framework: str | None = None,
-        begun: Callable[[Capture], None] = lambda _: None,
         ended: Callable[[ScriptRun], None] = lambda _: None,
+        log: PlainLog | None = None,
+        progress: Progress | None = None,
         **options: Any,
     ) -> None:
         """Prepare a run.
 
         Args:
-            script: What to run.
+            script: The script to run.
             path: As for `capture`.
             root: A glob for the class of the model to capture, or one and `@N` for the N-th such model;
                 None for the first model that is called.
-            framework: Whose models are looked for; those of all that are installed if None.
-            begun: Is called when a model is under capture.
-            ended: Is called when the script and its capture are over, also where the script ends the
-                process at once.
-            options: Further arguments of `capture`.
+            framework: The framework whose models are looked for; all that are installed if None.
+            ended: Is called when the script and its capture are over, also if the script ends the process
+                at once.
+            log: As for `capture`.
+            progress: As for `capture`.
+            options: Options of what is recorded, as for `capture`.
         """
         self.script = script
         self.capture: Capture | None = None
@@ -152,27 +153,26 @@ class ScriptRun:
         self._path = None if path is None else Path(path).absolute()  # the script may go elsewhere
         self._root = root
         self._framework = framework
-        self._found: list[list[CalledRoot]] = []  # of each framework
-        self._begun = begun
+        self._roots: list[list[CalledRoot]] = []  # of each framework
         self._ended = ended
-        self._options = options
-        if options.get("level") == "op" and not options.get("ops_in"):
-            options["ops_in"] = ("*",)  # between its calls are ops of other models, and modes of the script
-        self._about = script.describe()
+        self._log = log
+        self._progress = progress
+        self._unparsed_options = options
+        self._description = script.describe()
         self._process = os.getpid()
         self._is_over = False
         self._streams = {"stdout": sys.stdout, "stderr": sys.stderr}
         self._lock = threading.RLock()
 
     def run(self) -> ScriptRun:
-        """Run the script to its end; whatever it ends by is kept, not raised.
+        """Run the script to its end; an error that ends it is kept, not raised.
 
         Raises:
             UsageError: There is no such script, or it is no Python; an option cannot be read.
             WriteError: The archive could not be written there.
             MissingPackageError: The framework is not installed, or none is.
         """
-        self._check_options()
+        self._options = self._parse_options()
         with ExitStack() as stack:
             watches = {name: stack.enter_context(_on_import(name)) for name in self._frameworks()}
             main = stack.enter_context(as_main(self.script))
@@ -194,7 +194,7 @@ class ScriptRun:
     @property
     def roots(self) -> list[CalledRoot]:
         """The models that it called."""
-        return [root for roots in self._found for root in roots]
+        return [root for roots in self._roots for root in roots]
 
     @property
     def others(self) -> list[CalledRoot]:
@@ -202,14 +202,14 @@ class ScriptRun:
         return [root for root in self.roots if root.calls and not root.is_taken]
 
     def finish(self) -> None:
-        """Close the archive, once, and tell `ended`."""
+        """Close the archive, once, and call `ended`."""
         with self._lock:
             if self._is_over or self._process != os.getpid():
                 return
             self._is_over = True
             self._restore_streams()
             if self.capture is not None:
-                self._about["also_called"] = {root.name: root.calls for root in self.others}
+                self._description["also_called"] = {root.name: root.calls for root in self.others}
                 error = self.error
                 try:
                     self.capture.__exit__(type(error) if error else None, error, None)
@@ -219,44 +219,51 @@ class ScriptRun:
                 self.trouble = self._nothing_called()
         self._ended(self)
 
-    def _check_options(self) -> None:
-        """Find what is wrong whatever the model is, before the script has run for long."""
-        given = self._options
-        names = ("steps", "sample", "max_bytes", "slices")
-        limits = Limits.of(**{name: given[name] for name in names if name in given})
-        Scope(given.get("include", ()), given.get("exclude", ()), limits)
+    def _parse_options(self) -> CaptureOptions:
+        """Find what is wrong with the options whatever the model is, before the script has run for long."""
+        options = CaptureOptions.parse(**self._unparsed_options)
+        if options.level == "op" and not options.ops_in:
+            # between its calls are ops of other models, and modes of the script
+            options = replace(options, ops_in=("*",))
         if self._path is not None:
-            Writer(self._path, container=given.get("container")).abandon(discard=True)
+            Writer(self._path, container=options.container).abandon(discard=True)
+        return options
 
     def _frameworks(self) -> tuple[str, ...]:
-        """Whose models are looked for."""
+        """The frameworks whose models are looked for."""
         if self._framework is not None:
             return (self._framework,)
         return tuple(name for name in FRAMEWORKS if _is_installed(name)) or ("torch",)
 
     def _look_out(self, framework: str, stack: ExitStack) -> None:
-        """Watch for models of a framework, now that it is there."""
-        self._found.append(stack.enter_context(adapter_named(framework).watch_roots(self._root, self._take)))
+        """Look for models of a framework, now that it is imported."""
+        self._roots.append(stack.enter_context(adapter_named(framework).watch_roots(self._root, self._take)))
 
     def _take(self, model: Any) -> bool:
         """Put a model under capture; an error of ours ends the script, which would run in vain."""
         if self.capture is not None:
             return False  # one of another framework is
         try:
-            found = capture(model, self._path, run={"script": self._about}, **self._options)
-            found._warns = False  # whoever runs this has the summary
-            found.__enter__()
+            started = Capture(
+                model,
+                self._path,
+                self._options,
+                log=self._log,
+                run={"script": self._description},
+                progress=self._progress,
+                warns=False,
+            )
+            started.__enter__()
         except TensorcapError as trouble:
             self.trouble = trouble
             raise _Stopped from trouble
-        self.capture = found
-        self._begun(found)
+        self.capture = started
         return True
 
     def _code(self, main: ModuleType) -> CodeType | None:
-        """The code to run; None if what is imported before it has failed."""
+        """Compile the code to run; None if a package that is imported before it fails."""
         try:
-            return code_of(self.script, main)
+            return compile_script(self.script, main)
         except TensorcapError:
             raise
         except BaseException as error:
@@ -264,7 +271,7 @@ class ScriptRun:
             return None
 
     def _end_by(self, error: BaseException) -> None:
-        """Note what the script ended by, and show it as Python would."""
+        """Keep the error that ended the script, and show it as Python would."""
         if isinstance(error, _Stopped):
             return
         if isinstance(error, SystemExit):
@@ -275,7 +282,7 @@ class ScriptRun:
                 sys.stderr.write(f"{code}\n")
             return
         self.error, self.status = error, 1
-        _strip(error)
+        _strip_frames(error)
         if not isinstance(error, KeyboardInterrupt):
             sys.excepthook(type(error), error, error.__traceback__)
 
@@ -291,11 +298,11 @@ class ScriptRun:
             self._end_by(error)
 
     def _restore_streams(self) -> None:
-        """Put back the standard streams, and open anew those that the script has closed."""
+        """Restore the standard streams, and open anew those that the script has closed."""
         for name, number in (("stdout", 1), ("stderr", 2)):
             stream = self._streams[name]
             if stream.closed:
-                stream = _opened(number)
+                stream = _open_stream(number)
             setattr(sys, name, stream)
 
     def _exiting(self, original: Callable[[int], None]) -> Callable[[int], None]:
@@ -318,17 +325,17 @@ class ScriptRun:
 
     def _nothing_called(self) -> CaptureError:
         where = self.script.target
+        called = calls_text(self.roots)
         if self._root is not None and self.roots:
             names = [root.name for root in self.roots]
             close = difflib.get_close_matches(self._root, names, n=3)
             hint = f"Did you mean {' or '.join(map(repr, close))}?" if close else None
-            called = told(self.roots)
             return CaptureError(
                 f"{where}: no model {abbreviate(self._root)!r} was called, but {called}", hint=hint
             )
         if self.roots:
             return CaptureError(
-                f"{where}: called no model that has parameters and is not scripted, but {told(self.roots)}",
+                f"{where}: called no model that has parameters and is not scripted, but {called}",
                 hint=f"If that is the model: --root {self.roots[0].name}",
             )
         of_framework = "" if self._framework is None else f"{self._framework} "
@@ -339,14 +346,14 @@ class ScriptRun:
 
 
 class _Stopped(SystemExit):
-    """Ends the script, which must not take it for an error of its own; a thread ends by it silently."""
+    """Ends the script as `SystemExit` does, which is no error of its own; a thread ends by it silently."""
 
 
-def told(roots: Sequence[CalledRoot], few: int = 8) -> str:
+def calls_text(roots: Sequence[CalledRoot], few: int = 8) -> str:
     """Models and how often they were called, as a text.
 
     Example:
-        >>> told([CalledRoot("Draft", 12), CalledRoot("Softmax", 1)])
+        >>> calls_text([CalledRoot("Draft", 12), CalledRoot("Softmax", 1)])
         'Draft (12 calls), Softmax (1 call)'
     """
     texts = [f"{r.name} ({r.calls} call{'' if r.calls == 1 else 's'})" for r in roots[:few]]
@@ -355,36 +362,39 @@ def told(roots: Sequence[CalledRoot], few: int = 8) -> str:
 
 @contextmanager
 def _on_import(framework: str) -> Iterator[Callable[[Callable[[], None]], None]]:
-    """Call a function as soon as a framework is imported, which is then not sooner than without us.
+    """Call a function as soon as a framework is imported, without importing it sooner.
+
+    Yields:
+        A function that takes the function to call.
 
     Raises:
-        MissingPackageError: It is not installed.
+        MissingPackageError: The framework is not installed.
     """
     if not _is_installed(framework):
         raise missing_package("capturing a script", framework, extra=framework)
     module = MODEL_MODULES[framework]
-    waiting = _Waiting(module)
+    finder = _ImportHook(module)
 
-    def begin(then: Callable[[], None]) -> None:
+    def call_on_import(then: Callable[[], None]) -> None:
         if module in sys.modules:
             then()
         else:
-            waiting.then = then
-            sys.meta_path.insert(0, waiting)
+            finder.then = then
+            sys.meta_path.insert(0, finder)
 
     try:
-        yield begin
+        yield call_on_import
     finally:
-        if waiting in sys.meta_path:
-            sys.meta_path.remove(waiting)
+        if finder in sys.meta_path:
+            sys.meta_path.remove(finder)
 
 
 def _is_installed(framework: str) -> bool:
     return framework in sys.modules or importlib.util.find_spec(framework) is not None
 
 
-class _Waiting:
-    """Among the finders of modules, waits for one module; another finds it."""
+class _ImportHook:
+    """A finder of modules that waits for one module, which another finder finds."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -419,24 +429,24 @@ def _is_waited_for(thread: threading.Thread) -> bool:
     return not is_pooled and type(thread).__module__ != "concurrent.futures.process"
 
 
-def _opened(number: int) -> TextIO:
-    """A stream for the file that has this number, or for none if there is none."""
+def _open_stream(number: int) -> TextIO:
+    """Open a stream for a file descriptor, or for the null device if there is no such file."""
     try:
         return open(number, "w", encoding="utf-8", closefd=False)
     except OSError:
         return open(os.devnull, "w", encoding="utf-8")
 
 
-def _strip(error: BaseException) -> None:
-    """Take our own frames out of the tracebacks of an error and of those it came from."""
+def _strip_frames(error: BaseException) -> None:
+    """Take our own frames out of the tracebacks of an error and of its causes."""
     seen: set[int] = set()
-    left: list[BaseException | None] = [error]
-    while left:
-        current = left.pop()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        current = pending.pop()
         if current is not None and id(current) not in seen:
             seen.add(id(current))
             current.__traceback__ = _without_ours(current.__traceback__)
-            left += [current.__cause__, current.__context__]
+            pending += [current.__cause__, current.__context__]
 
 
 def _without_ours(trace: TracebackType | None) -> TracebackType | None:
@@ -445,7 +455,7 @@ def _without_ours(trace: TracebackType | None) -> TracebackType | None:
         if trace.tb_frame.f_code.co_filename not in _OURS:
             frames.append(trace)
         trace = trace.tb_next
-    found: TracebackType | None = None
-    for kept in reversed(frames):
-        found = TracebackType(found, kept.tb_frame, kept.tb_lasti, kept.tb_lineno)
-    return found
+    stripped: TracebackType | None = None
+    for frame in reversed(frames):
+        stripped = TracebackType(stripped, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return stripped

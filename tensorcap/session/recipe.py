@@ -1,4 +1,4 @@
-"""How a workload was made from a path and options, so that it can be made again with one thing changed."""
+"""How to build a workload from a path and options, and again, with one option changed, from an archive."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tensorcap_formats.errors import MissingPackageError, UsageError, abbreviate
 if TYPE_CHECKING:
     from tensorcap_formats.archive import Archive
 
-# Options that say what the model is run on; one of them given anew puts archived inputs aside.
+# Options of the inputs; if one of them is given anew, archived inputs are not used.
 INPUT_OPTIONS: Final = ("prompt", "input_ids", "inputs")
 _NEVER_INHERITED: Final = ("trust_remote_code",)  # an archive must not decide that code is run
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to make a workload: what the command line said, and what an archive keeps of it.
+    """How to build a workload: the path and options of the command line, which an archive keeps.
 
     Attributes:
         path: `file.py:function`, or a folder or id of a Hugging Face model.
-        options: Options that were given, by their Python names.
-        framework: Whose model it is; None for a function, which says it by what it returns, or torch.
+        options: The options, by their Python names.
+        framework: The framework of the model; None for torch, or for a function, whose result shows it.
     """
 
     path: str
@@ -46,7 +46,7 @@ class Recipe:
         """The recipe of the run that an archive holds.
 
         Raises:
-            UsageError: The run was not made from a recipe (it was captured through the Python API).
+            UsageError: The run has no recipe, as one that was captured through the Python API.
         """
         workload, framework = archive.info.workload, archive.info.framework
         if not workload.path:
@@ -58,12 +58,12 @@ class Recipe:
         return cls(workload.path, options, framework if framework in FRAMEWORKS else None)
 
     def changed(self, **options: Any) -> Recipe:
-        """The same recipe with some options given anew."""
+        """The same recipe with some options changed."""
         kept = dict(self.options)
         if any(name in options for name in INPUT_OPTIONS):
             kept = {name: value for name, value in kept.items() if name not in INPUT_OPTIONS}
         if "teacher_forced" in options:
-            kept.pop("max_new_tokens", None)  # as many as the reference has
+            kept.pop("max_new_tokens", None)  # the reference has the number
         return replace(self, options={**kept, **options})
 
     def describe(self) -> dict[str, Any]:
@@ -72,20 +72,20 @@ class Recipe:
         return {"kind": self.kind, "path": redact(self.path), "options": options}
 
     def build(self, inputs: Mapping[str, StoredInput] | None = None) -> Workload:
-        """Make the workload.
+        """Build the workload.
 
         Args:
             inputs: Archived inputs, in place of those that the options name.
 
         Raises:
-            UsageError: The path or an option makes no sense.
+            UsageError: The path or an option is wrong.
         """
         if self.kind == "huggingface" and self.framework not in (None, "torch"):
             raise UsageError(
                 f"{abbreviate(self.path)}: a model of {self.framework}: expected FILE.py:FUNCTION",
                 hint="The function returns tensorcap.Workload(model, inputs).",
             )
-        expected = self._expected()
+        expected = self._seeded_adapter()
         options = dict(self.options)
         seed, perturbation = options.pop("seed", 0), options.pop("perturb", None)
         if expected is not None:
@@ -103,10 +103,10 @@ class Recipe:
         return workload
 
     def described(self) -> dict[str, Any]:
-        """What a run's metadata would say of the model, without running it, and without weights if it can.
+        """Describe the model as a run's metadata would, without a run, and without weights if possible.
 
         Raises:
-            UsageError: The path or an option makes no sense.
+            UsageError: The path or an option is wrong.
         """
         if self.kind == "function":
             model = self.build().model
@@ -116,11 +116,11 @@ class Recipe:
         model = build_without_weights(self.path, self.options)
         return adapter_for(model).describe(model)
 
-    def _expected(self) -> Adapter | None:
-        """The adapter of the framework that is seeded before code of the user's runs; None if there is none.
+    def _seeded_adapter(self) -> Adapter | None:
+        """The adapter of the framework that is seeded before the user's code runs; None if none is installed.
 
         Raises:
-            MissingPackageError: The framework that the model has to be of is not installed.
+            MissingPackageError: The model's framework is not installed.
         """
         try:
             return adapter_named(self.framework or "torch")
@@ -144,37 +144,37 @@ class Recipe:
         takes_dtype = dtype is not None and "dtype" in parameters
         if takes_dtype:
             options["dtype"] = _adapter_of(parameters["dtype"], expected).dtype_named(dtype)
-        made = make(**options)
-        if not isinstance(made, Workload):
+        workload = make(**options)
+        if not isinstance(workload, Workload):
             raise UsageError(
-                f"{self.path}: returned a {type(made).__name__}, expected a tensorcap.Workload",
+                f"{self.path}: returned a {type(workload).__name__}, expected a tensorcap.Workload",
                 hint="Return tensorcap.Workload(model, inputs).",
             )
-        return adapter_for(made.model).prepare(
-            made, dtype=None if takes_dtype else dtype, input_dtype=dtype, device=device, inputs=inputs
+        return adapter_for(workload.model).prepare(
+            workload, dtype=None if takes_dtype else dtype, input_dtype=dtype, device=device, inputs=inputs
         )
 
 
 def _load_function(path: str) -> Callable[..., Any]:
-    """Import a file by its path, and get its function."""
+    """Import the file of `FILE.py:FUNCTION`, and return its function."""
     file_text, _, name = path.rpartition(":")
     try:
         module = load_file(file_text)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
-    found = getattr(module, name, None)
-    if not callable(found):
+    member = getattr(module, name, None)
+    if not callable(member):
         names = [n for n, v in vars(module).items() if inspect.isfunction(v) and not n.startswith("_")]
         raise UsageError(
             f"{path}: {file_text!r} has no function {name!r}",
             hint=f"It has: {', '.join(names)}." if names else None,
         )
-    function: Callable[..., Any] = found
+    function: Callable[..., Any] = member
     return function
 
 
 def _adapter_of(parameter: inspect.Parameter, expected: Adapter | None) -> Adapter:
-    """The adapter of the framework whose dtypes a parameter takes, as its default says."""
+    """The adapter of the framework that the default of a `dtype` parameter belongs to."""
     try:
         return adapter_for(parameter.default)
     except UsageError:

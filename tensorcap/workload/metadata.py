@@ -1,7 +1,7 @@
-"""What an archive says of a run besides the model: code, machine, command; and never a secret.
+"""Run metadata that need no framework: command, environment, packages, machine, time; never a secret.
 
-Environment variables are taken by an allow-list; texts lose what looks like a secret and the name of the
-home folder; host and user names are not asked for.
+Environment variables are taken by an allow-list; what looks like a secret, and the name of the home folder,
+is taken out of texts; host and user names are not read.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ _ASSIGNMENT: Final = re.compile(r"(-{0,2}[A-Za-z][\w.-]*)=(.*)", re.DOTALL)
 
 
 def redact(text: str) -> str:
-    """Hide what looks like a secret, and the home folder, whose name is often that of the user.
+    """Hide what looks like a secret, and the home folder, which often has the user's name.
 
     Example:
         >>> redact("https://me:pw@example.org/x hf_abcdefghijkl")
@@ -122,7 +122,7 @@ def redact(text: str) -> str:
 
 
 def redact_command(arguments: Sequence[str]) -> list[str]:
-    """Redact a command line: values of options that carry secrets go, whatever they look like.
+    """Redact a command line, and hide the values of options with secrets, whatever they look like.
 
     Example:
         >>> redact_command(["run.py", "--api-key", "abc", "--hf-token=abc", "--max-new-tokens", "4"])
@@ -146,12 +146,12 @@ def redact_command(arguments: Sequence[str]) -> list[str]:
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables that change results; no other is looked at."""
+    """The environment variables that change results; no other is read."""
     return {name: redact(variables[name]) for name in _ENVIRONMENT if name in variables}
 
 
-def about_process() -> dict[str, Any]:
-    """The run's metadata that need no framework: code, machine, command, time."""
+def describe_process() -> dict[str, Any]:
+    """Describe the process as run metadata: command, environment, packages, machine, time."""
     command = sys.argv or [""]
     return {
         "command": redact_command([os.path.basename(command[0]), *command[1:]]),
@@ -169,7 +169,7 @@ def now() -> str:
 
 
 def jsonable(value: Any) -> Any:
-    """A JSON form of a configuration: texts redacted, what JSON has not as text."""
+    """Convert a configuration to JSON values: texts redacted, anything that JSON lacks as text."""
     if isinstance(value, bool) or value is None or isinstance(value, int):
         return value
     if isinstance(value, float):
@@ -196,17 +196,17 @@ def _is_secret_name(name: str) -> bool:
 
 
 def _is_secret_key(name: str) -> bool:
-    """As `_is_secret_name`, in a configuration, where an `image_token` is no secret."""
-    plain = not name.lower().endswith("_token") or name.lower() in _TOKEN_KEYS
-    return plain and _is_secret_name(name)
+    """As `_is_secret_name`, for a configuration, in which an `image_token` is no secret."""
+    may_be_secret = not name.lower().endswith("_token") or name.lower() in _TOKEN_KEYS
+    return may_be_secret and _is_secret_name(name)
 
 
 @cache
 def _versions(packages: tuple[str, ...]) -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in packages:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except (importlib.metadata.PackageNotFoundError, ValueError):
             continue
-    return found
+    return versions

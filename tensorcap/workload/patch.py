@@ -1,4 +1,4 @@
-"""Attributes of somebody else's that are replaced for a while."""
+"""Replace an attribute of another package's class or module until a block ends."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 
 @contextmanager
-def replaced(owner: Any, name: str, around: Callable[[Any], Any]) -> Iterator[None]:
+def replaced(owner: Any, name: str, make_replacement: Callable[[Any], Any]) -> Iterator[None]:
     """Replace an attribute by what a function makes of it, until the block ends.
 
-    If somebody has replaced it anew by then, it stays as it is.
+    If other code has replaced it meanwhile, it stays as it is.
 
     Args:
         owner: A class or a module that has it itself.
         name: Its name.
-        around: Is given the attribute, and gives what takes its place.
+        make_replacement: Takes the attribute, and returns what takes its place.
 
     Example:
         >>> import math
@@ -27,7 +27,7 @@ def replaced(owner: Any, name: str, around: Callable[[Any], Any]) -> Iterator[No
         3.1416
     """
     original = vars(owner)[name]
-    replacement = around(original)
+    replacement = make_replacement(original)
     setattr(owner, name, replacement)
     try:
         yield

@@ -1,4 +1,4 @@
-"""A port: a model to trust, the one under test, and what both are run on."""
+"""A port, declared in a file: the trusted model, the model under test, and the inputs of both."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any, Literal
 from tensorcap.workload.workload import Workload, load_file
 from tensorcap_formats.errors import UsageError
 
-PORTS = "PORTS"  # a dict of this name in a file has ports by name
+PORTS = "PORTS"  # name of the dict of a file that has its ports by name
 
 
 @dataclass(frozen=True)
 class Port:
-    """What `tcap verify FILE.py:NAME` needs to know of a port.
+    """A port for `tcap verify FILE.py:NAME`.
 
     Attributes:
-        reference: A workload, or a function that makes one; with `inputs` it makes the model alone.
-        target: The same of the model under test.
-        inputs: Gives the arguments of a side, `reference` or `target`: what each makes of the same text,
-            image or sound is written here. None where the workloads have their own.
+        reference: A workload, or a function that makes one; with `inputs`, a function that makes the model.
+        target: The same for the model under test.
+        inputs: Returns the arguments of a side, `reference` or `target`, each made of the same text, image
+            or sound. None if the workloads have inputs.
         rules: A file of rules for names that tensorcap does not know.
-        mapping: A map file, where what belongs together is known.
+        mapping: A map file, if it is known which tensors belong together.
         dtypes: Precisions that the target may be run in; any if empty.
         devices: Devices that it may be run on; any if empty.
     """
@@ -41,18 +41,19 @@ class Port:
         """Make the workload of a side.
 
         Raises:
-            UsageError: What was given makes none.
+            UsageError: The port has none for it.
         """
-        given = self.reference if side == "reference" else self.target
+        source = self.reference if side == "reference" else self.target
         if self.inputs is not None:
-            return Workload(given(), self.inputs(side))
-        made = given if isinstance(given, Workload) or not callable(given) else given()
-        if not isinstance(made, Workload):
+            return Workload(source(), self.inputs(side))
+        is_function = callable(source) and not isinstance(source, Workload)
+        workload = source() if is_function else source
+        if not isinstance(workload, Workload):
             raise UsageError(
-                f"port: {side}: found a {type(made).__name__}, expected a tensorcap.Workload",
+                f"port: {side}: found a {type(workload).__name__}, expected a tensorcap.Workload",
                 hint="A function that makes the model alone needs inputs=.",
             )
-        return made
+        return workload
 
     def allow(self, dtype: str | None, device: str | None) -> None:
         """Refuse a precision or a device that the port is not made for.
@@ -60,13 +61,13 @@ class Port:
         Raises:
             UsageError: It is none of those that are listed.
         """
-        for what, found, listed in (("dtype", dtype, self.dtypes), ("device", device, self.devices)):
-            if found is not None and listed and found not in listed:
-                raise UsageError(f"port: {what}: found {found}, expected {' or '.join(listed)}")
+        for what, name, listed in (("dtype", dtype, self.dtypes), ("device", device, self.devices)):
+            if name is not None and listed and name not in listed:
+                raise UsageError(f"port: {what}: found {name}, expected {' or '.join(listed)}")
 
 
-def port_at(path: str) -> Port | None:
-    """The port at `FILE.py:NAME`: a variable, or an entry of the dict `PORTS`.
+def load_port(path: str) -> Port | None:
+    """Load the port at `FILE.py:NAME`: a variable, or an entry of the dict `PORTS`.
 
     Returns:
         None if the path is not of that form, or what it names is something else.
@@ -75,8 +76,8 @@ def port_at(path: str) -> Port | None:
     if not file.endswith(".py") or not Path(file).expanduser().is_file():
         return None
     module = load_file(file)
-    found = getattr(module, name, None)
-    if found is None:
-        known = getattr(module, PORTS, None)
-        found = known.get(name) if isinstance(known, Mapping) else None
-    return found if isinstance(found, Port) else None
+    port = getattr(module, name, None)
+    if port is None:
+        ports = getattr(module, PORTS, None)
+        port = ports.get(name) if isinstance(ports, Mapping) else None
+    return port if isinstance(port, Port) else None

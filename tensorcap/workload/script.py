@@ -1,4 +1,4 @@
-"""A script, or a module that is run as one: found, compiled, and put in the place of `__main__`."""
+"""Find and compile a script, or a module that is run as one, and put it in the place of `__main__`."""
 
 from __future__ import annotations
 
@@ -50,29 +50,29 @@ class Script:
         if is_module:
             first, *others = others or [""]
         if not first or (first.startswith("-") and not is_module):
-            found = f"found {first!r}" if first else "found none"
+            actual = f"found {first!r}" if first else "found none"
             raise UsageError(
-                f"script to capture: {found}, expected a file or -m MODULE",
+                f"script to capture: {actual}, expected a file or -m MODULE",
                 hint="Options of tcap stand before --: tcap capture script -o ref.h5 -- script.py --its-own",
             )
         return cls(first, tuple(others), is_module)
 
     def describe(self) -> dict[str, Any]:
-        """What the run's metadata keep of it."""
+        """Describe the script for the run's metadata, without secrets."""
         kind = "module" if self.is_module else "file"
         return {kind: redact(self.target), "arguments": redact_command(self.arguments)}
 
 
-def code_of(script: Script, main: ModuleType) -> CodeType:
-    """Find and compile a script; `main` is told what Python tells the module `__main__` of it.
+def compile_script(script: Script, main: ModuleType) -> CodeType:
+    """Find and compile a script, and set on `main` what Python sets on the module `__main__`.
 
     Raises:
         UsageError: There is no such script, or it is no Python.
     """
-    return _module_code(script, main) if script.is_module else _file_code(script, main)
+    return _compile_module(script, main) if script.is_module else _compile_file(script, main)
 
 
-def _file_code(script: Script, main: ModuleType) -> CodeType:
+def _compile_file(script: Script, main: ModuleType) -> CodeType:
     path = Path(script.target)
     if path.is_dir():
         raise UsageError(f"{script.target}: is a folder, expected a Python file")
@@ -81,8 +81,8 @@ def _file_code(script: Script, main: ModuleType) -> CodeType:
     except OSError as error:
         if path.exists():
             raise UsageError(f"{script.target}: {error.strerror}, expected a Python file") from error
-        there = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        close = difflib.get_close_matches(path.name, there, n=3)
+        names = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        close = difflib.get_close_matches(path.name, names, n=3)
         raise UsageError(f"{script.target}: there is no such script", hint=_did_you_mean(close)) from None
     main.__file__ = os.path.abspath(path)
     main.__loader__ = SourceFileLoader("__main__", main.__file__)
@@ -94,20 +94,20 @@ def _file_code(script: Script, main: ModuleType) -> CodeType:
         raise UsageError(f"{script.target}: is no Python{line}: {reason}") from error
 
 
-def _module_code(script: Script, main: ModuleType) -> CodeType:
+def _compile_module(script: Script, main: ModuleType) -> CodeType:
     if script.target.endswith(".py") and os.path.isfile(script.target):
         raise UsageError(f"-m {script.target}: is a file, expected a module's name", hint="Leave -m out.")
-    spec = _find(script.target)
+    spec = _find_spec(script.target)
     if spec is not None and spec.submodule_search_locations is not None:
-        spec = _find(f"{script.target}.__main__")
+        spec = _find_spec(f"{script.target}.__main__")
         if spec is None:
             raise UsageError(f"-m {script.target}: a package without __main__, expected a module")
     if spec is None or spec.loader is None:
-        parent = _find(script.target.rpartition(".")[0]) if "." in script.target else None
+        parent = _find_spec(script.target.rpartition(".")[0]) if "." in script.target else None
         prefix = f"{parent.name}." if parent else ""
         paths = list(parent.submodule_search_locations or ()) if parent else None
-        there = [prefix + found.name for found in pkgutil.iter_modules(paths)]
-        close = difflib.get_close_matches(script.target, there, n=3)
+        names = [prefix + module.name for module in pkgutil.iter_modules(paths)]
+        close = difflib.get_close_matches(script.target, names, n=3)
         raise UsageError(f"-m {script.target}: there is no such module", hint=_did_you_mean(close))
     code = spec.loader.get_code(spec.name) if hasattr(spec.loader, "get_code") else None
     if code is None:
@@ -117,8 +117,8 @@ def _module_code(script: Script, main: ModuleType) -> CodeType:
     return code  # type: ignore[no-any-return] # loaders are known by what they can do
 
 
-def _find(name: str) -> ModuleSpec | None:
-    """The module's specification; the packages around it are imported."""
+def _find_spec(name: str) -> ModuleSpec | None:
+    """Find the module's specification; the packages around it are imported."""
     try:
         return importlib.util.find_spec(name)
     except (ModuleNotFoundError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Names of classes, where those of modules are written, and their text."""
+"""Class names, and the source text of the classes of modules, for the metadata of a run."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def class_name(thing: object) -> str:
     return name if module in (None, "builtins") else f"{module}.{name}"
 
 
-def sources_of(modules: Iterable[object]) -> dict[str, Any]:
-    """Where the classes of these modules are written, and their text; those written in C have none."""
-    found: dict[str, Any] = {}
+def find_sources(modules: Iterable[object]) -> dict[str, Any]:
+    """Find the file, line and text of the classes of modules; those written in C have none."""
+    sources: dict[str, Any] = {}
     for module in modules:
         cls = type(module)
         name = class_name(cls)
-        if name in found:
+        if name in sources:
             continue
         file = file_of(cls)
         lines = linecache.getlines(file) if file else []
@@ -39,20 +39,20 @@ def sources_of(modules: Iterable[object]) -> dict[str, Any]:
         span = _class_lines("".join(lines)).get(cls.__qualname__.replace("<locals>.", ""))
         if span is not None:
             text = "".join(lines[span[0] - 1 : span[1]])
-            found[name] = {"file": redact(file), "line": span[0], "text": redact(text)}
-    return found
+            sources[name] = {"file": redact(file), "line": span[0], "text": redact(text)}
+    return sources
 
 
 @lru_cache(maxsize=64)
 def _class_lines(text: str) -> dict[str, tuple[int, int]]:
     """First and last line of each class of a file, by qualified name without `<locals>`."""
-    found: dict[str, tuple[int, int]] = {}
+    lines: dict[str, tuple[int, int]] = {}
 
     def visit(node: ast.AST, prefix: str) -> None:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.ClassDef):
                 first = min([child.lineno, *(d.lineno for d in child.decorator_list)])
-                found[prefix + child.name] = (first, child.end_lineno or child.lineno)
+                lines[prefix + child.name] = (first, child.end_lineno or child.lineno)
             if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
                 visit(child, f"{prefix}{child.name}.")
             elif not isinstance(child, ast.expr):
@@ -62,7 +62,7 @@ def _class_lines(text: str) -> dict[str, tuple[int, int]]:
         visit(ast.parse(text), "")
     except (SyntaxError, ValueError, RecursionError):  # changed since it was imported
         return {}
-    return found
+    return lines
 
 
 def file_of(cls: type) -> str | None:

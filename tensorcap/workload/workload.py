@@ -1,4 +1,4 @@
-"""A model and its inputs: what is run, and what an archive holds of the inputs of an earlier run."""
+"""A model with its inputs, which is run under capture; and the inputs that an archive holds of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tensorcap_formats.keys import ROOT_SITE, unescape
 if TYPE_CHECKING:
     from tensorcap_formats.archive import Archive
 
-MODEL_MODULES: Final = {  # by whose import a program shows that it has models of a framework
+MODEL_MODULES: Final = {  # a program that imports one of these may have models of the framework
     "max": "max.nn",
     "torch": "torch",
 }
@@ -26,12 +26,12 @@ FRAMEWORKS: Final = tuple(MODEL_MODULES)
 
 @dataclass(frozen=True)
 class Workload:
-    """A model and what it is run on.
+    """A model and its inputs.
 
     Attributes:
         model: The model, in the mode (evaluation or training) that it is to run in.
         inputs: Arguments by name in a mapping, or positional ones in a tuple or list.
-        run: What to call in place of the model, for runs of several forwards: `run(model, **inputs)`, or
+        run: Called in place of the model, for runs of several forwards: `run(model, **inputs)`, or
             `run(model, *inputs)`.
 
     Example:
@@ -44,7 +44,7 @@ class Workload:
     run: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse inputs that are one argument.
+        """Refuse inputs that are a single argument.
 
         Raises:
             UsageError: The inputs are no mapping, tuple or list.
@@ -64,28 +64,28 @@ class StoredInput(NamedTuple):
 
 
 def archived_inputs(archive: Archive) -> dict[str, StoredInput]:
-    """What the first step of an archived run was given, by argument; of another file, every tensor by name.
+    """Read the inputs of the first step of an archived run, by argument; of a foreign file, every tensor.
 
     Raises:
         UsageError: The archive has no inputs, or kept only their statistics.
     """
     if archive.is_foreign:
         return {unescape(r.key.text): StoredInput(archive.read(r), r.dtype) for r in archive.records}
-    found: dict[str, dict[str, StoredInput]] = {"given": {}, "input": {}}
+    inputs: dict[str, dict[str, StoredInput]] = {"given": {}, "input": {}}
     for record in archive.records:
         key = record.key
         if (key.site, key.step, key.call, key.rank) == (ROOT_SITE, 0, 0, 0):
             kind, _, name = key.slot.partition(".")
-            if kind in found:
-                found[kind][unescape(name)] = StoredInput(archive.read(record), record.dtype)
-    chosen = found["given"] or found["input"]
-    if not chosen:
+            if kind in inputs:
+                inputs[kind][unescape(name)] = StoredInput(archive.read(record), record.dtype)
+    run_or_model_inputs = inputs["given"] or inputs["input"]
+    if not run_or_model_inputs:
         raise UsageError(f"{archive.path}: holds no inputs of the model")
-    return chosen
+    return run_or_model_inputs
 
 
 def load_file(path: str) -> ModuleType:
-    """Import a file by its path, beside which it finds its own modules.
+    """Import a file by its path; it can import the modules beside it.
 
     Raises:
         UsageError: It is no Python file.

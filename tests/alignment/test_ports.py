@@ -37,7 +37,7 @@ def proposal(run: Run) -> Proposal:
     return Proposal(run, alignment, resolve(alignment, run.reference, run.target))
 
 
-def sources_of(links: Iterable[Link]) -> Sources:
+def find_sources(links: Iterable[Link]) -> Sources:
     found: Sources = {}
     for link in links:
         all_of_it = frozenset(record.key.text for record in link.target)
@@ -66,7 +66,7 @@ def wrong_links(run: Run, links: Iterable[Link]) -> list[tuple[str, list[str]]]:
         return frozenset(target[key].tobytes() for key in keys)
 
     wrong = []
-    for key, sources in sources_of(links).items():
+    for key, sources in find_sources(links).items():
         if Key.parse(key).slot.partition(".")[0] != "output":
             continue
         original = key
@@ -81,7 +81,7 @@ def wrong_links(run: Run, links: Iterable[Link]) -> list[tuple[str, list[str]]]:
 
 
 def test_every_pair_is_found(proposal: Proposal) -> None:
-    found = sources_of(proposal.links)
+    found = find_sources(proposal.links)
     demanded = true_sources(proposal.run.truth.pairs)
     assert [key for key in demanded if key not in found] == []
 
@@ -183,7 +183,7 @@ def test_values_alone_recover_every_pair_of_two_tensors(run: Run, tmp_path: Path
     alignment = propose(one.archive, other.archive, by="values")
     found = {
         one.before[key]: frozenset(other.before[source] for source in sources)
-        for key, sources in sources_of(resolve(alignment, one.archive, other.archive)).items()
+        for key, sources in find_sources(resolve(alignment, one.archive, other.archive)).items()
     }
     arrays = outputs(run.reference), outputs(run.target)
 

@@ -12,8 +12,7 @@ from tensorcap.alignment.mapping import Alignment, Entry
 from tensorcap.alignment.resolution import resolve
 from tensorcap.alignment.views import GatheredArchive, MappedArchive, ReversedArchive
 from tensorcap.runs.graph import Node, Value
-from tensorcap.runs.part import Part
-from tensorcap.runs.tensor_view import Viewed
+from tensorcap.runs.views import PartialArchive, TensorArchive
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, bits_of, dtype_of
 from tensorcap_formats.keys import Key
@@ -67,7 +66,7 @@ class Source(Archive):
 
 
 def _part(source: Source) -> ArchiveView:
-    return Part(source, [source.get("0/y/output"), source.get("0/z/output")])
+    return PartialArchive(source, [source.get("0/y/output"), source.get("0/z/output")])
 
 
 def _gathered(source: Source) -> ArchiveView:
@@ -90,7 +89,7 @@ def _reversed(source: Source) -> ArchiveView:
 
 def _viewed(source: Source) -> ArchiveView:
     node = Node("0/v", "aten.view.default", 12, "v", 0, "V", None, None, None, (), {}, ())
-    return Viewed(source, "0/v/output", node, Value("output"), ARRAYS["0/y/output"])
+    return TensorArchive(source, "0/v/output", node, Value("output"), ARRAYS["0/y/output"])
 
 
 VIEWS = [

@@ -82,7 +82,7 @@ def measure(folder: Path, hidden: int, layers: int, tokens: int, rounds: int) ->
         "capture of ops": lambda: capture(level="op"),
         "capture of ops, statistics only": lambda: capture(level="op", stats_only=True),
         "capture of the ops of one MLP": lambda: capture(
-            level="op", ops_in="model.layers.0.mlp", include=["model.layers.0.mlp*"], inputs=False
+            level="op", ops_in="model.layers.0.mlp", only=["model.layers.0.mlp*"], inputs=False
         ),
     }
     least = dict.fromkeys(ways, float("inf"))

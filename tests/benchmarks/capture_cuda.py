@@ -135,7 +135,7 @@ def check_waits(model: nn.Module, x: torch.Tensor, folder: Path) -> dict[str, fl
         with (
             torch.no_grad(),
             patch("tensorcap.adapters.torch.adapter.Staging", staged),
-            tensorcap.capture(model, folder / "a.h5", include="*.down", inputs=False),
+            tensorcap.capture(model, folder / "a.h5", only="*.down", inputs=False),
         ):
             model(x)  # makes the ring
             torch.cuda.synchronize()

@@ -66,7 +66,7 @@ def test_records_stand_in_execution_order(path: Path, small: Any) -> None:
 def test_a_step_is_a_forward_and_a_call_counts_within_it(path: Path) -> None:
     model = Loop()
     x = torch.ones(1, 2)
-    with torch.no_grad(), tensorcap.capture(model, path, include="step", inputs=False) as cap:
+    with torch.no_grad(), tensorcap.capture(model, path, only="step", inputs=False) as cap:
         model.step(x)  # outside the model, so of the coming step
         model(x, times=2)
         model(x)
@@ -196,7 +196,7 @@ def test_each_point_ends_in_one_of_four_ways(path: Path) -> None:
 
 
 def test_inputs_of_the_model_itself_are_always_recorded(path: Path, small: Any) -> None:
-    with torch.no_grad(), tensorcap.capture(small, path, include="2", inputs=False):
+    with torch.no_grad(), tensorcap.capture(small, path, only="2", inputs=False):
         small(torch.ones(1, 4))
     assert keys(path) == ["0/@root/input.input", "0/2/output"]
 
@@ -219,7 +219,7 @@ def test_inputs_of_the_model_itself_are_always_recorded(path: Path, small: Any) 
 def test_globs_choose_sites_and_slots(
     path: Path, small: Any, include: Any, exclude: Any, expected: list[str]
 ) -> None:
-    with torch.no_grad(), tensorcap.capture(small, path, include=include, exclude=exclude):
+    with torch.no_grad(), tensorcap.capture(small, path, only=include, exclude=exclude):
         small(torch.ones(1, 4))
     assert [k for k in keys(path) if k != "0/@root/input.input"] == expected
 
@@ -238,7 +238,7 @@ def test_a_glob_that_matches_no_module_is_refused_before_anything_is_hooked(
 ) -> None:
     with (
         pytest.raises(UsageError, match=r"Sequential: no module matches") as caught,
-        tensorcap.capture(small, path, include=["2", glob]),
+        tensorcap.capture(small, path, only=["2", glob]),
     ):
         pytest.fail("the block was entered")
     assert caught.value.hint == hint
@@ -251,7 +251,7 @@ def test_an_include_glob_of_which_nothing_was_captured_is_reported(path: Path) -
     with (
         pytest.warns(UserWarning, match=r"^nothing was captured of 'spare', '7/\*'$") as told,
         torch.no_grad(),
-        tensorcap.capture(model, path, include=["step", "spare", "7/*"]) as cap,
+        tensorcap.capture(model, path, only=["step", "spare", "7/*"]) as cap,
     ):
         model(torch.ones(1, 2))
     assert told[0].filename == __file__
@@ -287,7 +287,7 @@ def test_the_hint_says_why_nothing_was_captured(
     path: Path, small: Any, calls: int, include: Any, hint: str
 ) -> None:
     def run() -> None:
-        with torch.no_grad(), tensorcap.capture(small, path, include=include):
+        with torch.no_grad(), tensorcap.capture(small, path, only=include):
             for _ in range(calls):
                 small(torch.ones(1, 4))
 
@@ -298,14 +298,14 @@ def test_the_hint_says_why_nothing_was_captured(
 
 def test_inputs_of_the_model_alone_are_nothing_captured(path: Path) -> None:
     model = Loop()
-    with pytest.raises(CaptureError), tensorcap.capture(model, path, include="spare"):
+    with pytest.raises(CaptureError), tensorcap.capture(model, path, only="spare"):
         model(torch.ones(1, 2))
     assert not list(path.parent.iterdir())
 
 
 def test_pause_leaves_forwards_out_and_they_count_as_no_steps(path: Path, small: Any) -> None:
     x = torch.ones(1, 4)
-    with torch.no_grad(), tensorcap.capture(small, path, include="@root", inputs=False) as cap:
+    with torch.no_grad(), tensorcap.capture(small, path, only="@root", inputs=False) as cap:
         cap.pause()
         small(x)
         cap.resume()
@@ -558,3 +558,26 @@ def test_names_of_modules_and_fields_are_escaped(path: Path) -> None:
         "0/@root/output.x%2F..%2Fy",
         "0/@root/output.0",
     ]
+
+
+def test_progress_receives_the_model_as_a_stage_and_counts_its_tensors(path: Path, small: Any) -> None:
+    class Stages:
+        def __init__(self) -> None:
+            self.texts: list[str] = []
+            self.counts: list[tuple[int, int | None]] = []
+
+        def stage(self, text: str) -> None:
+            self.texts.append(text)
+
+        def advance(self, done: int, total: int | None) -> None:
+            self.counts.append((done, total))
+
+    progress = Stages()
+    with tensorcap.capture(small, path, only="2", inputs=False, progress=progress) as cap:
+        small(torch.ones(1, 4))
+    assert cap.summary is not None
+    assert progress.texts == [
+        f"capturing {type(small).__module__}.Sequential from "
+        f"{nn.modules.container.__file__} in float32 on cpu"
+    ]
+    assert progress.counts == [(1, None), (2, None)]

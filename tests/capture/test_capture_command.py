@@ -141,10 +141,9 @@ def test_a_function_of_a_file_is_captured(tcap: Callable[..., Result]) -> None:
     result = tcap("capture torch w.py:plain -o ref.h5")
     assert result.stdout == ""
     lines = result.stderr.splitlines()
-    assert lines[0].startswith("model: tcap_workload_w.Model, ")
-    assert lines[0].endswith("w.py")
+    assert lines[0].startswith("capturing tcap_workload_w.Model from ")
+    assert lines[0].endswith("w.py in float32 on cpu")
     assert lines[1:] == [
-        "runs in float32 on cpu",
         "ref.h5: 6 tensors, 80 B (40 B of distinct ones stored), 1 step",
         "modules: 3 captured, 1 never called, 0 not capturable, 0 excluded",
         "never called: spare",

@@ -398,7 +398,7 @@ def test_gradients_inside_a_function_transform_are_reported_and_stay_right(path:
         return torch.func.functional_call(model, parameters, (x,)).sum()
 
     expected = torch.func.grad(loss)(parameters, torch.ones(1, 2))
-    with tensorcap.capture(model, path, grads=True, include="*/*") as cap:
+    with tensorcap.capture(model, path, grads=True, only="*/*") as cap:
         model(torch.ones(1, 2)).sum().backward()
         found = torch.func.grad(loss)(parameters, torch.ones(1, 2))
     assert all(torch.equal(found[name], expected[name]) for name in expected)

@@ -493,7 +493,7 @@ def test_nodes_of_some_modules_alone_are_recorded_with_what_they_are_given(path:
 
 
 def test_globs_and_limits_hold_for_nodes(path: Path) -> None:
-    archive = export(Twice(), TWICE, path, include="0/*:linear*/output", sample=1)
+    archive = export(Twice(), TWICE, path, only="0/*:linear*/output", sample=1)
     assert [record.key.text for record in archive.records] == [
         "0/@root/input.x",
         "0/@root/input.parts.bias",

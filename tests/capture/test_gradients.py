@@ -134,7 +134,7 @@ def test_a_gradient_belongs_to_the_step_and_the_call_of_its_forward(path: Path) 
 @pytest.mark.spec("CAP-61")
 def test_a_parameter_gradient_has_its_step_where_no_activation_is_recorded_too(path: Path) -> None:
     model = nn.Sequential(nn.Linear(1, 1, bias=False))
-    with tensorcap.capture(model, path, grads=True, include="*/grad_param.*"):
+    with tensorcap.capture(model, path, grads=True, only="*/grad_param.*"):
         first = model(torch.full((1, 1), 2.0))
         model(torch.full((1, 1), 3.0))
         first.backward()
@@ -381,11 +381,9 @@ def test_what_a_gradient_cannot_be_stored_as_is_reported(path: Path) -> None:
         pytest.param(
             {"exclude": ["0", "@root"]}, {"2/grad_output", "2/grad_param.weight", "1/grad_output"}, id="sites"
         ),
-        pytest.param(
-            {"include": "*/grad_param.*"}, {"0/grad_param.weight", "2/grad_param.weight"}, id="slots"
-        ),
-        pytest.param({"include": "0", "steps": "1"}, {"0/grad_output", "0/grad_param.weight"}, id="steps"),
-        pytest.param({"include": "0", "sample": 1}, {"0/grad_output", "0/grad_param.weight"}, id="sample"),
+        pytest.param({"only": "*/grad_param.*"}, {"0/grad_param.weight", "2/grad_param.weight"}, id="slots"),
+        pytest.param({"only": "0", "steps": "1"}, {"0/grad_output", "0/grad_param.weight"}, id="steps"),
+        pytest.param({"only": "0", "sample": 1}, {"0/grad_output", "0/grad_param.weight"}, id="sample"),
     ],
 )
 def test_gradients_obey_globs_and_limits(path: Path, options: dict[str, Any], expected: set[str]) -> None:
@@ -457,9 +455,7 @@ def test_the_bytes_of_a_tied_parameter_are_stored_once(tmp_path: Path) -> None:
         model = Tied()
         if not tied:
             model.head.weight = nn.Parameter(model.head.weight.detach() + 1)
-        with tensorcap.capture(
-            model, tmp_path / "a.h5", params=True, include="*/param.*", inputs=False
-        ) as cap:
+        with tensorcap.capture(model, tmp_path / "a.h5", params=True, only="*/param.*", inputs=False) as cap:
             model(torch.tensor([1, 2]))
         assert cap.summary is not None
         return cap.summary.stored_bytes

@@ -250,7 +250,7 @@ def test_a_model_that_does_not_exist_is_refused(tmp_path: Path, monkeypatch: pyt
 
 def test_generation_is_one_step_a_token_and_keeps_what_it_was_given(folder: Path, path: Path) -> None:
     workload = build(folder, random_weights=0, max_new_tokens=3)
-    capture_workload(workload, path, include="lm_head", inputs=False)
+    capture_workload(workload, path, only="lm_head", inputs=False)
     with tensorcap.open_archive(path) as archive:
         assert archive.run["steps"] == 3
         assert [r.key.text for r in archive.records if r.key.site == "lm_head"] == [

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import tensorcap
-from tensorcap.recording.limits import parse_size, parse_steps
+from tensorcap.recording.options import parse_size, parse_steps
 from tensorcap_formats.errors import CaptureError, UsageError
 
 
@@ -55,7 +55,7 @@ def points(path: Path) -> dict[str, dict[str, Any]]:
 def test_only_the_steps_asked_for_are_recorded_and_what_the_model_is_given_in_each(
     path: Path, small: Any, steps: Any
 ) -> None:
-    capture(path, small, 5, steps=steps, include=["@root", "2"], inputs=False)
+    capture(path, small, 5, steps=steps, only=["@root", "2"], inputs=False)
     assert keys(path) == [
         "0/@root/input.input",
         "1/@root/input.input",

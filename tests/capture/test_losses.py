@@ -169,7 +169,7 @@ def test_a_loss_that_was_not_asked_for_is_none(path: Path) -> None:
 
     model = Sparse()
     for include in (["child"], ["*/child/*", "*/output.0"]):
-        with tensorcap.capture(model, path, include=include) as cap:
+        with tensorcap.capture(model, path, only=include) as cap:
             model(X)
         assert cap.summary is not None
         assert cap.summary.not_capturable == {}

@@ -430,7 +430,7 @@ def test_what_is_left_out_of_the_records_is_reported_in_the_graph(path: Path) ->
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return (x + 1) * 2
 
-    with captured(Model(), path, torch.ones(2), include=["*:aten.mul*"], inputs=False) as archive:
+    with captured(Model(), path, torch.ones(2), only=["*:aten.mul*"], inputs=False) as archive:
         (node,) = Graph.of(archive).nodes
         assert node.op == "aten.mul.Tensor"
         assert Graph.of(archive).read(node.input("self")).tolist() == [2, 2]

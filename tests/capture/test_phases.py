@@ -23,7 +23,7 @@ CACHE = "cache" if "cache" in PARAMETERS else "past_key_values"  # as transforme
 
 
 def phases(path: Path, model: nn.Module, run: Any) -> list[str]:
-    with torch.no_grad(), tensorcap.capture(model, path, include="@root", inputs=False) as cap:
+    with torch.no_grad(), tensorcap.capture(model, path, only="@root", inputs=False) as cap:
         run(model)
     assert cap.summary is not None
     with tensorcap.open_archive(path) as archive:
@@ -157,7 +157,7 @@ def test_the_cache_of_each_step_is_as_it_was_when_the_step_was_called(path: Path
         handle = model.register_forward_pre_hook(keep, with_kwargs=True)
         generate(model, 5, **options)
         handle.remove()
-        with tensorcap.capture(model, path, include="@root"):
+        with tensorcap.capture(model, path, only="@root"):
             generate(model, 5, **options)
     assert [len(tensors) for tensors in kept] == [0, 4, 4, 4, 4]  # of two layers, made by the first step
     with tensorcap.open_archive(path) as archive:

@@ -121,8 +121,8 @@ def test_a_value_that_cannot_be_read_does_not_break_the_run(path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "kept"),
     [
-        ({"include": "probe:half"}, {"0/probe:half/value", "0/probe:half/module"}),
-        ({"include": "0/probe:*/value"}, {"0/probe:half/value"}),
+        ({"only": "probe:half"}, {"0/probe:half/value", "0/probe:half/module"}),
+        ({"only": "0/probe:*/value"}, {"0/probe:half/value"}),
         ({"exclude": "probe:*"}, set()),
         ({"steps": [range(1, 2)]}, {"1/probe:half/value", "1/probe:half/module"}),
     ],

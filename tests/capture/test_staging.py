@@ -22,9 +22,10 @@ from torch import nn
 import tensorcap
 from tensorcap.adapters.torch.staging import Staging
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves
+from tensorcap.recording.options import CaptureOptions
 from tensorcap.recording.point import Point
+from tensorcap.recording.record_filter import RecordFilter
 from tensorcap.recording.recorder import Call, Recorder
-from tensorcap.recording.scope import Scope
 from tensorcap_formats.dtypes import DType
 from tensorcap_formats.errors import UsageError, WriteError
 from tensorcap_formats.keys import Key
@@ -141,7 +142,7 @@ class Stage:
         self.shelf = Shelf() if shelf is None else shelf
         self.device = Late() if device is None else device
         self.point = Point("site")
-        self.recorder = Recorder(self.shelf, {"site": self.point}, Scope())
+        self.recorder = Recorder(self.shelf, {"site": self.point}, RecordFilter(CaptureOptions()))
         self.staging = Staging(
             self.recorder,
             bound_bytes=bound_bytes,

@@ -56,7 +56,7 @@ def folder(tmp_path: Path) -> Path:
 def capture(folder: Path, path: Path, **options: Any) -> Any:
     """Run once under capture; return the model, with random weights."""
     workload = Recipe(str(folder), {"random_weights": 0, **options}).build()
-    capture_workload(workload, path, include="@root", inputs=False)
+    capture_workload(workload, path, only="@root", inputs=False)
     return workload.model
 
 
@@ -149,7 +149,7 @@ def test_another_number_of_tokens_is_that_many_of_the_reference_and_then_its_own
 def test_tokens_of_a_run_without_a_cache_are_the_last_ones_of_each_step(folder: Path, tmp_path: Path) -> None:
     reference, forced = tmp_path / "ref.h5", tmp_path / "forced.h5"
     model = Recipe(str(folder), {"random_weights": 0, "input_ids": "1"}).build().model
-    with tensorcap.capture(model, reference, include="@root"):
+    with tensorcap.capture(model, reference, only="@root"):
         ids = torch.tensor([[1, 2, 3]])
         for token in (7, 8):
             model(ids, use_cache=False)

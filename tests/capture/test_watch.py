@@ -466,7 +466,7 @@ def test_a_function_that_is_named_twice_is_watched_once(path: Path, module: Make
 @pytest.mark.parametrize("include", ["*:scaled", "0/first:scaled/*", "first"])
 def test_globs_choose_among_watched_functions(path: Path, module: Make, include: str) -> None:
     model = module(SCALED).Net()
-    with tensorcap.capture(model, path, inputs=False, include=include, watch="watched_code:scaled:y"):
+    with tensorcap.capture(model, path, inputs=False, only=include, watch="watched_code:scaled:y"):
         model(torch.ones(1))
     sites = {r.key.site for r in tensorcap.open_archive(path).records} - {"@root"}
     wanted = {

@@ -66,7 +66,7 @@ def difference(
     reference, target = np.asarray(reference), np.asarray(target)
     names = dtype_of(reference).name, dtype_of(target).name
     trusted, tested = (bits_of(side).reshape(-1) for side in (reference, target))
-    return raw_difference(trusted, tested, names, reference.shape, Tolerance.given(rtol, atol))
+    return raw_difference(trusted, tested, names, reference.shape, Tolerance.parse(rtol, atol))
 
 
 @pytest.mark.spec("MET-1")
@@ -311,10 +311,10 @@ def test_mismatches_and_unequal_elements_are_counted_apart() -> None:
 
 @pytest.mark.spec("CMP-12")
 def test_a_tolerance_that_is_left_out_is_zero() -> None:
-    assert Tolerance.given(1e-3, None) == Tolerance(1e-3, 0.0)
-    assert Tolerance.given(None, 1e-3) == Tolerance(0.0, 1e-3)
-    assert Tolerance.given(0.0, None) == Tolerance(0.0, 0.0)
-    assert Tolerance.given(None, None) is None
+    assert Tolerance.parse(1e-3, None) == Tolerance(1e-3, 0.0)
+    assert Tolerance.parse(None, 1e-3) == Tolerance(0.0, 1e-3)
+    assert Tolerance.parse(0.0, None) == Tolerance(0.0, 0.0)
+    assert Tolerance.parse(None, None) is None
     assert difference(np.zeros(1), np.full(1, 1e-30), rtol=1.0).mismatches == 1
     assert difference(np.full(1, 1e30), np.full(1, 1.1e30), atol=1.0).mismatches == 1
 
@@ -333,9 +333,9 @@ def test_an_error_of_exactly_the_tolerance_is_within_it() -> None:
 @pytest.mark.parametrize("value", [-1e-9, NAN, INF])
 def test_a_tolerance_that_is_no_number_to_compare_with_is_refused(value: float) -> None:
     with pytest.raises(ValueError, match=r"expected a finite number of at least 0"):
-        Tolerance.given(value, None)
+        Tolerance.parse(value, None)
     with pytest.raises(ValueError, match=r"^atol: is"):
-        Tolerance.given(None, value)
+        Tolerance.parse(None, value)
 
 
 @pytest.mark.spec("CMP-12")

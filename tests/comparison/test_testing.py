@@ -98,7 +98,7 @@ def test_two_archives_are_compared_without_a_framework(tmp_path: Path) -> None:
 
 def test_what_the_reference_left_out_is_left_out(tmp_path: Path) -> None:
     captured = model()
-    with tensorcap.capture(captured, tmp_path / "r.h5", include="2", inputs=False), torch.no_grad():
+    with tensorcap.capture(captured, tmp_path / "r.h5", only="2", inputs=False), torch.no_grad():
         captured(torch.ones(2, 3))
     found = assert_matches(tmp_path / "r.h5", model(), (torch.ones(2, 3),))
     assert found.records == sum(found.counts.values())  # the target has nothing more

@@ -18,7 +18,7 @@ from tensorcap.diagnosis.diagnosis import Diagnosis, diagnose
 from tensorcap.localization.localization import localize
 from tensorcap.rerun.module_replay import replay_within
 from tensorcap.rerun.rerun import rerun_of
-from tensorcap.runs.part import Part
+from tensorcap.runs.views import PartialArchive
 from tensorcap.session.capture_session import capture_workload
 from tensorcap.workload.workload import Workload
 from tensorcap_formats.dtypes import Array, DType
@@ -225,7 +225,9 @@ def found_by(
         rerun = rerun_of(workload, done.run, done.target, module, key)
         assert rerun is not None
         last = done.run.get(key).order
-        before = Part(done.run, [r for r in done.run.records if r.order <= last or "param" in r.key.slot])
+        before = PartialArchive(
+            done.run, [r for r in done.run.records if r.order <= last or "param" in r.key.slot]
+        )
         return diagnose(before, done.target, key, rerun=rerun)
 
 

@@ -485,11 +485,13 @@ show forward.h5
 """
 
 _API_INPUTS: Final = """
+import inspect
 import re
 import torch
 import tensorcap
 from tensorcap.testing import assert_matches
 torch.manual_seed(0)
+only = "only" if "only" in inspect.signature(tensorcap.capture).parameters else "include"  # of older trees
 
 class Net(torch.nn.Module):
     def __init__(self):
@@ -507,7 +509,7 @@ with torch.no_grad():
         with tensorcap.capture(model, name):
             model(x)
     for name in ("loop.h5", "loop.zarr"):
-        with tensorcap.capture(model, name, include="*first*"):
+        with tensorcap.capture(model, name, **{only: "*first*"}):
             for scale in (1, 2, 3):
                 model(scale * x)
     with tensorcap.capture_called("called.h5"):

@@ -349,7 +349,7 @@ def test_the_mapping_of_an_injection_shows_a_mistake_between_modules_of_a_port(
         Workload(other, others),
         tmp_path / "own.h5",
         mapping=alignment,
-        include="layers.0*",
+        only="layers.0*",
     )
     assert tensorcap.compare(tmp_path / "ref.h5", tmp_path / "own.h5").compared > 5
 

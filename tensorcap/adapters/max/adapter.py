@@ -18,10 +18,10 @@ from tensorcap.adapters.max.roots import Roots
 from tensorcap.adapters.max.tap import ModelTap
 from tensorcap.adapters.max.tensors import dtype_named
 from tensorcap.adapters.protocol import Adapter, CalledRoot, Site
+from tensorcap.recording.options import CaptureOptions
 from tensorcap.recording.recorder import Recorder
-from tensorcap.recording.scope import Plan
 from tensorcap.recording.substitution import Substitution
-from tensorcap.workload.sources import sources_of
+from tensorcap.workload.sources import find_sources
 from tensorcap.workload.workload import StoredInput, Workload
 from tensorcap_formats.errors import UsageError
 
@@ -50,7 +50,7 @@ class MaxAdapter(Adapter):
         model: Any,
         names: Collection[str],
         recorder: Recorder,
-        plan: Plan,
+        plan: CaptureOptions,
         substitution: Substitution | None = None,
     ) -> Iterator[None]:
         """Run the model through an instrumented graph, and capture graphs that a program makes of it."""
@@ -82,7 +82,7 @@ class MaxAdapter(Adapter):
     def read_sources(self, model: Any, names: Iterable[str]) -> dict[str, Any]:
         """The text of the classes of the named modules."""
         modules, _ = tree(module_of(model))
-        return sources_of(modules[name] for name in names)
+        return find_sources(modules[name] for name in names)
 
     def seed(self, seed: int) -> None:
         """Do nothing: a graph holds the seeds of its random operations."""
@@ -136,7 +136,7 @@ class MaxAdapter(Adapter):
         else:
             call(*first, *workload.inputs)
 
-    def export(self, workload: Workload, plan: Plan) -> Callable[[Recorder], None]:
+    def export(self, workload: Workload, plan: CaptureOptions) -> Callable[[Recorder], None]:
         """Refuse: MAX has no other graph than the one that it runs."""
         raise UsageError("level export: MAX runs compiled graphs in any case, expected level module")
 
@@ -151,7 +151,7 @@ class MaxAdapter(Adapter):
         return Roots(pattern, take).watch()
 
 
-def _refuse(plan: Plan) -> None:
+def _refuse(plan: CaptureOptions) -> None:
     """Refuse what cannot be captured of compiled graphs."""
     for request, is_asked in (
         (f"level {plan.level}", plan.level != "module"),

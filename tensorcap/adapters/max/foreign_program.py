@@ -17,9 +17,9 @@ from tensorcap.adapters.max.playback import capture_prints, play_back, symbolic_
 from tensorcap.adapters.max.substitution import InjectedWeights
 from tensorcap.adapters.max.trace import Tracer
 from tensorcap.adapters.max.trace_events import Event
+from tensorcap.recording.options import CaptureOptions
 from tensorcap.recording.probes import probing
 from tensorcap.recording.recorder import Recorder
-from tensorcap.recording.scope import Plan
 from tensorcap.recording.substitution import Substitution
 from tensorcap.workload.patch import replaced
 from tensorcap_formats.errors import CaptureError, TensorcapError
@@ -71,7 +71,7 @@ class ForeignProgram:
         modules: Mapping[str, Module],
         names: Collection[str],
         recorder: Recorder,
-        plan: Plan,
+        plan: CaptureOptions,
         substitution: Substitution | None,
     ) -> None:
         self.is_paused = False

@@ -16,8 +16,8 @@ from tensorcap.adapters.max.parameters import load_weights
 from tensorcap.adapters.max.playback import capture_prints, play_back, symbolic_shapes
 from tensorcap.adapters.max.substitution import feed
 from tensorcap.adapters.max.tensors import NotCapturableError, stored
+from tensorcap.recording.options import CaptureOptions
 from tensorcap.recording.recorder import Recorder
-from tensorcap.recording.scope import Plan
 from tensorcap.recording.substitution import Substitution
 from tensorcap_formats.dtypes import decode
 
@@ -80,7 +80,7 @@ class ModelTap:
         model: GraphSource,
         names: Collection[str],
         recorder: Recorder,
-        plan: Plan,
+        plan: CaptureOptions,
         substitution: Substitution | None,
         program: ForeignProgram,
     ) -> None:
@@ -112,15 +112,15 @@ class ModelTap:
         executor = self._executor = self._executor or GraphExecutor(self._model)
         substitution = self._substitution if recorder.is_recording else None
         model_inputs = ModelInputs(self._model, args, kwargs)
-        injectable = frozenset({*self._plan.room, *(substitution.kinds if substitution else ())})
+        injectable = frozenset({*self._plan.injectable, *(substitution.kinds if substitution else ())})
         instrumentation = Instrumentation(
             frozenset(self._names), self._plan.inputs or "input" in injectable, injectable, self._plan.inner
         )
-        with recorder.waiting.on("MAX compiles the model"):
+        with recorder.stage("MAX compiles the model"):
             graph = executor.compiled(model_inputs, instrumentation)
         self.unused = graph.unused
         buffers = feed(graph, model_inputs, substitution, recorder.last_step + 1)
-        with recorder.waiting.on("MAX compiles the model without taps, as a control"):
+        with recorder.stage("MAX compiles the model without taps, as a control"):
             control = None if self._is_controlled else executor.run_control(model_inputs)
         # a graph writes to the inputs of a buffer type, and its trace holds none of those
         own = len(graph.own_slots)

@@ -26,10 +26,10 @@ from tensorcap.adapters.torch.substitution import Exchange
 from tensorcap.adapters.torch.tap import tap
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves
 from tensorcap.adapters.torch.tensors import device_named, dtype_named
+from tensorcap.recording.options import CaptureOptions
 from tensorcap.recording.recorder import Recorder
-from tensorcap.recording.scope import Plan
 from tensorcap.recording.substitution import Substitution
-from tensorcap.workload.sources import class_name, sources_of
+from tensorcap.workload.sources import class_name, find_sources
 from tensorcap.workload.workload import StoredInput, Workload
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import Key
@@ -69,7 +69,7 @@ class TorchAdapter(Adapter):
         model: nn.Module,
         names: Collection[str],
         recorder: Recorder,
-        plan: Plan,
+        plan: CaptureOptions,
         substitution: Substitution | None = None,
     ) -> Iterator[None]:
         """Hook the named modules."""
@@ -107,7 +107,7 @@ class TorchAdapter(Adapter):
     def read_sources(self, model: nn.Module, names: Iterable[str]) -> dict[str, Any]:
         """The text of the classes of the named modules."""
         modules, _ = tree(model)
-        return sources_of(modules[name] for name in names)
+        return find_sources(modules[name] for name in names)
 
     def seed(self, seed: int) -> None:
         """Set the random generators of all devices."""
@@ -182,7 +182,7 @@ class TorchAdapter(Adapter):
         rerun = ModuleRerun(workload.model, substitution, site, key)
         return rerun if rerun.find_call(lambda: self.run(workload)) else None
 
-    def export(self, workload: Workload, plan: Plan) -> Callable[[Recorder], None]:
+    def export(self, workload: Workload, plan: CaptureOptions) -> Callable[[Recorder], None]:
         """Export the model by torch.export, not strictly."""
         from tensorcap.adapters.torch.export import export
 

@@ -35,9 +35,9 @@ from tensorcap.adapters.torch.ops import OpRecorder
 from tensorcap.adapters.torch.parameters import record_parameters
 from tensorcap.adapters.torch.staging import Staging
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves
+from tensorcap.recording.options import CaptureOptions
 from tensorcap.recording.point import Point
 from tensorcap.recording.recorder import Call, Recorder
-from tensorcap.recording.scope import Plan
 from tensorcap.workload.metadata import redact
 from tensorcap.workload.sources import class_name
 from tensorcap.workload.workload import Workload
@@ -52,7 +52,7 @@ _FRAME: Final = re.compile(r'File "(.+)", line (\d+), in (.+)')
 _EMPTY: Final = "no node of the exported graph lies in it"
 
 
-def export(workload: Workload, plan: Plan) -> Callable[[Recorder], None]:
+def export(workload: Workload, plan: CaptureOptions) -> Callable[[Recorder], None]:
     """Export the model of a workload.
 
     Returns:
@@ -108,7 +108,7 @@ def _run(
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    plan: Plan,
+    plan: CaptureOptions,
     recorder: Recorder,
 ) -> None:
     recorder.facts["export"] = facts

@@ -28,7 +28,7 @@ def tap_points(watch: Iterable[str], leaves: TensorLeaves, *, eager: bool) -> It
     """Record the values of watched functions and probes until the block ends.
 
     Args:
-        watch: Functions and their variables, as in `Plan`.
+        watch: Functions and their variables, as in `CaptureOptions`.
         leaves: Takes the values.
         eager: Whether what is compiled runs as plain code.
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from tensorcap.adapters.torch.staging import Staging
 from tensorcap.adapters.torch.tensors import NotCapturableError, on_host, plain, stored
-from tensorcap.recording.limits import NothingLeftError
+from tensorcap.recording.record_filter import NothingLeftError
 from tensorcap.recording.recorder import Call, Recorder
 from tensorcap.recording.structure import Kinds, walk
 from tensorcap_formats.errors import WriteError

@@ -1,8 +1,8 @@
-"""A tensor that an archive does not store, a view of another one, as an archive of that one tensor."""
+"""Archives made of another one: some of its records, or one tensor that it stores only as a view."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tensorcap.runs.graph import Graph, Node, Value
 from tensorcap_formats.archive import Archive
@@ -13,11 +13,25 @@ from tensorcap_formats.records import Record
 from tensorcap_formats.view import ArchiveView
 
 
-class Viewed(ArchiveView):
-    """An archive of one tensor, which was read out of another archive.
+class PartialArchive(ArchiveView):
+    """An archive of some of another one's records.
+
+    Args:
+        whole: The other one; the caller closes it.
+        records: The records that are kept, in the order of their execution.
+    """
+
+    def __init__(self, whole: Archive, records: Iterable[Record]) -> None:
+        kept = list(records)
+        sources = {record.key.text: (record,) for record in kept}
+        super().__init__(whole, kept, sources, root=whole.root, is_direct=whole.is_direct)
+
+
+class TensorArchive(ArchiveView):
+    """An archive of one tensor, whose values were computed from another archive.
 
     Attributes:
-        value: What an op gave or was given.
+        value: The input or output of an op that the tensor is.
     """
 
     def __init__(self, archive: Archive, text: str, node: Node, value: Value, values: Array) -> None:
@@ -30,13 +44,16 @@ class Viewed(ArchiveView):
         out[:] = self._bits[start : start + out.size]
 
 
-def find(archive: Archive, name: str) -> Archive:
-    """The archive that has a tensor: the archive itself, or one of a view that it describes.
+def find_tensor(archive: Archive, name: str) -> Archive:
+    """Find a tensor, stored or described as a view of a stored one.
 
     Args:
         archive: An open archive.
-        name: A key, or a shorter text as `Archive.get` takes it. Of an op, `…/input.ARGUMENT` is what it
-            was given, also where that was recorded elsewhere.
+        name: A key, or a shorter text as `Archive.get` takes it. `…/input.ARGUMENT` of an op is its input,
+            also if that was recorded elsewhere.
+
+    Returns:
+        An archive to read the tensor from: the archive itself, or one of the view.
 
     Raises:
         TensorNotFoundError: There is no such tensor, and no such view.
@@ -45,19 +62,19 @@ def find(archive: Archive, name: str) -> Archive:
     try:
         archive.get(name)
     except TensorNotFoundError as error:
-        found = _value(archive, name)
-        if found is None:
-            known = [*(record.key.text for record in archive.records), *_views(archive)]
+        match = _find_value(archive, name)
+        if match is None:
+            known = [*(record.key.text for record in archive.records), *_list_views(archive)]
             fits_several = error.hint is not None and error.hint.startswith("Name")
             raise error if fits_several else no_such_tensor(str(archive.path), name, known) from None
-        graph, node, value = found
+        graph, node, value = match
         text = name if name.startswith(f"{node.where}/") else f"{node.where}/{value.name}"
-        return Viewed(archive, text, node, value, graph.read(value))
+        return TensorArchive(archive, text, node, value, graph.read(value))
     return archive
 
 
-def _value(archive: Archive, name: str) -> tuple[Graph, Node, Value] | None:
-    """What a key that no record has means to the graph."""
+def _find_value(archive: Archive, name: str) -> tuple[Graph, Node, Value] | None:
+    """Find the input or output of an op that a key without a record names."""
     try:
         graph = Graph.of(archive)
         node = graph.node(name)
@@ -73,8 +90,8 @@ def _value(archive: Archive, name: str) -> tuple[Graph, Node, Value] | None:
     return None
 
 
-def _views(archive: Archive) -> Iterator[str]:
-    """Keys of views that ops gave."""
+def _list_views(archive: Archive) -> Iterator[str]:
+    """Keys of the outputs of ops that are views."""
     try:
         graph = Graph.of(archive)
     except TensorNotFoundError:

@@ -1,4 +1,4 @@
-"""An archive described in a line: model, precision, count of records, whether its run ended as it should."""
+"""An archive in a line: model, precision, count of records, whether its run ended as it should."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from tensorcap_formats.archive import Archive
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
-    """What is said of an archive that is one side of a comparison, or of a mapping.
+class ArchiveSummary:
+    """What a comparison, or a mapping, says of an archive that is one of its sides.
 
     Attributes:
         path: The file or folder.
         container: As `Archive.container`.
         records: Count of its records.
-        model: Class of the model, "" where unknown.
-        dtype: Precision of its weights, "" where unknown.
-        compute_dtype: Precision in which it computed, "" where unknown.
+        model: Class of the model, "" if unknown.
+        dtype: Precision of its weights, "" if unknown.
+        compute_dtype: Precision in which it computed, "" if unknown.
         is_ordered: Whether its execution order is known.
         is_complete: Whether the run ended as it should.
-        error: What the run ended by, "" for nothing known.
+        error: The error that ended the run, "" if none is known.
     """
 
     path: Path
@@ -35,8 +35,8 @@ class Side:
     error: str
 
     @classmethod
-    def of(cls, archive: Archive) -> Side:
-        """Describe an archive."""
+    def of(cls, archive: Archive) -> ArchiveSummary:
+        """Summarise an archive."""
         info = archive.info
         return cls(
             path=archive.path,
