@@ -93,6 +93,11 @@ class Gatherings:
         self._archives = reference, target
         self._found: dict[How, Gathering] = {}
 
+    @property
+    def alignments(self) -> tuple[TokenAlignment, ...]:
+        """Which tokens are compared with which, for each kind that an entry asked for so far."""
+        return tuple(gathering.tokens for gathering in self._found.values())
+
     def of(self, entry: Entry) -> Gathering | None:
         """What an entry asks for, else the whole map; None where positions are the same on both sides."""
         named = [step for step in entry.token_steps if step != LAST]

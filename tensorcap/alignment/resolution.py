@@ -1,9 +1,13 @@
-"""From places to records: which tensors of the target make which tensors of the reference."""
+"""Resolve a mapping on two archives: which records of the target make which records of the reference.
+
+A mapping is resolved once; the `ResolvedMapping` is what its users hand on.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tensorcap.alignment.layout.layout import Layout
@@ -59,7 +63,40 @@ def _ranked(rank: int, site: str) -> str:
     return f"rank{rank}/{site}" if rank else site
 
 
-def resolve(alignment: Alignment, reference: Archive, target: Archive) -> list[Link]:
+@dataclass(frozen=True, slots=True)
+class ResolvedMapping:
+    """A mapping on two archives, with the records that each entry links.
+
+    Attributes:
+        alignment: The entries, and the places without a counterpart.
+        reference: The trusted archive.
+        target: The archive under test.
+        links_by_entry: The links of each entry, in the order of the entries.
+        tokens: Which tokens are compared with which; empty if positions are the same on both sides.
+    """
+
+    alignment: Alignment
+    reference: Archive
+    target: Archive
+    links_by_entry: tuple[tuple[Link, ...], ...]
+    tokens: tuple[TokenAlignment, ...] = ()
+
+    @property
+    def links(self) -> list[Link]:
+        """The links of all entries."""
+        return [link for links in self.links_by_entry for link in links]
+
+    def with_entries(self, entries: Iterable[Entry]) -> ResolvedMapping:
+        """Replace the entries; they are resolved anew only if one of them differs.
+
+        Raises:
+            UsageError: As for `resolve`.
+        """
+        changed = replace(self.alignment, entries=tuple(entries))
+        return self if changed == self.alignment else resolve(changed, self.reference, self.target)
+
+
+def resolve(alignment: Alignment, reference: Archive, target: Archive) -> ResolvedMapping:
     """Find the records of all entries, and check their shapes; no tensor is read, save ids and masks.
 
     Raises:
@@ -67,20 +104,43 @@ def resolve(alignment: Alignment, reference: Archive, target: Archive) -> list[L
             another one maps already; or tokens are to be matched and cannot be.
         ReadError: Ids or masks cannot be read.
     """
-    links: list[Link] = []
-    for _, found in resolve_each(alignment, reference, target):
-        if isinstance(found, UsageError):
-            raise found
-        links += found
-    return links
+    gatherings = Gatherings(alignment.tokens, reference, target)
+    links_by_entry: list[tuple[Link, ...]] = []
+    for _, links in resolve_each(alignment, reference, target, gatherings):
+        if isinstance(links, UsageError):
+            raise links
+        links_by_entry.append(tuple(links))
+    return ResolvedMapping(alignment, reference, target, tuple(links_by_entry), gatherings.alignments)
+
+
+def resolve_fitting(
+    alignment: Alignment, reference: Archive, target: Archive
+) -> tuple[ResolvedMapping, list[tuple[Entry, UsageError]]]:
+    """Resolve the entries that fit two archives.
+
+    Returns:
+        The mapping without the entries that do not fit, and those with the error that says why.
+    """
+    gatherings = Gatherings(alignment.tokens, reference, target)
+    entries: list[Entry] = []
+    links_by_entry: list[tuple[Link, ...]] = []
+    refusals: list[tuple[Entry, UsageError]] = []
+    for entry, links in resolve_each(alignment, reference, target, gatherings):
+        if isinstance(links, UsageError):
+            refusals.append((entry, links))
+        else:
+            entries.append(entry)
+            links_by_entry.append(tuple(links))
+    fitting = replace(alignment, entries=tuple(entries))
+    resolved = ResolvedMapping(fitting, reference, target, tuple(links_by_entry), gatherings.alignments)
+    return resolved, refusals
 
 
 def resolve_each(
-    alignment: Alignment, reference: Archive, target: Archive
+    alignment: Alignment, reference: Archive, target: Archive, gatherings: Gatherings
 ) -> Iterator[tuple[Entry, list[Link] | UsageError]]:
-    """The links of each entry, or why it has none; see `resolve`."""
+    """Find the links of each entry, or the error that says why it has none."""
     sides = _Side(reference), _Side(target)
-    gatherings = Gatherings(alignment.tokens, reference, target)
     mapped: dict[str, Entry] = {}
     for entry in alignment.entries:
         try:
@@ -122,18 +182,6 @@ def _links(
             raise entry.refuse(f"fits no record of the {' and none of the '.join(lacking)}")
         raise entry.refuse("both sides have records there, but none with the same step and call")
     return links
-
-
-def token_alignments(alignment: Alignment, reference: Archive, target: Archive) -> list[TokenAlignment]:
-    """Which tokens `resolve` compares with which, and what is left over; empty where positions are the same.
-
-    Raises:
-        UsageError: Tokens are to be matched and cannot be.
-        ReadError: Ids or masks cannot be read.
-    """
-    gatherings = Gatherings(alignment.tokens, reference, target)
-    found = [gatherings.of(entry) for entry in alignment.entries]
-    return [gathering.tokens for gathering in dict.fromkeys(found) if gathering is not None]
 
 
 def _groups(

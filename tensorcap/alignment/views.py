@@ -18,8 +18,8 @@ from tensorcap.alignment.coverage import MappingSummary, summary_of
 from tensorcap.alignment.layout.layout import Layout
 from tensorcap.alignment.layout.multi_tensor_steps import Sum
 from tensorcap.alignment.links import Link
-from tensorcap.alignment.mapping import Alignment, LeftOver
-from tensorcap.alignment.resolution import resolve, token_alignments
+from tensorcap.alignment.mapping import LeftOver
+from tensorcap.alignment.resolution import ResolvedMapping
 from tensorcap.alignment.tokens.axes import TokenAxes
 from tensorcap.alignment.tokens.gathering import Gather
 from tensorcap_formats.archive import Archive
@@ -159,30 +159,27 @@ def _names(links: Sequence[Link]) -> dict[str, str]:
     return {name: next(iter(found)) for name, found in names.items() if len(found) == 1}
 
 
-def mapped(
-    alignment: Alignment, reference: Archive, target: Archive, *, path: str = ""
-) -> tuple[GatheredArchive, MappedArchive]:
-    """Both sides as `compare` takes them: the target under the reference's keys and in its layout.
+def apply_mapping(mapping: ResolvedMapping, *, path: str = "") -> tuple[GatheredArchive, MappedArchive]:
+    """View both archives as `compare` takes them: the target under the reference's keys and in its layout.
 
     Args:
-        alignment: The mapping.
-        reference: The trusted archive.
-        target: The archive under test.
+        mapping: The mapping, resolved on the two archives.
         path: The map file; empty for a mapping that was computed.
 
     Returns:
-        The reference, reduced to the tokens that both sides have where the mapping matches tokens, and the
-        target. They read from the archives given, which the caller closes.
-
-    Raises:
-        UsageError: An entry of the mapping does not fit the archives.
+        The reference, reduced to the tokens that both sides have if the mapping matches tokens, and the
+        target. They read from the archives of the mapping, which the caller closes.
     """
-    links = resolve(alignment, reference, target)
-    tokens = tuple(found.text for found in token_alignments(alignment, reference, target))
+    links = mapping.links
     tested = MappedArchive(
-        reference, target, links, left_over=alignment.left_over, map_path=path, tokens=tokens
+        mapping.reference,
+        mapping.target,
+        links,
+        left_over=mapping.alignment.left_over,
+        map_path=path,
+        tokens=tuple(tokens.text for tokens in mapping.tokens),
     )
-    return GatheredArchive(reference, links), tested
+    return GatheredArchive(mapping.reference, links), tested
 
 
 class ReversedArchive(ArchiveView):

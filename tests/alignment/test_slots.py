@@ -42,9 +42,9 @@ def proposed(tmp_path: Path, one: Tensors, other: Tensors, **options: Any) -> tu
     parameters = options.pop("parameters", None)
     reference = archive(tmp_path / "ref.h5", one, parameters)
     target = archive(tmp_path / "tgt.h5", other, parameters)
-    alignment = propose(reference, target, **options)
+    alignment = propose(reference, target, **options).alignment
     found = {}
-    for link in resolve(alignment, reference, target):
+    for link in resolve(alignment, reference, target).links:
         names = [record.key.text.removeprefix("0/") for record in link.target]
         for i, record in enumerate(link.reference):
             sources = names if link.layout.steps else names[i : i + 1]

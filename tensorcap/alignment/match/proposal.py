@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
-from tensorcap.alignment.links import Link
 from tensorcap.alignment.mapping import Alignment, Entry, LeftOver
 from tensorcap.alignment.match.candidates import Fusion
 from tensorcap.alignment.match.derived_outputs import pair_scaled, possible_sums, taken_results
@@ -22,9 +22,8 @@ from tensorcap.alignment.match.unmatched import Unmatched, refused
 from tensorcap.alignment.names.rule_files import builtin_rules
 from tensorcap.alignment.names.rulesets import Rules
 from tensorcap.alignment.names.site_templates import Survey
-from tensorcap.alignment.resolution import resolve_each
+from tensorcap.alignment.resolution import ResolvedMapping, resolve_fitting
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.errors import UsageError
 
 By = Literal["all", "values", "names"]
 
@@ -36,7 +35,7 @@ def propose(
     rules: Rules | None = None,
     by: By = "all",
     read_values: bool = True,
-) -> Alignment:
+) -> ResolvedMapping:
     """Find which sites of two runs belong together, by what evidence, and what is left over.
 
     Args:
@@ -48,7 +47,7 @@ def propose(
             them once, for their statistics.
 
     Returns:
-        Entries with their evidence, and all sites that are in none, with the reason.
+        Entries with their evidence and links, and all sites that are in none, with the reason.
     """
     surveys = Survey.of(reference), Survey.of(target)
     archives = reference, target
@@ -84,16 +83,11 @@ def propose(
     left += unsure
     leavings = Unmatched(matching, surveys, slots.judge.bound, known)
     left += leavings.sites()
-    kept: list[Entry] = []
-    links: list[Link] = []
-    for entry, found in resolve_each(Alignment(tuple(entries)), reference, target):
-        if isinstance(found, UsageError):  # later calls have other shapes, or there are none of the same step
-            left += refused(entry, str(found))
-        else:
-            kept.append(entry)
-            links += found
-    left += leavings.records(archives, links, left, contested)
-    return Alignment(tuple(_sorted(kept, one)), tuple(left))
+    resolved, refusals = resolve_fitting(Alignment(tuple(entries)), reference, target)
+    for entry, error in refusals:  # later calls have other shapes, or there are none of the same step
+        left += refused(entry, str(error))
+    left += leavings.records(archives, resolved.links, left, contested)
+    return _sorted(replace(resolved, alignment=replace(resolved.alignment, left_over=tuple(left))), one)
 
 
 def _settle_values(matching: Matching, slots: Slots, sums: Sequence[Fusion]) -> list[Fusion]:
@@ -118,8 +112,8 @@ def _settle_values(matching: Matching, slots: Slots, sums: Sequence[Fusion]) -> 
     return fused + settle(matching, slots, sums, may_repeat=True)
 
 
-def _sorted(entries: Iterable[Entry], side: Side) -> list[Entry]:
-    """Entries in the order of the reference's results."""
+def _sorted(mapping: ResolvedMapping, side: Side) -> ResolvedMapping:
+    """The mapping with its entries in the order of the reference's results."""
     orders = {name: role.order for name, role in side.roles.items()}
 
     def order(entry: Entry) -> tuple[float, int, str]:
@@ -129,4 +123,10 @@ def _sorted(entries: Iterable[Entry], side: Side) -> list[Entry]:
             site = site.replace(f"{{{name}}}", f"{{{i}}}")
         return orders.get(site, float("inf")), int(slot.startswith("output")), entry.text
 
-    return sorted(entries, key=order)
+    entries = mapping.alignment.entries
+    numbers = sorted(range(len(entries)), key=lambda number: order(entries[number]))
+    return replace(
+        mapping,
+        alignment=replace(mapping.alignment, entries=tuple(entries[number] for number in numbers)),
+        links_by_entry=tuple(mapping.links_by_entry[number] for number in numbers),
+    )
