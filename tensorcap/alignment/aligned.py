@@ -130,7 +130,7 @@ def _without(archive: Archive, links: Sequence[Link], side: int) -> Archive:
 
 
 def _join(written: Alignment, computed: Alignment) -> Alignment:
-    """Join a mapping that was given and the one computed of the rest; a given reason goes before a computed."""
+    """Join a given mapping and the one computed of the rest; given reasons go before computed ones."""
     known = {(left.side, place) for left in written.left_over for place in left.places}
     left_over = []
     for left in computed.left_over:

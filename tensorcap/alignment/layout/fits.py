@@ -54,7 +54,7 @@ class Fit:
     typical: float | None = None
 
 
-def fit(
+def find_layout(
     reference: Sequence[Record],
     target: Sequence[Record],
     archives: tuple[Archive, Archive] | None,

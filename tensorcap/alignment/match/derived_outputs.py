@@ -2,8 +2,8 @@
 
 Results of the target that add up to one of the reference: a block that keeps its residual apart.
 
-Of the statistics of a sum only the mean follows from those of its parts, so it proves less than a print does;
-norms and extremes say what is impossible, and the values, where they may be read, decide.
+Of the statistics of a sum only the mean follows from those of its parts, so it proves less than a
+fingerprint does; norms and extremes say what is impossible, and the values, where they may be read, decide.
 
 Tensors whose values are those of another one times a factor, or with other signs: mistakes of a port.
 """
@@ -31,35 +31,36 @@ from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.names.site_templates import Index, SiteTemplate
 
 
-def taken_results(matching: Matching, prints: Fingerprints) -> list[tuple[Candidate, str]]:
-    """Pairs of a role without a partner and a role of the target that was given its results, and as what.
+def find_handed_on(matching: Matching, fingerprints: Fingerprints) -> list[tuple[Candidate, str]]:
+    """Pairs of a site template without a partner and a site template of the target that was given its
+    results, and as what.
 
     Args:
         matching: What is paired already.
-        prints: Of the target's records.
+        fingerprints: Of the target's records.
     """
     one, other = matching.sides
     groups = [g for g in one.groups if not any(matching.has_partner(0, site) for site in g)]
     taken: dict[tuple[str, ...], tuple[int, str, str]] = {}  # the first that took it
     found: dict[tuple[str, ...], Fingerprint] = {}
-    for site, (role, index) in other.by_site.items():
-        member = role.members[index]
+    for site, (template, index) in other.by_site.items():
+        member = template.members[index]
         for name, record in sorted(member.arguments.items()):
-            known = prints.of(record)
+            known = fingerprints.of(record)
             if known is not None:
                 place = record.order, site, name
                 at = (record.digest,) if record.digest else (site, name)
                 taken[at] = min(place, taken.get(at, place))
                 found[at] = known
     keys = sorted(taken, key=lambda at: taken[at])
-    near = agreements([one.prints[g[0]] for g in groups], [found[at] for at in keys], matching.rounding)
+    near = agreements([one.fingerprints[g[0]] for g in groups], [found[at] for at in keys], matching.rounding)
     proofs: dict[tuple[str, str, str, Index | Place], dict[Place, Agreement]] = defaultdict(dict)
     for (i, j), agreement in sorted(near.items()):
         _, site, name = taken[keys[j]]
-        role, b = other.by_site[site]
+        template, b = other.by_site[site]
         first, a = one.by_site[min(groups[i], key=lambda s: (one.order(s), s))]
         shift = tuple(y - x for x, y in zip(a, b, strict=True)) if len(a) == len(b) else (a, b)
-        proofs[first.name, role.name, name, shift][a, b] = agreement
+        proofs[first.name, template.name, name, shift][a, b] = agreement
     return list(_settled(proofs))
 
 
@@ -92,7 +93,7 @@ def possible_sums(matching: Matching) -> list[Fusion]:
     """Results of one site of the target whose means add up to that of a result of the reference."""
     one, other = matching.sides
     by_size: Means = defaultdict(list)
-    for site, found in one.prints.items():
+    for site, found in one.fingerprints.items():
         by_size[found.size].append((found.mean, site))
     for means in by_size.values():
         means.sort()
@@ -102,8 +103,10 @@ def possible_sums(matching: Matching) -> list[Fusion]:
             names = tuple(part.name for part in parts)
             for index in parts[0].members:
                 sites = [part.members[index].site for part in parts if index in part.members]
-                prints = [other.prints[site] for site in sites if site in other.prints]
-                for whole, numbers in _near(matching, by_size, prints) if len(prints) == len(parts) else ():
+                fingerprints = [other.fingerprints[site] for site in sites if site in other.fingerprints]
+                for whole, numbers in (
+                    _near(matching, by_size, fingerprints) if len(fingerprints) == len(parts) else ()
+                ):
                     if len(numbers) == len(index):
                         shift = tuple(a - b for a, b in zip(index, numbers, strict=True))
                         if (names, whole.name, shift) not in tried:
@@ -141,32 +144,32 @@ def _fusion(
 
 def _results(matching: Matching) -> Iterator[list[SiteTemplate]]:
     """The results of each site of the target that has several, in order."""
-    roles = matching.sides[1].roles
+    templates = matching.sides[1].templates
     by_site: dict[str, list[SiteTemplate]] = defaultdict(list)
-    for role in roles.values():
-        main = roles[role.parent] if role.slot else role
-        if role.rank == main.rank and role.record.dtype.kind == "float":
-            by_site[main.name].append(role)
+    for template in templates.values():
+        main = templates[template.parent] if template.slot else template
+        if template.rank == main.rank and template.record.dtype.kind == "float":
+            by_site[main.name].append(template)
     for results in by_site.values():
         if len(results) > 1:
-            yield sorted(results, key=lambda role: (role.order, role.name))
+            yield sorted(results, key=lambda template: (template.order, template.name))
 
 
 def _agreement(matching: Matching, by_size: Means, sites: Sequence[str], whole: str) -> Agreement | None:
-    """What the mean of a sum proves; None where it proves nothing, or norms or extremes exclude it."""
+    """What the mean of a sum proves; None if it proves nothing, or norms or extremes exclude it."""
     one, other = matching.sides
-    parts = [other.prints[site] for site in sites if site in other.prints]
-    if len(parts) < len(sites) or whole not in one.prints:
+    parts = [other.fingerprints[site] for site in sites if site in other.fingerprints]
+    if len(parts) < len(sites) or whole not in one.fingerprints:
         return None
-    made, rounding = one.prints[whole], matching.rounding
+    made, rounding = one.fingerprints[whole], matching.rounding
     if not _is_possible(made, parts, 8 * rounding):
         return None
     scale = max(part.l2 for part in (made, *parts)) / math.sqrt(made.size)
     mean = sum(part.mean for part in parts)
     start, stop = _span(matching, by_size, parts)
     means = by_size[made.size]
-    beside = [abs(found - mean) for found, _ in (*means[:start][-1:], *means[stop : stop + 1])]
-    usual = min(UNRELATED * scale, *(abs(part.mean) for part in (made, *parts)), *beside) / scale
+    other_tensors = [abs(found - mean) for found, _ in (*means[:start][-1:], *means[stop : stop + 1])]
+    usual = min(UNRELATED * scale, *(abs(part.mean) for part in (made, *parts)), *other_tensors) / scale
     distance = abs(made.mean - mean) / scale
     nats = math.log(max(usual, rounding) / max(distance, rounding))
     return Agreement(distance, usual, min(nats, _MOST)) if nats > 1.0 else None
@@ -198,17 +201,19 @@ class ScaledResults:
     def __init__(self, matching: Matching, bound: float) -> None:
         self._bound = min(bound, _FACTOR)
         free = [
-            {site: one for site, one in side.prints.items() if not matching.has_partner(i, site)}
+            {site: one for site, one in side.fingerprints.items() if not matching.has_partner(i, site)}
             for i, side in enumerate(matching.sides)
         ]
         self._by_shape = [
-            NearestFingerprints(prints, lambda one: one.mean * math.sqrt(one.size) / one.l2)
-            for prints in free
+            NearestFingerprints(fingerprints, lambda one: one.mean * math.sqrt(one.size) / one.l2)
+            for fingerprints in free
         ]
-        self._by_l2 = [NearestFingerprints(prints, lambda one: math.log(one.l2)) for prints in free]
+        self._by_l2 = [
+            NearestFingerprints(fingerprints, lambda one: math.log(one.l2)) for fingerprints in free
+        ]
 
     def of(self, side: int, one: Fingerprint) -> Mapping[str, str]:
-        """The sites of the other side that have the values of a print, with what is to be said of each."""
+        """Find the sites of the other side that have the values of a fingerprint, and say so of each."""
         found: dict[str, str] = {}
         for sign in (1, -1):
             for name, other in self._by_shape[1 - side].around(one.times(sign), self._bound):
@@ -223,31 +228,36 @@ class ScaledResults:
 
 
 def pair_scaled(matching: Matching, bound: float) -> None:
-    """Pair roles of which each member has the values of one member of the other, times a factor.
+    """Pair site templates of which each member has the values of one member of the other, times a factor.
 
     What comes of a wrong tensor is wrong: pairs of which that agrees are not taken.
     """
     scaled = ScaledResults(matching, bound)
     places: dict[tuple[str, str], list[Place]] = defaultdict(list)
     one, other = matching.sides
-    for site, print_ in one.prints.items():
+    for site, fingerprint in one.fingerprints.items():
         if matching.has_partner(0, site):
             continue
-        found = _likest(matching, ((site, name) for name in scaled.of(0, print_)))
+        found = _find_best_pair(matching, ((site, name) for name in scaled.of(0, fingerprint)))
         if found is None:
             continue
-        if _likest(matching, ((name, found[1]) for name in scaled.of(1, other.prints[found[1]]))) != found:
+        if (
+            _find_best_pair(
+                matching, ((name, found[1]) for name in scaled.of(1, other.fingerprints[found[1]]))
+            )
+            != found
+        ):
             continue
-        (role, a), (target, b) = one.by_site[site], other.by_site[found[1]]
-        places[role.name, target.name].append((a, b))
-    for (role_name, target_name), pairs in sorted(places.items()):
-        candidate = Candidate(role_name, target_name, tuple(pairs))
+        (template, a), (target, b) = one.by_site[site], other.by_site[found[1]]
+        places[template.name, target.name].append((a, b))
+    for (template_name, target_name), pairs in sorted(places.items()):
+        candidate = Candidate(template_name, target_name, tuple(pairs))
         candidate.places = tuple(p for p in pairs if not _is_refuted(matching, candidate, p))
         if candidate.places:
             matching.accept(candidate, candidate.places)
 
 
-def _likest(matching: Matching, pairs: Iterable[tuple[str, str]]) -> tuple[str, str] | None:
+def _find_best_pair(matching: Matching, pairs: Iterable[tuple[str, str]]) -> tuple[str, str] | None:
     """The pair of sites that stand at one place in both runs: they took the same, the same took them."""
     found = {pair: _standing(matching, *pair) for pair in pairs}
     best = [pair for pair, standing in found.items() if standing == max(found.values())]
@@ -256,13 +266,13 @@ def _likest(matching: Matching, pairs: Iterable[tuple[str, str]]) -> tuple[str, 
 
 def _standing(matching: Matching, left: str, right: str) -> int:
     one, other = matching.sides
-    takers = {matching.partner[0].get(taker) for taker in one.takers_of(one.result(left))}
+    consumers = {matching.partner[0].get(consumer) for consumer in one.consumers_of(one.result(left))}
     mine, theirs = (
-        [side.print_of(record) for record in side.member(site).arguments.values()]
+        [side.fingerprint_of(record) for record in side.member(site).arguments.values()]
         for side, site in ((one, left), (other, right))
     )
     is_given = any(matching.is_near(a, b, one.order(left)) for a in mine for b in theirs)
-    return is_given + bool(takers.intersection(other.takers_of(other.result(right))))
+    return is_given + bool(consumers.intersection(other.consumers_of(other.result(right))))
 
 
 def _is_refuted(matching: Matching, candidate: Candidate, place: Place) -> bool:
@@ -270,7 +280,7 @@ def _is_refuted(matching: Matching, candidate: Candidate, place: Place) -> bool:
     if matching.contradicts(candidate, place):
         return True
     for i, (side, site) in enumerate(zip(matching.sides, matching.sites_of(candidate, place), strict=True)):
-        takers = side.takers_of(side.result(site))
-        if matching.is_sealed(i, site, [t for t in takers if side.by_site[t][0].family != "norm"]):
+        consumers = side.consumers_of(side.result(site))
+        if matching.is_confirmed(i, site, [t for t in consumers if side.by_site[t][0].family != "norm"]):
             return True
     return False

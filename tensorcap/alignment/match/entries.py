@@ -1,4 +1,4 @@
-"""From pairs of roles to entries of a mapping: the layout of each slot, places with variables, reasons."""
+"""Write pairs of site templates as entries of a mapping: layouts of slots, places with variables, reasons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tensorcap.alignment.mapping import Entry, Evidence, LeftOver, Values
 from tensorcap.alignment.match.candidates import ENOUGH, Candidate, Fusion, Place
 from tensorcap.alignment.match.fusion import tensors_of
 from tensorcap.alignment.match.sides import Side
-from tensorcap.alignment.match.slots import Slots, lack
+from tensorcap.alignment.match.slots import Slots, describe_lack
 from tensorcap.alignment.names.site_templates import Index, Member, SiteTemplate, pattern
 
 Made = tuple[list[Entry], list[LeftOver]]
@@ -22,29 +22,29 @@ _TRIED: Final = 3  # members on which layouts are tried, if the first leave doub
 
 
 def entries_of_pair(slots: Slots, candidate: Candidate) -> Made:
-    """The entries of a pair of roles."""
+    """The entries of a pair of site templates."""
     matching = slots.matching
     sides = matching.sides
-    one, other = sides[0].roles[candidate.reference], sides[1].roles[candidate.target]
+    one, other = sides[0].templates[candidate.reference], sides[1].templates[candidate.target]
     for place in _telling(candidate):
         records = tuple(
             side.records(s) for side, s in zip(sides, matching.sites_of(candidate, place), strict=True)
         )
-        how = slots.fit(*records)
-        if how is None or how.is_proven:
+        fit = slots.find_layout(*records)
+        if fit is None or fit.is_proven:
             break
-    is_lost = how is not None and _is_in_another_order(candidate, place, how)
+    is_lost = fit is not None and _is_in_another_order(candidate, place, fit)
     steps: tuple[str, ...] | None = ()
-    if how is None or not how.is_sure or is_lost:
-        steps = slots.usual(*records)
-        if steps is None and not (candidate.is_named and how is None):
-            return [], _unsure(slots, candidate, lack(how, is_lost=is_lost))
+    if fit is None or not fit.is_sure or is_lost:
+        steps = slots.usual_layout(*records)
+        if steps is None and not (candidate.is_named and fit is None):
+            return [], _unsure(slots, candidate, describe_lack(fit, is_lost=is_lost))
     evidence, reason = slots.judge.pair(
-        candidate, place, (records[0], records[1]), how, _residuals(slots, candidate, how)
+        candidate, place, (records[0], records[1]), fit, _measure_residuals(slots, candidate, fit)
     )
-    if how is None or not how.is_sure or is_lost:  # what is certain is that they belong together
-        reason += f"; but {lack(how, is_lost=is_lost)}" if steps is not None else ""
-        how = Fit(steps or (), (0,), None, float("inf"), 0, is_sure=False)
+    if fit is None or not fit.is_sure or is_lost:  # what is certain is that they belong together
+        reason += f"; but {describe_lack(fit, is_lost=is_lost)}" if steps is not None else ""
+        fit = Fit(steps or (), (0,), None, float("inf"), 0, is_sure=False)
     prefix = tuple("rank*/" if len(found) > 1 else "" for found in records)
     by_slots: dict[tuple[str, str, tuple[str, ...], Evidence, str], list[Place]] = defaultdict(list)
     arguments = {} if any(prefix) else slots.arguments(candidate)
@@ -52,15 +52,15 @@ def entries_of_pair(slots: Slots, candidate: Candidate) -> Made:
         pair, taken = slots.members(candidate, place), arguments.get(place, ())
         if pair[0].site in slots.covered:
             continue
-        has_more = any(member.beside for member in pair)
-        is_whole = bool(one.slot) == bool(other.slot) and slots.is_whole(candidate, place, how.steps, taken)
+        has_more = any(member.other_tensors for member in pair)
+        is_whole = bool(one.slot) == bool(other.slot) and slots.is_whole(candidate, place, fit.steps, taken)
         if not has_more and (any(prefix) or is_whole):
             bare = ("", "") if is_whole else (_main_slot(sides[0], one), _main_slot(sides[1], other))
-            by_slots[(*bare, how.steps, evidence, reason)].append(place)
-            slots.covered |= {f"{pair[0].site}/{mine.key.slot}" for mine, _ in slots.further(*pair)}
+            by_slots[(*bare, fit.steps, evidence, reason)].append(place)
+            slots.covered |= {f"{pair[0].site}/{mine.key.slot}" for mine, _ in slots.other_results(*pair)}
             continue
         mains = _slot(one, pair[0]), _slot(other, pair[1])
-        by_slots[(*mains, how.steps, evidence, reason)].append(place)
+        by_slots[(*mains, fit.steps, evidence, reason)].append(place)
         for each in taken:
             key = f"/{each.reference}", f"/{each.target}", each.steps, each.evidence, each.reason
             by_slots[key].append(place)
@@ -73,62 +73,62 @@ def entries_of_pair(slots: Slots, candidate: Candidate) -> Made:
     return made, []
 
 
-def _residuals(slots: Slots, candidate: Candidate, how: Fit | None) -> list[float | None]:
+def _measure_residuals(slots: Slots, candidate: Candidate, fit: Fit | None) -> list[float | None]:
     """What a layout leaves in each place."""
-    if how is None or how.residual is None:
+    if fit is None or fit.residual is None:
         return [None] * len(candidate.places)
     sides = slots.matching.sides
     sites = [slots.matching.sites_of(candidate, place) for place in candidate.places]
-    return slots.residuals(how, [(sides[0].records(left), sides[1].records(right)) for left, right in sites])
+    return slots.residuals(fit, [(sides[0].records(left), sides[1].records(right)) for left, right in sites])
 
 
-def _slot(role: SiteTemplate, member: Member) -> str:
-    """What a role's name lacks of the place of a member's result."""
-    is_said = role.slot or member.result is None or member.result.key.is_bare
+def _slot(template: SiteTemplate, member: Member) -> str:
+    """What a site template's name lacks of the place of a member's result."""
+    is_said = template.slot or member.result is None or member.result.key.is_bare
     return "" if is_said or member.result is None else f"/{member.result.key.slot}"
 
 
-def _main_slot(side: Side, role: SiteTemplate) -> str:
-    """What a role's name lacks of the place of its results, if its sites have others besides."""
-    has_others = any(len(side.results_of[side.module(m.site)]) > 1 for m in role.members.values())
-    found = {_slot(role, member) for member in role.members.values()}
+def _main_slot(side: Side, template: SiteTemplate) -> str:
+    """What a site template's name lacks of the place of its results, if its sites have others besides."""
+    has_others = any(len(side.results_of[side.module(m.site)]) > 1 for m in template.members.values())
+    found = {_slot(template, member) for member in template.members.values()}
     return found.pop() if has_others and len(found) == 1 else ""
 
 
-def entries_of_taken(slots: Slots, candidate: Candidate, argument: str) -> list[Entry]:
+def entries_of_handed_on(slots: Slots, candidate: Candidate, argument: str) -> list[Entry]:
     """The entries of results that the target has as an argument; none if no layout is certain."""
     sides = slots.matching.sides
-    one, other = sides[0].roles[candidate.reference], sides[1].roles[candidate.target]
+    one, other = sides[0].templates[candidate.reference], sides[1].templates[candidate.target]
     place = _telling(candidate)[0]
     result, taken = one.members[place[0]].result, other.members[place[1]].arguments[argument]
-    how = slots.fit([result], [taken]) if result is not None else None
-    if result is None or how is None or not how.is_sure or _is_in_another_order(candidate, place, how):
+    fit = slots.find_layout([result], [taken]) if result is not None else None
+    if result is None or fit is None or not fit.is_sure or _is_in_another_order(candidate, place, fit):
         return []
-    said = slots.judge.handed_on(candidate, ((result,), (taken,)), how)
+    said = slots.judge.handed_on(candidate, ((result,), (taken,)), fit)
     reason = f"what the target hands on; {said}"
     slot = _slot(one, one.members[place[0]])
     slots.matching.given.update(sides[0].site(candidate.reference, a) for a, _ in candidate.places)
     return [
         Entry(
-            (f"{names[0]}{slot}",), (f"{names[1]}/input.{argument}",), variables, how.steps, "values", reason
+            (f"{names[0]}{slot}",), (f"{names[1]}/input.{argument}",), variables, fit.steps, "values", reason
         )
         for names, variables in placed(one, other, candidate.places)
     ]
 
 
-def _is_in_another_order(candidate: Candidate, place: Place, how: Fit) -> bool:
-    """Whether two tensors have the same elements, by their prints, and no layout brings them together."""
+def _is_in_another_order(candidate: Candidate, place: Place, fit: Fit) -> bool:
+    """Whether two tensors have equal fingerprints, and no layout makes one of the other."""
     agreement = candidate.agreeing.get(place)
     proves = agreement is not None and agreement.nats >= ENOUGH
-    return proves and how.residual is not None and how.residual > CLOSE
+    return proves and fit.residual is not None and fit.residual > CLOSE
 
 
 def entries_of_fusion(slots: Slots, fusion: Fusion, *, held: tuple[str, str] | None = None) -> Made:
     """The entries of parts and their whole: of their results, or of what they hold in these slots."""
     sides = slots.matching.sides
     part_side, whole_side = sides if fusion.is_split else sides[::-1]
-    how, order = fusion.how, fusion.order
-    if how is None:
+    fit, order = fusion.fit, fusion.order
+    if fit is None:
         names = " and ".join(fusion.parts)
         what = "statistics" if fusion.agreeing and held is None else "shapes"
         reason = f"the {what} of {names} add up to those of {fusion.whole}, but no layout is certain"
@@ -143,26 +143,26 @@ def entries_of_fusion(slots: Slots, fusion: Fusion, *, held: tuple[str, str] | N
     theirs = [
         (ours, tuple(found) if fusion.is_split else [found[i] for i in order]) for ours, found in tensors
     ]
-    residuals = slots.residuals(how, theirs) if how.residual is not None else [None] * len(theirs)
-    evidence, reason = slots.judge.fusion(fusion, tensors[0], how, residuals, is_held=held is not None)
+    residuals = slots.residuals(fit, theirs) if fit.residual is not None else [None] * len(theirs)
+    evidence, reason = slots.judge.fusion(fusion, tensors[0], fit, residuals, is_parameter=held is not None)
     slot, whole_slot = ("", "") if held is None else held if fusion.is_split else held[::-1]
     made = []
     for indices, variables in _boxes(fusion.places):
-        whole = whole_side.roles[fusion.whole]
+        whole = whole_side.templates[fusion.whole]
         whole_name = pattern(whole, _VARIABLES, (0,) * len(indices)) + (
             f"/{whole_slot}" if held else _main_slot(whole_side, whole)
         )
         if fusion.axis is None:
-            roles = [part_side.roles[name] for name in fusion.parts]
-            plain = [pattern(role, _VARIABLES, fusion.shift) for role in roles]
+            templates = [part_side.templates[name] for name in fusion.parts]
+            plain = [pattern(template, _VARIABLES, fusion.shift) for template in templates]
         else:
-            roles = [part_side.roles[fusion.parts[0]]] * len(next(iter(fusion.places.values()))[0])
-            plain = _listed(roles[0], fusion, indices)
-        ends = (f"/{slot}" if held else _main_slot(part_side, role) for role in roles)
+            templates = [part_side.templates[fusion.parts[0]]] * len(next(iter(fusion.places.values()))[0])
+            plain = _listed(templates[0], fusion, indices)
+        ends = (f"/{slot}" if held else _main_slot(part_side, template) for template in templates)
         parts_names = [name + end for name, end in zip(plain, ends, strict=True)]
         ordered = tuple(parts_names[i] for i in order)
         both = (ordered, (whole_name,)) if fusion.is_split else ((whole_name,), ordered)
-        made.append(Entry(both[0], both[1], variables, how.steps, evidence, reason))
+        made.append(Entry(both[0], both[1], variables, fit.steps, evidence, reason))
     made += _parts_arguments(slots, fusion) if fusion.axis is None and held is None else []
     return made, []
 
@@ -183,16 +183,16 @@ def _parts_arguments(slots: Slots, fusion: Fusion) -> list[Entry]:
             pair = part_side.member(site), whole
             mine_by, theirs_by = pair if fusion.is_split else pair[::-1]
             for mine, theirs in slots.near_arguments(mine_by, theirs_by):
-                how = slots.laid(mine_by.arguments[mine], theirs_by.arguments[theirs])
-                if how is not None and mine not in done:
-                    by_slots[name, mine, theirs, how[0]].append(index)
+                fit = slots.find_steps(mine_by.arguments[mine], theirs_by.arguments[theirs])
+                if fit is not None and mine not in done:
+                    by_slots[name, mine, theirs, fit[0]].append(index)
                     done |= set() if fusion.is_split else {mine}
     made = []
     for (name, mine, theirs, steps), found in by_slots.items():
         for indices, variables in _boxes(found):
             names = [
-                pattern(part_side.roles[name], _VARIABLES, fusion.shift),
-                pattern(whole_side.roles[fusion.whole], _VARIABLES, (0,) * len(indices)),
+                pattern(part_side.templates[name], _VARIABLES, fusion.shift),
+                pattern(whole_side.templates[fusion.whole], _VARIABLES, (0,) * len(indices)),
             ]
             left, right = names if fusion.is_split else names[::-1]
             places = (f"{left}/input.{mine}",), (f"{right}/input.{theirs}",)
@@ -200,17 +200,17 @@ def _parts_arguments(slots: Slots, fusion: Fusion) -> list[Entry]:
     return made
 
 
-def _listed(role: SiteTemplate, fusion: Fusion, indices: Sequence[Sequence[int]]) -> list[str]:
-    """Names of all parts that a role's number counts, the others being variables."""
+def _listed(template: SiteTemplate, fusion: Fusion, indices: Sequence[Sequence[int]]) -> list[str]:
+    """Names of all parts that a site template's number counts, the others being variables."""
     assert fusion.axis is not None
-    numbers = sorted({index[fusion.axis] for index in role.members})
+    numbers = sorted({index[fusion.axis] for index in template.members})
     names = []
     for number in numbers:
         variables = list(_VARIABLES[: len(indices)])
         variables.insert(fusion.axis, "@")
         shift = list(fusion.shift)
         shift.insert(fusion.axis, 0)
-        names.append(pattern(role, variables, shift).replace("{@}", str(number)))
+        names.append(pattern(template, variables, shift).replace("{@}", str(number)))
     return names
 
 
@@ -246,10 +246,10 @@ def _products(indices: Sequence[Index]) -> list[list[list[int]]]:
     rests: dict[int, list[Index]] = {}
     for index in indices:
         rests.setdefault(index[0], []).append(index[1:])
-    alike: dict[tuple[Index, ...], list[int]] = {}
+    find_near: dict[tuple[Index, ...], list[int]] = {}
     for number, rest in rests.items():
-        alike.setdefault(tuple(rest), []).append(number)
-    return [[numbers, *box] for rest, numbers in alike.items() for box in _products(rest)]
+        find_near.setdefault(tuple(rest), []).append(number)
+    return [[numbers, *box] for rest, numbers in find_near.items() for box in _products(rest)]
 
 
 def _unsure(slots: Slots, candidate: Candidate, what: str) -> list[LeftOver]:

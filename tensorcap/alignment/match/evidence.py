@@ -19,7 +19,7 @@ from typing import Final
 from tensorcap.alignment.layout.fits import Fit
 from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.match.candidates import Candidate, Fusion, Place
-from tensorcap.alignment.match.fingerprints import Agreement, apart, rounding_of
+from tensorcap.alignment.match.fingerprints import Agreement, rounding_of, statistics_distance
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.names.site_templates import Index, SiteTemplate
 from tensorcap_formats.records import Record
@@ -64,9 +64,9 @@ class PairEvidence:
         found: dict[tuple[str, str], set[bool]] = defaultdict(set)
         sides = self._matching.sides
         own = (
-            (sides[0].roles[c.reference], sides[1].roles[c.target])
+            (sides[0].templates[c.reference], sides[1].templates[c.target])
             for c in self._matching.accepted
-            if sides[0].roles[c.reference].is_held
+            if sides[0].templates[c.reference].is_parameter
         )
         shapes = ((o.first.module, t.first.module, o.record.shape, t.record.shape) for o, t in own)
         for one, other, shape, other_shape in (*shapes, *self._shapes):
@@ -76,98 +76,100 @@ class PairEvidence:
 
     @cached_property
     def _shuffled(self) -> set[tuple[str, str]]:
-        """Roles whose members belong together in another order, by their numbers."""
+        """Site templates whose members belong together in another order, by their numbers."""
         places: dict[tuple[str, str], list[Place]] = defaultdict(list)
         for candidate in self._matching.accepted:
             places[candidate.reference, candidate.target] += candidate.places
-        return {roles for roles, found in places.items() if not _is_ascending(found)}
+        return {templates for templates, found in places.items() if not _is_ascending(found)}
 
     def pair(
         self,
         candidate: Candidate,
         place: Place,
         records: tuple[Sequence[Record], Sequence[Record]],
-        how: Fit | None,
+        fit: Fit | None,
         residuals: Sequence[float | None],
     ) -> tuple[Evidence, str]:
-        """Evidence and reason of a pair of roles.
+        """Evidence and reason of a pair of site templates.
 
         Args:
             candidate: The pair.
             place: The members whose tensors were read.
             records: Of those.
-            how: Their layout; None if there is none.
+            fit: Their layout; None if there is none.
             residuals: What it leaves in each place.
         """
         said, doubts = self._said(candidate), self._doubts_of_place(candidate)
         evidence = candidate.evidence
         sites = self._matching.sites_of(candidate, place)
-        has_prints = all(s in side.prints for s, side in zip(sites, self._matching.sides, strict=True))
-        if how is None:
+        has_fingerprints = all(
+            s in side.fingerprints for s, side in zip(sites, self._matching.sides, strict=True)
+        )
+        if fit is None:
             shapes = " and ".join(str(list(found[0].shape)) for found in records)
             doubts.append(f"but shapes {shapes} differ, no layout fits")
         else:
-            is_open = how.choices > 1 and not how.is_proven
-            agrees = how.residual is not None and how.residual <= _UNRELATED and how.is_proven
-            if evidence == "structure" and has_prints and agrees and not candidate.is_tied:
+            is_open = fit.choices > 1 and not fit.is_proven
+            agrees = fit.residual is not None and fit.residual <= _UNRELATED and fit.is_proven
+            if evidence == "structure" and has_fingerprints and agrees and not candidate.is_tied:
                 evidence = "values"
             elif evidence == "values" and is_open:
                 evidence = "shape"
                 doubts.append("ambiguous: other layouts fit as well")
-            said += read_text(how)
+            said += read_text(fit)
             one, other = self._matching.sides
-            roles = one.roles[candidate.reference], other.roles[candidate.target]
-            is_turned = self.is_turned(*roles) if roles[0].is_held else None
+            templates = one.templates[candidate.reference], other.templates[candidate.target]
+            is_turned = self.is_turned(*templates) if templates[0].is_parameter else None
             distances = _larger(self._distances(candidate), residuals)
-            doubts += self.doubts(records, distances, how, is_turned=is_turned)
+            doubts += self.doubts(records, distances, fit, is_turned=is_turned)
             doubts += self._argument_doubts(candidate) if not doubts else []
         return evidence, "; ".join([*said, *doubts])
 
     def is_turned(self, one: SiteTemplate, other: SiteTemplate) -> bool | None:
-        """Whether matrices that modules of two roles hold are transposed; None where that is not known."""
+        """Whether weights of the modules of two site templates are transposed; None if unknown."""
         return self._turned.get((one.first.module, other.first.module))
 
     def handed_on(
-        self, candidate: Candidate, records: tuple[Sequence[Record], Sequence[Record]], how: Fit
+        self, candidate: Candidate, records: tuple[Sequence[Record], Sequence[Record]], fit: Fit
     ) -> str:
         """The reason why results are what the target has as an argument."""
         distances = [agreement.distance for agreement in candidate.agreeing.values()]
-        return "; ".join([*self._said(candidate), *read_text(how), *self.doubts(records, distances, how)])
+        return "; ".join([*self._said(candidate), *read_text(fit), *self.doubts(records, distances, fit)])
 
     def fusion(
         self,
         fusion: Fusion,
         records: tuple[Sequence[Record], Sequence[Record]],
-        how: Fit,
+        fit: Fit,
         residuals: Sequence[float | None],
         *,
-        is_held: bool,
+        is_parameter: bool,
     ) -> tuple[Evidence, str]:
         """Evidence and reason of parts and their whole, or of what they hold, with the fusion's layout."""
-        distances = [agreement.distance for agreement in fusion.agreeing.values() if not is_held]
+        distances = [agreement.distance for agreement in fusion.agreeing.values() if not is_parameter]
         said = ["their shapes add up"]
         if distances:
             said = [_counted(len(distances), len(fusion.places), max(distances), None)]
-        known = [fusion.agreeing.get(index) if not is_held else None for index in fusion.places]
+        known = [fusion.agreeing.get(index) if not is_parameter else None for index in fusion.places]
         apart_by = [agreement.distance if agreement else None for agreement in known]
         doubts = [_TIED] if fusion.is_tied else []
-        doubts += self.doubts(records, _larger(apart_by, residuals), how)
+        doubts += self.doubts(records, _larger(apart_by, residuals), fit)
         if fusion.axis is None and not fusion.is_sum:
             doubts += order_doubt([fusion.parts[i] for i in fusion.order], fusion.whole)
         elif list(fusion.order) != sorted(fusion.order):
             doubts.append(f"but they stand in the order {', '.join(map(str, fusion.order))}")
-        is_read = how.residual is not None and how.residual <= _UNRELATED
+        is_read = fit.residual is not None and fit.residual <= _UNRELATED
         by: Evidence = "structure" if fusion.is_tied else "values" if distances or is_read else "shape"
         if fusion.is_by_rule:
             by, said = "rule", ["by the rule of their names", *said]
-        return by, "; ".join([*said, *read_text(how), *doubts])
+        return by, "; ".join([*said, *read_text(fit), *doubts])
 
     def held(
         self,
         evidence: Evidence,
         pairs: Sequence[tuple[Sequence[Record], Sequence[Record]]],
         records: tuple[Sequence[Record], Sequence[Record]],
-        how: Fit | None,
+        fit: Fit | None,
         residuals: Sequence[float | None],
         *,
         is_turned: bool | None,
@@ -178,33 +180,35 @@ class PairEvidence:
             evidence: What the modules are known by, if their slots have one name.
             pairs: The tensors of all members.
             records: Those that were read.
-            how: Their layout; None if there is none.
+            fit: Their layout; None if there is none.
             residuals: What it leaves of all members.
-            is_turned: Whether it is a matrix that should be transposed; None where that is not known.
+            is_turned: Whether it is a matrix that should be transposed; None if that is not known.
         """
         said = ["of modules that belong together"]
         one, other = self._matching.sides
-        prints = [(one.print_of_all(mine), other.print_of_all(theirs)) for mine, theirs in pairs]
-        known = [a.distance(b) for a, b in prints if a and b and a.size == b.size]
+        fingerprints = [
+            (one.joint_fingerprint_of(mine), other.joint_fingerprint_of(theirs)) for mine, theirs in pairs
+        ]
+        known = [a.distance(b) for a, b in fingerprints if a and b and a.size == b.size]
         near = [distance for distance in known if distance <= self.expected(*records)]
         distances = _larger([self._apart(*pair) for pair in pairs], residuals)
         if near:
             said.append(_counted(len(near), len(pairs), max(near), None))
-        if how is None:
+        if fit is None:
             shapes = " and ".join(str(list(side[0].shape)) for side in records)
             return "structure", "; ".join([*said, f"but shapes {shapes} differ, no layout fits"])
-        doubts = self.doubts(records, distances, how, is_turned=is_turned)
-        if how.choices > 1 and not how.is_proven and not doubts:
+        doubts = self.doubts(records, distances, fit, is_turned=is_turned)
+        if fit.choices > 1 and not fit.is_proven and not doubts:
             doubts.append("ambiguous: other layouts fit as well")
-        is_proven = near and not [d for d in distances if d > self.expected(*records)] and how.is_proven
+        is_proven = near and not [d for d in distances if d > self.expected(*records)] and fit.is_proven
         by = evidence if evidence in ("name", "rule") else "values" if is_proven else "structure"
-        return by, "; ".join([*said, *read_text(how), *doubts])
+        return by, "; ".join([*said, *read_text(fit), *doubts])
 
     def doubts(
         self,
         records: tuple[Sequence[Record], Sequence[Record]],
         distances: Sequence[float],
-        how: Fit,
+        fit: Fit,
         *,
         is_turned: bool | None = None,
     ) -> list[str]:
@@ -212,29 +216,29 @@ class PairEvidence:
 
         Args:
             records: What was read of it.
-            distances: How far the prints of its members are apart.
-            how: The layout.
-            is_turned: Whether it is a matrix that should be transposed; None where that is not known.
+            distances: How far the fingerprints of its members are apart.
+            fit: The layout.
+            is_turned: Whether it is a matrix that should be transposed; None if that is not known.
         """
         found = []
         bound = self.expected(*records)
         far = [distance for distance in distances if distance > bound]
-        worst = max([*far, how.residual or 0.0])
+        worst = max([*far, fit.residual or 0.0])
         if math.isinf(worst):
             found.append("but not all values are finite")
         elif worst > bound:
             some = f" of {len(far)} of {len(distances)}" if 0 < len(far) < len(distances) else ""
             found.append(f"but values{some} differ by {worst:.1g}, expected at most {bound:.1g}")
-        elif how.typical is not None and how.typical > max(_UNRELATED, bound):
+        elif fit.typical is not None and fit.typical > max(_UNRELATED, bound):
             found.append(
-                f"but half of the elements differ by {how.typical:.1g} or more, the largest are equal"
+                f"but half of the elements differ by {fit.typical:.1g} or more, the largest are equal"
             )
         one, other = records
         if len(one) == len(other) == 1 and one[0].shape == other[0].shape:
             is_matrix = one[0].shape[:1] == one[0].shape[1:]
-            if how.steps and how.is_sure and not (is_turned and how.steps == _TURN):
+            if fit.steps and fit.is_sure and not (is_turned and fit.steps == _TURN):
                 found.append("but shapes are equal, so that values alone ask for these steps")
-            elif is_turned and is_matrix and not how.steps:
+            elif is_turned and is_matrix and not fit.steps:
                 found.append("but it is not transposed, as those of unlike sizes are")
         return found
 
@@ -269,16 +273,16 @@ class PairEvidence:
 
     def _argument_doubts(self, candidate: Candidate) -> list[str]:
         """What arguments of equal names say, as far as they are known."""
-        roles = [
-            side.roles[name]
+        templates = [
+            side.templates[name]
             for side, name in zip(self._matching.sides, (candidate.reference, candidate.target), strict=True)
         ]
         far: dict[str, float] = {}
         for a, b in candidate.places:
-            ones, others = roles[0].members[a].arguments, roles[1].members[b].arguments
+            ones, others = templates[0].members[a].arguments, templates[1].members[b].arguments
             for name in ones.keys() & others.keys():
                 mine, theirs = (
-                    side.print_of(found[name])
+                    side.fingerprint_of(found[name])
                     for side, found in zip(self._matching.sides, (ones, others), strict=True)
                 )
                 if mine is not None and theirs is not None and mine.size == theirs.size:
@@ -290,18 +294,18 @@ class PairEvidence:
         ]
 
     def _distances(self, candidate: Candidate) -> list[float | None]:
-        """How far the values of all members are apart at least; None where it is not known."""
+        """How far the values of all members are apart at least; None if it is not known."""
         one, other = self._matching.sides
         sites = [self._matching.sites_of(candidate, place) for place in candidate.places]
         return [self._apart(one.records(left), other.records(right)) for left, right in sites]
 
     def _apart(self, reference: Sequence[Record], target: Sequence[Record]) -> float | None:
-        """How far values are apart at least, by their statistics; None where these are not of one count."""
+        """How far values are apart at least, by their statistics; None if these are not of one count."""
         one, other = self._matching.sides
         if len(reference) == len(target) == 1 and reference[0].size == target[0].size:
             mine, theirs = one.statistics_of(reference[0]), other.statistics_of(target[0])
-            return apart(mine, theirs, reference[0].size) if mine and theirs else None
-        both = one.print_of_all(reference), other.print_of_all(target)
+            return statistics_distance(mine, theirs, reference[0].size) if mine and theirs else None
+        both = one.joint_fingerprint_of(reference), other.joint_fingerprint_of(target)
         if both[0] is None or both[1] is None or both[0].size != both[1].size:
             return None
         return both[0].distance(both[1])
@@ -378,9 +382,9 @@ def _counted(count: int, whole: int, distance: float, other: float | None) -> st
     return f"values: {count} of {whole} agree within {distance:.1g}{rest}"
 
 
-def read_text(how: Fit) -> list[str]:
+def read_text(fit: Fit) -> list[str]:
     """How well a layout fits what was read; nothing if nothing was."""
-    if how.residual is None:
+    if fit.residual is None:
         return []
-    rest = f", any other layout {how.other:.1g}" if how.other != float("inf") else ""
-    return [f"values that were read differ by {how.residual:.1g}{rest}"]
+    rest = f", any other layout {fit.other:.1g}" if fit.other != float("inf") else ""
+    return [f"values that were read differ by {fit.residual:.1g}{rest}"]

@@ -25,7 +25,7 @@ _MARGIN: Final = 1.0  # nats by which a fusion has to be better than its rivals
 _SUMMED: Final = 0.05  # of sums, of which one part may be nearly the whole
 
 
-def settle(
+def settle_fusions(
     matching: Matching, slots: Slots, found: Sequence[Fusion], *, may_repeat: bool = False
 ) -> list[Fusion]:
     """Take the most certain fusions one after the other, those of modules without others inside first.
@@ -35,8 +35,8 @@ def settle(
     """
     chosen: list[Fusion] = []
     for is_leaf in (True, False):
-        free = [freed(matching, f) for f in found if not is_leaf or _is_leaf(matching, f)]
-        live = [replace(f, likeness=_likeness(matching, f)) for f in free if f.nats >= ENOUGH]
+        free = [restrict_to_free(matching, f) for f in found if not is_leaf or _is_leaf(matching, f)]
+        live = [replace(f, similarity=_similarity(matching, f)) for f in free if f.nats >= ENOUGH]
         live.sort(key=lambda f: (-f.score, _order(matching, f), f.parts, f.whole))
         wanted: dict[tuple[int, str], list[int]] = defaultdict(list)
         for i, fusion in enumerate(live):
@@ -49,15 +49,15 @@ def settle(
                 continue
             if fusion.is_sum and not may_repeat and _is_outdone(matching, fusion):
                 continue
-            made = replace(fitted(matching, slots, fusion), is_tied=bool(rivals))
-            if made.how is not None:
+            made = replace(fit_fusion(matching, slots, fusion), is_tied=bool(rivals))
+            if made.fit is not None:
                 claim(matching, made)
-            if made.how is not None or not (is_leaf or fusion.is_sum):  # a sum that values refute is none
+            if made.fit is not None or not (is_leaf or fusion.is_sum):  # a sum that values refute is none
                 chosen.append(made)
     return chosen
 
 
-def freed(matching: Matching, fusion: Fusion) -> Fusion:
+def restrict_to_free(matching: Matching, fusion: Fusion) -> Fusion:
     """A fusion in the places where none of its sites has a partner."""
     part = 0 if fusion.is_split else 1
     places = {
@@ -72,7 +72,7 @@ def freed(matching: Matching, fusion: Fusion) -> Fusion:
 
 def _is_outdone(matching: Matching, fusion: Fusion) -> bool:
     """Whether structure says more for a pair of the whole, or of one of the parts, than for the sum."""
-    return matching.likest(fusion.whole, fusion.parts) >= fusion.likeness or any(
+    return matching.best_similarity(fusion.whole, fusion.parts) >= fusion.similarity or any(
         matching.has_partner(1, part) for parts, _ in fusion.places.values() for part in parts
     )
 
@@ -82,7 +82,7 @@ def claim(matching: Matching, fusion: Fusion) -> None:
     matching.fused |= fusion.sites
     for part in fusion.parts:
         one, other = (part, fusion.whole) if fusion.is_split else (fusion.whole, part)
-        matching.role_partner[one].add(other)
+        matching.template_partners[one].add(other)
 
 
 def is_free(matching: Matching, fusion: Fusion) -> bool:
@@ -118,28 +118,28 @@ def _groups(matching: Matching, fusion: Fusion) -> set[tuple[int, int]]:
 
 def _order(matching: Matching, fusion: Fusion) -> list[int]:
     side, other = matching.sides if fusion.is_split else matching.sides[::-1]
-    return [*(side.roles[name].order for name in fusion.parts), other.roles[fusion.whole].order]
+    return [*(side.templates[name].order for name in fusion.parts), other.templates[fusion.whole].order]
 
 
-def _roles(matching: Matching, fusion: Fusion) -> tuple[list[SiteTemplate], SiteTemplate]:
+def _templates(matching: Matching, fusion: Fusion) -> tuple[list[SiteTemplate], SiteTemplate]:
     side, other = matching.sides if fusion.is_split else matching.sides[::-1]
-    return [side.roles[name] for name in fusion.parts], other.roles[fusion.whole]
+    return [side.templates[name] for name in fusion.parts], other.templates[fusion.whole]
 
 
 def _is_leaf(matching: Matching, fusion: Fusion) -> bool:
-    parts, whole = _roles(matching, fusion)
-    return not any(role.inside for role in (*parts, whole))
+    parts, whole = _templates(matching, fusion)
+    return not any(template.inside for template in (*parts, whole))
 
 
-def _likeness(matching: Matching, fusion: Fusion) -> float:
+def _similarity(matching: Matching, fusion: Fusion) -> float:
     """What nesting, classes and parameters say of a fusion, in nats."""
-    parts, whole = _roles(matching, fusion)
+    parts, whole = _templates(matching, fusion)
     found = 0.0
     if any(bool(part.inside) != bool(whole.inside) for part in parts):
         found -= 1.0
     if fusion.axis is not None or fusion.is_sum:
         one, other = (parts[0], whole) if fusion.is_split else (whole, parts[0])
-        found += matching.parts_alike(one.name, other.name)
+        found += matching.children_similarity(one.name, other.name)
     if fusion.is_sum:
         return found
     families = {part.family for part in parts}
@@ -154,10 +154,13 @@ def _likeness(matching: Matching, fusion: Fusion) -> float:
     return found
 
 
-def fitted(matching: Matching, slots: Slots, fusion: Fusion, held: tuple[str, str] | None = None) -> Fusion:
+def fit_fusion(
+    matching: Matching, slots: Slots, fusion: Fusion, held: tuple[str, str] | None = None
+) -> Fusion:
     """A fusion with the layout that makes the target's tensors the reference's, if one is certain.
 
-    That of what modules hold in some slots is the one of their results, where it fits and nothing is certain.
+    That of parameters and buffers in some slots is the one of their results, where it fits and nothing is
+    certain.
     """
 
     def distance(index: Index) -> float:
@@ -170,16 +173,16 @@ def fitted(matching: Matching, slots: Slots, fusion: Fusion, held: tuple[str, st
     tried = [plain] if is_fixed else list(itertools.permutations(plain))
     most = _SUMMED if fusion.is_sum else CLOSE if fusion.agreeing and held is None else math.inf
     sure = [
-        (order, how)
+        (order, fit)
         for order in tried
-        if (how := slots.fit(reference, [target[i] for i in order])) is not None
-        and how.is_sure
-        and (how.residual is None or how.residual <= most)
+        if (fit := slots.find_layout(reference, [target[i] for i in order])) is not None
+        and fit.is_sure
+        and (fit.residual is None or fit.residual <= most)
     ]
-    order, how = min(sure, key=lambda f: f[1].residual or 0.0, default=((), None))
-    if how is None and held is not None:
-        order, how = _as_results(slots, fusion, reference, target)
-    return replace(fusion, how=how, order=how.order if how and fusion.is_split else order)
+    order, fit = min(sure, key=lambda f: f[1].residual or 0.0, default=((), None))
+    if fit is None and held is not None:
+        order, fit = _as_results(slots, fusion, reference, target)
+    return replace(fusion, fit=fit, order=fit.order if fit and fusion.is_split else order)
 
 
 def tensors_of(
@@ -198,7 +201,7 @@ def _as_results(
     slots: Slots, fusion: Fusion, reference: Sequence[Record], target: Sequence[Record]
 ) -> tuple[tuple[int, ...], Fit | None]:
     """The layout of the results, on the one axis where it fits."""
-    order, steps = fusion.order, fusion.how.steps if fusion.how else ()
+    order, steps = fusion.order, fusion.fit.steps if fusion.fit else ()
     cuts = [step.split() for step in steps if not step.startswith(("squeeze", "unsqueeze"))]
     if len(cuts) != 1 or cuts[0][0] not in ("split", "concat"):
         return order, None
@@ -206,10 +209,10 @@ def _as_results(
     theirs = target if fusion.is_split else [target[i] for i in order]
     taken = order if fusion.is_split else (0,)
     among = [((" ".join([name, str(axis), *sizes]),), taken) for axis in range(len(reference[0].shape))]
-    found = [slots.fit(reference, theirs, among=[candidate]) for candidate in among]
-    fitting = [how for how in found if how is not None]
+    found = [slots.find_layout(reference, theirs, among=[candidate]) for candidate in among]
+    fitting = [fit for fit in found if fit is not None]
     return order, fitting[0] if len(fitting) == 1 else None
 
 
 def _tensors(side: Side, site: str, slot: str) -> Sequence[Record]:
-    return side.member(site).beside[slot] if slot else side.records(site)
+    return side.member(site).other_tensors[slot] if slot else side.records(site)

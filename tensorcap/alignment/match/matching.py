@@ -1,4 +1,5 @@
-"""Which role of the reference is which of the target: candidates by names and values, settled by certainty.
+"""Which site template of the reference is which of the target: candidates by names and values, settled by
+certainty.
 
 Nothing depends on the order in which sites are listed: the most certain candidate is taken first, one that
 has a rival as good as itself waits until the rival is gone, and what is contested to the end is told.
@@ -17,7 +18,7 @@ from tensorcap.alignment.match.candidates import (
     Candidate,
     Place,
     namesakes,
-    shifted,
+    shifted_places,
     template_similarity,
 )
 from tensorcap.alignment.match.fingerprints import Agreement, agreements
@@ -31,7 +32,7 @@ _PRODUCT: Final = 4096  # of sites with equal values on both sides; more prove n
 
 
 class Matching(Pairs):
-    """Pairs of roles, found step by step.
+    """Pairs of site templates, found step by step.
 
     Attributes:
         contested: Candidates that others are as good as.
@@ -45,14 +46,14 @@ class Matching(Pairs):
         self._misfits: list[Candidate] = []
         self._canonical = canonical
         self._claims: tuple[dict[int, int], dict[int, int]] = ({}, {})
-        self._alike: dict[tuple[str, str], float] = {}
+        self._similarities: dict[tuple[str, str], float] = {}
         self._group_by_drift()
         self._candidates = self._by_values()
         if canonical is not None:
             self._add_names(canonical)
 
     def settle_names(self, outdone: Container[tuple[str, str]] = ()) -> None:
-        """Settle what has equal names, but for pairs of roles that something better is known for."""
+        """Settle what has equal names, but for pairs of site templates that something better is known for."""
         every = self._candidates.values()
         self._settle([c for c in every if c.is_named and (c.reference, c.target) not in outdone])
 
@@ -73,14 +74,14 @@ class Matching(Pairs):
         found = [c for c in self._candidates.values() if c.nats >= ENOUGH or (c.is_named and not is_plain)]
         return [c for c in found if self._is_plain(c)] if is_plain else found
 
-    def likest(self, reference: str, targets: Collection[str]) -> float:
-        """What structure says at most for a proven candidate of one of these roles that is free."""
+    def best_similarity(self, reference: str, targets: Collection[str]) -> float:
+        """What structure says at most for a proven candidate of one of these site templates that is free."""
         wanted = (c for c in self._candidates.values() if c.reference == reference or c.target in targets)
         proven = (c for c in wanted if c.nats >= ENOUGH and any(self.is_free(c, p) for p in c.places))
-        return max(map(self.likeness, proven), default=-math.inf)
+        return max(map(self.similarity, proven), default=-math.inf)
 
     def _is_plain(self, candidate: Candidate) -> bool:
-        one, other = self.sides[0].roles[candidate.reference], self.sides[1].roles[candidate.target]
+        one, other = self.sides[0].templates[candidate.reference], self.sides[1].templates[candidate.target]
         return not one.slot and not other.slot and one.rank == other.rank
 
     def pair_names_left(self) -> None:
@@ -92,12 +93,13 @@ class Matching(Pairs):
 
     def _is_leaf(self, candidate: Candidate) -> bool:
         return not (
-            self.sides[0].roles[candidate.reference].inside or self.sides[1].roles[candidate.target].inside
+            self.sides[0].templates[candidate.reference].inside
+            or self.sides[1].templates[candidate.target].inside
         )
 
     def _nearest(self) -> dict[tuple[int, int], Agreement]:
         """The groups of both sides that are nearest to each other."""
-        firsts = [[side.prints[group[0]] for group in side.groups] for side in self.sides]
+        firsts = [[side.fingerprints[group[0]] for group in side.groups] for side in self.sides]
         return agreements(firsts[0], firsts[1], self.rounding)
 
     def _group_by_drift(self) -> None:
@@ -132,7 +134,7 @@ class Matching(Pairs):
             offsets = tuple(y - x for x, y in zip(a, b, strict=True))
             key: tuple[object, ...] = one.name, other.name, offsets
             if key not in found:
-                found[key] = Candidate(one.name, other.name, shifted(one, other, offsets))
+                found[key] = Candidate(one.name, other.name, shifted_places(one, other, offsets))
         else:
             key = one.name, other.name, a, b
             found.setdefault(key, Candidate(one.name, other.name, ((a, b),)))
@@ -155,12 +157,12 @@ class Matching(Pairs):
         return all(partner in group for partner in partners)
 
     def _add_names(self, canonical: Canonical) -> None:
-        """Make candidates of roles whose names are equal."""
+        """Make candidates of site templates whose names are equal."""
         named: list[dict[str, list[tuple[SiteTemplate, Index]]]] = [defaultdict(list), defaultdict(list)]
         for side, by_name in zip(self.sides, named, strict=True):
-            for role in side.roles.values():
-                name, added = name_of(role, canonical)
-                by_name[name].append((role, added))
+            for template in side.templates.values():
+                name, added = name_of(template, canonical)
+                by_name[name].append((template, added))
         known: dict[tuple[str, str], list[Candidate]] = defaultdict(list)
         for candidate in self._candidates.values():
             known[candidate.reference, candidate.target].append(candidate)
@@ -174,12 +176,12 @@ class Matching(Pairs):
         self._add_single_names(canonical, taken)
 
     def _add_single_names(self, canonical: Canonical, taken: Container[tuple[int, str]]) -> None:
-        """Make candidates of sites whose names are equal, of roles that are told apart by other numbers."""
+        """Make candidates of single sites with equal names, whose templates count other numbers."""
         sites: list[dict[str, list[str]]] = [defaultdict(list), defaultdict(list)]
         for i, side in enumerate(self.sides):
-            for role in side.roles.values():
-                if not role.slot and (i, role.name) not in taken:
-                    for member in role.members.values():
+            for template in side.templates.values():
+                if not template.slot and (i, template.name) not in taken:
+                    for member in template.members.values():
                         sites[i][canonical(member.site)].append(member.site)
         groups: dict[tuple[object, ...], list[Place]] = defaultdict(list)
         for name in sorted(sites[0].keys() & sites[1].keys()):
@@ -190,12 +192,14 @@ class Matching(Pairs):
                 apart = tuple(y - x for x, y in zip(a, b, strict=True)) if len(a) == len(b) else (a, b)
                 groups[one.name, other.name, apart].append((a, b))
         for (left, right, _), places in groups.items():
-            self._mark_named(self.sides[0].roles[str(left)], self.sides[1].roles[str(right)], tuple(places))
+            self._mark_named(
+                self.sides[0].templates[str(left)], self.sides[1].templates[str(right)], tuple(places)
+            )
 
     def _add_named(
         self, one: SiteTemplate, other: SiteTemplate, shift: Index, known: Sequence[Candidate]
     ) -> None:
-        """Make the candidate of two roles with equal names; lists may begin at another number."""
+        """Make the candidate of two site templates with equal names; lists may begin at another number."""
         starts = tuple(b - a for a, b in zip(min(one.members), min(other.members), strict=True))
         if starts != shift and len(one.members) == len(other.members):
             proven = [c for c in known if c.nats >= ENOUGH and 2 * len(c.agreeing) > len(c.places)]
@@ -203,7 +207,7 @@ class Matching(Pairs):
                 self._mark_named(one, other, max(proven, key=lambda c: (c.nats, c.places)).places)
                 return
             shift = starts
-        self._mark_named(one, other, shifted(one, other, shift))
+        self._mark_named(one, other, shifted_places(one, other, shift))
 
     def _mark_named(self, one: SiteTemplate, other: SiteTemplate, places: tuple[Place, ...]) -> None:
         is_by_rule = name_of(one, plain_name)[0] != name_of(other, plain_name)[0]
@@ -235,23 +239,25 @@ class Matching(Pairs):
         left, right = self.sites_of(candidate, place)
         if self.are_near(left, right) is not False:
             return False
-        return self.contradicts(candidate, place) or self.is_sealed(0, left) or self.is_sealed(1, right)
+        return self.contradicts(candidate, place) or self.is_confirmed(0, left) or self.is_confirmed(1, right)
 
     def values_elsewhere(self, candidate: Candidate, place: Place) -> str:
-        """The role of the target that has the values of the reference's member, where that is another one."""
+        """The other site template of the target that has the values of the reference's member, or ""."""
         left, right = self.sites_of(candidate, place)
         claimed = self._claims[0].get(self.sides[0].group_of.get(left, -1))
         if claimed is None or claimed == self.sides[1].group_of.get(right):
             return ""
         return self.sides[1].by_site[self.sides[1].groups[claimed][0]][0].name
 
-    def words_alike(self, reference: str, target: str) -> float:
+    def name_similarity(self, reference: str, target: str) -> float:
         """How many words the last parts of two names share, in nats."""
         if self._canonical is None:
             return 0.0
         one, other = (
             set(
-                re.findall(r"[a-z]+", self._canonical(side.roles[name].first.site).rpartition(".")[2].lower())
+                re.findall(
+                    r"[a-z]+", self._canonical(side.templates[name].first.site).rpartition(".")[2].lower()
+                )
             )
             for side, name in zip(self.sides, (reference, target), strict=True)
         )
@@ -261,7 +267,7 @@ class Matching(Pairs):
         """Take the most certain candidates one after the other."""
         live = [c for c in candidates if any(self.is_free(c, place) for place in c.places)]
         for candidate in live:
-            candidate.likeness = self.likeness(candidate)
+            candidate.similarity = self.similarity(candidate)
         live = sorted((c for c in live if c.score >= ENOUGH or c.is_named), key=lambda c: c.order)
         scores = [c.score for c in live]
         wanted: tuple[dict[str, list[tuple[int, str]]], ...] = (defaultdict(list), defaultdict(list))
@@ -315,12 +321,16 @@ class Matching(Pairs):
                         return True
         return False
 
-    def likeness(self, candidate: Candidate) -> float:
+    def similarity(self, candidate: Candidate) -> float:
         """What structure, shapes and arguments say of a candidate, in nats."""
         key = candidate.reference, candidate.target
-        if key not in self._alike:
-            self._alike[key] = template_similarity(self.sides[0].roles[key[0]], self.sides[1].roles[key[1]])
-        found = self._alike[key] + self.parts_alike(*key) + (8.0 if candidate.is_named else 0.0)
+        if key not in self._similarities:
+            self._similarities[key] = template_similarity(
+                self.sides[0].templates[key[0]], self.sides[1].templates[key[1]]
+            )
+        found = (
+            self._similarities[key] + self.children_similarity(*key) + (8.0 if candidate.is_named else 0.0)
+        )
         if not candidate.agreeing:
             return found
         best = min(candidate.agreeing, key=lambda p: (candidate.agreeing[p].distance, p))
@@ -344,12 +354,12 @@ class Matching(Pairs):
             standing.append((ordered.index(site), len(ordered) - ordered.index(site)))
         return sum(0.3 for a, b in zip(*standing, strict=True) if a == b)
 
-    def parts_alike(self, reference: str, target: str) -> float:
+    def children_similarity(self, reference: str, target: str) -> float:
         """How many of what lies inside the one is paired with what lies inside the other."""
-        inside, others = self.sides[0].roles[reference].inside, self.sides[1].roles[target].inside
-        mine = [name for name in inside if self.role_partner.get(name)]
-        theirs = {t for found in self.role_partner.values() for t in found} & others if mine else set()
+        inside, others = self.sides[0].templates[reference].inside, self.sides[1].templates[target].inside
+        mine = [name for name in inside if self.template_partners.get(name)]
+        theirs = {t for found in self.template_partners.values() for t in found} & others if mine else set()
         if not mine:
             return 0.0
-        both = sum(bool(self.role_partner[name] & others) for name in mine)
+        both = sum(bool(self.template_partners[name] & others) for name in mine)
         return 12.0 * both / max(len(mine), len(theirs), 1) - 6.0

@@ -1,4 +1,4 @@
-"""What modules hold (parameters, buffers) and gradients, paired like the results of their modules.
+"""Parameters and buffers (parameters, buffers) and gradients, paired like the results of their modules.
 
 Within modules that belong together, equal names do, else equal values, else what alone has its count of
 elements; parts of a fused module hold parts of what the whole holds. What is left of both sides is matched
@@ -17,14 +17,14 @@ from tensorcap.alignment.mapping import Entry, LeftOver
 from tensorcap.alignment.match.candidates import Candidate, Fusion, Place
 from tensorcap.alignment.match.entries import Made, entries_of_fusion, entries_of_pair, placed
 from tensorcap.alignment.match.evidence import PairEvidence, Shapes
-from tensorcap.alignment.match.fusion import fitted
+from tensorcap.alignment.match.fusion import fit_fusion
 from tensorcap.alignment.match.fusion_rules import fuse_by_values
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.match.sides import Side
 from tensorcap.alignment.match.slots import Slots
 from tensorcap.alignment.match.unmatched import Rivals, rivals
 from tensorcap.alignment.names.site_templates import (
-    HELD,
+    PARAMETER_SLOTS,
     Canonical,
     Member,
     NameTemplate,
@@ -34,7 +34,7 @@ from tensorcap.alignment.names.site_templates import (
 )
 from tensorcap_formats.records import Record
 
-Held = tuple[str, str]  # slot of the reference, slot of the target
+SlotPair = tuple[str, str]  # slot of the reference, slot of the target
 
 _TRIED: Final = 3  # members on which layouts are tried
 _NEAR: Final = 8  # roundings, by which equal values differ at most
@@ -42,7 +42,7 @@ _NEAR: Final = 8  # roundings, by which equal values differ at most
 
 @dataclass(frozen=True, slots=True)
 class ParameterPair:
-    """A slot of a role and one of its partner that belong together.
+    """A slot of a site template and one of its partner that belong together.
 
     Attributes:
         reference: The one's slot.
@@ -71,22 +71,22 @@ class ParameterPairs:
 
     def _of_pair(self, candidate: Candidate) -> list[ParameterPair]:
         sides = self.matching.sides
-        one, other = sides[0].roles[candidate.reference], sides[1].roles[candidate.target]
-        found: dict[Held, list[Place]] = defaultdict(list)
+        one, other = sides[0].templates[candidate.reference], sides[1].templates[candidate.target]
+        found: dict[SlotPair, list[Place]] = defaultdict(list)
         for a, b in candidate.places:
             for held in self._pairs(one.members[a], other.members[b]):
                 found[held].append((a, b))
                 self._take((one.members[a].site,), (other.members[b].site,), held)
         return [ParameterPair(mine, theirs, tuple(places)) for (mine, theirs), places in found.items()]
 
-    def _take(self, ones: Iterable[str], others: Iterable[str], held: Held) -> None:
+    def _take(self, ones: Iterable[str], others: Iterable[str], held: SlotPair) -> None:
         for taken, sites, slot in zip(self.taken, (ones, others), held, strict=True):
             taken.update(f"{site}/{slot}" for site in sites)
 
-    def _pairs(self, one: Member, other: Member) -> list[Held]:
+    def _pairs(self, one: Member, other: Member) -> list[SlotPair]:
         """Slots of two modules that belong together."""
-        mine, theirs = dict(one.beside), dict(other.beside)
-        found: list[Held] = []
+        mine, theirs = dict(one.other_tensors), dict(other.other_tensors)
+        found: list[SlotPair] = []
 
         def take(slot: str, partner: str) -> None:
             found.append((slot, partner))
@@ -108,32 +108,32 @@ class ParameterPairs:
                 for left in (mine, theirs)
             ]
             if len(fitting[0]) == len(fitting[1]) == 1:
-                is_gradient = not slot.startswith(HELD)  # of what may be another argument
+                is_gradient = not slot.startswith(PARAMETER_SLOTS)  # of what may be another argument
                 if not (is_gradient and self._are_near(one, slot, other, fitting[1][0]) is False):
                     take(slot, fitting[1][0])
-        for slot in [s for s in mine if s in theirs and s.startswith(HELD)]:  # of unlike sizes
+        for slot in [s for s in mine if s in theirs and s.startswith(PARAMETER_SLOTS)]:  # of unlike sizes
             take(slot, slot)
         return found
 
     def _are_near(self, one: Member, slot: str, other: Member, other_slot: str) -> bool | None:
-        """Whether two slots of one kind have near values; None where they tell nothing."""
+        """Whether two slots of one kind have near values; None if they tell nothing."""
         if _kind(slot) != _kind(other_slot):
             return False
-        mine = self.matching.sides[0].print_of_all(one.beside[slot])
-        theirs = self.matching.sides[1].print_of_all(other.beside[other_slot])
+        mine = self.matching.sides[0].joint_fingerprint_of(one.other_tensors[slot])
+        theirs = self.matching.sides[1].joint_fingerprint_of(other.other_tensors[other_slot])
         if mine is None or theirs is None:
             return None
         return mine.distance(theirs) <= _NEAR * self.matching.rounding
 
-    def _of_fusion(self, fusion: Fusion) -> Iterator[Held]:
+    def _of_fusion(self, fusion: Fusion) -> Iterator[SlotPair]:
         """Slots that all parts have, and the slots of the whole that they make."""
         parts_side, whole_side = (0, 1) if fusion.is_split else (1, 0)
         part_sites, whole_site = fusion.places[min(fusion.places)]
         parts = [self.matching.sides[parts_side].member(site) for site in part_sites]
         whole = self.matching.sides[whole_side].member(whole_site)
-        left = dict(whole.beside)
-        for slot in sorted(set.intersection(*(set(part.beside) for part in parts))):
-            size = sum(record.size for part in parts for record in part.beside[slot])
+        left = dict(whole.other_tensors)
+        for slot in sorted(set.intersection(*(set(part.other_tensors) for part in parts))):
+            size = sum(record.size for part in parts for record in part.other_tensors[slot])
             fitting = [
                 s for s, rs in left.items() if _kind(s) == _kind(slot) and sum(r.size for r in rs) == size
             ]
@@ -155,7 +155,7 @@ def parameter_entries(
     canonical: Canonical | None,
     by: str,
 ) -> tuple[list[Entry], list[LeftOver], Rivals]:
-    """Entries of what modules hold and of gradients, what is unsure, and what is contested.
+    """Entries of parameters and buffers and of gradients, what is unsure, and what is contested.
 
     Args:
         slots: Finds layouts between tensors of paired modules.
@@ -164,17 +164,17 @@ def parameter_entries(
         canonical: What makes names equal; None if names tell nothing.
         by: What may be looked at.
     """
-    holdings = ParameterPairs(slots.matching, fused)
-    rest = [unpaired(survey, taken) for survey, taken in zip(surveys, holdings.taken, strict=True)]
+    parameter_pairs = ParameterPairs(slots.matching, fused)
+    rest = [unpaired(survey, taken) for survey, taken in zip(surveys, parameter_pairs.taken, strict=True)]
     one, other = (
-        Side(survey, prints, uses_values=by != "names")
-        for survey, prints in zip(rest, slots.prints, strict=True)
+        Side(survey, fingerprints, uses_values=by != "names")
+        for survey, fingerprints in zip(rest, slots.fingerprints, strict=True)
     )
     for side in (one, other):
-        for role in side.roles.values():
-            role.slot = role.name.rpartition("/")[2]
+        for template in side.templates.values():
+            template.slot = template.name.rpartition("/")[2]
     matching = Matching(one, other, canonical, is_ordered=False)
-    own = slots.of(matching, _shapes(holdings))
+    own = slots.of(matching, _shapes(parameter_pairs))
     matching.settle_names()
     wholes: list[Fusion] = []
     if by != "names":
@@ -183,13 +183,13 @@ def parameter_entries(
     matching.pair_names_left()
     made = [
         *(
-            entries_of_parameter_pair(slots, c, holding, own.judge)
-            for c, found in holdings.pairs
-            for holding in found
+            entries_of_parameter_pair(slots, c, parameter_pair, own.judge)
+            for c, found in parameter_pairs.pairs
+            for parameter_pair in found
         ),
         *(
-            entries_of_fusion(slots, fitted(slots.matching, slots, fusion, held), held=held)
-            for fusion, held in holdings.fused
+            entries_of_fusion(slots, fit_fusion(slots.matching, slots, fusion, held), held=held)
+            for fusion, held in parameter_pairs.fused
         ),
         *(entries_of_pair(own, candidate) for candidate in matching.accepted),
         *(entries_of_fusion(own, fusion) for fusion in wholes),
@@ -202,56 +202,61 @@ def parameter_entries(
 
 
 def entries_of_parameter_pair(
-    slots: Slots, candidate: Candidate, holding: ParameterPair, judge: PairEvidence
+    slots: Slots, candidate: Candidate, parameter_pair: ParameterPair, judge: PairEvidence
 ) -> Made:
-    """The entries of one slot of paired roles and its partner."""
+    """The entries of one slot of paired site templates and its partner."""
     one, other = (
-        side.roles[name]
+        side.templates[name]
         for side, name in zip(slots.matching.sides, (candidate.reference, candidate.target), strict=True)
     )
     pairs = [
-        (one.members[a].beside[holding.reference], other.members[b].beside[holding.target])
-        for a, b in holding.places
+        (
+            one.members[a].other_tensors[parameter_pair.reference],
+            other.members[b].other_tensors[parameter_pair.target],
+        )
+        for a, b in parameter_pair.places
     ]
     for records in pairs[:_TRIED]:
-        how = slots.fit(*records)
-        if how is None or how.is_proven:
+        fit = slots.find_layout(*records)
+        if fit is None or fit.is_proven:
             break
-    is_named = holding.reference == holding.target
+    is_named = parameter_pair.reference == parameter_pair.target
     evidence, reason = slots.judge.held(
         candidate.evidence if is_named else "structure",
         pairs,
         records,
-        how,
-        slots.residuals(how, pairs) if how is not None and how.residual is not None else [None] * len(pairs),
-        is_turned=judge.is_turned(one, other) if holding.reference.startswith(HELD) else None,
+        fit,
+        slots.residuals(fit, pairs) if fit is not None and fit.residual is not None else [None] * len(pairs),
+        is_turned=judge.is_turned(one, other)
+        if parameter_pair.reference.startswith(PARAMETER_SLOTS)
+        else None,
     )
-    if how is None or not how.is_sure:
+    if fit is None or not fit.is_sure:
         shapes = [[record.shape for record in found] for found in records]
-        if not is_named or (how is not None and shapes[0] != shapes[1]):
-            return [], _unsure(candidate, holding, one, other)
-        how = Fit((), (0,), None, float("inf"), 0, is_sure=False)
+        if not is_named or (fit is not None and shapes[0] != shapes[1]):
+            return [], _unsure(candidate, parameter_pair, one, other)
+        fit = Fit((), (0,), None, float("inf"), 0, is_sure=False)
     prefix = ["rank*/" if len(found) > 1 else "" for found in records]
     return [
         Entry(
-            (f"{prefix[0]}{names[0]}/{holding.reference}",),
-            (f"{prefix[1]}{names[1]}/{holding.target}",),
+            (f"{prefix[0]}{names[0]}/{parameter_pair.reference}",),
+            (f"{prefix[1]}{names[1]}/{parameter_pair.target}",),
             variables,
-            how.steps,
+            fit.steps,
             evidence,
             reason,
         )
-        for names, variables in placed(one, other, holding.places)
+        for names, variables in placed(one, other, parameter_pair.places)
     ], []
 
 
 def _unsure(
-    candidate: Candidate, holding: ParameterPair, one: SiteTemplate, other: SiteTemplate
+    candidate: Candidate, parameter_pair: ParameterPair, one: SiteTemplate, other: SiteTemplate
 ) -> list[LeftOver]:
-    names = f"{candidate.reference}/{holding.reference}", f"{candidate.target}/{holding.target}"
+    names = f"{candidate.reference}/{parameter_pair.reference}", f"{candidate.target}/{parameter_pair.target}"
     reason = f"{names[0]} and {names[1]} belong together, but no layout of theirs is certain"
-    left = tuple(f"{one.members[a].site}/{holding.reference}" for a, _ in holding.places)
-    right = tuple(f"{other.members[b].site}/{holding.target}" for _, b in holding.places)
+    left = tuple(f"{one.members[a].site}/{parameter_pair.reference}" for a, _ in parameter_pair.places)
+    right = tuple(f"{other.members[b].site}/{parameter_pair.target}" for _, b in parameter_pair.places)
     return [
         LeftOver("reference", left, reason, is_explained=False),
         LeftOver("target", right, reason, is_explained=False),
@@ -259,7 +264,7 @@ def _unsure(
 
 
 def unpaired(survey: Survey, taken: set[str]) -> Survey:
-    """What modules hold and has no partner yet, each as a module of its own that gives it."""
+    """Parameters and buffers and has no partner yet, each as a module of its own that gives it."""
     found: dict[str, NameTemplate] = {}
     for template in survey.templates.values():
         for member in template.members.values():
@@ -273,15 +278,21 @@ def unpaired(survey: Survey, taken: set[str]) -> Survey:
     return Survey(found, {})
 
 
-def _shapes(holdings: ParameterPairs) -> Iterator[Shapes]:
+def _shapes(parameter_pairs: ParameterPairs) -> Iterator[Shapes]:
     """Classes of paired modules, and the shapes of what they hold."""
-    sides = holdings.matching.sides
-    for candidate, found in holdings.pairs:
-        one, other = sides[0].roles[candidate.reference], sides[1].roles[candidate.target]
-        for holding in found:
-            a, b = holding.places[0]
-            records = one.members[a].beside[holding.reference], other.members[b].beside[holding.target]
-            if holding.reference.startswith(HELD) and len(records[0]) == len(records[1]) == 1:
+    sides = parameter_pairs.matching.sides
+    for candidate, found in parameter_pairs.pairs:
+        one, other = sides[0].templates[candidate.reference], sides[1].templates[candidate.target]
+        for parameter_pair in found:
+            a, b = parameter_pair.places[0]
+            records = (
+                one.members[a].other_tensors[parameter_pair.reference],
+                other.members[b].other_tensors[parameter_pair.target],
+            )
+            if (
+                parameter_pair.reference.startswith(PARAMETER_SLOTS)
+                and len(records[0]) == len(records[1]) == 1
+            ):
                 yield one.first.module, other.first.module, records[0][0].shape, records[1][0].shape
 
 

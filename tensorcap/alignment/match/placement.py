@@ -1,8 +1,8 @@
-"""Pairs by place: roles that stand between the same neighbours in both runs and are alike.
+"""Pairs by place: site templates that stand between the same neighbours in both runs and are alike.
 
 Where values say nothing, as behind the first mistake of a port, the order of execution and the shapes still
-do. The two sequences of roles are laid side by side between the pairs that are known, so that as much as
-possible is alike; a pair is taken only if every other way to lay them is worse.
+do. The two sequences of site templates are laid side by side between the pairs that are known, so that as
+much as possible is alike; a pair is taken only if every other way to lay them is worse.
 """
 
 from __future__ import annotations
@@ -14,25 +14,34 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Final
 
-from tensorcap.alignment.match.candidates import Candidate, Shape, shape_of, shifted, template_similarity
+from tensorcap.alignment.match.candidates import (
+    Candidate,
+    Shape,
+    shape_of,
+    shifted_places,
+    template_similarity,
+)
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.names.site_templates import Index, SiteTemplate
 
 _RAREST: Final = 2.0  # nats that an equal shape may say
-_LEAST: Final = 0.25  # nats of likeness of a pair
+_LEAST: Final = 0.25  # nats of similarity of a pair
 _ROUNDING: Final = 1e-9  # of sums that were added up in another order
 _PAIRED: Final = 1.0  # nats that a pair is better than none
 _LONE: Final = 1.0  # nats that it says to be alone between the same neighbours
 _MARGIN: Final = 0.5  # by which another way has to be worse
-_CHILD: Final = 4.0  # nats of likeness of two that are left: of one kind, and with parameters of one size
+_CHILD: Final = 4.0  # nats of similarity of two that are left: of one kind, and with parameters of one size
 _MOST: Final = 250_000  # pairs between two known ones
 
 
 def pair_by_place(matching: Matching) -> None:
-    """Take the pairs that order and likeness leave no doubt about."""
+    """Take the pairs that order and similarity leave no doubt about."""
     chain = _chain(matching)
     sequences = [
-        sorted((r for r in s.roles.values() if not matching.is_taken(i, r)), key=lambda r: (r.order, r.name))
+        sorted(
+            (r for r in s.templates.values() if not matching.is_fully_paired(i, r)),
+            key=lambda r: (r.order, r.name),
+        )
         for i, s in enumerate(matching.sides)
     ]
     bounds = [(-1, -1), *chain, (math.inf, math.inf)]
@@ -46,18 +55,21 @@ def pair_by_place(matching: Matching) -> None:
             _lay(matching, ones, others, offsets, rarity, bonus=_LONE if is_lone else 0.0)
 
 
-def complete_roles(matching: Matching) -> None:
-    """Give pairs of roles the members that values put elsewhere: what holds of others holds of them."""
+def complete_templates(matching: Matching) -> None:
+    """Give pairs of site templates the members that values did not pair: what holds of others holds of them."""
     found = []
     wanted: Counter[tuple[int, str]] = Counter()
     for candidate in matching.accepted:
-        one, other = matching.sides[0].roles[candidate.reference], matching.sides[1].roles[candidate.target]
+        one, other = (
+            matching.sides[0].templates[candidate.reference],
+            matching.sides[1].templates[candidate.target],
+        )
         if one.rank != other.rank or len(candidate.places) == len(one.members):
             continue
         offsets = tuple(y - x for x, y in zip(*candidate.places[0], strict=True))
         places = [
             place
-            for place in shifted(one, other, offsets)
+            for place in shifted_places(one, other, offsets)
             if matching.is_free(candidate, place)
             and matching.sizes_fit(candidate, place)
             and not matching.is_refuted(candidate, place)
@@ -70,21 +82,21 @@ def complete_roles(matching: Matching) -> None:
 
 
 def pair_lone_children(matching: Matching) -> None:
-    """Pair roles that alone are left within two paired modules, whatever their order, if they are alike."""
+    """Pair site templates that are the only ones left within two paired modules, if they are alike."""
     offsets = _offsets(matching)
     children: list[dict[str, list[SiteTemplate]]] = [defaultdict(list), defaultdict(list)]
     for i, side in enumerate(matching.sides):
-        for role in side.roles.values():
-            if role.family and not matching.is_taken(i, role):
-                children[i][role.parent].append(role)
+        for template in side.templates.values():
+            if template.family and not matching.is_fully_paired(i, template):
+                children[i][template.parent].append(template)
     for pair in list(matching.accepted):
         names = pair.reference, pair.target
         free = [
-            [role for role in children[i].get(name, ()) if not matching.is_taken(i, role)]
+            [template for template in children[i].get(name, ()) if not matching.is_fully_paired(i, template)]
             for i, name in enumerate(names)
         ]
         every = (_possible(matching, one, other, offsets) for one in free[0] for other in free[1])
-        found = [c for c in every if c is not None and c.likeness >= _CHILD]
+        found = [c for c in every if c is not None and c.similarity >= _CHILD]
         for candidate in found:
             rivals = [
                 c for c in found if (c.reference == candidate.reference) != (c.target == candidate.target)
@@ -93,17 +105,17 @@ def pair_lone_children(matching: Matching) -> None:
                 matching.accept(candidate, candidate.places)
 
 
-def _between(roles: Sequence[SiteTemplate], low: float, high: float) -> Sequence[SiteTemplate]:
-    """Those of some roles in order that gave their first result between two others."""
-    start = bisect.bisect_right(roles, low, key=lambda r: r.order)
-    return roles[start : bisect.bisect_left(roles, high, lo=start, key=lambda r: r.order)]
+def _between(templates: Sequence[SiteTemplate], low: float, high: float) -> Sequence[SiteTemplate]:
+    """Those of some site templates in order that gave their first result between two others."""
+    start = bisect.bisect_right(templates, low, key=lambda r: r.order)
+    return templates[start : bisect.bisect_left(templates, high, lo=start, key=lambda r: r.order)]
 
 
 def _chain(matching: Matching) -> list[tuple[float, float]]:
-    """The most pairs, as the orders of their two roles, that follow each other on both sides."""
+    """The most pairs, as the orders of their two site templates, that follow each other on both sides."""
     orders = sorted(
         {
-            (matching.sides[0].roles[c.reference].order, matching.sides[1].roles[c.target].order)
+            (matching.sides[0].templates[c.reference].order, matching.sides[1].templates[c.target].order)
             for c in matching.accepted
         }
     )
@@ -136,14 +148,14 @@ def _offsets(matching: Matching) -> dict[tuple[str, str], int]:
 
 
 def _lists(name: str) -> list[str]:
-    """The names of the lists that a role's numbers count."""
+    """The names of the lists that a site template's numbers count."""
     parts = name.split("{")
     return ["{".join(parts[: i + 1]) for i in range(len(parts) - 1)]
 
 
 def _rarity(matching: Matching) -> dict[Shape, float]:
     """What it says that two results have a shape, in nats: less if many have it."""
-    shapes = [shape_of(role) for side in matching.sides for role in side.roles.values()]
+    shapes = [shape_of(template) for side in matching.sides for template in side.templates.values()]
     return {shape: math.log(len(shapes) / count) for shape, count in Counter(shapes).items()}
 
 
@@ -156,7 +168,7 @@ def _lay(
     *,
     bonus: float,
 ) -> None:
-    """Lay two sequences of roles side by side, and take the pairs that leave no doubt."""
+    """Lay two sequences of site templates side by side, and take the pairs that leave no doubt."""
     found: dict[tuple[int, int], Candidate] = {}
     for i, one in enumerate(ones):
         for j, other in enumerate(others):
@@ -164,10 +176,10 @@ def _lay(
             if candidate is None:
                 continue
             if shape_of(one) == shape_of(other):
-                candidate.likeness += min(rarity[shape_of(one)], _RAREST) + bonus
-            if candidate.likeness >= _LEAST:
+                candidate.similarity += min(rarity[shape_of(one)], _RAREST) + bonus
+            if candidate.similarity >= _LEAST:
                 found[i, j] = candidate
-    scores = {key: candidate.likeness + _PAIRED for key, candidate in found.items()}
+    scores = {key: candidate.similarity + _PAIRED for key, candidate in found.items()}
     forward = _best(len(ones), len(others), scores)
     turned = {(len(ones) - 1 - i, len(others) - 1 - j): s for (i, j), s in scores.items()}
     backward = _best(len(ones), len(others), turned)
@@ -185,7 +197,7 @@ def _lay(
 
 
 def _best(rows: int, columns: int, scores: dict[tuple[int, int], float]) -> list[list[float]]:
-    """For so many of both sequences' first roles, the likeness of the best way to lay them."""
+    """For so many of both sequences' first site templates, the similarity of the best way to lay them."""
     table = [[0.0] * (columns + 1) for _ in range(rows + 1)]
     for i in range(rows):
         for j in range(columns):
@@ -204,13 +216,15 @@ def _possible(
     candidate = Candidate(one.name, other.name, (), is_placed=True)
     candidate.places = tuple(
         place
-        for place in shifted(one, other, shift)
+        for place in shifted_places(one, other, shift)
         if matching.is_free(candidate, place) and matching.sizes_fit(candidate, place)
     )
     if 2 * len(candidate.places) < max(len(one.members), len(other.members)):
         return None
     if any(matching.is_refuted(candidate, place) for place in candidate.places):
         return None
-    candidate.likeness = template_similarity(one, other) + matching.parts_alike(one.name, other.name)
-    candidate.likeness += matching.words_alike(one.name, other.name)
+    candidate.similarity = template_similarity(one, other) + matching.children_similarity(
+        one.name, other.name
+    )
+    candidate.similarity += matching.name_similarity(one.name, other.name)
     return candidate

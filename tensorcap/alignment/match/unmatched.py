@@ -66,21 +66,23 @@ class Unmatched:
             side = matching.sides[i]
             told = {site: self._of_site(i, site) for site in side.by_site if self._is_left(i, site)}
             whole = {module for module, sites in side.results_of.items() if all(s in told for s in sites)}
-            for role in side.roles.values():
+            for template in side.templates.values():
                 reasons: dict[Reason, list[str]] = defaultdict(list)
-                for member in role.members.values():
+                for member in template.members.values():
                     if member.site not in told:
                         continue
                     module = side.module(member.site)
                     if module not in whole:
                         reasons[told[member.site]].append(side.place(member.site))
-                    elif not role.slot:  # none of its results has a partner: told once, the gravest reason
+                    elif (
+                        not template.slot
+                    ):  # none of its results has a partner: told once, the gravest reason
                         gravest = min((told[site] for site in side.results_of[module]), key=lambda r: r[1])
                         reasons[gravest].append(module)
                 known = next((reason for reason, is_explained in reasons if is_explained), None)
                 for (reason, is_explained), sites in reasons.items():
-                    if known is not None and reason == _UNKNOWN:  # one role, one reason
-                        found.append(LeftOver(name, tuple(sites), f"as others of {role.name}: {known}"))
+                    if known is not None and reason == _UNKNOWN:  # one site template, one reason
+                        found.append(LeftOver(name, tuple(sites), f"as others of {template.name}: {known}"))
                     else:
                         found.append(LeftOver(name, tuple(sites), reason, is_explained))
             never = [site for site in self._surveys[i].never_called if site not in side.by_site]
@@ -164,8 +166,8 @@ class Unmatched:
         if site not in matching.sides[i].by_site or record.key.rank:
             return self._by_rule(i, site)
         is_result = record.key.slot.partition(".")[0] == "output"
-        takers = matching.sides[i].takers_of(record) if is_result else [site]
-        if matching.is_sealed(i, site, takers):
+        consumers = matching.sides[i].consumers_of(record) if is_result else [site]
+        if matching.is_confirmed(i, site, consumers):
             return f"{_UNKNOWN}{where}, and what comes of it agrees", True
         return f"{_UNKNOWN}{where}", False
 
@@ -181,24 +183,24 @@ class Unmatched:
         group = side.groups[side.group_of[site]] if site in side.group_of else ()
         known = [other for other in group if matching.has_partner(i, other)]
         if known:
-            role = side.by_site[known[0]][0]
-            return f"has the values of {role.name}, which has a partner", True
+            template = side.by_site[known[0]][0]
+            return f"has the values of {template.name}, which has a partner", True
         uncalled = self._of_uncalled(i, side.module(site))
-        if uncalled and matching.is_sealed(i, site):
+        if uncalled and matching.is_confirmed(i, site):
             return f"{uncalled}, and what comes of it agrees", True
-        one, other = side.prints.get(site), _SIDES[1 - i]
+        one, other = side.fingerprints.get(site), _SIDES[1 - i]
         if one is not None:
             scaled = next(iter(self._scaled.of(i, one).values()), "")
             if scaled:
                 return scaled, False
-            alike = matching.alike(i, site)
-            known = [found for found in alike if matching.has_partner(1 - i, found)]
+            find_near = matching.find_near(i, site)
+            known = [found for found in find_near if matching.has_partner(1 - i, found)]
             if known:
-                role = matching.sides[1 - i].by_site[known[0]][0]
-                return f"has the values of {role.name} of the {other}, which has another partner", True
-            if not alike and matching.is_sealed(i, site):
+                template = matching.sides[1 - i].by_site[known[0]][0]
+                return f"has the values of {template.name} of the {other}, which has another partner", True
+            if not find_near and matching.is_confirmed(i, site):
                 return f"nothing in the {other} has its values, and what comes of them agrees", True
-        elif side.by_site[site][0].slot and matching.is_sealed(i, site):
+        elif side.by_site[site][0].slot and matching.is_confirmed(i, site):
             return "has no values to find it by, and what comes of them agrees", True
         return self._by_rule(i, side.module(site))
 
