@@ -19,6 +19,7 @@ from tensorcap.alignment.map_file import parse_map
 from tensorcap.alignment.mapping import Alignment, Entry
 from tensorcap.alignment.match.proposal import By, propose
 from tensorcap.alignment.match.token_layouts import match_tokens, pair_equal_keys
+from tensorcap.alignment.match.weights import WEIGHTS
 from tensorcap.alignment.names.rulesets import Rules
 from tensorcap.alignment.resolution import ResolvedMapping, resolve, resolve_fitting
 from tensorcap.alignment.tokens.alignment import TokenAlignment
@@ -69,6 +70,7 @@ class Aligned:
             "entries": [_public(entry) for entry in self.alignment.entries],
             "left_over": self.alignment.left_over,
             "tokens": [tokens.text for tokens in self.tokens],
+            "weights": WEIGHTS,
             "summary": self.summary,
             "exit_status": self.summary.exit_status,
         }

@@ -11,16 +11,14 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from tensorcap.alignment.layout.fits import Fit
 from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.match.fingerprints import Agreement
+from tensorcap.alignment.match.weights import WEIGHTS
 from tensorcap.alignment.names.site_templates import Index, SiteTemplate, name_of, plain_name
 
 Place = tuple[Index, Index]  # numbers of the reference's member, and of the target's
-
-ENOUGH: Final = 6.0  # nats of proof: one in 400 by chance
 
 
 @dataclass(slots=True)
@@ -69,7 +67,7 @@ class Candidate:
         """What it is known by."""
         if self.is_named:
             return "rule" if self.is_by_rule else "name"
-        return "values" if self.nats >= ENOUGH and not self.is_tied else "structure"
+        return "values" if self.nats >= WEIGHTS.proof and not self.is_tied else "structure"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,20 +172,31 @@ def shape_of(template: SiteTemplate) -> Shape:
     return tuple(sorted(size for size in template.record.shape if size != 1))
 
 
-def template_similarity(one: SiteTemplate, other: SiteTemplate) -> float:
-    """What shapes of parameters, classes, nesting and being the main result say, in nats."""
-    found = -2.0 if bool(one.slot) != bool(other.slot) else 0.0
-    if bool(one.inside) != bool(other.inside):
-        found -= 1.0
-    if one.family and other.family:
-        found += 2.0 if one.family == other.family else -2.0
-    if one.first.shards or other.first.shards:
-        return found
-    if math.prod(shape_of(one)) != math.prod(shape_of(other)):
-        found -= 6.0
-    mine, theirs = one.parameters, other.parameters
-    if mine and theirs:
-        found += 3.0 if mine == theirs else 2.0 if mine[0] == theirs[0] else -4.0
-    elif (mine or theirs) and one.first.module and other.first.module:
-        found -= 3.0
-    return found
+def template_similarity(reference: SiteTemplate, target: SiteTemplate) -> float:
+    """Log-odds that two site templates correspond, from structure alone: no names, no values.
+
+    Sums independent clues: being the main output, nesting, kind of module, output size, parameter shapes.
+    The last two say nothing if a side is sharded over ranks. Unit: nats.
+    """
+    score = WEIGHTS.main_output_differs if bool(reference.slot) != bool(target.slot) else 0.0
+    if bool(reference.inside) != bool(target.inside):
+        score += WEIGHTS.nesting_differs
+    if reference.family and target.family:
+        score += WEIGHTS.family_equal if reference.family == target.family else WEIGHTS.family_differs
+    if reference.first.shards or target.first.shards:
+        return score
+    if math.prod(shape_of(reference)) != math.prod(shape_of(target)):
+        score += WEIGHTS.size_differs
+    return score + _parameter_similarity(reference, target)
+
+
+def _parameter_similarity(reference: SiteTemplate, target: SiteTemplate) -> float:
+    """What the shapes of the modules' own parameters say, in nats."""
+    shapes, target_shapes = reference.parameters, target.parameters
+    if shapes and target_shapes:
+        if shapes == target_shapes:
+            return WEIGHTS.parameters_equal
+        is_main_equal = shapes[0] == target_shapes[0]
+        return WEIGHTS.largest_parameter_equal if is_main_equal else WEIGHTS.parameters_differ
+    is_known = bool(reference.first.module and target.first.module)
+    return WEIGHTS.parameters_one_sided if (shapes or target_shapes) and is_known else 0.0

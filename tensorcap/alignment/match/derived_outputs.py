@@ -17,54 +17,62 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from tensorcap.alignment.match.candidates import ENOUGH, Candidate, Fusion, Place
+from tensorcap.alignment.match.candidates import Candidate, Fusion, Place
 from tensorcap.alignment.match.fingerprints import (
     UNRELATED,
     Agreement,
     Fingerprint,
-    Fingerprints,
     NearestFingerprints,
     agreements,
 )
+from tensorcap.alignment.match.fusion import settle_fusions
 from tensorcap.alignment.match.fusion_rules import places_of
 from tensorcap.alignment.match.matching import Matching
+from tensorcap.alignment.match.passes import MatchState
+from tensorcap.alignment.match.weights import WEIGHTS
 from tensorcap.alignment.names.site_templates import Index, SiteTemplate
 
 
-def find_handed_on(matching: Matching, fingerprints: Fingerprints) -> list[tuple[Candidate, str]]:
-    """Pairs of a site template without a partner and a site template of the target that was given its
-    results, and as what.
+def find_handed_on(state: MatchState) -> None:
+    """Pair results without a partner with arguments of the target that have their values.
 
-    Args:
-        matching: What is paired already.
-        fingerprints: Of the target's records.
+    The reference has a module for a sum or an activation that the target writes as an expression: there the
+    values appear only as what the next module was given.
+
+    1. Results of the reference and arguments of the target are candidates if their fingerprints are mutual
+       nearest neighbours; of equal arguments the first use counts.
+    2. Candidates are grouped by template and argument, and accepted from the best down if `proof` is reached;
+       each result once.
     """
+    matching = state.matching
     one, other = matching.sides
     groups = [g for g in one.groups if not any(matching.has_partner(0, site) for site in g)]
-    taken: dict[tuple[str, ...], tuple[int, str, str]] = {}  # the first that took it
-    found: dict[tuple[str, ...], Fingerprint] = {}
+    first_uses: dict[tuple[str, ...], tuple[int, str, str]] = {}  # order, site and argument, by values
+    values: dict[tuple[str, ...], Fingerprint] = {}
     for site, (template, index) in other.by_site.items():
         member = template.members[index]
         for name, record in sorted(member.arguments.items()):
-            known = fingerprints.of(record)
+            known = other.fingerprint_of(record)
             if known is not None:
                 place = record.order, site, name
                 at = (record.digest,) if record.digest else (site, name)
-                taken[at] = min(place, taken.get(at, place))
-                found[at] = known
-    keys = sorted(taken, key=lambda at: taken[at])
-    near = agreements([one.fingerprints[g[0]] for g in groups], [found[at] for at in keys], matching.rounding)
+                first_uses[at] = min(place, first_uses.get(at, place))
+                values[at] = known
+    keys = sorted(first_uses, key=lambda at: first_uses[at])
+    near = agreements(
+        [one.fingerprints[g[0]] for g in groups], [values[at] for at in keys], matching.rounding
+    )
     proofs: dict[tuple[str, str, str, Index | Place], dict[Place, Agreement]] = defaultdict(dict)
     for (i, j), agreement in sorted(near.items()):
-        _, site, name = taken[keys[j]]
+        _, site, name = first_uses[keys[j]]
         template, b = other.by_site[site]
         first, a = one.by_site[min(groups[i], key=lambda s: (one.order(s), s))]
         shift = tuple(y - x for x, y in zip(a, b, strict=True)) if len(a) == len(b) else (a, b)
         proofs[first.name, template.name, name, shift][a, b] = agreement
-    return list(_settled(proofs))
+    state.handed_on += _accept_each_once(proofs)
 
 
-def _settled(
+def _accept_each_once(
     proofs: dict[tuple[str, str, str, Index | Place], dict[Place, Agreement]],
 ) -> Iterable[tuple[Candidate, str]]:
     """The proofs that suffice, the best first, each result once."""
@@ -76,7 +84,7 @@ def _settled(
     for candidate, name in sorted(found, key=lambda pair: (*pair[0].order, pair[1])):
         candidate.places = tuple(p for p in candidate.places if (candidate.reference, p[0]) not in done)
         candidate.agreeing = {place: candidate.agreeing[place] for place in candidate.places}
-        if candidate.nats >= ENOUGH:
+        if candidate.nats >= WEIGHTS.proof:
             done.update((candidate.reference, a) for a, _ in candidate.places)
             yield candidate, name
 
@@ -84,13 +92,19 @@ def _settled(
 Means = dict[int, list[tuple[float, str]]]  # of the results of the reference, by size, in order
 
 _PARTS: Final = (2, 3)
-_MOST: Final = 20.0  # nats
 _REACH: Final = 8  # roundings by which the mean of a sum may be off
 _MANY: Final = 64  # results with a mean; more prove nothing
 
 
-def possible_sums(matching: Matching) -> list[Fusion]:
-    """Results of one site of the target whose means add up to that of a result of the reference."""
+def find_sums(state: MatchState) -> None:
+    """Find results of one site of the target whose means add up to that of a result of the reference.
+
+    1. Of each two or three results of a site the means are added; a binary search finds the reference's
+       results of that mean.
+    2. What the agreement of the mean proves is summed over all members; norms and extremes may exclude a sum.
+    3. Those that reach `proof` are kept as possible, for `fuse_sums` and `fuse_remaining_sums`.
+    """
+    matching = state.matching
     one, other = matching.sides
     by_size: Means = defaultdict(list)
     for site, found in one.fingerprints.items():
@@ -111,7 +125,17 @@ def possible_sums(matching: Matching) -> list[Fusion]:
                         shift = tuple(a - b for a, b in zip(index, numbers, strict=True))
                         if (names, whole.name, shift) not in tried:
                             tried[names, whole.name, shift] = _fusion(matching, by_size, parts, whole, shift)
-    return [fusion for fusion in tried.values() if fusion.nats >= ENOUGH]
+    state.sums = [fusion for fusion in tried.values() if fusion.nats >= WEIGHTS.proof]
+
+
+def fuse_sums(state: MatchState) -> None:
+    """Accept sums greedily, except those whose whole or part is as likely to be something by itself."""
+    state.fusions += settle_fusions(state.matching, state.slots, state.sums)
+
+
+def fuse_remaining_sums(state: MatchState) -> None:
+    """Accept the remaining sums greedily; now that partners are known, parts may have one besides."""
+    state.fusions += settle_fusions(state.matching, state.slots, state.sums, may_repeat=True)
 
 
 def _near(
@@ -172,7 +196,7 @@ def _agreement(matching: Matching, by_size: Means, sites: Sequence[str], whole: 
     usual = min(UNRELATED * scale, *(abs(part.mean) for part in (made, *parts)), *other_tensors) / scale
     distance = abs(made.mean - mean) / scale
     nats = math.log(max(usual, rounding) / max(distance, rounding))
-    return Agreement(distance, usual, min(nats, _MOST)) if nats > 1.0 else None
+    return Agreement(distance, usual, min(nats, WEIGHTS.tensor_most)) if nats > WEIGHTS.fusion_least else None
 
 
 def _is_possible(whole: Fingerprint, parts: Sequence[Fingerprint], slack: float) -> bool:
@@ -227,12 +251,13 @@ class ScaledResults:
         return found
 
 
-def pair_scaled(matching: Matching, bound: float) -> None:
+def pair_scaled(state: MatchState) -> None:
     """Pair site templates of which each member has the values of one member of the other, times a factor.
 
     What comes of a wrong tensor is wrong: pairs of which that agrees are not taken.
     """
-    scaled = ScaledResults(matching, bound)
+    matching = state.matching
+    scaled = ScaledResults(matching, state.slots.judge.bound)
     places: dict[tuple[str, str], list[Place]] = defaultdict(list)
     one, other = matching.sides
     for site, fingerprint in one.fingerprints.items():

@@ -9,10 +9,11 @@ from typing import Final
 
 from tensorcap.alignment.layout.fits import CLOSE, Fit
 from tensorcap.alignment.mapping import Entry, Evidence, LeftOver, Values
-from tensorcap.alignment.match.candidates import ENOUGH, Candidate, Fusion, Place
+from tensorcap.alignment.match.candidates import Candidate, Fusion, Place
 from tensorcap.alignment.match.fusion import tensors_of
 from tensorcap.alignment.match.sides import Side
 from tensorcap.alignment.match.slots import Slots, describe_lack
+from tensorcap.alignment.match.weights import WEIGHTS
 from tensorcap.alignment.names.site_templates import Index, Member, SiteTemplate, pattern
 
 Made = tuple[list[Entry], list[LeftOver]]
@@ -119,7 +120,7 @@ def entries_of_handed_on(slots: Slots, candidate: Candidate, argument: str) -> l
 def _is_in_another_order(candidate: Candidate, place: Place, fit: Fit) -> bool:
     """Whether two tensors have equal fingerprints, and no layout makes one of the other."""
     agreement = candidate.agreeing.get(place)
-    proves = agreement is not None and agreement.nats >= ENOUGH
+    proves = agreement is not None and agreement.nats >= WEIGHTS.proof
     return proves and fit.residual is not None and fit.residual > CLOSE
 
 

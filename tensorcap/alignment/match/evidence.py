@@ -21,13 +21,13 @@ from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.match.candidates import Candidate, Fusion, Place
 from tensorcap.alignment.match.fingerprints import Agreement, rounding_of, statistics_distance
 from tensorcap.alignment.match.matching import Matching
+from tensorcap.alignment.match.weights import WEIGHTS
 from tensorcap.alignment.names.site_templates import Index, SiteTemplate
 from tensorcap_formats.records import Record
 
 Shapes = tuple[str, str, tuple[int, ...], tuple[int, ...]]  # classes of two modules, shapes of what they hold
 
 _SHOWN: Final = 3
-_TOLD: Final = 2.0  # nats, below which an agreement is not worth a word
 _ROUNDINGS: Final = 8  # of the coarser run, by which equal values differ at most
 _LEAST: Final = 2.0**-16  # that they may differ by, however fine the dtype: sums in another order
 _UNRELATED: Final = 0.1  # of the size of most elements, by which errors are no rounding
@@ -250,7 +250,7 @@ class PairEvidence:
     def _said(self, candidate: Candidate) -> list[str]:
         parts = ["the same name"] if candidate.is_named else []
         agreed = (candidate.agreeing[p] for p in candidate.places if p in candidate.agreeing)
-        found = [agreement for agreement in agreed if agreement.nats >= _TOLD]
+        found = [agreement for agreement in agreed if agreement.nats >= WEIGHTS.reported_least]
         if found:
             parts.append(_values_text(found, len(candidate.places)))
         if candidate.is_placed:

@@ -16,6 +16,7 @@ from typing import Final
 
 import numpy as np
 
+from tensorcap.alignment.match.weights import WEIGHTS
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import TensorcapError
@@ -26,7 +27,6 @@ from tensorcap_formats.statistics import Statistics
 _FEW: Final = 8  # elements: a smaller tensor proves nothing
 UNRELATED: Final = 0.1  # a usual distance of tensors that have nothing to do with each other
 _FREE: Final = 3  # numbers of a fingerprint that are independent of each other, taken low
-_MOST: Final = 20.0  # nats that one tensor may prove
 _MANY: Final = 3000  # fingerprints of one size, above which only neighbours by l2 are looked at
 _NEIGHBOURS: Final = 48
 _LEAST_ROUNDING: Final = 2.0**-22  # of float32 and finer: sums in another order differ by more than rounding
@@ -254,14 +254,14 @@ def agreements(
             distance = reference[ones[i]].distance(target[others[j]])
             other = float(min(right_next[i], left_next[j], UNRELATED))
             nats = _FREE * math.log(max(other, rounding) / max(distance, rounding))
-            found[ones[i], others[j]] = Agreement(distance, other, min(max(nats, 0.0), _MOST))
+            found[ones[i], others[j]] = Agreement(distance, other, min(max(nats, 0.0), WEIGHTS.tensor_most))
     return found
 
 
 def proof(distance: float, other: float, rounding: float) -> float:
     """What a distance proves, in nats, where the next best is so far away."""
     nats = _FREE * math.log(max(min(other, UNRELATED), rounding) / max(distance, rounding))
-    return min(max(nats, 0.0), _MOST)
+    return min(max(nats, 0.0), WEIGHTS.tensor_most)
 
 
 def _row(one: Fingerprint) -> Array:

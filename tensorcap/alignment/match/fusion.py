@@ -13,15 +13,15 @@ from dataclasses import replace
 from typing import Final
 
 from tensorcap.alignment.layout.fits import CLOSE, Fit
-from tensorcap.alignment.match.candidates import ENOUGH, Fusion
+from tensorcap.alignment.match.candidates import Fusion
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.match.sides import Side
 from tensorcap.alignment.match.slots import Slots
+from tensorcap.alignment.match.weights import WEIGHTS
 from tensorcap.alignment.names.site_templates import Index, SiteTemplate
 from tensorcap_formats.records import Record
 
 _PARTS: Final = 4  # tensors whose order in a fused one is looked for
-_MARGIN: Final = 1.0  # nats by which a fusion has to be better than its rivals
 _SUMMED: Final = 0.05  # of sums, of which one part may be nearly the whole
 
 
@@ -36,7 +36,7 @@ def settle_fusions(
     chosen: list[Fusion] = []
     for is_leaf in (True, False):
         free = [restrict_to_free(matching, f) for f in found if not is_leaf or _is_leaf(matching, f)]
-        live = [replace(f, similarity=_similarity(matching, f)) for f in free if f.nats >= ENOUGH]
+        live = [replace(f, similarity=_similarity(matching, f)) for f in free if f.nats >= WEIGHTS.proof]
         live.sort(key=lambda f: (-f.score, _order(matching, f), f.parts, f.whole))
         wanted: dict[tuple[int, str], list[int]] = defaultdict(list)
         for i, fusion in enumerate(live):
@@ -102,7 +102,7 @@ def _rivals(
     found = []
     for i in others:
         rival = live[i]
-        if rival.score <= fusion.score - _MARGIN:
+        if rival.score <= fusion.score - WEIGHTS.fusion_margin:
             continue
         is_same = matching.is_ordered and _groups(matching, rival) == _groups(matching, fusion)
         if is_free(matching, rival) and not (is_same and number < i):
@@ -134,24 +134,25 @@ def _is_leaf(matching: Matching, fusion: Fusion) -> bool:
 def _similarity(matching: Matching, fusion: Fusion) -> float:
     """What nesting, classes and parameters say of a fusion, in nats."""
     parts, whole = _templates(matching, fusion)
-    found = 0.0
+    score = 0.0
     if any(bool(part.inside) != bool(whole.inside) for part in parts):
-        found -= 1.0
+        score += WEIGHTS.nesting_differs
     if fusion.axis is not None or fusion.is_sum:
         one, other = (parts[0], whole) if fusion.is_split else (whole, parts[0])
-        found += matching.children_similarity(one.name, other.name)
+        score += matching.children_similarity(one.name, other.name)
     if fusion.is_sum:
-        return found
+        return score
     families = {part.family for part in parts}
     if whole.family and all(families):
-        found += 2.0 if families == {whole.family} else -2.0
+        score += WEIGHTS.family_equal if families == {whole.family} else WEIGHTS.family_differs
     mine = [math.prod(part.parameters[0]) for part in parts if part.parameters]
     count = len(next(iter(fusion.places.values()))[0])
     if mine and whole.parameters:
-        found += 3.0 if sum(mine) * (count // len(parts)) == math.prod(whole.parameters[0]) else -4.0
+        is_sum = sum(mine) * (count // len(parts)) == math.prod(whole.parameters[0])
+        score += WEIGHTS.fused_parameters_equal if is_sum else WEIGHTS.parameters_differ
     elif (mine or whole.parameters) and parts[0].first.module and whole.first.module:
-        found -= 3.0
-    return found
+        score += WEIGHTS.parameters_one_sided
+    return score
 
 
 def fit_fusion(

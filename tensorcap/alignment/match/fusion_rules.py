@@ -15,26 +15,37 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from tensorcap.alignment.match.candidates import ENOUGH, Fusion
+from tensorcap.alignment.match.candidates import Fusion
 from tensorcap.alignment.match.fingerprints import UNRELATED, Agreement, Fingerprint, proof
-from tensorcap.alignment.match.fusion import claim, fit_fusion, restrict_to_free, settle_fusions, tensors_of
+from tensorcap.alignment.match.fusion import (
+    claim,
+    fit_fusion,
+    is_free,
+    restrict_to_free,
+    settle_fusions,
+    tensors_of,
+)
 from tensorcap.alignment.match.matching import Matching
+from tensorcap.alignment.match.passes import MatchState
 from tensorcap.alignment.match.sides import Side
 from tensorcap.alignment.match.slots import Slots
+from tensorcap.alignment.match.weights import WEIGHTS
 from tensorcap.alignment.names.rulesets import Fused, Rules
 from tensorcap.alignment.names.site_templates import Index, Member, SiteTemplate, name_of
 
 Named = tuple[SiteTemplate, Index]  # a site template, and what its rules add to its numbers
 
 
-def fuse_by_rules(matching: Matching, slots: Slots, rules: Rules) -> list[Fusion]:
-    """The fusions that rules tell by names, of what has no partner.
+def fuse_by_rules(state: MatchState) -> None:
+    """Fuse site templates that a rule names as parts and whole, in the places that have no partner.
 
-    Their layout is what values say, else the one that fits shapes, else the rule's.
+    1. For each whole that a rule names, its parts are looked up by name in the same parent.
+    2. The layout is what values say, else the one that fits shapes, else the rule's; without one there is no
+       fusion.
     """
-    chosen: list[Fusion] = []
+    matching, slots, rules = state.matching, state.slots, state.rules
     if not rules.fused:
-        return chosen
+        return
     names = [_names(side, rules) for side in matching.sides]
     for is_split in (True, False):
         parts_by_name, wholes = names if is_split else names[::-1]
@@ -48,8 +59,7 @@ def fuse_by_rules(matching: Matching, slots: Slots, rules: Rules) -> list[Fusion
                 fusion = _ruled(matching, slots, rule, found, whole, is_split=is_split)
                 if fusion is not None:
                     claim(matching, fusion)
-                    chosen.append(fusion)
-    return chosen
+                    state.fusions.append(fusion)
 
 
 def _names(side: Side, rules: Rules) -> Mapping[str, Named]:
@@ -108,17 +118,39 @@ _WINDOW: Final = 6  # neighbours in order, where there are no siblings
 _SIBLINGS: Final = 12
 
 
-def fuse_by_values(matching: Matching, slots: Slots) -> list[Fusion]:
-    """The fusions among what has no partner that statistics prove, with their layouts.
+def fuse_by_values(state: MatchState) -> None:
+    """Fuse site templates whose statistics add up to those of a whole, with their layouts.
 
-    Those for which no layout is certain come without one, and leave their sites free.
+    1. Possible parts are siblings, neighbours in order, results of one site, and members of a list.
+    2. A fusion is a candidate if the fingerprint of all parts together is that of the whole, by `proof`.
+    3. Candidates are accepted greedily, see `fusion.settle_fusions`. Those for which no layout is certain
+       come without one, and leave their sites free.
     """
+    matching = state.matching
     found = [f for is_split in (True, False) for f in _possible(matching, is_split=is_split)]
-    return settle_fusions(matching, slots, [f for f in found if f.nats >= ENOUGH])
+    proven = [f for f in found if f.nats >= WEIGHTS.proof]
+    state.fusions += settle_fusions(matching, state.slots, proven)
 
 
-def fuse_by_shapes(matching: Matching, slots: Slots) -> list[Fusion]:
-    """The fusions that are the only way in which shapes within two paired modules add up."""
+def keep_free_fusions(state: MatchState) -> None:
+    """Claim the sites of fusions without a layout, which are reported; drop those paired since otherwise."""
+    fusions = []
+    for fusion in state.fusions:
+        if fusion.fit is not None or is_free(state.matching, fusion):
+            claim(state.matching, fusion)
+            fusions.append(fusion)
+    state.fusions = fusions
+
+
+def fuse_by_shapes(state: MatchState) -> None:
+    """Fuse what is left within two paired modules, if there is only one way in which sizes add up.
+
+    1. Candidates are parts and wholes whose outputs and largest parameters have the same number of elements.
+    2. One that shares a site with another candidate, or with a fusion, is dropped.
+    """
+    matching = state.matching
+    if not matching.is_ordered:
+        return
     found = [
         f
         for is_split in (True, False)
@@ -129,10 +161,10 @@ def fuse_by_shapes(matching: Matching, slots: Slots) -> list[Fusion]:
     for fusion in found:
         rivals = [f for f in found if f is not fusion and f.sites & fusion.sites]
         if not rivals and not matching.fused & fusion.sites:
-            chosen.append(fit_fusion(matching, slots, fusion))
+            chosen.append(fit_fusion(matching, state.slots, fusion))
     for fusion in chosen:
         claim(matching, fusion)
-    return chosen
+    state.fusions += chosen
 
 
 def _add_up(matching: Matching, fusion: Fusion) -> bool:
@@ -267,4 +299,4 @@ def agreement_of(
         return None
     distance = Fingerprint.concatenated([fingerprints[site] for site in sites]).distance(wholes[whole])
     nats = proof(distance, UNRELATED, matching.rounding)
-    return Agreement(distance, UNRELATED, nats) if nats > 1.0 else None
+    return Agreement(distance, UNRELATED, nats) if nats > WEIGHTS.fusion_least else None

@@ -14,7 +14,6 @@ from collections.abc import Collection, Container, Iterable, Sequence
 from typing import Final
 
 from tensorcap.alignment.match.candidates import (
-    ENOUGH,
     Candidate,
     Place,
     namesakes,
@@ -24,9 +23,9 @@ from tensorcap.alignment.match.candidates import (
 from tensorcap.alignment.match.fingerprints import Agreement, agreements
 from tensorcap.alignment.match.pairs import Pairs
 from tensorcap.alignment.match.sides import Side
+from tensorcap.alignment.match.weights import WEIGHTS
 from tensorcap.alignment.names.site_templates import Canonical, Index, SiteTemplate, name_of, plain_name
 
-_MARGIN: Final = 1.0  # by which a candidate has to be better than its rivals
 _DRIFT: Final = 0.01  # of the values, that runs are taken to differ by at most for being equal
 _PRODUCT: Final = 4096  # of sites with equal values on both sides; more prove nothing about one another
 
@@ -52,40 +51,42 @@ class Matching(Pairs):
         if canonical is not None:
             self._add_names(canonical)
 
-    def settle_names(self, outdone: Container[tuple[str, str]] = ()) -> None:
-        """Settle what has equal names, but for pairs of site templates that something better is known for."""
-        every = self._candidates.values()
-        self._settle([c for c in every if c.is_named and (c.reference, c.target) not in outdone])
+    def accept_named(self, explained: Container[tuple[str, str]] = ()) -> None:
+        """Accept candidates of equal names, except pairs of templates that something else explains better."""
+        candidates = self._candidates.values()
+        self.accept_best([c for c in candidates if c.is_named and (c.reference, c.target) not in explained])
 
-    def settle_leaves(self) -> None:
-        """Settle modules without others inside that values prove, by their main results, list by list."""
-        self._settle([c for c in self._proven(is_plain=True) if self._is_leaf(c)])
+    def accept_leaves(self) -> None:
+        """Accept main outputs of modules without children that values prove, list by list."""
+        self.accept_best([c for c in self._proven(is_plain=True) if self._is_leaf(c)])
 
-    def settle_proven(self, *, is_plain: bool) -> None:
-        """Settle what values prove; if plain, only by main results, and only one list as another."""
+    def accept_proven(self, *, is_plain: bool) -> None:
+        """Accept what values prove until nothing changes; if plain, main outputs only, list by list."""
         before = -1
         while before != len(self.accepted):
             before = len(self.accepted)
             proven = self._proven(is_plain=is_plain)
-            self._settle([c for c in proven if self._is_leaf(c)])
-            self._settle(proven)
+            self.accept_best([c for c in proven if self._is_leaf(c)])
+            self.accept_best(proven)
 
     def _proven(self, *, is_plain: bool) -> list[Candidate]:
-        found = [c for c in self._candidates.values() if c.nats >= ENOUGH or (c.is_named and not is_plain)]
+        found = [
+            c for c in self._candidates.values() if c.nats >= WEIGHTS.proof or (c.is_named and not is_plain)
+        ]
         return [c for c in found if self._is_plain(c)] if is_plain else found
 
     def best_similarity(self, reference: str, targets: Collection[str]) -> float:
         """What structure says at most for a proven candidate of one of these site templates that is free."""
         wanted = (c for c in self._candidates.values() if c.reference == reference or c.target in targets)
-        proven = (c for c in wanted if c.nats >= ENOUGH and any(self.is_free(c, p) for p in c.places))
+        proven = (c for c in wanted if c.nats >= WEIGHTS.proof and any(self.is_free(c, p) for p in c.places))
         return max(map(self.similarity, proven), default=-math.inf)
 
     def _is_plain(self, candidate: Candidate) -> bool:
         one, other = self.sides[0].templates[candidate.reference], self.sides[1].templates[candidate.target]
         return not one.slot and not other.slot and one.rank == other.rank
 
-    def pair_names_left(self) -> None:
-        """Pair what has equal names though not as many elements, if nothing else was found for either."""
+    def accept_misfits(self) -> None:
+        """Accept candidates of equal names and unlike numbers of elements, in the places that are free."""
         for candidate in sorted(self._misfits, key=lambda c: c.order):
             places = tuple(place for place in candidate.places if self.is_free(candidate, place))
             if places:
@@ -104,7 +105,7 @@ class Matching(Pairs):
 
     def _group_by_drift(self) -> None:
         """Take as rounding what the runs differ by, if that is more than one rounding of their dtypes."""
-        distances = sorted(a.distance for a in self._nearest().values() if a.nats >= ENOUGH)
+        distances = sorted(a.distance for a in self._nearest().values() if a.nats >= WEIGHTS.proof)
         if distances:
             self.rounding = max(self.rounding, min(2 * distances[len(distances) // 2], _DRIFT))
         for side in self.sides:
@@ -114,7 +115,7 @@ class Matching(Pairs):
         one, other = self.sides
         found: dict[tuple[object, ...], Candidate] = {}
         for (i, j), agreement in sorted(self._nearest().items()):
-            if agreement.nats >= ENOUGH:
+            if agreement.nats >= WEIGHTS.proof:
                 self._claims[0][i], self._claims[1][j] = j, i
             if len(one.groups[i]) * len(other.groups[j]) > _PRODUCT:
                 continue
@@ -202,7 +203,7 @@ class Matching(Pairs):
         """Make the candidate of two site templates with equal names; lists may begin at another number."""
         starts = tuple(b - a for a, b in zip(min(one.members), min(other.members), strict=True))
         if starts != shift and len(one.members) == len(other.members):
-            proven = [c for c in known if c.nats >= ENOUGH and 2 * len(c.agreeing) > len(c.places)]
+            proven = [c for c in known if c.nats >= WEIGHTS.proof and 2 * len(c.agreeing) > len(c.places)]
             if proven:
                 self._mark_named(one, other, max(proven, key=lambda c: (c.nats, c.places)).places)
                 return
@@ -261,14 +262,22 @@ class Matching(Pairs):
             )
             for side, name in zip(self.sides, (reference, target), strict=True)
         )
-        return 2.0 * len(one & other) / max(len(one | other), 1)
+        return WEIGHTS.name_words * len(one & other) / max(len(one | other), 1)
 
-    def _settle(self, candidates: Iterable[Candidate]) -> None:
-        """Take the most certain candidates one after the other."""
+    def accept_best(self, candidates: Iterable[Candidate]) -> None:
+        """Accept the best candidates greedily, with a margin test against rivals (Lowe's ratio test, in
+        nats).
+
+        1. Candidates are sorted by score: what values prove and structure says.
+        2. One is accepted if no rival for one of its sites comes within `pair_margin`; else it waits.
+        3. This is repeated until nothing changes: accepted pairs take rivals away.
+        4. If both runs are ordered, ties between sites with equal values are broken by order, as in 2 and 3.
+        5. Those that wait to the end are `contested`.
+        """
         live = [c for c in candidates if any(self.is_free(c, place) for place in c.places)]
         for candidate in live:
             candidate.similarity = self.similarity(candidate)
-        live = sorted((c for c in live if c.score >= ENOUGH or c.is_named), key=lambda c: c.order)
+        live = sorted((c for c in live if c.score >= WEIGHTS.proof or c.is_named), key=lambda c: c.order)
         scores = [c.score for c in live]
         wanted: tuple[dict[str, list[tuple[int, str]]], ...] = (defaultdict(list), defaultdict(list))
         for number, candidate in enumerate(live):
@@ -312,7 +321,7 @@ class Matching(Pairs):
             for pair in pairs:
                 site, other = pair[side], pair[1 - side]
                 for rival, third in wanted[side][site]:
-                    if third == other or scores[rival] <= scores[number] - _MARGIN:
+                    if third == other or scores[rival] <= scores[number] - WEIGHTS.pair_margin:
                         continue
                     if self.has_partner(1 - side, third):
                         continue
@@ -329,7 +338,9 @@ class Matching(Pairs):
                 self.sides[0].templates[key[0]], self.sides[1].templates[key[1]]
             )
         found = (
-            self._similarities[key] + self.children_similarity(*key) + (8.0 if candidate.is_named else 0.0)
+            self._similarities[key]
+            + self.children_similarity(*key)
+            + (WEIGHTS.name_equal if candidate.is_named else 0.0)
         )
         if not candidate.agreeing:
             return found
@@ -343,7 +354,8 @@ class Matching(Pairs):
         if not ones or not others:
             return 0.0
         apart = min(a.distance(b) for a in ones for b in others)
-        return 5.0 if apart <= max(4 * distance, 8 * self.rounding) else -3.0
+        are_equal = apart <= max(4 * distance, 8 * self.rounding)
+        return WEIGHTS.arguments_equal if are_equal else WEIGHTS.arguments_differ
 
     def _standing(self, candidate: Candidate, place: Place) -> float:
         """Whether both stand at one place, in order of results, among the sites that have their values."""
@@ -352,7 +364,7 @@ class Matching(Pairs):
             group = side.groups[side.group_of[site]]
             ordered = sorted(group, key=lambda s: (side.order(s), s))
             standing.append((ordered.index(site), len(ordered) - ordered.index(site)))
-        return sum(0.3 for a, b in zip(*standing, strict=True) if a == b)
+        return sum(WEIGHTS.standing_equal for a, b in zip(*standing, strict=True) if a == b)
 
     def children_similarity(self, reference: str, target: str) -> float:
         """How many of what lies inside the one is paired with what lies inside the other."""
@@ -362,4 +374,5 @@ class Matching(Pairs):
         if not mine:
             return 0.0
         both = sum(bool(self.template_partners[name] & others) for name in mine)
-        return 12.0 * both / max(len(mine), len(theirs), 1) - 6.0
+        span = WEIGHTS.children_paired - WEIGHTS.children_unpaired
+        return span * both / max(len(mine), len(theirs), 1) + WEIGHTS.children_unpaired

@@ -11,9 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from tensorcap.alignment.match.candidates import ENOUGH, Candidate, Place
+from tensorcap.alignment.match.candidates import Candidate, Place
 from tensorcap.alignment.match.fingerprints import UNRELATED, Fingerprint
 from tensorcap.alignment.match.sides import Side
+from tensorcap.alignment.match.weights import WEIGHTS
 from tensorcap.alignment.names.site_templates import SiteTemplate
 
 _REACH: Final = 4  # of what pairs mostly differ by, that others may
@@ -140,7 +141,9 @@ class Pairs:
         """What the pairs are apart that values prove, by the order of either side."""
         if self._seen != len(self.accepted):
             self._seen = len(self.accepted)
-            proven = [(c, p, a) for c in self.accepted for p, a in c.agreeing.items() if a.nats >= ENOUGH]
+            proven = [
+                (c, p, a) for c in self.accepted for p, a in c.agreeing.items() if a.nats >= WEIGHTS.proof
+            ]
             found = [(self.sites_of(c, p), a.distance) for c, p, a in proven]
             one, other = (
                 Drift((side.order(sites[i]), distance) for sites, distance in found)

@@ -8,7 +8,7 @@ like results, as if each were a module of its own.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,9 +20,18 @@ from tensorcap.alignment.match.evidence import PairEvidence, Shapes
 from tensorcap.alignment.match.fusion import fit_fusion
 from tensorcap.alignment.match.fusion_rules import fuse_by_values
 from tensorcap.alignment.match.matching import Matching
+from tensorcap.alignment.match.passes import (
+    MatchState,
+    Pass,
+    pair_all_outputs_by_values,
+    pair_by_names,
+    pair_remaining_names,
+    run_passes,
+)
 from tensorcap.alignment.match.sides import Side
 from tensorcap.alignment.match.slots import Slots
 from tensorcap.alignment.match.unmatched import Rivals, rivals
+from tensorcap.alignment.names.rulesets import Rules
 from tensorcap.alignment.names.site_templates import (
     PARAMETER_SLOTS,
     Canonical,
@@ -36,6 +45,12 @@ from tensorcap_formats.records import Record
 
 SlotPair = tuple[str, str]  # slot of the reference, slot of the target
 
+PASSES: Final = (  # of what is left of both sides, each tensor as a module of its own
+    Pass("names", pair_by_names, needs_values=False),
+    Pass("values", pair_all_outputs_by_values),
+    Pass("fused_values", fuse_by_values),
+    Pass("remaining_names", pair_remaining_names, needs_values=False),
+)
 _TRIED: Final = 3  # members on which layouts are tried
 _NEAR: Final = 8  # roundings, by which equal values differ at most
 
@@ -153,7 +168,9 @@ def parameter_entries(
     fused: Iterable[Fusion],
     surveys: tuple[Survey, Survey],
     canonical: Canonical | None,
-    by: str,
+    *,
+    uses_values: bool,
+    without: Collection[str] = (),
 ) -> tuple[list[Entry], list[LeftOver], Rivals]:
     """Entries of parameters and buffers and of gradients, what is unsure, and what is contested.
 
@@ -162,12 +179,13 @@ def parameter_entries(
         fused: Fusions of modules.
         surveys: All modules of both sides.
         canonical: What makes names equal; None if names tell nothing.
-        by: What may be looked at.
+        uses_values: Whether values may be looked at.
+        without: Names of passes to leave out.
     """
     parameter_pairs = ParameterPairs(slots.matching, fused)
     rest = [unpaired(survey, taken) for survey, taken in zip(surveys, parameter_pairs.taken, strict=True)]
     one, other = (
-        Side(survey, fingerprints, uses_values=by != "names")
+        Side(survey, fingerprints, uses_values=uses_values)
         for survey, fingerprints in zip(rest, slots.fingerprints, strict=True)
     )
     for side in (one, other):
@@ -175,12 +193,8 @@ def parameter_entries(
             template.slot = template.name.rpartition("/")[2]
     matching = Matching(one, other, canonical, is_ordered=False)
     own = slots.of(matching, _shapes(parameter_pairs))
-    matching.settle_names()
-    wholes: list[Fusion] = []
-    if by != "names":
-        matching.settle_proven(is_plain=False)
-        wholes = fuse_by_values(matching, own)
-    matching.pair_names_left()
+    state = MatchState(matching, own, Rules())
+    run_passes(PASSES, state, uses_values=uses_values, without=without)
     made = [
         *(
             entries_of_parameter_pair(slots, c, parameter_pair, own.judge)
@@ -192,7 +206,7 @@ def parameter_entries(
             for fusion, held in parameter_pairs.fused
         ),
         *(entries_of_pair(own, candidate) for candidate in matching.accepted),
-        *(entries_of_fusion(own, fusion) for fusion in wholes),
+        *(entries_of_fusion(own, fusion) for fusion in state.fusions),
     ]
     return (
         [e for found, _ in made for e in found],

@@ -22,20 +22,26 @@ from tensorcap.alignment.match.candidates import (
     template_similarity,
 )
 from tensorcap.alignment.match.matching import Matching
+from tensorcap.alignment.match.passes import MatchState
+from tensorcap.alignment.match.weights import WEIGHTS
 from tensorcap.alignment.names.site_templates import Index, SiteTemplate
 
-_RAREST: Final = 2.0  # nats that an equal shape may say
-_LEAST: Final = 0.25  # nats of similarity of a pair
 _ROUNDING: Final = 1e-9  # of sums that were added up in another order
-_PAIRED: Final = 1.0  # nats that a pair is better than none
-_LONE: Final = 1.0  # nats that it says to be alone between the same neighbours
-_MARGIN: Final = 0.5  # by which another way has to be worse
-_CHILD: Final = 4.0  # nats of similarity of two that are left: of one kind, and with parameters of one size
 _MOST: Final = 250_000  # pairs between two known ones
 
 
-def pair_by_place(matching: Matching) -> None:
-    """Take the pairs that order and similarity leave no doubt about."""
+def pair_by_place(state: MatchState) -> None:
+    """Pair site templates by position between known pairs, if both runs are ordered.
+
+    1. Known pairs that follow each other on both sides (a longest increasing subsequence) cut both orders
+       into segments.
+    2. Each segment is aligned like two strings (Needleman-Wunsch); the score of a match is the similarity of
+       the two templates, children and names included.
+    3. A match is kept if the best alignment without it is worse by `placement_margin`.
+    """
+    matching = state.matching
+    if not matching.is_ordered:
+        return
     chain = _chain(matching)
     sequences = [
         sorted(
@@ -52,11 +58,15 @@ def pair_by_place(matching: Matching) -> None:
         others = _between(sequences[1], low_other, high_other)
         is_lone = len(ones) == len(others) == 1 and (low >= 0 or high < math.inf)
         if ones and others and len(ones) * len(others) <= _MOST:
-            _lay(matching, ones, others, offsets, rarity, bonus=_LONE if is_lone else 0.0)
+            _lay(matching, ones, others, offsets, rarity, bonus=WEIGHTS.placement_alone if is_lone else 0.0)
 
 
-def complete_templates(matching: Matching) -> None:
-    """Give pairs of site templates the members that values did not pair: what holds of others holds of them."""
+def complete_templates(state: MatchState) -> None:
+    """Give pairs of site templates the members that values did not pair: what holds of others holds of them.
+
+    A member is added if it is free, has as many elements, is not refuted by values, and is wanted only once.
+    """
+    matching = state.matching
     found = []
     wanted: Counter[tuple[int, str]] = Counter()
     for candidate in matching.accepted:
@@ -81,8 +91,13 @@ def complete_templates(matching: Matching) -> None:
         matching.extend(candidate, lone)
 
 
-def pair_lone_children(matching: Matching) -> None:
-    """Pair site templates that are the only ones left within two paired modules, if they are alike."""
+def pair_lone_children(state: MatchState) -> None:
+    """Pair site templates that are the only ones left within two paired modules, if they are alike.
+
+    1. Candidates are free templates of one parent's children each, whose similarity is `lone_child` or more.
+    2. One that shares a template with another candidate is dropped.
+    """
+    matching = state.matching
     offsets = _offsets(matching)
     children: list[dict[str, list[SiteTemplate]]] = [defaultdict(list), defaultdict(list)]
     for i, side in enumerate(matching.sides):
@@ -96,7 +111,7 @@ def pair_lone_children(matching: Matching) -> None:
             for i, name in enumerate(names)
         ]
         every = (_possible(matching, one, other, offsets) for one in free[0] for other in free[1])
-        found = [c for c in every if c is not None and c.similarity >= _CHILD]
+        found = [c for c in every if c is not None and c.similarity >= WEIGHTS.lone_child]
         for candidate in found:
             rivals = [
                 c for c in found if (c.reference == candidate.reference) != (c.target == candidate.target)
@@ -176,10 +191,10 @@ def _lay(
             if candidate is None:
                 continue
             if shape_of(one) == shape_of(other):
-                candidate.similarity += min(rarity[shape_of(one)], _RAREST) + bonus
-            if candidate.similarity >= _LEAST:
+                candidate.similarity += min(rarity[shape_of(one)], WEIGHTS.shape_most) + bonus
+            if candidate.similarity >= WEIGHTS.placement_least:
                 found[i, j] = candidate
-    scores = {key: candidate.similarity + _PAIRED for key, candidate in found.items()}
+    scores = {key: candidate.similarity + WEIGHTS.placement_pair for key, candidate in found.items()}
     forward = _best(len(ones), len(others), scores)
     turned = {(len(ones) - 1 - i, len(others) - 1 - j): s for (i, j), s in scores.items()}
     backward = _best(len(ones), len(others), turned)
@@ -192,7 +207,7 @@ def _lay(
         if through(i, j) < best - _ROUNDING:
             continue
         rivals = [k for k in found if (k[0] == i) != (k[1] == j)]
-        if all(through(*k) <= best - _MARGIN for k in rivals):
+        if all(through(*k) <= best - WEIGHTS.placement_margin for k in rivals):
             matching.accept(candidate, candidate.places)
 
 

@@ -1,20 +1,43 @@
-"""Find which tensors of two archives belong together, by names, values, place and shapes."""
+"""Find which tensors of two archives belong together, by names, values, place and shapes.
+
+`PASSES` is the whole of matching, in order; what it pairs becomes entries, the rest is left over with a
+reason.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import replace
-from typing import Literal
+from typing import Final, Literal
 
 from tensorcap.alignment.mapping import Alignment, Entry, LeftOver
-from tensorcap.alignment.match.candidates import Fusion
-from tensorcap.alignment.match.derived_outputs import find_handed_on, pair_scaled, possible_sums
+from tensorcap.alignment.match.derived_outputs import (
+    find_handed_on,
+    find_sums,
+    fuse_remaining_sums,
+    fuse_sums,
+    pair_scaled,
+)
 from tensorcap.alignment.match.entries import entries_of_fusion, entries_of_handed_on, entries_of_pair
 from tensorcap.alignment.match.fingerprints import Fingerprints
-from tensorcap.alignment.match.fusion import claim, is_free, settle_fusions
-from tensorcap.alignment.match.fusion_rules import fuse_by_rules, fuse_by_shapes, fuse_by_values
+from tensorcap.alignment.match.fusion_rules import (
+    fuse_by_rules,
+    fuse_by_shapes,
+    fuse_by_values,
+    keep_free_fusions,
+)
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.match.parameter_pairs import parameter_entries
+from tensorcap.alignment.match.passes import (
+    MatchState,
+    Pass,
+    pair_all_outputs_by_values,
+    pair_by_names,
+    pair_leaves_by_values,
+    pair_main_outputs_by_values,
+    pair_remaining_names,
+    run_passes,
+)
 from tensorcap.alignment.match.placement import complete_templates, pair_by_place, pair_lone_children
 from tensorcap.alignment.match.sides import Side
 from tensorcap.alignment.match.slots import Slots
@@ -27,6 +50,29 @@ from tensorcap_formats.archive import Archive
 
 By = Literal["all", "values", "names"]
 
+PASSES: Final = (
+    Pass("sums", find_sums),  # known before names, which would pair a sum with its part
+    Pass("names", pair_by_names, needs_values=False),
+    Pass("fusion_rules", fuse_by_rules, needs_values=False),
+    Pass("leaf_values", pair_leaves_by_values),  # what is inside tells which modules are alike
+    Pass("sums", fuse_sums),
+    Pass("main_values", pair_main_outputs_by_values),
+    Pass(
+        "fused_values", fuse_by_values
+    ),  # before the values of further outputs, which parts of a whole may be
+    Pass("values", pair_all_outputs_by_values),
+    Pass("fused_values", keep_free_fusions),
+    Pass("members", complete_templates),  # from here on values prove nothing: place, shapes, nesting
+    Pass("placement", pair_by_place),
+    Pass("fused_shapes", fuse_by_shapes),  # within modules that place has paired
+    Pass("placement", pair_by_place),  # between the neighbours that fusions have added
+    Pass("lone_children", pair_lone_children),
+    Pass("scaled_values", pair_scaled),
+    Pass("sums", fuse_remaining_sums),
+    Pass("remaining_names", pair_remaining_names, needs_values=False),
+    Pass("handed_on", find_handed_on),
+)
+
 
 def propose(
     reference: Archive,
@@ -35,8 +81,14 @@ def propose(
     rules: Rules | None = None,
     by: By = "all",
     read_values: bool = True,
+    without: Collection[str] = (),
 ) -> ResolvedMapping:
     """Find which sites of two runs belong together, by what evidence, and what is left over.
+
+    1. Sites are folded to templates, each with a fingerprint of its values: `Survey`, `Side`.
+    2. The passes of matching pair templates, see `PASSES`.
+    3. Pairs are written as entries with layouts and reasons; parameters follow their modules.
+    4. The entries are resolved; what does not fit and what is in none is left over, with the reason.
 
     Args:
         reference: The trusted run.
@@ -45,72 +97,50 @@ def propose(
         by: `names` looks at names alone, `values` at everything but names.
         read_values: Whether tensors may be read: a few, to find layouts, and of a file from elsewhere all of
             them once, for their statistics.
+        without: Names of passes to leave out, to measure what they contribute.
 
     Returns:
         Entries with their evidence and links, and all sites that are in none, with the reason.
     """
     surveys = Survey.of(reference), Survey.of(target)
-    archives = reference, target
+    archives, uses_values = (reference, target), by != "names"
     fingerprints = Fingerprints(reference, may_read=read_values), Fingerprints(target, may_read=read_values)
-    one, other = (
-        Side(survey, found, uses_values=by != "names")
-        for survey, found in zip(surveys, fingerprints, strict=True)
-    )
-    known = Rules() if by == "values" else (rules or Rules()).before(builtin_rules(reference, target))
-    naming = None if by == "values" else known.canonical
+    sides = [
+        Side(survey, known, uses_values=uses_values)
+        for survey, known in zip(surveys, fingerprints, strict=True)
+    ]
+    known_rules = Rules() if by == "values" else (rules or Rules()).before(builtin_rules(reference, target))
+    canonical = None if by == "values" else known_rules.canonical
     is_ordered = reference.is_ordered and target.is_ordered
-    matching = Matching(one, other, naming, is_ordered=is_ordered)
+    matching = Matching(sides[0], sides[1], canonical, is_ordered=is_ordered)
     slots = Slots(archives, fingerprints, matching, read_values=read_values)
-    sums = possible_sums(matching)
-    matching.settle_names({(fusion.whole, part) for fusion in sums for part in fusion.parts})
-    fused = fuse_by_rules(matching, slots, known)
-    fused += _settle_values(matching, slots, sums) if by != "names" else []
-    matching.pair_names_left()
+    state = MatchState(matching, slots, known_rules)
+    run_passes(PASSES, state, uses_values=uses_values, without=without)
     slots.learn()
-    entries: list[Entry] = []
-    left: list[LeftOver] = []
-    for candidate in sorted(matching.accepted, key=lambda c: bool(one.templates[c.reference].slot)):
-        made, unsure = entries_of_pair(slots, candidate)
-        entries += made
-        left += unsure
-    for fusion in fused:
-        made, unsure = entries_of_fusion(slots, fusion)
-        entries += made
-        left += unsure
-    for candidate, argument in find_handed_on(matching, fingerprints[1]) if by != "names" else ():
-        entries += entries_of_handed_on(slots, candidate, argument)
-    held, unsure, contested = parameter_entries(slots, fused, surveys, naming, by)
-    entries += held
-    left += unsure
-    unmatched = Unmatched(matching, surveys, slots.judge.bound, known)
-    left += unmatched.sites()
-    resolved, refusals = resolve_fitting(Alignment(tuple(entries)), reference, target)
+    entries, left_over = _write_entries(state)
+    parameters, unsure, contested = parameter_entries(
+        slots, state.fusions, surveys, canonical, uses_values=uses_values, without=without
+    )
+    unmatched = Unmatched(matching, surveys, slots.judge.bound, known_rules)
+    left_over += [*unsure, *unmatched.sites()]
+    resolved, refusals = resolve_fitting(Alignment((*entries, *parameters)), reference, target)
     for entry, error in refusals:  # later calls have other shapes, or there are none of the same step
-        left += refused(entry, str(error))
-    left += unmatched.records(archives, resolved.links, left, contested)
-    return _sorted(replace(resolved, alignment=replace(resolved.alignment, left_over=tuple(left))), one)
+        left_over += refused(entry, str(error))
+    left_over += unmatched.records(archives, resolved.links, left_over, contested)
+    complete = replace(resolved.alignment, left_over=tuple(left_over))
+    return _sorted(replace(resolved, alignment=complete), sides[0])
 
 
-def _settle_values(matching: Matching, slots: Slots, sums: Sequence[Fusion]) -> list[Fusion]:
-    """Settle all that values, place and shapes say, what is plain before what is not; returns the fusions."""
-    matching.settle_leaves()
-    found = settle_fusions(matching, slots, sums)
-    matching.settle_proven(is_plain=True)
-    found += fuse_by_values(matching, slots)
-    matching.settle_proven(is_plain=False)
-    fused = []
-    for fusion in found:  # what remains without a layout is told, if nothing else was found for its sites
-        if fusion.fit is not None or is_free(matching, fusion):
-            claim(matching, fusion)
-            fused.append(fusion)
-    complete_templates(matching)
-    if matching.is_ordered:
-        pair_by_place(matching)
-        fused += fuse_by_shapes(matching, slots)
-        pair_by_place(matching)
-    pair_lone_children(matching)
-    pair_scaled(matching, slots.judge.bound)
-    return fused + settle_fusions(matching, slots, sums, may_repeat=True)
+def _write_entries(state: MatchState) -> tuple[list[Entry], list[LeftOver]]:
+    """Write the pairs as entries, main outputs first; what has no certain layout is left over."""
+    templates = state.matching.sides[0].templates
+    accepted = sorted(state.matching.accepted, key=lambda pair: bool(templates[pair.reference].slot))
+    written = [entries_of_pair(state.slots, candidate) for candidate in accepted]
+    written += [entries_of_fusion(state.slots, fusion) for fusion in state.fusions]
+    entries = [entry for entries, _ in written for entry in entries]
+    for candidate, argument in state.handed_on:
+        entries += entries_of_handed_on(state.slots, candidate, argument)
+    return entries, [left for _, unsure in written for left in unsure]
 
 
 def _sorted(mapping: ResolvedMapping, side: Side) -> ResolvedMapping:
