@@ -5,41 +5,23 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
 import numpy as np
 
-from tensorcap.alignment.layout.multi_tensor_steps import (
-    Concat,
-    Dereplicate,
-    Split,
-    Stack,
-    Sum,
-    TakeRank,
-    Unstack,
-)
-from tensorcap.alignment.layout.patterns import Pattern
-from tensorcap.alignment.layout.steps import (
-    CutVocab,
-    Flip,
-    Rearrange,
-    Repeat,
-    Rope,
-    Shapes,
-    Slice,
-    Squeeze,
-    Step,
-    Transpose,
-    Unrepeat,
-    Unsqueeze,
-)
+from tensorcap.alignment.layout.multi_tensor_steps import MULTI_TENSOR_STEPS
+from tensorcap.alignment.layout.steps import STEPS, Shapes, Step
 from tensorcap_formats.dtypes import DTYPES, Array, DType, decode
 from tensorcap_formats.errors import UsageError, abbreviate
 
 _CALL: Final = re.compile(r"\s*(\w+)\((.*)\)\s*", re.DOTALL)
+
+_CLASSES: Final = {
+    step.name: step for step in sorted((*STEPS, *MULTI_TENSOR_STEPS), key=lambda step: step.name)
+}
 
 DTypeOrEach = DType | Sequence[DType]  # of all tensors, or of each
 
@@ -203,22 +185,22 @@ def parse_step(text: str) -> Step:
     except ValueError as error:
         reason = "nothing" if not text.strip() else str(error)
         raise UsageError(f"step {abbreviate(text)!r}: {reason}, expected a name and arguments") from None
-    if name not in _STEPS:
-        close = difflib.get_close_matches(name, _STEPS, n=3)
-        known = f"Known are {', '.join(_STEPS)}."
+    if name not in _CLASSES:
+        close = difflib.get_close_matches(name, _CLASSES, n=3)
+        known = f"Known are {', '.join(_CLASSES)}."
         hint = f"Did you mean {' or '.join(map(repr, close))}?" if close else known
         raise UsageError(f"step {abbreviate(text)!r}: is unknown", hint=hint)
-    usage, make = _STEPS[name]
+    step = _CLASSES[name]
     plain = [word for word in words if "=" not in word]
     named = dict(word.split("=", 1) for word in words if "=" in word)
     if len(plain) + len(named) < len(words):
-        raise UsageError(f"step {abbreviate(text)!r}: says one argument twice, expected '{usage}'")
+        raise UsageError(f"step {abbreviate(text)!r}: says one argument twice, expected '{step.usage}'")
     try:
-        return make(*plain, **named)
+        return step.from_words(*plain, **named)
     except UsageError as error:
         raise UsageError(f"step {abbreviate(text)!r}: {error}", hint=error.hint) from None
     except (TypeError, ValueError):
-        raise UsageError(f"step {abbreviate(text)!r}: expected '{usage}'") from None
+        raise UsageError(f"step {abbreviate(text)!r}: expected '{step.usage}'") from None
 
 
 def _words(text: str) -> list[str]:
@@ -229,57 +211,3 @@ def _words(text: str) -> list[str]:
     reader = shlex.shlex(called[2], posix=True)
     reader.whitespace, reader.whitespace_split, reader.commenters = ", \t\n", True, ""
     return [called[1], *reader]
-
-
-def _rearrange(pattern: str, **sizes: str) -> Step:
-    return Rearrange(Pattern.parse(pattern, {name: int(size) for name, size in sizes.items()}))
-
-
-def _slice(axis: str, ends: str) -> Step:
-    start, stop = (int(end) if end else None for end in ends.split(":"))
-    return Slice(int(axis), start, stop)
-
-
-def _split(axis: str, parts: str) -> Step:
-    sizes = tuple(int(part) for part in parts.split(","))
-    return Split(int(axis), sizes if len(sizes) > 1 else sizes[0])
-
-
-def _rope(*, to_halves: bool) -> Callable[..., Step]:
-    def make(head: str, rotary: str | None = None, axis: str = "-1") -> Step:
-        return Rope(int(head), None if rotary is None else int(rotary), int(axis), to_halves)
-
-    return make
-
-
-def _of(step: Callable[..., Step], count: int) -> Callable[..., Step]:
-    """A maker of steps whose arguments are so many whole numbers."""
-
-    def make(*numbers: str, **named: str) -> Step:
-        if len(numbers) != count:
-            raise TypeError
-        return step(*map(int, numbers), **{name: int(number) for name, number in named.items()})
-
-    return make
-
-
-_STEPS: Final[dict[str, tuple[str, Callable[..., Step]]]] = {  # usage, maker
-    "concat": ("concat AXIS of=COUNT", _of(Concat, 1)),
-    "cut_vocab": ("cut_vocab SIZE", _of(CutVocab, 1)),
-    "dereplicate": ("dereplicate COPIES", _of(Dereplicate, 1)),
-    "flip": ("flip AXIS", _of(Flip, 1)),
-    "rearrange": ('rearrange "AXES -> AXES" NAME=SIZE', _rearrange),
-    "repeat": ("repeat AXIS COPIES", _of(Repeat, 2)),
-    "rope_halves": ("rope_halves HEAD rotary=SIZE axis=AXIS", _rope(to_halves=True)),
-    "rope_interleaved": ("rope_interleaved HEAD rotary=SIZE axis=AXIS", _rope(to_halves=False)),
-    "slice": ("slice AXIS START:STOP", _slice),
-    "split": ("split AXIS PARTS", _split),
-    "squeeze": ("squeeze AXIS", _of(Squeeze, 1)),
-    "stack": ("stack AXIS", _of(Stack, 1)),
-    "sum": ("sum of=COUNT", _of(Sum, 0)),
-    "take_rank": ("take_rank RANK", _of(TakeRank, 1)),
-    "transpose": ("transpose AXIS AXIS", _of(Transpose, 2)),
-    "unrepeat": ("unrepeat AXIS COPIES", _of(Unrepeat, 2)),
-    "unsqueeze": ("unsqueeze AXIS", _of(Unsqueeze, 1)),
-    "unstack": ("unstack AXIS", _of(Unstack, 1)),
-}

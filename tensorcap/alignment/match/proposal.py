@@ -47,6 +47,7 @@ from tensorcap.alignment.names.rulesets import Rules
 from tensorcap.alignment.names.site_templates import Survey
 from tensorcap.alignment.resolution import ResolvedMapping, resolve_fitting
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.errors import UsageError
 
 By = Literal["all", "values", "names"]
 
@@ -101,7 +102,13 @@ def propose(
 
     Returns:
         Entries with their evidence and links, and all sites that are in none, with the reason.
+
+    Raises:
+        UsageError: There is no pass of a name to leave out.
     """
+    names = dict.fromkeys(each.name for each in PASSES)
+    for name in sorted(set(without) - names.keys()):
+        raise UsageError(f"without {name!r}: no pass of this name, expected one of {', '.join(names)}")
     surveys = Survey.of(reference), Survey.of(target)
     archives, uses_values = (reference, target), by != "names"
     fingerprints = Fingerprints(reference, may_read=read_values), Fingerprints(target, may_read=read_values)
