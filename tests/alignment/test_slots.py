@@ -246,7 +246,7 @@ def test_a_pass_of_matching_can_be_left_out_by_name(tmp_path: Path) -> None:
 
 
 def test_a_pass_that_does_not_exist_cannot_be_left_out(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="without 'sum': no pass of this name, expected .*sums"):
+    with pytest.raises(UsageError, match=r"without 'sum': no pass of this name, expected .*sums"):
         proposed(tmp_path, *residual_kept_apart(), without={"sum"})
 
 
