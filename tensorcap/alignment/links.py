@@ -59,7 +59,7 @@ class Link:
         dtypes = [record.dtype for record in self._runs()[0]]
         return (self.layout.dtype(dtypes),) * len(self.reference) if self.layout.steps else tuple(dtypes)
 
-    def made(self, read: Callable[[Record], Array]) -> list[Array]:
+    def make(self, read: Callable[[Record], Array]) -> list[Array]:
         """The tensors that come out.
 
         Args:
@@ -68,14 +68,14 @@ class Link:
         Raises:
             UsageError: The values are not as a step says.
         """
-        made = [
+        outputs = [
             self.layout.apply([read(record) for record in run], [record.dtype for record in run])[0]
             for run in self._runs()
         ]
         if not self.gathers:
-            return made[0]
+            return outputs[0]
         return [
-            found.of_target([each[part] for each in made], self.reference[part].shape)
+            found.of_target([each[part] for each in outputs], self.reference[part].shape)
             for part, found in enumerate(self.gathers)
         ]
 
@@ -188,7 +188,7 @@ class LinkMaker:
         if gathering is None or step not in gathering.tokens.reference.grids:
             return (), ""
         try:
-            found = [
+            gathers_or_none = [
                 gathering.of(
                     step,
                     record.shape,
@@ -198,9 +198,11 @@ class LinkMaker:
                 )
                 for part, record in enumerate(reference)
             ]
-            gathers = tuple(gather for gather in found if gather is not None)
-            if len(gathers) < len(found) and (gathers or entry.token_steps):
-                shape = next(r.shape for r, gather in zip(reference, found, strict=True) if gather is None)
+            gathers = tuple(gather for gather in gathers_or_none if gather is not None)
+            if len(gathers) < len(gathers_or_none) and (gathers or entry.token_steps):
+                shape = next(
+                    r.shape for r, gather in zip(reference, gathers_or_none, strict=True) if gather is None
+                )
                 grid = list(gathering.tokens.reference.grids[step])
                 raise UsageError(f"the reference's {list(shape)} has no axes for the tokens {grid}")
         except UsageError as error:

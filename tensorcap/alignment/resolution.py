@@ -46,17 +46,17 @@ class _Side:
     def _place(self, place: str) -> tuple[str, str]:
         if place in self._by_site:
             return place, ""
-        found = _RANK.match(place)
-        site, _, slot = place[found.end() if found else 0 :].partition("/")
-        return (found[0] if found else "") + site, slot
+        rank = _RANK.match(place)
+        site, _, slot = place[rank.end() if rank else 0 :].partition("/")
+        return (rank[0] if rank else "") + site, slot
 
     def of(self, site: str) -> list[Record]:
         """The records of a site, those of a shared module under any of its names."""
-        found = self._by_site.get(site)
-        if found is None:
+        records = self._by_site.get(site)
+        if records is None:
             aliases = self.archive.info.aliases
-            found = self._by_site.get(aliases.get(site, site), [])
-        return found
+            records = self._by_site.get(aliases.get(site, site), [])
+        return records
 
 
 def _ranked(rank: int, site: str) -> str:
@@ -192,37 +192,39 @@ def _groups(
     layout: Layout,
 ) -> Iterable[tuple[tuple[Record, ...], list[tuple[Record, ...]]]]:
     """Records of all places, for each step and call of the reference and the target's steps for it."""
-    left = [_calls(sides[0].of(site), slot) for site, slot in reference]
-    right = [_calls(sides[1].of(site), slot) for site, slot in target]
-    if not left or not right:
+    by_call = [_calls(sides[0].of(site), slot) for site, slot in reference]
+    target_by_call = [_calls(sides[1].of(site), slot) for site, slot in target]
+    if not by_call or not target_by_call:
         return
-    for (step, call), slots in left[0].items():
-        calls = [(other, call) for other in steps_of(step)]
-        if not all((step, call) in found for found in left) or not calls:
+    for (step, call), slots in by_call[0].items():
+        calls = [(target_call, call) for target_call in steps_of(step)]
+        if not all((step, call) in found for found in by_call) or not calls:
             continue
-        if not all(other in found for other in calls for found in right):
+        if not all(target_call in found for target_call in calls for found in target_by_call):
             continue
-        if len(left) == len(right) == 1:
-            theirs = [right[0][other] for other in calls]
-            for one, first in pair_slots(slots, theirs[0], layout):
-                rest = [found.get(first.key.slot) for found in theirs[1:]]
-                if all(rest):
-                    yield (one,), [(first,), *((record,) for record in rest if record)]
+        if len(by_call) == len(target_by_call) == 1:
+            target_slots = [target_by_call[0][target_call] for target_call in calls]
+            for record_of_slot, partner in pair_slots(slots, target_slots[0], layout):
+                further = [found.get(partner.key.slot) for found in target_slots[1:]]
+                if all(further):
+                    yield (record_of_slot,), [(partner,), *((record,) for record in further if record)]
         else:
-            ones = [main_of(found[step, call]) for found in left]
-            others = [[main_of(found[other]) for found in right] for other in calls]
-            if all(ones) and all(record for run in others for record in run):
-                yield tuple(filter(None, ones)), [tuple(filter(None, run)) for run in others]
+            mains = [main_of(found[step, call]) for found in by_call]
+            target_mains = [
+                [main_of(found[target_call]) for found in target_by_call] for target_call in calls
+            ]
+            if all(mains) and all(record for run in target_mains for record in run):
+                yield tuple(filter(None, mains)), [tuple(filter(None, run)) for run in target_mains]
 
 
 def _calls(records: Iterable[Record], slot: str) -> dict[tuple[int, int], dict[str, Record]]:
     """Records by step and call, then by slot; of one slot only, if one is named."""
-    found: dict[tuple[int, int], dict[str, Record]] = {}
+    calls: dict[tuple[int, int], dict[str, Record]] = {}
     for record in records:
         key: Key = record.key
         if not slot or key.slot == slot:
-            found.setdefault((key.step, key.call), {})[key.slot] = record
-    return found
+            calls.setdefault((key.step, key.call), {})[key.slot] = record
+    return calls
 
 
 def main_of(slots: dict[str, Record]) -> Record | None:
@@ -259,20 +261,20 @@ def _paired(reference: dict[str, Record], target: dict[str, Record]) -> list[tup
     """Pairs by names, kinds and shapes."""
     pairs = [(record, target[name]) for name, record in reference.items() if name in target]
     for kind in ("output", "input"):
-        ones, others = (
-            {n: r for n, r in side.items() if n.partition(".")[0] == kind and n not in other}
-            for side, other in ((reference, target), (target, reference))
+        unpaired, target_unpaired = (
+            {n: r for n, r in side.items() if n.partition(".")[0] == kind and n not in opposite}
+            for side, opposite in ((reference, target), (target, reference))
         )
         if len(reference) == len(target) == 1 and not pairs:
             return [(next(iter(reference.values())), next(iter(target.values())))]
-        if len(ones) == len(others) == 1:
-            pairs.append((next(iter(ones.values())), next(iter(others.values()))))
+        if len(unpaired) == len(target_unpaired) == 1:
+            pairs.append((next(iter(unpaired.values())), next(iter(target_unpaired.values()))))
         elif kind == "output":
-            one, other = main_of(ones), main_of(others)
-            if one is not None and other is not None:
-                pairs.append((one, other))
+            main, target_main = main_of(unpaired), main_of(target_unpaired)
+            if main is not None and target_main is not None:
+                pairs.append((main, target_main))
         else:
-            pairs += _by_shape(ones.values(), others.values())
+            pairs += _by_shape(unpaired.values(), target_unpaired.values())
     return pairs
 
 
@@ -285,7 +287,7 @@ def _by_shape(reference: Iterable[Record], target: Iterable[Record]) -> list[tup
             by_shape.setdefault((record.shape, record.dtype.kind), []).append(record)
         sides.append(by_shape)
     return [
-        (found[0], sides[1][shape][0])
-        for shape, found in sides[0].items()
-        if len(found) == 1 and len(sides[1].get(shape, ())) == 1
+        (same_shape[0], sides[1][shape][0])
+        for shape, same_shape in sides[0].items()
+        if len(same_shape) == 1 and len(sides[1].get(shape, ())) == 1
     ]

@@ -248,7 +248,7 @@ def test_weights_of_ranks_are_joined(tmp_path: Path) -> None:
     entry = _entry(alignment, "a/param.weight")
     assert (entry.target, entry.steps) == (("rank*/u/param.weight",), ("concat 0",))
     (link,) = (k for k in resolve(alignment, reference, target).links if k.entry == entry)
-    assert np.array_equal(link.made(target.read)[0], weight)
+    assert np.array_equal(link.make(target.read)[0], weight)
 
 
 @pytest.mark.spec("ALN-83")

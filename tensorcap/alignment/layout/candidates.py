@@ -27,8 +27,8 @@ def plain(reference: Sequence[Shape], target: Sequence[Shape]) -> Steps | None:
     """Steps from one tensor to another that move no element; None if there are none."""
     if len(reference) != 1 or len(target) != 1:
         return None
-    found = rearranged(target[0], reference[0], may_permute=False)
-    return next((steps for steps in found if not Layout.parse(steps).moves), None)
+    layouts = rearranged(target[0], reference[0], may_permute=False)
+    return next((steps for steps in layouts if not Layout.parse(steps).moves), None)
 
 
 def candidates(reference: Sequence[Shape], target: Sequence[Shape]) -> Iterator[Candidate]:
@@ -119,11 +119,11 @@ def _regrouped(before: Shape, after: Shape) -> Iterator[Steps]:
         if groups is None:
             continue
         fine_text = " ".join("1" if size == 1 else _NAMES[i] for i, size in enumerate(fine))
-        parts, found = iter(groups), []
+        parts, coarse_axes = iter(groups), []
         for size in coarse:
             group = [] if size == 1 else [_NAMES[i] for i in next(parts)]
-            found.append("1" if not group else group[0] if len(group) == 1 else f"({' '.join(group)})")
-        coarse_text = " ".join(found)
+            coarse_axes.append("1" if not group else group[0] if len(group) == 1 else f"({' '.join(group)})")
+        coarse_text = " ".join(coarse_axes)
         if fine is before:
             yield (f'rearrange "{fine_text} -> {coarse_text}"',)
         else:
@@ -256,10 +256,10 @@ def fits(candidate: Candidate, reference: Sequence[Shape], target: Sequence[Shap
     """Whether a candidate makes tensors of the reference's shapes."""
     steps, order = candidate
     try:
-        made = Layout.parse(steps).shapes(target)
+        shapes = Layout.parse(steps).shapes(target)
     except UsageError:
         return False
-    return made == tuple(reference[i] for i in order)
+    return shapes == tuple(reference[i] for i in order)
 
 
 def fits_shapes(steps: Steps, reference: Shape, target: Shape) -> bool:

@@ -71,10 +71,10 @@ class Layout:
         Raises:
             UsageError: A step does not take tensors of such dtypes.
         """
-        found = _each(dtype)
+        dtypes = _each(dtype)
         for step in self.steps:
-            found = [_dtype_after(step, found)]
-        return found[0]
+            dtypes = [_dtype_after(step, dtypes)]
+        return dtypes[0]
 
     def apply(self, arrays: Sequence[Array], dtype: DTypeOrEach) -> tuple[list[Array], DType]:
         """The tensors that come out, and their dtype: behind a step that computes, float64 or complex128.
@@ -87,14 +87,14 @@ class Layout:
             UsageError: A step does not fit the shapes, the dtypes, or the values.
         """
         self.shapes([array.shape for array in arrays])
-        found, dtypes = list(arrays), _each(dtype)
+        results, dtypes = list(arrays), _each(dtype)
         for step in self.steps:
             after = _dtype_after(step, dtypes)
             if step.is_arithmetic:
-                each = dtypes * len(found) if len(dtypes) == 1 else dtypes
-                found = [decode(array, own) for array, own in zip(found, each, strict=True)]
-            found, dtypes = step.apply(found), [after]
-        return found, dtypes[0]
+                each = dtypes * len(results) if len(dtypes) == 1 else dtypes
+                results = [decode(array, own) for array, own in zip(results, each, strict=True)]
+            results, dtypes = step.apply(results), [after]
+        return results, dtypes[0]
 
     def undo(
         self, arrays: Sequence[Array], shapes: Iterable[Sequence[int]], natural: Sequence[Array] | None = None
@@ -111,8 +111,10 @@ class Layout:
         """
         before = self._each(shapes)
         if tuple(array.shape for array in arrays) != before[-1]:
-            found, expected = ([list(s) for s in some] for some in ((a.shape for a in arrays), before[-1]))
-            raise UsageError(f"layout: found shapes {found}, expected {expected}")
+            found_shapes, expected = (
+                [list(s) for s in some] for some in ((a.shape for a in arrays), before[-1])
+            )
+            raise UsageError(f"layout: found shapes {found_shapes}, expected {expected}")
         for array, shape in zip(natural or (), before[0], strict=bool(natural)):
             if array.shape != shape or array.dtype != arrays[0].dtype:
                 raise UsageError(
@@ -127,21 +129,21 @@ class Layout:
 
     def _each(self, shapes: Iterable[Sequence[int]]) -> list[Shapes]:
         """The shapes before each step, and after the last."""
-        found: list[Shapes] = [tuple(map(tuple, shapes))]
-        if not found[0]:
+        each_shapes: list[Shapes] = [tuple(map(tuple, shapes))]
+        if not each_shapes[0]:
             raise UsageError("layout: there are no tensors")
         for step in self.steps:
-            found.append(step.shapes(found[-1]))
-        return found
+            each_shapes.append(step.shapes(each_shapes[-1]))
+        return each_shapes
 
     def _each_natural(self, natural: Sequence[Array] | None) -> list[list[Array] | None]:
         """The natural tensors before each step."""
         if natural is None:
             return [None] * len(self.steps)
-        found = [list(natural)]
+        each_natural = [list(natural)]
         for step in self.steps[:-1]:
-            found.append(step.apply(found[-1]))
-        return [*found]
+            each_natural.append(step.apply(each_natural[-1]))
+        return [*each_natural]
 
 
 def _each(dtype: DTypeOrEach) -> list[DType]:

@@ -45,14 +45,14 @@ def find_handed_on(state: MatchState) -> None:
        each result once.
     """
     matching = state.matching
-    one, other = matching.sides
-    groups = [g for g in one.groups if not any(matching.has_partner(0, site) for site in g)]
+    reference, target = matching.sides
+    groups = [g for g in reference.groups if not any(matching.has_partner(0, site) for site in g)]
     first_uses: dict[tuple[str, ...], tuple[int, str, str]] = {}  # order, site and argument, by values
     values: dict[tuple[str, ...], Fingerprint] = {}
-    for site, (template, index) in other.by_site.items():
+    for site, (template, index) in target.by_site.items():
         member = template.members[index]
         for name, record in sorted(member.arguments.items()):
-            known = other.fingerprint_of(record)
+            known = target.fingerprint_of(record)
             if known is not None:
                 place = record.order, site, name
                 at = (record.digest,) if record.digest else (site, name)
@@ -60,13 +60,13 @@ def find_handed_on(state: MatchState) -> None:
                 values[at] = known
     keys = sorted(first_uses, key=lambda at: first_uses[at])
     near = agreements(
-        [one.fingerprints[g[0]] for g in groups], [values[at] for at in keys], matching.rounding
+        [reference.fingerprints[g[0]] for g in groups], [values[at] for at in keys], matching.rounding
     )
     proofs: dict[tuple[str, str, str, Index | Place], dict[Place, Agreement]] = defaultdict(dict)
     for (i, j), agreement in sorted(near.items()):
         _, site, name = first_uses[keys[j]]
-        template, b = other.by_site[site]
-        first, a = one.by_site[min(groups[i], key=lambda s: (one.order(s), s))]
+        template, b = target.by_site[site]
+        first, a = reference.by_site[min(groups[i], key=lambda s: (reference.order(s), s))]
         shift = tuple(y - x for x, y in zip(a, b, strict=True)) if len(a) == len(b) else (a, b)
         proofs[first.name, template.name, name, shift][a, b] = agreement
     state.handed_on += _accept_each_once(proofs)
@@ -77,11 +77,11 @@ def _accept_each_once(
 ) -> Iterable[tuple[Candidate, str]]:
     """The proofs that suffice, the best first, each result once."""
     done: set[tuple[str, Index]] = set()
-    found = [
+    candidates = [
         (Candidate(reference, target, tuple(sorted(agreeing)), agreeing), name)
         for (reference, target, name, _), agreeing in proofs.items()
     ]
-    for candidate, name in sorted(found, key=lambda pair: (*pair[0].order, pair[1])):
+    for candidate, name in sorted(candidates, key=lambda pair: (*pair[0].order, pair[1])):
         candidate.places = tuple(p for p in candidate.places if (candidate.reference, p[0]) not in done)
         candidate.agreeing = {place: candidate.agreeing[place] for place in candidate.places}
         if candidate.nats >= WEIGHTS.proof:
@@ -105,10 +105,10 @@ def find_sums(state: MatchState) -> None:
     3. Those that reach `proof` are kept as possible, for `fuse_sums` and `fuse_remaining_sums`.
     """
     matching = state.matching
-    one, other = matching.sides
+    reference, target = matching.sides
     by_size: Means = defaultdict(list)
-    for site, found in one.fingerprints.items():
-        by_size[found.size].append((found.mean, site))
+    for site, fingerprint in reference.fingerprints.items():
+        by_size[fingerprint.size].append((fingerprint.mean, site))
     for means in by_size.values():
         means.sort()
     tried: dict[tuple[tuple[str, ...], str, Index], Fusion] = {}
@@ -117,7 +117,7 @@ def find_sums(state: MatchState) -> None:
             names = tuple(part.name for part in parts)
             for index in parts[0].members:
                 sites = [part.members[index].site for part in parts if index in part.members]
-                fingerprints = [other.fingerprints[site] for site in sites if site in other.fingerprints]
+                fingerprints = [target.fingerprints[site] for site in sites if site in target.fingerprints]
                 for whole, numbers in (
                     _near(matching, by_size, fingerprints) if len(fingerprints) == len(parts) else ()
                 ):
@@ -160,8 +160,8 @@ def _fusion(
     matching: Matching, by_size: Means, parts: Sequence[SiteTemplate], whole: SiteTemplate, shift: Index
 ) -> Fusion:
     places = places_of(parts, None, whole, shift)
-    found = {index: _agreement(matching, by_size, *place) for index, place in places.items()}
-    agreeing = {index: one for index, one in found.items() if one is not None}
+    agreements = {index: _agreement(matching, by_size, *place) for index, place in places.items()}
+    agreeing = {index: agreement for index, agreement in agreements.items() if agreement is not None}
     names = tuple(part.name for part in parts)
     return Fusion(False, names, None, whole.name, places, shift, agreeing, is_sum=True)
 
@@ -181,20 +181,24 @@ def _results(matching: Matching) -> Iterator[list[SiteTemplate]]:
 
 def _agreement(matching: Matching, by_size: Means, sites: Sequence[str], whole: str) -> Agreement | None:
     """What the mean of a sum proves; None if it proves nothing, or norms or extremes exclude it."""
-    one, other = matching.sides
-    parts = [other.fingerprints[site] for site in sites if site in other.fingerprints]
-    if len(parts) < len(sites) or whole not in one.fingerprints:
+    reference, target = matching.sides
+    parts = [target.fingerprints[site] for site in sites if site in target.fingerprints]
+    if len(parts) < len(sites) or whole not in reference.fingerprints:
         return None
-    made, rounding = one.fingerprints[whole], matching.rounding
-    if not _is_possible(made, parts, 8 * rounding):
+    fingerprint, rounding = reference.fingerprints[whole], matching.rounding
+    if not _is_possible(fingerprint, parts, 8 * rounding):
         return None
-    scale = max(part.l2 for part in (made, *parts)) / math.sqrt(made.size)
+    scale = max(part.l2 for part in (fingerprint, *parts)) / math.sqrt(fingerprint.size)
     mean = sum(part.mean for part in parts)
     start, stop = _span(matching, by_size, parts)
-    means = by_size[made.size]
-    other_tensors = [abs(found - mean) for found, _ in (*means[:start][-1:], *means[stop : stop + 1])]
-    usual = min(UNRELATED * scale, *(abs(part.mean) for part in (made, *parts)), *other_tensors) / scale
-    distance = abs(made.mean - mean) / scale
+    means = by_size[fingerprint.size]
+    other_tensors = [
+        abs(mean_beside - mean) for mean_beside, _ in (*means[:start][-1:], *means[stop : stop + 1])
+    ]
+    usual = (
+        min(UNRELATED * scale, *(abs(part.mean) for part in (fingerprint, *parts)), *other_tensors) / scale
+    )
+    distance = abs(fingerprint.mean - mean) / scale
     nats = math.log(max(usual, rounding) / max(distance, rounding))
     return Agreement(distance, usual, min(nats, WEIGHTS.tensor_most)) if nats > WEIGHTS.fusion_least else None
 
@@ -236,19 +240,19 @@ class ScaledResults:
             NearestFingerprints(fingerprints, lambda one: math.log(one.l2)) for fingerprints in free
         ]
 
-    def of(self, side: int, one: Fingerprint) -> Mapping[str, str]:
+    def of(self, side: int, fingerprint: Fingerprint) -> Mapping[str, str]:
         """Find the sites of the other side that have the values of a fingerprint, and say so of each."""
-        found: dict[str, str] = {}
+        texts: dict[str, str] = {}
         for sign in (1, -1):
-            for name, other in self._by_shape[1 - side].around(one.times(sign), self._bound):
-                factor = sign * one.l2 / other.l2
-                if other.times(factor).distance(one) <= self._bound:
-                    found.setdefault(name, f"has the values of {name} times {factor:.4g}")
-        for name, other in self._by_l2[1 - side].around(one, _EXACT):
-            peaks = [max(-p.minimum, p.maximum) for p in (one, other)]
-            if math.isclose(*peaks, rel_tol=_EXACT) and not one.distance(other) <= self._bound:
-                found.setdefault(name, f"has the magnitudes of {name} with other signs")
-        return found
+            for name, candidate in self._by_shape[1 - side].around(fingerprint.times(sign), self._bound):
+                factor = sign * fingerprint.l2 / candidate.l2
+                if candidate.times(factor).distance(fingerprint) <= self._bound:
+                    texts.setdefault(name, f"has the values of {name} times {factor:.4g}")
+        for name, candidate in self._by_l2[1 - side].around(fingerprint, _EXACT):
+            peaks = [max(-p.minimum, p.maximum) for p in (fingerprint, candidate)]
+            if math.isclose(*peaks, rel_tol=_EXACT) and not fingerprint.distance(candidate) <= self._bound:
+                texts.setdefault(name, f"has the magnitudes of {name} with other signs")
+        return texts
 
 
 def pair_scaled(state: MatchState) -> None:
@@ -263,17 +267,15 @@ def pair_scaled(state: MatchState) -> None:
     for site, fingerprint in one.fingerprints.items():
         if matching.has_partner(0, site):
             continue
-        found = _find_best_pair(matching, ((site, name) for name in scaled.of(0, fingerprint)))
-        if found is None:
+        best = _find_best_pair(matching, ((site, name) for name in scaled.of(0, fingerprint)))
+        if best is None:
             continue
         if (
-            _find_best_pair(
-                matching, ((name, found[1]) for name in scaled.of(1, other.fingerprints[found[1]]))
-            )
-            != found
+            _find_best_pair(matching, ((name, best[1]) for name in scaled.of(1, other.fingerprints[best[1]])))
+            != best
         ):
             continue
-        (template, a), (target, b) = one.by_site[site], other.by_site[found[1]]
+        (template, a), (target, b) = one.by_site[site], other.by_site[best[1]]
         places[template.name, target.name].append((a, b))
     for (template_name, target_name), pairs in sorted(places.items()):
         candidate = Candidate(template_name, target_name, tuple(pairs))
@@ -284,8 +286,8 @@ def pair_scaled(state: MatchState) -> None:
 
 def _find_best_pair(matching: Matching, pairs: Iterable[tuple[str, str]]) -> tuple[str, str] | None:
     """The pair of sites that stand at one place in both runs: they took the same, the same took them."""
-    found = {pair: _standing(matching, *pair) for pair in pairs}
-    best = [pair for pair, standing in found.items() if standing == max(found.values())]
+    standings = {pair: _standing(matching, *pair) for pair in pairs}
+    best = [pair for pair, standing in standings.items() if standing == max(standings.values())]
     return best[0] if len(best) == 1 else None
 
 

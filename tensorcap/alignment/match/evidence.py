@@ -61,18 +61,18 @@ class PairEvidence:
 
         Those of unlike sizes show it. What is not in it is not known.
         """
-        found: dict[tuple[str, str], set[bool]] = defaultdict(set)
+        observed: dict[tuple[str, str], set[bool]] = defaultdict(set)
         sides = self._matching.sides
-        own = (
+        parameters = (
             (sides[0].templates[c.reference], sides[1].templates[c.target])
             for c in self._matching.accepted
             if sides[0].templates[c.reference].is_parameter
         )
-        shapes = ((o.first.module, t.first.module, o.record.shape, t.record.shape) for o, t in own)
-        for one, other, shape, other_shape in (*shapes, *self._shapes):
-            if len(shape) == 2 and shape[0] != shape[1] and other_shape in (shape, shape[::-1]):
-                found[one, other].add(shape != other_shape)
-        return {classes: said.pop() for classes, said in found.items() if len(said) == 1}
+        shapes = ((o.first.module, t.first.module, o.record.shape, t.record.shape) for o, t in parameters)
+        for module, target_module, shape, target_shape in (*shapes, *self._shapes):
+            if len(shape) == 2 and shape[0] != shape[1] and target_shape in (shape, shape[::-1]):
+                observed[module, target_module].add(shape != target_shape)
+        return {classes: answers.pop() for classes, answers in observed.items() if len(answers) == 1}
 
     @cached_property
     def _shuffled(self) -> set[tuple[str, str]]:
@@ -80,7 +80,7 @@ class PairEvidence:
         places: dict[tuple[str, str], list[Place]] = defaultdict(list)
         for candidate in self._matching.accepted:
             places[candidate.reference, candidate.target] += candidate.places
-        return {templates for templates, found in places.items() if not _is_ascending(found)}
+        return {templates for templates, paired in places.items() if not _is_ascending(paired)}
 
     def pair(
         self,
@@ -99,14 +99,14 @@ class PairEvidence:
             fit: Their layout; None if there is none.
             residuals: What it leaves in each place.
         """
-        said, doubts = self._said(candidate), self._doubts_of_place(candidate)
+        reasons, doubts = self._said(candidate), self._doubts_of_place(candidate)
         evidence = candidate.evidence
         sites = self._matching.sites_of(candidate, place)
         has_fingerprints = all(
             s in side.fingerprints for s, side in zip(sites, self._matching.sides, strict=True)
         )
         if fit is None:
-            shapes = " and ".join(str(list(found[0].shape)) for found in records)
+            shapes = " and ".join(str(list(records_of_side[0].shape)) for records_of_side in records)
             doubts.append(f"but shapes {shapes} differ, no layout fits")
         else:
             is_open = fit.choices > 1 and not fit.is_proven
@@ -116,14 +116,14 @@ class PairEvidence:
             elif evidence == "values" and is_open:
                 evidence = "shape"
                 doubts.append("ambiguous: other layouts fit as well")
-            said += read_text(fit)
+            reasons += read_text(fit)
             one, other = self._matching.sides
             templates = one.templates[candidate.reference], other.templates[candidate.target]
             is_turned = self.is_turned(*templates) if templates[0].is_parameter else None
             distances = _larger(self._distances(candidate), residuals)
             doubts += self.doubts(records, distances, fit, is_turned=is_turned)
             doubts += self._argument_doubts(candidate) if not doubts else []
-        return evidence, "; ".join([*said, *doubts])
+        return evidence, "; ".join([*reasons, *doubts])
 
     def is_turned(self, one: SiteTemplate, other: SiteTemplate) -> bool | None:
         """Whether weights of the modules of two site templates are transposed; None if unknown."""
@@ -147,9 +147,9 @@ class PairEvidence:
     ) -> tuple[Evidence, str]:
         """Evidence and reason of parts and their whole, or of what they hold, with the fusion's layout."""
         distances = [agreement.distance for agreement in fusion.agreeing.values() if not is_parameter]
-        said = ["their shapes add up"]
+        reasons = ["their shapes add up"]
         if distances:
-            said = [_counted(len(distances), len(fusion.places), max(distances), None)]
+            reasons = [_counted(len(distances), len(fusion.places), max(distances), None)]
         known = [fusion.agreeing.get(index) if not is_parameter else None for index in fusion.places]
         apart_by = [agreement.distance if agreement else None for agreement in known]
         doubts = [_TIED] if fusion.is_tied else []
@@ -159,12 +159,12 @@ class PairEvidence:
         elif list(fusion.order) != sorted(fusion.order):
             doubts.append(f"but they stand in the order {', '.join(map(str, fusion.order))}")
         is_read = fit.residual is not None and fit.residual <= _UNRELATED
-        by: Evidence = "structure" if fusion.is_tied else "values" if distances or is_read else "shape"
+        evidence: Evidence = "structure" if fusion.is_tied else "values" if distances or is_read else "shape"
         if fusion.is_by_rule:
-            by, said = "rule", ["by the rule of their names", *said]
-        return by, "; ".join([*said, *read_text(fit), *doubts])
+            evidence, reasons = "rule", ["by the rule of their names", *reasons]
+        return evidence, "; ".join([*reasons, *read_text(fit), *doubts])
 
-    def held(
+    def parameters(
         self,
         evidence: Evidence,
         pairs: Sequence[tuple[Sequence[Record], Sequence[Record]]],
@@ -184,25 +184,26 @@ class PairEvidence:
             residuals: What it leaves of all members.
             is_turned: Whether it is a matrix that should be transposed; None if that is not known.
         """
-        said = ["of modules that belong together"]
-        one, other = self._matching.sides
+        reasons = ["of modules that belong together"]
+        reference, target = self._matching.sides
         fingerprints = [
-            (one.joint_fingerprint_of(mine), other.joint_fingerprint_of(theirs)) for mine, theirs in pairs
+            (reference.joint_fingerprint_of(tensors), target.joint_fingerprint_of(target_tensors))
+            for tensors, target_tensors in pairs
         ]
         known = [a.distance(b) for a, b in fingerprints if a and b and a.size == b.size]
         near = [distance for distance in known if distance <= self.expected(*records)]
         distances = _larger([self._apart(*pair) for pair in pairs], residuals)
         if near:
-            said.append(_counted(len(near), len(pairs), max(near), None))
+            reasons.append(_counted(len(near), len(pairs), max(near), None))
         if fit is None:
             shapes = " and ".join(str(list(side[0].shape)) for side in records)
-            return "structure", "; ".join([*said, f"but shapes {shapes} differ, no layout fits"])
+            return "structure", "; ".join([*reasons, f"but shapes {shapes} differ, no layout fits"])
         doubts = self.doubts(records, distances, fit, is_turned=is_turned)
         if fit.choices > 1 and not fit.is_proven and not doubts:
             doubts.append("ambiguous: other layouts fit as well")
         is_proven = near and not [d for d in distances if d > self.expected(*records)] and fit.is_proven
-        by = evidence if evidence in ("name", "rule") else "values" if is_proven else "structure"
-        return by, "; ".join([*said, *read_text(fit), *doubts])
+        kind = evidence if evidence in ("name", "rule") else "values" if is_proven else "structure"
+        return kind, "; ".join([*reasons, *read_text(fit), *doubts])
 
     def doubts(
         self,
@@ -220,27 +221,27 @@ class PairEvidence:
             fit: The layout.
             is_turned: Whether it is a matrix that should be transposed; None if that is not known.
         """
-        found = []
+        reasons = []
         bound = self.expected(*records)
         far = [distance for distance in distances if distance > bound]
         worst = max([*far, fit.residual or 0.0])
         if math.isinf(worst):
-            found.append("but not all values are finite")
+            reasons.append("but not all values are finite")
         elif worst > bound:
             some = f" of {len(far)} of {len(distances)}" if 0 < len(far) < len(distances) else ""
-            found.append(f"but values{some} differ by {worst:.1g}, expected at most {bound:.1g}")
+            reasons.append(f"but values{some} differ by {worst:.1g}, expected at most {bound:.1g}")
         elif fit.typical is not None and fit.typical > max(_UNRELATED, bound):
-            found.append(
+            reasons.append(
                 f"but half of the elements differ by {fit.typical:.1g} or more, the largest are equal"
             )
-        one, other = records
-        if len(one) == len(other) == 1 and one[0].shape == other[0].shape:
-            is_matrix = one[0].shape[:1] == one[0].shape[1:]
+        reference, target = records
+        if len(reference) == len(target) == 1 and reference[0].shape == target[0].shape:
+            is_matrix = reference[0].shape[:1] == reference[0].shape[1:]
             if fit.steps and fit.is_sure and not (is_turned and fit.steps == _TURN):
-                found.append("but shapes are equal, so that values alone ask for these steps")
+                reasons.append("but shapes are equal, so that values alone ask for these steps")
             elif is_turned and is_matrix and not fit.steps:
-                found.append("but it is not transposed, as those of unlike sizes are")
-        return found
+                reasons.append("but it is not transposed, as those of unlike sizes are")
+        return reasons
 
     def expected(self, reference: Sequence[Record], target: Sequence[Record]) -> float:
         """How far equal values may be apart, relative to their size; whole numbers not at all."""
@@ -248,28 +249,28 @@ class PairEvidence:
         return max(self.bound, _ROUNDINGS * coarsest) if coarsest else 0.0
 
     def _said(self, candidate: Candidate) -> list[str]:
-        parts = ["the same name"] if candidate.is_named else []
+        reasons = ["the same name"] if candidate.is_named else []
         agreed = (candidate.agreeing[p] for p in candidate.places if p in candidate.agreeing)
-        found = [agreement for agreement in agreed if agreement.nats >= WEIGHTS.reported_least]
-        if found:
-            parts.append(_values_text(found, len(candidate.places)))
+        agreements = [agreement for agreement in agreed if agreement.nats >= WEIGHTS.reported_least]
+        if agreements:
+            reasons.append(_values_text(agreements, len(candidate.places)))
         if candidate.is_placed:
-            parts.append("alike, and between the same neighbours in order")
-        return parts
+            reasons.append("alike, and between the same neighbours in order")
+        return reasons
 
     def _doubts_of_place(self, candidate: Candidate) -> list[str]:
         """What other tensors say: that they have the same values, or those that this one should have."""
-        found = []
+        doubts = []
         if candidate.is_tied:
-            found.append(_TIED)
+            doubts.append(_TIED)
         if candidate.is_named:
             others = [self._matching.values_elsewhere(candidate, place) for place in candidate.places]
             elsewhere = sorted({name for name in others if name})
             if elsewhere:
-                found.append(f"but the values are those of {', '.join(elsewhere[:_SHOWN])}")
+                doubts.append(f"but the values are those of {', '.join(elsewhere[:_SHOWN])}")
         if (candidate.reference, candidate.target) in self._shuffled:
-            found.append("but their numbers do not rise together")
-        return found
+            doubts.append("but their numbers do not rise together")
+        return doubts
 
     def _argument_doubts(self, candidate: Candidate) -> list[str]:
         """What arguments of equal names say, as far as they are known."""
@@ -279,15 +280,24 @@ class PairEvidence:
         ]
         far: dict[str, float] = {}
         for a, b in candidate.places:
-            ones, others = templates[0].members[a].arguments, templates[1].members[b].arguments
-            for name in ones.keys() & others.keys():
-                mine, theirs = (
-                    side.fingerprint_of(found[name])
-                    for side, found in zip(self._matching.sides, (ones, others), strict=True)
+            arguments_by_name, target_arguments = (
+                templates[0].members[a].arguments,
+                templates[1].members[b].arguments,
+            )
+            for name in arguments_by_name.keys() & target_arguments.keys():
+                fingerprint, target_fingerprint = (
+                    side.fingerprint_of(named[name])
+                    for side, named in zip(
+                        self._matching.sides, (arguments_by_name, target_arguments), strict=True
+                    )
                 )
-                if mine is not None and theirs is not None and mine.size == theirs.size:
-                    distance = mine.distance(theirs)
-                    if distance > self.expected([ones[name]], [others[name]]):
+                if (
+                    fingerprint is not None
+                    and target_fingerprint is not None
+                    and fingerprint.size == target_fingerprint.size
+                ):
+                    distance = fingerprint.distance(target_fingerprint)
+                    if distance > self.expected([arguments_by_name[name]], [target_arguments[name]]):
                         far[name] = max(distance, far.get(name, 0.0))
         return [
             f"but its argument {name} differs by {distance:.1g}" for name, distance in sorted(far.items())
@@ -303,8 +313,12 @@ class PairEvidence:
         """How far values are apart at least, by their statistics; None if these are not of one count."""
         one, other = self._matching.sides
         if len(reference) == len(target) == 1 and reference[0].size == target[0].size:
-            mine, theirs = one.statistics_of(reference[0]), other.statistics_of(target[0])
-            return statistics_distance(mine, theirs, reference[0].size) if mine and theirs else None
+            statistics, target_statistics = one.statistics_of(reference[0]), other.statistics_of(target[0])
+            return (
+                statistics_distance(statistics, target_statistics, reference[0].size)
+                if statistics and target_statistics
+                else None
+            )
         both = one.joint_fingerprint_of(reference), other.joint_fingerprint_of(target)
         if both[0] is None or both[1] is None or both[0].size != both[1].size:
             return None
@@ -314,7 +328,7 @@ class PairEvidence:
 def _larger(distances: Sequence[float | None], residuals: Sequence[float | None]) -> list[float]:
     """The larger of two numbers in each place where one of them is known."""
     known = ([x for x in pair if x is not None] for pair in zip(distances, residuals, strict=True))
-    return [max(found) for found in known if found]
+    return [max(numbers) for numbers in known if numbers]
 
 
 def order_doubt(parts: Sequence[str], whole: str) -> list[str]:
@@ -334,7 +348,7 @@ def order_doubt(parts: Sequence[str], whole: str) -> list[str]:
     *parts, whole = names
     words = [_words(part) for part in parts]
     shared = set.intersection(*map(set, words))
-    own = [next((word for word in found if word not in shared), "") for found in words]
+    own = [next((word for word in name_words if word not in shared), "") for name_words in words]
     named, by = _named_order(own, _words(whole)), "by name"
     if not named and all(word in _USUAL for word in own):
         named, by = sorted(own, key=lambda word: _USUAL[word]), "as a rule"
@@ -362,8 +376,8 @@ def _words(name: str) -> list[str]:
     """The words of the last part of a site's name, and of a slot; `wq` is `q`."""
     site, _, slot = name.partition("/")
     last = f"{site.rpartition('.')[2]}_{slot}"
-    found = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+|\d+", last)]
-    return [word[1] if len(word) == 2 and word[0] == "w" else word for word in found]
+    words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+|\d+", last)]
+    return [word[1] if len(word) == 2 and word[0] == "w" else word for word in words]
 
 
 def _is_ascending(places: Sequence[Place]) -> bool:
@@ -372,9 +386,9 @@ def _is_ascending(places: Sequence[Place]) -> bool:
     return ordered == sorted(ordered)
 
 
-def _values_text(found: Sequence[Agreement], whole: int) -> str:
-    distances = [agreement.distance for agreement in found]
-    return _counted(len(found), whole, max(distances), min(agreement.other for agreement in found))
+def _values_text(agreements: Sequence[Agreement], whole: int) -> str:
+    distances = [agreement.distance for agreement in agreements]
+    return _counted(len(agreements), whole, max(distances), min(agreement.other for agreement in agreements))
 
 
 def _counted(count: int, whole: int, distance: float, other: float | None) -> str:

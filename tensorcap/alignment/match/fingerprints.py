@@ -196,10 +196,10 @@ class Agreement:
 
 def groups(fingerprints: Mapping[str, Fingerprint], rounding: float) -> list[tuple[str, ...]]:
     """Names whose fingerprints are equal within rounding, such as a block's result and its last layer's."""
-    found: list[tuple[str, ...]] = []
+    equal: list[tuple[str, ...]] = []
     by_size: dict[int, list[str]] = defaultdict(list)
-    for name, one in fingerprints.items():
-        by_size[one.size].append(name)
+    for name, fingerprint in fingerprints.items():
+        by_size[fingerprint.size].append(name)
     for names in by_size.values():
         names.sort(key=lambda name: (fingerprints[name].l2, name))
         rows = np.array([_row(fingerprints[name]) for name in names])
@@ -221,8 +221,8 @@ def groups(fingerprints: Mapping[str, Fingerprint], rounding: float) -> list[tup
         members: dict[int, list[str]] = defaultdict(list)
         for i, name in enumerate(names):
             members[root(i)].append(name)
-        found += [tuple(sorted(group)) for group in members.values()]
-    return sorted(found)
+        equal += [tuple(sorted(group)) for group in members.values()]
+    return sorted(equal)
 
 
 def agreements(
@@ -235,27 +235,29 @@ def agreements(
         target: The same of the other side.
         rounding: Below which distances mean nothing.
     """
-    found: dict[tuple[int, int], Agreement] = {}
+    nearest: dict[tuple[int, int], Agreement] = {}
     sizes: list[dict[int, list[int]]] = [defaultdict(list), defaultdict(list)]
     for side, fingerprints in zip(sizes, (reference, target), strict=True):
-        for i, one in enumerate(fingerprints):
-            side[one.size].append(i)
+        for i, fingerprint in enumerate(fingerprints):
+            side[fingerprint.size].append(i)
     for size in sizes[0].keys() & sizes[1].keys():
-        ones, others = sizes[0][size], sizes[1][size]
+        rows_of_size, columns_of_size = sizes[0][size], sizes[1][size]
         rows, columns = (
             np.array([_row(p) for p in some])
-            for some in ([reference[i] for i in ones], [target[i] for i in others])
+            for some in ([reference[i] for i in rows_of_size], [target[i] for i in columns_of_size])
         )
         right, right_next = _two_nearest(rows, columns)
         left, left_next = _two_nearest(columns, rows)
         for i, j in enumerate(right):
             if left[j] != i:
                 continue
-            distance = reference[ones[i]].distance(target[others[j]])
+            distance = reference[rows_of_size[i]].distance(target[columns_of_size[j]])
             other = float(min(right_next[i], left_next[j], UNRELATED))
             nats = _FREE * math.log(max(other, rounding) / max(distance, rounding))
-            found[ones[i], others[j]] = Agreement(distance, other, min(max(nats, 0.0), WEIGHTS.tensor_most))
-    return found
+            nearest[rows_of_size[i], columns_of_size[j]] = Agreement(
+                distance, other, min(max(nats, 0.0), WEIGHTS.tensor_most)
+            )
+    return nearest
 
 
 def proof(distance: float, other: float, rounding: float) -> float:
@@ -306,5 +308,5 @@ def _two_nearest(rows: Array, columns: Array) -> tuple[Array, Array]:
 
 def fingerprint_of_all(records: Iterable[Record], fingerprints: Fingerprints) -> Fingerprint | None:
     """The fingerprint of several records together; None if one of them has none."""
-    found = [fingerprints.of(record) for record in records]
-    return Fingerprint.concatenated([p for p in found if p]) if found and all(found) else None
+    known = [fingerprints.of(record) for record in records]
+    return Fingerprint.concatenated([p for p in known if p]) if known and all(known) else None

@@ -26,7 +26,7 @@ _SUMMED: Final = 0.05  # of sums, of which one part may be nearly the whole
 
 
 def settle_fusions(
-    matching: Matching, slots: Slots, found: Sequence[Fusion], *, may_repeat: bool = False
+    matching: Matching, slots: Slots, fusions: Sequence[Fusion], *, may_repeat: bool = False
 ) -> list[Fusion]:
     """Take the most certain fusions one after the other, those of modules without others inside first.
 
@@ -35,7 +35,7 @@ def settle_fusions(
     """
     chosen: list[Fusion] = []
     for is_leaf in (True, False):
-        free = [restrict_to_free(matching, f) for f in found if not is_leaf or _is_leaf(matching, f)]
+        free = [restrict_to_free(matching, f) for f in fusions if not is_leaf or _is_leaf(matching, f)]
         live = [replace(f, similarity=_similarity(matching, f)) for f in free if f.nats >= WEIGHTS.proof]
         live.sort(key=lambda f: (-f.score, _order(matching, f), f.parts, f.whole))
         wanted: dict[tuple[int, str], list[int]] = defaultdict(list)
@@ -49,11 +49,13 @@ def settle_fusions(
                 continue
             if fusion.is_sum and not may_repeat and _is_outdone(matching, fusion):
                 continue
-            made = replace(fit_fusion(matching, slots, fusion), is_tied=bool(rivals))
-            if made.fit is not None:
-                claim(matching, made)
-            if made.fit is not None or not (is_leaf or fusion.is_sum):  # a sum that values refute is none
-                chosen.append(made)
+            fusion_with_layout = replace(fit_fusion(matching, slots, fusion), is_tied=bool(rivals))
+            if fusion_with_layout.fit is not None:
+                claim(matching, fusion_with_layout)
+            if fusion_with_layout.fit is not None or not (
+                is_leaf or fusion.is_sum
+            ):  # a sum that values refute is none
+                chosen.append(fusion_with_layout)
     return chosen
 
 
@@ -99,7 +101,7 @@ def _rivals(
     Of those with equal values, which come first in order of results is taken.
     """
     fusion = live[number]
-    found = []
+    rivals = []
     for i in others:
         rival = live[i]
         if rival.score <= fusion.score - WEIGHTS.fusion_margin:
@@ -107,8 +109,8 @@ def _rivals(
         is_same = matching.is_ordered and _groups(matching, rival) == _groups(matching, fusion)
         if is_free(matching, rival) and not (is_same and number < i):
             return None
-        found += [rival] if is_same else []
-    return found
+        rivals += [rival] if is_same else []
+    return rivals
 
 
 def _groups(matching: Matching, fusion: Fusion) -> set[tuple[int, int]]:
@@ -156,7 +158,7 @@ def _similarity(matching: Matching, fusion: Fusion) -> float:
 
 
 def fit_fusion(
-    matching: Matching, slots: Slots, fusion: Fusion, held: tuple[str, str] | None = None
+    matching: Matching, slots: Slots, fusion: Fusion, slot_pair: tuple[str, str] | None = None
 ) -> Fusion:
     """A fusion with the layout that makes the target's tensors the reference's, if one is certain.
 
@@ -168,11 +170,11 @@ def fit_fusion(
         return fusion.agreeing[index].distance if index in fusion.agreeing else 0.0
 
     best = min(fusion.agreeing or fusion.places, key=lambda i: (distance(i), i))
-    reference, target = tensors_of(matching, fusion, best, held)
+    reference, target = tensors_of(matching, fusion, best, slot_pair)
     plain = tuple(range(len(target)))
     is_fixed = fusion.is_split or fusion.is_sum or len(target) > _PARTS
     tried = [plain] if is_fixed else list(itertools.permutations(plain))
-    most = _SUMMED if fusion.is_sum else CLOSE if fusion.agreeing and held is None else math.inf
+    most = _SUMMED if fusion.is_sum else CLOSE if fusion.agreeing and slot_pair is None else math.inf
     sure = [
         (order, fit)
         for order in tried
@@ -181,18 +183,18 @@ def fit_fusion(
         and (fit.residual is None or fit.residual <= most)
     ]
     order, fit = min(sure, key=lambda f: f[1].residual or 0.0, default=((), None))
-    if fit is None and held is not None:
+    if fit is None and slot_pair is not None:
         order, fit = _as_results(slots, fusion, reference, target)
     return replace(fusion, fit=fit, order=fit.order if fit and fusion.is_split else order)
 
 
 def tensors_of(
-    matching: Matching, fusion: Fusion, index: Index, held: tuple[str, str] | None
+    matching: Matching, fusion: Fusion, index: Index, slot_pair: tuple[str, str] | None
 ) -> tuple[Sequence[Record], Sequence[Record]]:
     """The results of both sides in a place, or what their modules hold in these slots."""
     part_side, whole_side = matching.sides if fusion.is_split else matching.sides[::-1]
     sites, whole_site = fusion.places[index]
-    slot, whole_slot = ("", "") if held is None else held if fusion.is_split else held[::-1]
+    slot, whole_slot = ("", "") if slot_pair is None else slot_pair if fusion.is_split else slot_pair[::-1]
     parts = [record for site in sites for record in _tensors(part_side, site, slot)]
     whole = _tensors(whole_side, whole_site, whole_slot)
     return (parts, whole) if fusion.is_split else (whole, parts)
@@ -207,11 +209,11 @@ def _as_results(
     if len(cuts) != 1 or cuts[0][0] not in ("split", "concat"):
         return order, None
     name, _, *sizes = cuts[0]
-    theirs = target if fusion.is_split else [target[i] for i in order]
+    ordered = target if fusion.is_split else [target[i] for i in order]
     taken = order if fusion.is_split else (0,)
     among = [((" ".join([name, str(axis), *sizes]),), taken) for axis in range(len(reference[0].shape))]
-    found = [slots.find_layout(reference, theirs, among=[candidate]) for candidate in among]
-    fitting = [fit for fit in found if fit is not None]
+    fits = [slots.find_layout(reference, ordered, among=[candidate]) for candidate in among]
+    fitting = [fit for fit in fits if fit is not None]
     return order, fitting[0] if len(fitting) == 1 else None
 
 

@@ -53,22 +53,22 @@ def fuse_by_rules(state: MatchState) -> None:
             parent, dot, last = name.rpartition(".")
             for rule in rules.fused:
                 parts = [parts_by_name.get(f"{parent}{dot}{part}") for part in rule.parts]
-                found = [part for part in parts if part is not None]
-                if last != rule.whole or len(found) < len(parts):
+                known = [part for part in parts if part is not None]
+                if last != rule.whole or len(known) < len(parts):
                     continue
-                fusion = _ruled(matching, slots, rule, found, whole, is_split=is_split)
+                fusion = _ruled(matching, slots, rule, known, whole, is_split=is_split)
                 if fusion is not None:
                     claim(matching, fusion)
                     state.fusions.append(fusion)
 
 
 def _names(side: Side, rules: Rules) -> Mapping[str, Named]:
-    found = {}
+    named = {}
     for template in side.templates.values():
         if not template.slot:
             name, added = name_of(template, rules.canonical)
-            found[name] = template, added
-    return found
+            named[name] = template, added
+    return named
 
 
 def _ruled(
@@ -85,8 +85,8 @@ def _ruled(
     places = places_of(templates, None, whole[0], shift)
     agreeing = {
         index: agreement
-        for index, (sites, one) in places.items()
-        if (agreement := agreement_of(matching, side.fingerprints, other.fingerprints, sites, one))
+        for index, (sites, whole_site) in places.items()
+        if (agreement := agreement_of(matching, side.fingerprints, other.fingerprints, sites, whole_site))
         is not None
     }
     names = tuple(template.name for template in templates)
@@ -95,10 +95,10 @@ def _ruled(
     )
     if not free.places:
         return None
-    made = fit_fusion(matching, slots, free)
-    if made.fit is None and rule.axis is not None:
-        made = _as_the_rule_says(matching, slots, free, rule.axis)
-    return made if made.fit is not None else None
+    fusion = fit_fusion(matching, slots, free)
+    if fusion.fit is None and rule.axis is not None:
+        fusion = _as_the_rule_says(matching, slots, free, rule.axis)
+    return fusion if fusion.fit is not None else None
 
 
 def _as_the_rule_says(matching: Matching, slots: Slots, fusion: Fusion, axis: int) -> Fusion:
@@ -127,8 +127,8 @@ def fuse_by_values(state: MatchState) -> None:
        come without one, and leave their sites free.
     """
     matching = state.matching
-    found = [f for is_split in (True, False) for f in _possible(matching, is_split=is_split)]
-    proven = [f for f in found if f.nats >= WEIGHTS.proof]
+    candidates = [f for is_split in (True, False) for f in _possible(matching, is_split=is_split)]
+    proven = [f for f in candidates if f.nats >= WEIGHTS.proof]
     state.fusions += settle_fusions(matching, state.slots, proven)
 
 
@@ -151,15 +151,15 @@ def fuse_by_shapes(state: MatchState) -> None:
     matching = state.matching
     if not matching.is_ordered:
         return
-    found = [
+    candidates = [
         f
         for is_split in (True, False)
         for f in _possible(matching, is_split=is_split)
         if f.axis is None and _add_up(matching, f)
     ]
     chosen: list[Fusion] = []
-    for fusion in found:
-        rivals = [f for f in found if f is not fusion and f.sites & fusion.sites]
+    for fusion in candidates:
+        rivals = [f for f in candidates if f is not fusion and f.sites & fusion.sites]
         if not rivals and not matching.fused & fusion.sites:
             chosen.append(fit_fusion(matching, state.slots, fusion))
     for fusion in chosen:
@@ -271,17 +271,17 @@ def places_of(
     parts: Sequence[SiteTemplate], axis: int | None, whole: SiteTemplate, shift: Index
 ) -> dict[Index, tuple[tuple[str, ...], str]]:
     """The sites of the parts, and of the whole, by the whole's numbers."""
-    found: dict[Index, list[str]] = defaultdict(list)
+    parts_by_index: dict[Index, list[str]] = defaultdict(list)
     if axis is None:
         for index in parts[0].members:
             if all(index in part.members for part in parts):
-                found[index] = [part.members[index].site for part in parts]
+                parts_by_index[index] = [part.members[index].site for part in parts]
     else:
         for index, member in sorted(parts[0].members.items()):
-            found[index[:axis] + index[axis + 1 :]].append(member.site)
+            parts_by_index[index[:axis] + index[axis + 1 :]].append(member.site)
     places = {}
     for index, member in whole.members.items():
-        sites = found.get(tuple(a + b for a, b in zip(index, shift, strict=True)))
+        sites = parts_by_index.get(tuple(a + b for a, b in zip(index, shift, strict=True)))
         if sites:
             places[index] = tuple(sites), member.site
     return places

@@ -70,10 +70,10 @@ class Matching(Pairs):
             self.accept_best(proven)
 
     def _proven(self, *, is_plain: bool) -> list[Candidate]:
-        found = [
+        candidates = [
             c for c in self._candidates.values() if c.nats >= WEIGHTS.proof or (c.is_named and not is_plain)
         ]
-        return [c for c in found if self._is_plain(c)] if is_plain else found
+        return [c for c in candidates if self._is_plain(c)] if is_plain else candidates
 
     def best_similarity(self, reference: str, targets: Collection[str]) -> float:
         """What structure says at most for a proven candidate of one of these site templates that is free."""
@@ -112,34 +112,36 @@ class Matching(Pairs):
             side.group(self.rounding)
 
     def _by_values(self) -> dict[tuple[object, ...], Candidate]:
-        one, other = self.sides
-        found: dict[tuple[object, ...], Candidate] = {}
+        reference, target = self.sides
+        candidates: dict[tuple[object, ...], Candidate] = {}
         for (i, j), agreement in sorted(self._nearest().items()):
             if agreement.nats >= WEIGHTS.proof:
                 self._claims[0][i], self._claims[1][j] = j, i
-            if len(one.groups[i]) * len(other.groups[j]) > _PRODUCT:
+            if len(reference.groups[i]) * len(target.groups[j]) > _PRODUCT:
                 continue
-            for left in one.groups[i]:
-                for right in other.groups[j]:
-                    candidate, place = self._candidate(found, left, right)
+            for left in reference.groups[i]:
+                for right in target.groups[j]:
+                    candidate, place = self._candidate(candidates, left, right)
                     candidate.agreeing[place] = agreement
-        for candidate in found.values():
+        for candidate in candidates.values():
             candidate.places = tuple(p for p in candidate.places if not self.contradicts(candidate, p))
-        return found
+        return candidates
 
     def _candidate(
-        self, found: dict[tuple[object, ...], Candidate], left: str, right: str
+        self, candidates: dict[tuple[object, ...], Candidate], left: str, right: str
     ) -> tuple[Candidate, Place]:
-        (one, a), (other, b) = self.sides[0].by_site[left], self.sides[1].by_site[right]
+        (template, a), (target_template, b) = self.sides[0].by_site[left], self.sides[1].by_site[right]
         if len(a) == len(b):
             offsets = tuple(y - x for x, y in zip(a, b, strict=True))
-            key: tuple[object, ...] = one.name, other.name, offsets
-            if key not in found:
-                found[key] = Candidate(one.name, other.name, shifted_places(one, other, offsets))
+            key: tuple[object, ...] = template.name, target_template.name, offsets
+            if key not in candidates:
+                candidates[key] = Candidate(
+                    template.name, target_template.name, shifted_places(template, target_template, offsets)
+                )
         else:
-            key = one.name, other.name, a, b
-            found.setdefault(key, Candidate(one.name, other.name, ((a, b),)))
-        return found[key], (a, b)
+            key = template.name, target_template.name, a, b
+            candidates.setdefault(key, Candidate(template.name, target_template.name, ((a, b),)))
+        return candidates[key], (a, b)
 
     def contradicts(self, candidate: Candidate, place: Place) -> bool:
         """Whether the values of one of two members belong elsewhere."""
@@ -167,31 +169,31 @@ class Matching(Pairs):
         known: dict[tuple[str, str], list[Candidate]] = defaultdict(list)
         for candidate in self._candidates.values():
             known[candidate.reference, candidate.target].append(candidate)
-        taken: set[tuple[int, str]] = set()
+        done: set[tuple[int, str]] = set()
         for name in sorted(named[0].keys() & named[1].keys()):
-            for (one, added), (other, other_added) in namesakes(named[0][name], named[1][name]):
-                if one.rank == other.rank == len(added) == len(other_added):
-                    shift = tuple(x - y for x, y in zip(added, other_added, strict=True))
-                    self._add_named(one, other, shift, known[one.name, other.name])
-                    taken |= {(0, one.name), (1, other.name)}
-        self._add_single_names(canonical, taken)
+            for (reference, added), (target, target_added) in namesakes(named[0][name], named[1][name]):
+                if reference.rank == target.rank == len(added) == len(target_added):
+                    shift = tuple(x - y for x, y in zip(added, target_added, strict=True))
+                    self._add_named(reference, target, shift, known[reference.name, target.name])
+                    done |= {(0, reference.name), (1, target.name)}
+        self._add_single_names(canonical, done)
 
-    def _add_single_names(self, canonical: Canonical, taken: Container[tuple[int, str]]) -> None:
+    def _add_single_names(self, canonical: Canonical, done: Container[tuple[int, str]]) -> None:
         """Make candidates of single sites with equal names, whose templates count other numbers."""
         sites: list[dict[str, list[str]]] = [defaultdict(list), defaultdict(list)]
         for i, side in enumerate(self.sides):
             for template in side.templates.values():
-                if not template.slot and (i, template.name) not in taken:
+                if not template.slot and (i, template.name) not in done:
                     for member in template.members.values():
                         sites[i][canonical(member.site)].append(member.site)
         groups: dict[tuple[object, ...], list[Place]] = defaultdict(list)
         for name in sorted(sites[0].keys() & sites[1].keys()):
             if len(sites[0][name]) == len(sites[1][name]) == 1:
-                (one, a), (other, b) = (
+                (reference, a), (target, b) = (
                     side.by_site[s[name][0]] for side, s in zip(self.sides, sites, strict=True)
                 )
                 apart = tuple(y - x for x, y in zip(a, b, strict=True)) if len(a) == len(b) else (a, b)
-                groups[one.name, other.name, apart].append((a, b))
+                groups[reference.name, target.name, apart].append((a, b))
         for (left, right, _), places in groups.items():
             self._mark_named(
                 self.sides[0].templates[str(left)], self.sides[1].templates[str(right)], tuple(places)
@@ -337,16 +339,16 @@ class Matching(Pairs):
             self._similarities[key] = template_similarity(
                 self.sides[0].templates[key[0]], self.sides[1].templates[key[1]]
             )
-        found = (
+        score = (
             self._similarities[key]
             + self.children_similarity(*key)
             + (WEIGHTS.name_equal if candidate.is_named else 0.0)
         )
         if not candidate.agreeing:
-            return found
+            return score
         best = min(candidate.agreeing, key=lambda p: (candidate.agreeing[p].distance, p))
-        found += self._arguments(candidate, best, candidate.agreeing[best].distance)
-        return found + self._standing(candidate, best)
+        score += self._arguments(candidate, best, candidate.agreeing[best].distance)
+        return score + self._standing(candidate, best)
 
     def _arguments(self, candidate: Candidate, place: Place, distance: float) -> float:
         ones = self.sides[0].arguments(candidate.reference, place[0])
@@ -368,11 +370,20 @@ class Matching(Pairs):
 
     def children_similarity(self, reference: str, target: str) -> float:
         """How many of what lies inside the one is paired with what lies inside the other."""
-        inside, others = self.sides[0].templates[reference].inside, self.sides[1].templates[target].inside
-        mine = [name for name in inside if self.template_partners.get(name)]
-        theirs = {t for found in self.template_partners.values() for t in found} & others if mine else set()
-        if not mine:
+        inside, target_inside = (
+            self.sides[0].templates[reference].inside,
+            self.sides[1].templates[target].inside,
+        )
+        paired_children = [name for name in inside if self.template_partners.get(name)]
+        partners_of_children = (
+            {t for partners in self.template_partners.values() for t in partners} & target_inside
+            if paired_children
+            else set()
+        )
+        if not paired_children:
             return 0.0
-        both = sum(bool(self.template_partners[name] & others) for name in mine)
+        both = sum(bool(self.template_partners[name] & target_inside) for name in paired_children)
         span = WEIGHTS.children_paired - WEIGHTS.children_unpaired
-        return span * both / max(len(mine), len(theirs), 1) + WEIGHTS.children_unpaired
+        return (
+            span * both / max(len(paired_children), len(partners_of_children), 1) + WEIGHTS.children_unpaired
+        )

@@ -57,7 +57,7 @@ class Pairs:
         partner: By site, of each side.
         template_partners: The target's site templates by the reference's.
         fused: Sites in fusions, with the number of their side.
-        given: Sites of the reference whose results the target has as arguments.
+        handed_on: Sites of the reference whose results the target has as arguments.
     """
 
     def __init__(self, reference: Side, target: Side, *, is_ordered: bool) -> None:
@@ -68,7 +68,7 @@ class Pairs:
         self.partner: tuple[dict[str, str], dict[str, str]] = ({}, {})
         self.template_partners: dict[str, set[str]] = defaultdict(set)
         self.fused: set[tuple[int, str]] = set()
-        self.given: set[str] = set()
+        self.handed_on: set[str] = set()
         self._orders = [sorted((side.order(site), site) for site in side.fingerprints) for side in self.sides]
         self._seen, self._known_drifts = -1, (Drift(()), Drift(()))
 

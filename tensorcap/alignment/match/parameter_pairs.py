@@ -86,59 +86,69 @@ class ParameterPairs:
 
     def _of_pair(self, candidate: Candidate) -> list[ParameterPair]:
         sides = self.matching.sides
-        one, other = sides[0].templates[candidate.reference], sides[1].templates[candidate.target]
-        found: dict[SlotPair, list[Place]] = defaultdict(list)
+        template, target_template = (
+            sides[0].templates[candidate.reference],
+            sides[1].templates[candidate.target],
+        )
+        places_by_slots: dict[SlotPair, list[Place]] = defaultdict(list)
         for a, b in candidate.places:
-            for held in self._pairs(one.members[a], other.members[b]):
-                found[held].append((a, b))
-                self._take((one.members[a].site,), (other.members[b].site,), held)
-        return [ParameterPair(mine, theirs, tuple(places)) for (mine, theirs), places in found.items()]
+            for slots in self._pairs(template.members[a], target_template.members[b]):
+                places_by_slots[slots].append((a, b))
+                self._take((template.members[a].site,), (target_template.members[b].site,), slots)
+        return [
+            ParameterPair(slot, target_slot, tuple(places))
+            for (slot, target_slot), places in places_by_slots.items()
+        ]
 
-    def _take(self, ones: Iterable[str], others: Iterable[str], held: SlotPair) -> None:
-        for taken, sites, slot in zip(self.taken, (ones, others), held, strict=True):
-            taken.update(f"{site}/{slot}" for site in sites)
+    def _take(
+        self, sites_of_reference: Iterable[str], sites_of_target: Iterable[str], slots: SlotPair
+    ) -> None:
+        for places, sites, slot in zip(self.taken, (sites_of_reference, sites_of_target), slots, strict=True):
+            places.update(f"{site}/{slot}" for site in sites)
 
     def _pairs(self, one: Member, other: Member) -> list[SlotPair]:
         """Slots of two modules that belong together."""
-        mine, theirs = dict(one.other_tensors), dict(other.other_tensors)
-        found: list[SlotPair] = []
+        slots, target_slots = dict(one.other_tensors), dict(other.other_tensors)
+        pairs: list[SlotPair] = []
 
         def take(slot: str, partner: str) -> None:
-            found.append((slot, partner))
-            del mine[slot], theirs[partner]
+            pairs.append((slot, partner))
+            del slots[slot], target_slots[partner]
 
         if one.result is not None and other.result is not None:
             slot, partner = f"grad_{one.result.key.slot}", f"grad_{other.result.key.slot}"
-            if slot in mine and partner in theirs:
+            if slot in slots and partner in target_slots:
                 take(slot, partner)
-        for slot in [s for s in mine if s in theirs and _sizes(mine[s]) & _sizes(theirs[s])]:
+        for slot in [s for s in slots if s in target_slots and _sizes(slots[s]) & _sizes(target_slots[s])]:
             take(slot, slot)
-        for slot in list(mine):
-            near = [other_slot for other_slot in theirs if self._are_near(one, slot, other, other_slot)]
+        for slot in list(slots):
+            near = [other_slot for other_slot in target_slots if self._are_near(one, slot, other, other_slot)]
             if len(near) == 1:
                 take(slot, near[0])
-        for slot in list(mine):
+        for slot in list(slots):
             fitting = [
-                [s for s in left if _kind(s) == _kind(slot) and _sizes(left[s]) & _sizes(mine[slot])]
-                for left in (mine, theirs)
+                [s for s in left if _kind(s) == _kind(slot) and _sizes(left[s]) & _sizes(slots[slot])]
+                for left in (slots, target_slots)
             ]
             if len(fitting[0]) == len(fitting[1]) == 1:
                 is_gradient = not slot.startswith(PARAMETER_SLOTS)  # of what may be another argument
                 if not (is_gradient and self._are_near(one, slot, other, fitting[1][0]) is False):
                     take(slot, fitting[1][0])
-        for slot in [s for s in mine if s in theirs and s.startswith(PARAMETER_SLOTS)]:  # of unlike sizes
+        for slot in [
+            s for s in slots if s in target_slots and s.startswith(PARAMETER_SLOTS)
+        ]:  # of unlike sizes
             take(slot, slot)
-        return found
+        return pairs
 
     def _are_near(self, one: Member, slot: str, other: Member, other_slot: str) -> bool | None:
         """Whether two slots of one kind have near values; None if they tell nothing."""
         if _kind(slot) != _kind(other_slot):
             return False
-        mine = self.matching.sides[0].joint_fingerprint_of(one.other_tensors[slot])
-        theirs = self.matching.sides[1].joint_fingerprint_of(other.other_tensors[other_slot])
-        if mine is None or theirs is None:
+        fingerprint = self.matching.sides[0].joint_fingerprint_of(one.other_tensors[slot])
+        target_fingerprint = self.matching.sides[1].joint_fingerprint_of(other.other_tensors[other_slot])
+        if fingerprint is None or target_fingerprint is None:
             return None
-        return mine.distance(theirs) <= _NEAR * self.matching.rounding
+        return fingerprint.distance(target_fingerprint) <= _NEAR * self.matching.rounding
 
     def _of_fusion(self, fusion: Fusion) -> Iterator[SlotPair]:
         """Slots that all parts have, and the slots of the whole that they make."""
@@ -156,11 +166,15 @@ class ParameterPairs:
             if same is None:
                 continue
             del left[same]
-            held = (slot, same) if fusion.is_split else (same, slot)
-            for found, one in fusion.places.values():
-                sites = (found, (one,)) if fusion.is_split else ((one,), found)
-                self._take(sites[0], sites[1], held)
-            yield held
+            slots = (slot, same) if fusion.is_split else (same, slot)
+            for parts_of_place, whole_of_place in fusion.places.values():
+                sites = (
+                    (parts_of_place, (whole_of_place,))
+                    if fusion.is_split
+                    else ((whole_of_place,), parts_of_place)
+                )
+                self._take(sites[0], sites[1], slots)
+            yield slots
 
 
 def parameter_entries(
@@ -184,33 +198,35 @@ def parameter_entries(
     """
     parameter_pairs = ParameterPairs(slots.matching, fused)
     rest = [unpaired(survey, taken) for survey, taken in zip(surveys, parameter_pairs.taken, strict=True)]
-    one, other = (
+    reference, target = (
         Side(survey, fingerprints, uses_values=uses_values)
         for survey, fingerprints in zip(rest, slots.fingerprints, strict=True)
     )
-    for side in (one, other):
+    for side in (reference, target):
         for template in side.templates.values():
             template.slot = template.name.rpartition("/")[2]
-    matching = Matching(one, other, canonical, is_ordered=False)
-    own = slots.of(matching, _shapes(parameter_pairs))
-    state = MatchState(matching, own, Rules())
+    matching = Matching(reference, target, canonical, is_ordered=False)
+    own_slots = slots.of(matching, _shapes(parameter_pairs))
+    state = MatchState(matching, own_slots, Rules())
     run_passes(PASSES, state, uses_values=uses_values, without=without)
-    made = [
+    written = [
         *(
-            entries_of_parameter_pair(slots, c, parameter_pair, own.judge)
-            for c, found in parameter_pairs.pairs
-            for parameter_pair in found
+            entries_of_parameter_pair(slots, c, parameter_pair, own_slots.judge)
+            for c, entries in parameter_pairs.pairs
+            for parameter_pair in entries
         ),
         *(
-            entries_of_fusion(slots, fit_fusion(slots.matching, slots, fusion, held), held=held)
-            for fusion, held in parameter_pairs.fused
+            entries_of_fusion(
+                slots, fit_fusion(slots.matching, slots, fusion, slot_pair), slot_pair=slot_pair
+            )
+            for fusion, slot_pair in parameter_pairs.fused
         ),
-        *(entries_of_pair(own, candidate) for candidate in matching.accepted),
-        *(entries_of_fusion(own, fusion) for fusion in state.fusions),
+        *(entries_of_pair(own_slots, candidate) for candidate in matching.accepted),
+        *(entries_of_fusion(own_slots, fusion) for fusion in state.fusions),
     ]
     return (
-        [e for found, _ in made for e in found],
-        [lost for _, left in made for lost in left],
+        [e for entries, _ in written for e in entries],
+        [leftover for _, unsure in written for leftover in unsure],
         rivals(matching),
     )
 
@@ -235,7 +251,7 @@ def entries_of_parameter_pair(
         if fit is None or fit.is_proven:
             break
     is_named = parameter_pair.reference == parameter_pair.target
-    evidence, reason = slots.judge.held(
+    evidence, reason = slots.judge.parameters(
         candidate.evidence if is_named else "structure",
         pairs,
         records,
@@ -279,7 +295,7 @@ def _unsure(
 
 def unpaired(survey: Survey, taken: set[str]) -> Survey:
     """Parameters and buffers and has no partner yet, each as a module of its own that gives it."""
-    found: dict[str, NameTemplate] = {}
+    unpaired_templates: dict[str, NameTemplate] = {}
     for template in survey.templates.values():
         for member in template.members.values():
             for slot, records in member.held.items():
@@ -288,26 +304,34 @@ def unpaired(survey: Survey, taken: set[str]) -> Survey:
                     shards = records if len(records) > 1 else ()
                     name, index = fold(place)
                     lone = Member(place, records[0], {}, {}, member.module, None, shards)
-                    found.setdefault(name, NameTemplate(name)).members[index] = lone
-    return Survey(found, {})
+                    unpaired_templates.setdefault(name, NameTemplate(name)).members[index] = lone
+    return Survey(unpaired_templates, {})
 
 
 def _shapes(parameter_pairs: ParameterPairs) -> Iterator[Shapes]:
     """Classes of paired modules, and the shapes of what they hold."""
     sides = parameter_pairs.matching.sides
-    for candidate, found in parameter_pairs.pairs:
-        one, other = sides[0].templates[candidate.reference], sides[1].templates[candidate.target]
-        for parameter_pair in found:
+    for candidate, slot_pairs in parameter_pairs.pairs:
+        template, target_template = (
+            sides[0].templates[candidate.reference],
+            sides[1].templates[candidate.target],
+        )
+        for parameter_pair in slot_pairs:
             a, b = parameter_pair.places[0]
             records = (
-                one.members[a].other_tensors[parameter_pair.reference],
-                other.members[b].other_tensors[parameter_pair.target],
+                template.members[a].other_tensors[parameter_pair.reference],
+                target_template.members[b].other_tensors[parameter_pair.target],
             )
             if (
                 parameter_pair.reference.startswith(PARAMETER_SLOTS)
                 and len(records[0]) == len(records[1]) == 1
             ):
-                yield one.first.module, other.first.module, records[0][0].shape, records[1][0].shape
+                yield (
+                    template.first.module,
+                    target_template.first.module,
+                    records[0][0].shape,
+                    records[1][0].shape,
+                )
 
 
 def _sizes(records: Sequence[Record]) -> set[int]:

@@ -54,11 +54,18 @@ def pair_by_place(state: MatchState) -> None:
     offsets = _offsets(matching)
     rarity = _rarity(matching)
     for (low, low_other), (high, high_other) in itertools.pairwise(bounds):
-        ones = _between(sequences[0], low, high)
-        others = _between(sequences[1], low_other, high_other)
-        is_lone = len(ones) == len(others) == 1 and (low >= 0 or high < math.inf)
-        if ones and others and len(ones) * len(others) <= _MOST:
-            _lay(matching, ones, others, offsets, rarity, bonus=WEIGHTS.placement_alone if is_lone else 0.0)
+        segment = _between(sequences[0], low, high)
+        target_segment = _between(sequences[1], low_other, high_other)
+        is_lone = len(segment) == len(target_segment) == 1 and (low >= 0 or high < math.inf)
+        if segment and target_segment and len(segment) * len(target_segment) <= _MOST:
+            _lay(
+                matching,
+                segment,
+                target_segment,
+                offsets,
+                rarity,
+                bonus=WEIGHTS.placement_alone if is_lone else 0.0,
+            )
 
 
 def complete_templates(state: MatchState) -> None:
@@ -67,26 +74,26 @@ def complete_templates(state: MatchState) -> None:
     A member is added if it is free, has as many elements, is not refuted by values, and is wanted only once.
     """
     matching = state.matching
-    found = []
+    extensions = []
     wanted: Counter[tuple[int, str]] = Counter()
     for candidate in matching.accepted:
-        one, other = (
+        template, target_template = (
             matching.sides[0].templates[candidate.reference],
             matching.sides[1].templates[candidate.target],
         )
-        if one.rank != other.rank or len(candidate.places) == len(one.members):
+        if template.rank != target_template.rank or len(candidate.places) == len(template.members):
             continue
         offsets = tuple(y - x for x, y in zip(*candidate.places[0], strict=True))
         places = [
             place
-            for place in shifted_places(one, other, offsets)
+            for place in shifted_places(template, target_template, offsets)
             if matching.is_free(candidate, place)
             and matching.sizes_fit(candidate, place)
             and not matching.is_refuted(candidate, place)
         ]
-        found.append((candidate, places))
+        extensions.append((candidate, places))
         wanted.update((i, s) for p in places for i, s in enumerate(matching.sites_of(candidate, p)))
-    for candidate, places in found:
+    for candidate, places in extensions:
         lone = [p for p in places if all(wanted[x] == 1 for x in enumerate(matching.sites_of(candidate, p)))]
         matching.extend(candidate, lone)
 
@@ -110,11 +117,15 @@ def pair_lone_children(state: MatchState) -> None:
             [template for template in children[i].get(name, ()) if not matching.is_fully_paired(i, template)]
             for i, name in enumerate(names)
         ]
-        every = (_possible(matching, one, other, offsets) for one in free[0] for other in free[1])
-        found = [c for c in every if c is not None and c.similarity >= WEIGHTS.lone_child]
-        for candidate in found:
+        every = (
+            _possible(matching, child, target_child, offsets) for child in free[0] for target_child in free[1]
+        )
+        candidates = [c for c in every if c is not None and c.similarity >= WEIGHTS.lone_child]
+        for candidate in candidates:
             rivals = [
-                c for c in found if (c.reference == candidate.reference) != (c.target == candidate.target)
+                c
+                for c in candidates
+                if (c.reference == candidate.reference) != (c.target == candidate.target)
             ]
             if not rivals:
                 matching.accept(candidate, candidate.places)
@@ -152,14 +163,14 @@ def _chain(matching: Matching) -> list[tuple[float, float]]:
 
 def _offsets(matching: Matching) -> dict[tuple[str, str], int]:
     """By how much the numbers of two lists differ, for lists whose members are paired."""
-    found: dict[tuple[str, str], int] = {}
+    offsets: dict[tuple[str, str], int] = {}
     for candidate in matching.accepted:
         for a, b in candidate.places[:1]:
             names = _lists(candidate.reference), _lists(candidate.target)
             if len(a) == len(b):
-                for one, other, x, y in zip(*names, a, b, strict=True):
-                    found.setdefault((one, other), y - x)
-    return found
+                for name, target_name, x, y in zip(*names, a, b, strict=True):
+                    offsets.setdefault((name, target_name), y - x)
+    return offsets
 
 
 def _lists(name: str) -> list[str]:
@@ -176,37 +187,37 @@ def _rarity(matching: Matching) -> dict[Shape, float]:
 
 def _lay(
     matching: Matching,
-    ones: Sequence[SiteTemplate],
-    others: Sequence[SiteTemplate],
+    templates: Sequence[SiteTemplate],
+    target_templates: Sequence[SiteTemplate],
     offsets: dict[tuple[str, str], int],
     rarity: dict[Shape, float],
     *,
     bonus: float,
 ) -> None:
     """Lay two sequences of site templates side by side, and take the pairs that leave no doubt."""
-    found: dict[tuple[int, int], Candidate] = {}
-    for i, one in enumerate(ones):
-        for j, other in enumerate(others):
-            candidate = _possible(matching, one, other, offsets)
+    candidates: dict[tuple[int, int], Candidate] = {}
+    for i, template in enumerate(templates):
+        for j, target_template in enumerate(target_templates):
+            candidate = _possible(matching, template, target_template, offsets)
             if candidate is None:
                 continue
-            if shape_of(one) == shape_of(other):
-                candidate.similarity += min(rarity[shape_of(one)], WEIGHTS.shape_most) + bonus
+            if shape_of(template) == shape_of(target_template):
+                candidate.similarity += min(rarity[shape_of(template)], WEIGHTS.shape_most) + bonus
             if candidate.similarity >= WEIGHTS.placement_least:
-                found[i, j] = candidate
-    scores = {key: candidate.similarity + WEIGHTS.placement_pair for key, candidate in found.items()}
-    forward = _best(len(ones), len(others), scores)
-    turned = {(len(ones) - 1 - i, len(others) - 1 - j): s for (i, j), s in scores.items()}
-    backward = _best(len(ones), len(others), turned)
+                candidates[i, j] = candidate
+    scores = {key: candidate.similarity + WEIGHTS.placement_pair for key, candidate in candidates.items()}
+    forward = _best(len(templates), len(target_templates), scores)
+    turned = {(len(templates) - 1 - i, len(target_templates) - 1 - j): s for (i, j), s in scores.items()}
+    backward = _best(len(templates), len(target_templates), turned)
     best = forward[-1][-1]
 
     def through(i: int, j: int) -> float:
-        return forward[i][j] + scores[i, j] + backward[len(ones) - 1 - i][len(others) - 1 - j]
+        return forward[i][j] + scores[i, j] + backward[len(templates) - 1 - i][len(target_templates) - 1 - j]
 
-    for (i, j), candidate in sorted(found.items()):
+    for (i, j), candidate in sorted(candidates.items()):
         if through(i, j) < best - _ROUNDING:
             continue
-        rivals = [k for k in found if (k[0] == i) != (k[1] == j)]
+        rivals = [k for k in candidates if (k[0] == i) != (k[1] == j)]
         if all(through(*k) <= best - WEIGHTS.placement_margin for k in rivals):
             matching.accept(candidate, candidate.places)
 
@@ -222,24 +233,33 @@ def _best(rows: int, columns: int, scores: dict[tuple[int, int], float]) -> list
 
 
 def _possible(
-    matching: Matching, one: SiteTemplate, other: SiteTemplate, offsets: dict[tuple[str, str], int]
+    matching: Matching,
+    template: SiteTemplate,
+    target_template: SiteTemplate,
+    offsets: dict[tuple[str, str], int],
 ) -> Candidate | None:
-    if one.rank != other.rank:
+    if template.rank != target_template.rank:
         return None
-    starts = zip(_lists(one.name), _lists(other.name), min(one.members), min(other.members), strict=True)
+    starts = zip(
+        _lists(template.name),
+        _lists(target_template.name),
+        min(template.members),
+        min(target_template.members),
+        strict=True,
+    )
     shift: Index = tuple(offsets.get((a, b), y - x) for a, b, x, y in starts)
-    candidate = Candidate(one.name, other.name, (), is_placed=True)
+    candidate = Candidate(template.name, target_template.name, (), is_placed=True)
     candidate.places = tuple(
         place
-        for place in shifted_places(one, other, shift)
+        for place in shifted_places(template, target_template, shift)
         if matching.is_free(candidate, place) and matching.sizes_fit(candidate, place)
     )
-    if 2 * len(candidate.places) < max(len(one.members), len(other.members)):
+    if 2 * len(candidate.places) < max(len(template.members), len(target_template.members)):
         return None
     if any(matching.is_refuted(candidate, place) for place in candidate.places):
         return None
-    candidate.similarity = template_similarity(one, other) + matching.children_similarity(
-        one.name, other.name
+    candidate.similarity = template_similarity(template, target_template) + matching.children_similarity(
+        template.name, target_template.name
     )
-    candidate.similarity += matching.name_similarity(one.name, other.name)
+    candidate.similarity += matching.name_similarity(template.name, target_template.name)
     return candidate

@@ -112,7 +112,7 @@ class Slots:
         self, fit: Fit, pairs: Sequence[tuple[Sequence[Record], Sequence[Record]]]
     ) -> list[float | None]:
         """The relative error that a layout leaves in each of several places; None if nothing was read."""
-        found: list[float | None] = [None] * len(pairs)
+        errors: list[float | None] = [None] * len(pairs)
         left = _MOST
         for i, (reference, target) in enumerate(pairs[:_READ]):
             records = (*reference, *target)
@@ -121,10 +121,10 @@ class Slots:
                 continue
             is_same = len(records) == 2 and records[0].digest and records[0].digest == records[1].digest
             if is_same and not fit.steps:
-                found[i] = 0.0
+                errors[i] = 0.0
             else:
-                found[i] = residual(fit, reference, target, self._archives)
-        return found
+                errors[i] = residual(fit, reference, target, self._archives)
+        return errors
 
     def members(self, candidate: Candidate, place: Place) -> tuple[Member, Member]:
         """The two members of a place."""
@@ -143,23 +143,25 @@ class Slots:
         by_names: dict[tuple[frozenset[str], ...], dict[tuple[str, str], None]] = defaultdict(dict)
         for place, pairs in near.items():
             by_names[self._names(candidate, place)] |= dict.fromkeys(pairs)
-        found = {}
+        paired = {}
         for place, pairs in near.items():
-            one, other = (member.arguments for member in self.members(candidate, place))
+            reference, target = (member.arguments for member in self.members(candidate, place))
             known = by_names[self._names(candidate, place)]
-            why: dict[tuple[str, str], tuple[Evidence, str]] = {}
-            why |= dict.fromkeys(pairs, ("values", "what the two were given, with equal values"))
-            for pair in self._others(one, other, known, [*why]):
+            reasons: dict[tuple[str, str], tuple[Evidence, str]] = {}
+            reasons |= dict.fromkeys(pairs, ("values", "what the two were given, with equal values"))
+            for pair in self._others(reference, target, known, [*reasons]):
                 if not self._contradicts(candidate, place, pair):
-                    why[pair] = self._reason(pair, known)
+                    reasons[pair] = self._reason(pair, known)
             is_wrong = self.matching.are_near(*self.matching.sites_of(candidate, place)) is False
-            find_steps = {(a, b): self.find_steps(one[a], other[b], is_wrong=is_wrong) for a, b in why}
-            found[place] = [
-                ArgumentPair(f"input.{a}", f"input.{b}", fit[0], why[a, b][0], why[a, b][1] + fit[1])
+            find_steps = {
+                (a, b): self.find_steps(reference[a], target[b], is_wrong=is_wrong) for a, b in reasons
+            }
+            paired[place] = [
+                ArgumentPair(f"input.{a}", f"input.{b}", fit[0], reasons[a, b][0], reasons[a, b][1] + fit[1])
                 for (a, b), fit in find_steps.items()
                 if fit is not None
             ]
-        return found
+        return paired
 
     def _names(self, candidate: Candidate, place: Place) -> tuple[frozenset[str], ...]:
         """What the arguments of two members are called; layers that take others say nothing of this one."""
@@ -172,10 +174,12 @@ class Slots:
             for side, member in zip(self.matching.sides, (one, other), strict=True)
         ]
         pairs = []
-        for name, mine in fingerprints[0].items():
+        for name, fingerprint in fingerprints[0].items():
             order = one.arguments[name].order
             near = [
-                key for key, theirs in fingerprints[1].items() if self.matching.is_near(mine, theirs, order)
+                key
+                for key, target_fingerprint in fingerprints[1].items()
+                if self.matching.is_near(fingerprint, target_fingerprint, order)
             ]
             if name in near or len(near) == 1:
                 pairs.append((name, name if name in near else near[0]))
@@ -230,23 +234,23 @@ class Slots:
         return "structure", "what the two were given, alone of its size"
 
     def find_steps(
-        self, record: Record, other: Record, *, is_wrong: bool = False
+        self, reference: Record, target: Record, *, is_wrong: bool = False
     ) -> tuple[Steps, str] | None:
         """The steps between two tensors, and what of them is to be told.
 
         Args:
-            record: The reference's.
-            other: The target's.
+            reference: The reference's.
+            target: The target's.
             is_wrong: Whether what comes of them differs, so that they may.
 
         Returns:
             None if no layout is certain, or none makes equal values equal, and no mistake explains that.
         """
-        fit = self.find_layout([record], [other])
-        is_lost = self._are_near(record, other) and fit is not None and (fit.residual or 0.0) > CLOSE
+        fit = self.find_layout([reference], [target])
+        is_lost = self._are_near(reference, target) and fit is not None and (fit.residual or 0.0) > CLOSE
         if fit is not None and fit.is_sure and not is_lost:
             return fit.steps, ""
-        steps = self.usual_layout([record], [other]) if is_wrong else None
+        steps = self.usual_layout([reference], [target]) if is_wrong else None
         return None if steps is None else (steps, f"; but {describe_lack(fit, is_lost=bool(is_lost))}")
 
     def learn(self) -> None:
@@ -255,16 +259,26 @@ class Slots:
             best = min(candidate.agreeing, key=lambda p: (candidate.agreeing[p].distance, p), default=None)
             if best is None:
                 continue
-            one, other = self.members(candidate, best)
+            member, target_member = self.members(candidate, best)
             records = [
                 side.records(site)
-                for side, site in zip(self.matching.sides, (one.site, other.site), strict=True)
+                for side, site in zip(self.matching.sides, (member.site, target_member.site), strict=True)
             ]
-            given = [(one.arguments[a], other.arguments[b]) for a, b in self.near_arguments(one, other)]
-            for mine, theirs in [tuple(records), *(((a,), (b,)) for a, b in given)]:
-                fit = self.find_layout(mine, theirs) if len(mine) == len(theirs) == 1 else None
+            paired_arguments = [
+                (member.arguments[a], target_member.arguments[b])
+                for a, b in self.near_arguments(member, target_member)
+            ]
+            for records_of_reference, records_of_target in [
+                tuple(records),
+                *(((a,), (b,)) for a, b in paired_arguments),
+            ]:
+                fit = (
+                    self.find_layout(records_of_reference, records_of_target)
+                    if len(records_of_reference) == len(records_of_target) == 1
+                    else None
+                )
                 if fit is not None and fit.is_proven:
-                    shapes = mine[0].shape, theirs[0].shape
+                    shapes = records_of_reference[0].shape, records_of_target[0].shape
                     self._usual[shapes][fit.steps] += 1
                     self._usual[len(shapes[0]), len(shapes[1])][fit.steps] += 1
 
@@ -281,28 +295,37 @@ class Slots:
         return plain([shape], [other])
 
     def is_whole(
-        self, candidate: Candidate, place: Place, steps: Steps, taken: Sequence[ArgumentPair]
+        self, candidate: Candidate, place: Place, steps: Steps, argument_pairs: Sequence[ArgumentPair]
     ) -> bool:
         """Whether an entry of the two sites, with these steps, pairs just what belongs together.
 
         A result that alone differs gets an entry with a reason of its own.
         """
-        one, other = self.members(candidate, place)
-        if one.result is None or other.result is None or one.result.key.is_bare or other.result.key.is_bare:
+        member, target_member = self.members(candidate, place)
+        if (
+            member.result is None
+            or target_member.result is None
+            or member.result.key.is_bare
+            or target_member.result.key.is_bare
+        ):
             return True
-        wanted = {(one.result.key.slot, other.result.key.slot), *((t.reference, t.target) for t in taken)}
+        expected = {
+            (member.result.key.slot, target_member.result.key.slot),
+            *((t.reference, t.target) for t in argument_pairs),
+        }
         is_near = self.matching.are_near(*self.matching.sites_of(candidate, place))
-        for left, right in self.other_results(one, other):
+        for left, right in self.other_results(member, target_member):
             is_odd = self._are_near(left, right) is False
             if self.find_steps(left, right) != (steps, "") or (is_odd and is_near):
                 return False
-            wanted.add((left.key.slot, right.key.slot))
+            expected.add((left.key.slot, right.key.slot))
         mine_by, theirs_by = (
-            {r.key.slot: r for r in (*m.results.values(), *m.arguments.values())} for m in (one, other)
+            {r.key.slot: r for r in (*m.results.values(), *m.arguments.values())}
+            for m in (member, target_member)
         )
         pairs = pair_slots(mine_by, theirs_by, Layout.parse(steps))
-        made = {(mine.key.slot, theirs.key.slot) for mine, theirs in pairs}
-        return made == wanted and all(t.steps == steps and "but " not in t.reason for t in taken)
+        slots = {(record.key.slot, target_record.key.slot) for record, target_record in pairs}
+        return slots == expected and all(t.steps == steps and "but " not in t.reason for t in argument_pairs)
 
     def other_results(self, one: Member, other: Member) -> list[tuple[Record, Record]]:
         """Results of two sites, besides their main ones, that are paired with each other."""

@@ -61,38 +61,48 @@ class Unmatched:
     def sites(self) -> list[LeftOver]:
         """The results that are in no entry, by site or by slot, and the sites that were never called."""
         matching = self._matching
-        found: list[LeftOver] = []
+        left_over: list[LeftOver] = []
         for i, name in enumerate(_SIDES):
             side = matching.sides[i]
-            told = {site: self._of_site(i, site) for site in side.by_site if self._is_left(i, site)}
-            whole = {module for module, sites in side.results_of.items() if all(s in told for s in sites)}
+            reasons_by_site = {
+                site: self._of_site(i, site) for site in side.by_site if self._is_left(i, site)
+            }
+            whole = {
+                module
+                for module, sites in side.results_of.items()
+                if all(s in reasons_by_site for s in sites)
+            }
             for template in side.templates.values():
                 reasons: dict[Reason, list[str]] = defaultdict(list)
                 for member in template.members.values():
-                    if member.site not in told:
+                    if member.site not in reasons_by_site:
                         continue
                     module = side.module(member.site)
                     if module not in whole:
-                        reasons[told[member.site]].append(side.place(member.site))
+                        reasons[reasons_by_site[member.site]].append(side.place(member.site))
                     elif (
                         not template.slot
                     ):  # none of its results has a partner: told once, the gravest reason
-                        gravest = min((told[site] for site in side.results_of[module]), key=lambda r: r[1])
+                        gravest = min(
+                            (reasons_by_site[site] for site in side.results_of[module]), key=lambda r: r[1]
+                        )
                         reasons[gravest].append(module)
                 known = next((reason for reason, is_explained in reasons if is_explained), None)
                 for (reason, is_explained), sites in reasons.items():
                     if known is not None and reason == _UNKNOWN:  # one site template, one reason
-                        found.append(LeftOver(name, tuple(sites), f"as others of {template.name}: {known}"))
+                        left_over.append(
+                            LeftOver(name, tuple(sites), f"as others of {template.name}: {known}")
+                        )
                     else:
-                        found.append(LeftOver(name, tuple(sites), reason, is_explained))
+                        left_over.append(LeftOver(name, tuple(sites), reason, is_explained))
             never = [site for site in self._surveys[i].never_called if site not in side.by_site]
             if never:
-                found.append(LeftOver(name, tuple(never), "never called"))
-        return found
+                left_over.append(LeftOver(name, tuple(never), "never called"))
+        return left_over
 
     def _is_left(self, side: int, site: str) -> bool:
-        is_given = side == 0 and site in self._matching.given
-        return not is_given and not self._matching.has_partner(side, site)
+        is_handed_on = side == 0 and site in self._matching.handed_on
+        return not is_handed_on and not self._matching.has_partner(side, site)
 
     def records(
         self,
@@ -109,15 +119,17 @@ class Unmatched:
             left: What is left over already.
             contested: By place, what it could be.
         """
-        found = []
+        left_over = []
         for i, name in enumerate(_SIDES):
             linked = {r.key.text for link in links for r in (link.target if i else link.reference)}
             reasons = {place: known for known in left if known.side == name for place in known.places}
-            said: dict[Reason, dict[str, None]] = defaultdict(dict)
+            places_by_reason: dict[Reason, dict[str, None]] = defaultdict(dict)
             for record, reason in self._unlinked(i, archives, linked, reasons, contested[i]):
-                said[reason][place_of(record)] = None
-            found += [LeftOver(name, tuple(places), *reason) for reason, places in said.items()]
-        return found
+                places_by_reason[reason][place_of(record)] = None
+            left_over += [
+                LeftOver(name, tuple(places), *reason) for reason, places in places_by_reason.items()
+            ]
+        return left_over
 
     def _unlinked(
         self,
@@ -181,25 +193,28 @@ class Unmatched:
         if options:
             return _could_be(options), False
         group = side.groups[side.group_of[site]] if site in side.group_of else ()
-        known = [other for other in group if matching.has_partner(i, other)]
+        known = [other_side for other_side in group if matching.has_partner(i, other_side)]
         if known:
             template = side.by_site[known[0]][0]
             return f"has the values of {template.name}, which has a partner", True
         uncalled = self._of_uncalled(i, side.module(site))
         if uncalled and matching.is_confirmed(i, site):
             return f"{uncalled}, and what comes of it agrees", True
-        one, other = side.fingerprints.get(site), _SIDES[1 - i]
-        if one is not None:
-            scaled = next(iter(self._scaled.of(i, one).values()), "")
+        fingerprint, other_side = side.fingerprints.get(site), _SIDES[1 - i]
+        if fingerprint is not None:
+            scaled = next(iter(self._scaled.of(i, fingerprint).values()), "")
             if scaled:
                 return scaled, False
             find_near = matching.find_near(i, site)
             known = [found for found in find_near if matching.has_partner(1 - i, found)]
             if known:
                 template = matching.sides[1 - i].by_site[known[0]][0]
-                return f"has the values of {template.name} of the {other}, which has another partner", True
+                return (
+                    f"has the values of {template.name} of the {other_side}, which has another partner",
+                    True,
+                )
             if not find_near and matching.is_confirmed(i, site):
-                return f"nothing in the {other} has its values, and what comes of them agrees", True
+                return f"nothing in the {other_side} has its values, and what comes of them agrees", True
         elif side.by_site[site][0].slot and matching.is_confirmed(i, site):
             return "has no values to find it by, and what comes of them agrees", True
         return self._by_rule(i, side.module(site))
@@ -232,15 +247,15 @@ def refused(entry: Entry, reason: str) -> list[LeftOver]:
 
 def rivals(matching: Matching) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     """What each site that is contested could be, best first."""
-    found: tuple[dict[str, list[str]], dict[str, list[str]]] = (defaultdict(list), defaultdict(list))
+    options: tuple[dict[str, list[str]], dict[str, list[str]]] = (defaultdict(list), defaultdict(list))
     for candidate in matching.contested:
         for a, b in candidate.places:
             left = matching.sides[0].site(candidate.reference, a)
             right = matching.sides[1].site(candidate.target, b)
             if left not in matching.partner[0] and right not in matching.partner[1]:
-                found[0][left].append(right)
-                found[1][right].append(left)
-    return found
+                options[0][left].append(right)
+                options[1][right].append(left)
+    return options
 
 
 def place_of(record: Record) -> str:

@@ -118,12 +118,12 @@ def parse_rules(text: str, path: str) -> RuleFile:
 def _tables(
     tables: Mapping[str, Any], kind: str, text: str, path: str
 ) -> Iterator[tuple[Mapping[str, Any], str]]:
-    found = tables.get(kind, [])
-    if not isinstance(found, list) or not all(isinstance(table, dict) for table in found):
+    listed = tables.get(kind, [])
+    if not isinstance(listed, list) or not all(isinstance(table, dict) for table in listed):
         raise UsageError(f"{path}:{_line_of(text, kind)}: {kind} is no list of tables, expected [[{kind}]]")
     header = re.compile(rf"\s*\[\[\s*{kind}\s*\]\]")
     lines = [number for number, line in enumerate(text.splitlines(), 1) if header.match(line)]
-    for i, table in enumerate(found):
+    for i, table in enumerate(listed):
         where = f"{path}:{lines[i] if i < len(lines) else _line_of(text, kind)}"
         for name in table:
             if name not in _TABLES[kind]:

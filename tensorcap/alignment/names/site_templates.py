@@ -194,18 +194,18 @@ def _first_calls(
 
 def _other_tensors(archive: Archive) -> dict[str, dict[str, tuple[Record, ...]]]:
     """What is neither result nor argument, by site and slot; of each rank, where ranks hold unlike ones."""
-    found: dict[str, dict[str, dict[int, Record]]] = {}
+    ranks_by_slot: dict[str, dict[str, dict[int, Record]]] = {}
     for record in sorted(archive.records, key=lambda r: (r.key.step, r.key.call)):  # calls go back in reverse
         key = record.key
         if not key.is_bare and key.slot.startswith((*PARAMETER_SLOTS, "grad_")):
-            found.setdefault(key.site, {}).setdefault(key.slot, {}).setdefault(key.rank, record)
+            ranks_by_slot.setdefault(key.site, {}).setdefault(key.slot, {}).setdefault(key.rank, record)
     return {
         site: {
             slot: _unlike([ranks[rank] for rank in sorted(ranks)])
             for slot, ranks in slots.items()
             if 0 in ranks
         }
-        for site, slots in found.items()
+        for site, slots in ranks_by_slot.items()
     }
 
 
@@ -289,8 +289,8 @@ class SiteTemplate:
         """What kind of module it is by its class, or by its name where no class is known; or empty."""
         if self.slot:
             return ""
-        said = (self.first.module or self.name).rpartition(".")[2].lower()
-        fitting = (kind for kind, words in _FAMILIES.items() if any(word in said for word in words))
+        name = (self.first.module or self.name).rpartition(".")[2].lower()
+        fitting = (kind for kind, words in _FAMILIES.items() if any(word in name for word in words))
         return next(fitting, "")
 
     @property
@@ -310,20 +310,20 @@ def site_templates(survey: Survey) -> dict[str, SiteTemplate]:
     """Group all sites with results into templates, in natural order of names; other results come last."""
     members = {m.site: m for t in survey.templates.values() for m in t.members.values() if m.result}
     literal = _literal({site: (m.module, *sorted(m.parameters.items())) for site, m in members.items()})
-    found: dict[str, SiteTemplate] = {}
+    templates: dict[str, SiteTemplate] = {}
     for site in sorted(members, key=natural):
         name, index = _named(site, literal)
-        found.setdefault(name, SiteTemplate(name)).members[index] = members[site]
-    other_results = {name: template for main in found.values() for name, template in _other_results(main)}
-    for template in (*found.values(), *other_results.values()):
+        templates.setdefault(name, SiteTemplate(name)).members[index] = members[site]
+    other_results = {name: template for main in templates.values() for name, template in _other_results(main)}
+    for template in (*templates.values(), *other_results.values()):
         template.order = min(m.result.order for m in template.members.values() if m.result)
-    for template in found.values():
+    for template in templates.values():
         above = template.parent
         while above:
-            if above in found:
-                found[above].inside.add(template.name)
+            if above in templates:
+                templates[above].inside.add(template.name)
             above = above.rpartition(".")[0]
-    return found | other_results
+    return templates | other_results
 
 
 def _other_results(main: SiteTemplate) -> Iterator[tuple[str, SiteTemplate]]:
@@ -333,16 +333,16 @@ def _other_results(main: SiteTemplate) -> Iterator[tuple[str, SiteTemplate]]:
     }
     if not kinds:
         return
-    literal, found = _literal(kinds), dict[str, SiteTemplate]()
+    literal, templates = _literal(kinds), dict[str, SiteTemplate]()
     for index, member in main.members.items():
         for slot in sorted(member.other_results, key=natural):
             records = member.other_results[slot]
             name, rest = _named(slot, literal, len(index))
             shards = records if len(records) > 1 else ()
-            made = Member(f"{member.site}/{slot}", records[0], {}, {}, "", member.calls, shards)
+            member_of_slot = Member(f"{member.site}/{slot}", records[0], {}, {}, "", member.calls, shards)
             template = SiteTemplate(f"{main.name}/{name}", inside=main.inside, slot=name)
-            found.setdefault(template.name, template).members[index + rest] = made
-    yield from found.items()
+            templates.setdefault(template.name, template).members[index + rest] = member_of_slot
+    yield from templates.items()
 
 
 def _named(site: str, literal: Mapping[str, frozenset[int]], before: int = 0) -> tuple[str, Index]:
@@ -375,7 +375,7 @@ def _literal(kinds_of: Mapping[str, tuple[object, ...]]) -> dict[str, frozenset[
             prefix = "#".join(text for text, _ in parts[: i + 1])
             rest = "#".join(text for text, _ in parts[i + 1 :])
             below[prefix][int(parts[i][1] or 0)].add((rest, *(() if rest else kind_of)))
-    found: dict[str, frozenset[int]] = {}
+    literal: dict[str, frozenset[int]] = {}
     for prefix, children in below.items():
         kinds: list[list[int]] = []
         for number in sorted(children):
@@ -388,8 +388,8 @@ def _literal(kinds_of: Mapping[str, tuple[object, ...]]) -> dict[str, frozenset[
         are_small = prefix.endswith("_") and max(map(len, children.values())) < _FEW
         is_mixed = len(kinds) > 1 and (are_single or len(kinds) == len(children))
         if is_mixed or are_small or (are_single and len(children) < _FEW):
-            found[prefix] = frozenset(children)
-    return found
+            literal[prefix] = frozenset(children)
+    return literal
 
 
 def _are_alike(one: set[tuple[object, ...]], other: set[tuple[object, ...]]) -> bool:
