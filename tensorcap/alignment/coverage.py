@@ -1,7 +1,4 @@
-"""How much of two archives a mapping covers: each record is mapped, explained, or neither.
-
-What a mapping comes to: counts by evidence, what is left over, and the order of execution.
-"""
+"""Coverage of a mapping: how many records are mapped, explained, or neither, and by which evidence."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The Equivalence method's `component_mapping.json`, read as a mapping and written from one.
+"""Read and write the Equivalence method's `component_mapping.json`.
 
-It holds a list `component_mapping` of entries of two sides, each a list of module paths, whose variables
-`{i}` take the values of `variables`, and in `reasoning`, under the names of the sides, a text a path.
+It has a list `component_mapping` of entries of two sides, each a list of module paths, whose variables `{i}`
+take the values of `variables`, and in `reasoning`, under the names of the sides, a text for each path.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Links: records of the target, and what makes tensors of them that the reference has."""
+"""Links: records of the target, and the layout that makes them comparable with records of the reference."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Link:
         return (self.layout.dtype(dtypes),) * len(self.reference) if self.layout.steps else tuple(dtypes)
 
     def make(self, read: Callable[[Record], Array]) -> list[Array]:
-        """The tensors that come out.
+        """Make the tensors that come out.
 
         Args:
             read: Gives a record's stored elements.
@@ -75,8 +75,8 @@ class Link:
         if not self.gathers:
             return outputs[0]
         return [
-            found.of_target([each[part] for each in outputs], self.reference[part].shape)
-            for part, found in enumerate(self.gathers)
+            gather.of_target([each[part] for each in outputs], self.reference[part].shape)
+            for part, gather in enumerate(self.gathers)
         ]
 
     def _runs(self) -> list[tuple[Record, ...]]:
@@ -86,7 +86,7 @@ class Link:
 
 
 class Gatherings:
-    """How tokens are matched, read from the archives where an entry asks for it."""
+    """Matches tokens if an entry asks for it, each kind once."""
 
     def __init__(self, rule: TokenRule | None, reference: Archive, target: Archive) -> None:
         self._rule = rule

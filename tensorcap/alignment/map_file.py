@@ -1,4 +1,4 @@
-"""Map files: a mapping as TOML, made to be read and edited."""
+"""Map files: a mapping as TOML, to be read and edited by people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether two runs made what belongs together in the same order, and what first moved."""
+"""Order of execution: whether two runs compute paired results in the same order, and what first moved."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The target as the reference would name it: an archive whose records are made of another's by a mapping.
+"""Views of two archives through a resolved mapping.
 
-The reference as the target would name it: an archive whose records a mapping makes, backwards.
-
-The reference with those tokens only that the target has as well.
+`MappedArchive` is the target under the reference's keys and in its layouts, `GatheredArchive` the reference
+reduced to the tokens that both sides have, `ReversedArchive` the reference as the target would have it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Candidates: site templates that may belong together, alone or fused; which of their members would; by what
-names.
-
-How alike two site templates are by their shapes, classes and nesting, apart from names and values.
-"""
+"""Candidates: site templates that may belong together, alone or fused, and how similar two templates are."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""Results of the reference that the target has only as arguments: a sum or an activation without a module.
+"""Pair outputs that have no counterpart as they are: sums, arguments, and scaled values.
 
-Results of the target that add up to one of the reference: a block that keeps its residual apart.
-
-Of the statistics of a sum only the mean follows from those of its parts, so it proves less than a
-fingerprint does; norms and extremes say what is impossible, and the values, where they may be read, decide.
-
-Tensors whose values are those of another one times a factor, or with other signs: mistakes of a port.
+A sum: results of the target that add up to one of the reference, as a block that keeps its residual apart
+gives. Only the mean of a sum follows from its parts, so it proves less than a fingerprint does; norms and
+extremes say what is impossible, and the values, if they may be read, decide. An argument: a sum or an
+activation without a module of its own. Scaled: values times a factor, or with other signs, mistakes of a
+port.
 """
 
 from __future__ import annotations
@@ -119,12 +118,14 @@ def find_sums(state: MatchState) -> None:
                 sites = [part.members[index].site for part in parts if index in part.members]
                 fingerprints = [target.fingerprints[site] for site in sites if site in target.fingerprints]
                 for whole, numbers in (
-                    _near(matching, by_size, fingerprints) if len(fingerprints) == len(parts) else ()
+                    _find_wholes(matching, by_size, fingerprints) if len(fingerprints) == len(parts) else ()
                 ):
                     if len(numbers) == len(index):
                         shift = tuple(a - b for a, b in zip(index, numbers, strict=True))
                         if (names, whole.name, shift) not in tried:
-                            tried[names, whole.name, shift] = _fusion(matching, by_size, parts, whole, shift)
+                            tried[names, whole.name, shift] = _make_sum(
+                                matching, by_size, parts, whole, shift
+                            )
     state.sums = [fusion for fusion in tried.values() if fusion.nats >= WEIGHTS.proof]
 
 
@@ -138,7 +139,7 @@ def fuse_remaining_sums(state: MatchState) -> None:
     state.fusions += settle_fusions(state.matching, state.slots, state.sums, may_repeat=True)
 
 
-def _near(
+def _find_wholes(
     matching: Matching, by_size: Means, parts: Sequence[Fingerprint]
 ) -> list[tuple[SiteTemplate, Index]]:
     """The results of the reference whose mean is that of a sum, if they are few."""
@@ -156,11 +157,11 @@ def _span(matching: Matching, by_size: Means, parts: Sequence[Fingerprint]) -> t
     return start, bisect.bisect_left(means, (mean + reach, ""), lo=start)
 
 
-def _fusion(
+def _make_sum(
     matching: Matching, by_size: Means, parts: Sequence[SiteTemplate], whole: SiteTemplate, shift: Index
 ) -> Fusion:
     places = places_of(parts, None, whole, shift)
-    agreements = {index: _agreement(matching, by_size, *place) for index, place in places.items()}
+    agreements = {index: _measure_sum(matching, by_size, *place) for index, place in places.items()}
     agreeing = {index: agreement for index, agreement in agreements.items() if agreement is not None}
     names = tuple(part.name for part in parts)
     return Fusion(False, names, None, whole.name, places, shift, agreeing, is_sum=True)
@@ -179,7 +180,7 @@ def _results(matching: Matching) -> Iterator[list[SiteTemplate]]:
             yield sorted(results, key=lambda template: (template.order, template.name))
 
 
-def _agreement(matching: Matching, by_size: Means, sites: Sequence[str], whole: str) -> Agreement | None:
+def _measure_sum(matching: Matching, by_size: Means, sites: Sequence[str], whole: str) -> Agreement | None:
     """What the mean of a sum proves; None if it proves nothing, or norms or extremes exclude it."""
     reference, target = matching.sides
     parts = [target.fingerprints[site] for site in sites if site in target.fingerprints]

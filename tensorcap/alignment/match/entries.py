@@ -1,4 +1,4 @@
-"""Write pairs of site templates as entries of a mapping: layouts of slots, places with variables, reasons."""
+"""Write pairs of site templates as entries of a mapping: layouts of slots, variables for numbers, reasons."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def entries_of_pair(slots: Slots, candidate: Candidate) -> Made:
         if steps is None and not (candidate.is_named and fit is None):
             return [], _unsure(slots, candidate, describe_lack(fit, is_lost=is_lost))
     residuals = _measure_residuals(slots, candidate, fit)
-    evidence, reason = slots.judge.pair(candidate, place, records, fit, residuals)
+    evidence, reason = slots.judge.explain_pair(candidate, place, records, fit, residuals)
     if fit is None or not fit.is_sure or is_lost:  # what is certain is that they belong together
         reason += f"; but {describe_lack(fit, is_lost=is_lost)}" if steps is not None else ""
         fit = Fit(steps or (), (0,), None, float("inf"), 0, is_sure=False)
@@ -130,7 +130,7 @@ def entries_of_handed_on(slots: Slots, candidate: Candidate, argument: str) -> l
     fit = slots.find_layout([result], [argument_record]) if result is not None else None
     if result is None or fit is None or not fit.is_sure or _is_in_another_order(candidate, place, fit):
         return []
-    agreement = slots.judge.handed_on(candidate, ((result,), (argument_record,)), fit)
+    agreement = slots.judge.explain_handed_on(candidate, ((result,), (argument_record,)), fit)
     reason = f"what the target hands on; {agreement}"
     slot = _slot(template, template.members[place[0]])
     slots.matching.handed_on.update(sides[0].site(candidate.reference, a) for a, _ in candidate.places)
@@ -172,7 +172,7 @@ def entries_of_fusion(slots: Slots, fusion: Fusion, *, slot_pair: tuple[str, str
         for reference, target_records in tensors
     ]
     residuals = slots.residuals(fit, pairs) if fit.residual is not None else [None] * len(pairs)
-    evidence, reason = slots.judge.fusion(
+    evidence, reason = slots.judge.explain_fusion(
         fusion, tensors[0], fit, residuals, is_parameter=slot_pair is not None
     )
     slot, whole_slot = ("", "") if slot_pair is None else slot_pair if fusion.is_split else slot_pair[::-1]

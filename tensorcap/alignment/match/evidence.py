@@ -1,10 +1,10 @@
-"""What a pair is known by and what speaks against it: the one place where that is decided and worded.
+"""Evidence for and against a pair.
 
 *Proven* is what values say: they agree to rounding, nothing else has them, and no other layout fits.
-*Plausible* is what names, structure, order and shapes say where values say nothing; it is told if something
-else would do as well (`ambiguous`). *Contradicted* is a pair whose values differ by more than rounding, or
-that values put together in another way than names and shapes do; it may be right all the same, since the
-target may be wrong, and what contradicts it is told (`but …`).
+*Plausible* is what names, structure, order and shapes say if values say nothing; the reason reports if
+something else would do as well (`ambiguous`). *Contradicted* is a pair whose values differ by more than
+rounding, or that values put together in another way than names and shapes do; it may be right all the same,
+since the target may be wrong, and the reason reports what contradicts it (`but …`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ROUNDINGS: Final = 8  # of the coarser run, by which equal values differ at mos
 _LEAST: Final = 2.0**-16  # that they may differ by, however fine the dtype: sums in another order
 _UNRELATED: Final = 0.1  # of the size of most elements, by which errors are no rounding
 _TIED: Final = "ambiguous by values: others have the same, settled by order of results"
-_TURN: Final = ("transpose 0 1",)
+_TRANSPOSE: Final = ("transpose 0 1",)
 _USUAL: Final = {  # order in which parts of a fused projection mostly stand
     **{"q": 0, "query": 0, "k": 1, "key": 1, "v": 2, "value": 2},
     **{"gate": 0, "up": 1},
@@ -40,11 +40,11 @@ _USUAL: Final = {  # order in which parts of a fused projection mostly stand
 
 
 class PairEvidence:
-    """Says what pairs are known by.
+    """Decides and words what pairs are known by, and what speaks against them.
 
     Args:
         matching: The pairs.
-        shapes: Of what other pairs of modules hold.
+        shapes: Shapes of parameters that other pairs of modules have.
 
     Attributes:
         bound: How far equal values of floating dtypes may be apart, relative to their size.
@@ -56,7 +56,7 @@ class PairEvidence:
         self.bound = max(_ROUNDINGS * max(side.rounding for side in matching.sides), _LEAST)
 
     @cached_property
-    def _turned(self) -> Mapping[tuple[str, str], bool]:
+    def _transposed(self) -> Mapping[tuple[str, str], bool]:
         """Of each two classes of modules, whether matrices that they hold are transposed, if all agree.
 
         Those of unlike sizes show it. What is not in it is not known.
@@ -82,7 +82,7 @@ class PairEvidence:
             places[candidate.reference, candidate.target] += candidate.places
         return {templates for templates, paired in places.items() if not _is_ascending(paired)}
 
-    def pair(
+    def explain_pair(
         self,
         candidate: Candidate,
         place: Place,
@@ -99,7 +99,7 @@ class PairEvidence:
             fit: Their layout; None if there is none.
             residuals: What it leaves in each place.
         """
-        reasons, doubts = self._said(candidate), self._doubts_of_place(candidate)
+        reasons, doubts = self._describe_agreement(candidate), self._find_rival_doubts(candidate)
         evidence = candidate.evidence
         sites = self._matching.sites_of(candidate, place)
         has_fingerprints = all(
@@ -119,24 +119,26 @@ class PairEvidence:
             reasons += read_text(fit)
             one, other = self._matching.sides
             templates = one.templates[candidate.reference], other.templates[candidate.target]
-            is_turned = self.is_turned(*templates) if templates[0].is_parameter else None
-            distances = _larger(self._distances(candidate), residuals)
-            doubts += self.doubts(records, distances, fit, is_turned=is_turned)
-            doubts += self._argument_doubts(candidate) if not doubts else []
+            is_transposed = self.is_transposed(*templates) if templates[0].is_parameter else None
+            distances = _take_larger(self._measure_distances(candidate), residuals)
+            doubts += self.doubts(records, distances, fit, is_transposed=is_transposed)
+            doubts += self._find_argument_doubts(candidate) if not doubts else []
         return evidence, "; ".join([*reasons, *doubts])
 
-    def is_turned(self, one: SiteTemplate, other: SiteTemplate) -> bool | None:
+    def is_transposed(self, one: SiteTemplate, other: SiteTemplate) -> bool | None:
         """Whether weights of the modules of two site templates are transposed; None if unknown."""
-        return self._turned.get((one.first.module, other.first.module))
+        return self._transposed.get((one.first.module, other.first.module))
 
-    def handed_on(
+    def explain_handed_on(
         self, candidate: Candidate, records: tuple[Sequence[Record], Sequence[Record]], fit: Fit
     ) -> str:
         """The reason why results are what the target has as an argument."""
         distances = [agreement.distance for agreement in candidate.agreeing.values()]
-        return "; ".join([*self._said(candidate), *read_text(fit), *self.doubts(records, distances, fit)])
+        return "; ".join(
+            [*self._describe_agreement(candidate), *read_text(fit), *self.doubts(records, distances, fit)]
+        )
 
-    def fusion(
+    def explain_fusion(
         self,
         fusion: Fusion,
         records: tuple[Sequence[Record], Sequence[Record]],
@@ -149,11 +151,11 @@ class PairEvidence:
         distances = [agreement.distance for agreement in fusion.agreeing.values() if not is_parameter]
         reasons = ["their shapes add up"]
         if distances:
-            reasons = [_counted(len(distances), len(fusion.places), max(distances), None)]
+            reasons = [_count_text(len(distances), len(fusion.places), max(distances), None)]
         known = [fusion.agreeing.get(index) if not is_parameter else None for index in fusion.places]
         apart_by = [agreement.distance if agreement else None for agreement in known]
         doubts = [_TIED] if fusion.is_tied else []
-        doubts += self.doubts(records, _larger(apart_by, residuals), fit)
+        doubts += self.doubts(records, _take_larger(apart_by, residuals), fit)
         if fusion.axis is None and not fusion.is_sum:
             doubts += order_doubt([fusion.parts[i] for i in fusion.order], fusion.whole)
         elif list(fusion.order) != sorted(fusion.order):
@@ -164,7 +166,7 @@ class PairEvidence:
             evidence, reasons = "rule", ["by the rule of their names", *reasons]
         return evidence, "; ".join([*reasons, *read_text(fit), *doubts])
 
-    def parameters(
+    def explain_parameters(
         self,
         evidence: Evidence,
         pairs: Sequence[tuple[Sequence[Record], Sequence[Record]]],
@@ -172,7 +174,7 @@ class PairEvidence:
         fit: Fit | None,
         residuals: Sequence[float | None],
         *,
-        is_turned: bool | None,
+        is_transposed: bool | None,
     ) -> tuple[Evidence, str]:
         """Evidence and reason of what modules that belong together hold.
 
@@ -182,7 +184,7 @@ class PairEvidence:
             records: Those that were read.
             fit: Their layout; None if there is none.
             residuals: What it leaves of all members.
-            is_turned: Whether it is a matrix that should be transposed; None if that is not known.
+            is_transposed: Whether it is a matrix that should be transposed; None if that is not known.
         """
         reasons = ["of modules that belong together"]
         reference, target = self._matching.sides
@@ -191,17 +193,17 @@ class PairEvidence:
             for tensors, target_tensors in pairs
         ]
         known = [a.distance(b) for a, b in fingerprints if a and b and a.size == b.size]
-        near = [distance for distance in known if distance <= self.expected(*records)]
-        distances = _larger([self._apart(*pair) for pair in pairs], residuals)
+        near = [distance for distance in known if distance <= self.tolerance(*records)]
+        distances = _take_larger([self._measure_distance(*pair) for pair in pairs], residuals)
         if near:
-            reasons.append(_counted(len(near), len(pairs), max(near), None))
+            reasons.append(_count_text(len(near), len(pairs), max(near), None))
         if fit is None:
             shapes = " and ".join(str(list(side[0].shape)) for side in records)
             return "structure", "; ".join([*reasons, f"but shapes {shapes} differ, no layout fits"])
-        doubts = self.doubts(records, distances, fit, is_turned=is_turned)
+        doubts = self.doubts(records, distances, fit, is_transposed=is_transposed)
         if fit.choices > 1 and not fit.is_proven and not doubts:
             doubts.append("ambiguous: other layouts fit as well")
-        is_proven = near and not [d for d in distances if d > self.expected(*records)] and fit.is_proven
+        is_proven = near and not [d for d in distances if d > self.tolerance(*records)] and fit.is_proven
         kind = evidence if evidence in ("name", "rule") else "values" if is_proven else "structure"
         return kind, "; ".join([*reasons, *read_text(fit), *doubts])
 
@@ -211,7 +213,7 @@ class PairEvidence:
         distances: Sequence[float],
         fit: Fit,
         *,
-        is_turned: bool | None = None,
+        is_transposed: bool | None = None,
     ) -> list[str]:
         """What the values say against a pair.
 
@@ -219,10 +221,10 @@ class PairEvidence:
             records: What was read of it.
             distances: How far the fingerprints of its members are apart.
             fit: The layout.
-            is_turned: Whether it is a matrix that should be transposed; None if that is not known.
+            is_transposed: Whether it is a matrix that should be transposed; None if that is not known.
         """
         reasons = []
-        bound = self.expected(*records)
+        bound = self.tolerance(*records)
         far = [distance for distance in distances if distance > bound]
         worst = max([*far, fit.residual or 0.0])
         if math.isinf(worst):
@@ -237,18 +239,18 @@ class PairEvidence:
         reference, target = records
         if len(reference) == len(target) == 1 and reference[0].shape == target[0].shape:
             is_matrix = reference[0].shape[:1] == reference[0].shape[1:]
-            if fit.steps and fit.is_sure and not (is_turned and fit.steps == _TURN):
+            if fit.steps and fit.is_sure and not (is_transposed and fit.steps == _TRANSPOSE):
                 reasons.append("but shapes are equal, so that values alone ask for these steps")
-            elif is_turned and is_matrix and not fit.steps:
+            elif is_transposed and is_matrix and not fit.steps:
                 reasons.append("but it is not transposed, as those of unlike sizes are")
         return reasons
 
-    def expected(self, reference: Sequence[Record], target: Sequence[Record]) -> float:
+    def tolerance(self, reference: Sequence[Record], target: Sequence[Record]) -> float:
         """How far equal values may be apart, relative to their size; whole numbers not at all."""
         coarsest = max(rounding_of(record) for record in (*reference, *target))
         return max(self.bound, _ROUNDINGS * coarsest) if coarsest else 0.0
 
-    def _said(self, candidate: Candidate) -> list[str]:
+    def _describe_agreement(self, candidate: Candidate) -> list[str]:
         reasons = ["the same name"] if candidate.is_named else []
         agreed = (candidate.agreeing[p] for p in candidate.places if p in candidate.agreeing)
         agreements = [agreement for agreement in agreed if agreement.nats >= WEIGHTS.reported_least]
@@ -258,13 +260,13 @@ class PairEvidence:
             reasons.append("alike, and between the same neighbours in order")
         return reasons
 
-    def _doubts_of_place(self, candidate: Candidate) -> list[str]:
+    def _find_rival_doubts(self, candidate: Candidate) -> list[str]:
         """What other tensors say: that they have the same values, or those that this one should have."""
         doubts = []
         if candidate.is_tied:
             doubts.append(_TIED)
         if candidate.is_named:
-            others = [self._matching.values_elsewhere(candidate, place) for place in candidate.places]
+            others = [self._matching.find_values_elsewhere(candidate, place) for place in candidate.places]
             elsewhere = sorted({name for name in others if name})
             if elsewhere:
                 doubts.append(f"but the values are those of {', '.join(elsewhere[:_SHOWN])}")
@@ -272,7 +274,7 @@ class PairEvidence:
             doubts.append("but their numbers do not rise together")
         return doubts
 
-    def _argument_doubts(self, candidate: Candidate) -> list[str]:
+    def _find_argument_doubts(self, candidate: Candidate) -> list[str]:
         """What arguments of equal names say, as far as they are known."""
         templates = [
             side.templates[name]
@@ -297,19 +299,19 @@ class PairEvidence:
                     and fingerprint.size == target_fingerprint.size
                 ):
                     distance = fingerprint.distance(target_fingerprint)
-                    if distance > self.expected([arguments_by_name[name]], [target_arguments[name]]):
+                    if distance > self.tolerance([arguments_by_name[name]], [target_arguments[name]]):
                         far[name] = max(distance, far.get(name, 0.0))
         return [
             f"but its argument {name} differs by {distance:.1g}" for name, distance in sorted(far.items())
         ]
 
-    def _distances(self, candidate: Candidate) -> list[float | None]:
+    def _measure_distances(self, candidate: Candidate) -> list[float | None]:
         """How far the values of all members are apart at least; None if it is not known."""
         one, other = self._matching.sides
         sites = [self._matching.sites_of(candidate, place) for place in candidate.places]
-        return [self._apart(one.records(left), other.records(right)) for left, right in sites]
+        return [self._measure_distance(one.records(left), other.records(right)) for left, right in sites]
 
-    def _apart(self, reference: Sequence[Record], target: Sequence[Record]) -> float | None:
+    def _measure_distance(self, reference: Sequence[Record], target: Sequence[Record]) -> float | None:
         """How far values are apart at least, by their statistics; None if these are not of one count."""
         one, other = self._matching.sides
         if len(reference) == len(target) == 1 and reference[0].size == target[0].size:
@@ -325,7 +327,7 @@ class PairEvidence:
         return both[0].distance(both[1])
 
 
-def _larger(distances: Sequence[float | None], residuals: Sequence[float | None]) -> list[float]:
+def _take_larger(distances: Sequence[float | None], residuals: Sequence[float | None]) -> list[float]:
     """The larger of two numbers in each place where one of them is known."""
     known = ([x for x in pair if x is not None] for pair in zip(distances, residuals, strict=True))
     return [max(numbers) for numbers in known if numbers]
@@ -349,7 +351,7 @@ def order_doubt(parts: Sequence[str], whole: str) -> list[str]:
     words = [_words(part) for part in parts]
     shared = set.intersection(*map(set, words))
     own = [next((word for word in name_words if word not in shared), "") for name_words in words]
-    named, by = _named_order(own, _words(whole)), "by name"
+    named, by = _find_named_order(own, _words(whole)), "by name"
     if not named and all(word in _USUAL for word in own):
         named, by = sorted(own, key=lambda word: _USUAL[word]), "as a rule"
     if not named or named == own:
@@ -357,7 +359,7 @@ def order_doubt(parts: Sequence[str], whole: str) -> list[str]:
     return [f"but its parts are {', '.join(own)} by values and {', '.join(named)} {by}"]
 
 
-def _named_order(own: Sequence[str], whole: Sequence[str]) -> list[str]:
+def _find_named_order(own: Sequence[str], whole: Sequence[str]) -> list[str]:
     """The order of the parts' own words in the words of the whole, or of their initials: `qkv`, `Wqkv`."""
     if not all(own) or len(set(own)) < len(own):
         return []
@@ -388,10 +390,12 @@ def _is_ascending(places: Sequence[Place]) -> bool:
 
 def _values_text(agreements: Sequence[Agreement], whole: int) -> str:
     distances = [agreement.distance for agreement in agreements]
-    return _counted(len(agreements), whole, max(distances), min(agreement.other for agreement in agreements))
+    return _count_text(
+        len(agreements), whole, max(distances), min(agreement.other for agreement in agreements)
+    )
 
 
-def _counted(count: int, whole: int, distance: float, other: float | None) -> str:
+def _count_text(count: int, whole: int, distance: float, other: float | None) -> str:
     rest = "" if other is None else f", next best {other:.1g}"
     return f"values: {count} of {whole} agree within {distance:.1g}{rest}"
 

@@ -1,6 +1,6 @@
-"""Several tensors of one side that are one of the other: what speaks for it, and the layout between them.
+"""Accept fusions of several tensors to one, and find the layout between parts and whole.
 
-The count, mean, l2, minimum and maximum of a whole follow from those of its parts, the mean of a sum too.
+Count, mean, l2, minimum and maximum of a whole follow from those of its parts; of a sum only the mean does.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def settle_fusions(
                 wanted[site].append(i)
         for i, fusion in enumerate(live):
             numbers = sorted({number for site in fusion.sites for number in wanted[site]} - {i})
-            rivals = _rivals(matching, live, i, numbers) if is_free(matching, fusion) else None
+            rivals = _find_rivals(matching, live, i, numbers) if is_free(matching, fusion) else None
             if rivals is None:
                 continue
-            if fusion.is_sum and not may_repeat and _is_outdone(matching, fusion):
+            if fusion.is_sum and not may_repeat and _has_better_pair(matching, fusion):
                 continue
             fusion_with_layout = replace(fit_fusion(matching, slots, fusion), is_tied=bool(rivals))
             if fusion_with_layout.fit is not None:
@@ -72,7 +72,7 @@ def restrict_to_free(matching: Matching, fusion: Fusion) -> Fusion:
     return replace(fusion, places=places, agreeing=agreeing)
 
 
-def _is_outdone(matching: Matching, fusion: Fusion) -> bool:
+def _has_better_pair(matching: Matching, fusion: Fusion) -> bool:
     """Whether structure says more for a pair of the whole, or of one of the parts, than for the sum."""
     return matching.best_similarity(fusion.whole, fusion.parts) >= fusion.similarity or any(
         matching.has_partner(1, part) for parts, _ in fusion.places.values() for part in parts
@@ -93,7 +93,7 @@ def is_free(matching: Matching, fusion: Fusion) -> bool:
     return not any(matching.has_partner(side, site) for side, site in sites)
 
 
-def _rivals(
+def _find_rivals(
     matching: Matching, live: Sequence[Fusion], number: int, others: Iterable[int]
 ) -> list[Fusion] | None:
     """The fusions with equal values that want or wanted some of these sites; None if others want them now.
@@ -184,7 +184,7 @@ def fit_fusion(
     ]
     order, fit = min(sure, key=lambda f: f[1].residual or 0.0, default=((), None))
     if fit is None and slot_pair is not None:
-        order, fit = _as_results(slots, fusion, reference, target)
+        order, fit = _fit_as_results(slots, fusion, reference, target)
     return replace(fusion, fit=fit, order=fit.order if fit and fusion.is_split else order)
 
 
@@ -200,7 +200,7 @@ def tensors_of(
     return (parts, whole) if fusion.is_split else (whole, parts)
 
 
-def _as_results(
+def _fit_as_results(
     slots: Slots, fusion: Fusion, reference: Sequence[Record], target: Sequence[Record]
 ) -> tuple[tuple[int, ...], Fit | None]:
     """The layout of the results, on the one axis where it fits."""

@@ -1,9 +1,8 @@
-"""Fusions that rules tell by names: `q_proj`, `k_proj`, `v_proj` of one side are `qkv_proj` of the other.
+"""Find fusions, several tensors of one side that are one of the other: by rules of names, values, or shapes.
 
-Which tensors of one side may be parts of one of the other, and what proves that they are.
-
-Parts are siblings (`q`, `k`, `v`; `gate`, `up`), neighbours in order where names tell nothing, results of one
-site, or all members of a list (experts, layers).
+`q_proj`, `k_proj`, `v_proj` of one side are `qkv_proj` of the other. Parts are siblings (`q`, `k`, `v`;
+`gate`, `up`), neighbours in order if names say nothing, results of one site, or all members of a list
+(experts).
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def fuse_by_rules(state: MatchState) -> None:
                 known = [part for part in parts if part is not None]
                 if last != rule.whole or len(known) < len(parts):
                     continue
-                fusion = _ruled(matching, slots, rule, known, whole, is_split=is_split)
+                fusion = _fuse_by_rule(matching, slots, rule, known, whole, is_split=is_split)
                 if fusion is not None:
                     claim(matching, fusion)
                     state.fusions.append(fusion)
@@ -71,7 +70,7 @@ def _names(side: Side, rules: Rules) -> Mapping[str, Named]:
     return named
 
 
-def _ruled(
+def _fuse_by_rule(
     matching: Matching, slots: Slots, rule: Fused, parts: Sequence[Named], whole: Named, *, is_split: bool
 ) -> Fusion | None:
     """The fusion of a rule with its layout; None if tensors do not add up, or have partners."""
@@ -97,11 +96,11 @@ def _ruled(
         return None
     fusion = fit_fusion(matching, slots, free)
     if fusion.fit is None and rule.axis is not None:
-        fusion = _as_the_rule_says(matching, slots, free, rule.axis)
+        fusion = _fit_by_rule(matching, slots, free, rule.axis)
     return fusion if fusion.fit is not None else None
 
 
-def _as_the_rule_says(matching: Matching, slots: Slots, fusion: Fusion, axis: int) -> Fusion:
+def _fit_by_rule(matching: Matching, slots: Slots, fusion: Fusion, axis: int) -> Fusion:
     """The fusion with its parts one after the other along an axis, if they fit so."""
     reference, target = tensors_of(matching, fusion, min(fusion.places), None)
     parts = reference if fusion.is_split else target
@@ -127,7 +126,7 @@ def fuse_by_values(state: MatchState) -> None:
        come without one, and leave their sites free.
     """
     matching = state.matching
-    candidates = [f for is_split in (True, False) for f in _possible(matching, is_split=is_split)]
+    candidates = [f for is_split in (True, False) for f in _find_possible(matching, is_split=is_split)]
     proven = [f for f in candidates if f.nats >= WEIGHTS.proof]
     state.fusions += settle_fusions(matching, state.slots, proven)
 
@@ -154,8 +153,8 @@ def fuse_by_shapes(state: MatchState) -> None:
     candidates = [
         f
         for is_split in (True, False)
-        for f in _possible(matching, is_split=is_split)
-        if f.axis is None and _add_up(matching, f)
+        for f in _find_possible(matching, is_split=is_split)
+        if f.axis is None and _do_sizes_add_up(matching, f)
     ]
     chosen: list[Fusion] = []
     for fusion in candidates:
@@ -167,7 +166,7 @@ def fuse_by_shapes(state: MatchState) -> None:
     state.fusions += chosen
 
 
-def _add_up(matching: Matching, fusion: Fusion) -> bool:
+def _do_sizes_add_up(matching: Matching, fusion: Fusion) -> bool:
     """Whether parts and whole lie in paired modules, and the whole's weight has the parts' elements."""
     side, other = matching.sides if fusion.is_split else matching.sides[::-1]
     parts, whole = [side.templates[name] for name in fusion.parts], other.templates[fusion.whole]
@@ -180,7 +179,7 @@ def _add_up(matching: Matching, fusion: Fusion) -> bool:
     return all(largest) and sum(map(math.prod, largest[:-1])) == math.prod(largest[-1])
 
 
-def _possible(matching: Matching, *, is_split: bool) -> Iterator[Fusion]:
+def _find_possible(matching: Matching, *, is_split: bool) -> Iterator[Fusion]:
     side, other = matching.sides if is_split else matching.sides[::-1]
     number = 0 if is_split else 1
     templates = [

@@ -1,8 +1,7 @@
-"""Which site template of the reference is which of the target: candidates by names and values, settled by
-certainty.
+"""Matching of site templates: candidates by names and values, accepted by certainty.
 
-Nothing depends on the order in which sites are listed: the most certain candidate is taken first, one that
-has a rival as good as itself waits until the rival is gone, and what is contested to the end is told.
+Nothing depends on the order in which sites are listed: the most certain candidate is accepted first, one with
+a rival as good as itself waits until the rival is gone, and what is contested to the end is reported.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Matching(Pairs):
         self._claims: tuple[dict[int, int], dict[int, int]] = ({}, {})
         self._similarities: dict[tuple[str, str], float] = {}
         self._group_by_drift()
-        self._candidates = self._by_values()
+        self._candidates = self._find_candidates()
         if canonical is not None:
             self._add_names(canonical)
 
@@ -98,36 +97,38 @@ class Matching(Pairs):
             or self.sides[1].templates[candidate.target].inside
         )
 
-    def _nearest(self) -> dict[tuple[int, int], Agreement]:
+    def _find_nearest_groups(self) -> dict[tuple[int, int], Agreement]:
         """The groups of both sides that are nearest to each other."""
         firsts = [[side.fingerprints[group[0]] for group in side.groups] for side in self.sides]
         return agreements(firsts[0], firsts[1], self.rounding)
 
     def _group_by_drift(self) -> None:
         """Take as rounding what the runs differ by, if that is more than one rounding of their dtypes."""
-        distances = sorted(a.distance for a in self._nearest().values() if a.nats >= WEIGHTS.proof)
+        distances = sorted(
+            a.distance for a in self._find_nearest_groups().values() if a.nats >= WEIGHTS.proof
+        )
         if distances:
             self.rounding = max(self.rounding, min(2 * distances[len(distances) // 2], _DRIFT))
         for side in self.sides:
             side.group(self.rounding)
 
-    def _by_values(self) -> dict[tuple[object, ...], Candidate]:
+    def _find_candidates(self) -> dict[tuple[object, ...], Candidate]:
         reference, target = self.sides
         candidates: dict[tuple[object, ...], Candidate] = {}
-        for (i, j), agreement in sorted(self._nearest().items()):
+        for (i, j), agreement in sorted(self._find_nearest_groups().items()):
             if agreement.nats >= WEIGHTS.proof:
                 self._claims[0][i], self._claims[1][j] = j, i
             if len(reference.groups[i]) * len(target.groups[j]) > _PRODUCT:
                 continue
             for left in reference.groups[i]:
                 for right in target.groups[j]:
-                    candidate, place = self._candidate(candidates, left, right)
+                    candidate, place = self._get_candidate(candidates, left, right)
                     candidate.agreeing[place] = agreement
         for candidate in candidates.values():
             candidate.places = tuple(p for p in candidate.places if not self.contradicts(candidate, p))
         return candidates
 
-    def _candidate(
+    def _get_candidate(
         self, candidates: dict[tuple[object, ...], Candidate], left: str, right: str
     ) -> tuple[Candidate, Place]:
         (template, a), (target_template, b) = self.sides[0].by_site[left], self.sides[1].by_site[right]
@@ -149,11 +150,11 @@ class Matching(Pairs):
         numbers = [side.group_of.get(site, -1) for side, site in zip(self.sides, sites, strict=True)]
         claimed = [claims.get(n) for claims, n in zip(self._claims, numbers, strict=True)]
         return any(
-            claim is not None and claim != numbers[1 - i] and not self._is_met(i, numbers[i], claim)
+            claim is not None and claim != numbers[1 - i] and not self._is_saturated(i, numbers[i], claim)
             for i, claim in enumerate(claimed)
         )
 
-    def _is_met(self, side: int, number: int, claim: int) -> bool:
+    def _is_saturated(self, side: int, number: int, claim: int) -> bool:
         """Whether all sites with the values of a group have a partner in it, so that it may have others."""
         group = self.sides[side].groups[number]
         partners = [self.partner[1 - side].get(site) for site in self.sides[1 - side].groups[claim]]
@@ -223,7 +224,7 @@ class Matching(Pairs):
         if not places:
             return
         a, b = places[0]
-        candidate, _ = self._candidate(self._candidates, one.members[a].site, other.members[b].site)
+        candidate, _ = self._get_candidate(self._candidates, one.members[a].site, other.members[b].site)
         candidate.is_named, candidate.is_by_rule, candidate.places = True, is_by_rule, places
 
     def sizes_fit(self, candidate: Candidate, place: Place) -> bool:
@@ -244,7 +245,7 @@ class Matching(Pairs):
             return False
         return self.contradicts(candidate, place) or self.is_confirmed(0, left) or self.is_confirmed(1, right)
 
-    def values_elsewhere(self, candidate: Candidate, place: Place) -> str:
+    def find_values_elsewhere(self, candidate: Candidate, place: Place) -> str:
         """The other site template of the target that has the values of the reference's member, or ""."""
         left, right = self.sites_of(candidate, place)
         claimed = self._claims[0].get(self.sides[0].group_of.get(left, -1))
@@ -347,10 +348,10 @@ class Matching(Pairs):
         if not candidate.agreeing:
             return score
         best = min(candidate.agreeing, key=lambda p: (candidate.agreeing[p].distance, p))
-        score += self._arguments(candidate, best, candidate.agreeing[best].distance)
-        return score + self._standing(candidate, best)
+        score += self._argument_similarity(candidate, best, candidate.agreeing[best].distance)
+        return score + self._standing_similarity(candidate, best)
 
-    def _arguments(self, candidate: Candidate, place: Place, distance: float) -> float:
+    def _argument_similarity(self, candidate: Candidate, place: Place, distance: float) -> float:
         ones = self.sides[0].arguments(candidate.reference, place[0])
         others = self.sides[1].arguments(candidate.target, place[1])
         if not ones or not others:
@@ -359,7 +360,7 @@ class Matching(Pairs):
         are_equal = apart <= max(4 * distance, 8 * self.rounding)
         return WEIGHTS.arguments_equal if are_equal else WEIGHTS.arguments_differ
 
-    def _standing(self, candidate: Candidate, place: Place) -> float:
+    def _standing_similarity(self, candidate: Candidate, place: Place) -> float:
         """Whether both stand at one place, in order of results, among the sites that have their values."""
         standing = []
         for side, site in zip(self.sides, self.sites_of(candidate, place), strict=True):

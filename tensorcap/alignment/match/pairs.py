@@ -1,7 +1,4 @@
-"""How far tensors that belong together are apart: over all of a run, and before a result of it.
-
-What is paired so far, and what it tells: how far right values are apart, and whether others are right.
-"""
+"""Pairs accepted so far: how far right values drift apart along a run, and whether a site is confirmed."""
 
 from __future__ import annotations
 

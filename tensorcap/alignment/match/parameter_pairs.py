@@ -1,8 +1,8 @@
-"""Parameters and buffers (parameters, buffers) and gradients, paired like the results of their modules.
+"""Pair parameters, buffers and gradients like the results of their modules.
 
-Within modules that belong together, equal names do, else equal values, else what alone has its count of
-elements; parts of a fused module hold parts of what the whole holds. What is left of both sides is matched
-like results, as if each were a module of its own.
+Within paired modules equal names are paired, then equal values, then what alone has its count of elements;
+parts of a fused module have parts of the whole's. What is left of both sides is matched like results, as if
+each tensor were a module of its own.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ class ParameterPairs:
     def __init__(self, matching: Matching, fused: Iterable[Fusion]) -> None:
         self.matching = matching
         self.taken: tuple[set[str], set[str]] = (set(), set())  # places
-        self.pairs = [(candidate, self._of_pair(candidate)) for candidate in matching.accepted]
-        self.fused = [(fusion, slots) for fusion in fused for slots in self._of_fusion(fusion)]
+        self.pairs = [(candidate, self._pair_slots(candidate)) for candidate in matching.accepted]
+        self.fused = [(fusion, slots) for fusion in fused for slots in self._pair_fused_slots(fusion)]
 
-    def _of_pair(self, candidate: Candidate) -> list[ParameterPair]:
+    def _pair_slots(self, candidate: Candidate) -> list[ParameterPair]:
         sides = self.matching.sides
         template, target_template = (
             sides[0].templates[candidate.reference],
@@ -92,7 +92,7 @@ class ParameterPairs:
         )
         places_by_slots: dict[SlotPair, list[Place]] = defaultdict(list)
         for a, b in candidate.places:
-            for slots in self._pairs(template.members[a], target_template.members[b]):
+            for slots in self._pair_member_slots(template.members[a], target_template.members[b]):
                 places_by_slots[slots].append((a, b))
                 self._take((template.members[a].site,), (target_template.members[b].site,), slots)
         return [
@@ -106,7 +106,7 @@ class ParameterPairs:
         for places, sites, slot in zip(self.taken, (sites_of_reference, sites_of_target), slots, strict=True):
             places.update(f"{site}/{slot}" for site in sites)
 
-    def _pairs(self, one: Member, other: Member) -> list[SlotPair]:
+    def _pair_member_slots(self, one: Member, other: Member) -> list[SlotPair]:
         """Slots of two modules that belong together."""
         slots, target_slots = dict(one.other_tensors), dict(other.other_tensors)
         pairs: list[SlotPair] = []
@@ -150,7 +150,7 @@ class ParameterPairs:
             return None
         return fingerprint.distance(target_fingerprint) <= _NEAR * self.matching.rounding
 
-    def _of_fusion(self, fusion: Fusion) -> Iterator[SlotPair]:
+    def _pair_fused_slots(self, fusion: Fusion) -> Iterator[SlotPair]:
         """Slots that all parts have, and the slots of the whole that they make."""
         parts_side, whole_side = (0, 1) if fusion.is_split else (1, 0)
         part_sites, whole_site = fusion.places[min(fusion.places)]
@@ -197,7 +197,9 @@ def parameter_entries(
         without: Names of passes to leave out.
     """
     parameter_pairs = ParameterPairs(slots.matching, fused)
-    rest = [unpaired(survey, taken) for survey, taken in zip(surveys, parameter_pairs.taken, strict=True)]
+    rest = [
+        survey_unpaired(survey, taken) for survey, taken in zip(surveys, parameter_pairs.taken, strict=True)
+    ]
     reference, target = (
         Side(survey, fingerprints, uses_values=uses_values)
         for survey, fingerprints in zip(rest, slots.fingerprints, strict=True)
@@ -251,13 +253,13 @@ def entries_of_parameter_pair(
         if fit is None or fit.is_proven:
             break
     is_named = parameter_pair.reference == parameter_pair.target
-    evidence, reason = slots.judge.parameters(
+    evidence, reason = slots.judge.explain_parameters(
         candidate.evidence if is_named else "structure",
         pairs,
         records,
         fit,
         slots.residuals(fit, pairs) if fit is not None and fit.residual is not None else [None] * len(pairs),
-        is_turned=judge.is_turned(one, other)
+        is_transposed=judge.is_transposed(one, other)
         if parameter_pair.reference.startswith(PARAMETER_SLOTS)
         else None,
     )
@@ -293,7 +295,7 @@ def _unsure(
     ]
 
 
-def unpaired(survey: Survey, taken: set[str]) -> Survey:
+def survey_unpaired(survey: Survey, taken: set[str]) -> Survey:
     """Parameters and buffers and has no partner yet, each as a module of its own that gives it."""
     unpaired_templates: dict[str, NameTemplate] = {}
     for template in survey.templates.values():

@@ -42,7 +42,7 @@ def pair_by_place(state: MatchState) -> None:
     matching = state.matching
     if not matching.is_ordered:
         return
-    chain = _chain(matching)
+    chain = _find_anchors(matching)
     sequences = [
         sorted(
             (r for r in s.templates.values() if not matching.is_fully_paired(i, r)),
@@ -51,14 +51,14 @@ def pair_by_place(state: MatchState) -> None:
         for i, s in enumerate(matching.sides)
     ]
     bounds = [(-1, -1), *chain, (math.inf, math.inf)]
-    offsets = _offsets(matching)
-    rarity = _rarity(matching)
+    offsets = _find_offsets(matching)
+    rarity = _score_shapes(matching)
     for (low, low_other), (high, high_other) in itertools.pairwise(bounds):
         segment = _between(sequences[0], low, high)
         target_segment = _between(sequences[1], low_other, high_other)
         is_lone = len(segment) == len(target_segment) == 1 and (low >= 0 or high < math.inf)
         if segment and target_segment and len(segment) * len(target_segment) <= _MOST:
-            _lay(
+            _align_segment(
                 matching,
                 segment,
                 target_segment,
@@ -105,7 +105,7 @@ def pair_lone_children(state: MatchState) -> None:
     2. One that shares a template with another candidate is dropped.
     """
     matching = state.matching
-    offsets = _offsets(matching)
+    offsets = _find_offsets(matching)
     children: list[dict[str, list[SiteTemplate]]] = [defaultdict(list), defaultdict(list)]
     for i, side in enumerate(matching.sides):
         for template in side.templates.values():
@@ -118,7 +118,9 @@ def pair_lone_children(state: MatchState) -> None:
             for i, name in enumerate(names)
         ]
         every = (
-            _possible(matching, child, target_child, offsets) for child in free[0] for target_child in free[1]
+            _make_candidate(matching, child, target_child, offsets)
+            for child in free[0]
+            for target_child in free[1]
         )
         candidates = [c for c in every if c is not None and c.similarity >= WEIGHTS.lone_child]
         for candidate in candidates:
@@ -137,7 +139,7 @@ def _between(templates: Sequence[SiteTemplate], low: float, high: float) -> Sequ
     return templates[start : bisect.bisect_left(templates, high, lo=start, key=lambda r: r.order)]
 
 
-def _chain(matching: Matching) -> list[tuple[float, float]]:
+def _find_anchors(matching: Matching) -> list[tuple[float, float]]:
     """The most pairs, as the orders of their two site templates, that follow each other on both sides."""
     orders = sorted(
         {
@@ -161,31 +163,31 @@ def _chain(matching: Matching) -> list[tuple[float, float]]:
     return chain[::-1]
 
 
-def _offsets(matching: Matching) -> dict[tuple[str, str], int]:
+def _find_offsets(matching: Matching) -> dict[tuple[str, str], int]:
     """By how much the numbers of two lists differ, for lists whose members are paired."""
     offsets: dict[tuple[str, str], int] = {}
     for candidate in matching.accepted:
         for a, b in candidate.places[:1]:
-            names = _lists(candidate.reference), _lists(candidate.target)
+            names = _list_names(candidate.reference), _list_names(candidate.target)
             if len(a) == len(b):
                 for name, target_name, x, y in zip(*names, a, b, strict=True):
                     offsets.setdefault((name, target_name), y - x)
     return offsets
 
 
-def _lists(name: str) -> list[str]:
+def _list_names(name: str) -> list[str]:
     """The names of the lists that a site template's numbers count."""
     parts = name.split("{")
     return ["{".join(parts[: i + 1]) for i in range(len(parts) - 1)]
 
 
-def _rarity(matching: Matching) -> dict[Shape, float]:
+def _score_shapes(matching: Matching) -> dict[Shape, float]:
     """What it says that two results have a shape, in nats: less if many have it."""
     shapes = [shape_of(template) for side in matching.sides for template in side.templates.values()]
     return {shape: math.log(len(shapes) / count) for shape, count in Counter(shapes).items()}
 
 
-def _lay(
+def _align_segment(
     matching: Matching,
     templates: Sequence[SiteTemplate],
     target_templates: Sequence[SiteTemplate],
@@ -198,7 +200,7 @@ def _lay(
     candidates: dict[tuple[int, int], Candidate] = {}
     for i, template in enumerate(templates):
         for j, target_template in enumerate(target_templates):
-            candidate = _possible(matching, template, target_template, offsets)
+            candidate = _make_candidate(matching, template, target_template, offsets)
             if candidate is None:
                 continue
             if shape_of(template) == shape_of(target_template):
@@ -206,9 +208,9 @@ def _lay(
             if candidate.similarity >= WEIGHTS.placement_least:
                 candidates[i, j] = candidate
     scores = {key: candidate.similarity + WEIGHTS.placement_pair for key, candidate in candidates.items()}
-    forward = _best(len(templates), len(target_templates), scores)
+    forward = _needleman_wunsch(len(templates), len(target_templates), scores)
     turned = {(len(templates) - 1 - i, len(target_templates) - 1 - j): s for (i, j), s in scores.items()}
-    backward = _best(len(templates), len(target_templates), turned)
+    backward = _needleman_wunsch(len(templates), len(target_templates), turned)
     best = forward[-1][-1]
 
     def through(i: int, j: int) -> float:
@@ -222,7 +224,7 @@ def _lay(
             matching.accept(candidate, candidate.places)
 
 
-def _best(rows: int, columns: int, scores: dict[tuple[int, int], float]) -> list[list[float]]:
+def _needleman_wunsch(rows: int, columns: int, scores: dict[tuple[int, int], float]) -> list[list[float]]:
     """For so many of both sequences' first site templates, the similarity of the best way to lay them."""
     table = [[0.0] * (columns + 1) for _ in range(rows + 1)]
     for i in range(rows):
@@ -232,7 +234,7 @@ def _best(rows: int, columns: int, scores: dict[tuple[int, int], float]) -> list
     return table
 
 
-def _possible(
+def _make_candidate(
     matching: Matching,
     template: SiteTemplate,
     target_template: SiteTemplate,
@@ -241,8 +243,8 @@ def _possible(
     if template.rank != target_template.rank:
         return None
     starts = zip(
-        _lists(template.name),
-        _lists(target_template.name),
+        _list_names(template.name),
+        _list_names(target_template.name),
         min(template.members),
         min(target_template.members),
         strict=True,

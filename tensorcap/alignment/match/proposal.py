@@ -41,7 +41,7 @@ from tensorcap.alignment.match.passes import (
 from tensorcap.alignment.match.placement import complete_templates, pair_by_place, pair_lone_children
 from tensorcap.alignment.match.sides import Side
 from tensorcap.alignment.match.slots import Slots
-from tensorcap.alignment.match.unmatched import Unmatched, refused
+from tensorcap.alignment.match.unmatched import Unmatched, leave_over
 from tensorcap.alignment.names.rule_files import builtin_rules
 from tensorcap.alignment.names.rulesets import Rules
 from tensorcap.alignment.names.site_templates import Survey
@@ -132,7 +132,7 @@ def propose(
     left_over += [*unsure, *unmatched.sites()]
     resolved, refusals = resolve_fitting(Alignment((*entries, *parameters)), reference, target)
     for entry, error in refusals:  # later calls have other shapes, or there are none of the same step
-        left_over += refused(entry, str(error))
+        left_over += leave_over(entry, str(error))
     left_over += unmatched.records(archives, resolved.links, left_over, contested)
     complete = replace(resolved.alignment, left_over=tuple(left_over))
     return _sorted(replace(resolved, alignment=complete), sides[0])

@@ -1,4 +1,4 @@
-"""One archive as the matching sees it: site templates, fingerprints of results, sites with equal values."""
+"""One archive as the matching sees it: site templates, fingerprints of results, groups of equal values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What paired sites took and gave: the layout between two tensors, and which arguments belong together."""
+"""Layouts between the tensors of paired sites, each found once, and pairs of their arguments."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tensorcap.alignment.layout.candidates import Candidate as LayoutChoice
-from tensorcap.alignment.layout.candidates import fits_shapes, plain
+from tensorcap.alignment.layout.candidates import LayoutChoice, fits_shapes, plain
 from tensorcap.alignment.layout.fits import CLOSE, Fit, find_layout, residual
 from tensorcap.alignment.layout.layout import Layout
 from tensorcap.alignment.mapping import Evidence
@@ -53,7 +52,7 @@ class Slots:
     Attributes:
         fingerprints: Of both sides.
         matching: What is paired.
-        judge: Says what pairs are known by.
+        judge: Decides and words the evidence of pairs.
         covered: Results of the reference besides main ones that an entry of their site pairs.
     """
 

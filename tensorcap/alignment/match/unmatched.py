@@ -1,7 +1,7 @@
-"""What is left over on both sides, and why: sites without a partner, and records that no entry reaches.
+"""Explain what is left over on both sides: sites without a partner, and records that no entry reaches.
 
 Nothing is silent: each record of a run is in a link or is named here. It is *explained* if the reason is
-known to do no harm: its values have a counterpart under another name, or what comes of it agrees.
+known to do no harm: its values have a counterpart under another name, or what is computed from it agrees.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Unmatched:
         for i, name in enumerate(_SIDES):
             side = matching.sides[i]
             reasons_by_site = {
-                site: self._of_site(i, site) for site in side.by_site if self._is_left(i, site)
+                site: self._explain_site(i, site) for site in side.by_site if self._is_left(i, site)
             }
             whole = {
                 module
@@ -168,22 +168,22 @@ class Unmatched:
             elif key.slot.startswith("grad_"):
                 yield record, (_UNKNOWN, False)
             else:
-                yield record, self._of_record(i, record)
+                yield record, self._explain_record(i, record)
 
-    def _of_record(self, i: int, record: Record) -> Reason:
+    def _explain_record(self, i: int, record: Record) -> Reason:
         """Why a record of a site has no counterpart: of a site without results, or beside those."""
         matching, site = self._matching, record.key.site
         other = matching.partner[i].get(site)
         where = f" at {matching.sides[1 - i].by_site[other][0].name}" if other is not None else ""
         if site not in matching.sides[i].by_site or record.key.rank:
-            return self._by_rule(i, site)
+            return self._explain_by_rule(i, site)
         is_result = record.key.slot.partition(".")[0] == "output"
         consumers = matching.sides[i].consumers_of(record) if is_result else [site]
         if matching.is_confirmed(i, site, consumers):
             return f"{_UNKNOWN}{where}, and what comes of it agrees", True
         return f"{_UNKNOWN}{where}", False
 
-    def _of_site(self, i: int, site: str) -> Reason:
+    def _explain_site(self, i: int, site: str) -> Reason:
         """Why a site has no partner, and whether that suffices."""
         matching = self._matching
         side = matching.sides[i]
@@ -197,7 +197,7 @@ class Unmatched:
         if known:
             template = side.by_site[known[0]][0]
             return f"has the values of {template.name}, which has a partner", True
-        uncalled = self._of_uncalled(i, side.module(site))
+        uncalled = self._explain_uncalled(i, side.module(site))
         if uncalled and matching.is_confirmed(i, site):
             return f"{uncalled}, and what comes of it agrees", True
         fingerprint, other_side = side.fingerprints.get(site), _SIDES[1 - i]
@@ -217,16 +217,16 @@ class Unmatched:
                 return f"nothing in the {other_side} has its values, and what comes of them agrees", True
         elif side.by_site[site][0].slot and matching.is_confirmed(i, site):
             return "has no values to find it by, and what comes of them agrees", True
-        return self._by_rule(i, side.module(site))
+        return self._explain_by_rule(i, side.module(site))
 
-    def _by_rule(self, i: int, site: str) -> Reason:
+    def _explain_by_rule(self, i: int, site: str) -> Reason:
         """Whether a rule says that only this side has a module, and why."""
         reason = self._rules.reason(_SIDES[i], site, self._classes[i].get(site, ""))
         if reason:
             return f"no counterpart by rule: {reason}", True
-        return self._of_uncalled(i, site) or _UNKNOWN, False
+        return self._explain_uncalled(i, site) or _UNKNOWN, False
 
-    def _of_uncalled(self, i: int, site: str) -> str:
+    def _explain_uncalled(self, i: int, site: str) -> str:
         """What is to be said if the other side has a module of the name, and never called it; else ""."""
         why = self._uncalled[1 - i].get(self._rules.canonical(site))
         if why is None:
@@ -234,7 +234,7 @@ class Unmatched:
         return f"the {_SIDES[1 - i]} never calls the module of this name" + (f" ({why})" if why else "")
 
 
-def refused(entry: Entry, reason: str) -> list[LeftOver]:
+def leave_over(entry: Entry, reason: str) -> list[LeftOver]:
     """What an entry that fits no records leaves over."""
     places = list(entry.expanded())
     return [

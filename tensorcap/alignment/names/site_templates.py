@@ -1,18 +1,12 @@
-"""What one archive says of its sites, folded over indices: forty templates instead of ten thousand sites.
+"""Site templates: the sites of an archive folded over their numbers, forty instead of ten thousand.
 
-A site's name is folded by its numbers: `model.layers.3.mlp` is the member `("3",)` of the template
-`model.layers.{0}.mlp`. Members of a template have one site template, so a mapping is found between
-templates, and a table of numbers tells which member is which.
+1. `Survey` folds names: `model.layers.3.mlp` is the member `("3",)` of the template `model.layers.{0}.mlp`.
+2. `site_templates` keeps only numbers that count: `layers.3.mlp` and `layers.7.mlp` share a template, `net.0`
+   and `net.2` of a sequence of unlike modules do not, nor do the `layer.0` and `layer.1` of a decoder block
+   of which one is attention.
+3. A site's main result goes under its name, every other one is a template of its own, `SITE/SLOT`.
 
-Site templates: results that are the same in every layer, apart from those that only share a name but for a
-number.
-
-A site's main result goes under the site's name, every other one is a site template of its own, `SITE/SLOT`.
-
-`layers.3.mlp` and `layers.7.mlp` have one site template; `net.0` and `net.2` of a sequence of unlike modules
-have two, and so have a decoder block's `layer.0` and `layer.1`, of which one is attention and one is not.
-
-Names that mean the same: without what wrappers add, or by rules; of site templates, apart from their numbers.
+`name_of` gives a template its canonical name: by rules, or without what wrappers add.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which token of the target is which of the reference, where sides padded, packed or stepped unlike."""
+"""Pairs of tokens: which of the target is which of the reference, if sides padded or packed differently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run was fed, as sequences of tokens: which are padding, which go on, and where each lies."""
+"""Token sequences of a run: which tokens are padding, which continue a sequence, and where each lies."""
 
 from __future__ import annotations
 
