@@ -1,4 +1,8 @@
-"""Align two archives: compute a mapping or read one, check it, and say what it covers."""
+"""Align two archives: compute a mapping or read one, resolve it once, and view both archives through it.
+
+A mapping goes one way: `propose` computes it (or a file holds it), `resolve` finds its records,
+`apply_mapping` makes the views that are compared.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,12 @@ from tensorcap.alignment.links import Link
 from tensorcap.alignment.map_file import parse_map
 from tensorcap.alignment.mapping import Alignment, Entry
 from tensorcap.alignment.match.proposal import By, propose
+from tensorcap.alignment.match.token_layouts import match_tokens, pair_equal_keys
+from tensorcap.alignment.match.weights import WEIGHTS
 from tensorcap.alignment.names.rulesets import Rules
-from tensorcap.alignment.resolution import resolve, resolve_each, token_alignments
+from tensorcap.alignment.resolution import ResolvedMapping, resolve, resolve_fitting
 from tensorcap.alignment.tokens.alignment import TokenAlignment
-from tensorcap.alignment.tokens.ragged import by_equal_keys, with_tokens
-from tensorcap.alignment.views import GatheredArchive, MappedArchive, mapped
+from tensorcap.alignment.views import GatheredArchive, MappedArchive, apply_mapping
 from tensorcap.runs.archive_summary import ArchiveSummary
 from tensorcap.runs.record_kinds import is_inner
 from tensorcap.runs.views import PartialArchive
@@ -34,10 +39,10 @@ class Aligned:
     """Two archives and the mapping between them.
 
     Attributes:
-        alignment: Entries and what is left over.
-        reference: The trusted archive, reduced to the tokens that are compared where tokens are matched.
+        alignment: The entries, and the places without a counterpart.
+        reference: The trusted archive, reduced to the tokens that are compared if tokens are matched.
         target: The archive under test, under the reference's keys and in its layout.
-        tokens: Which tokens are compared with which; empty where positions are the same.
+        tokens: Which tokens are compared with which; empty if positions are the same on both sides.
     """
 
     alignment: Alignment
@@ -45,8 +50,18 @@ class Aligned:
     target: MappedArchive
     tokens: tuple[TokenAlignment, ...]
 
+    @classmethod
+    def of(cls, mapping: ResolvedMapping, *, path: str = "") -> Aligned:
+        """View two archives through a mapping that is resolved on them.
+
+        Args:
+            mapping: The mapping.
+            path: The map file; empty for a mapping that was computed.
+        """
+        return cls(mapping.alignment, *apply_mapping(mapping, path=path), mapping.tokens)
+
     def report(self) -> dict[str, object]:
-        """All of it, as `tcap align --json` prints it (ALN-62)."""
+        """The members of the object that `tcap align --json` prints (ALN-62)."""
         return {
             "format": "tensorcap-alignment",
             "version": 1,
@@ -54,14 +69,15 @@ class Aligned:
             "target": ArchiveSummary.of(self.target.source),
             "entries": [_public(entry) for entry in self.alignment.entries],
             "left_over": self.alignment.left_over,
-            "tokens": [found.text for found in self.tokens],
+            "tokens": [tokens.text for tokens in self.tokens],
+            "weights": WEIGHTS,
             "summary": self.summary,
             "exit_status": self.summary.exit_status,
         }
 
     @property
     def summary(self) -> MappingSummary:
-        """What the mapping comes to."""
+        """Counts of what the mapping covers, and both orders of execution."""
         return self.target.summary
 
 
@@ -76,66 +92,65 @@ def align(
 ) -> Aligned:
     """Find which records of two archives belong together, and check it; no tensor is compared.
 
+    1. The entries of a given mapping are resolved.
+    2. A mapping is computed for the sites that they leave, unless `by` is `none`.
+    3. Both archives are viewed through the two mappings together.
+
     Args:
         reference: The trusted archive.
         target: The archive under test.
         mapping: A mapping, or a map file; its sites are left out of what is computed.
         rules: Rules that go before those that come with tensorcap, as for `propose`.
-        by: As for `propose`; `none` computes nothing, and is the default where a mapping is given.
+        by: As for `propose`; `none` computes nothing, and is the default if a mapping is given.
         read_values: As for `propose`.
 
     Raises:
         UsageError: An entry of the mapping makes no sense, or does not fit the archives.
         ReadError: A file cannot be read.
     """
-    path, given = "", Alignment(())
+    path, written = "", Alignment(())
     if isinstance(mapping, Alignment):
-        given = mapping
+        written = mapping
     elif mapping is not None:
-        path, given = str(mapping), read_mapping(mapping)
-    found = given
+        path, written = str(mapping), read_mapping(mapping)
     if by is None:
         by = "all" if mapping is None else "none"
-    if by != "none":
-        links = resolve(given, reference, target)
-        rest = _without(reference, links, 0), _without(target, links, 1)
-        computed = with_tokens(propose(*rest, rules=rules, by=by, read_values=read_values), *rest)
-        found = _both(given, computed)
-    ours, theirs = mapped(found, reference, target, path=path)
-    used = {id(link.entry) for link in theirs.links.values()}
-    found = replace(found, entries=tuple(entry for entry in found.entries if id(entry) in used))
-    return Aligned(found, ours, theirs, tuple(token_alignments(found, reference, target)))
+    resolved = resolve(written, reference, target)
+    if by == "none":
+        return Aligned.of(resolved, path=path)
+    rest = _without(reference, resolved.links, 0), _without(target, resolved.links, 1)
+    computed = match_tokens(propose(*rest, rules=rules, by=by, read_values=read_values))
+    if mapping is not None:  # its tokens count for the computed entries, too
+        computed = resolve(_join(written, computed.alignment), reference, target)
+    return Aligned.of(computed, path=path)
 
 
 def _without(archive: Archive, links: Sequence[Link], side: int) -> Archive:
-    """An archive without the sites that some links have something of."""
+    """An archive without the sites of which some links have a record."""
     used = {record.key.site for link in links for record in (link.reference, link.target)[side]}
     return (
         PartialArchive(archive, (r for r in archive.records if r.key.site not in used)) if used else archive
     )
 
 
-def _both(given: Alignment, computed: Alignment) -> Alignment:
-    """A mapping that was given, and what was computed of the rest."""
-    said = {(left.side, place) for left in given.left_over for place in left.places}
+def _join(written: Alignment, computed: Alignment) -> Alignment:
+    """Join a given mapping and the one computed of the rest; given reasons go before computed ones."""
+    known = {(left.side, place) for left in written.left_over for place in left.places}
     left_over = []
     for left in computed.left_over:
-        places = tuple(place for place in left.places if (left.side, place) not in said)
+        places = tuple(place for place in left.places if (left.side, place) not in known)
         if places:
             left_over.append(replace(left, places=places))
-    return Alignment((*given.entries, *computed.entries), (*given.left_over, *left_over), given.tokens)
+    return Alignment((*written.entries, *computed.entries), (*written.left_over, *left_over), written.tokens)
 
 
 def fitting(alignment: Alignment, reference: Archive, target: Archive) -> Alignment:
-    """Those entries of a mapping that fit two archives, one of which holds a part of a run only."""
-    found = resolve_each(alignment, reference, target)
-    return replace(
-        alignment, entries=tuple(entry for entry, links in found if not isinstance(links, UsageError))
-    )
+    """Keep the entries of a mapping that fit two archives, one of which holds a part of a run only."""
+    return resolve_fitting(alignment, reference, target)[0].alignment
 
 
 def _public(entry: Entry) -> dict[str, object]:
-    """What a reader of JSON gets of an entry: what a map file holds."""
+    """The members of an entry in JSON: those that a map file holds."""
     return {
         "reference": entry.reference,
         "target": entry.target,
@@ -151,13 +166,14 @@ def _public(entry: Entry) -> dict[str, object]:
 def sides(
     reference: Archive, target: Archive, mapping: MappingSource | Literal["none"] | None = None
 ) -> tuple[Archive, Archive]:
-    """Both archives as their records belong together.
+    """View two archives so that records that belong together have equal keys and layouts.
 
-    Where no mapping is given, one is computed if both sides have records of modules without a partner: by all
-    evidence between runs that list their modules, else by names alone, since values alone are no reason to
-    call a file of other names equal (CMP-74). Where keys are equal and shapes are not, rules say what a run
-    without an axis for rows, a packed one, or one of last tokens has of the other (ALN-85, ALN-86). A run
-    that was injected through a mapping has that (INJ-23).
+    1. A target that is mapped already, and `"none"`: the archives as they are.
+    2. A mapping that is given, or else the one that the target was injected through (INJ-23).
+    3. A mapping that is computed because modules lack a partner, see `compute_if_needed`. Its entries of
+       equal names move no elements: that is an error until somebody allows it.
+    4. Equal keys of unlike shapes: a rule for runs without an axis for rows, packed ones, or ones of last
+       tokens (ALN-85, ALN-86).
 
     Args:
         reference: The trusted archive.
@@ -165,7 +181,7 @@ def sides(
         mapping: A mapping or a map file; `"none"` for equal keys alone.
 
     Returns:
-        The archives as they are where equal keys say it, or where the target has been mapped already.
+        The views; the archives as they are if their keys are equal, or if the target has been mapped already.
 
     Raises:
         UsageError: An entry of the mapping makes no sense, or does not fit the archives.
@@ -176,25 +192,85 @@ def sides(
     if mapping is not None:
         aligned = align(reference, target, mapping=mapping)
         return aligned.reference, aligned.target
-    kept = _kept(target)
-    if kept is not None:
+    injected = _parse_injected_map(target)
+    if injected is not None:
         with suppress(UsageError):  # a part of the run was recorded, which lacks what entries name
-            aligned = align(reference, target, mapping=kept)
-            return aligned.reference, aligned.target
-    if both_lack_partners(reference, target):
-        found = propose(reference, target, by=evidence_between(reference, target))
-        found = with_tokens(found, reference, target)
-        keeping = tuple(_as_it_is(entry) for entry in found.entries)
-        if not all(entry.reference == entry.target for entry in keeping):
-            return mapped(replace(found, entries=keeping), reference, target)
-    found = by_equal_keys(reference, target)
-    return mapped(found, reference, target) if found.entries else (reference, target)
+            return apply_mapping(resolve(injected, reference, target))
+    resolved = compute_if_needed(reference, target)
+    if resolved is not None:
+        resolved = resolved.with_entries(map(_without_moves, resolved.alignment.entries))
+    else:
+        resolved = pair_equal_keys(reference, target)
+    return (reference, target) if resolved is None else apply_mapping(resolved)
+
+
+def aligned_if_needed(
+    reference: Archive, target: Archive, mapping: MappingSource | Literal["none"] | None = None
+) -> Aligned | None:
+    """Find the mapping by which a target is run on the reference's values, if it needs one.
+
+    Args:
+        reference: The trusted archive.
+        target: A run of the target without injection.
+        mapping: A mapping or a map file; `"none"` for equal keys alone. If None, see `compute_if_needed`.
+
+    Returns:
+        The mapping that was given or computed; None if equal keys pair the records.
+
+    Raises:
+        UsageError: An entry of the mapping makes no sense, or does not fit the archives.
+        ReadError: A file cannot be read.
+    """
+    if mapping == NO_MAPPING:
+        return None
+    if mapping is not None:
+        return align(reference, target, mapping=mapping)
+    resolved = compute_if_needed(reference, target)
+    return None if resolved is None else Aligned.of(resolved)
+
+
+def compute_if_needed(reference: Archive, target: Archive) -> ResolvedMapping | None:
+    """Compute a mapping if equal keys leave modules of both sides without a partner.
+
+    It goes by all evidence between runs that list their modules, else by names alone, since values alone are
+    no reason to call a file of other names equal (CMP-74).
+
+    Returns:
+        The mapping; None if equal keys, or the names that it finds, pair the records as they are.
+    """
+    if not both_lack_partners(reference, target):
+        return None
+    by: By = "all" if all(archive.info.modules for archive in (reference, target)) else "names"
+    resolved = match_tokens(propose(reference, target, by=by))
+    is_plain = all(entry.reference == entry.target for entry in resolved.alignment.entries)
+    return None if is_plain else resolved
+
+
+def both_lack_partners(reference: Archive, target: Archive) -> bool:
+    """Whether each side has records of modules, not of places within them, whose keys the other lacks."""
+    ours = {record.key.text for record in reference.records if not is_inner(record.key)}
+    theirs = {record.key.text for record in target.records if not is_inner(record.key)}
+    missing, extra = ours - theirs, theirs - ours
+    aliases = {name for text in missing if (name := target.canonical(text)) in extra}
+    return bool(extra - aliases) and any(target.canonical(text) not in extra for text in missing)
+
+
+def _parse_injected_map(target: Archive) -> Alignment | None:
+    """The mapping that a run was injected through: one computed of its own values may say something else."""
+    text = target.info.injected.map_text if target.info.injected else ""
+    return parse_map(text, f"{target.path}: its map") if text else None
+
+
+def _without_moves(entry: Entry) -> Entry:
+    """The entry; without its steps if they move elements between equal names."""
+    return replace(entry, steps=()) if entry.reference == entry.target and entry.layout().moves else entry
 
 
 def in_reference_layout(
     reference: Archive, reference_key: str, target: Archive, target_key: str, steps: Sequence[str]
 ) -> MappedArchive:
-    """One record of the target under the key of one of the reference, in the layout that steps make of it.
+    """View one record of the target under the key of one of the reference, in the layout that steps make of
+    it.
 
     Args:
         reference: The trusted archive.
@@ -213,64 +289,12 @@ def in_reference_layout(
     )
     layout = entry.layout()
     try:
-        made = layout.shapes([partner.shape])
+        shapes = layout.shapes([partner.shape])
         layout.dtype(partner.dtype)
     except UsageError as error:
         raise entry.refuse(str(error), error.hint) from None
-    if len(made) != 1:
-        raise entry.refuse(f"its steps give {len(made)} tensors, expected one")
+    if len(shapes) != 1:
+        raise entry.refuse(f"its steps give {len(shapes)} tensors, expected one")
     link = Link((record,), (partner,), layout, entry)
     parts = PartialArchive(reference, [record]), PartialArchive(target, [partner])
     return MappedArchive(*parts, [link], map_path=f"steps {'; '.join(layout.texts)}")
-
-
-def aligned_if_needed(
-    reference: Archive, target: Archive, mapping: MappingSource | Literal["none"] | None = None
-) -> Aligned | None:
-    """The mapping by which a target is run on the reference's values, where one is needed.
-
-    Args:
-        reference: The trusted archive.
-        target: A run of the target without injection.
-        mapping: A mapping or a map file; `"none"` for equal keys alone. If None, one is computed where names
-            leave records of both sides over.
-
-    Returns:
-        The mapping that was given or computed; None where equal keys say it.
-
-    Raises:
-        UsageError: An entry of the mapping makes no sense, or does not fit the archives.
-        ReadError: A file cannot be read.
-    """
-    if mapping is not None:
-        return None if mapping == NO_MAPPING else align(reference, target, mapping=mapping)
-    if not both_lack_partners(reference, target):
-        return None
-    found = align(reference, target, by=evidence_between(reference, target))
-    is_plain = all(entry.reference == entry.target for entry in found.alignment.entries)
-    return None if is_plain else found
-
-
-def _kept(target: Archive) -> Alignment | None:
-    """The mapping that a run was injected through: one computed of its own values may say something else."""
-    text = target.info.injected.map_text if target.info.injected else ""
-    return parse_map(text, f"{target.path}: its map") if text else None
-
-
-def _as_it_is(entry: Entry) -> Entry:
-    """An entry that moves no elements where names are equal: that is an error until somebody allows it."""
-    return replace(entry, steps=()) if entry.reference == entry.target and entry.layout().moves else entry
-
-
-def evidence_between(reference: Archive, target: Archive) -> By:
-    """What may pair two runs without being asked: values only if both list their modules (CMP-74)."""
-    return "all" if all(archive.info.modules for archive in (reference, target)) else "names"
-
-
-def both_lack_partners(reference: Archive, target: Archive) -> bool:
-    """Whether each side has records of modules, not of what is within them, that the other has not."""
-    ours = {record.key.text for record in reference.records if not is_inner(record.key)}
-    theirs = {record.key.text for record in target.records if not is_inner(record.key)}
-    lost, more = ours - theirs, theirs - ours
-    known = {name for text in lost if (name := target.canonical(text)) in more}
-    return bool(more - known) and any(target.canonical(text) not in more for text in lost)

@@ -1,7 +1,4 @@
-"""How much of two archives a mapping covers: each record is mapped, explained, or neither.
-
-What a mapping comes to: counts by evidence, what is left over, and the order of execution.
-"""
+"""Coverage of a mapping: how many records are mapped, explained, or neither, and by which evidence."""
 
 from __future__ import annotations
 
@@ -39,11 +36,11 @@ class Reasons:
         """What is said of a record, of its slot before its site."""
         site = f"rank{key.rank}/{key.site}" if key.rank else key.site
         for place in (f"{site}/{key.slot}", site):
-            found = self._exact.get(place)
-            if found is None:
-                found = next((left for glob, left in self._globs if glob.fullmatch(place)), None)
-            if found is not None:
-                return found
+            left_over = self._exact.get(place)
+            if left_over is None:
+                left_over = next((left for glob, left in self._globs if glob.fullmatch(place)), None)
+            if left_over is not None:
+                return left_over
         return None
 
 
@@ -84,21 +81,21 @@ def coverage_of(
     ]
     equal = rest[0] & rest[1]
     reasons = Reasons(left_over, "reference"), Reasons(left_over, "target")
-    found = []
-    for archive, used, said in zip((reference, target), linked, reasons, strict=True):
+    coverages = []
+    for archive, used, reasons_of_side in zip((reference, target), linked, reasons, strict=True):
         explained, unexplained = 0, []
         for record in archive.records:
             text = record.key.text
             if text in used or text in equal:
                 continue
-            left = said.of(record.key)
-            if left is not None and left.is_explained:
+            explanation = reasons_of_side.of(record.key)
+            if explanation is not None and explanation.is_explained:
                 explained += 1
             else:
                 unexplained.append(text)
         count = len(archive.records)
-        found.append(Coverage(count, count - explained - len(unexplained), explained, tuple(unexplained)))
-    return found[0], found[1]
+        coverages.append(Coverage(count, count - explained - len(unexplained), explained, tuple(unexplained)))
+    return coverages[0], coverages[1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""The Equivalence method's `component_mapping.json`, read as a mapping and written from one.
+"""Read and write the Equivalence method's `component_mapping.json`.
 
-It holds a list `component_mapping` of entries of two sides, each a list of module paths, whose variables
-`{i}` take the values of `variables`, and in `reasoning`, under the names of the sides, a text a path.
+It has a list `component_mapping` of entries of two sides, each a list of module paths, whose variables `{i}`
+take the values of `variables`, and in `reasoning`, under the names of the sides, a text for each path.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def read_mapping(path: str | os.PathLike[str]) -> Alignment:
     if not text.lstrip().startswith("{"):  # no TOML begins so, and nothing else of JSON is a mapping
         return parse_map(text, path)
     try:
-        found = json.loads(text, object_pairs_hook=lambda pairs: _without_twins(path, pairs))
+        content = json.loads(text, object_pairs_hook=lambda pairs: _without_twins(path, pairs))
     except (json.JSONDecodeError, RecursionError) as error:
         raise ReadError(f"{path}: is no JSON: {error}") from error
-    return _Reader(str(path), found).alignment()
+    return _Reader(str(path), content).alignment()
 
 
 @dataclass(slots=True)
@@ -113,15 +113,15 @@ def write_component_mapping(
         UsageError: See `component_mapping`.
         WriteError: A file is there, or it cannot be written.
     """
-    made = component_mapping(alignment, reference=reference, target=target)
+    mapping = component_mapping(alignment, reference=reference, target=target)
     try:
         with open(path, "w" if replace else "x", encoding="utf-8") as file:
-            file.write(json.dumps(made.content, indent=2, ensure_ascii=False) + "\n")
+            file.write(json.dumps(mapping.content, indent=2, ensure_ascii=False) + "\n")
     except FileExistsError:
         raise WriteError(f"{path}: is there already", hint="Replace it with --force.") from None
     except OSError as error:
         raise WriteError(f"{path}: cannot be written: {error.strerror}") from error
-    return made.remarks
+    return mapping.remarks
 
 
 class _Reader:
@@ -144,9 +144,9 @@ class _Reader:
         self._names = self._sides()
 
     def alignment(self) -> Alignment:
-        ours = self._object("tensorcap")
-        entries = [self._entry(i, entry, ours.get(str(i), {})) for i, entry in enumerate(self._listed, 1)]
-        for number in ours:
+        extras = self._object("tensorcap")
+        entries = [self._entry(i, entry, extras.get(str(i), {})) for i, entry in enumerate(self._listed, 1)]
+        for number in extras:
             if not (number.isdigit() and 1 <= int(number) <= len(entries)):
                 raise self._refuse("tensorcap", number, f"numbers of entries, 1 to {len(entries)}")
         reasons: dict[int, list[tuple[str, str, str]]] = {}
@@ -163,12 +163,12 @@ class _Reader:
             else:
                 where = f"{self._path}: reasoning of {abbreviate(path)!r}"
                 left.append(LeftOver(side, self._expanded(path, where), text))
-        for i, told in reasons.items():
+        for i, texts in reasons.items():
             entry = entries[i]
-            entries[i] = replace(entry, reason=_reason_text(entry, told))
+            entries[i] = replace(entry, reason=_reason_text(entry, texts))
         return Alignment(tuple(entries), tuple(left))
 
-    def _entry(self, number: int, entry: object, ours: object) -> Entry:
+    def _entry(self, number: int, entry: object, extras: object) -> Entry:
         where = f"{self._path}: entry {number}"
         sides: Any = [entry[name] for name in self._names] if isinstance(entry, dict) else entry
         reference, target = (self._paths(where, paths) for paths in sides)
@@ -177,22 +177,22 @@ class _Reader:
             known = ", ".join(self._variables) or "none"
             raise UsageError(f"{where}: variable {name!r} has no values, expected one of variables: {known}")
         variables = {name: values for name, values in self._variables.items() if name in used}
-        if not isinstance(ours, dict) or any(name not in _OURS for name in ours):
+        if not isinstance(extras, dict) or any(name not in _OURS for name in extras):
             raise UsageError(
-                f"{where}: tensorcap: found {abbreviate(repr(ours))}, expected {', '.join(_OURS)}"
+                f"{where}: tensorcap: found {abbreviate(repr(extras))}, expected {', '.join(_OURS)}"
             )
-        steps, evidence = ours.get("steps", []), ours.get("evidence", "user")
-        texts = dims, reference_dims = ours.get("dims", ""), ours.get("reference_dims", "")
+        steps, evidence = extras.get("steps", []), extras.get("evidence", "user")
+        texts = dims, reference_dims = extras.get("dims", ""), extras.get("reference_dims", "")
         if not isinstance(steps, list) or not all(isinstance(s, str) for s in [*steps, *texts]):
-            raise UsageError(f"{where}: tensorcap: found {abbreviate(repr(ours))}, expected texts")
+            raise UsageError(f"{where}: tensorcap: found {abbreviate(repr(extras))}, expected texts")
         if evidence not in get_args(Evidence):
             known = ", ".join(get_args(Evidence))
             raise UsageError(f"{where}: evidence {abbreviate(repr(evidence))}, expected one of {known}")
-        made = Entry(reference, target, variables, tuple(steps), evidence, "", where, dims, reference_dims)
-        made.layout()
-        made.axes()
-        next(made.expanded(), None)
-        return made
+        written = Entry(reference, target, variables, tuple(steps), evidence, "", where, dims, reference_dims)
+        written.layout()
+        written.axes()
+        next(written.expanded(), None)
+        return written
 
     def _sides(self) -> tuple[str, str]:
         """What the sides are called: by the entries, if they are objects, else by the reasons."""
@@ -223,7 +223,7 @@ class _Reader:
         return (names[1], names[0]) if is_turned else (names[0], names[1])
 
     def _reasons(self) -> list[tuple[Side, str, str]]:
-        found: list[tuple[Side, str, str]] = []
+        reasons: list[tuple[Side, str, str]] = []
         reasoning = self._object("reasoning")
         for i, name in enumerate(self._names):
             side = _SIDES[i]
@@ -233,8 +233,8 @@ class _Reader:
             for path, text in texts.items():
                 if not path or not isinstance(text, str):
                     raise self._refuse(f"reasoning of {name}: {abbreviate(path)!r}", text, "a text")
-                found.append((side, path, text))
-        return found
+                reasons.append((side, path, text))
+        return reasons
 
     def _places_of(self, entry: Entry, side: Side) -> Iterable[str]:
         yield from (entry.reference if side == "reference" else entry.target)
@@ -265,10 +265,10 @@ class _Reader:
         return texts
 
     def _object(self, name: str) -> Mapping[str, Any]:
-        found = self._content.get(name, {})
-        if not isinstance(found, dict):
-            raise self._refuse(name, found, "an object")
-        return found
+        value = self._content.get(name, {})
+        if not isinstance(value, dict):
+            raise self._refuse(name, value, "an object")
+        return value
 
     def _refuse(self, what: str, found: object, expected: str) -> UsageError:
         return UsageError(f"{self._path}: {what}: found {abbreviate(repr(found))}, expected {expected}")

@@ -1,4 +1,4 @@
-"""Links: records of the target, and what makes tensors of them that the reference has."""
+"""Links: records of the target, and the layout that makes them comparable with records of the reference."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class Link:
         dtypes = [record.dtype for record in self._runs()[0]]
         return (self.layout.dtype(dtypes),) * len(self.reference) if self.layout.steps else tuple(dtypes)
 
-    def made(self, read: Callable[[Record], Array]) -> list[Array]:
-        """The tensors that come out.
+    def make(self, read: Callable[[Record], Array]) -> list[Array]:
+        """Make the tensors that come out.
 
         Args:
             read: Gives a record's stored elements.
@@ -68,15 +68,15 @@ class Link:
         Raises:
             UsageError: The values are not as a step says.
         """
-        made = [
+        outputs = [
             self.layout.apply([read(record) for record in run], [record.dtype for record in run])[0]
             for run in self._runs()
         ]
         if not self.gathers:
-            return made[0]
+            return outputs[0]
         return [
-            found.of_target([each[part] for each in made], self.reference[part].shape)
-            for part, found in enumerate(self.gathers)
+            gather.of_target([each[part] for each in outputs], self.reference[part].shape)
+            for part, gather in enumerate(self.gathers)
         ]
 
     def _runs(self) -> list[tuple[Record, ...]]:
@@ -86,12 +86,17 @@ class Link:
 
 
 class Gatherings:
-    """How tokens are matched, read from the archives where an entry asks for it."""
+    """Matches tokens if an entry asks for it, each kind once."""
 
     def __init__(self, rule: TokenRule | None, reference: Archive, target: Archive) -> None:
         self._rule = rule
         self._archives = reference, target
         self._found: dict[How, Gathering] = {}
+
+    @property
+    def alignments(self) -> tuple[TokenAlignment, ...]:
+        """Which tokens are compared with which, for each kind that an entry asked for so far."""
+        return tuple(gathering.tokens for gathering in self._found.values())
 
     def of(self, entry: Entry) -> Gathering | None:
         """What an entry asks for, else the whole map; None where positions are the same on both sides."""
@@ -183,7 +188,7 @@ class LinkMaker:
         if gathering is None or step not in gathering.tokens.reference.grids:
             return (), ""
         try:
-            found = [
+            gathers_or_none = [
                 gathering.of(
                     step,
                     record.shape,
@@ -193,9 +198,11 @@ class LinkMaker:
                 )
                 for part, record in enumerate(reference)
             ]
-            gathers = tuple(gather for gather in found if gather is not None)
-            if len(gathers) < len(found) and (gathers or entry.token_steps):
-                shape = next(r.shape for r, gather in zip(reference, found, strict=True) if gather is None)
+            gathers = tuple(gather for gather in gathers_or_none if gather is not None)
+            if len(gathers) < len(gathers_or_none) and (gathers or entry.token_steps):
+                shape = next(
+                    r.shape for r, gather in zip(reference, gathers_or_none, strict=True) if gather is None
+                )
                 grid = list(gathering.tokens.reference.grids[step])
                 raise UsageError(f"the reference's {list(shape)} has no axes for the tokens {grid}")
         except UsageError as error:

@@ -1,4 +1,4 @@
-"""Map files: a mapping as TOML, made to be read and edited."""
+"""Map files: a mapping as TOML, to be read and edited by people."""
 
 from __future__ import annotations
 
@@ -175,10 +175,10 @@ def _lines(text: str, kind: str) -> list[int]:
 def _tables(
     path: object, tables: Mapping[str, Any], kind: str, lines: Mapping[str, list[int]]
 ) -> Iterator[tuple[Mapping[str, Any], int]]:
-    found = tables.get(kind, [])
-    if not isinstance(found, list) or not all(isinstance(table, dict) for table in found):
+    listed = tables.get(kind, [])
+    if not isinstance(listed, list) or not all(isinstance(table, dict) for table in listed):
         raise UsageError(f"{path}: {kind} is no list of tables, expected [[{kind}]]")
-    for i, table in enumerate(found):
+    for i, table in enumerate(listed):
         yield table, lines[kind][i] if i < len(lines[kind]) else 1
 
 
@@ -243,8 +243,8 @@ def _texts(table: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
     value = table.get(name)
     listed = [value] if isinstance(value, str) else value
     if not isinstance(listed, list) or not listed or not all(isinstance(v, str) and v for v in listed):
-        found = "nothing" if value is None else abbreviate(repr(value))
-        raise UsageError(f"{where}: {name}: found {found}, expected a text or a list of texts")
+        shown = "nothing" if value is None else abbreviate(repr(value))
+        raise UsageError(f"{where}: {name}: found {shown}, expected a text or a list of texts")
     return tuple(listed)
 
 

@@ -117,12 +117,12 @@ class Entry:
             )
 
     def _filled(self, place: str, values: Mapping[str, str]) -> str:
-        def fill(found: re.Match[str]) -> str:
-            value, offset = values[found[1]], found[2]
+        def fill(variable: re.Match[str]) -> str:
+            value, offset = values[variable[1]], variable[2]
             if offset is None:
                 return value
             if not value.isdigit() or int(value) + int(offset) < 0:
-                raise self.refuse(f"{found[0]} of {found[1]} = {value!r} is no index")
+                raise self.refuse(f"{variable[0]} of {variable[1]} = {value!r} is no index")
             return str(int(value) + int(offset))
 
         return _VARIABLE.sub(fill, place)
@@ -172,13 +172,13 @@ def parse_values(text: str) -> Values:
     """
     values: list[str] = []
     for part in text.split(","):
-        found = _RANGE.fullmatch(part.strip())
-        if found is None:
+        span = _RANGE.fullmatch(part.strip())
+        if span is None:
             values.append(part.strip())
-        elif int(found[1]) > int(found[2]):
+        elif int(span[1]) > int(span[2]):
             raise UsageError(f"values {abbreviate(text)!r}: {part.strip()!r} ends before it begins")
         else:
-            values += map(str, range(int(found[1]), int(found[2]) + 1))
+            values += map(str, range(int(span[1]), int(span[2]) + 1))
     if "" in values:
         raise UsageError(f"values {abbreviate(text)!r}: one is empty")
     return tuple(dict.fromkeys(values))

@@ -1,4 +1,4 @@
-"""Whether two runs made what belongs together in the same order, and what first moved."""
+"""Order of execution: whether two runs compute paired results in the same order, and what first moved."""
 
 from __future__ import annotations
 
@@ -68,19 +68,19 @@ def order_of(links: Sequence[Link]) -> Order:
 
 def order_between(pairs: Iterable[tuple[Record, Record]]) -> Order:
     """Compare the order of results, each of the reference with the one of the target that it belongs to."""
-    made = sorted((pair for pair in pairs if _is_result(pair[0].key)), key=lambda pair: pair[0].order)
-    places = [target.order for _, target in made]
+    ordered = sorted((pair for pair in pairs if _is_result(pair[0].key)), key=lambda pair: pair[0].order)
+    places = [target.order for _, target in ordered]
     staying = _longest(places)
-    moved = [i for i in range(len(made)) if i not in staying]
-    in_target = sorted(range(len(made)), key=lambda i: (places[i], i))
+    moved = [i for i in range(len(ordered)) if i not in staying]
+    in_target = sorted(range(len(ordered)), key=lambda i: (places[i], i))
     rank = {number: place for place, number in enumerate(in_target)}
     moves = []
     for i in moved[:_SHOWN]:
-        record, target = made[i]
-        before = made[i - 1][0].key.text if i else ""
-        there = made[in_target[rank[i] - 1]][0].key.text if rank[i] else ""
+        record, target = ordered[i]
+        before = ordered[i - 1][0].key.text if i else ""
+        there = ordered[in_target[rank[i] - 1]][0].key.text if rank[i] else ""
         moves.append(Move(record.key.text, target.key.text, before, there))
-    return Order(len(made), len(moved), tuple(moves))
+    return Order(len(ordered), len(moved), tuple(moves))
 
 
 def _is_result(key: Key) -> bool:
@@ -97,9 +97,9 @@ def _longest(places: Sequence[int]) -> set[int]:
         before.append(numbers[at - 1] if at else -1)
         tails[at:] = [place, *tails[at + 1 :]]
         numbers[at:] = [i, *numbers[at + 1 :]]
-    found: set[int] = set()
+    staying: set[int] = set()
     i = numbers[-1] if numbers else -1
     while i >= 0:
-        found.add(i)
+        staying.add(i)
         i = before[i]
-    return found
+    return staying

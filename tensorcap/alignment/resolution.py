@@ -1,9 +1,13 @@
-"""From places to records: which tensors of the target make which tensors of the reference."""
+"""Resolve a mapping on two archives: which records of the target make which records of the reference.
+
+A mapping is resolved once; the `ResolvedMapping` is what its users hand on.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tensorcap.alignment.layout.layout import Layout
@@ -42,24 +46,57 @@ class _Side:
     def _place(self, place: str) -> tuple[str, str]:
         if place in self._by_site:
             return place, ""
-        found = _RANK.match(place)
-        site, _, slot = place[found.end() if found else 0 :].partition("/")
-        return (found[0] if found else "") + site, slot
+        rank = _RANK.match(place)
+        site, _, slot = place[rank.end() if rank else 0 :].partition("/")
+        return (rank[0] if rank else "") + site, slot
 
     def of(self, site: str) -> list[Record]:
         """The records of a site, those of a shared module under any of its names."""
-        found = self._by_site.get(site)
-        if found is None:
+        records = self._by_site.get(site)
+        if records is None:
             aliases = self.archive.info.aliases
-            found = self._by_site.get(aliases.get(site, site), [])
-        return found
+            records = self._by_site.get(aliases.get(site, site), [])
+        return records
 
 
 def _ranked(rank: int, site: str) -> str:
     return f"rank{rank}/{site}" if rank else site
 
 
-def resolve(alignment: Alignment, reference: Archive, target: Archive) -> list[Link]:
+@dataclass(frozen=True, slots=True)
+class ResolvedMapping:
+    """A mapping on two archives, with the records that each entry links.
+
+    Attributes:
+        alignment: The entries, and the places without a counterpart.
+        reference: The trusted archive.
+        target: The archive under test.
+        links_by_entry: The links of each entry, in the order of the entries.
+        tokens: Which tokens are compared with which; empty if positions are the same on both sides.
+    """
+
+    alignment: Alignment
+    reference: Archive
+    target: Archive
+    links_by_entry: tuple[tuple[Link, ...], ...]
+    tokens: tuple[TokenAlignment, ...] = ()
+
+    @property
+    def links(self) -> list[Link]:
+        """The links of all entries."""
+        return [link for links in self.links_by_entry for link in links]
+
+    def with_entries(self, entries: Iterable[Entry]) -> ResolvedMapping:
+        """Replace the entries; they are resolved anew only if one of them differs.
+
+        Raises:
+            UsageError: As for `resolve`.
+        """
+        changed = replace(self.alignment, entries=tuple(entries))
+        return self if changed == self.alignment else resolve(changed, self.reference, self.target)
+
+
+def resolve(alignment: Alignment, reference: Archive, target: Archive) -> ResolvedMapping:
     """Find the records of all entries, and check their shapes; no tensor is read, save ids and masks.
 
     Raises:
@@ -67,20 +104,43 @@ def resolve(alignment: Alignment, reference: Archive, target: Archive) -> list[L
             another one maps already; or tokens are to be matched and cannot be.
         ReadError: Ids or masks cannot be read.
     """
-    links: list[Link] = []
-    for _, found in resolve_each(alignment, reference, target):
-        if isinstance(found, UsageError):
-            raise found
-        links += found
-    return links
+    gatherings = Gatherings(alignment.tokens, reference, target)
+    links_by_entry: list[tuple[Link, ...]] = []
+    for _, links in resolve_each(alignment, reference, target, gatherings):
+        if isinstance(links, UsageError):
+            raise links
+        links_by_entry.append(tuple(links))
+    return ResolvedMapping(alignment, reference, target, tuple(links_by_entry), gatherings.alignments)
+
+
+def resolve_fitting(
+    alignment: Alignment, reference: Archive, target: Archive
+) -> tuple[ResolvedMapping, list[tuple[Entry, UsageError]]]:
+    """Resolve the entries that fit two archives.
+
+    Returns:
+        The mapping without the entries that do not fit, and those with the error that says why.
+    """
+    gatherings = Gatherings(alignment.tokens, reference, target)
+    entries: list[Entry] = []
+    links_by_entry: list[tuple[Link, ...]] = []
+    refusals: list[tuple[Entry, UsageError]] = []
+    for entry, links in resolve_each(alignment, reference, target, gatherings):
+        if isinstance(links, UsageError):
+            refusals.append((entry, links))
+        else:
+            entries.append(entry)
+            links_by_entry.append(tuple(links))
+    fitting = replace(alignment, entries=tuple(entries))
+    resolved = ResolvedMapping(fitting, reference, target, tuple(links_by_entry), gatherings.alignments)
+    return resolved, refusals
 
 
 def resolve_each(
-    alignment: Alignment, reference: Archive, target: Archive
+    alignment: Alignment, reference: Archive, target: Archive, gatherings: Gatherings
 ) -> Iterator[tuple[Entry, list[Link] | UsageError]]:
-    """The links of each entry, or why it has none; see `resolve`."""
+    """Find the links of each entry, or the error that says why it has none."""
     sides = _Side(reference), _Side(target)
-    gatherings = Gatherings(alignment.tokens, reference, target)
     mapped: dict[str, Entry] = {}
     for entry in alignment.entries:
         try:
@@ -124,18 +184,6 @@ def _links(
     return links
 
 
-def token_alignments(alignment: Alignment, reference: Archive, target: Archive) -> list[TokenAlignment]:
-    """Which tokens `resolve` compares with which, and what is left over; empty where positions are the same.
-
-    Raises:
-        UsageError: Tokens are to be matched and cannot be.
-        ReadError: Ids or masks cannot be read.
-    """
-    gatherings = Gatherings(alignment.tokens, reference, target)
-    found = [gatherings.of(entry) for entry in alignment.entries]
-    return [gathering.tokens for gathering in dict.fromkeys(found) if gathering is not None]
-
-
 def _groups(
     sides: tuple[_Side, _Side],
     reference: Sequence[tuple[str, str]],
@@ -144,37 +192,39 @@ def _groups(
     layout: Layout,
 ) -> Iterable[tuple[tuple[Record, ...], list[tuple[Record, ...]]]]:
     """Records of all places, for each step and call of the reference and the target's steps for it."""
-    left = [_calls(sides[0].of(site), slot) for site, slot in reference]
-    right = [_calls(sides[1].of(site), slot) for site, slot in target]
-    if not left or not right:
+    by_call = [_calls(sides[0].of(site), slot) for site, slot in reference]
+    target_by_call = [_calls(sides[1].of(site), slot) for site, slot in target]
+    if not by_call or not target_by_call:
         return
-    for (step, call), slots in left[0].items():
-        calls = [(other, call) for other in steps_of(step)]
-        if not all((step, call) in found for found in left) or not calls:
+    for (step, call), slots in by_call[0].items():
+        calls = [(target_call, call) for target_call in steps_of(step)]
+        if not all((step, call) in found for found in by_call) or not calls:
             continue
-        if not all(other in found for other in calls for found in right):
+        if not all(target_call in found for target_call in calls for found in target_by_call):
             continue
-        if len(left) == len(right) == 1:
-            theirs = [right[0][other] for other in calls]
-            for one, first in pair_slots(slots, theirs[0], layout):
-                rest = [found.get(first.key.slot) for found in theirs[1:]]
-                if all(rest):
-                    yield (one,), [(first,), *((record,) for record in rest if record)]
+        if len(by_call) == len(target_by_call) == 1:
+            target_slots = [target_by_call[0][target_call] for target_call in calls]
+            for record_of_slot, partner in pair_slots(slots, target_slots[0], layout):
+                further = [found.get(partner.key.slot) for found in target_slots[1:]]
+                if all(further):
+                    yield (record_of_slot,), [(partner,), *((record,) for record in further if record)]
         else:
-            ones = [main_of(found[step, call]) for found in left]
-            others = [[main_of(found[other]) for found in right] for other in calls]
-            if all(ones) and all(record for run in others for record in run):
-                yield tuple(filter(None, ones)), [tuple(filter(None, run)) for run in others]
+            mains = [main_of(found[step, call]) for found in by_call]
+            target_mains = [
+                [main_of(found[target_call]) for found in target_by_call] for target_call in calls
+            ]
+            if all(mains) and all(record for run in target_mains for record in run):
+                yield tuple(filter(None, mains)), [tuple(filter(None, run)) for run in target_mains]
 
 
 def _calls(records: Iterable[Record], slot: str) -> dict[tuple[int, int], dict[str, Record]]:
     """Records by step and call, then by slot; of one slot only, if one is named."""
-    found: dict[tuple[int, int], dict[str, Record]] = {}
+    calls: dict[tuple[int, int], dict[str, Record]] = {}
     for record in records:
         key: Key = record.key
         if not slot or key.slot == slot:
-            found.setdefault((key.step, key.call), {})[key.slot] = record
-    return found
+            calls.setdefault((key.step, key.call), {})[key.slot] = record
+    return calls
 
 
 def main_of(slots: dict[str, Record]) -> Record | None:
@@ -211,20 +261,20 @@ def _paired(reference: dict[str, Record], target: dict[str, Record]) -> list[tup
     """Pairs by names, kinds and shapes."""
     pairs = [(record, target[name]) for name, record in reference.items() if name in target]
     for kind in ("output", "input"):
-        ones, others = (
-            {n: r for n, r in side.items() if n.partition(".")[0] == kind and n not in other}
-            for side, other in ((reference, target), (target, reference))
+        unpaired, target_unpaired = (
+            {n: r for n, r in side.items() if n.partition(".")[0] == kind and n not in opposite}
+            for side, opposite in ((reference, target), (target, reference))
         )
         if len(reference) == len(target) == 1 and not pairs:
             return [(next(iter(reference.values())), next(iter(target.values())))]
-        if len(ones) == len(others) == 1:
-            pairs.append((next(iter(ones.values())), next(iter(others.values()))))
+        if len(unpaired) == len(target_unpaired) == 1:
+            pairs.append((next(iter(unpaired.values())), next(iter(target_unpaired.values()))))
         elif kind == "output":
-            one, other = main_of(ones), main_of(others)
-            if one is not None and other is not None:
-                pairs.append((one, other))
+            main, target_main = main_of(unpaired), main_of(target_unpaired)
+            if main is not None and target_main is not None:
+                pairs.append((main, target_main))
         else:
-            pairs += _by_shape(ones.values(), others.values())
+            pairs += _by_shape(unpaired.values(), target_unpaired.values())
     return pairs
 
 
@@ -237,7 +287,7 @@ def _by_shape(reference: Iterable[Record], target: Iterable[Record]) -> list[tup
             by_shape.setdefault((record.shape, record.dtype.kind), []).append(record)
         sides.append(by_shape)
     return [
-        (found[0], sides[1][shape][0])
-        for shape, found in sides[0].items()
-        if len(found) == 1 and len(sides[1].get(shape, ())) == 1
+        (same_shape[0], sides[1][shape][0])
+        for shape, same_shape in sides[0].items()
+        if len(same_shape) == 1 and len(sides[1].get(shape, ())) == 1
     ]

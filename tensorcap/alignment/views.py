@@ -1,8 +1,7 @@
-"""The target as the reference would name it: an archive whose records are made of another's by a mapping.
+"""Views of two archives through a resolved mapping.
 
-The reference as the target would name it: an archive whose records a mapping makes, backwards.
-
-The reference with those tokens only that the target has as well.
+`MappedArchive` is the target under the reference's keys and in its layouts, `GatheredArchive` the reference
+reduced to the tokens that both sides have, `ReversedArchive` the reference as the target would have it.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from tensorcap.alignment.coverage import MappingSummary, summary_of
 from tensorcap.alignment.layout.layout import Layout
 from tensorcap.alignment.layout.multi_tensor_steps import Sum
 from tensorcap.alignment.links import Link
-from tensorcap.alignment.mapping import Alignment, LeftOver
-from tensorcap.alignment.resolution import resolve, token_alignments
+from tensorcap.alignment.mapping import LeftOver
+from tensorcap.alignment.resolution import ResolvedMapping
 from tensorcap.alignment.tokens.axes import TokenAxes
 from tensorcap.alignment.tokens.gathering import Gather
 from tensorcap_formats.archive import Archive
@@ -102,8 +101,8 @@ class MappedArchive(ArchiveView):
         records: list[Record] = []
         sources: dict[str, Sequence[Record]] = {}
         for link in links:
-            made = zip(link.reference, link.shapes, link.dtypes, strict=True)
-            for part, (own, shape, dtype) in enumerate(made):
+            outputs = zip(link.reference, link.shapes, link.dtypes, strict=True)
+            for part, (own, shape, dtype) in enumerate(outputs):
                 text = own.key.text
                 self.links[text], self._parts[text] = link, part
                 if link.is_renaming:
@@ -129,7 +128,7 @@ class MappedArchive(ArchiveView):
             super()._read_flat(record, start, out)
             return
         try:
-            tensors = self._computed(link, lambda: link.made(self.source.read))
+            tensors = self._computed(link, lambda: link.make(self.source.read))
         except UsageError as error:
             raise ReadError(f"{self.path}: {text}: {error}", hint=error.hint) from None
         out[:] = tensors[self._parts[text]][start : start + out.size]
@@ -141,12 +140,12 @@ def _elsewhere(key: Key) -> Key:
 
 def _renamed_values(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """Arguments and results that are no tensors, under the reference's names of their sites."""
-    found: dict[str, Any] = {}
+    renamed: dict[str, Any] = {}
     for text, value in values.items():
         key = Key.parse(text)
         name = names.get(key.site)
-        found[text if name is None else replace(key, site=name).text] = value
-    return found
+        renamed[text if name is None else replace(key, site=name).text] = value
+    return renamed
 
 
 def _names(links: Sequence[Link]) -> dict[str, str]:
@@ -156,33 +155,34 @@ def _names(links: Sequence[Link]) -> dict[str, str]:
         for source in link.target:
             if source.key.is_bare or source.key.slot.startswith("output"):
                 names.setdefault(source.key.site, set()).update(r.key.site for r in link.reference)
-    return {name: next(iter(found)) for name, found in names.items() if len(found) == 1}
+    return {
+        name: next(iter(reference_names))
+        for name, reference_names in names.items()
+        if len(reference_names) == 1
+    }
 
 
-def mapped(
-    alignment: Alignment, reference: Archive, target: Archive, *, path: str = ""
-) -> tuple[GatheredArchive, MappedArchive]:
-    """Both sides as `compare` takes them: the target under the reference's keys and in its layout.
+def apply_mapping(mapping: ResolvedMapping, *, path: str = "") -> tuple[GatheredArchive, MappedArchive]:
+    """View both archives as `compare` takes them: the target under the reference's keys and in its layout.
 
     Args:
-        alignment: The mapping.
-        reference: The trusted archive.
-        target: The archive under test.
+        mapping: The mapping, resolved on the two archives.
         path: The map file; empty for a mapping that was computed.
 
     Returns:
-        The reference, reduced to the tokens that both sides have where the mapping matches tokens, and the
-        target. They read from the archives given, which the caller closes.
-
-    Raises:
-        UsageError: An entry of the mapping does not fit the archives.
+        The reference, reduced to the tokens that both sides have if the mapping matches tokens, and the
+        target. They read from the archives of the mapping, which the caller closes.
     """
-    links = resolve(alignment, reference, target)
-    tokens = tuple(found.text for found in token_alignments(alignment, reference, target))
+    links = mapping.links
     tested = MappedArchive(
-        reference, target, links, left_over=alignment.left_over, map_path=path, tokens=tokens
+        mapping.reference,
+        mapping.target,
+        links,
+        left_over=mapping.alignment.left_over,
+        map_path=path,
+        tokens=tuple(tokens.text for tokens in mapping.tokens),
     )
-    return GatheredArchive(reference, links), tested
+    return GatheredArchive(mapping.reference, links), tested
 
 
 class ReversedArchive(ArchiveView):
@@ -204,35 +204,35 @@ class ReversedArchive(ArchiveView):
         self._made_of: dict[str, tuple[Link, int]] = {}
         self._why: dict[tuple[object, ...], str] = {}
         sources: dict[str, Sequence[Record]] = {}
-        given = list(links)
-        known = {record.key.text for link in given for record in link.target}
-        ours = {record.key.text: record for record in reference.records}
+        all_links = list(links)
+        linked_targets = {record.key.text for link in all_links for record in link.target}
+        references = {record.key.text: record for record in reference.records}
         records: list[Record] = []
-        for link in sorted(given, key=lambda link: (not link.is_renaming, len(link.target))):
-            free = [p for p, r in enumerate(link.target) if r.key.text not in self._made_of]
-            reason = self._why_not(link) if free else ""
-            for part in free:
-                theirs = link.target[part]
+        for link in sorted(all_links, key=lambda link: (not link.is_renaming, len(link.target))):
+            free_parts = [p for p, r in enumerate(link.target) if r.key.text not in self._made_of]
+            reason = self._why_not(link) if free_parts else ""
+            for part in free_parts:
+                partner = link.target[part]
                 if reason:
-                    self.left_out.setdefault(theirs.key.text, reason)
+                    self.left_out.setdefault(partner.key.text, reason)
                     continue
-                self.left_out.pop(theirs.key.text, None)
-                self._made_of[theirs.key.text] = link, part
-                sources[theirs.key.text] = (link.reference[part],) if link.is_renaming else link.reference
+                self.left_out.pop(partner.key.text, None)
+                self._made_of[partner.key.text] = link, part
+                sources[partner.key.text] = (link.reference[part],) if link.is_renaming else link.reference
                 if link.is_renaming:
-                    records.append(replace(ours[link.reference[part].key.text], key=theirs.key))
+                    records.append(replace(references[link.reference[part].key.text], key=partner.key))
                 else:
                     dtype = dtype_of(np.empty(0, self._dtype(link)))
-                    made = replace(link.reference[0], key=theirs.key, dtype=dtype, shape=theirs.shape)
+                    made = replace(link.reference[0], key=partner.key, dtype=dtype, shape=partner.shape)
                     stored = all(record.stored for record in link.reference)
                     records.append(replace(made, stored=stored, digest="", statistics=None))
-        linked = {record.key.text for link in given for record in link.reference}
-        for theirs in target.records:
-            text = theirs.key.text
-            own = None if text in linked or text in known else ours.get(text)
-            if own is not None and own.shape == theirs.shape:
-                sources[text] = (own,)
-                records.append(own)
+        linked = {record.key.text for link in all_links for record in link.reference}
+        for partner in target.records:
+            text = partner.key.text
+            same = None if text in linked or text in linked_targets else references.get(text)
+            if same is not None and same.shape == partner.shape:
+                sources[text] = (same,)
+                records.append(same)
         records.sort(key=lambda record: record.order)
         super().__init__(
             reference,
@@ -319,26 +319,26 @@ def _undo(layout: Layout, arrays: Sequence[Array], naturals: Sequence[Array]) ->
 
 
 def _laid(layout: Layout, arrays: Sequence[Array]) -> list[Array]:
-    made, _ = layout.apply(arrays, [dtype_of(array) for array in arrays])
-    return list(made)
+    laid, _ = layout.apply(arrays, [dtype_of(array) for array in arrays])
+    return list(laid)
 
 
 def _filled(gather: Gather, reference: Array, naturals: Sequence[Array]) -> list[Array]:
     """The target's tensors with the reference's tokens in the places of the same tokens."""
-    if any(held.is_shared for held in gather.target):
+    if any(axes.is_shared for axes in gather.target):
         raise UsageError("one row stands for all: its tokens cannot be put back")
-    parts = [held.rows(array) for held, array in zip(gather.target, naturals, strict=True)]
+    parts = [axes.rows(array) for axes, array in zip(gather.target, naturals, strict=True)]
     rows = np.concatenate(parts)
     rows[gather.target_rows] = gather.reference.rows(reference)[gather.reference_rows]
     ends = np.cumsum([len(part) for part in parts])[:-1]
-    found = zip(gather.target, naturals, np.split(rows, ends), strict=True)
-    return [_unrowed(held, array.shape, part) for held, array, part in found]
+    filled = zip(gather.target, naturals, np.split(rows, ends), strict=True)
+    return [_unrowed(axes, array.shape, part) for axes, array, part in filled]
 
 
-def _unrowed(held: TokenAxes, shape: tuple[int, ...], rows: Array) -> Array:
+def _unrowed(axes: TokenAxes, shape: tuple[int, ...], rows: Array) -> Array:
     """A tensor of this shape out of its tokens along the first axis: `TokenAxes.rows` backwards."""
-    front = rows.reshape(*(shape[axis] for axis in held.axes), *held.rest(shape))
-    return np.moveaxis(front, range(len(held.axes)), held.axes)
+    front = rows.reshape(*(shape[axis] for axis in axes.axes), *axes.rest(shape))
+    return np.moveaxis(front, range(len(axes.axes)), axes.axes)
 
 
 class GatheredArchive(ArchiveView):
@@ -354,9 +354,9 @@ class GatheredArchive(ArchiveView):
     def __init__(self, reference: Archive, links: Sequence[Link]) -> None:
         self.gathers: dict[str, Gather] = {}
         for link in links:
-            for record, found in zip(link.reference, link.gathers, strict=bool(link.gathers)):
-                if not found.is_whole:
-                    self.gathers[record.key.text] = found
+            for record, gather in zip(link.reference, link.gathers, strict=bool(link.gathers)):
+                if not gather.is_whole:
+                    self.gathers[record.key.text] = gather
         super().__init__(
             reference,
             [self._reduced(record) for record in reference.records],
@@ -366,10 +366,10 @@ class GatheredArchive(ArchiveView):
         )
 
     def _reduced(self, record: Record) -> Record:
-        found = self.gathers.get(record.key.text)
-        if found is None:
+        gather = self.gathers.get(record.key.text)
+        if gather is None:
             return record
-        return replace(record, shape=found.shape(record.shape), digest="", statistics=None)
+        return replace(record, shape=gather.shape(record.shape), digest="", statistics=None)
 
     def _read_flat(self, record: Record, start: int, out: Array) -> None:
         text = record.key.text

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from tensorcap.alignment.coverage import Reasons
-from tensorcap.alignment.layout.fits import fit
+from tensorcap.alignment.layout.fits import find_layout
 from tensorcap.alignment.views import MappedArchive
 from tensorcap.comparison.pair import Origin, Pair
 from tensorcap.comparison.pairing import Selection
@@ -109,7 +109,7 @@ def _hinted(pair: Pair, reference: Archive, target: Archive) -> Pair:
         known = reference.statistics(ours)
         if known.minimum == known.maximum:
             return pair
-        found = fit([ours], [theirs], (reference, target), _ROUNDING)
+        found = find_layout([ours], [theirs], (reference, target), _ROUNDING)
     except (OSError, UsageError):  # its shapes are what matters
         return pair
     if found is None or not found.is_proven or not found.steps:

@@ -194,7 +194,7 @@ def _compared(
     tmp_path: Path, one: Mapping[str, Array], other: Mapping[str, Array], *entries: Entry
 ) -> Comparison:
     reference, target = new_archive(tmp_path / "ref.h5", one), new_archive(tmp_path / "tgt.h5", other)
-    links = resolve(Alignment(entries), reference, target)
+    links = resolve(Alignment(entries), reference, target).links
     return compare(reference, MappedArchive(reference, target, links), atol=1e-12)
 
 

@@ -31,7 +31,7 @@ def test_a_print_is_that_of_every_permutation() -> None:
 @pytest.mark.spec("ALN-24")
 def test_the_print_of_a_concatenation_follows_from_its_parts() -> None:
     x, y = _drawn(0, 40), 3 + _drawn(1, 24)
-    joined = Fingerprint.joined([_print(x), _print(y)])
+    joined = Fingerprint.concatenated([_print(x), _print(y)])
     assert joined.distance(_print(np.concatenate([x, y]))) < 1e-14
 
 

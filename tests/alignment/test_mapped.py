@@ -28,7 +28,7 @@ def _mapped(
     tmp_path: Path, alignment: Alignment, one: Mapping[str, Array], other: Mapping[str, Array]
 ) -> MappedArchive:
     reference, target = new_archive(tmp_path / "ref.h5", one), new_archive(tmp_path / "tgt.h5", other)
-    return MappedArchive(reference, target, resolve(alignment, reference, target))
+    return MappedArchive(reference, target, resolve(alignment, reference, target).links)
 
 
 @pytest.mark.spec("ALN-1", "ALN-5")
@@ -61,7 +61,7 @@ def test_modules_and_points_of_the_target_have_the_references_names(tmp_path: Pa
     points = [{"site": "b", "status": "captured"}, {"site": "c", "status": "never-called"}]
     run = {"modules": modules, "points": points}
     target = new_archive(tmp_path / "tgt.h5", {"0/b/output": _drawn(2)}, run=run)
-    links = resolve(Alignment((Entry(("a",), ("b",)),)), reference, target)
+    links = resolve(Alignment((Entry(("a",), ("b",)),)), reference, target).links
     info = MappedArchive(reference, target, links).info
     classes = {site: module.class_name for site, module in info.modules.items()}
     assert classes == {"@root": "Root", "a": "B", "c": "C"}

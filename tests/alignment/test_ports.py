@@ -33,8 +33,8 @@ class Proposal(NamedTuple):
 
 @pytest.fixture(scope="module")
 def proposal(run: Run) -> Proposal:
-    alignment = propose(run.reference, run.target)
-    return Proposal(run, alignment, resolve(alignment, run.reference, run.target))
+    alignment = propose(run.reference, run.target).alignment
+    return Proposal(run, alignment, resolve(alignment, run.reference, run.target).links)
 
 
 def find_sources(links: Iterable[Link]) -> Sources:
@@ -180,10 +180,10 @@ def nameless(archive: Archive, path: Path, seed: int) -> Nameless:
 
 def test_values_alone_recover_every_pair_of_two_tensors(run: Run, tmp_path: Path) -> None:
     one, other = nameless(run.reference, tmp_path / "ref.h5", 1), nameless(run.target, tmp_path / "tgt.h5", 2)
-    alignment = propose(one.archive, other.archive, by="values")
+    alignment = propose(one.archive, other.archive, by="values").alignment
     found = {
         one.before[key]: frozenset(other.before[source] for source in sources)
-        for key, sources in find_sources(resolve(alignment, one.archive, other.archive)).items()
+        for key, sources in find_sources(resolve(alignment, one.archive, other.archive).links).items()
     }
     arrays = outputs(run.reference), outputs(run.target)
 

@@ -96,13 +96,13 @@ def _proposed(
 ) -> tuple[Alignment, dict[str, str]]:
     """The alignment, and the target's sites behind each of the reference's, with the steps."""
     reference, target = _archive(tmp_path / "ref.h5", one), _archive(tmp_path / "tgt.h5", other)
-    alignment = propose(reference, target, **options)
+    alignment = propose(reference, target, **options).alignment
     return alignment, _found(alignment, reference, target)
 
 
 def _found(alignment: Alignment, reference: Archive, target: Archive) -> dict[str, str]:
     found = {}
-    for link in resolve(alignment, reference, target):
+    for link in resolve(alignment, reference, target).links:
         sites = "+".join(dict.fromkeys(record.key.site for record in link.target))
         for record in link.reference:
             found[record.key.site] = "; ".join([sites, *link.entry.steps])
@@ -179,7 +179,7 @@ def test_nothing_depends_on_the_order_in_which_modules_are_listed(tmp_path: Path
             _archive(tmp_path / f"{name}{seed}.h5", side, modules=shuffle(list(side)).tolist())
             for name, side in (("ref", one), ("tgt", other))
         ]
-        alignment = propose(*sides)
+        alignment = propose(*sides).alignment
         texts.append(
             ([(e.text, dict(e.variables), e.reason) for e in alignment.entries], alignment.left_over)
         )
@@ -220,7 +220,7 @@ def test_all_names_replaced_by_others_without_any_order_are_found_by_values(tmp_
     np.savez(tmp_path / "ref.npz", **one)  # type: ignore[arg-type]  # names are keywords
     np.savez(tmp_path / "tgt.npz", **{names[n]: (a * 1.0000005).astype(np.float32) for n, a in one.items()})  # type: ignore[arg-type]  # names are keywords
     reference, target = open_archive(tmp_path / "ref.npz"), open_archive(tmp_path / "tgt.npz")
-    assert _found(propose(reference, target, by="values"), reference, target) == names
+    assert _found(propose(reference, target, by="values").alignment, reference, target) == names
 
 
 def _without(tensors: Tensors, *parts: str) -> dict[str, Array]:
@@ -480,7 +480,7 @@ def test_what_was_never_called_and_what_repeats_values_is_explained(tmp_path: Pa
             both["layers.0.dropout"] = array  # passes on what it was given
     points = [{"site": "vision", "status": "never-called", "calls": 0}]
     reference = _archive(tmp_path / "ref.h5", both, modules=[*both, "vision"], points=points)
-    alignment = propose(reference, _archive(tmp_path / "tgt.h5", one))
+    alignment = propose(reference, _archive(tmp_path / "tgt.h5", one)).alignment
     told = {left.places: left.reason for left in alignment.left_over}
     assert told[("vision",)] == "never called"
     assert told[("layers.0.dropout",)].startswith("has the values of layers.{0}.mlp")
@@ -502,7 +502,7 @@ def test_a_module_that_the_other_side_never_calls_is_reported_as_such(tmp_path: 
     points = [{"site": "layers.1.mlp.gate", "status": "never-called", "calls": 0, "reason": "fused"}]
     reference = _archive(tmp_path / "ref.h5", one)
     target = _archive(tmp_path / "tgt.h5", other, modules=[*other, "layers.1.mlp.gate"], points=points)
-    alignment = propose(reference, target)
+    alignment = propose(reference, target).alignment
     left = next(left for left in alignment.left_over if "model.layers.1.mlp.gate" in left.places)
     assert left.reason.startswith("the target never calls the module of this name (fused)")
     assert left.is_explained is is_right

@@ -59,9 +59,9 @@ def aligned(
 ) -> tuple[Alignment, dict[str, str]]:
     reference = write(folder / "ref.h5", one, classes[0])
     target = write(folder / "tgt.h5", other, classes[1])
-    alignment = propose(reference, target, rules=rules, by=by)
+    alignment = propose(reference, target, rules=rules, by=by).alignment
     found = {}
-    for link in resolve(alignment, reference, target):
+    for link in resolve(alignment, reference, target).links:
         for record in link.reference:
             found[record.key.site] = "+".join(r.key.site for r in link.target)
     return alignment, found
@@ -309,10 +309,10 @@ def test_a_wrapped_model_is_mapped_by_names_alone(wrapping: str, tmp_path: Path)
     with torch.no_grad(), tensorcap.capture(wrapped, tmp_path / "tgt.h5"):
         wrapped(**inputs)
     with open_archive(tmp_path / "ref.h5") as reference, open_archive(tmp_path / "tgt.h5") as target:
-        alignment = propose(reference, target, by="names", read_values=False)
+        alignment = propose(reference, target, by="names", read_values=False).alignment
         found = {
             record.key.site: other.key.site
-            for link in resolve(alignment, reference, target)
+            for link in resolve(alignment, reference, target).links
             for record, other in zip(link.reference, link.target, strict=True)
             if record.key.slot.startswith("output")
         }

@@ -14,6 +14,7 @@ from tensorcap.alignment.match.proposal import propose
 from tensorcap.alignment.resolution import resolve
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
+from tensorcap_formats.errors import UsageError
 from tests.support.archives import new_archive
 
 Tensors = Mapping[str, Array]  # by SITE/SLOT, in order
@@ -42,9 +43,9 @@ def proposed(tmp_path: Path, one: Tensors, other: Tensors, **options: Any) -> tu
     parameters = options.pop("parameters", None)
     reference = archive(tmp_path / "ref.h5", one, parameters)
     target = archive(tmp_path / "tgt.h5", other, parameters)
-    alignment = propose(reference, target, **options)
+    alignment = propose(reference, target, **options).alignment
     found = {}
-    for link in resolve(alignment, reference, target):
+    for link in resolve(alignment, reference, target).links:
         names = [record.key.text.removeprefix("0/") for record in link.target]
         for i, record in enumerate(link.reference):
             sources = names if link.layout.steps else names[i : i + 1]
@@ -236,6 +237,17 @@ def test_a_sum_outdoes_an_equal_name(tmp_path: Path) -> None:
     other = {key.replace("blocks", "layers"): array for key, array in other.items()}
     _, found = proposed(tmp_path, one, other)
     assert found["layers.1/output"] == "layers.1/output.0 + layers.1/output.1; sum; unsqueeze 0"
+
+
+def test_a_pass_of_matching_can_be_left_out_by_name(tmp_path: Path) -> None:
+    _, found = proposed(tmp_path, *residual_kept_apart(), without={"sums"})
+    assert found["layers.1.mlp/output"] == "blocks.1.ff/output; unsqueeze 0"
+    assert "sum" not in found.get("layers.1/output", "")
+
+
+def test_a_pass_that_does_not_exist_cannot_be_left_out(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"without 'sum': no pass of this name, expected .*sums"):
+        proposed(tmp_path, *residual_kept_apart(), without={"sum"})
 
 
 @pytest.mark.spec("ALN-77")

@@ -12,7 +12,7 @@ import pytest
 from tensorcap import compare
 from tensorcap.alignment.map_file import map_text, read_map
 from tensorcap.alignment.mapping import Alignment, Entry
-from tensorcap.alignment.resolution import resolve, token_alignments
+from tensorcap.alignment.resolution import resolve
 from tensorcap.alignment.tokens.alignment import TokenAlignment, TokenRule
 from tensorcap.alignment.tokens.sequences import Tokens
 from tensorcap.alignment.views import GatheredArchive, MappedArchive
@@ -53,7 +53,9 @@ def _sides(
     tokens: TokenRule | None = VALID,
 ) -> tuple[GatheredArchive, MappedArchive]:
     reference, target = _archive(tmp_path / "ref.h5", one), _archive(tmp_path / "tgt.h5", other)
-    links = resolve(Alignment(entries or (Entry(("net",), ("net",)),), tokens=tokens), reference, target)
+    links = resolve(
+        Alignment(entries or (Entry(("net",), ("net",)),), tokens=tokens), reference, target
+    ).links
     return GatheredArchive(reference, links), MappedArchive(reference, target, links)
 
 
@@ -441,7 +443,7 @@ def test_logits_that_a_run_kept_of_the_last_token_need_no_step(tmp_path: Path) -
     reference = _archive(tmp_path / "ref.h5", _fed(RIGHT))
     last = {**_fed(LEFT), "0/net/output": VECTORS[[[9], [13]]]}
     target = new_archive(tmp_path / "tgt.h5", last, values={"0/@root/input.logits_to_keep": 1})
-    links = resolve(Alignment((Entry(("net",), ("net",)),), tokens=VALID), reference, target)
+    links = resolve(Alignment((Entry(("net",), ("net",)),), tokens=VALID), reference, target).links
     ours, theirs = _both(
         (GatheredArchive(reference, links), MappedArchive(reference, target, links)), "0/net/output"
     )
@@ -689,7 +691,7 @@ def test_a_row_of_a_gathered_tensor_says_which_token_it_is(tmp_path: Path) -> No
 def test_a_step_of_the_reference_without_common_tokens_is_missing(tmp_path: Path) -> None:
     sides = _sides(tmp_path, _fed([[5, 6]], [[7]]), _fed([[5, 6]]))
     alignment = Alignment((Entry(("net",), ("net",)),), tokens=VALID)
-    (tokens,) = token_alignments(alignment, *_reopened(tmp_path))
+    (tokens,) = resolve(alignment, *_reopened(tmp_path)).tokens
     assert tokens.text == "2 tokens are on both sides; the reference has 1 more"
     statuses = {pair.key: pair.status for pair in compare(*sides).pairs}
     assert statuses["1/net/output"] == "missing-in-target"
@@ -787,7 +789,7 @@ def _case_31(tmp_path: Path, *, has_positions: bool) -> Comparison:
     reference, target = _reopened(tmp_path)
     names = ("transformer.wte", "transformer.drop", *(f"transformer.h.{i}.mlp" for i in range(2)), "lm_head")
     entries = [Entry((f"{name}/output",), (f"{name}/output",)) for name in names]
-    links = resolve(Alignment(tuple(entries), tokens=VALID), reference, target)
+    links = resolve(Alignment(tuple(entries), tokens=VALID), reference, target).links
     sides = GatheredArchive(reference, links), MappedArchive(reference, target, links)
     return compare(*sides, atol=1e-4, only=[f"0/{name}/output" for name in names])
 

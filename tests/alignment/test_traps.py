@@ -39,7 +39,7 @@ def is_told(alignment: Alignment, place: str) -> bool:
 
 def unreached(alignment: Alignment, reference: Archive, target: Archive) -> tuple[set[str], set[str]]:
     """The records of both sides that are in no link, and neither they nor their sites left over."""
-    links = resolve(alignment, reference, target)
+    links = resolve(alignment, reference, target).links
     found = []
     for name, archive in (("reference", reference), ("target", target)):
         linked = {r.key.text for link in links for r in getattr(link, name)}
@@ -56,10 +56,10 @@ def test_what_looks_right_and_what_is_right_are_kept_apart(name: str, tmp_path: 
     reference, target = (
         archive_of(tmp_path / file, side) for file, side in (("r.h5", trap.reference), ("t.h5", trap.target))
     )
-    alignment = propose(reference, target, by=trap.by)
+    alignment = propose(reference, target, by=trap.by).alignment
     assert unreached(alignment, reference, target) == (set(), set())
     found, by_values, turned, equal = set(), set(), set(), set()
-    for link in resolve(alignment, reference, target):
+    for link in resolve(alignment, reference, target).links:
         made, _ = link.layout.apply([target.read(r) for r in link.target], link.target[0].dtype)
         for record, array in zip(link.reference, made, strict=True):
             place = record.key.text.removeprefix("0/").removesuffix("/output")

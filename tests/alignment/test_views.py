@@ -76,7 +76,7 @@ def _gathered(source: Source) -> ArchiveView:
 def _mapped(source: Source) -> ArchiveView:
     """The rows of `y` are `x` and `w`; the source's own `x` and `w` get other names."""
     reference = Source("reference", {text: ARRAYS[text] for text in ("0/x/output", "0/w/output")})
-    return MappedArchive(reference, source, resolve(LINKS, reference, source))
+    return MappedArchive(reference, source, resolve(LINKS, reference, source).links)
 
 
 def _reversed(source: Source) -> ArchiveView:
@@ -84,7 +84,7 @@ def _reversed(source: Source) -> ArchiveView:
     target = Source(
         "target", {"0/y/output": np.zeros((2, 2), np.float32), "0/z/output": ARRAYS["0/z/output"]}
     )
-    return ReversedArchive(source, target, resolve(LINKS, source, target))
+    return ReversedArchive(source, target, resolve(LINKS, source, target).links)
 
 
 def _viewed(source: Source) -> ArchiveView:

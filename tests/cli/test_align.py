@@ -106,6 +106,8 @@ def test_json_has_the_members_of_the_specification() -> None:
     assert (left["side"], left["places"], left["is_explained"]) == ("reference", ["model.odd"], False)
     assert found["summary"]["reference"]["unexplained"] == ["0/model.odd/output"]
     assert found["tokens"] == []
+    weights = found["weights"]  # of matching, in nats
+    assert (weights["proof"], weights["pair_margin"], weights["size_differs"]) == (6.0, 1.0, -6.0)
 
 
 @pytest.mark.usefixtures("folder")

@@ -15,7 +15,7 @@ from tensorcap_formats.errors import UsageError
 
 Shape = tuple[int, ...]
 Steps = tuple[str, ...]
-Candidate = tuple[Steps, tuple[int, ...]]  # and the order in which the reference's tensors come out
+LayoutChoice = tuple[Steps, tuple[int, ...]]  # and the order in which the reference's tensors come out
 
 _AXES: Final = 6
 _NAMES: Final = "abcdefgh"
@@ -27,11 +27,11 @@ def plain(reference: Sequence[Shape], target: Sequence[Shape]) -> Steps | None:
     """Steps from one tensor to another that move no element; None if there are none."""
     if len(reference) != 1 or len(target) != 1:
         return None
-    found = rearranged(target[0], reference[0], may_permute=False)
-    return next((steps for steps in found if not Layout.parse(steps).moves), None)
+    layouts = rearranged(target[0], reference[0], may_permute=False)
+    return next((steps for steps in layouts if not Layout.parse(steps).moves), None)
 
 
-def candidates(reference: Sequence[Shape], target: Sequence[Shape]) -> Iterator[Candidate]:
+def candidates(reference: Sequence[Shape], target: Sequence[Shape]) -> Iterator[LayoutChoice]:
     """Steps that these shapes allow, the plainest first, with the order in which the reference's come out."""
     if len(reference) == len(target) == 1:
         yield from ((steps, (0,)) for steps in rearranged(target[0], reference[0]))
@@ -41,7 +41,7 @@ def candidates(reference: Sequence[Shape], target: Sequence[Shape]) -> Iterator[
         yield from _joined(reference[0], target)
 
 
-def reordered(reference: Shape, target: Shape) -> Iterator[Candidate]:
+def reordered(reference: Shape, target: Shape) -> Iterator[LayoutChoice]:
     """Steps that change the order of elements along an axis, besides what `candidates` gives."""
     for before in rearranged(target, reference, may_permute=False):
         yield from (((*before, *steps), (0,)) for steps in _reordered(reference))
@@ -119,11 +119,11 @@ def _regrouped(before: Shape, after: Shape) -> Iterator[Steps]:
         if groups is None:
             continue
         fine_text = " ".join("1" if size == 1 else _NAMES[i] for i, size in enumerate(fine))
-        parts, found = iter(groups), []
+        parts, coarse_axes = iter(groups), []
         for size in coarse:
             group = [] if size == 1 else [_NAMES[i] for i in next(parts)]
-            found.append("1" if not group else group[0] if len(group) == 1 else f"({' '.join(group)})")
-        coarse_text = " ".join(found)
+            coarse_axes.append("1" if not group else group[0] if len(group) == 1 else f"({' '.join(group)})")
+        coarse_text = " ".join(coarse_axes)
         if fine is before:
             yield (f'rearrange "{fine_text} -> {coarse_text}"',)
         else:
@@ -169,7 +169,7 @@ def _exchanged(axis: int, ndim: int, outer: int, inner: int) -> str:
     return f'rearrange "{" ".join(before)} -> {" ".join(after)}" g={outer} p={inner}'
 
 
-def _split(reference: Sequence[Shape], target: Shape) -> Iterator[Candidate]:
+def _split(reference: Sequence[Shape], target: Shape) -> Iterator[LayoutChoice]:
     """Steps from one tensor to several that are stacked or fused in it."""
     count = len(reference)
     plain = tuple(range(count))
@@ -209,7 +209,7 @@ def _listed(sizes: Sequence[int]) -> str:
     return str(len(sizes)) if len(set(sizes)) == 1 else ",".join(map(str, sizes))
 
 
-def _joined(reference: Shape, target: Sequence[Shape]) -> Iterator[Candidate]:
+def _joined(reference: Shape, target: Sequence[Shape]) -> Iterator[LayoutChoice]:
     """Steps from several tensors to one: shards, parts, layers, or sums."""
     count = len(target)
     if len(set(target)) == 1:
@@ -252,14 +252,14 @@ def _divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)}) if number else [1]
 
 
-def fits(candidate: Candidate, reference: Sequence[Shape], target: Sequence[Shape]) -> bool:
+def fits(candidate: LayoutChoice, reference: Sequence[Shape], target: Sequence[Shape]) -> bool:
     """Whether a candidate makes tensors of the reference's shapes."""
     steps, order = candidate
     try:
-        made = Layout.parse(steps).shapes(target)
+        shapes = Layout.parse(steps).shapes(target)
     except UsageError:
         return False
-    return made == tuple(reference[i] for i in order)
+    return shapes == tuple(reference[i] for i in order)
 
 
 def fits_shapes(steps: Steps, reference: Shape, target: Shape) -> bool:

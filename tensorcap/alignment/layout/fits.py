@@ -1,7 +1,7 @@
-"""The layout that makes one side's tensors the other's: candidates tried on values.
+"""Find the layout that makes one side's tensors the other's: candidates are tried on values.
 
-One is taken if the values
-agree after it, and do so far better than after any other; where no values agree, only if there is no other.
+One is taken if the values agree after it, and do so far better than after any other; if no values agree,
+only if there is no other candidate.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.alignment.layout.candidates import Candidate, Shape, Steps, candidates, fits, reordered
+from tensorcap.alignment.layout.candidates import LayoutChoice, Shape, Steps, candidates, fits, reordered
 from tensorcap.alignment.layout.layout import Layout
 from tensorcap.alignment.layout.multi_tensor_steps import Dereplicate
 from tensorcap_formats.archive import Archive
@@ -54,15 +54,22 @@ class Fit:
     typical: float | None = None
 
 
-def fit(
+def find_layout(
     reference: Sequence[Record],
     target: Sequence[Record],
     archives: tuple[Archive, Archive] | None,
     rounding: float,
     *,
-    among: Sequence[Candidate] | None = None,
+    among: Sequence[LayoutChoice] | None = None,
 ) -> Fit | None:
     """Find the steps from some tensors of the target to some of the reference.
+
+    1. Candidates are the steps that shapes allow, the plainest first; without values the first is taken, and
+       it is sure only if it is the only one or moves nothing.
+    2. Each is applied to the values; the one with the smallest residual is taken, the plainest of about
+       equal ones. It is proven if any other leaves `_FAR` times as much.
+    3. If none is exact, layouts that reorder elements along an axis (rotary halves, interleaved parts) are
+       tried, too.
 
     Args:
         reference: Records of the reference.
@@ -75,32 +82,32 @@ def fit(
         The best layout; None if none is possible.
     """
     shapes = [r.shape for r in reference], [t.shape for t in target]
-    known = candidates(*shapes) if among is None else among
-    found = [c for c in dict.fromkeys(known) if fits(c, *shapes)]
-    if not found:
+    allowed = candidates(*shapes) if among is None else among
+    layouts = [c for c in dict.fromkeys(allowed) if fits(c, *shapes)]
+    if not layouts:
         return None
     records = (*reference, *target)
     is_readable = all(r.stored for r in records) and sum(r.size for r in records) <= _MOST
     if archives is None or not is_readable:
-        steps, order = found[0]
-        return Fit(steps, order, None, math.inf, len(found), len(found) == 1 or not steps)
-    wanted = [_values(archives[0], record) for record in reference]
-    given = [_values(archives[1], record) for record in target]
-    residuals = [_left(candidate, wanted, given) for candidate in found]
-    plain = _chosen(found, residuals, shapes, rounding)
-    plain = replace(plain, typical=_typical(plain, wanted, given))
+        steps, order = layouts[0]
+        return Fit(steps, order, None, math.inf, len(layouts), len(layouts) == 1 or not steps)
+    references = [_read_values(archives[0], record) for record in reference]
+    sources = [_read_values(archives[1], record) for record in target]
+    residuals = [_measure_residual(candidate, references, sources) for candidate in layouts]
+    best_plain = _choose(layouts, residuals, shapes, rounding)
+    best_plain = replace(best_plain, typical=_measure_typical_error(best_plain, references, sources))
     if min(residuals) <= max(_EXACT, _ROUNDINGS * rounding) or len(records) > 2 or among:
-        return plain
+        return best_plain
     further = [c for c in reordered(shapes[0][0], shapes[1][0]) if fits(c, *shapes)]
-    residuals += [_left(candidate, wanted, given) for candidate in further]
-    best = _chosen([*found, *further], residuals, shapes, rounding)
+    residuals += [_measure_residual(candidate, references, sources) for candidate in further]
+    best = _choose([*layouts, *further], residuals, shapes, rounding)
     if best.residual is None or best.residual > CLOSE:
-        return plain
-    return replace(best, typical=_typical(best, wanted, given))
+        return best_plain
+    return replace(best, typical=_measure_typical_error(best, references, sources))
 
 
-def _chosen(
-    found: Sequence[Candidate],
+def _choose(
+    layouts: Sequence[LayoutChoice],
     residuals: Sequence[float],
     shapes: tuple[list[Shape], list[Shape]],
     rounding: float,
@@ -108,37 +115,39 @@ def _chosen(
     """The best of some layouts; the plainest of those that are about as good."""
     best = min(range(len(residuals)), key=lambda i: (residuals[i] > 2 * min(residuals) + rounding, i))
     floor = max(residuals[best], rounding)
-    moves = _moves(found[best], *shapes)
+    moves = _trace_elements(layouts[best], *shapes)
     rest = [
         residual
         for i, residual in enumerate(residuals)
-        if i != best and (residual >= _FAR * floor or _moves(found[i], *shapes) != moves)
+        if i != best and (residual >= _FAR * floor or _trace_elements(layouts[i], *shapes) != moves)
     ]
     is_proven = residuals[best] <= CLOSE and all(residual >= _FAR * floor for residual in rest)
-    is_plain = not found[0][0]
+    is_plain = not layouts[0][0]
     if not is_proven and is_plain and not residuals[0] > _FAR * floor:
         best = 0
-    is_sure = is_proven or len(found) == 1 or (is_plain and best == 0)
-    steps, order = found[best]
-    return Fit(steps, order, residuals[best], min(rest, default=math.inf), len(found), is_sure, is_proven)
+    is_sure = is_proven or len(layouts) == 1 or (is_plain and best == 0)
+    steps, order = layouts[best]
+    return Fit(steps, order, residuals[best], min(rest, default=math.inf), len(layouts), is_sure, is_proven)
 
 
-def _values(archive: Archive, record: Record) -> Array:
+def _read_values(archive: Archive, record: Record) -> Array:
     values = decode(archive.read(record), record.dtype)
     return values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)
 
 
-def _made(steps: Steps, given: Sequence[Array]) -> list[Array] | None:
-    found: list[Array] = list(given)
+def _apply_steps(steps: Steps, sources: Sequence[Array]) -> list[Array] | None:
+    arrays: list[Array] = list(sources)
     try:
         for step in Layout.parse(steps).steps:
-            found = step.apply(found)
+            arrays = step.apply(arrays)
     except UsageError:  # copies that are none
         return None
-    return found
+    return arrays
 
 
-def _moves(candidate: Candidate, reference: Sequence[Shape], target: Sequence[Shape]) -> list[bytes]:
+def _trace_elements(
+    candidate: LayoutChoice, reference: Sequence[Shape], target: Sequence[Shape]
+) -> list[bytes]:
     """Which element comes to stand where, so that two ways to write one layout are known as one."""
     steps, order = candidate
     sizes = [math.prod(shape) for shape in target]
@@ -160,40 +169,42 @@ def _moves(candidate: Candidate, reference: Sequence[Shape], target: Sequence[Sh
 
 
 def residual(
-    how: Fit, reference: Sequence[Record], target: Sequence[Record], archives: tuple[Archive, Archive]
+    fit: Fit, reference: Sequence[Record], target: Sequence[Record], archives: tuple[Archive, Archive]
 ) -> float | None:
     """The relative error that a layout leaves between some tensors of both sides; None if it does not fit."""
-    if not fits((how.steps, how.order), [r.shape for r in reference], [t.shape for t in target]):
+    if not fits((fit.steps, fit.order), [r.shape for r in reference], [t.shape for t in target]):
         return None
-    wanted = [_values(archives[0], record) for record in reference]
-    given = [_values(archives[1], record) for record in target]
-    return _left((how.steps, how.order), wanted, given)
+    references = [_read_values(archives[0], record) for record in reference]
+    sources = [_read_values(archives[1], record) for record in target]
+    return _measure_residual((fit.steps, fit.order), references, sources)
 
 
-def _typical(how: Fit, wanted: Sequence[Array], given: Sequence[Array]) -> float | None:
+def _measure_typical_error(fit: Fit, references: Sequence[Array], sources: Sequence[Array]) -> float | None:
     """The median error relative to the median element, the worst of all tensors."""
-    made = _made(how.steps, given)
-    if made is None or how.residual is None or how.residual > CLOSE:
+    results = _apply_steps(fit.steps, sources)
+    if results is None or fit.residual is None or fit.residual > CLOSE:
         return None
     worst = 0.0
-    for i, values in zip(how.order, made, strict=True):
-        finite = np.isfinite(values) & np.isfinite(wanted[i])
-        scale = np.median(np.abs(wanted[i][finite])) if finite.any() else 0.0
+    for i, values in zip(fit.order, results, strict=True):
+        finite = np.isfinite(values) & np.isfinite(references[i])
+        scale = np.median(np.abs(references[i][finite])) if finite.any() else 0.0
         if scale:
-            error = np.abs(values[finite] - wanted[i][finite])
+            error = np.abs(values[finite] - references[i][finite])
             worst = max(worst, float(np.median(error) / scale))
     return worst
 
 
-def _left(candidate: Candidate, wanted: Sequence[Array], given: Sequence[Array]) -> float:
+def _measure_residual(
+    candidate: LayoutChoice, references: Sequence[Array], sources: Sequence[Array]
+) -> float:
     """The error that a layout leaves, relative to the reference; the worst of all tensors."""
     steps, order = candidate
-    made = _made(steps, given)
-    if made is None:
+    results = _apply_steps(steps, sources)
+    if results is None:
         return math.inf
     worst = 0.0
-    for i, values in zip(order, made, strict=True):
-        reference = wanted[i]
+    for i, values in zip(order, results, strict=True):
+        reference = references[i]
         is_same = (values == reference) | (np.isnan(values) & np.isnan(reference))
         with np.errstate(invalid="ignore", over="ignore"):
             error = np.linalg.norm(np.where(is_same, 0, values - reference).ravel())

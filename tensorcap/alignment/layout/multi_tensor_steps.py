@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -17,6 +18,7 @@ class Concat(Step):
     """Join tensors along an axis, all of them, or each run of so many."""
 
     name = "concat"
+    usage = "concat AXIS of=COUNT"
     at: int
     of: int | None = None
 
@@ -52,8 +54,14 @@ class Split(Step):
     """Part one tensor along an axis, into equal parts or parts of given sizes."""
 
     name = "split"
+    usage = "split AXIS PARTS"
     at: int
     parts: int | tuple[int, ...]
+
+    @classmethod
+    def from_words(cls, axis: str, parts: str) -> Step:  # type: ignore[override]  # its words are known
+        sizes = tuple(int(part) for part in parts.split(","))
+        return cls(int(axis), sizes if len(sizes) > 1 else sizes[0])
 
     @property
     def text(self) -> str:
@@ -97,6 +105,7 @@ class Stack(Step):
     """Put equal tensors on top of each other, along a new axis."""
 
     name = "stack"
+    usage = "stack AXIS"
     at: int
 
     @property
@@ -123,6 +132,7 @@ class Unstack(Step):
     """Part one tensor into those that an axis counts, which goes."""
 
     name = "unstack"
+    usage = "unstack AXIS"
     at: int
 
     @property
@@ -151,6 +161,7 @@ class Sum(Step):
     """Add tensors element by element: partial sums of ranks, a residual that is kept apart."""
 
     name = "sum"
+    usage = "sum of=COUNT"
     is_arithmetic = True
     of: int | None = None
 
@@ -186,6 +197,7 @@ class TakeRank(Step):
     """Take one of several tensors."""
 
     name = "take_rank"
+    usage = "take_rank RANK"
     rank: int
 
     @property
@@ -213,6 +225,7 @@ class Dereplicate(Step):
     """Keep one of each run of copies, as of KV heads that several ranks hold."""
 
     name = "dereplicate"
+    usage = "dereplicate COPIES"
     copies: int
 
     @property
@@ -242,6 +255,17 @@ class Dereplicate(Step):
         self, arrays: Sequence[Array], shapes: Shapes, natural: Sequence[Array] | None = None
     ) -> list[Array]:
         return [array for array in arrays for _ in range(self.copies)]
+
+
+MULTI_TENSOR_STEPS: Final[tuple[type[Step], ...]] = (
+    Concat,
+    Dereplicate,
+    Split,
+    Stack,
+    Sum,
+    TakeRank,
+    Unstack,
+)
 
 
 def _of_text(of: int | None) -> str:

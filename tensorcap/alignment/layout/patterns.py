@@ -50,8 +50,8 @@ class Pattern:
             raise UsageError(f"pattern {abbreviate(text)!r}: expected axes, one '->', and axes")
         left, right = (parse_groups(side) for side in sides)
         names = [[name for group in side for name in group] for side in (left, right)]
-        for found in names:
-            twice = sorted({name for name in found if found.count(name) > 1})
+        for names_of_side in names:
+            twice = sorted({name for name in names_of_side if names_of_side.count(name) > 1})
             if twice:
                 raise UsageError(f"pattern {abbreviate(text)!r}: axis {twice[0]!r} stands twice on one side")
         lone = sorted(set(names[0]) ^ set(names[1]))
@@ -77,23 +77,23 @@ class Pattern:
             UsageError: The shape does not fit.
         """
         before, _ = self._expanded(shape)
-        found = dict(self.sizes)
+        sizes = dict(self.sizes)
         for group, size in zip(before, shape, strict=True):
-            known = math.prod(found[name] for name in group if name in found)
-            missing = [name for name in group if name not in found]
+            known = math.prod(sizes[name] for name in group if name in sizes)
+            missing = [name for name in group if name not in sizes]
             if len(missing) > 1:
                 raise UsageError(
                     f"pattern {self.text!r}: the sizes of {' and '.join(missing)} are not known, "
                     f"expected all but one of ({' '.join(group)})"
                 )
             if missing and known and size % known == 0:
-                found[missing[0]] = size // known
+                sizes[missing[0]] = size // known
             elif missing or known != size:
                 raise UsageError(
                     f"pattern {self.text!r}: an axis of {size} does not fit ({' '.join(group)})"
-                    + "".join(f" with {name} = {found[name]}" for name in group if name in found)
+                    + "".join(f" with {name} = {sizes[name]}" for name in group if name in sizes)
                 )
-        return found
+        return sizes
 
     def shape(self, shape: Shape) -> Shape:
         """The shape after.

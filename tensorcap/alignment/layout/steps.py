@@ -1,15 +1,18 @@
 """Layout steps: named, parameterised operations from one side's tensors to the other's layout.
 
-A step takes a list of tensors and gives a list. Its shapes are checked without data; it works on views
-where a view will do; where nothing is lost it can be undone. Most steps move stored elements and never look
-at them, so they serve every dtype. Here are those that take every tensor for itself, `joining` has the rest.
+A step takes a list of tensors and gives a list. Its shapes are checked without data; it works on views if a
+view will do; if nothing is lost it can be undone. Most steps move stored elements and never look at them, so
+they serve every dtype. Here are the steps that treat each tensor by itself, `multi_tensor_steps` has the
+rest.
+
+To add a step, write its class and list it in `STEPS` (or `MULTI_TENSOR_STEPS`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from dataclasses import MISSING, Field, dataclass, fields
+from typing import Any, ClassVar, Final, TypeVar
 
 import numpy as np
 
@@ -22,15 +25,31 @@ Item = TypeVar("Item", Shape, Array)
 
 
 class Step:
-    """One step; `text` reads back as it.
+    """One step; `layout.parse_step` reads its `text` back. Subclasses are dataclasses of its arguments.
 
     Attributes:
-        name: What it is called in texts.
-        is_arithmetic: Whether it computes with values, so that it has to be given them decoded.
+        name: Its name in texts.
+        usage: Its name and arguments, for messages.
+        is_arithmetic: Whether it computes with values, so that it needs them decoded.
     """
 
     name: ClassVar[str]
+    usage: ClassVar[str]
     is_arithmetic: ClassVar[bool] = False
+
+    @classmethod
+    def from_words(cls, *words: str, **named: str) -> Step:
+        """Make the step of the words behind its name; by default whole numbers, the fields of the class.
+
+        Raises:
+            TypeError: There are too few words, or too many.
+            ValueError: A word is no number.
+            UsageError: A number makes no sense.
+        """
+        arguments: tuple[Field[Any], ...] = fields(cls)  # type: ignore[arg-type]  # all subclasses are
+        if len(words) != sum(argument.default is MISSING for argument in arguments):
+            raise TypeError
+        return cls(*map(int, words), **{name: int(word) for name, word in named.items()})
 
     @property
     def moves(self) -> bool:
@@ -134,7 +153,12 @@ class Rearrange(EachStep):
     """Rearrange axes by a pattern in the notation of einops."""
 
     name = "rearrange"
+    usage = 'rearrange "AXES -> AXES" NAME=SIZE'
     pattern: Pattern
+
+    @classmethod
+    def from_words(cls, pattern: str, **sizes: str) -> Step:  # type: ignore[override]  # its words are known
+        return cls(Pattern.parse(pattern, {name: int(size) for name, size in sizes.items()}))
 
     @property
     def moves(self) -> bool:
@@ -163,6 +187,7 @@ class Flip(EachStep):
     """Count an axis from its end."""
 
     name = "flip"
+    usage = "flip AXIS"
     at: int
 
     @property
@@ -185,6 +210,7 @@ class Transpose(EachStep):
     """Exchange two axes."""
 
     name = "transpose"
+    usage = "transpose AXIS AXIS"
     first: int
     second: int
 
@@ -210,6 +236,7 @@ class Squeeze(EachStep):
     """Leave out an axis of one element."""
 
     name = "squeeze"
+    usage = "squeeze AXIS"
     at: int
 
     @property
@@ -238,6 +265,7 @@ class Unsqueeze(EachStep):
     """Put in an axis of one element."""
 
     name = "unsqueeze"
+    usage = "unsqueeze AXIS"
     at: int
 
     @property
@@ -264,9 +292,15 @@ class Slice(EachStep):
     """Keep a range of an axis."""
 
     name = "slice"
+    usage = "slice AXIS START:STOP"
     at: int
     start: int | None = None
     stop: int | None = None
+
+    @classmethod
+    def from_words(cls, axis: str, ends: str) -> Step:  # type: ignore[override]  # its words are known
+        start, stop = (int(end) if end else None for end in ends.split(":"))
+        return cls(int(axis), start, stop)
 
     @property
     def text(self) -> str:
@@ -303,11 +337,13 @@ class CutVocab(Slice):
     """Leave out what pads the vocabulary, the last axis."""
 
     name = "cut_vocab"
+    usage = "cut_vocab SIZE"
 
-    def __init__(self, size: int) -> None:
-        if size < 1:
+    @classmethod
+    def from_words(cls, size: str) -> Step:  # type: ignore[override]  # its words are known
+        if int(size) < 1:
             raise UsageError(f"found a size of {size}, expected 1 or more")
-        super().__init__(-1, None, size)
+        return cls(-1, None, int(size))
 
     @property
     def text(self) -> str:
@@ -319,6 +355,7 @@ class Repeat(EachStep):
     """Let each element of an axis stand several times in succession, as KV heads do for their queries."""
 
     name = "repeat"
+    usage = "repeat AXIS COPIES"
     at: int
     copies: int
 
@@ -356,6 +393,7 @@ class Unrepeat(Repeat):
     """Keep one of each run of equal elements of an axis."""
 
     name = "unrepeat"
+    usage = "unrepeat AXIS COPIES"
 
     def shape(self, shape: Shape) -> Shape:
         at = self.axis(self.at, len(shape))
@@ -382,22 +420,24 @@ class Rope(EachStep):
     Attributes:
         head: Elements of a head.
         rotary: How many of its first elements are rotated; all if None.
-        at: The axis, which heads follow each other on.
+        at: The axis along which heads follow each other.
         to_halves: Which of the two layouts comes out.
     """
 
-    name = "rope"
+    to_halves: ClassVar[bool]
     head: int
     rotary: int | None = None
     at: int = -1
-    to_halves: bool = True
+
+    @classmethod
+    def from_words(cls, head: str, rotary: str | None = None, axis: str = "-1") -> Step:  # type: ignore[override]  # its words are known
+        return cls(int(head), None if rotary is None else int(rotary), int(axis))
 
     @property
     def text(self) -> str:
-        name = "rope_halves" if self.to_halves else "rope_interleaved"
         rotary = "" if self.rotary is None else f" rotary={self.rotary}"
         axis = "" if self.at == -1 else f" axis={self.at}"
-        return f"{name} {self.head}{rotary}{axis}"
+        return f"{self.name} {self.head}{rotary}{axis}"
 
     def shape(self, shape: Shape) -> Shape:
         at = self.axis(self.at, len(shape))
@@ -422,6 +462,37 @@ class Rope(EachStep):
         whole = (np.arange(heads)[:, None] * self.head + order).reshape(-1)
         reordered: Array = array.take(whole, axis=self.at)
         return reordered
+
+
+class RopeHalves(Rope):
+    """Reorder heads from interleaved pairs to halves."""
+
+    name = "rope_halves"
+    usage = "rope_halves HEAD rotary=SIZE axis=AXIS"
+    to_halves = True
+
+
+class RopeInterleaved(Rope):
+    """Reorder heads from halves to interleaved pairs."""
+
+    name = "rope_interleaved"
+    usage = "rope_interleaved HEAD rotary=SIZE axis=AXIS"
+    to_halves = False
+
+
+STEPS: Final[tuple[type[Step], ...]] = (
+    CutVocab,
+    Flip,
+    Rearrange,
+    Repeat,
+    RopeHalves,
+    RopeInterleaved,
+    Slice,
+    Squeeze,
+    Transpose,
+    Unrepeat,
+    Unsqueeze,
+)
 
 
 def _rearranged(array: Array, pattern: Pattern) -> Array:

@@ -1,7 +1,4 @@
-"""Candidates: roles that may belong together, alone or fused; which of their members would; by what names.
-
-How alike two roles are by their shapes, classes and nesting, apart from names and values.
-"""
+"""Candidates: site templates that may belong together, alone or fused, and how similar two templates are."""
 
 from __future__ import annotations
 
@@ -10,21 +7,19 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from tensorcap.alignment.layout.fits import Fit
 from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.match.fingerprints import Agreement
+from tensorcap.alignment.match.weights import WEIGHTS
 from tensorcap.alignment.names.site_templates import Index, SiteTemplate, name_of, plain_name
 
 Place = tuple[Index, Index]  # numbers of the reference's member, and of the target's
 
-ENOUGH: Final = 6.0  # nats of proof: one in 400 by chance
-
 
 @dataclass(slots=True)
 class Candidate:
-    """A role of the reference that may be a role of the target.
+    """A site template of the reference that may be a site template of the target.
 
     Attributes:
         reference: The one's name.
@@ -35,7 +30,7 @@ class Candidate:
         is_by_rule: Whether they are so by rules only.
         is_placed: Whether their place between others is what speaks for them.
         is_tied: Whether only the order of results tells it from others with equal values.
-        likeness: What structure, shapes and arguments say, in nats.
+        similarity: What structure, shapes and arguments say, in nats.
     """
 
     reference: str
@@ -46,7 +41,7 @@ class Candidate:
     is_by_rule: bool = False
     is_placed: bool = False
     is_tied: bool = False
-    likeness: float = 0.0
+    similarity: float = 0.0
 
     @property
     def nats(self) -> float:
@@ -56,7 +51,7 @@ class Candidate:
     @property
     def score(self) -> float:
         """What speaks for it altogether."""
-        return self.nats + self.likeness
+        return self.nats + self.similarity
 
     @property
     def order(self) -> tuple[float, str, str]:
@@ -68,7 +63,7 @@ class Candidate:
         """What it is known by."""
         if self.is_named:
             return "rule" if self.is_by_rule else "name"
-        return "values" if self.nats >= ENOUGH and not self.is_tied else "structure"
+        return "values" if self.nats >= WEIGHTS.proof and not self.is_tied else "structure"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +72,17 @@ class Fusion:
 
     Attributes:
         is_split: Whether the parts are the reference's, so that the target's tensor is to be split.
-        parts: Names of the roles that are parts, sorted; of one role if `axis` is not None.
-        axis: Which number of that role counts the parts; None where each part is a role.
-        whole: Name of the role that is the whole.
+        parts: Names of the site templates that are parts, sorted; of one site template if `axis` is not None.
+        axis: Which number of that site template counts the parts; None if each part is a site template.
+        whole: Name of the site template that is the whole.
         places: The sites of the parts, and of the whole, by the whole's numbers.
         shift: By how much the numbers of parts are ahead of the whole's.
         agreeing: How the values of some of them agree.
         is_sum: Whether the parts are added up, not joined.
         is_tied: Whether only the order of results tells it from others with equal values.
         is_by_rule: Whether names tell it, by a rule.
-        likeness: What nesting, classes and parameters say, in nats.
-        how: The layout; None where none is certain.
+        similarity: What nesting, classes and parameters say, in nats.
+        fit: The layout; None if none is certain.
         order: In which the layout takes or gives the parts.
     """
 
@@ -101,14 +96,14 @@ class Fusion:
     is_sum: bool = False
     is_tied: bool = False
     is_by_rule: bool = False
-    likeness: float = 0.0
-    how: Fit | None = None
+    similarity: float = 0.0
+    fit: Fit | None = None
     order: tuple[int, ...] = ()
 
     @property
     def score(self) -> float:
         """What speaks for it altogether."""
-        return self.nats + self.likeness
+        return self.nats + self.similarity
 
     @property
     def nats(self) -> float:
@@ -126,7 +121,7 @@ class Fusion:
         }
 
 
-def shifted(one: SiteTemplate, other: SiteTemplate, offsets: Index) -> tuple[Place, ...]:
+def shifted_places(one: SiteTemplate, other: SiteTemplate, offsets: Index) -> tuple[Place, ...]:
     """Members whose numbers differ by these offsets."""
     found = ((a, tuple(x + y for x, y in zip(a, offsets, strict=True))) for a in one.members)
     return tuple((a, b) for a, b in found if b in other.members)
@@ -135,10 +130,14 @@ def shifted(one: SiteTemplate, other: SiteTemplate, offsets: Index) -> tuple[Pla
 def namesakes(
     ones: Sequence[tuple[SiteTemplate, Index]], others: Sequence[tuple[SiteTemplate, Index]]
 ) -> Iterator[tuple[tuple[SiteTemplate, Index], tuple[SiteTemplate, Index]]]:
-    """Roles of both sides whose names mean the same: those of equal names, else of equal names but for
-    wrappers, else all; of names within one another the inmost, which is what wrappers wrap.
+    """Site templates of both sides whose names mean the same: those of equal names, else of equal names but
+    for wrappers, else all; of names within one another the inmost, which is what wrappers wrap.
     """
-    for same in (lambda role: role.name, lambda role: name_of(role, plain_name)[0], lambda _: ""):
+    for same in (
+        lambda template: template.name,
+        lambda template: name_of(template, plain_name)[0],
+        lambda _: "",
+    ):
         mine, theirs = (_by_name(found, same) for found in (ones, others))
         for name in sorted(mine.keys() & theirs.keys()):
             yield from itertools.product(_inmost(mine[name]), _inmost(theirs[name]))
@@ -148,41 +147,52 @@ def namesakes(
 
 
 def _by_name(
-    roles: Sequence[tuple[SiteTemplate, Index]], name: Callable[[SiteTemplate], str]
+    templates: Sequence[tuple[SiteTemplate, Index]], name: Callable[[SiteTemplate], str]
 ) -> dict[str, list[tuple[SiteTemplate, Index]]]:
     found: dict[str, list[tuple[SiteTemplate, Index]]] = defaultdict(list)
-    for one in roles:
+    for one in templates:
         found[name(one[0])].append(one)
     return found
 
 
-def _inmost(roles: Sequence[tuple[SiteTemplate, Index]]) -> list[tuple[SiteTemplate, Index]]:
-    """Roles that none of the others lies in."""
-    return [one for one in roles if not any(r.name.startswith(f"{one[0].name}.") for r, _ in roles)]
+def _inmost(templates: Sequence[tuple[SiteTemplate, Index]]) -> list[tuple[SiteTemplate, Index]]:
+    """Site templates that none of the others lies in."""
+    return [one for one in templates if not any(r.name.startswith(f"{one[0].name}.") for r, _ in templates)]
 
 
 Shape = tuple[int, ...]
 
 
-def shape_of(role: SiteTemplate) -> Shape:
-    """The sizes of a role's results, sorted, without those of one element."""
-    return tuple(sorted(size for size in role.record.shape if size != 1))
+def shape_of(template: SiteTemplate) -> Shape:
+    """The sizes of a site template's results, sorted, without those of one element."""
+    return tuple(sorted(size for size in template.record.shape if size != 1))
 
 
-def template_similarity(one: SiteTemplate, other: SiteTemplate) -> float:
-    """What shapes of parameters, classes, nesting and being the main result say, in nats."""
-    found = -2.0 if bool(one.slot) != bool(other.slot) else 0.0
-    if bool(one.inside) != bool(other.inside):
-        found -= 1.0
-    if one.family and other.family:
-        found += 2.0 if one.family == other.family else -2.0
-    if one.first.shards or other.first.shards:
-        return found
-    if math.prod(shape_of(one)) != math.prod(shape_of(other)):
-        found -= 6.0
-    mine, theirs = one.parameters, other.parameters
-    if mine and theirs:
-        found += 3.0 if mine == theirs else 2.0 if mine[0] == theirs[0] else -4.0
-    elif (mine or theirs) and one.first.module and other.first.module:
-        found -= 3.0
-    return found
+def template_similarity(reference: SiteTemplate, target: SiteTemplate) -> float:
+    """Log-odds that two site templates correspond, from structure alone: no names, no values.
+
+    Sums independent clues: being the main output, nesting, kind of module, output size, parameter shapes.
+    The last two say nothing if a side is sharded over ranks. Unit: nats.
+    """
+    score = WEIGHTS.main_output_differs if bool(reference.slot) != bool(target.slot) else 0.0
+    if bool(reference.inside) != bool(target.inside):
+        score += WEIGHTS.nesting_differs
+    if reference.family and target.family:
+        score += WEIGHTS.family_equal if reference.family == target.family else WEIGHTS.family_differs
+    if reference.first.shards or target.first.shards:
+        return score
+    if math.prod(shape_of(reference)) != math.prod(shape_of(target)):
+        score += WEIGHTS.size_differs
+    return score + _parameter_similarity(reference, target)
+
+
+def _parameter_similarity(reference: SiteTemplate, target: SiteTemplate) -> float:
+    """What the shapes of the modules' own parameters say, in nats."""
+    shapes, target_shapes = reference.parameters, target.parameters
+    if shapes and target_shapes:
+        if shapes == target_shapes:
+            return WEIGHTS.parameters_equal
+        is_main_equal = shapes[0] == target_shapes[0]
+        return WEIGHTS.largest_parameter_equal if is_main_equal else WEIGHTS.parameters_differ
+    is_known = bool(reference.first.module and target.first.module)
+    return WEIGHTS.parameters_one_sided if (shapes or target_shapes) and is_known else 0.0

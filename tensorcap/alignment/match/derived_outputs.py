@@ -1,11 +1,10 @@
-"""Results of the reference that the target has only as arguments: a sum or an activation without a module.
+"""Pair outputs that have no counterpart as they are: sums, arguments, and scaled values.
 
-Results of the target that add up to one of the reference: a block that keeps its residual apart.
-
-Of the statistics of a sum only the mean follows from those of its parts, so it proves less than a print does;
-norms and extremes say what is impossible, and the values, where they may be read, decide.
-
-Tensors whose values are those of another one times a factor, or with other signs: mistakes of a port.
+A sum: results of the target that add up to one of the reference, as a block that keeps its residual apart
+gives. Only the mean of a sum follows from its parts, so it proves less than a fingerprint does; norms and
+extremes say what is impossible, and the values, if they may be read, decide. An argument: a sum or an
+activation without a module of its own. Scaled: values times a factor, or with other signs, mistakes of a
+port.
 """
 
 from __future__ import annotations
@@ -17,65 +16,74 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from tensorcap.alignment.match.candidates import ENOUGH, Candidate, Fusion, Place
+from tensorcap.alignment.match.candidates import Candidate, Fusion, Place
 from tensorcap.alignment.match.fingerprints import (
     UNRELATED,
     Agreement,
     Fingerprint,
-    Fingerprints,
     NearestFingerprints,
     agreements,
 )
+from tensorcap.alignment.match.fusion import settle_fusions
 from tensorcap.alignment.match.fusion_rules import places_of
 from tensorcap.alignment.match.matching import Matching
+from tensorcap.alignment.match.passes import MatchState
+from tensorcap.alignment.match.weights import WEIGHTS
 from tensorcap.alignment.names.site_templates import Index, SiteTemplate
 
 
-def taken_results(matching: Matching, prints: Fingerprints) -> list[tuple[Candidate, str]]:
-    """Pairs of a role without a partner and a role of the target that was given its results, and as what.
+def find_handed_on(state: MatchState) -> None:
+    """Pair results without a partner with arguments of the target that have their values.
 
-    Args:
-        matching: What is paired already.
-        prints: Of the target's records.
+    The reference has a module for a sum or an activation that the target writes as an expression: there the
+    values appear only as what the next module was given.
+
+    1. Results of the reference and arguments of the target are candidates if their fingerprints are mutual
+       nearest neighbours; of equal arguments the first use counts.
+    2. Candidates are grouped by template and argument, and accepted from the best down if `proof` is reached;
+       each result once.
     """
-    one, other = matching.sides
-    groups = [g for g in one.groups if not any(matching.has_partner(0, site) for site in g)]
-    taken: dict[tuple[str, ...], tuple[int, str, str]] = {}  # the first that took it
-    found: dict[tuple[str, ...], Fingerprint] = {}
-    for site, (role, index) in other.by_site.items():
-        member = role.members[index]
+    matching = state.matching
+    reference, target = matching.sides
+    groups = [g for g in reference.groups if not any(matching.has_partner(0, site) for site in g)]
+    first_uses: dict[tuple[str, ...], tuple[int, str, str]] = {}  # order, site and argument, by values
+    values: dict[tuple[str, ...], Fingerprint] = {}
+    for site, (template, index) in target.by_site.items():
+        member = template.members[index]
         for name, record in sorted(member.arguments.items()):
-            known = prints.of(record)
+            known = target.fingerprint_of(record)
             if known is not None:
                 place = record.order, site, name
                 at = (record.digest,) if record.digest else (site, name)
-                taken[at] = min(place, taken.get(at, place))
-                found[at] = known
-    keys = sorted(taken, key=lambda at: taken[at])
-    near = agreements([one.prints[g[0]] for g in groups], [found[at] for at in keys], matching.rounding)
+                first_uses[at] = min(place, first_uses.get(at, place))
+                values[at] = known
+    keys = sorted(first_uses, key=lambda at: first_uses[at])
+    near = agreements(
+        [reference.fingerprints[g[0]] for g in groups], [values[at] for at in keys], matching.rounding
+    )
     proofs: dict[tuple[str, str, str, Index | Place], dict[Place, Agreement]] = defaultdict(dict)
     for (i, j), agreement in sorted(near.items()):
-        _, site, name = taken[keys[j]]
-        role, b = other.by_site[site]
-        first, a = one.by_site[min(groups[i], key=lambda s: (one.order(s), s))]
+        _, site, name = first_uses[keys[j]]
+        template, b = target.by_site[site]
+        first, a = reference.by_site[min(groups[i], key=lambda s: (reference.order(s), s))]
         shift = tuple(y - x for x, y in zip(a, b, strict=True)) if len(a) == len(b) else (a, b)
-        proofs[first.name, role.name, name, shift][a, b] = agreement
-    return list(_settled(proofs))
+        proofs[first.name, template.name, name, shift][a, b] = agreement
+    state.handed_on += _accept_each_once(proofs)
 
 
-def _settled(
+def _accept_each_once(
     proofs: dict[tuple[str, str, str, Index | Place], dict[Place, Agreement]],
 ) -> Iterable[tuple[Candidate, str]]:
     """The proofs that suffice, the best first, each result once."""
     done: set[tuple[str, Index]] = set()
-    found = [
+    candidates = [
         (Candidate(reference, target, tuple(sorted(agreeing)), agreeing), name)
         for (reference, target, name, _), agreeing in proofs.items()
     ]
-    for candidate, name in sorted(found, key=lambda pair: (*pair[0].order, pair[1])):
+    for candidate, name in sorted(candidates, key=lambda pair: (*pair[0].order, pair[1])):
         candidate.places = tuple(p for p in candidate.places if (candidate.reference, p[0]) not in done)
         candidate.agreeing = {place: candidate.agreeing[place] for place in candidate.places}
-        if candidate.nats >= ENOUGH:
+        if candidate.nats >= WEIGHTS.proof:
             done.update((candidate.reference, a) for a, _ in candidate.places)
             yield candidate, name
 
@@ -83,17 +91,23 @@ def _settled(
 Means = dict[int, list[tuple[float, str]]]  # of the results of the reference, by size, in order
 
 _PARTS: Final = (2, 3)
-_MOST: Final = 20.0  # nats
 _REACH: Final = 8  # roundings by which the mean of a sum may be off
 _MANY: Final = 64  # results with a mean; more prove nothing
 
 
-def possible_sums(matching: Matching) -> list[Fusion]:
-    """Results of one site of the target whose means add up to that of a result of the reference."""
-    one, other = matching.sides
+def find_sums(state: MatchState) -> None:
+    """Find results of one site of the target whose means add up to that of a result of the reference.
+
+    1. Of each two or three results of a site the means are added; a binary search finds the reference's
+       results of that mean.
+    2. What the agreement of the mean proves is summed over all members; norms and extremes may exclude a sum.
+    3. Those that reach `proof` are kept as possible, for `fuse_sums` and `fuse_remaining_sums`.
+    """
+    matching = state.matching
+    reference, target = matching.sides
     by_size: Means = defaultdict(list)
-    for site, found in one.prints.items():
-        by_size[found.size].append((found.mean, site))
+    for site, fingerprint in reference.fingerprints.items():
+        by_size[fingerprint.size].append((fingerprint.mean, site))
     for means in by_size.values():
         means.sort()
     tried: dict[tuple[tuple[str, ...], str, Index], Fusion] = {}
@@ -102,16 +116,30 @@ def possible_sums(matching: Matching) -> list[Fusion]:
             names = tuple(part.name for part in parts)
             for index in parts[0].members:
                 sites = [part.members[index].site for part in parts if index in part.members]
-                prints = [other.prints[site] for site in sites if site in other.prints]
-                for whole, numbers in _near(matching, by_size, prints) if len(prints) == len(parts) else ():
+                fingerprints = [target.fingerprints[site] for site in sites if site in target.fingerprints]
+                for whole, numbers in (
+                    _find_wholes(matching, by_size, fingerprints) if len(fingerprints) == len(parts) else ()
+                ):
                     if len(numbers) == len(index):
                         shift = tuple(a - b for a, b in zip(index, numbers, strict=True))
                         if (names, whole.name, shift) not in tried:
-                            tried[names, whole.name, shift] = _fusion(matching, by_size, parts, whole, shift)
-    return [fusion for fusion in tried.values() if fusion.nats >= ENOUGH]
+                            tried[names, whole.name, shift] = _make_sum(
+                                matching, by_size, parts, whole, shift
+                            )
+    state.sums = [fusion for fusion in tried.values() if fusion.nats >= WEIGHTS.proof]
 
 
-def _near(
+def fuse_sums(state: MatchState) -> None:
+    """Accept sums greedily, except those whose whole or part is as likely to be something by itself."""
+    state.fusions += settle_fusions(state.matching, state.slots, state.sums)
+
+
+def fuse_remaining_sums(state: MatchState) -> None:
+    """Accept the remaining sums greedily; now that partners are known, parts may have one besides."""
+    state.fusions += settle_fusions(state.matching, state.slots, state.sums, may_repeat=True)
+
+
+def _find_wholes(
     matching: Matching, by_size: Means, parts: Sequence[Fingerprint]
 ) -> list[tuple[SiteTemplate, Index]]:
     """The results of the reference whose mean is that of a sum, if they are few."""
@@ -129,47 +157,51 @@ def _span(matching: Matching, by_size: Means, parts: Sequence[Fingerprint]) -> t
     return start, bisect.bisect_left(means, (mean + reach, ""), lo=start)
 
 
-def _fusion(
+def _make_sum(
     matching: Matching, by_size: Means, parts: Sequence[SiteTemplate], whole: SiteTemplate, shift: Index
 ) -> Fusion:
     places = places_of(parts, None, whole, shift)
-    found = {index: _agreement(matching, by_size, *place) for index, place in places.items()}
-    agreeing = {index: one for index, one in found.items() if one is not None}
+    agreements = {index: _measure_sum(matching, by_size, *place) for index, place in places.items()}
+    agreeing = {index: agreement for index, agreement in agreements.items() if agreement is not None}
     names = tuple(part.name for part in parts)
     return Fusion(False, names, None, whole.name, places, shift, agreeing, is_sum=True)
 
 
 def _results(matching: Matching) -> Iterator[list[SiteTemplate]]:
     """The results of each site of the target that has several, in order."""
-    roles = matching.sides[1].roles
+    templates = matching.sides[1].templates
     by_site: dict[str, list[SiteTemplate]] = defaultdict(list)
-    for role in roles.values():
-        main = roles[role.parent] if role.slot else role
-        if role.rank == main.rank and role.record.dtype.kind == "float":
-            by_site[main.name].append(role)
+    for template in templates.values():
+        main = templates[template.parent] if template.slot else template
+        if template.rank == main.rank and template.record.dtype.kind == "float":
+            by_site[main.name].append(template)
     for results in by_site.values():
         if len(results) > 1:
-            yield sorted(results, key=lambda role: (role.order, role.name))
+            yield sorted(results, key=lambda template: (template.order, template.name))
 
 
-def _agreement(matching: Matching, by_size: Means, sites: Sequence[str], whole: str) -> Agreement | None:
-    """What the mean of a sum proves; None where it proves nothing, or norms or extremes exclude it."""
-    one, other = matching.sides
-    parts = [other.prints[site] for site in sites if site in other.prints]
-    if len(parts) < len(sites) or whole not in one.prints:
+def _measure_sum(matching: Matching, by_size: Means, sites: Sequence[str], whole: str) -> Agreement | None:
+    """What the mean of a sum proves; None if it proves nothing, or norms or extremes exclude it."""
+    reference, target = matching.sides
+    parts = [target.fingerprints[site] for site in sites if site in target.fingerprints]
+    if len(parts) < len(sites) or whole not in reference.fingerprints:
         return None
-    made, rounding = one.prints[whole], matching.rounding
-    if not _is_possible(made, parts, 8 * rounding):
+    fingerprint, rounding = reference.fingerprints[whole], matching.rounding
+    if not _is_possible(fingerprint, parts, 8 * rounding):
         return None
-    scale = max(part.l2 for part in (made, *parts)) / math.sqrt(made.size)
+    scale = max(part.l2 for part in (fingerprint, *parts)) / math.sqrt(fingerprint.size)
     mean = sum(part.mean for part in parts)
     start, stop = _span(matching, by_size, parts)
-    means = by_size[made.size]
-    beside = [abs(found - mean) for found, _ in (*means[:start][-1:], *means[stop : stop + 1])]
-    usual = min(UNRELATED * scale, *(abs(part.mean) for part in (made, *parts)), *beside) / scale
-    distance = abs(made.mean - mean) / scale
+    means = by_size[fingerprint.size]
+    other_tensors = [
+        abs(mean_beside - mean) for mean_beside, _ in (*means[:start][-1:], *means[stop : stop + 1])
+    ]
+    usual = (
+        min(UNRELATED * scale, *(abs(part.mean) for part in (fingerprint, *parts)), *other_tensors) / scale
+    )
+    distance = abs(fingerprint.mean - mean) / scale
     nats = math.log(max(usual, rounding) / max(distance, rounding))
-    return Agreement(distance, usual, min(nats, _MOST)) if nats > 1.0 else None
+    return Agreement(distance, usual, min(nats, WEIGHTS.tensor_most)) if nats > WEIGHTS.fusion_least else None
 
 
 def _is_possible(whole: Fingerprint, parts: Sequence[Fingerprint], slack: float) -> bool:
@@ -198,71 +230,77 @@ class ScaledResults:
     def __init__(self, matching: Matching, bound: float) -> None:
         self._bound = min(bound, _FACTOR)
         free = [
-            {site: one for site, one in side.prints.items() if not matching.has_partner(i, site)}
+            {site: one for site, one in side.fingerprints.items() if not matching.has_partner(i, site)}
             for i, side in enumerate(matching.sides)
         ]
         self._by_shape = [
-            NearestFingerprints(prints, lambda one: one.mean * math.sqrt(one.size) / one.l2)
-            for prints in free
+            NearestFingerprints(fingerprints, lambda one: one.mean * math.sqrt(one.size) / one.l2)
+            for fingerprints in free
         ]
-        self._by_l2 = [NearestFingerprints(prints, lambda one: math.log(one.l2)) for prints in free]
+        self._by_l2 = [
+            NearestFingerprints(fingerprints, lambda one: math.log(one.l2)) for fingerprints in free
+        ]
 
-    def of(self, side: int, one: Fingerprint) -> Mapping[str, str]:
-        """The sites of the other side that have the values of a print, with what is to be said of each."""
-        found: dict[str, str] = {}
+    def of(self, side: int, fingerprint: Fingerprint) -> Mapping[str, str]:
+        """Find the sites of the other side that have the values of a fingerprint, and say so of each."""
+        texts: dict[str, str] = {}
         for sign in (1, -1):
-            for name, other in self._by_shape[1 - side].around(one.times(sign), self._bound):
-                factor = sign * one.l2 / other.l2
-                if other.times(factor).distance(one) <= self._bound:
-                    found.setdefault(name, f"has the values of {name} times {factor:.4g}")
-        for name, other in self._by_l2[1 - side].around(one, _EXACT):
-            peaks = [max(-p.minimum, p.maximum) for p in (one, other)]
-            if math.isclose(*peaks, rel_tol=_EXACT) and not one.distance(other) <= self._bound:
-                found.setdefault(name, f"has the magnitudes of {name} with other signs")
-        return found
+            for name, candidate in self._by_shape[1 - side].around(fingerprint.times(sign), self._bound):
+                factor = sign * fingerprint.l2 / candidate.l2
+                if candidate.times(factor).distance(fingerprint) <= self._bound:
+                    texts.setdefault(name, f"has the values of {name} times {factor:.4g}")
+        for name, candidate in self._by_l2[1 - side].around(fingerprint, _EXACT):
+            peaks = [max(-p.minimum, p.maximum) for p in (fingerprint, candidate)]
+            if math.isclose(*peaks, rel_tol=_EXACT) and not fingerprint.distance(candidate) <= self._bound:
+                texts.setdefault(name, f"has the magnitudes of {name} with other signs")
+        return texts
 
 
-def pair_scaled(matching: Matching, bound: float) -> None:
-    """Pair roles of which each member has the values of one member of the other, times a factor.
+def pair_scaled(state: MatchState) -> None:
+    """Pair site templates of which each member has the values of one member of the other, times a factor.
 
     What comes of a wrong tensor is wrong: pairs of which that agrees are not taken.
     """
-    scaled = ScaledResults(matching, bound)
+    matching = state.matching
+    scaled = ScaledResults(matching, state.slots.judge.bound)
     places: dict[tuple[str, str], list[Place]] = defaultdict(list)
     one, other = matching.sides
-    for site, print_ in one.prints.items():
+    for site, fingerprint in one.fingerprints.items():
         if matching.has_partner(0, site):
             continue
-        found = _likest(matching, ((site, name) for name in scaled.of(0, print_)))
-        if found is None:
+        best = _find_best_pair(matching, ((site, name) for name in scaled.of(0, fingerprint)))
+        if best is None:
             continue
-        if _likest(matching, ((name, found[1]) for name in scaled.of(1, other.prints[found[1]]))) != found:
+        if (
+            _find_best_pair(matching, ((name, best[1]) for name in scaled.of(1, other.fingerprints[best[1]])))
+            != best
+        ):
             continue
-        (role, a), (target, b) = one.by_site[site], other.by_site[found[1]]
-        places[role.name, target.name].append((a, b))
-    for (role_name, target_name), pairs in sorted(places.items()):
-        candidate = Candidate(role_name, target_name, tuple(pairs))
+        (template, a), (target, b) = one.by_site[site], other.by_site[best[1]]
+        places[template.name, target.name].append((a, b))
+    for (template_name, target_name), pairs in sorted(places.items()):
+        candidate = Candidate(template_name, target_name, tuple(pairs))
         candidate.places = tuple(p for p in pairs if not _is_refuted(matching, candidate, p))
         if candidate.places:
             matching.accept(candidate, candidate.places)
 
 
-def _likest(matching: Matching, pairs: Iterable[tuple[str, str]]) -> tuple[str, str] | None:
+def _find_best_pair(matching: Matching, pairs: Iterable[tuple[str, str]]) -> tuple[str, str] | None:
     """The pair of sites that stand at one place in both runs: they took the same, the same took them."""
-    found = {pair: _standing(matching, *pair) for pair in pairs}
-    best = [pair for pair, standing in found.items() if standing == max(found.values())]
+    standings = {pair: _standing(matching, *pair) for pair in pairs}
+    best = [pair for pair, standing in standings.items() if standing == max(standings.values())]
     return best[0] if len(best) == 1 else None
 
 
 def _standing(matching: Matching, left: str, right: str) -> int:
     one, other = matching.sides
-    takers = {matching.partner[0].get(taker) for taker in one.takers_of(one.result(left))}
+    consumers = {matching.partner[0].get(consumer) for consumer in one.consumers_of(one.result(left))}
     mine, theirs = (
-        [side.print_of(record) for record in side.member(site).arguments.values()]
+        [side.fingerprint_of(record) for record in side.member(site).arguments.values()]
         for side, site in ((one, left), (other, right))
     )
     is_given = any(matching.is_near(a, b, one.order(left)) for a in mine for b in theirs)
-    return is_given + bool(takers.intersection(other.takers_of(other.result(right))))
+    return is_given + bool(consumers.intersection(other.consumers_of(other.result(right))))
 
 
 def _is_refuted(matching: Matching, candidate: Candidate, place: Place) -> bool:
@@ -270,7 +308,7 @@ def _is_refuted(matching: Matching, candidate: Candidate, place: Place) -> bool:
     if matching.contradicts(candidate, place):
         return True
     for i, (side, site) in enumerate(zip(matching.sides, matching.sites_of(candidate, place), strict=True)):
-        takers = side.takers_of(side.result(site))
-        if matching.is_sealed(i, site, [t for t in takers if side.by_site[t][0].family != "norm"]):
+        consumers = side.consumers_of(side.result(site))
+        if matching.is_confirmed(i, site, [t for t in consumers if side.by_site[t][0].family != "norm"]):
             return True
     return False

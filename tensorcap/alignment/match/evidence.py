@@ -1,10 +1,10 @@
-"""What a pair is known by and what speaks against it: the one place where that is decided and worded.
+"""Evidence for and against a pair.
 
 *Proven* is what values say: they agree to rounding, nothing else has them, and no other layout fits.
-*Plausible* is what names, structure, order and shapes say where values say nothing; it is told if something
-else would do as well (`ambiguous`). *Contradicted* is a pair whose values differ by more than rounding, or
-that values put together in another way than names and shapes do; it may be right all the same, since the
-target may be wrong, and what contradicts it is told (`but …`).
+*Plausible* is what names, structure, order and shapes say if values say nothing; the reason reports if
+something else would do as well (`ambiguous`). *Contradicted* is a pair whose values differ by more than
+rounding, or that values put together in another way than names and shapes do; it may be right all the same,
+since the target may be wrong, and the reason reports what contradicts it (`but …`).
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import Final
 from tensorcap.alignment.layout.fits import Fit
 from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.match.candidates import Candidate, Fusion, Place
-from tensorcap.alignment.match.fingerprints import Agreement, apart, rounding_of
+from tensorcap.alignment.match.fingerprints import Agreement, rounding_of, statistics_distance
 from tensorcap.alignment.match.matching import Matching
+from tensorcap.alignment.match.weights import WEIGHTS
 from tensorcap.alignment.names.site_templates import Index, SiteTemplate
 from tensorcap_formats.records import Record
 
 Shapes = tuple[str, str, tuple[int, ...], tuple[int, ...]]  # classes of two modules, shapes of what they hold
 
 _SHOWN: Final = 3
-_TOLD: Final = 2.0  # nats, below which an agreement is not worth a word
 _ROUNDINGS: Final = 8  # of the coarser run, by which equal values differ at most
 _LEAST: Final = 2.0**-16  # that they may differ by, however fine the dtype: sums in another order
 _UNRELATED: Final = 0.1  # of the size of most elements, by which errors are no rounding
 _TIED: Final = "ambiguous by values: others have the same, settled by order of results"
-_TURN: Final = ("transpose 0 1",)
+_TRANSPOSE: Final = ("transpose 0 1",)
 _USUAL: Final = {  # order in which parts of a fused projection mostly stand
     **{"q": 0, "query": 0, "k": 1, "key": 1, "v": 2, "value": 2},
     **{"gate": 0, "up": 1},
@@ -40,11 +40,11 @@ _USUAL: Final = {  # order in which parts of a fused projection mostly stand
 
 
 class PairEvidence:
-    """Says what pairs are known by.
+    """Decides and words what pairs are known by, and what speaks against them.
 
     Args:
         matching: The pairs.
-        shapes: Of what other pairs of modules hold.
+        shapes: Shapes of parameters that other pairs of modules have.
 
     Attributes:
         bound: How far equal values of floating dtypes may be apart, relative to their size.
@@ -56,121 +56,125 @@ class PairEvidence:
         self.bound = max(_ROUNDINGS * max(side.rounding for side in matching.sides), _LEAST)
 
     @cached_property
-    def _turned(self) -> Mapping[tuple[str, str], bool]:
+    def _transposed(self) -> Mapping[tuple[str, str], bool]:
         """Of each two classes of modules, whether matrices that they hold are transposed, if all agree.
 
         Those of unlike sizes show it. What is not in it is not known.
         """
-        found: dict[tuple[str, str], set[bool]] = defaultdict(set)
+        observed: dict[tuple[str, str], set[bool]] = defaultdict(set)
         sides = self._matching.sides
-        own = (
-            (sides[0].roles[c.reference], sides[1].roles[c.target])
+        parameters = (
+            (sides[0].templates[c.reference], sides[1].templates[c.target])
             for c in self._matching.accepted
-            if sides[0].roles[c.reference].is_held
+            if sides[0].templates[c.reference].is_parameter
         )
-        shapes = ((o.first.module, t.first.module, o.record.shape, t.record.shape) for o, t in own)
-        for one, other, shape, other_shape in (*shapes, *self._shapes):
-            if len(shape) == 2 and shape[0] != shape[1] and other_shape in (shape, shape[::-1]):
-                found[one, other].add(shape != other_shape)
-        return {classes: said.pop() for classes, said in found.items() if len(said) == 1}
+        shapes = ((o.first.module, t.first.module, o.record.shape, t.record.shape) for o, t in parameters)
+        for module, target_module, shape, target_shape in (*shapes, *self._shapes):
+            if len(shape) == 2 and shape[0] != shape[1] and target_shape in (shape, shape[::-1]):
+                observed[module, target_module].add(shape != target_shape)
+        return {classes: answers.pop() for classes, answers in observed.items() if len(answers) == 1}
 
     @cached_property
     def _shuffled(self) -> set[tuple[str, str]]:
-        """Roles whose members belong together in another order, by their numbers."""
+        """Site templates whose members belong together in another order, by their numbers."""
         places: dict[tuple[str, str], list[Place]] = defaultdict(list)
         for candidate in self._matching.accepted:
             places[candidate.reference, candidate.target] += candidate.places
-        return {roles for roles, found in places.items() if not _is_ascending(found)}
+        return {templates for templates, paired in places.items() if not _is_ascending(paired)}
 
-    def pair(
+    def explain_pair(
         self,
         candidate: Candidate,
         place: Place,
         records: tuple[Sequence[Record], Sequence[Record]],
-        how: Fit | None,
+        fit: Fit | None,
         residuals: Sequence[float | None],
     ) -> tuple[Evidence, str]:
-        """Evidence and reason of a pair of roles.
+        """Evidence and reason of a pair of site templates.
 
         Args:
             candidate: The pair.
             place: The members whose tensors were read.
             records: Of those.
-            how: Their layout; None if there is none.
+            fit: Their layout; None if there is none.
             residuals: What it leaves in each place.
         """
-        said, doubts = self._said(candidate), self._doubts_of_place(candidate)
+        reasons, doubts = self._describe_agreement(candidate), self._find_rival_doubts(candidate)
         evidence = candidate.evidence
         sites = self._matching.sites_of(candidate, place)
-        has_prints = all(s in side.prints for s, side in zip(sites, self._matching.sides, strict=True))
-        if how is None:
-            shapes = " and ".join(str(list(found[0].shape)) for found in records)
+        has_fingerprints = all(
+            s in side.fingerprints for s, side in zip(sites, self._matching.sides, strict=True)
+        )
+        if fit is None:
+            shapes = " and ".join(str(list(records_of_side[0].shape)) for records_of_side in records)
             doubts.append(f"but shapes {shapes} differ, no layout fits")
         else:
-            is_open = how.choices > 1 and not how.is_proven
-            agrees = how.residual is not None and how.residual <= _UNRELATED and how.is_proven
-            if evidence == "structure" and has_prints and agrees and not candidate.is_tied:
+            is_open = fit.choices > 1 and not fit.is_proven
+            agrees = fit.residual is not None and fit.residual <= _UNRELATED and fit.is_proven
+            if evidence == "structure" and has_fingerprints and agrees and not candidate.is_tied:
                 evidence = "values"
             elif evidence == "values" and is_open:
                 evidence = "shape"
                 doubts.append("ambiguous: other layouts fit as well")
-            said += read_text(how)
+            reasons += read_text(fit)
             one, other = self._matching.sides
-            roles = one.roles[candidate.reference], other.roles[candidate.target]
-            is_turned = self.is_turned(*roles) if roles[0].is_held else None
-            distances = _larger(self._distances(candidate), residuals)
-            doubts += self.doubts(records, distances, how, is_turned=is_turned)
-            doubts += self._argument_doubts(candidate) if not doubts else []
-        return evidence, "; ".join([*said, *doubts])
+            templates = one.templates[candidate.reference], other.templates[candidate.target]
+            is_transposed = self.is_transposed(*templates) if templates[0].is_parameter else None
+            distances = _take_larger(self._measure_distances(candidate), residuals)
+            doubts += self.doubts(records, distances, fit, is_transposed=is_transposed)
+            doubts += self._find_argument_doubts(candidate) if not doubts else []
+        return evidence, "; ".join([*reasons, *doubts])
 
-    def is_turned(self, one: SiteTemplate, other: SiteTemplate) -> bool | None:
-        """Whether matrices that modules of two roles hold are transposed; None where that is not known."""
-        return self._turned.get((one.first.module, other.first.module))
+    def is_transposed(self, one: SiteTemplate, other: SiteTemplate) -> bool | None:
+        """Whether weights of the modules of two site templates are transposed; None if unknown."""
+        return self._transposed.get((one.first.module, other.first.module))
 
-    def handed_on(
-        self, candidate: Candidate, records: tuple[Sequence[Record], Sequence[Record]], how: Fit
+    def explain_handed_on(
+        self, candidate: Candidate, records: tuple[Sequence[Record], Sequence[Record]], fit: Fit
     ) -> str:
         """The reason why results are what the target has as an argument."""
         distances = [agreement.distance for agreement in candidate.agreeing.values()]
-        return "; ".join([*self._said(candidate), *read_text(how), *self.doubts(records, distances, how)])
+        return "; ".join(
+            [*self._describe_agreement(candidate), *read_text(fit), *self.doubts(records, distances, fit)]
+        )
 
-    def fusion(
+    def explain_fusion(
         self,
         fusion: Fusion,
         records: tuple[Sequence[Record], Sequence[Record]],
-        how: Fit,
+        fit: Fit,
         residuals: Sequence[float | None],
         *,
-        is_held: bool,
+        is_parameter: bool,
     ) -> tuple[Evidence, str]:
         """Evidence and reason of parts and their whole, or of what they hold, with the fusion's layout."""
-        distances = [agreement.distance for agreement in fusion.agreeing.values() if not is_held]
-        said = ["their shapes add up"]
+        distances = [agreement.distance for agreement in fusion.agreeing.values() if not is_parameter]
+        reasons = ["their shapes add up"]
         if distances:
-            said = [_counted(len(distances), len(fusion.places), max(distances), None)]
-        known = [fusion.agreeing.get(index) if not is_held else None for index in fusion.places]
+            reasons = [_count_text(len(distances), len(fusion.places), max(distances), None)]
+        known = [fusion.agreeing.get(index) if not is_parameter else None for index in fusion.places]
         apart_by = [agreement.distance if agreement else None for agreement in known]
         doubts = [_TIED] if fusion.is_tied else []
-        doubts += self.doubts(records, _larger(apart_by, residuals), how)
+        doubts += self.doubts(records, _take_larger(apart_by, residuals), fit)
         if fusion.axis is None and not fusion.is_sum:
             doubts += order_doubt([fusion.parts[i] for i in fusion.order], fusion.whole)
         elif list(fusion.order) != sorted(fusion.order):
             doubts.append(f"but they stand in the order {', '.join(map(str, fusion.order))}")
-        is_read = how.residual is not None and how.residual <= _UNRELATED
-        by: Evidence = "structure" if fusion.is_tied else "values" if distances or is_read else "shape"
+        is_read = fit.residual is not None and fit.residual <= _UNRELATED
+        evidence: Evidence = "structure" if fusion.is_tied else "values" if distances or is_read else "shape"
         if fusion.is_by_rule:
-            by, said = "rule", ["by the rule of their names", *said]
-        return by, "; ".join([*said, *read_text(how), *doubts])
+            evidence, reasons = "rule", ["by the rule of their names", *reasons]
+        return evidence, "; ".join([*reasons, *read_text(fit), *doubts])
 
-    def held(
+    def explain_parameters(
         self,
         evidence: Evidence,
         pairs: Sequence[tuple[Sequence[Record], Sequence[Record]]],
         records: tuple[Sequence[Record], Sequence[Record]],
-        how: Fit | None,
+        fit: Fit | None,
         residuals: Sequence[float | None],
         *,
-        is_turned: bool | None,
+        is_transposed: bool | None,
     ) -> tuple[Evidence, str]:
         """Evidence and reason of what modules that belong together hold.
 
@@ -178,139 +182,155 @@ class PairEvidence:
             evidence: What the modules are known by, if their slots have one name.
             pairs: The tensors of all members.
             records: Those that were read.
-            how: Their layout; None if there is none.
+            fit: Their layout; None if there is none.
             residuals: What it leaves of all members.
-            is_turned: Whether it is a matrix that should be transposed; None where that is not known.
+            is_transposed: Whether it is a matrix that should be transposed; None if that is not known.
         """
-        said = ["of modules that belong together"]
-        one, other = self._matching.sides
-        prints = [(one.print_of_all(mine), other.print_of_all(theirs)) for mine, theirs in pairs]
-        known = [a.distance(b) for a, b in prints if a and b and a.size == b.size]
-        near = [distance for distance in known if distance <= self.expected(*records)]
-        distances = _larger([self._apart(*pair) for pair in pairs], residuals)
+        reasons = ["of modules that belong together"]
+        reference, target = self._matching.sides
+        fingerprints = [
+            (reference.joint_fingerprint_of(tensors), target.joint_fingerprint_of(target_tensors))
+            for tensors, target_tensors in pairs
+        ]
+        known = [a.distance(b) for a, b in fingerprints if a and b and a.size == b.size]
+        near = [distance for distance in known if distance <= self.tolerance(*records)]
+        distances = _take_larger([self._measure_distance(*pair) for pair in pairs], residuals)
         if near:
-            said.append(_counted(len(near), len(pairs), max(near), None))
-        if how is None:
+            reasons.append(_count_text(len(near), len(pairs), max(near), None))
+        if fit is None:
             shapes = " and ".join(str(list(side[0].shape)) for side in records)
-            return "structure", "; ".join([*said, f"but shapes {shapes} differ, no layout fits"])
-        doubts = self.doubts(records, distances, how, is_turned=is_turned)
-        if how.choices > 1 and not how.is_proven and not doubts:
+            return "structure", "; ".join([*reasons, f"but shapes {shapes} differ, no layout fits"])
+        doubts = self.doubts(records, distances, fit, is_transposed=is_transposed)
+        if fit.choices > 1 and not fit.is_proven and not doubts:
             doubts.append("ambiguous: other layouts fit as well")
-        is_proven = near and not [d for d in distances if d > self.expected(*records)] and how.is_proven
-        by = evidence if evidence in ("name", "rule") else "values" if is_proven else "structure"
-        return by, "; ".join([*said, *read_text(how), *doubts])
+        is_proven = near and not [d for d in distances if d > self.tolerance(*records)] and fit.is_proven
+        kind = evidence if evidence in ("name", "rule") else "values" if is_proven else "structure"
+        return kind, "; ".join([*reasons, *read_text(fit), *doubts])
 
     def doubts(
         self,
         records: tuple[Sequence[Record], Sequence[Record]],
         distances: Sequence[float],
-        how: Fit,
+        fit: Fit,
         *,
-        is_turned: bool | None = None,
+        is_transposed: bool | None = None,
     ) -> list[str]:
         """What the values say against a pair.
 
         Args:
             records: What was read of it.
-            distances: How far the prints of its members are apart.
-            how: The layout.
-            is_turned: Whether it is a matrix that should be transposed; None where that is not known.
+            distances: How far the fingerprints of its members are apart.
+            fit: The layout.
+            is_transposed: Whether it is a matrix that should be transposed; None if that is not known.
         """
-        found = []
-        bound = self.expected(*records)
+        reasons = []
+        bound = self.tolerance(*records)
         far = [distance for distance in distances if distance > bound]
-        worst = max([*far, how.residual or 0.0])
+        worst = max([*far, fit.residual or 0.0])
         if math.isinf(worst):
-            found.append("but not all values are finite")
+            reasons.append("but not all values are finite")
         elif worst > bound:
             some = f" of {len(far)} of {len(distances)}" if 0 < len(far) < len(distances) else ""
-            found.append(f"but values{some} differ by {worst:.1g}, expected at most {bound:.1g}")
-        elif how.typical is not None and how.typical > max(_UNRELATED, bound):
-            found.append(
-                f"but half of the elements differ by {how.typical:.1g} or more, the largest are equal"
+            reasons.append(f"but values{some} differ by {worst:.1g}, expected at most {bound:.1g}")
+        elif fit.typical is not None and fit.typical > max(_UNRELATED, bound):
+            reasons.append(
+                f"but half of the elements differ by {fit.typical:.1g} or more, the largest are equal"
             )
-        one, other = records
-        if len(one) == len(other) == 1 and one[0].shape == other[0].shape:
-            is_matrix = one[0].shape[:1] == one[0].shape[1:]
-            if how.steps and how.is_sure and not (is_turned and how.steps == _TURN):
-                found.append("but shapes are equal, so that values alone ask for these steps")
-            elif is_turned and is_matrix and not how.steps:
-                found.append("but it is not transposed, as those of unlike sizes are")
-        return found
+        reference, target = records
+        if len(reference) == len(target) == 1 and reference[0].shape == target[0].shape:
+            is_matrix = reference[0].shape[:1] == reference[0].shape[1:]
+            if fit.steps and fit.is_sure and not (is_transposed and fit.steps == _TRANSPOSE):
+                reasons.append("but shapes are equal, so that values alone ask for these steps")
+            elif is_transposed and is_matrix and not fit.steps:
+                reasons.append("but it is not transposed, as those of unlike sizes are")
+        return reasons
 
-    def expected(self, reference: Sequence[Record], target: Sequence[Record]) -> float:
+    def tolerance(self, reference: Sequence[Record], target: Sequence[Record]) -> float:
         """How far equal values may be apart, relative to their size; whole numbers not at all."""
         coarsest = max(rounding_of(record) for record in (*reference, *target))
         return max(self.bound, _ROUNDINGS * coarsest) if coarsest else 0.0
 
-    def _said(self, candidate: Candidate) -> list[str]:
-        parts = ["the same name"] if candidate.is_named else []
+    def _describe_agreement(self, candidate: Candidate) -> list[str]:
+        reasons = ["the same name"] if candidate.is_named else []
         agreed = (candidate.agreeing[p] for p in candidate.places if p in candidate.agreeing)
-        found = [agreement for agreement in agreed if agreement.nats >= _TOLD]
-        if found:
-            parts.append(_values_text(found, len(candidate.places)))
+        agreements = [agreement for agreement in agreed if agreement.nats >= WEIGHTS.reported_least]
+        if agreements:
+            reasons.append(_values_text(agreements, len(candidate.places)))
         if candidate.is_placed:
-            parts.append("alike, and between the same neighbours in order")
-        return parts
+            reasons.append("alike, and between the same neighbours in order")
+        return reasons
 
-    def _doubts_of_place(self, candidate: Candidate) -> list[str]:
+    def _find_rival_doubts(self, candidate: Candidate) -> list[str]:
         """What other tensors say: that they have the same values, or those that this one should have."""
-        found = []
+        doubts = []
         if candidate.is_tied:
-            found.append(_TIED)
+            doubts.append(_TIED)
         if candidate.is_named:
-            others = [self._matching.values_elsewhere(candidate, place) for place in candidate.places]
+            others = [self._matching.find_values_elsewhere(candidate, place) for place in candidate.places]
             elsewhere = sorted({name for name in others if name})
             if elsewhere:
-                found.append(f"but the values are those of {', '.join(elsewhere[:_SHOWN])}")
+                doubts.append(f"but the values are those of {', '.join(elsewhere[:_SHOWN])}")
         if (candidate.reference, candidate.target) in self._shuffled:
-            found.append("but their numbers do not rise together")
-        return found
+            doubts.append("but their numbers do not rise together")
+        return doubts
 
-    def _argument_doubts(self, candidate: Candidate) -> list[str]:
+    def _find_argument_doubts(self, candidate: Candidate) -> list[str]:
         """What arguments of equal names say, as far as they are known."""
-        roles = [
-            side.roles[name]
+        templates = [
+            side.templates[name]
             for side, name in zip(self._matching.sides, (candidate.reference, candidate.target), strict=True)
         ]
         far: dict[str, float] = {}
         for a, b in candidate.places:
-            ones, others = roles[0].members[a].arguments, roles[1].members[b].arguments
-            for name in ones.keys() & others.keys():
-                mine, theirs = (
-                    side.print_of(found[name])
-                    for side, found in zip(self._matching.sides, (ones, others), strict=True)
+            arguments_by_name, target_arguments = (
+                templates[0].members[a].arguments,
+                templates[1].members[b].arguments,
+            )
+            for name in arguments_by_name.keys() & target_arguments.keys():
+                fingerprint, target_fingerprint = (
+                    side.fingerprint_of(named[name])
+                    for side, named in zip(
+                        self._matching.sides, (arguments_by_name, target_arguments), strict=True
+                    )
                 )
-                if mine is not None and theirs is not None and mine.size == theirs.size:
-                    distance = mine.distance(theirs)
-                    if distance > self.expected([ones[name]], [others[name]]):
+                if (
+                    fingerprint is not None
+                    and target_fingerprint is not None
+                    and fingerprint.size == target_fingerprint.size
+                ):
+                    distance = fingerprint.distance(target_fingerprint)
+                    if distance > self.tolerance([arguments_by_name[name]], [target_arguments[name]]):
                         far[name] = max(distance, far.get(name, 0.0))
         return [
             f"but its argument {name} differs by {distance:.1g}" for name, distance in sorted(far.items())
         ]
 
-    def _distances(self, candidate: Candidate) -> list[float | None]:
-        """How far the values of all members are apart at least; None where it is not known."""
+    def _measure_distances(self, candidate: Candidate) -> list[float | None]:
+        """How far the values of all members are apart at least; None if it is not known."""
         one, other = self._matching.sides
         sites = [self._matching.sites_of(candidate, place) for place in candidate.places]
-        return [self._apart(one.records(left), other.records(right)) for left, right in sites]
+        return [self._measure_distance(one.records(left), other.records(right)) for left, right in sites]
 
-    def _apart(self, reference: Sequence[Record], target: Sequence[Record]) -> float | None:
-        """How far values are apart at least, by their statistics; None where these are not of one count."""
+    def _measure_distance(self, reference: Sequence[Record], target: Sequence[Record]) -> float | None:
+        """How far values are apart at least, by their statistics; None if these are not of one count."""
         one, other = self._matching.sides
         if len(reference) == len(target) == 1 and reference[0].size == target[0].size:
-            mine, theirs = one.statistics_of(reference[0]), other.statistics_of(target[0])
-            return apart(mine, theirs, reference[0].size) if mine and theirs else None
-        both = one.print_of_all(reference), other.print_of_all(target)
+            statistics, target_statistics = one.statistics_of(reference[0]), other.statistics_of(target[0])
+            return (
+                statistics_distance(statistics, target_statistics, reference[0].size)
+                if statistics and target_statistics
+                else None
+            )
+        both = one.joint_fingerprint_of(reference), other.joint_fingerprint_of(target)
         if both[0] is None or both[1] is None or both[0].size != both[1].size:
             return None
         return both[0].distance(both[1])
 
 
-def _larger(distances: Sequence[float | None], residuals: Sequence[float | None]) -> list[float]:
+def _take_larger(distances: Sequence[float | None], residuals: Sequence[float | None]) -> list[float]:
     """The larger of two numbers in each place where one of them is known."""
     known = ([x for x in pair if x is not None] for pair in zip(distances, residuals, strict=True))
-    return [max(found) for found in known if found]
+    return [max(numbers) for numbers in known if numbers]
 
 
 def order_doubt(parts: Sequence[str], whole: str) -> list[str]:
@@ -330,8 +350,8 @@ def order_doubt(parts: Sequence[str], whole: str) -> list[str]:
     *parts, whole = names
     words = [_words(part) for part in parts]
     shared = set.intersection(*map(set, words))
-    own = [next((word for word in found if word not in shared), "") for found in words]
-    named, by = _named_order(own, _words(whole)), "by name"
+    own = [next((word for word in name_words if word not in shared), "") for name_words in words]
+    named, by = _find_named_order(own, _words(whole)), "by name"
     if not named and all(word in _USUAL for word in own):
         named, by = sorted(own, key=lambda word: _USUAL[word]), "as a rule"
     if not named or named == own:
@@ -339,7 +359,7 @@ def order_doubt(parts: Sequence[str], whole: str) -> list[str]:
     return [f"but its parts are {', '.join(own)} by values and {', '.join(named)} {by}"]
 
 
-def _named_order(own: Sequence[str], whole: Sequence[str]) -> list[str]:
+def _find_named_order(own: Sequence[str], whole: Sequence[str]) -> list[str]:
     """The order of the parts' own words in the words of the whole, or of their initials: `qkv`, `Wqkv`."""
     if not all(own) or len(set(own)) < len(own):
         return []
@@ -358,8 +378,8 @@ def _words(name: str) -> list[str]:
     """The words of the last part of a site's name, and of a slot; `wq` is `q`."""
     site, _, slot = name.partition("/")
     last = f"{site.rpartition('.')[2]}_{slot}"
-    found = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+|\d+", last)]
-    return [word[1] if len(word) == 2 and word[0] == "w" else word for word in found]
+    words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+|\d+", last)]
+    return [word[1] if len(word) == 2 and word[0] == "w" else word for word in words]
 
 
 def _is_ascending(places: Sequence[Place]) -> bool:
@@ -368,19 +388,21 @@ def _is_ascending(places: Sequence[Place]) -> bool:
     return ordered == sorted(ordered)
 
 
-def _values_text(found: Sequence[Agreement], whole: int) -> str:
-    distances = [agreement.distance for agreement in found]
-    return _counted(len(found), whole, max(distances), min(agreement.other for agreement in found))
+def _values_text(agreements: Sequence[Agreement], whole: int) -> str:
+    distances = [agreement.distance for agreement in agreements]
+    return _count_text(
+        len(agreements), whole, max(distances), min(agreement.other for agreement in agreements)
+    )
 
 
-def _counted(count: int, whole: int, distance: float, other: float | None) -> str:
+def _count_text(count: int, whole: int, distance: float, other: float | None) -> str:
     rest = "" if other is None else f", next best {other:.1g}"
     return f"values: {count} of {whole} agree within {distance:.1g}{rest}"
 
 
-def read_text(how: Fit) -> list[str]:
+def read_text(fit: Fit) -> list[str]:
     """How well a layout fits what was read; nothing if nothing was."""
-    if how.residual is None:
+    if fit.residual is None:
         return []
-    rest = f", any other layout {how.other:.1g}" if how.other != float("inf") else ""
-    return [f"values that were read differ by {how.residual:.1g}{rest}"]
+    rest = f", any other layout {fit.other:.1g}" if fit.other != float("inf") else ""
+    return [f"values that were read differ by {fit.residual:.1g}{rest}"]

@@ -1,8 +1,8 @@
 """Values as evidence: statistics that no change of layout alters, and how much their agreement proves.
 
-A tensor's *print* is its mean, l2, minimum and maximum. Transposing, squeezing or permuting it changes none
-of them; those of a concatenation follow from those of its parts. Runs drift apart, by rounding and more with
-depth, so agreement is measured by rank: how much nearer the nearest tensor is than the next one.
+A tensor's *fingerprint* is its mean, l2, minimum and maximum. Transposing, squeezing or permuting it changes
+none of them; those of a concatenation follow from those of its parts. Runs drift apart, by rounding and more
+with depth, so agreement is measured by rank: how much nearer the nearest tensor is than the next one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Final
 
 import numpy as np
 
+from tensorcap.alignment.match.weights import WEIGHTS
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import TensorcapError
@@ -25,9 +26,8 @@ from tensorcap_formats.statistics import Statistics
 
 _FEW: Final = 8  # elements: a smaller tensor proves nothing
 UNRELATED: Final = 0.1  # a usual distance of tensors that have nothing to do with each other
-_FREE: Final = 3  # numbers of a print that are independent of each other, taken low
-_MOST: Final = 20.0  # nats that one tensor may prove
-_MANY: Final = 3000  # prints of one size, above which only neighbours by l2 are looked at
+_FREE: Final = 3  # numbers of a fingerprint that are independent of each other, taken low
+_MANY: Final = 3000  # fingerprints of one size, above which only neighbours by l2 are looked at
 _NEIGHBOURS: Final = 48
 _LEAST_ROUNDING: Final = 2.0**-22  # of float32 and finer: sums in another order differ by more than rounding
 
@@ -51,8 +51,8 @@ class Fingerprint:
     maximum: float
 
     @classmethod
-    def joined(cls, parts: Sequence[Fingerprint]) -> Fingerprint:
-        """The print of all elements of several tensors."""
+    def concatenated(cls, parts: Sequence[Fingerprint]) -> Fingerprint:
+        """The fingerprint of all elements of several tensors."""
         size = sum(part.size for part in parts)
         return cls(
             size,
@@ -76,13 +76,13 @@ class Fingerprint:
         )
 
     def times(self, factor: float) -> Fingerprint:
-        """The print of all elements times a factor."""
+        """The fingerprint of all elements times a factor."""
         ends = sorted((self.minimum * factor, self.maximum * factor))
         return Fingerprint(self.size, self.mean * factor, self.l2 * abs(factor), *ends)
 
 
 class Fingerprints:
-    """The prints of an archive's records, and which of them have the same values.
+    """The fingerprints of an archive's records, and which of them have the same values.
 
     Attributes:
         rounding: Relative rounding of the coarsest dtype among the records asked for.
@@ -96,12 +96,12 @@ class Fingerprints:
         self.rounding = _LEAST_ROUNDING
 
     def of(self, record: Record) -> Fingerprint | None:
-        """A record's print; None where it proves nothing: few elements, all equal, not finite."""
+        """A record's fingerprint; None if it proves nothing: few elements, all equal, not finite."""
         if record.row not in self._found:
-            self._found[record.row] = self._print(record)
+            self._found[record.row] = self._compute(record)
         return self._found[record.row]
 
-    def _print(self, record: Record) -> Fingerprint | None:
+    def _compute(self, record: Record) -> Fingerprint | None:
         size = record.size
         statistics = self.statistics(record) if size >= _FEW else None
         if statistics is None or statistics.minimum is None or statistics.maximum is None:
@@ -113,7 +113,7 @@ class Fingerprints:
         return Fingerprint(size, *map(float, numbers))
 
     def statistics(self, record: Record) -> Statistics | None:
-        """A record's statistics, read once if the index has none; None where they are not known."""
+        """A record's statistics, read once if the index has none; None if they are not known."""
         if record.statistics is not None or record.dtype.packed > 1:
             return record.statistics if record.dtype.packed == 1 else None
         if record.row not in self._read:
@@ -125,7 +125,7 @@ class Fingerprints:
         return self._read[record.row]
 
 
-def apart(one: Statistics, other: Statistics, size: int) -> float:
+def statistics_distance(one: Statistics, other: Statistics, size: int) -> float:
     """How far the values of two tensors are apart at least, as `Fingerprint.distance`, whatever they are.
 
     Constant tensors and few elements have a distance too; if other elements are not finite, it is infinite.
@@ -144,30 +144,32 @@ def apart(one: Statistics, other: Statistics, size: int) -> float:
 
 
 class NearestFingerprints:
-    """Prints by their count of elements and a number that is made of them.
+    """Fingerprints by their count of elements and a number that is made of them.
 
     Args:
-        prints: By name.
+        fingerprints: By name.
         number: What is made of each.
     """
 
-    def __init__(self, prints: Mapping[str, Fingerprint], number: Callable[[Fingerprint], float]) -> None:
-        self._prints = prints
+    def __init__(
+        self, fingerprints: Mapping[str, Fingerprint], number: Callable[[Fingerprint], float]
+    ) -> None:
+        self._fingerprints = fingerprints
         self._number = number
         self._sorted: dict[int, list[tuple[float, str]]] = defaultdict(list)
-        for name, one in prints.items():
+        for name, one in fingerprints.items():
             self._sorted[one.size].append((number(one), name))
         for found in self._sorted.values():
             found.sort()
 
     def around(self, one: Fingerprint, apart: float) -> Iterator[tuple[str, Fingerprint]]:
-        """The prints of as many elements whose numbers are no further apart than that."""
+        """The fingerprints of as many elements whose numbers are no further apart than that."""
         found, number = self._sorted.get(one.size, []), self._number(one)
         start = bisect.bisect_left(found, (number - apart, ""))
         for other, name in found[start:]:
             if other > number + apart:
                 return
-            yield name, self._prints[name]
+            yield name, self._fingerprints[name]
 
 
 def rounding_of(record: Record) -> float:
@@ -192,15 +194,15 @@ class Agreement:
     nats: float
 
 
-def groups(prints: Mapping[str, Fingerprint], rounding: float) -> list[tuple[str, ...]]:
-    """Names whose prints are equal within rounding, such as a block's result and its last layer's."""
-    found: list[tuple[str, ...]] = []
+def groups(fingerprints: Mapping[str, Fingerprint], rounding: float) -> list[tuple[str, ...]]:
+    """Names whose fingerprints are equal within rounding, such as a block's result and its last layer's."""
+    equal: list[tuple[str, ...]] = []
     by_size: dict[int, list[str]] = defaultdict(list)
-    for name, one in prints.items():
-        by_size[one.size].append(name)
+    for name, fingerprint in fingerprints.items():
+        by_size[fingerprint.size].append(name)
     for names in by_size.values():
-        names.sort(key=lambda name: (prints[name].l2, name))
-        rows = np.array([_row(prints[name]) for name in names])
+        names.sort(key=lambda name: (fingerprints[name].l2, name))
+        rows = np.array([_row(fingerprints[name]) for name in names])
         parent = list(range(len(names)))
 
         def root(i: int, parent: list[int] = parent) -> int:
@@ -214,52 +216,54 @@ def groups(prints: Mapping[str, Fingerprint], rounding: float) -> list[tuple[str
             if not near.any():
                 break
             for i in np.flatnonzero(near).tolist():
-                if prints[names[i]].distance(prints[names[i + step]]) <= rounding:
+                if fingerprints[names[i]].distance(fingerprints[names[i + step]]) <= rounding:
                     parent[root(i + step)] = root(i)
         members: dict[int, list[str]] = defaultdict(list)
         for i, name in enumerate(names):
             members[root(i)].append(name)
-        found += [tuple(sorted(group)) for group in members.values()]
-    return sorted(found)
+        equal += [tuple(sorted(group)) for group in members.values()]
+    return sorted(equal)
 
 
 def agreements(
     reference: Sequence[Fingerprint], target: Sequence[Fingerprint], rounding: float
 ) -> dict[tuple[int, int], Agreement]:
-    """Which prints of one side and the other are nearest to each other, by their places in the lists.
+    """Which fingerprints of one side and the other are nearest to each other, by their places in the lists.
 
     Args:
-        reference: Prints, no two equal within rounding.
+        reference: Fingerprints, no two equal within rounding.
         target: The same of the other side.
         rounding: Below which distances mean nothing.
     """
-    found: dict[tuple[int, int], Agreement] = {}
+    nearest: dict[tuple[int, int], Agreement] = {}
     sizes: list[dict[int, list[int]]] = [defaultdict(list), defaultdict(list)]
-    for side, prints in zip(sizes, (reference, target), strict=True):
-        for i, one in enumerate(prints):
-            side[one.size].append(i)
+    for side, fingerprints in zip(sizes, (reference, target), strict=True):
+        for i, fingerprint in enumerate(fingerprints):
+            side[fingerprint.size].append(i)
     for size in sizes[0].keys() & sizes[1].keys():
-        ones, others = sizes[0][size], sizes[1][size]
+        rows_of_size, columns_of_size = sizes[0][size], sizes[1][size]
         rows, columns = (
             np.array([_row(p) for p in some])
-            for some in ([reference[i] for i in ones], [target[i] for i in others])
+            for some in ([reference[i] for i in rows_of_size], [target[i] for i in columns_of_size])
         )
         right, right_next = _two_nearest(rows, columns)
         left, left_next = _two_nearest(columns, rows)
         for i, j in enumerate(right):
             if left[j] != i:
                 continue
-            distance = reference[ones[i]].distance(target[others[j]])
+            distance = reference[rows_of_size[i]].distance(target[columns_of_size[j]])
             other = float(min(right_next[i], left_next[j], UNRELATED))
             nats = _FREE * math.log(max(other, rounding) / max(distance, rounding))
-            found[ones[i], others[j]] = Agreement(distance, other, min(max(nats, 0.0), _MOST))
-    return found
+            nearest[rows_of_size[i], columns_of_size[j]] = Agreement(
+                distance, other, min(max(nats, 0.0), WEIGHTS.tensor_most)
+            )
+    return nearest
 
 
 def proof(distance: float, other: float, rounding: float) -> float:
     """What a distance proves, in nats, where the next best is so far away."""
     nats = _FREE * math.log(max(min(other, UNRELATED), rounding) / max(distance, rounding))
-    return min(max(nats, 0.0), _MOST)
+    return min(max(nats, 0.0), WEIGHTS.tensor_most)
 
 
 def _row(one: Fingerprint) -> Array:
@@ -302,7 +306,7 @@ def _two_nearest(rows: Array, columns: Array) -> tuple[Array, Array]:
     return nearest, second
 
 
-def values_of(records: Iterable[Record], prints: Fingerprints) -> Fingerprint | None:
-    """The print of several records together; None if one of them has none."""
-    found = [prints.of(record) for record in records]
-    return Fingerprint.joined([p for p in found if p]) if found and all(found) else None
+def fingerprint_of_all(records: Iterable[Record], fingerprints: Fingerprints) -> Fingerprint | None:
+    """The fingerprint of several records together; None if one of them has none."""
+    known = [fingerprints.of(record) for record in records]
+    return Fingerprint.concatenated([p for p in known if p]) if known and all(known) else None

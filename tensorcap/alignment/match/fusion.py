@@ -1,6 +1,6 @@
-"""Several tensors of one side that are one of the other: what speaks for it, and the layout between them.
+"""Accept fusions of several tensors to one, and find the layout between parts and whole.
 
-The count, mean, l2, minimum and maximum of a whole follow from those of its parts, the mean of a sum too.
+Count, mean, l2, minimum and maximum of a whole follow from those of its parts; of a sum only the mean does.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from dataclasses import replace
 from typing import Final
 
 from tensorcap.alignment.layout.fits import CLOSE, Fit
-from tensorcap.alignment.match.candidates import ENOUGH, Fusion
+from tensorcap.alignment.match.candidates import Fusion
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.match.sides import Side
 from tensorcap.alignment.match.slots import Slots
+from tensorcap.alignment.match.weights import WEIGHTS
 from tensorcap.alignment.names.site_templates import Index, SiteTemplate
 from tensorcap_formats.records import Record
 
 _PARTS: Final = 4  # tensors whose order in a fused one is looked for
-_MARGIN: Final = 1.0  # nats by which a fusion has to be better than its rivals
 _SUMMED: Final = 0.05  # of sums, of which one part may be nearly the whole
 
 
-def settle(
-    matching: Matching, slots: Slots, found: Sequence[Fusion], *, may_repeat: bool = False
+def settle_fusions(
+    matching: Matching, slots: Slots, fusions: Sequence[Fusion], *, may_repeat: bool = False
 ) -> list[Fusion]:
     """Take the most certain fusions one after the other, those of modules without others inside first.
 
@@ -35,8 +35,8 @@ def settle(
     """
     chosen: list[Fusion] = []
     for is_leaf in (True, False):
-        free = [freed(matching, f) for f in found if not is_leaf or _is_leaf(matching, f)]
-        live = [replace(f, likeness=_likeness(matching, f)) for f in free if f.nats >= ENOUGH]
+        free = [restrict_to_free(matching, f) for f in fusions if not is_leaf or _is_leaf(matching, f)]
+        live = [replace(f, similarity=_similarity(matching, f)) for f in free if f.nats >= WEIGHTS.proof]
         live.sort(key=lambda f: (-f.score, _order(matching, f), f.parts, f.whole))
         wanted: dict[tuple[int, str], list[int]] = defaultdict(list)
         for i, fusion in enumerate(live):
@@ -44,20 +44,22 @@ def settle(
                 wanted[site].append(i)
         for i, fusion in enumerate(live):
             numbers = sorted({number for site in fusion.sites for number in wanted[site]} - {i})
-            rivals = _rivals(matching, live, i, numbers) if is_free(matching, fusion) else None
+            rivals = _find_rivals(matching, live, i, numbers) if is_free(matching, fusion) else None
             if rivals is None:
                 continue
-            if fusion.is_sum and not may_repeat and _is_outdone(matching, fusion):
+            if fusion.is_sum and not may_repeat and _has_better_pair(matching, fusion):
                 continue
-            made = replace(fitted(matching, slots, fusion), is_tied=bool(rivals))
-            if made.how is not None:
-                claim(matching, made)
-            if made.how is not None or not (is_leaf or fusion.is_sum):  # a sum that values refute is none
-                chosen.append(made)
+            fusion_with_layout = replace(fit_fusion(matching, slots, fusion), is_tied=bool(rivals))
+            if fusion_with_layout.fit is not None:
+                claim(matching, fusion_with_layout)
+            if fusion_with_layout.fit is not None or not (
+                is_leaf or fusion.is_sum
+            ):  # a sum that values refute is none
+                chosen.append(fusion_with_layout)
     return chosen
 
 
-def freed(matching: Matching, fusion: Fusion) -> Fusion:
+def restrict_to_free(matching: Matching, fusion: Fusion) -> Fusion:
     """A fusion in the places where none of its sites has a partner."""
     part = 0 if fusion.is_split else 1
     places = {
@@ -70,9 +72,9 @@ def freed(matching: Matching, fusion: Fusion) -> Fusion:
     return replace(fusion, places=places, agreeing=agreeing)
 
 
-def _is_outdone(matching: Matching, fusion: Fusion) -> bool:
+def _has_better_pair(matching: Matching, fusion: Fusion) -> bool:
     """Whether structure says more for a pair of the whole, or of one of the parts, than for the sum."""
-    return matching.likest(fusion.whole, fusion.parts) >= fusion.likeness or any(
+    return matching.best_similarity(fusion.whole, fusion.parts) >= fusion.similarity or any(
         matching.has_partner(1, part) for parts, _ in fusion.places.values() for part in parts
     )
 
@@ -82,7 +84,7 @@ def claim(matching: Matching, fusion: Fusion) -> None:
     matching.fused |= fusion.sites
     for part in fusion.parts:
         one, other = (part, fusion.whole) if fusion.is_split else (fusion.whole, part)
-        matching.role_partner[one].add(other)
+        matching.template_partners[one].add(other)
 
 
 def is_free(matching: Matching, fusion: Fusion) -> bool:
@@ -91,7 +93,7 @@ def is_free(matching: Matching, fusion: Fusion) -> bool:
     return not any(matching.has_partner(side, site) for side, site in sites)
 
 
-def _rivals(
+def _find_rivals(
     matching: Matching, live: Sequence[Fusion], number: int, others: Iterable[int]
 ) -> list[Fusion] | None:
     """The fusions with equal values that want or wanted some of these sites; None if others want them now.
@@ -99,16 +101,16 @@ def _rivals(
     Of those with equal values, which come first in order of results is taken.
     """
     fusion = live[number]
-    found = []
+    rivals = []
     for i in others:
         rival = live[i]
-        if rival.score <= fusion.score - _MARGIN:
+        if rival.score <= fusion.score - WEIGHTS.fusion_margin:
             continue
         is_same = matching.is_ordered and _groups(matching, rival) == _groups(matching, fusion)
         if is_free(matching, rival) and not (is_same and number < i):
             return None
-        found += [rival] if is_same else []
-    return found
+        rivals += [rival] if is_same else []
+    return rivals
 
 
 def _groups(matching: Matching, fusion: Fusion) -> set[tuple[int, int]]:
@@ -118,98 +120,102 @@ def _groups(matching: Matching, fusion: Fusion) -> set[tuple[int, int]]:
 
 def _order(matching: Matching, fusion: Fusion) -> list[int]:
     side, other = matching.sides if fusion.is_split else matching.sides[::-1]
-    return [*(side.roles[name].order for name in fusion.parts), other.roles[fusion.whole].order]
+    return [*(side.templates[name].order for name in fusion.parts), other.templates[fusion.whole].order]
 
 
-def _roles(matching: Matching, fusion: Fusion) -> tuple[list[SiteTemplate], SiteTemplate]:
+def _templates(matching: Matching, fusion: Fusion) -> tuple[list[SiteTemplate], SiteTemplate]:
     side, other = matching.sides if fusion.is_split else matching.sides[::-1]
-    return [side.roles[name] for name in fusion.parts], other.roles[fusion.whole]
+    return [side.templates[name] for name in fusion.parts], other.templates[fusion.whole]
 
 
 def _is_leaf(matching: Matching, fusion: Fusion) -> bool:
-    parts, whole = _roles(matching, fusion)
-    return not any(role.inside for role in (*parts, whole))
+    parts, whole = _templates(matching, fusion)
+    return not any(template.inside for template in (*parts, whole))
 
 
-def _likeness(matching: Matching, fusion: Fusion) -> float:
+def _similarity(matching: Matching, fusion: Fusion) -> float:
     """What nesting, classes and parameters say of a fusion, in nats."""
-    parts, whole = _roles(matching, fusion)
-    found = 0.0
+    parts, whole = _templates(matching, fusion)
+    score = 0.0
     if any(bool(part.inside) != bool(whole.inside) for part in parts):
-        found -= 1.0
+        score += WEIGHTS.nesting_differs
     if fusion.axis is not None or fusion.is_sum:
         one, other = (parts[0], whole) if fusion.is_split else (whole, parts[0])
-        found += matching.parts_alike(one.name, other.name)
+        score += matching.children_similarity(one.name, other.name)
     if fusion.is_sum:
-        return found
+        return score
     families = {part.family for part in parts}
     if whole.family and all(families):
-        found += 2.0 if families == {whole.family} else -2.0
+        score += WEIGHTS.family_equal if families == {whole.family} else WEIGHTS.family_differs
     mine = [math.prod(part.parameters[0]) for part in parts if part.parameters]
     count = len(next(iter(fusion.places.values()))[0])
     if mine and whole.parameters:
-        found += 3.0 if sum(mine) * (count // len(parts)) == math.prod(whole.parameters[0]) else -4.0
+        is_sum = sum(mine) * (count // len(parts)) == math.prod(whole.parameters[0])
+        score += WEIGHTS.fused_parameters_equal if is_sum else WEIGHTS.parameters_differ
     elif (mine or whole.parameters) and parts[0].first.module and whole.first.module:
-        found -= 3.0
-    return found
+        score += WEIGHTS.parameters_one_sided
+    return score
 
 
-def fitted(matching: Matching, slots: Slots, fusion: Fusion, held: tuple[str, str] | None = None) -> Fusion:
+def fit_fusion(
+    matching: Matching, slots: Slots, fusion: Fusion, slot_pair: tuple[str, str] | None = None
+) -> Fusion:
     """A fusion with the layout that makes the target's tensors the reference's, if one is certain.
 
-    That of what modules hold in some slots is the one of their results, where it fits and nothing is certain.
+    That of parameters and buffers in some slots is the one of their results, where it fits and nothing is
+    certain.
     """
 
     def distance(index: Index) -> float:
         return fusion.agreeing[index].distance if index in fusion.agreeing else 0.0
 
     best = min(fusion.agreeing or fusion.places, key=lambda i: (distance(i), i))
-    reference, target = tensors_of(matching, fusion, best, held)
+    reference, target = tensors_of(matching, fusion, best, slot_pair)
     plain = tuple(range(len(target)))
     is_fixed = fusion.is_split or fusion.is_sum or len(target) > _PARTS
     tried = [plain] if is_fixed else list(itertools.permutations(plain))
-    most = _SUMMED if fusion.is_sum else CLOSE if fusion.agreeing and held is None else math.inf
+    most = _SUMMED if fusion.is_sum else CLOSE if fusion.agreeing and slot_pair is None else math.inf
     sure = [
-        (order, how)
+        (order, fit)
         for order in tried
-        if (how := slots.fit(reference, [target[i] for i in order])) is not None
-        and how.is_sure
-        and (how.residual is None or how.residual <= most)
+        if (fit := slots.find_layout(reference, [target[i] for i in order])) is not None
+        and fit.is_sure
+        and (fit.residual is None or fit.residual <= most)
     ]
-    order, how = min(sure, key=lambda f: f[1].residual or 0.0, default=((), None))
-    if how is None and held is not None:
-        order, how = _as_results(slots, fusion, reference, target)
-    return replace(fusion, how=how, order=how.order if how and fusion.is_split else order)
+    order, fit = min(sure, key=lambda f: f[1].residual or 0.0, default=((), None))
+    if fit is None and slot_pair is not None:
+        order, fit = _fit_as_results(slots, fusion, reference, target)
+    return replace(fusion, fit=fit, order=fit.order if fit and fusion.is_split else order)
 
 
 def tensors_of(
-    matching: Matching, fusion: Fusion, index: Index, held: tuple[str, str] | None
+    matching: Matching, fusion: Fusion, index: Index, slot_pair: tuple[str, str] | None
 ) -> tuple[Sequence[Record], Sequence[Record]]:
     """The results of both sides in a place, or what their modules hold in these slots."""
     part_side, whole_side = matching.sides if fusion.is_split else matching.sides[::-1]
     sites, whole_site = fusion.places[index]
-    slot, whole_slot = ("", "") if held is None else held if fusion.is_split else held[::-1]
+    slot, whole_slot = ("", "") if slot_pair is None else slot_pair if fusion.is_split else slot_pair[::-1]
     parts = [record for site in sites for record in _tensors(part_side, site, slot)]
     whole = _tensors(whole_side, whole_site, whole_slot)
     return (parts, whole) if fusion.is_split else (whole, parts)
 
 
-def _as_results(
+def _fit_as_results(
     slots: Slots, fusion: Fusion, reference: Sequence[Record], target: Sequence[Record]
 ) -> tuple[tuple[int, ...], Fit | None]:
     """The layout of the results, on the one axis where it fits."""
-    order, steps = fusion.order, fusion.how.steps if fusion.how else ()
+    order, steps = fusion.order, fusion.fit.steps if fusion.fit else ()
     cuts = [step.split() for step in steps if not step.startswith(("squeeze", "unsqueeze"))]
     if len(cuts) != 1 or cuts[0][0] not in ("split", "concat"):
         return order, None
     name, _, *sizes = cuts[0]
-    theirs = target if fusion.is_split else [target[i] for i in order]
+    ordered = target if fusion.is_split else [target[i] for i in order]
     taken = order if fusion.is_split else (0,)
     among = [((" ".join([name, str(axis), *sizes]),), taken) for axis in range(len(reference[0].shape))]
-    found = [slots.fit(reference, theirs, among=[candidate]) for candidate in among]
-    fitting = [how for how in found if how is not None]
+    fits = [slots.find_layout(reference, ordered, among=[candidate]) for candidate in among]
+    fitting = [fit for fit in fits if fit is not None]
     return order, fitting[0] if len(fitting) == 1 else None
 
 
 def _tensors(side: Side, site: str, slot: str) -> Sequence[Record]:
-    return side.member(site).beside[slot] if slot else side.records(site)
+    return side.member(site).other_tensors[slot] if slot else side.records(site)

@@ -1,7 +1,7 @@
-"""Which role of the reference is which of the target: candidates by names and values, settled by certainty.
+"""Matching of site templates: candidates by names and values, accepted by certainty.
 
-Nothing depends on the order in which sites are listed: the most certain candidate is taken first, one that
-has a rival as good as itself waits until the rival is gone, and what is contested to the end is told.
+Nothing depends on the order in which sites are listed: the most certain candidate is accepted first, one with
+a rival as good as itself waits until the rival is gone, and what is contested to the end is reported.
 """
 
 from __future__ import annotations
@@ -13,25 +13,24 @@ from collections.abc import Collection, Container, Iterable, Sequence
 from typing import Final
 
 from tensorcap.alignment.match.candidates import (
-    ENOUGH,
     Candidate,
     Place,
     namesakes,
-    shifted,
+    shifted_places,
     template_similarity,
 )
 from tensorcap.alignment.match.fingerprints import Agreement, agreements
 from tensorcap.alignment.match.pairs import Pairs
 from tensorcap.alignment.match.sides import Side
+from tensorcap.alignment.match.weights import WEIGHTS
 from tensorcap.alignment.names.site_templates import Canonical, Index, SiteTemplate, name_of, plain_name
 
-_MARGIN: Final = 1.0  # by which a candidate has to be better than its rivals
 _DRIFT: Final = 0.01  # of the values, that runs are taken to differ by at most for being equal
 _PRODUCT: Final = 4096  # of sites with equal values on both sides; more prove nothing about one another
 
 
 class Matching(Pairs):
-    """Pairs of roles, found step by step.
+    """Pairs of site templates, found step by step.
 
     Attributes:
         contested: Candidates that others are as good as.
@@ -45,46 +44,48 @@ class Matching(Pairs):
         self._misfits: list[Candidate] = []
         self._canonical = canonical
         self._claims: tuple[dict[int, int], dict[int, int]] = ({}, {})
-        self._alike: dict[tuple[str, str], float] = {}
+        self._similarities: dict[tuple[str, str], float] = {}
         self._group_by_drift()
-        self._candidates = self._by_values()
+        self._candidates = self._find_candidates()
         if canonical is not None:
             self._add_names(canonical)
 
-    def settle_names(self, outdone: Container[tuple[str, str]] = ()) -> None:
-        """Settle what has equal names, but for pairs of roles that something better is known for."""
-        every = self._candidates.values()
-        self._settle([c for c in every if c.is_named and (c.reference, c.target) not in outdone])
+    def accept_named(self, explained: Container[tuple[str, str]] = ()) -> None:
+        """Accept candidates of equal names, except pairs of templates that something else explains better."""
+        candidates = self._candidates.values()
+        self.accept_best([c for c in candidates if c.is_named and (c.reference, c.target) not in explained])
 
-    def settle_leaves(self) -> None:
-        """Settle modules without others inside that values prove, by their main results, list by list."""
-        self._settle([c for c in self._proven(is_plain=True) if self._is_leaf(c)])
+    def accept_leaves(self) -> None:
+        """Accept main outputs of modules without children that values prove, list by list."""
+        self.accept_best([c for c in self._proven(is_plain=True) if self._is_leaf(c)])
 
-    def settle_proven(self, *, is_plain: bool) -> None:
-        """Settle what values prove; if plain, only by main results, and only one list as another."""
+    def accept_proven(self, *, is_plain: bool) -> None:
+        """Accept what values prove until nothing changes; if plain, main outputs only, list by list."""
         before = -1
         while before != len(self.accepted):
             before = len(self.accepted)
             proven = self._proven(is_plain=is_plain)
-            self._settle([c for c in proven if self._is_leaf(c)])
-            self._settle(proven)
+            self.accept_best([c for c in proven if self._is_leaf(c)])
+            self.accept_best(proven)
 
     def _proven(self, *, is_plain: bool) -> list[Candidate]:
-        found = [c for c in self._candidates.values() if c.nats >= ENOUGH or (c.is_named and not is_plain)]
-        return [c for c in found if self._is_plain(c)] if is_plain else found
+        candidates = [
+            c for c in self._candidates.values() if c.nats >= WEIGHTS.proof or (c.is_named and not is_plain)
+        ]
+        return [c for c in candidates if self._is_plain(c)] if is_plain else candidates
 
-    def likest(self, reference: str, targets: Collection[str]) -> float:
-        """What structure says at most for a proven candidate of one of these roles that is free."""
+    def best_similarity(self, reference: str, targets: Collection[str]) -> float:
+        """What structure says at most for a proven candidate of one of these site templates that is free."""
         wanted = (c for c in self._candidates.values() if c.reference == reference or c.target in targets)
-        proven = (c for c in wanted if c.nats >= ENOUGH and any(self.is_free(c, p) for p in c.places))
-        return max(map(self.likeness, proven), default=-math.inf)
+        proven = (c for c in wanted if c.nats >= WEIGHTS.proof and any(self.is_free(c, p) for p in c.places))
+        return max(map(self.similarity, proven), default=-math.inf)
 
     def _is_plain(self, candidate: Candidate) -> bool:
-        one, other = self.sides[0].roles[candidate.reference], self.sides[1].roles[candidate.target]
+        one, other = self.sides[0].templates[candidate.reference], self.sides[1].templates[candidate.target]
         return not one.slot and not other.slot and one.rank == other.rank
 
-    def pair_names_left(self) -> None:
-        """Pair what has equal names though not as many elements, if nothing else was found for either."""
+    def accept_misfits(self) -> None:
+        """Accept candidates of equal names and unlike numbers of elements, in the places that are free."""
         for candidate in sorted(self._misfits, key=lambda c: c.order):
             places = tuple(place for place in candidate.places if self.is_free(candidate, place))
             if places:
@@ -92,51 +93,56 @@ class Matching(Pairs):
 
     def _is_leaf(self, candidate: Candidate) -> bool:
         return not (
-            self.sides[0].roles[candidate.reference].inside or self.sides[1].roles[candidate.target].inside
+            self.sides[0].templates[candidate.reference].inside
+            or self.sides[1].templates[candidate.target].inside
         )
 
-    def _nearest(self) -> dict[tuple[int, int], Agreement]:
+    def _find_nearest_groups(self) -> dict[tuple[int, int], Agreement]:
         """The groups of both sides that are nearest to each other."""
-        firsts = [[side.prints[group[0]] for group in side.groups] for side in self.sides]
+        firsts = [[side.fingerprints[group[0]] for group in side.groups] for side in self.sides]
         return agreements(firsts[0], firsts[1], self.rounding)
 
     def _group_by_drift(self) -> None:
         """Take as rounding what the runs differ by, if that is more than one rounding of their dtypes."""
-        distances = sorted(a.distance for a in self._nearest().values() if a.nats >= ENOUGH)
+        distances = sorted(
+            a.distance for a in self._find_nearest_groups().values() if a.nats >= WEIGHTS.proof
+        )
         if distances:
             self.rounding = max(self.rounding, min(2 * distances[len(distances) // 2], _DRIFT))
         for side in self.sides:
             side.group(self.rounding)
 
-    def _by_values(self) -> dict[tuple[object, ...], Candidate]:
-        one, other = self.sides
-        found: dict[tuple[object, ...], Candidate] = {}
-        for (i, j), agreement in sorted(self._nearest().items()):
-            if agreement.nats >= ENOUGH:
+    def _find_candidates(self) -> dict[tuple[object, ...], Candidate]:
+        reference, target = self.sides
+        candidates: dict[tuple[object, ...], Candidate] = {}
+        for (i, j), agreement in sorted(self._find_nearest_groups().items()):
+            if agreement.nats >= WEIGHTS.proof:
                 self._claims[0][i], self._claims[1][j] = j, i
-            if len(one.groups[i]) * len(other.groups[j]) > _PRODUCT:
+            if len(reference.groups[i]) * len(target.groups[j]) > _PRODUCT:
                 continue
-            for left in one.groups[i]:
-                for right in other.groups[j]:
-                    candidate, place = self._candidate(found, left, right)
+            for left in reference.groups[i]:
+                for right in target.groups[j]:
+                    candidate, place = self._get_candidate(candidates, left, right)
                     candidate.agreeing[place] = agreement
-        for candidate in found.values():
+        for candidate in candidates.values():
             candidate.places = tuple(p for p in candidate.places if not self.contradicts(candidate, p))
-        return found
+        return candidates
 
-    def _candidate(
-        self, found: dict[tuple[object, ...], Candidate], left: str, right: str
+    def _get_candidate(
+        self, candidates: dict[tuple[object, ...], Candidate], left: str, right: str
     ) -> tuple[Candidate, Place]:
-        (one, a), (other, b) = self.sides[0].by_site[left], self.sides[1].by_site[right]
+        (template, a), (target_template, b) = self.sides[0].by_site[left], self.sides[1].by_site[right]
         if len(a) == len(b):
             offsets = tuple(y - x for x, y in zip(a, b, strict=True))
-            key: tuple[object, ...] = one.name, other.name, offsets
-            if key not in found:
-                found[key] = Candidate(one.name, other.name, shifted(one, other, offsets))
+            key: tuple[object, ...] = template.name, target_template.name, offsets
+            if key not in candidates:
+                candidates[key] = Candidate(
+                    template.name, target_template.name, shifted_places(template, target_template, offsets)
+                )
         else:
-            key = one.name, other.name, a, b
-            found.setdefault(key, Candidate(one.name, other.name, ((a, b),)))
-        return found[key], (a, b)
+            key = template.name, target_template.name, a, b
+            candidates.setdefault(key, Candidate(template.name, target_template.name, ((a, b),)))
+        return candidates[key], (a, b)
 
     def contradicts(self, candidate: Candidate, place: Place) -> bool:
         """Whether the values of one of two members belong elsewhere."""
@@ -144,66 +150,68 @@ class Matching(Pairs):
         numbers = [side.group_of.get(site, -1) for side, site in zip(self.sides, sites, strict=True)]
         claimed = [claims.get(n) for claims, n in zip(self._claims, numbers, strict=True)]
         return any(
-            claim is not None and claim != numbers[1 - i] and not self._is_met(i, numbers[i], claim)
+            claim is not None and claim != numbers[1 - i] and not self._is_saturated(i, numbers[i], claim)
             for i, claim in enumerate(claimed)
         )
 
-    def _is_met(self, side: int, number: int, claim: int) -> bool:
+    def _is_saturated(self, side: int, number: int, claim: int) -> bool:
         """Whether all sites with the values of a group have a partner in it, so that it may have others."""
         group = self.sides[side].groups[number]
         partners = [self.partner[1 - side].get(site) for site in self.sides[1 - side].groups[claim]]
         return all(partner in group for partner in partners)
 
     def _add_names(self, canonical: Canonical) -> None:
-        """Make candidates of roles whose names are equal."""
+        """Make candidates of site templates whose names are equal."""
         named: list[dict[str, list[tuple[SiteTemplate, Index]]]] = [defaultdict(list), defaultdict(list)]
         for side, by_name in zip(self.sides, named, strict=True):
-            for role in side.roles.values():
-                name, added = name_of(role, canonical)
-                by_name[name].append((role, added))
+            for template in side.templates.values():
+                name, added = name_of(template, canonical)
+                by_name[name].append((template, added))
         known: dict[tuple[str, str], list[Candidate]] = defaultdict(list)
         for candidate in self._candidates.values():
             known[candidate.reference, candidate.target].append(candidate)
-        taken: set[tuple[int, str]] = set()
+        done: set[tuple[int, str]] = set()
         for name in sorted(named[0].keys() & named[1].keys()):
-            for (one, added), (other, other_added) in namesakes(named[0][name], named[1][name]):
-                if one.rank == other.rank == len(added) == len(other_added):
-                    shift = tuple(x - y for x, y in zip(added, other_added, strict=True))
-                    self._add_named(one, other, shift, known[one.name, other.name])
-                    taken |= {(0, one.name), (1, other.name)}
-        self._add_single_names(canonical, taken)
+            for (reference, added), (target, target_added) in namesakes(named[0][name], named[1][name]):
+                if reference.rank == target.rank == len(added) == len(target_added):
+                    shift = tuple(x - y for x, y in zip(added, target_added, strict=True))
+                    self._add_named(reference, target, shift, known[reference.name, target.name])
+                    done |= {(0, reference.name), (1, target.name)}
+        self._add_single_names(canonical, done)
 
-    def _add_single_names(self, canonical: Canonical, taken: Container[tuple[int, str]]) -> None:
-        """Make candidates of sites whose names are equal, of roles that are told apart by other numbers."""
+    def _add_single_names(self, canonical: Canonical, done: Container[tuple[int, str]]) -> None:
+        """Make candidates of single sites with equal names, whose templates count other numbers."""
         sites: list[dict[str, list[str]]] = [defaultdict(list), defaultdict(list)]
         for i, side in enumerate(self.sides):
-            for role in side.roles.values():
-                if not role.slot and (i, role.name) not in taken:
-                    for member in role.members.values():
+            for template in side.templates.values():
+                if not template.slot and (i, template.name) not in done:
+                    for member in template.members.values():
                         sites[i][canonical(member.site)].append(member.site)
         groups: dict[tuple[object, ...], list[Place]] = defaultdict(list)
         for name in sorted(sites[0].keys() & sites[1].keys()):
             if len(sites[0][name]) == len(sites[1][name]) == 1:
-                (one, a), (other, b) = (
+                (reference, a), (target, b) = (
                     side.by_site[s[name][0]] for side, s in zip(self.sides, sites, strict=True)
                 )
                 apart = tuple(y - x for x, y in zip(a, b, strict=True)) if len(a) == len(b) else (a, b)
-                groups[one.name, other.name, apart].append((a, b))
+                groups[reference.name, target.name, apart].append((a, b))
         for (left, right, _), places in groups.items():
-            self._mark_named(self.sides[0].roles[str(left)], self.sides[1].roles[str(right)], tuple(places))
+            self._mark_named(
+                self.sides[0].templates[str(left)], self.sides[1].templates[str(right)], tuple(places)
+            )
 
     def _add_named(
         self, one: SiteTemplate, other: SiteTemplate, shift: Index, known: Sequence[Candidate]
     ) -> None:
-        """Make the candidate of two roles with equal names; lists may begin at another number."""
+        """Make the candidate of two site templates with equal names; lists may begin at another number."""
         starts = tuple(b - a for a, b in zip(min(one.members), min(other.members), strict=True))
         if starts != shift and len(one.members) == len(other.members):
-            proven = [c for c in known if c.nats >= ENOUGH and 2 * len(c.agreeing) > len(c.places)]
+            proven = [c for c in known if c.nats >= WEIGHTS.proof and 2 * len(c.agreeing) > len(c.places)]
             if proven:
                 self._mark_named(one, other, max(proven, key=lambda c: (c.nats, c.places)).places)
                 return
             shift = starts
-        self._mark_named(one, other, shifted(one, other, shift))
+        self._mark_named(one, other, shifted_places(one, other, shift))
 
     def _mark_named(self, one: SiteTemplate, other: SiteTemplate, places: tuple[Place, ...]) -> None:
         is_by_rule = name_of(one, plain_name)[0] != name_of(other, plain_name)[0]
@@ -216,7 +224,7 @@ class Matching(Pairs):
         if not places:
             return
         a, b = places[0]
-        candidate, _ = self._candidate(self._candidates, one.members[a].site, other.members[b].site)
+        candidate, _ = self._get_candidate(self._candidates, one.members[a].site, other.members[b].site)
         candidate.is_named, candidate.is_by_rule, candidate.places = True, is_by_rule, places
 
     def sizes_fit(self, candidate: Candidate, place: Place) -> bool:
@@ -235,34 +243,44 @@ class Matching(Pairs):
         left, right = self.sites_of(candidate, place)
         if self.are_near(left, right) is not False:
             return False
-        return self.contradicts(candidate, place) or self.is_sealed(0, left) or self.is_sealed(1, right)
+        return self.contradicts(candidate, place) or self.is_confirmed(0, left) or self.is_confirmed(1, right)
 
-    def values_elsewhere(self, candidate: Candidate, place: Place) -> str:
-        """The role of the target that has the values of the reference's member, where that is another one."""
+    def find_values_elsewhere(self, candidate: Candidate, place: Place) -> str:
+        """The other site template of the target that has the values of the reference's member, or ""."""
         left, right = self.sites_of(candidate, place)
         claimed = self._claims[0].get(self.sides[0].group_of.get(left, -1))
         if claimed is None or claimed == self.sides[1].group_of.get(right):
             return ""
         return self.sides[1].by_site[self.sides[1].groups[claimed][0]][0].name
 
-    def words_alike(self, reference: str, target: str) -> float:
+    def name_similarity(self, reference: str, target: str) -> float:
         """How many words the last parts of two names share, in nats."""
         if self._canonical is None:
             return 0.0
         one, other = (
             set(
-                re.findall(r"[a-z]+", self._canonical(side.roles[name].first.site).rpartition(".")[2].lower())
+                re.findall(
+                    r"[a-z]+", self._canonical(side.templates[name].first.site).rpartition(".")[2].lower()
+                )
             )
             for side, name in zip(self.sides, (reference, target), strict=True)
         )
-        return 2.0 * len(one & other) / max(len(one | other), 1)
+        return WEIGHTS.name_words * len(one & other) / max(len(one | other), 1)
 
-    def _settle(self, candidates: Iterable[Candidate]) -> None:
-        """Take the most certain candidates one after the other."""
+    def accept_best(self, candidates: Iterable[Candidate]) -> None:
+        """Accept the best candidates greedily, with a margin test against rivals (Lowe's ratio test, in
+        nats).
+
+        1. Candidates are sorted by score: what values prove and structure says.
+        2. One is accepted if no rival for one of its sites comes within `pair_margin`; else it waits.
+        3. This is repeated until nothing changes: accepted pairs take rivals away.
+        4. If both runs are ordered, ties between sites with equal values are broken by order, as in 2 and 3.
+        5. Those that wait to the end are `contested`.
+        """
         live = [c for c in candidates if any(self.is_free(c, place) for place in c.places)]
         for candidate in live:
-            candidate.likeness = self.likeness(candidate)
-        live = sorted((c for c in live if c.score >= ENOUGH or c.is_named), key=lambda c: c.order)
+            candidate.similarity = self.similarity(candidate)
+        live = sorted((c for c in live if c.score >= WEIGHTS.proof or c.is_named), key=lambda c: c.order)
         scores = [c.score for c in live]
         wanted: tuple[dict[str, list[tuple[int, str]]], ...] = (defaultdict(list), defaultdict(list))
         for number, candidate in enumerate(live):
@@ -306,7 +324,7 @@ class Matching(Pairs):
             for pair in pairs:
                 site, other = pair[side], pair[1 - side]
                 for rival, third in wanted[side][site]:
-                    if third == other or scores[rival] <= scores[number] - _MARGIN:
+                    if third == other or scores[rival] <= scores[number] - WEIGHTS.pair_margin:
                         continue
                     if self.has_partner(1 - side, third):
                         continue
@@ -315,41 +333,58 @@ class Matching(Pairs):
                         return True
         return False
 
-    def likeness(self, candidate: Candidate) -> float:
+    def similarity(self, candidate: Candidate) -> float:
         """What structure, shapes and arguments say of a candidate, in nats."""
         key = candidate.reference, candidate.target
-        if key not in self._alike:
-            self._alike[key] = template_similarity(self.sides[0].roles[key[0]], self.sides[1].roles[key[1]])
-        found = self._alike[key] + self.parts_alike(*key) + (8.0 if candidate.is_named else 0.0)
+        if key not in self._similarities:
+            self._similarities[key] = template_similarity(
+                self.sides[0].templates[key[0]], self.sides[1].templates[key[1]]
+            )
+        score = (
+            self._similarities[key]
+            + self.children_similarity(*key)
+            + (WEIGHTS.name_equal if candidate.is_named else 0.0)
+        )
         if not candidate.agreeing:
-            return found
+            return score
         best = min(candidate.agreeing, key=lambda p: (candidate.agreeing[p].distance, p))
-        found += self._arguments(candidate, best, candidate.agreeing[best].distance)
-        return found + self._standing(candidate, best)
+        score += self._argument_similarity(candidate, best, candidate.agreeing[best].distance)
+        return score + self._standing_similarity(candidate, best)
 
-    def _arguments(self, candidate: Candidate, place: Place, distance: float) -> float:
+    def _argument_similarity(self, candidate: Candidate, place: Place, distance: float) -> float:
         ones = self.sides[0].arguments(candidate.reference, place[0])
         others = self.sides[1].arguments(candidate.target, place[1])
         if not ones or not others:
             return 0.0
         apart = min(a.distance(b) for a in ones for b in others)
-        return 5.0 if apart <= max(4 * distance, 8 * self.rounding) else -3.0
+        are_equal = apart <= max(4 * distance, 8 * self.rounding)
+        return WEIGHTS.arguments_equal if are_equal else WEIGHTS.arguments_differ
 
-    def _standing(self, candidate: Candidate, place: Place) -> float:
+    def _standing_similarity(self, candidate: Candidate, place: Place) -> float:
         """Whether both stand at one place, in order of results, among the sites that have their values."""
         standing = []
         for side, site in zip(self.sides, self.sites_of(candidate, place), strict=True):
             group = side.groups[side.group_of[site]]
             ordered = sorted(group, key=lambda s: (side.order(s), s))
             standing.append((ordered.index(site), len(ordered) - ordered.index(site)))
-        return sum(0.3 for a, b in zip(*standing, strict=True) if a == b)
+        return sum(WEIGHTS.standing_equal for a, b in zip(*standing, strict=True) if a == b)
 
-    def parts_alike(self, reference: str, target: str) -> float:
+    def children_similarity(self, reference: str, target: str) -> float:
         """How many of what lies inside the one is paired with what lies inside the other."""
-        inside, others = self.sides[0].roles[reference].inside, self.sides[1].roles[target].inside
-        mine = [name for name in inside if self.role_partner.get(name)]
-        theirs = {t for found in self.role_partner.values() for t in found} & others if mine else set()
-        if not mine:
+        inside, target_inside = (
+            self.sides[0].templates[reference].inside,
+            self.sides[1].templates[target].inside,
+        )
+        paired_children = [name for name in inside if self.template_partners.get(name)]
+        partners_of_children = (
+            {t for partners in self.template_partners.values() for t in partners} & target_inside
+            if paired_children
+            else set()
+        )
+        if not paired_children:
             return 0.0
-        both = sum(bool(self.role_partner[name] & others) for name in mine)
-        return 12.0 * both / max(len(mine), len(theirs), 1) - 6.0
+        both = sum(bool(self.template_partners[name] & target_inside) for name in paired_children)
+        span = WEIGHTS.children_paired - WEIGHTS.children_unpaired
+        return (
+            span * both / max(len(paired_children), len(partners_of_children), 1) + WEIGHTS.children_unpaired
+        )

@@ -1,7 +1,4 @@
-"""How far tensors that belong together are apart: over all of a run, and before a result of it.
-
-What is paired so far, and what it tells: how far right values are apart, and whether others are right.
-"""
+"""Pairs accepted so far: how far right values drift apart along a run, and whether a site is confirmed."""
 
 from __future__ import annotations
 
@@ -11,9 +8,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from tensorcap.alignment.match.candidates import ENOUGH, Candidate, Place
+from tensorcap.alignment.match.candidates import Candidate, Place
 from tensorcap.alignment.match.fingerprints import UNRELATED, Fingerprint
 from tensorcap.alignment.match.sides import Side
+from tensorcap.alignment.match.weights import WEIGHTS
 from tensorcap.alignment.names.site_templates import SiteTemplate
 
 _REACH: Final = 4  # of what pairs mostly differ by, that others may
@@ -46,7 +44,7 @@ _LAST: Final = 3  # of a run's sites that are asked whether it ended right
 
 
 class Pairs:
-    """Pairs of roles and of their sites.
+    """Pairs of site templates and of their sites.
 
     Attributes:
         sides: The reference and the target.
@@ -54,9 +52,9 @@ class Pairs:
         rounding: How far equal values may be apart, relative to their size.
         accepted: The pairs.
         partner: By site, of each side.
-        role_partner: The target's roles by the reference's.
+        template_partners: The target's site templates by the reference's.
         fused: Sites in fusions, with the number of their side.
-        given: Sites of the reference whose results the target has as arguments.
+        handed_on: Sites of the reference whose results the target has as arguments.
     """
 
     def __init__(self, reference: Side, target: Side, *, is_ordered: bool) -> None:
@@ -65,19 +63,19 @@ class Pairs:
         self.rounding = self._dtype_rounding = max(reference.rounding, target.rounding)
         self.accepted: list[Candidate] = []
         self.partner: tuple[dict[str, str], dict[str, str]] = ({}, {})
-        self.role_partner: dict[str, set[str]] = defaultdict(set)
+        self.template_partners: dict[str, set[str]] = defaultdict(set)
         self.fused: set[tuple[int, str]] = set()
-        self.given: set[str] = set()
-        self._orders = [sorted((side.order(site), site) for site in side.prints) for side in self.sides]
+        self.handed_on: set[str] = set()
+        self._orders = [sorted((side.order(site), site) for site in side.fingerprints) for side in self.sides]
         self._seen, self._known_drifts = -1, (Drift(()), Drift(()))
 
     def has_partner(self, side: int, site: str) -> bool:
         """Whether a site is in a pair or in a fusion."""
         return site in self.partner[side] or (side, site) in self.fused
 
-    def is_taken(self, side: int, role: SiteTemplate) -> bool:
-        """Whether all sites of a role have a partner, or are in a fusion."""
-        return all(self.has_partner(side, member.site) for member in role.members.values())
+    def is_fully_paired(self, side: int, template: SiteTemplate) -> bool:
+        """Whether all sites of a site template have a partner, or are in a fusion."""
+        return all(self.has_partner(side, member.site) for member in template.members.values())
 
     def is_free(self, candidate: Candidate, place: Place) -> bool:
         """Whether neither of two members has a partner."""
@@ -95,7 +93,7 @@ class Pairs:
         candidate.places = places
         candidate.agreeing = {p: a for p, a in candidate.agreeing.items() if p in places}
         self.accepted.append(candidate)
-        self.role_partner[candidate.reference].add(candidate.target)
+        self.template_partners[candidate.reference].add(candidate.target)
         for place in places:
             left, right = self.sites_of(candidate, place)
             self.partner[0][left], self.partner[1][right] = right, left
@@ -108,12 +106,12 @@ class Pairs:
             self.partner[0][left], self.partner[1][right] = right, left
 
     def are_near(self, left: str, right: str) -> bool | None:
-        """Whether two sites have values as near as pairs before them are; None where they tell nothing."""
-        one, other = self.sides[0].prints.get(left), self.sides[1].prints.get(right)
+        """Whether two sites have values as near as pairs before them are; None if they tell nothing."""
+        one, other = self.sides[0].fingerprints.get(left), self.sides[1].fingerprints.get(right)
         return self.is_near(one, other, self.sides[0].order(left))
 
     def is_near(self, one: Fingerprint | None, other: Fingerprint | None, order: int) -> bool | None:
-        """Whether values are as near as pairs before that are; None where they tell nothing.
+        """Whether values are as near as pairs before that are; None if they tell nothing.
 
         Args:
             one: The reference's.
@@ -140,7 +138,9 @@ class Pairs:
         """What the pairs are apart that values prove, by the order of either side."""
         if self._seen != len(self.accepted):
             self._seen = len(self.accepted)
-            proven = [(c, p, a) for c in self.accepted for p, a in c.agreeing.items() if a.nats >= ENOUGH]
+            proven = [
+                (c, p, a) for c in self.accepted for p, a in c.agreeing.items() if a.nats >= WEIGHTS.proof
+            ]
             found = [(self.sites_of(c, p), a.distance) for c, p, a in proven]
             one, other = (
                 Drift((side.order(sites[i]), distance) for sites, distance in found)
@@ -149,21 +149,23 @@ class Pairs:
             self._known_drifts = one, other
         return self._known_drifts
 
-    def is_sealed(self, side: int, site: str, takers: Sequence[str] | None = None) -> bool:
+    def is_confirmed(self, side: int, site: str, consumers: Sequence[str] | None = None) -> bool:
         """Whether a site's values were right, as what they were used for agrees.
 
         Args:
             side: The number of its side.
             site: The site.
-            takers: The sites that were given the values; by default those that were given its main result.
+            consumers: The sites that were given the values; by default those that were given its main result.
 
         A wrong tensor makes what follows wrong. What took it as an argument says so, or the nearest module
-        around it that has a partner; where there is none, the end of the run does, if it has an order.
+        around it that has a partner; if there is none, the end of the run does, if it has an order.
         """
-        if takers is None:
-            takers = self.sides[side].takers_of(self.sides[side].records(site)[0])
+        if consumers is None:
+            consumers = self.sides[side].consumers_of(self.sides[side].records(site)[0])
         near = self._near_before(side, self.sides[side].order(site))
-        if any(taker in self.partner[side] and self._agrees(side, taker, near) for taker in takers):
+        if any(
+            consumer in self.partner[side] and self._agrees(side, consumer, near) for consumer in consumers
+        ):
             return True
         around = self.sides[side].module(site).rpartition(".")[0]
         while around and around not in self.partner[side]:
@@ -179,13 +181,13 @@ class Pairs:
 
     def _agrees(self, side: int, site: str, near: float) -> bool:
         """Whether a site and its partner are no further apart than that."""
-        one = self.sides[side].prints.get(site)
-        other = self.sides[1 - side].prints.get(self.partner[side][site])
+        one = self.sides[side].fingerprints.get(site)
+        other = self.sides[1 - side].fingerprints.get(self.partner[side][site])
         return one is not None and other is not None and one.distance(other) <= near
 
-    def alike(self, side: int, site: str) -> list[str]:
+    def find_near(self, side: int, site: str) -> list[str]:
         """The sites of the other side with a site's values, though nothing may prove it."""
-        one, near = self.sides[side].prints.get(site), self._near
+        one, near = self.sides[side].fingerprints.get(site), self._near
         if one is None:
             return []
         others = self.sides[1 - side].by_l2.around(one, -math.log1p(-near) + _TINY)

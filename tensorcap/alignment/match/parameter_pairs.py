@@ -1,14 +1,14 @@
-"""What modules hold (parameters, buffers) and gradients, paired like the results of their modules.
+"""Pair parameters, buffers and gradients like the results of their modules.
 
-Within modules that belong together, equal names do, else equal values, else what alone has its count of
-elements; parts of a fused module hold parts of what the whole holds. What is left of both sides is matched
-like results, as if each were a module of its own.
+Within paired modules equal names are paired, then equal values, then what alone has its count of elements;
+parts of a fused module have parts of the whole's. What is left of both sides is matched like results, as if
+each tensor were a module of its own.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,14 +17,23 @@ from tensorcap.alignment.mapping import Entry, LeftOver
 from tensorcap.alignment.match.candidates import Candidate, Fusion, Place
 from tensorcap.alignment.match.entries import Made, entries_of_fusion, entries_of_pair, placed
 from tensorcap.alignment.match.evidence import PairEvidence, Shapes
-from tensorcap.alignment.match.fusion import fitted
+from tensorcap.alignment.match.fusion import fit_fusion
 from tensorcap.alignment.match.fusion_rules import fuse_by_values
 from tensorcap.alignment.match.matching import Matching
+from tensorcap.alignment.match.passes import (
+    MatchState,
+    Pass,
+    pair_all_outputs_by_values,
+    pair_by_names,
+    pair_remaining_names,
+    run_passes,
+)
 from tensorcap.alignment.match.sides import Side
 from tensorcap.alignment.match.slots import Slots
 from tensorcap.alignment.match.unmatched import Rivals, rivals
+from tensorcap.alignment.names.rulesets import Rules
 from tensorcap.alignment.names.site_templates import (
-    HELD,
+    PARAMETER_SLOTS,
     Canonical,
     Member,
     NameTemplate,
@@ -34,15 +43,21 @@ from tensorcap.alignment.names.site_templates import (
 )
 from tensorcap_formats.records import Record
 
-Held = tuple[str, str]  # slot of the reference, slot of the target
+SlotPair = tuple[str, str]  # slot of the reference, slot of the target
 
+PASSES: Final = (  # of what is left of both sides, each tensor as a module of its own
+    Pass("names", pair_by_names, needs_values=False),
+    Pass("values", pair_all_outputs_by_values),
+    Pass("fused_values", fuse_by_values),
+    Pass("remaining_names", pair_remaining_names, needs_values=False),
+)
 _TRIED: Final = 3  # members on which layouts are tried
 _NEAR: Final = 8  # roundings, by which equal values differ at most
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterPair:
-    """A slot of a role and one of its partner that belong together.
+    """A slot of a site template and one of its partner that belong together.
 
     Attributes:
         reference: The one's slot.
@@ -66,74 +81,84 @@ class ParameterPairs:
     def __init__(self, matching: Matching, fused: Iterable[Fusion]) -> None:
         self.matching = matching
         self.taken: tuple[set[str], set[str]] = (set(), set())  # places
-        self.pairs = [(candidate, self._of_pair(candidate)) for candidate in matching.accepted]
-        self.fused = [(fusion, slots) for fusion in fused for slots in self._of_fusion(fusion)]
+        self.pairs = [(candidate, self._pair_slots(candidate)) for candidate in matching.accepted]
+        self.fused = [(fusion, slots) for fusion in fused for slots in self._pair_fused_slots(fusion)]
 
-    def _of_pair(self, candidate: Candidate) -> list[ParameterPair]:
+    def _pair_slots(self, candidate: Candidate) -> list[ParameterPair]:
         sides = self.matching.sides
-        one, other = sides[0].roles[candidate.reference], sides[1].roles[candidate.target]
-        found: dict[Held, list[Place]] = defaultdict(list)
+        template, target_template = (
+            sides[0].templates[candidate.reference],
+            sides[1].templates[candidate.target],
+        )
+        places_by_slots: dict[SlotPair, list[Place]] = defaultdict(list)
         for a, b in candidate.places:
-            for held in self._pairs(one.members[a], other.members[b]):
-                found[held].append((a, b))
-                self._take((one.members[a].site,), (other.members[b].site,), held)
-        return [ParameterPair(mine, theirs, tuple(places)) for (mine, theirs), places in found.items()]
+            for slots in self._pair_member_slots(template.members[a], target_template.members[b]):
+                places_by_slots[slots].append((a, b))
+                self._take((template.members[a].site,), (target_template.members[b].site,), slots)
+        return [
+            ParameterPair(slot, target_slot, tuple(places))
+            for (slot, target_slot), places in places_by_slots.items()
+        ]
 
-    def _take(self, ones: Iterable[str], others: Iterable[str], held: Held) -> None:
-        for taken, sites, slot in zip(self.taken, (ones, others), held, strict=True):
-            taken.update(f"{site}/{slot}" for site in sites)
+    def _take(
+        self, sites_of_reference: Iterable[str], sites_of_target: Iterable[str], slots: SlotPair
+    ) -> None:
+        for places, sites, slot in zip(self.taken, (sites_of_reference, sites_of_target), slots, strict=True):
+            places.update(f"{site}/{slot}" for site in sites)
 
-    def _pairs(self, one: Member, other: Member) -> list[Held]:
+    def _pair_member_slots(self, one: Member, other: Member) -> list[SlotPair]:
         """Slots of two modules that belong together."""
-        mine, theirs = dict(one.beside), dict(other.beside)
-        found: list[Held] = []
+        slots, target_slots = dict(one.other_tensors), dict(other.other_tensors)
+        pairs: list[SlotPair] = []
 
         def take(slot: str, partner: str) -> None:
-            found.append((slot, partner))
-            del mine[slot], theirs[partner]
+            pairs.append((slot, partner))
+            del slots[slot], target_slots[partner]
 
         if one.result is not None and other.result is not None:
             slot, partner = f"grad_{one.result.key.slot}", f"grad_{other.result.key.slot}"
-            if slot in mine and partner in theirs:
+            if slot in slots and partner in target_slots:
                 take(slot, partner)
-        for slot in [s for s in mine if s in theirs and _sizes(mine[s]) & _sizes(theirs[s])]:
+        for slot in [s for s in slots if s in target_slots and _sizes(slots[s]) & _sizes(target_slots[s])]:
             take(slot, slot)
-        for slot in list(mine):
-            near = [other_slot for other_slot in theirs if self._are_near(one, slot, other, other_slot)]
+        for slot in list(slots):
+            near = [other_slot for other_slot in target_slots if self._are_near(one, slot, other, other_slot)]
             if len(near) == 1:
                 take(slot, near[0])
-        for slot in list(mine):
+        for slot in list(slots):
             fitting = [
-                [s for s in left if _kind(s) == _kind(slot) and _sizes(left[s]) & _sizes(mine[slot])]
-                for left in (mine, theirs)
+                [s for s in left if _kind(s) == _kind(slot) and _sizes(left[s]) & _sizes(slots[slot])]
+                for left in (slots, target_slots)
             ]
             if len(fitting[0]) == len(fitting[1]) == 1:
-                is_gradient = not slot.startswith(HELD)  # of what may be another argument
+                is_gradient = not slot.startswith(PARAMETER_SLOTS)  # of what may be another argument
                 if not (is_gradient and self._are_near(one, slot, other, fitting[1][0]) is False):
                     take(slot, fitting[1][0])
-        for slot in [s for s in mine if s in theirs and s.startswith(HELD)]:  # of unlike sizes
+        for slot in [
+            s for s in slots if s in target_slots and s.startswith(PARAMETER_SLOTS)
+        ]:  # of unlike sizes
             take(slot, slot)
-        return found
+        return pairs
 
     def _are_near(self, one: Member, slot: str, other: Member, other_slot: str) -> bool | None:
-        """Whether two slots of one kind have near values; None where they tell nothing."""
+        """Whether two slots of one kind have near values; None if they tell nothing."""
         if _kind(slot) != _kind(other_slot):
             return False
-        mine = self.matching.sides[0].print_of_all(one.beside[slot])
-        theirs = self.matching.sides[1].print_of_all(other.beside[other_slot])
-        if mine is None or theirs is None:
+        fingerprint = self.matching.sides[0].joint_fingerprint_of(one.other_tensors[slot])
+        target_fingerprint = self.matching.sides[1].joint_fingerprint_of(other.other_tensors[other_slot])
+        if fingerprint is None or target_fingerprint is None:
             return None
-        return mine.distance(theirs) <= _NEAR * self.matching.rounding
+        return fingerprint.distance(target_fingerprint) <= _NEAR * self.matching.rounding
 
-    def _of_fusion(self, fusion: Fusion) -> Iterator[Held]:
+    def _pair_fused_slots(self, fusion: Fusion) -> Iterator[SlotPair]:
         """Slots that all parts have, and the slots of the whole that they make."""
         parts_side, whole_side = (0, 1) if fusion.is_split else (1, 0)
         part_sites, whole_site = fusion.places[min(fusion.places)]
         parts = [self.matching.sides[parts_side].member(site) for site in part_sites]
         whole = self.matching.sides[whole_side].member(whole_site)
-        left = dict(whole.beside)
-        for slot in sorted(set.intersection(*(set(part.beside) for part in parts))):
-            size = sum(record.size for part in parts for record in part.beside[slot])
+        left = dict(whole.other_tensors)
+        for slot in sorted(set.intersection(*(set(part.other_tensors) for part in parts))):
+            size = sum(record.size for part in parts for record in part.other_tensors[slot])
             fitting = [
                 s for s, rs in left.items() if _kind(s) == _kind(slot) and sum(r.size for r in rs) == size
             ]
@@ -141,11 +166,15 @@ class ParameterPairs:
             if same is None:
                 continue
             del left[same]
-            held = (slot, same) if fusion.is_split else (same, slot)
-            for found, one in fusion.places.values():
-                sites = (found, (one,)) if fusion.is_split else ((one,), found)
-                self._take(sites[0], sites[1], held)
-            yield held
+            slots = (slot, same) if fusion.is_split else (same, slot)
+            for parts_of_place, whole_of_place in fusion.places.values():
+                sites = (
+                    (parts_of_place, (whole_of_place,))
+                    if fusion.is_split
+                    else ((whole_of_place,), parts_of_place)
+                )
+                self._take(sites[0], sites[1], slots)
+            yield slots
 
 
 def parameter_entries(
@@ -153,114 +182,122 @@ def parameter_entries(
     fused: Iterable[Fusion],
     surveys: tuple[Survey, Survey],
     canonical: Canonical | None,
-    by: str,
+    *,
+    uses_values: bool,
+    without: Collection[str] = (),
 ) -> tuple[list[Entry], list[LeftOver], Rivals]:
-    """Entries of what modules hold and of gradients, what is unsure, and what is contested.
+    """Entries of parameters and buffers and of gradients, what is unsure, and what is contested.
 
     Args:
         slots: Finds layouts between tensors of paired modules.
         fused: Fusions of modules.
         surveys: All modules of both sides.
         canonical: What makes names equal; None if names tell nothing.
-        by: What may be looked at.
+        uses_values: Whether values may be looked at.
+        without: Names of passes to leave out.
     """
-    holdings = ParameterPairs(slots.matching, fused)
-    rest = [unpaired(survey, taken) for survey, taken in zip(surveys, holdings.taken, strict=True)]
-    one, other = (
-        Side(survey, prints, uses_values=by != "names")
-        for survey, prints in zip(rest, slots.prints, strict=True)
+    parameter_pairs = ParameterPairs(slots.matching, fused)
+    rest = [
+        survey_unpaired(survey, taken) for survey, taken in zip(surveys, parameter_pairs.taken, strict=True)
+    ]
+    reference, target = (
+        Side(survey, fingerprints, uses_values=uses_values)
+        for survey, fingerprints in zip(rest, slots.fingerprints, strict=True)
     )
-    for side in (one, other):
-        for role in side.roles.values():
-            role.slot = role.name.rpartition("/")[2]
-    matching = Matching(one, other, canonical, is_ordered=False)
-    own = slots.of(matching, _shapes(holdings))
-    matching.settle_names()
-    wholes: list[Fusion] = []
-    if by != "names":
-        matching.settle_proven(is_plain=False)
-        wholes = fuse_by_values(matching, own)
-    matching.pair_names_left()
-    made = [
+    for side in (reference, target):
+        for template in side.templates.values():
+            template.slot = template.name.rpartition("/")[2]
+    matching = Matching(reference, target, canonical, is_ordered=False)
+    own_slots = slots.of(matching, _shapes(parameter_pairs))
+    state = MatchState(matching, own_slots, Rules())
+    run_passes(PASSES, state, uses_values=uses_values, without=without)
+    written = [
         *(
-            entries_of_parameter_pair(slots, c, holding, own.judge)
-            for c, found in holdings.pairs
-            for holding in found
+            entries_of_parameter_pair(slots, c, parameter_pair, own_slots.judge)
+            for c, entries in parameter_pairs.pairs
+            for parameter_pair in entries
         ),
         *(
-            entries_of_fusion(slots, fitted(slots.matching, slots, fusion, held), held=held)
-            for fusion, held in holdings.fused
+            entries_of_fusion(
+                slots, fit_fusion(slots.matching, slots, fusion, slot_pair), slot_pair=slot_pair
+            )
+            for fusion, slot_pair in parameter_pairs.fused
         ),
-        *(entries_of_pair(own, candidate) for candidate in matching.accepted),
-        *(entries_of_fusion(own, fusion) for fusion in wholes),
+        *(entries_of_pair(own_slots, candidate) for candidate in matching.accepted),
+        *(entries_of_fusion(own_slots, fusion) for fusion in state.fusions),
     ]
     return (
-        [e for found, _ in made for e in found],
-        [lost for _, left in made for lost in left],
+        [e for entries, _ in written for e in entries],
+        [leftover for _, unsure in written for leftover in unsure],
         rivals(matching),
     )
 
 
 def entries_of_parameter_pair(
-    slots: Slots, candidate: Candidate, holding: ParameterPair, judge: PairEvidence
+    slots: Slots, candidate: Candidate, parameter_pair: ParameterPair, judge: PairEvidence
 ) -> Made:
-    """The entries of one slot of paired roles and its partner."""
+    """The entries of one slot of paired site templates and its partner."""
     one, other = (
-        side.roles[name]
+        side.templates[name]
         for side, name in zip(slots.matching.sides, (candidate.reference, candidate.target), strict=True)
     )
     pairs = [
-        (one.members[a].beside[holding.reference], other.members[b].beside[holding.target])
-        for a, b in holding.places
+        (
+            one.members[a].other_tensors[parameter_pair.reference],
+            other.members[b].other_tensors[parameter_pair.target],
+        )
+        for a, b in parameter_pair.places
     ]
     for records in pairs[:_TRIED]:
-        how = slots.fit(*records)
-        if how is None or how.is_proven:
+        fit = slots.find_layout(*records)
+        if fit is None or fit.is_proven:
             break
-    is_named = holding.reference == holding.target
-    evidence, reason = slots.judge.held(
+    is_named = parameter_pair.reference == parameter_pair.target
+    evidence, reason = slots.judge.explain_parameters(
         candidate.evidence if is_named else "structure",
         pairs,
         records,
-        how,
-        slots.residuals(how, pairs) if how is not None and how.residual is not None else [None] * len(pairs),
-        is_turned=judge.is_turned(one, other) if holding.reference.startswith(HELD) else None,
+        fit,
+        slots.residuals(fit, pairs) if fit is not None and fit.residual is not None else [None] * len(pairs),
+        is_transposed=judge.is_transposed(one, other)
+        if parameter_pair.reference.startswith(PARAMETER_SLOTS)
+        else None,
     )
-    if how is None or not how.is_sure:
+    if fit is None or not fit.is_sure:
         shapes = [[record.shape for record in found] for found in records]
-        if not is_named or (how is not None and shapes[0] != shapes[1]):
-            return [], _unsure(candidate, holding, one, other)
-        how = Fit((), (0,), None, float("inf"), 0, is_sure=False)
+        if not is_named or (fit is not None and shapes[0] != shapes[1]):
+            return [], _unsure(candidate, parameter_pair, one, other)
+        fit = Fit((), (0,), None, float("inf"), 0, is_sure=False)
     prefix = ["rank*/" if len(found) > 1 else "" for found in records]
     return [
         Entry(
-            (f"{prefix[0]}{names[0]}/{holding.reference}",),
-            (f"{prefix[1]}{names[1]}/{holding.target}",),
+            (f"{prefix[0]}{names[0]}/{parameter_pair.reference}",),
+            (f"{prefix[1]}{names[1]}/{parameter_pair.target}",),
             variables,
-            how.steps,
+            fit.steps,
             evidence,
             reason,
         )
-        for names, variables in placed(one, other, holding.places)
+        for names, variables in placed(one, other, parameter_pair.places)
     ], []
 
 
 def _unsure(
-    candidate: Candidate, holding: ParameterPair, one: SiteTemplate, other: SiteTemplate
+    candidate: Candidate, parameter_pair: ParameterPair, one: SiteTemplate, other: SiteTemplate
 ) -> list[LeftOver]:
-    names = f"{candidate.reference}/{holding.reference}", f"{candidate.target}/{holding.target}"
+    names = f"{candidate.reference}/{parameter_pair.reference}", f"{candidate.target}/{parameter_pair.target}"
     reason = f"{names[0]} and {names[1]} belong together, but no layout of theirs is certain"
-    left = tuple(f"{one.members[a].site}/{holding.reference}" for a, _ in holding.places)
-    right = tuple(f"{other.members[b].site}/{holding.target}" for _, b in holding.places)
+    left = tuple(f"{one.members[a].site}/{parameter_pair.reference}" for a, _ in parameter_pair.places)
+    right = tuple(f"{other.members[b].site}/{parameter_pair.target}" for _, b in parameter_pair.places)
     return [
         LeftOver("reference", left, reason, is_explained=False),
         LeftOver("target", right, reason, is_explained=False),
     ]
 
 
-def unpaired(survey: Survey, taken: set[str]) -> Survey:
-    """What modules hold and has no partner yet, each as a module of its own that gives it."""
-    found: dict[str, NameTemplate] = {}
+def survey_unpaired(survey: Survey, taken: set[str]) -> Survey:
+    """Parameters and buffers and has no partner yet, each as a module of its own that gives it."""
+    unpaired_templates: dict[str, NameTemplate] = {}
     for template in survey.templates.values():
         for member in template.members.values():
             for slot, records in member.held.items():
@@ -269,20 +306,34 @@ def unpaired(survey: Survey, taken: set[str]) -> Survey:
                     shards = records if len(records) > 1 else ()
                     name, index = fold(place)
                     lone = Member(place, records[0], {}, {}, member.module, None, shards)
-                    found.setdefault(name, NameTemplate(name)).members[index] = lone
-    return Survey(found, {})
+                    unpaired_templates.setdefault(name, NameTemplate(name)).members[index] = lone
+    return Survey(unpaired_templates, {})
 
 
-def _shapes(holdings: ParameterPairs) -> Iterator[Shapes]:
+def _shapes(parameter_pairs: ParameterPairs) -> Iterator[Shapes]:
     """Classes of paired modules, and the shapes of what they hold."""
-    sides = holdings.matching.sides
-    for candidate, found in holdings.pairs:
-        one, other = sides[0].roles[candidate.reference], sides[1].roles[candidate.target]
-        for holding in found:
-            a, b = holding.places[0]
-            records = one.members[a].beside[holding.reference], other.members[b].beside[holding.target]
-            if holding.reference.startswith(HELD) and len(records[0]) == len(records[1]) == 1:
-                yield one.first.module, other.first.module, records[0][0].shape, records[1][0].shape
+    sides = parameter_pairs.matching.sides
+    for candidate, slot_pairs in parameter_pairs.pairs:
+        template, target_template = (
+            sides[0].templates[candidate.reference],
+            sides[1].templates[candidate.target],
+        )
+        for parameter_pair in slot_pairs:
+            a, b = parameter_pair.places[0]
+            records = (
+                template.members[a].other_tensors[parameter_pair.reference],
+                target_template.members[b].other_tensors[parameter_pair.target],
+            )
+            if (
+                parameter_pair.reference.startswith(PARAMETER_SLOTS)
+                and len(records[0]) == len(records[1]) == 1
+            ):
+                yield (
+                    template.first.module,
+                    target_template.first.module,
+                    records[0][0].shape,
+                    records[1][0].shape,
+                )
 
 
 def _sizes(records: Sequence[Record]) -> set[int]:

@@ -1,8 +1,8 @@
-"""Pairs by place: roles that stand between the same neighbours in both runs and are alike.
+"""Pairs by place: site templates that stand between the same neighbours in both runs and are alike.
 
 Where values say nothing, as behind the first mistake of a port, the order of execution and the shapes still
-do. The two sequences of roles are laid side by side between the pairs that are known, so that as much as
-possible is alike; a pair is taken only if every other way to lay them is worse.
+do. The two sequences of site templates are laid side by side between the pairs that are known, so that as
+much as possible is alike; a pair is taken only if every other way to lay them is worse.
 """
 
 from __future__ import annotations
@@ -14,96 +14,136 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Final
 
-from tensorcap.alignment.match.candidates import Candidate, Shape, shape_of, shifted, template_similarity
+from tensorcap.alignment.match.candidates import (
+    Candidate,
+    Shape,
+    shape_of,
+    shifted_places,
+    template_similarity,
+)
 from tensorcap.alignment.match.matching import Matching
+from tensorcap.alignment.match.passes import MatchState
+from tensorcap.alignment.match.weights import WEIGHTS
 from tensorcap.alignment.names.site_templates import Index, SiteTemplate
 
-_RAREST: Final = 2.0  # nats that an equal shape may say
-_LEAST: Final = 0.25  # nats of likeness of a pair
 _ROUNDING: Final = 1e-9  # of sums that were added up in another order
-_PAIRED: Final = 1.0  # nats that a pair is better than none
-_LONE: Final = 1.0  # nats that it says to be alone between the same neighbours
-_MARGIN: Final = 0.5  # by which another way has to be worse
-_CHILD: Final = 4.0  # nats of likeness of two that are left: of one kind, and with parameters of one size
 _MOST: Final = 250_000  # pairs between two known ones
 
 
-def pair_by_place(matching: Matching) -> None:
-    """Take the pairs that order and likeness leave no doubt about."""
-    chain = _chain(matching)
+def pair_by_place(state: MatchState) -> None:
+    """Pair site templates by position between known pairs, if both runs are ordered.
+
+    1. Known pairs that follow each other on both sides (a longest increasing subsequence) cut both orders
+       into segments.
+    2. Each segment is aligned like two strings (Needleman-Wunsch); the score of a match is the similarity of
+       the two templates, children and names included.
+    3. A match is kept if the best alignment without it is worse by `placement_margin`.
+    """
+    matching = state.matching
+    if not matching.is_ordered:
+        return
+    chain = _find_anchors(matching)
     sequences = [
-        sorted((r for r in s.roles.values() if not matching.is_taken(i, r)), key=lambda r: (r.order, r.name))
+        sorted(
+            (r for r in s.templates.values() if not matching.is_fully_paired(i, r)),
+            key=lambda r: (r.order, r.name),
+        )
         for i, s in enumerate(matching.sides)
     ]
     bounds = [(-1, -1), *chain, (math.inf, math.inf)]
-    offsets = _offsets(matching)
-    rarity = _rarity(matching)
+    offsets = _find_offsets(matching)
+    rarity = _score_shapes(matching)
     for (low, low_other), (high, high_other) in itertools.pairwise(bounds):
-        ones = _between(sequences[0], low, high)
-        others = _between(sequences[1], low_other, high_other)
-        is_lone = len(ones) == len(others) == 1 and (low >= 0 or high < math.inf)
-        if ones and others and len(ones) * len(others) <= _MOST:
-            _lay(matching, ones, others, offsets, rarity, bonus=_LONE if is_lone else 0.0)
+        segment = _between(sequences[0], low, high)
+        target_segment = _between(sequences[1], low_other, high_other)
+        is_lone = len(segment) == len(target_segment) == 1 and (low >= 0 or high < math.inf)
+        if segment and target_segment and len(segment) * len(target_segment) <= _MOST:
+            _align_segment(
+                matching,
+                segment,
+                target_segment,
+                offsets,
+                rarity,
+                bonus=WEIGHTS.placement_alone if is_lone else 0.0,
+            )
 
 
-def complete_roles(matching: Matching) -> None:
-    """Give pairs of roles the members that values put elsewhere: what holds of others holds of them."""
-    found = []
+def complete_templates(state: MatchState) -> None:
+    """Give pairs of site templates the members that values did not pair: what holds of others holds of them.
+
+    A member is added if it is free, has as many elements, is not refuted by values, and is wanted only once.
+    """
+    matching = state.matching
+    extensions = []
     wanted: Counter[tuple[int, str]] = Counter()
     for candidate in matching.accepted:
-        one, other = matching.sides[0].roles[candidate.reference], matching.sides[1].roles[candidate.target]
-        if one.rank != other.rank or len(candidate.places) == len(one.members):
+        template, target_template = (
+            matching.sides[0].templates[candidate.reference],
+            matching.sides[1].templates[candidate.target],
+        )
+        if template.rank != target_template.rank or len(candidate.places) == len(template.members):
             continue
         offsets = tuple(y - x for x, y in zip(*candidate.places[0], strict=True))
         places = [
             place
-            for place in shifted(one, other, offsets)
+            for place in shifted_places(template, target_template, offsets)
             if matching.is_free(candidate, place)
             and matching.sizes_fit(candidate, place)
             and not matching.is_refuted(candidate, place)
         ]
-        found.append((candidate, places))
+        extensions.append((candidate, places))
         wanted.update((i, s) for p in places for i, s in enumerate(matching.sites_of(candidate, p)))
-    for candidate, places in found:
+    for candidate, places in extensions:
         lone = [p for p in places if all(wanted[x] == 1 for x in enumerate(matching.sites_of(candidate, p)))]
         matching.extend(candidate, lone)
 
 
-def pair_lone_children(matching: Matching) -> None:
-    """Pair roles that alone are left within two paired modules, whatever their order, if they are alike."""
-    offsets = _offsets(matching)
+def pair_lone_children(state: MatchState) -> None:
+    """Pair site templates that are the only ones left within two paired modules, if they are alike.
+
+    1. Candidates are free templates of one parent's children each, whose similarity is `lone_child` or more.
+    2. One that shares a template with another candidate is dropped.
+    """
+    matching = state.matching
+    offsets = _find_offsets(matching)
     children: list[dict[str, list[SiteTemplate]]] = [defaultdict(list), defaultdict(list)]
     for i, side in enumerate(matching.sides):
-        for role in side.roles.values():
-            if role.family and not matching.is_taken(i, role):
-                children[i][role.parent].append(role)
+        for template in side.templates.values():
+            if template.family and not matching.is_fully_paired(i, template):
+                children[i][template.parent].append(template)
     for pair in list(matching.accepted):
         names = pair.reference, pair.target
         free = [
-            [role for role in children[i].get(name, ()) if not matching.is_taken(i, role)]
+            [template for template in children[i].get(name, ()) if not matching.is_fully_paired(i, template)]
             for i, name in enumerate(names)
         ]
-        every = (_possible(matching, one, other, offsets) for one in free[0] for other in free[1])
-        found = [c for c in every if c is not None and c.likeness >= _CHILD]
-        for candidate in found:
+        every = (
+            _make_candidate(matching, child, target_child, offsets)
+            for child in free[0]
+            for target_child in free[1]
+        )
+        candidates = [c for c in every if c is not None and c.similarity >= WEIGHTS.lone_child]
+        for candidate in candidates:
             rivals = [
-                c for c in found if (c.reference == candidate.reference) != (c.target == candidate.target)
+                c
+                for c in candidates
+                if (c.reference == candidate.reference) != (c.target == candidate.target)
             ]
             if not rivals:
                 matching.accept(candidate, candidate.places)
 
 
-def _between(roles: Sequence[SiteTemplate], low: float, high: float) -> Sequence[SiteTemplate]:
-    """Those of some roles in order that gave their first result between two others."""
-    start = bisect.bisect_right(roles, low, key=lambda r: r.order)
-    return roles[start : bisect.bisect_left(roles, high, lo=start, key=lambda r: r.order)]
+def _between(templates: Sequence[SiteTemplate], low: float, high: float) -> Sequence[SiteTemplate]:
+    """Those of some site templates in order that gave their first result between two others."""
+    start = bisect.bisect_right(templates, low, key=lambda r: r.order)
+    return templates[start : bisect.bisect_left(templates, high, lo=start, key=lambda r: r.order)]
 
 
-def _chain(matching: Matching) -> list[tuple[float, float]]:
-    """The most pairs, as the orders of their two roles, that follow each other on both sides."""
+def _find_anchors(matching: Matching) -> list[tuple[float, float]]:
+    """The most pairs, as the orders of their two site templates, that follow each other on both sides."""
     orders = sorted(
         {
-            (matching.sides[0].roles[c.reference].order, matching.sides[1].roles[c.target].order)
+            (matching.sides[0].templates[c.reference].order, matching.sides[1].templates[c.target].order)
             for c in matching.accepted
         }
     )
@@ -123,69 +163,69 @@ def _chain(matching: Matching) -> list[tuple[float, float]]:
     return chain[::-1]
 
 
-def _offsets(matching: Matching) -> dict[tuple[str, str], int]:
+def _find_offsets(matching: Matching) -> dict[tuple[str, str], int]:
     """By how much the numbers of two lists differ, for lists whose members are paired."""
-    found: dict[tuple[str, str], int] = {}
+    offsets: dict[tuple[str, str], int] = {}
     for candidate in matching.accepted:
         for a, b in candidate.places[:1]:
-            names = _lists(candidate.reference), _lists(candidate.target)
+            names = _list_names(candidate.reference), _list_names(candidate.target)
             if len(a) == len(b):
-                for one, other, x, y in zip(*names, a, b, strict=True):
-                    found.setdefault((one, other), y - x)
-    return found
+                for name, target_name, x, y in zip(*names, a, b, strict=True):
+                    offsets.setdefault((name, target_name), y - x)
+    return offsets
 
 
-def _lists(name: str) -> list[str]:
-    """The names of the lists that a role's numbers count."""
+def _list_names(name: str) -> list[str]:
+    """The names of the lists that a site template's numbers count."""
     parts = name.split("{")
     return ["{".join(parts[: i + 1]) for i in range(len(parts) - 1)]
 
 
-def _rarity(matching: Matching) -> dict[Shape, float]:
+def _score_shapes(matching: Matching) -> dict[Shape, float]:
     """What it says that two results have a shape, in nats: less if many have it."""
-    shapes = [shape_of(role) for side in matching.sides for role in side.roles.values()]
+    shapes = [shape_of(template) for side in matching.sides for template in side.templates.values()]
     return {shape: math.log(len(shapes) / count) for shape, count in Counter(shapes).items()}
 
 
-def _lay(
+def _align_segment(
     matching: Matching,
-    ones: Sequence[SiteTemplate],
-    others: Sequence[SiteTemplate],
+    templates: Sequence[SiteTemplate],
+    target_templates: Sequence[SiteTemplate],
     offsets: dict[tuple[str, str], int],
     rarity: dict[Shape, float],
     *,
     bonus: float,
 ) -> None:
-    """Lay two sequences of roles side by side, and take the pairs that leave no doubt."""
-    found: dict[tuple[int, int], Candidate] = {}
-    for i, one in enumerate(ones):
-        for j, other in enumerate(others):
-            candidate = _possible(matching, one, other, offsets)
+    """Lay two sequences of site templates side by side, and take the pairs that leave no doubt."""
+    candidates: dict[tuple[int, int], Candidate] = {}
+    for i, template in enumerate(templates):
+        for j, target_template in enumerate(target_templates):
+            candidate = _make_candidate(matching, template, target_template, offsets)
             if candidate is None:
                 continue
-            if shape_of(one) == shape_of(other):
-                candidate.likeness += min(rarity[shape_of(one)], _RAREST) + bonus
-            if candidate.likeness >= _LEAST:
-                found[i, j] = candidate
-    scores = {key: candidate.likeness + _PAIRED for key, candidate in found.items()}
-    forward = _best(len(ones), len(others), scores)
-    turned = {(len(ones) - 1 - i, len(others) - 1 - j): s for (i, j), s in scores.items()}
-    backward = _best(len(ones), len(others), turned)
+            if shape_of(template) == shape_of(target_template):
+                candidate.similarity += min(rarity[shape_of(template)], WEIGHTS.shape_most) + bonus
+            if candidate.similarity >= WEIGHTS.placement_least:
+                candidates[i, j] = candidate
+    scores = {key: candidate.similarity + WEIGHTS.placement_pair for key, candidate in candidates.items()}
+    forward = _needleman_wunsch(len(templates), len(target_templates), scores)
+    turned = {(len(templates) - 1 - i, len(target_templates) - 1 - j): s for (i, j), s in scores.items()}
+    backward = _needleman_wunsch(len(templates), len(target_templates), turned)
     best = forward[-1][-1]
 
     def through(i: int, j: int) -> float:
-        return forward[i][j] + scores[i, j] + backward[len(ones) - 1 - i][len(others) - 1 - j]
+        return forward[i][j] + scores[i, j] + backward[len(templates) - 1 - i][len(target_templates) - 1 - j]
 
-    for (i, j), candidate in sorted(found.items()):
+    for (i, j), candidate in sorted(candidates.items()):
         if through(i, j) < best - _ROUNDING:
             continue
-        rivals = [k for k in found if (k[0] == i) != (k[1] == j)]
-        if all(through(*k) <= best - _MARGIN for k in rivals):
+        rivals = [k for k in candidates if (k[0] == i) != (k[1] == j)]
+        if all(through(*k) <= best - WEIGHTS.placement_margin for k in rivals):
             matching.accept(candidate, candidate.places)
 
 
-def _best(rows: int, columns: int, scores: dict[tuple[int, int], float]) -> list[list[float]]:
-    """For so many of both sequences' first roles, the likeness of the best way to lay them."""
+def _needleman_wunsch(rows: int, columns: int, scores: dict[tuple[int, int], float]) -> list[list[float]]:
+    """For so many of both sequences' first site templates, the similarity of the best way to lay them."""
     table = [[0.0] * (columns + 1) for _ in range(rows + 1)]
     for i in range(rows):
         for j in range(columns):
@@ -194,23 +234,34 @@ def _best(rows: int, columns: int, scores: dict[tuple[int, int], float]) -> list
     return table
 
 
-def _possible(
-    matching: Matching, one: SiteTemplate, other: SiteTemplate, offsets: dict[tuple[str, str], int]
+def _make_candidate(
+    matching: Matching,
+    template: SiteTemplate,
+    target_template: SiteTemplate,
+    offsets: dict[tuple[str, str], int],
 ) -> Candidate | None:
-    if one.rank != other.rank:
+    if template.rank != target_template.rank:
         return None
-    starts = zip(_lists(one.name), _lists(other.name), min(one.members), min(other.members), strict=True)
+    starts = zip(
+        _list_names(template.name),
+        _list_names(target_template.name),
+        min(template.members),
+        min(target_template.members),
+        strict=True,
+    )
     shift: Index = tuple(offsets.get((a, b), y - x) for a, b, x, y in starts)
-    candidate = Candidate(one.name, other.name, (), is_placed=True)
+    candidate = Candidate(template.name, target_template.name, (), is_placed=True)
     candidate.places = tuple(
         place
-        for place in shifted(one, other, shift)
+        for place in shifted_places(template, target_template, shift)
         if matching.is_free(candidate, place) and matching.sizes_fit(candidate, place)
     )
-    if 2 * len(candidate.places) < max(len(one.members), len(other.members)):
+    if 2 * len(candidate.places) < max(len(template.members), len(target_template.members)):
         return None
     if any(matching.is_refuted(candidate, place) for place in candidate.places):
         return None
-    candidate.likeness = template_similarity(one, other) + matching.parts_alike(one.name, other.name)
-    candidate.likeness += matching.words_alike(one.name, other.name)
+    candidate.similarity = template_similarity(template, target_template) + matching.children_similarity(
+        template.name, target_template.name
+    )
+    candidate.similarity += matching.name_similarity(template.name, target_template.name)
     return candidate

@@ -1,32 +1,78 @@
-"""Find which tensors of two archives belong together, by names, values, place and shapes."""
+"""Find which tensors of two archives belong together, by names, values, place and shapes.
+
+`PASSES` is the whole of matching, in order; what it pairs becomes entries, the rest is left over with a
+reason.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Final, Literal
 
-from tensorcap.alignment.links import Link
 from tensorcap.alignment.mapping import Alignment, Entry, LeftOver
-from tensorcap.alignment.match.candidates import Fusion
-from tensorcap.alignment.match.derived_outputs import pair_scaled, possible_sums, taken_results
-from tensorcap.alignment.match.entries import entries_of_fusion, entries_of_pair, entries_of_taken
+from tensorcap.alignment.match.derived_outputs import (
+    find_handed_on,
+    find_sums,
+    fuse_remaining_sums,
+    fuse_sums,
+    pair_scaled,
+)
+from tensorcap.alignment.match.entries import entries_of_fusion, entries_of_handed_on, entries_of_pair
 from tensorcap.alignment.match.fingerprints import Fingerprints
-from tensorcap.alignment.match.fusion import claim, is_free, settle
-from tensorcap.alignment.match.fusion_rules import fuse_by_rules, fuse_by_shapes, fuse_by_values
+from tensorcap.alignment.match.fusion_rules import (
+    fuse_by_rules,
+    fuse_by_shapes,
+    fuse_by_values,
+    keep_free_fusions,
+)
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.match.parameter_pairs import parameter_entries
-from tensorcap.alignment.match.placement import complete_roles, pair_by_place, pair_lone_children
+from tensorcap.alignment.match.passes import (
+    MatchState,
+    Pass,
+    pair_all_outputs_by_values,
+    pair_by_names,
+    pair_leaves_by_values,
+    pair_main_outputs_by_values,
+    pair_remaining_names,
+    run_passes,
+)
+from tensorcap.alignment.match.placement import complete_templates, pair_by_place, pair_lone_children
 from tensorcap.alignment.match.sides import Side
 from tensorcap.alignment.match.slots import Slots
-from tensorcap.alignment.match.unmatched import Unmatched, refused
+from tensorcap.alignment.match.unmatched import Unmatched, leave_over
 from tensorcap.alignment.names.rule_files import builtin_rules
 from tensorcap.alignment.names.rulesets import Rules
 from tensorcap.alignment.names.site_templates import Survey
-from tensorcap.alignment.resolution import resolve_each
+from tensorcap.alignment.resolution import ResolvedMapping, resolve_fitting
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 
 By = Literal["all", "values", "names"]
+
+PASSES: Final = (
+    Pass("sums", find_sums),  # known before names, which would pair a sum with its part
+    Pass("names", pair_by_names, needs_values=False),
+    Pass("fusion_rules", fuse_by_rules, needs_values=False),
+    Pass("leaf_values", pair_leaves_by_values),  # what is inside tells which modules are alike
+    Pass("sums", fuse_sums),
+    Pass("main_values", pair_main_outputs_by_values),
+    Pass(
+        "fused_values", fuse_by_values
+    ),  # before the values of further outputs, which parts of a whole may be
+    Pass("values", pair_all_outputs_by_values),
+    Pass("fused_values", keep_free_fusions),
+    Pass("members", complete_templates),  # from here on values prove nothing: place, shapes, nesting
+    Pass("placement", pair_by_place),
+    Pass("fused_shapes", fuse_by_shapes),  # within modules that place has paired
+    Pass("placement", pair_by_place),  # between the neighbours that fusions have added
+    Pass("lone_children", pair_lone_children),
+    Pass("scaled_values", pair_scaled),
+    Pass("sums", fuse_remaining_sums),
+    Pass("remaining_names", pair_remaining_names, needs_values=False),
+    Pass("handed_on", find_handed_on),
+)
 
 
 def propose(
@@ -36,8 +82,14 @@ def propose(
     rules: Rules | None = None,
     by: By = "all",
     read_values: bool = True,
-) -> Alignment:
+    without: Collection[str] = (),
+) -> ResolvedMapping:
     """Find which sites of two runs belong together, by what evidence, and what is left over.
+
+    1. Sites are folded to templates, each with a fingerprint of its values: `Survey`, `Side`.
+    2. The passes of matching pair templates, see `PASSES`.
+    3. Pairs are written as entries with layouts and reasons; parameters follow their modules.
+    4. The entries are resolved; what does not fit and what is in none is left over, with the reason.
 
     Args:
         reference: The trusted run.
@@ -46,81 +98,61 @@ def propose(
         by: `names` looks at names alone, `values` at everything but names.
         read_values: Whether tensors may be read: a few, to find layouts, and of a file from elsewhere all of
             them once, for their statistics.
+        without: Names of passes to leave out, to measure what they contribute.
 
     Returns:
-        Entries with their evidence, and all sites that are in none, with the reason.
+        Entries with their evidence and links, and all sites that are in none, with the reason.
+
+    Raises:
+        UsageError: There is no pass of a name to leave out.
     """
+    names = dict.fromkeys(each.name for each in PASSES)
+    for name in sorted(set(without) - names.keys()):
+        raise UsageError(f"without {name!r}: no pass of this name, expected one of {', '.join(names)}")
     surveys = Survey.of(reference), Survey.of(target)
-    archives = reference, target
-    prints = Fingerprints(reference, may_read=read_values), Fingerprints(target, may_read=read_values)
-    one, other = (
-        Side(survey, found, uses_values=by != "names") for survey, found in zip(surveys, prints, strict=True)
-    )
-    known = Rules() if by == "values" else (rules or Rules()).before(builtin_rules(reference, target))
-    naming = None if by == "values" else known.canonical
+    archives, uses_values = (reference, target), by != "names"
+    fingerprints = Fingerprints(reference, may_read=read_values), Fingerprints(target, may_read=read_values)
+    sides = [
+        Side(survey, known, uses_values=uses_values)
+        for survey, known in zip(surveys, fingerprints, strict=True)
+    ]
+    known_rules = Rules() if by == "values" else (rules or Rules()).before(builtin_rules(reference, target))
+    canonical = None if by == "values" else known_rules.canonical
     is_ordered = reference.is_ordered and target.is_ordered
-    matching = Matching(one, other, naming, is_ordered=is_ordered)
-    slots = Slots(archives, prints, matching, read_values=read_values)
-    sums = possible_sums(matching)
-    matching.settle_names({(fusion.whole, part) for fusion in sums for part in fusion.parts})
-    fused = fuse_by_rules(matching, slots, known)
-    fused += _settle_values(matching, slots, sums) if by != "names" else []
-    matching.pair_names_left()
+    matching = Matching(sides[0], sides[1], canonical, is_ordered=is_ordered)
+    slots = Slots(archives, fingerprints, matching, read_values=read_values)
+    state = MatchState(matching, slots, known_rules)
+    run_passes(PASSES, state, uses_values=uses_values, without=without)
     slots.learn()
-    entries: list[Entry] = []
-    left: list[LeftOver] = []
-    for candidate in sorted(matching.accepted, key=lambda c: bool(one.roles[c.reference].slot)):
-        made, unsure = entries_of_pair(slots, candidate)
-        entries += made
-        left += unsure
-    for fusion in fused:
-        made, unsure = entries_of_fusion(slots, fusion)
-        entries += made
-        left += unsure
-    for candidate, argument in taken_results(matching, prints[1]) if by != "names" else ():
-        entries += entries_of_taken(slots, candidate, argument)
-    held, unsure, contested = parameter_entries(slots, fused, surveys, naming, by)
-    entries += held
-    left += unsure
-    leavings = Unmatched(matching, surveys, slots.judge.bound, known)
-    left += leavings.sites()
-    kept: list[Entry] = []
-    links: list[Link] = []
-    for entry, found in resolve_each(Alignment(tuple(entries)), reference, target):
-        if isinstance(found, UsageError):  # later calls have other shapes, or there are none of the same step
-            left += refused(entry, str(found))
-        else:
-            kept.append(entry)
-            links += found
-    left += leavings.records(archives, links, left, contested)
-    return Alignment(tuple(_sorted(kept, one)), tuple(left))
+    entries, left_over = _write_entries(state)
+    parameters, unsure, contested = parameter_entries(
+        slots, state.fusions, surveys, canonical, uses_values=uses_values, without=without
+    )
+    unmatched = Unmatched(matching, surveys, slots.judge.bound, known_rules)
+    left_over += [*unsure, *unmatched.sites()]
+    resolved, refusals = resolve_fitting(Alignment((*entries, *parameters)), reference, target)
+    for entry, error in refusals:  # later calls have other shapes, or there are none of the same step
+        left_over += leave_over(entry, str(error))
+    left_over += unmatched.records(archives, resolved.links, left_over, contested)
+    complete = replace(resolved.alignment, left_over=tuple(left_over))
+    return _sorted(replace(resolved, alignment=complete), sides[0])
 
 
-def _settle_values(matching: Matching, slots: Slots, sums: Sequence[Fusion]) -> list[Fusion]:
-    """Settle all that values, place and shapes say, what is plain before what is not; returns the fusions."""
-    matching.settle_leaves()
-    found = settle(matching, slots, sums)
-    matching.settle_proven(is_plain=True)
-    found += fuse_by_values(matching, slots)
-    matching.settle_proven(is_plain=False)
-    fused = []
-    for fusion in found:  # what remains without a layout is told, if nothing else was found for its sites
-        if fusion.how is not None or is_free(matching, fusion):
-            claim(matching, fusion)
-            fused.append(fusion)
-    complete_roles(matching)
-    if matching.is_ordered:
-        pair_by_place(matching)
-        fused += fuse_by_shapes(matching, slots)
-        pair_by_place(matching)
-    pair_lone_children(matching)
-    pair_scaled(matching, slots.judge.bound)
-    return fused + settle(matching, slots, sums, may_repeat=True)
+def _write_entries(state: MatchState) -> tuple[list[Entry], list[LeftOver]]:
+    """Write the pairs as entries, main outputs first; what has no certain layout is left over."""
+    templates = state.matching.sides[0].templates
+    accepted = sorted(state.matching.accepted, key=lambda pair: bool(templates[pair.reference].slot))
+    written = [entries_of_pair(state.slots, candidate) for candidate in accepted]
+    written += [entries_of_fusion(state.slots, fusion) for fusion in state.fusions]
+    entries = [entry for entries, _ in written for entry in entries]
+    for candidate, argument in state.handed_on:
+        entries += entries_of_handed_on(state.slots, candidate, argument)
+    return entries, [left for _, unsure in written for left in unsure]
 
 
-def _sorted(entries: Iterable[Entry], side: Side) -> list[Entry]:
-    """Entries in the order of the reference's results."""
-    orders = {name: role.order for name, role in side.roles.items()}
+def _sorted(mapping: ResolvedMapping, side: Side) -> ResolvedMapping:
+    """The mapping with its entries in the order of the reference's results."""
+    orders = {name: template.order for name, template in side.templates.items()}
 
     def order(entry: Entry) -> tuple[float, int, str]:
         names = list(entry.variables)
@@ -129,4 +161,10 @@ def _sorted(entries: Iterable[Entry], side: Side) -> list[Entry]:
             site = site.replace(f"{{{name}}}", f"{{{i}}}")
         return orders.get(site, float("inf")), int(slot.startswith("output")), entry.text
 
-    return sorted(entries, key=order)
+    entries = mapping.alignment.entries
+    numbers = sorted(range(len(entries)), key=lambda number: order(entries[number]))
+    return replace(
+        mapping,
+        alignment=replace(mapping.alignment, entries=tuple(entries[number] for number in numbers)),
+        links_by_entry=tuple(mapping.links_by_entry[number] for number in numbers),
+    )

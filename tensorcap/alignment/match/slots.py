@@ -1,4 +1,4 @@
-"""What paired sites took and gave: the layout between two tensors, and which arguments belong together."""
+"""Layouts between the tensors of paired sites, each found once, and pairs of their arguments."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tensorcap.alignment.layout.candidates import Candidate as LayoutChoice
-from tensorcap.alignment.layout.candidates import fits_shapes, plain
-from tensorcap.alignment.layout.fits import CLOSE, Fit, fit, residual
+from tensorcap.alignment.layout.candidates import LayoutChoice, fits_shapes, plain
+from tensorcap.alignment.layout.fits import CLOSE, Fit, find_layout, residual
 from tensorcap.alignment.layout.layout import Layout
 from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.match.candidates import Candidate, Place
@@ -23,7 +22,7 @@ from tensorcap_formats.records import Record
 
 Steps = tuple[str, ...]
 
-_READ: Final = 128  # members of a role that are read: the layers of most models
+_READ: Final = 128  # members of a site template that are read: the layers of most models
 _MOST: Final = 1 << 24  # elements of them
 _WHOLE: Final = ("int", "uint")  # kinds of dtypes
 
@@ -51,16 +50,16 @@ class Slots:
     """Finds layouts between the tensors of paired sites, each of them once.
 
     Attributes:
-        prints: Of both sides.
+        fingerprints: Of both sides.
         matching: What is paired.
-        judge: Says what pairs are known by.
+        judge: Decides and words the evidence of pairs.
         covered: Results of the reference besides main ones that an entry of their site pairs.
     """
 
     def __init__(
         self,
         archives: tuple[Archive, Archive],
-        prints: tuple[Fingerprints, Fingerprints],
+        fingerprints: tuple[Fingerprints, Fingerprints],
         matching: Matching,
         *,
         read_values: bool,
@@ -68,7 +67,7 @@ class Slots:
     ) -> None:
         self._archives = archives
         self._read_values = read_values
-        self.prints = prints
+        self.fingerprints = fingerprints
         self._fits: dict[tuple[object, ...], Fit | None] = {}
         self._usual: dict[tuple[object, object], Counter[Steps]] = defaultdict(Counter)
         self.matching = matching
@@ -77,9 +76,11 @@ class Slots:
 
     def of(self, matching: Matching, shapes: Iterable[Shapes]) -> Slots:
         """The same for other pairs of the same archives; see `PairEvidence` for shapes."""
-        return Slots(self._archives, self.prints, matching, read_values=self._read_values, shapes=shapes)
+        return Slots(
+            self._archives, self.fingerprints, matching, read_values=self._read_values, shapes=shapes
+        )
 
-    def fit(
+    def find_layout(
         self,
         reference: Sequence[Record],
         target: Sequence[Record],
@@ -89,28 +90,28 @@ class Slots:
         """The layout from some tensors of the target to some of the reference."""
         if among is not None:
             archives = self._archives if self._read_values else None
-            return fit(reference, target, archives, self.matching.rounding, among=among)
+            return find_layout(reference, target, archives, self.matching.rounding, among=among)
         key = tuple(
             tuple((r.digest or r.key, r.shape, r.dtype.name) for r in side) for side in (reference, target)
         )
         if key not in self._fits:
-            self._fits[key] = self._fit(reference, target)
+            self._fits[key] = self._search_layout(reference, target)
         return self._fits[key]
 
-    def _fit(self, reference: Sequence[Record], target: Sequence[Record]) -> Fit | None:
+    def _search_layout(self, reference: Sequence[Record], target: Sequence[Record]) -> Fit | None:
         if len(reference) == len(target) == 1:
             one, other = reference[0], target[0]
             is_square = len({size for size in one.shape if size > 1}) < sum(size > 1 for size in one.shape)
             if one.shape == other.shape and one.digest and one.digest == other.digest and not is_square:
                 return Fit((), (0,), 0.0, float("inf"), 1, is_sure=True, is_proven=True)
         archives = self._archives if self._read_values else None
-        return fit(reference, target, archives, self.matching.rounding)
+        return find_layout(reference, target, archives, self.matching.rounding)
 
     def residuals(
-        self, how: Fit, pairs: Sequence[tuple[Sequence[Record], Sequence[Record]]]
+        self, fit: Fit, pairs: Sequence[tuple[Sequence[Record], Sequence[Record]]]
     ) -> list[float | None]:
-        """The relative error that a layout leaves in each of several places; None where nothing was read."""
-        found: list[float | None] = [None] * len(pairs)
+        """The relative error that a layout leaves in each of several places; None if nothing was read."""
+        errors: list[float | None] = [None] * len(pairs)
         left = _MOST
         for i, (reference, target) in enumerate(pairs[:_READ]):
             records = (*reference, *target)
@@ -118,18 +119,18 @@ class Slots:
             if not self._read_values or left < 0 or not all(record.stored for record in records):
                 continue
             is_same = len(records) == 2 and records[0].digest and records[0].digest == records[1].digest
-            if is_same and not how.steps:
-                found[i] = 0.0
+            if is_same and not fit.steps:
+                errors[i] = 0.0
             else:
-                found[i] = residual(how, reference, target, self._archives)
-        return found
+                errors[i] = residual(fit, reference, target, self._archives)
+        return errors
 
     def members(self, candidate: Candidate, place: Place) -> tuple[Member, Member]:
         """The two members of a place."""
         one, other = self.matching.sides
-        return one.roles[candidate.reference].members[place[0]], other.roles[candidate.target].members[
-            place[1]
-        ]
+        return one.templates[candidate.reference].members[place[0]], other.templates[
+            candidate.target
+        ].members[place[1]]
 
     def arguments(self, candidate: Candidate) -> dict[Place, list[ArgumentPair]]:
         """Which arguments of each pair of sites belong together: those with equal values.
@@ -141,23 +142,25 @@ class Slots:
         by_names: dict[tuple[frozenset[str], ...], dict[tuple[str, str], None]] = defaultdict(dict)
         for place, pairs in near.items():
             by_names[self._names(candidate, place)] |= dict.fromkeys(pairs)
-        found = {}
+        paired = {}
         for place, pairs in near.items():
-            one, other = (member.arguments for member in self.members(candidate, place))
+            reference, target = (member.arguments for member in self.members(candidate, place))
             known = by_names[self._names(candidate, place)]
-            why: dict[tuple[str, str], tuple[Evidence, str]] = {}
-            why |= dict.fromkeys(pairs, ("values", "what the two were given, with equal values"))
-            for pair in self._others(one, other, known, [*why]):
+            reasons: dict[tuple[str, str], tuple[Evidence, str]] = {}
+            reasons |= dict.fromkeys(pairs, ("values", "what the two were given, with equal values"))
+            for pair in self._others(reference, target, known, [*reasons]):
                 if not self._contradicts(candidate, place, pair):
-                    why[pair] = self._reason(pair, known)
+                    reasons[pair] = self._reason(pair, known)
             is_wrong = self.matching.are_near(*self.matching.sites_of(candidate, place)) is False
-            laid = {(a, b): self.laid(one[a], other[b], is_wrong=is_wrong) for a, b in why}
-            found[place] = [
-                ArgumentPair(f"input.{a}", f"input.{b}", how[0], why[a, b][0], why[a, b][1] + how[1])
-                for (a, b), how in laid.items()
-                if how is not None
+            find_steps = {
+                (a, b): self.find_steps(reference[a], target[b], is_wrong=is_wrong) for a, b in reasons
+            }
+            paired[place] = [
+                ArgumentPair(f"input.{a}", f"input.{b}", fit[0], reasons[a, b][0], reasons[a, b][1] + fit[1])
+                for (a, b), fit in find_steps.items()
+                if fit is not None
             ]
-        return found
+        return paired
 
     def _names(self, candidate: Candidate, place: Place) -> tuple[frozenset[str], ...]:
         """What the arguments of two members are called; layers that take others say nothing of this one."""
@@ -165,25 +168,31 @@ class Slots:
 
     def near_arguments(self, one: Member, other: Member) -> list[tuple[str, str]]:
         """Names of arguments that have equal values, if of the target's only one has, or one of that name."""
-        prints = [
-            {name: side.print_of(record) for name, record in member.arguments.items()}
+        fingerprints = [
+            {name: side.fingerprint_of(record) for name, record in member.arguments.items()}
             for side, member in zip(self.matching.sides, (one, other), strict=True)
         ]
         pairs = []
-        for name, mine in prints[0].items():
+        for name, fingerprint in fingerprints[0].items():
             order = one.arguments[name].order
-            near = [key for key, theirs in prints[1].items() if self.matching.is_near(mine, theirs, order)]
+            near = [
+                key
+                for key, target_fingerprint in fingerprints[1].items()
+                if self.matching.is_near(fingerprint, target_fingerprint, order)
+            ]
             if name in near or len(near) == 1:
                 pairs.append((name, name if name in near else near[0]))
         return pairs
 
     def _are_near(self, record: Record, other: Record) -> bool | None:
-        """Whether two tensors have near values; None where values tell nothing, or are not to be used."""
+        """Whether two tensors have near values; None if values tell nothing, or are not to be used."""
         if record.dtype.kind in _WHOLE and other.dtype.kind in _WHOLE:
-            how = self.fit([record], [other])
-            return None if how is None or how.residual is None else how.residual == 0
+            fit = self.find_layout([record], [other])
+            return None if fit is None or fit.residual is None else fit.residual == 0
         sides = self.matching.sides
-        return self.matching.is_near(sides[0].print_of(record), sides[1].print_of(other), record.order)
+        return self.matching.is_near(
+            sides[0].fingerprint_of(record), sides[1].fingerprint_of(other), record.order
+        )
 
     @staticmethod
     def _others(
@@ -199,12 +208,12 @@ class Slots:
         pairs = [(a, b) for a, b in known if a in mine and b in theirs]
         pairs += [(n, n) for n in mine if n in theirs and (n, n) not in known]
         for kinds in (("float",), _WHOLE):
-            alike = [
+            find_near = [
                 [n for n in names if side[n].dtype.kind in kinds and n not in {p[i] for p in pairs}]
                 for i, (names, side) in enumerate(((mine, one), (theirs, other)))
             ]
-            if len(alike[0]) == len(alike[1]) == 1:
-                pairs.append((alike[0][0], alike[1][0]))
+            if len(find_near[0]) == len(find_near[1]) == 1:
+                pairs.append((find_near[0][0], find_near[1][0]))
         return [(a, b) for a, b in pairs if one[a].size == other[b].size]
 
     def _contradicts(self, candidate: Candidate, place: Place, pair: tuple[str, str]) -> bool:
@@ -223,23 +232,25 @@ class Slots:
             return "name", "what the two were given, of the same name"
         return "structure", "what the two were given, alone of its size"
 
-    def laid(self, record: Record, other: Record, *, is_wrong: bool = False) -> tuple[Steps, str] | None:
+    def find_steps(
+        self, reference: Record, target: Record, *, is_wrong: bool = False
+    ) -> tuple[Steps, str] | None:
         """The steps between two tensors, and what of them is to be told.
 
         Args:
-            record: The reference's.
-            other: The target's.
+            reference: The reference's.
+            target: The target's.
             is_wrong: Whether what comes of them differs, so that they may.
 
         Returns:
             None if no layout is certain, or none makes equal values equal, and no mistake explains that.
         """
-        how = self.fit([record], [other])
-        is_lost = self._are_near(record, other) and how is not None and (how.residual or 0.0) > CLOSE
-        if how is not None and how.is_sure and not is_lost:
-            return how.steps, ""
-        steps = self.usual([record], [other]) if is_wrong else None
-        return None if steps is None else (steps, f"; but {lack(how, is_lost=bool(is_lost))}")
+        fit = self.find_layout([reference], [target])
+        is_lost = self._are_near(reference, target) and fit is not None and (fit.residual or 0.0) > CLOSE
+        if fit is not None and fit.is_sure and not is_lost:
+            return fit.steps, ""
+        steps = self.usual_layout([reference], [target]) if is_wrong else None
+        return None if steps is None else (steps, f"; but {describe_lack(fit, is_lost=bool(is_lost))}")
 
     def learn(self) -> None:
         """Note the layouts that values prove, since most other tensors are laid out like them."""
@@ -247,20 +258,30 @@ class Slots:
             best = min(candidate.agreeing, key=lambda p: (candidate.agreeing[p].distance, p), default=None)
             if best is None:
                 continue
-            one, other = self.members(candidate, best)
+            member, target_member = self.members(candidate, best)
             records = [
                 side.records(site)
-                for side, site in zip(self.matching.sides, (one.site, other.site), strict=True)
+                for side, site in zip(self.matching.sides, (member.site, target_member.site), strict=True)
             ]
-            given = [(one.arguments[a], other.arguments[b]) for a, b in self.near_arguments(one, other)]
-            for mine, theirs in [tuple(records), *(((a,), (b,)) for a, b in given)]:
-                how = self.fit(mine, theirs) if len(mine) == len(theirs) == 1 else None
-                if how is not None and how.is_proven:
-                    shapes = mine[0].shape, theirs[0].shape
-                    self._usual[shapes][how.steps] += 1
-                    self._usual[len(shapes[0]), len(shapes[1])][how.steps] += 1
+            paired_arguments = [
+                (member.arguments[a], target_member.arguments[b])
+                for a, b in self.near_arguments(member, target_member)
+            ]
+            for records_of_reference, records_of_target in [
+                tuple(records),
+                *(((a,), (b,)) for a, b in paired_arguments),
+            ]:
+                fit = (
+                    self.find_layout(records_of_reference, records_of_target)
+                    if len(records_of_reference) == len(records_of_target) == 1
+                    else None
+                )
+                if fit is not None and fit.is_proven:
+                    shapes = records_of_reference[0].shape, records_of_target[0].shape
+                    self._usual[shapes][fit.steps] += 1
+                    self._usual[len(shapes[0]), len(shapes[1])][fit.steps] += 1
 
-    def usual(self, reference: Sequence[Record], target: Sequence[Record]) -> Steps | None:
+    def usual_layout(self, reference: Sequence[Record], target: Sequence[Record]) -> Steps | None:
         """The layout that most pairs of such shapes have, or else one that moves no element."""
         if len(reference) != 1 or len(target) != 1:
             return None
@@ -273,44 +294,53 @@ class Slots:
         return plain([shape], [other])
 
     def is_whole(
-        self, candidate: Candidate, place: Place, steps: Steps, taken: Sequence[ArgumentPair]
+        self, candidate: Candidate, place: Place, steps: Steps, argument_pairs: Sequence[ArgumentPair]
     ) -> bool:
         """Whether an entry of the two sites, with these steps, pairs just what belongs together.
 
         A result that alone differs gets an entry with a reason of its own.
         """
-        one, other = self.members(candidate, place)
-        if one.result is None or other.result is None or one.result.key.is_bare or other.result.key.is_bare:
+        member, target_member = self.members(candidate, place)
+        if (
+            member.result is None
+            or target_member.result is None
+            or member.result.key.is_bare
+            or target_member.result.key.is_bare
+        ):
             return True
-        wanted = {(one.result.key.slot, other.result.key.slot), *((t.reference, t.target) for t in taken)}
+        expected = {
+            (member.result.key.slot, target_member.result.key.slot),
+            *((t.reference, t.target) for t in argument_pairs),
+        }
         is_near = self.matching.are_near(*self.matching.sites_of(candidate, place))
-        for left, right in self.further(one, other):
+        for left, right in self.other_results(member, target_member):
             is_odd = self._are_near(left, right) is False
-            if self.laid(left, right) != (steps, "") or (is_odd and is_near):
+            if self.find_steps(left, right) != (steps, "") or (is_odd and is_near):
                 return False
-            wanted.add((left.key.slot, right.key.slot))
+            expected.add((left.key.slot, right.key.slot))
         mine_by, theirs_by = (
-            {r.key.slot: r for r in (*m.results.values(), *m.arguments.values())} for m in (one, other)
+            {r.key.slot: r for r in (*m.results.values(), *m.arguments.values())}
+            for m in (member, target_member)
         )
         pairs = pair_slots(mine_by, theirs_by, Layout.parse(steps))
-        made = {(mine.key.slot, theirs.key.slot) for mine, theirs in pairs}
-        return made == wanted and all(t.steps == steps and "but " not in t.reason for t in taken)
+        slots = {(record.key.slot, target_record.key.slot) for record, target_record in pairs}
+        return slots == expected and all(t.steps == steps and "but " not in t.reason for t in argument_pairs)
 
-    def further(self, one: Member, other: Member) -> list[tuple[Record, Record]]:
+    def other_results(self, one: Member, other: Member) -> list[tuple[Record, Record]]:
         """Results of two sites, besides their main ones, that are paired with each other."""
         partner = self.matching.partner[0]
-        sites = ((slot, partner.get(f"{one.site}/{slot}", "")) for slot in one.further)
+        sites = ((slot, partner.get(f"{one.site}/{slot}", "")) for slot in one.other_results)
         return [
-            (one.further[slot][0], other.further[theirs][0])
+            (one.other_results[slot][0], other.other_results[theirs][0])
             for slot, site in sites
-            if (theirs := site.removeprefix(f"{other.site}/")) in other.further
+            if (theirs := site.removeprefix(f"{other.site}/")) in other.other_results
         ]
 
 
-def lack(how: Fit | None, *, is_lost: bool) -> str:
+def describe_lack(fit: Fit | None, *, is_lost: bool) -> str:
     """What a pair that belongs together lacks."""
     if is_lost:
         return "their elements are in different orders and no layout brings them together"
-    if how is None:
+    if fit is None:
         return "no layout fits their shapes"
-    return f"{how.choices} layouts fit their shapes and none is certain"
+    return f"{fit.choices} layouts fit their shapes and none is certain"

@@ -1,7 +1,7 @@
-"""What is left over on both sides, and why: sites without a partner, and records that no entry reaches.
+"""Explain what is left over on both sides: sites without a partner, and records that no entry reaches.
 
 Nothing is silent: each record of a run is in a link or is named here. It is *explained* if the reason is
-known to do no harm: its values have a counterpart under another name, or what comes of it agrees.
+known to do no harm: its values have a counterpart under another name, or what is computed from it agrees.
 """
 
 from __future__ import annotations
@@ -61,36 +61,48 @@ class Unmatched:
     def sites(self) -> list[LeftOver]:
         """The results that are in no entry, by site or by slot, and the sites that were never called."""
         matching = self._matching
-        found: list[LeftOver] = []
+        left_over: list[LeftOver] = []
         for i, name in enumerate(_SIDES):
             side = matching.sides[i]
-            told = {site: self._of_site(i, site) for site in side.by_site if self._is_left(i, site)}
-            whole = {module for module, sites in side.results_of.items() if all(s in told for s in sites)}
-            for role in side.roles.values():
+            reasons_by_site = {
+                site: self._explain_site(i, site) for site in side.by_site if self._is_left(i, site)
+            }
+            whole = {
+                module
+                for module, sites in side.results_of.items()
+                if all(s in reasons_by_site for s in sites)
+            }
+            for template in side.templates.values():
                 reasons: dict[Reason, list[str]] = defaultdict(list)
-                for member in role.members.values():
-                    if member.site not in told:
+                for member in template.members.values():
+                    if member.site not in reasons_by_site:
                         continue
                     module = side.module(member.site)
                     if module not in whole:
-                        reasons[told[member.site]].append(side.place(member.site))
-                    elif not role.slot:  # none of its results has a partner: told once, the gravest reason
-                        gravest = min((told[site] for site in side.results_of[module]), key=lambda r: r[1])
+                        reasons[reasons_by_site[member.site]].append(side.place(member.site))
+                    elif (
+                        not template.slot
+                    ):  # none of its results has a partner: told once, the gravest reason
+                        gravest = min(
+                            (reasons_by_site[site] for site in side.results_of[module]), key=lambda r: r[1]
+                        )
                         reasons[gravest].append(module)
                 known = next((reason for reason, is_explained in reasons if is_explained), None)
                 for (reason, is_explained), sites in reasons.items():
-                    if known is not None and reason == _UNKNOWN:  # one role, one reason
-                        found.append(LeftOver(name, tuple(sites), f"as others of {role.name}: {known}"))
+                    if known is not None and reason == _UNKNOWN:  # one site template, one reason
+                        left_over.append(
+                            LeftOver(name, tuple(sites), f"as others of {template.name}: {known}")
+                        )
                     else:
-                        found.append(LeftOver(name, tuple(sites), reason, is_explained))
+                        left_over.append(LeftOver(name, tuple(sites), reason, is_explained))
             never = [site for site in self._surveys[i].never_called if site not in side.by_site]
             if never:
-                found.append(LeftOver(name, tuple(never), "never called"))
-        return found
+                left_over.append(LeftOver(name, tuple(never), "never called"))
+        return left_over
 
     def _is_left(self, side: int, site: str) -> bool:
-        is_given = side == 0 and site in self._matching.given
-        return not is_given and not self._matching.has_partner(side, site)
+        is_handed_on = side == 0 and site in self._matching.handed_on
+        return not is_handed_on and not self._matching.has_partner(side, site)
 
     def records(
         self,
@@ -107,15 +119,17 @@ class Unmatched:
             left: What is left over already.
             contested: By place, what it could be.
         """
-        found = []
+        left_over = []
         for i, name in enumerate(_SIDES):
             linked = {r.key.text for link in links for r in (link.target if i else link.reference)}
             reasons = {place: known for known in left if known.side == name for place in known.places}
-            said: dict[Reason, dict[str, None]] = defaultdict(dict)
+            places_by_reason: dict[Reason, dict[str, None]] = defaultdict(dict)
             for record, reason in self._unlinked(i, archives, linked, reasons, contested[i]):
-                said[reason][place_of(record)] = None
-            found += [LeftOver(name, tuple(places), *reason) for reason, places in said.items()]
-        return found
+                places_by_reason[reason][place_of(record)] = None
+            left_over += [
+                LeftOver(name, tuple(places), *reason) for reason, places in places_by_reason.items()
+            ]
+        return left_over
 
     def _unlinked(
         self,
@@ -154,22 +168,22 @@ class Unmatched:
             elif key.slot.startswith("grad_"):
                 yield record, (_UNKNOWN, False)
             else:
-                yield record, self._of_record(i, record)
+                yield record, self._explain_record(i, record)
 
-    def _of_record(self, i: int, record: Record) -> Reason:
+    def _explain_record(self, i: int, record: Record) -> Reason:
         """Why a record of a site has no counterpart: of a site without results, or beside those."""
         matching, site = self._matching, record.key.site
         other = matching.partner[i].get(site)
         where = f" at {matching.sides[1 - i].by_site[other][0].name}" if other is not None else ""
         if site not in matching.sides[i].by_site or record.key.rank:
-            return self._by_rule(i, site)
+            return self._explain_by_rule(i, site)
         is_result = record.key.slot.partition(".")[0] == "output"
-        takers = matching.sides[i].takers_of(record) if is_result else [site]
-        if matching.is_sealed(i, site, takers):
+        consumers = matching.sides[i].consumers_of(record) if is_result else [site]
+        if matching.is_confirmed(i, site, consumers):
             return f"{_UNKNOWN}{where}, and what comes of it agrees", True
         return f"{_UNKNOWN}{where}", False
 
-    def _of_site(self, i: int, site: str) -> Reason:
+    def _explain_site(self, i: int, site: str) -> Reason:
         """Why a site has no partner, and whether that suffices."""
         matching = self._matching
         side = matching.sides[i]
@@ -179,37 +193,40 @@ class Unmatched:
         if options:
             return _could_be(options), False
         group = side.groups[side.group_of[site]] if site in side.group_of else ()
-        known = [other for other in group if matching.has_partner(i, other)]
+        known = [other_side for other_side in group if matching.has_partner(i, other_side)]
         if known:
-            role = side.by_site[known[0]][0]
-            return f"has the values of {role.name}, which has a partner", True
-        uncalled = self._of_uncalled(i, side.module(site))
-        if uncalled and matching.is_sealed(i, site):
+            template = side.by_site[known[0]][0]
+            return f"has the values of {template.name}, which has a partner", True
+        uncalled = self._explain_uncalled(i, side.module(site))
+        if uncalled and matching.is_confirmed(i, site):
             return f"{uncalled}, and what comes of it agrees", True
-        one, other = side.prints.get(site), _SIDES[1 - i]
-        if one is not None:
-            scaled = next(iter(self._scaled.of(i, one).values()), "")
+        fingerprint, other_side = side.fingerprints.get(site), _SIDES[1 - i]
+        if fingerprint is not None:
+            scaled = next(iter(self._scaled.of(i, fingerprint).values()), "")
             if scaled:
                 return scaled, False
-            alike = matching.alike(i, site)
-            known = [found for found in alike if matching.has_partner(1 - i, found)]
+            find_near = matching.find_near(i, site)
+            known = [found for found in find_near if matching.has_partner(1 - i, found)]
             if known:
-                role = matching.sides[1 - i].by_site[known[0]][0]
-                return f"has the values of {role.name} of the {other}, which has another partner", True
-            if not alike and matching.is_sealed(i, site):
-                return f"nothing in the {other} has its values, and what comes of them agrees", True
-        elif side.by_site[site][0].slot and matching.is_sealed(i, site):
+                template = matching.sides[1 - i].by_site[known[0]][0]
+                return (
+                    f"has the values of {template.name} of the {other_side}, which has another partner",
+                    True,
+                )
+            if not find_near and matching.is_confirmed(i, site):
+                return f"nothing in the {other_side} has its values, and what comes of them agrees", True
+        elif side.by_site[site][0].slot and matching.is_confirmed(i, site):
             return "has no values to find it by, and what comes of them agrees", True
-        return self._by_rule(i, side.module(site))
+        return self._explain_by_rule(i, side.module(site))
 
-    def _by_rule(self, i: int, site: str) -> Reason:
+    def _explain_by_rule(self, i: int, site: str) -> Reason:
         """Whether a rule says that only this side has a module, and why."""
         reason = self._rules.reason(_SIDES[i], site, self._classes[i].get(site, ""))
         if reason:
             return f"no counterpart by rule: {reason}", True
-        return self._of_uncalled(i, site) or _UNKNOWN, False
+        return self._explain_uncalled(i, site) or _UNKNOWN, False
 
-    def _of_uncalled(self, i: int, site: str) -> str:
+    def _explain_uncalled(self, i: int, site: str) -> str:
         """What is to be said if the other side has a module of the name, and never called it; else ""."""
         why = self._uncalled[1 - i].get(self._rules.canonical(site))
         if why is None:
@@ -217,7 +234,7 @@ class Unmatched:
         return f"the {_SIDES[1 - i]} never calls the module of this name" + (f" ({why})" if why else "")
 
 
-def refused(entry: Entry, reason: str) -> list[LeftOver]:
+def leave_over(entry: Entry, reason: str) -> list[LeftOver]:
     """What an entry that fits no records leaves over."""
     places = list(entry.expanded())
     return [
@@ -230,15 +247,15 @@ def refused(entry: Entry, reason: str) -> list[LeftOver]:
 
 def rivals(matching: Matching) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     """What each site that is contested could be, best first."""
-    found: tuple[dict[str, list[str]], dict[str, list[str]]] = (defaultdict(list), defaultdict(list))
+    options: tuple[dict[str, list[str]], dict[str, list[str]]] = (defaultdict(list), defaultdict(list))
     for candidate in matching.contested:
         for a, b in candidate.places:
             left = matching.sides[0].site(candidate.reference, a)
             right = matching.sides[1].site(candidate.target, b)
             if left not in matching.partner[0] and right not in matching.partner[1]:
-                found[0][left].append(right)
-                found[1][right].append(left)
-    return found
+                options[0][left].append(right)
+                options[1][right].append(left)
+    return options
 
 
 def place_of(record: Record) -> str:

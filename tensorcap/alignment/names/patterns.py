@@ -66,7 +66,7 @@ class NamePattern:
 
 def _component(part: str, numbers: dict[str, bool], fixed: list[str], text: str) -> str:
     """The expression of one component; its variables go to `numbers`, its literal texts to `fixed`."""
-    found = ""
+    expression = ""
     if not part:
         raise UsageError(f"name {abbreviate(text)!r}: a component is empty")
     for literal, variable in _pieces(part):
@@ -74,21 +74,21 @@ def _component(part: str, numbers: dict[str, bool], fixed: list[str], text: str)
             hint = "Variables are {i} for a number, {*x} for a name, {x:a|b} for one of some names."
             raise UsageError(f"name {abbreviate(text)!r}: {literal!r} is no variable", hint=hint)
         fixed += literal.split("*")
-        found += r"[^.]*".join(map(re.escape, literal.split("*")))
+        expression += r"[^.]*".join(map(re.escape, literal.split("*")))
         if variable is None:
             continue
         is_name, name, choices = variable.groups()
         if is_name and choices is not None:
             raise UsageError(f"name {abbreviate(text)!r}: {variable[0]!r}, expected {{*x}} or {{x:a|b}}")
         if name in numbers:
-            found += f"(?P={name})"
+            expression += f"(?P={name})"
             continue
         numbers[name] = not is_name and choices is None
         if choices is not None:
-            found += f"(?P<{name}>{'|'.join(map(re.escape, choices.split('|')))})"
+            expression += f"(?P<{name}>{'|'.join(map(re.escape, choices.split('|')))})"
         else:
-            found += rf"(?P<{name}>(?!\d+(?:\.|$))[^.]+)" if is_name else rf"(?P<{name}>\d+)"
-    return found
+            expression += rf"(?P<{name}>(?!\d+(?:\.|$))[^.]+)" if is_name else rf"(?P<{name}>\d+)"
+    return expression
 
 
 def _pieces(part: str) -> Iterator[tuple[str, re.Match[str] | None]]:
@@ -141,11 +141,11 @@ class Rename:
         changed = self.pattern.regex.sub(self._filled, name)
         return ".".join(filter(None, changed.split("."))) or ROOT_SITE if changed != name else name
 
-    def _filled(self, found: re.Match[str]) -> str:
-        values: dict[str, str] = found.groupdict()
+    def _filled(self, match: re.Match[str]) -> str:
+        values: dict[str, str] = match.groupdict()
         for name, offset in _FILLED.findall(self.to):
             if offset and int(values[name]) + int(offset) < 0:
-                return found[0]
+                return match[0]
 
         def fill(variable: re.Match[str]) -> str:
             value = values[variable[1]]

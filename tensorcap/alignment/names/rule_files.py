@@ -1,13 +1,9 @@
-"""Rule files: TOML of renamings, fusions and what is expected, and functions for what data cannot say.
+"""Rule files: TOML of renamings, fusions and expected absences; the files that come with tensorcap.
 
-Functions that a rule file names, for names that no pattern can tell: `names.py:canonical`.
-
-The contract is `def canonical(site: str) -> str`: a name as it was captured, and the name that it shares with
-the other side's. It is called for names of both sides. Numbers that count (layers, experts) come as numbers
-that stand for all of them, 1000000 for the first, 2000000 for the second; they are to be put in the result,
-plus or minus what they are off by.
-
-The rule files that come with tensorcap, and which of them apply to two archives.
+A file may name a function for names that no pattern can tell: `names.py:canonical`. Its contract is
+`def canonical(site: str) -> str`: it gets a name as it was captured, of either side, and returns the name
+that both sides share. Numbers that count (layers, experts) come as numbers that stand for all of them,
+1000000 for the first, 2000000 for the second; they belong in the result, plus or minus their offset.
 """
 
 from __future__ import annotations
@@ -118,12 +114,12 @@ def parse_rules(text: str, path: str) -> RuleFile:
 def _tables(
     tables: Mapping[str, Any], kind: str, text: str, path: str
 ) -> Iterator[tuple[Mapping[str, Any], str]]:
-    found = tables.get(kind, [])
-    if not isinstance(found, list) or not all(isinstance(table, dict) for table in found):
+    listed = tables.get(kind, [])
+    if not isinstance(listed, list) or not all(isinstance(table, dict) for table in listed):
         raise UsageError(f"{path}:{_line_of(text, kind)}: {kind} is no list of tables, expected [[{kind}]]")
     header = re.compile(rf"\s*\[\[\s*{kind}\s*\]\]")
     lines = [number for number, line in enumerate(text.splitlines(), 1) if header.match(line)]
-    for i, table in enumerate(found):
+    for i, table in enumerate(listed):
         where = f"{path}:{lines[i] if i < len(lines) else _line_of(text, kind)}"
         for name in table:
             if name not in _TABLES[kind]:

@@ -1,17 +1,12 @@
-"""What one archive says of its sites, folded over indices: forty templates instead of ten thousand sites.
+"""Site templates: the sites of an archive folded over their numbers, forty instead of ten thousand.
 
-A site's name is folded by its numbers: `model.layers.3.mlp` is the member `("3",)` of the template
-`model.layers.{0}.mlp`. Members of a template have one role, so a mapping is found between templates, and a
-table of numbers tells which member is which.
+1. `Survey` folds names: `model.layers.3.mlp` is the member `("3",)` of the template `model.layers.{0}.mlp`.
+2. `site_templates` keeps only numbers that count: `layers.3.mlp` and `layers.7.mlp` share a template, `net.0`
+   and `net.2` of a sequence of unlike modules do not, nor do the `layer.0` and `layer.1` of a decoder block
+   of which one is attention.
+3. A site's main result goes under its name, every other one is a template of its own, `SITE/SLOT`.
 
-Roles: results that are the same in every layer, apart from those that only share a name but for a number.
-
-A site's main result goes under the site's name, every other one is a role of its own, `SITE/SLOT`.
-
-`layers.3.mlp` and `layers.7.mlp` have one role; `net.0` and `net.2` of a sequence of unlike modules have two,
-and so have a decoder block's `layer.0` and `layer.1`, of which one is attention and one is not.
-
-Names that mean the same: without what wrappers add, or by rules; of roles, apart from their numbers.
+`name_of` gives a template its canonical name: by rules, or without what wrappers add.
 """
 
 from __future__ import annotations
@@ -31,7 +26,7 @@ from tensorcap_formats.run_info import ModuleInfo
 
 NameIndex = tuple[str, ...]
 
-HELD: Final = ("param.", "buffer.", "grad_param.")
+PARAMETER_SLOTS: Final = ("param.", "buffer.", "grad_param.")
 
 # A whole component, or the end of one behind a low line (`layers_3`); names from elsewhere may have `/`.
 _NUMBER: Final = re.compile(r"(?<![^./_])(?:0|[1-9]\d*)(?![^./])")
@@ -43,14 +38,14 @@ class Member:
 
     Attributes:
         site: Its name.
-        result: The main tensor that its first call gave, or the first; None where it gave none.
+        result: The main tensor that its first call gave, or the first; None if it gave none.
         arguments: The tensors that its first call took, by name.
         parameters: Shapes of its own parameters, by name.
-        module: Qualified name of its class; empty where it is not known.
-        calls: How often it was called; None where that is not known.
-        shards: The main tensors of all ranks, in order; empty where there is one rank only.
-        further: The other tensors that its first call gave, by slot, those of all ranks in order.
-        beside: Parameters, buffers and gradients, by slot: one tensor, or one of each rank.
+        module: Qualified name of its class; empty if it is not known.
+        calls: How often it was called; None if that is not known.
+        shards: The main tensors of all ranks, in order; empty if there is one rank only.
+        other_results: The other tensors that its first call gave, by slot, those of all ranks in order.
+        other_tensors: Parameters, buffers and gradients, by slot: one tensor, or one of each rank.
     """
 
     site: str
@@ -60,19 +55,19 @@ class Member:
     module: str
     calls: int | None
     shards: tuple[Record, ...] = ()
-    further: Mapping[str, tuple[Record, ...]] = field(default_factory=dict)
-    beside: Mapping[str, tuple[Record, ...]] = field(default_factory=dict)
+    other_results: Mapping[str, tuple[Record, ...]] = field(default_factory=dict)
+    other_tensors: Mapping[str, tuple[Record, ...]] = field(default_factory=dict)
 
     @property
     def results(self) -> dict[str, Record]:
         """All tensors that its first call gave, by slot; of several ranks the first."""
         main = {self.result.key.slot: self.result} if self.result else {}
-        return {**main, **{slot: records[0] for slot, records in self.further.items()}}
+        return {**main, **{slot: records[0] for slot, records in self.other_results.items()}}
 
     @property
     def held(self) -> dict[str, tuple[Record, ...]]:
         """What the module holds: parameters, buffers, and what was added up for parameters as gradients."""
-        return {slot: found for slot, found in self.beside.items() if slot.startswith(HELD)}
+        return {slot: found for slot, found in self.other_tensors.items() if slot.startswith(PARAMETER_SLOTS)}
 
 
 @dataclass(slots=True)
@@ -104,7 +99,7 @@ class Survey:
 
     Attributes:
         templates: By name, in the order of the module tree, or of first results where there is none.
-        never_called: Why sites that are registered were never called, "" where that is not known.
+        never_called: Why sites that are registered were never called, "" if that is not known.
     """
 
     templates: Mapping[str, NameTemplate]
@@ -114,11 +109,11 @@ class Survey:
     def of(cls, archive: Archive) -> Survey:
         """Survey an archive."""
         results, arguments = _first_calls(archive)
-        beside = _beside(archive)
+        other_tensors = _other_tensors(archive)
         listed = archive.info.modules
         points = {point.site: point for point in archive.info.points if not point.slots}
         templates: dict[str, NameTemplate] = {}
-        for site in dict.fromkeys([*listed, *results, *arguments, *beside]):
+        for site in dict.fromkeys([*listed, *results, *arguments, *other_tensors]):
             module, point = listed.get(site), points.get(site)
             slots = results.get(site, {})
             firsts = {slot: records[0] for slot, records in slots.items()}
@@ -133,7 +128,7 @@ class Survey:
                 point.calls if point else None,
                 shards if len(shards) > 1 else (),
                 {slot: records for slot, records in slots.items() if records[0] is not main},
-                beside.get(site, {}),
+                other_tensors.get(site, {}),
             )
             name, index = fold(site)
             templates.setdefault(name, NameTemplate(name)).members[index] = member
@@ -191,20 +186,20 @@ def _first_calls(
     return results, arguments
 
 
-def _beside(archive: Archive) -> dict[str, dict[str, tuple[Record, ...]]]:
+def _other_tensors(archive: Archive) -> dict[str, dict[str, tuple[Record, ...]]]:
     """What is neither result nor argument, by site and slot; of each rank, where ranks hold unlike ones."""
-    found: dict[str, dict[str, dict[int, Record]]] = {}
+    ranks_by_slot: dict[str, dict[str, dict[int, Record]]] = {}
     for record in sorted(archive.records, key=lambda r: (r.key.step, r.key.call)):  # calls go back in reverse
         key = record.key
-        if not key.is_bare and key.slot.startswith((*HELD, "grad_")):
-            found.setdefault(key.site, {}).setdefault(key.slot, {}).setdefault(key.rank, record)
+        if not key.is_bare and key.slot.startswith((*PARAMETER_SLOTS, "grad_")):
+            ranks_by_slot.setdefault(key.site, {}).setdefault(key.slot, {}).setdefault(key.rank, record)
     return {
         site: {
             slot: _unlike([ranks[rank] for rank in sorted(ranks)])
             for slot, ranks in slots.items()
             if 0 in ranks
         }
-        for site, slots in found.items()
+        for site, slots in ranks_by_slot.items()
     }
 
 
@@ -243,7 +238,7 @@ class SiteTemplate:
         name: With `{0}`, `{1}` … for the numbers that count.
         members: By those numbers.
         order: When the first member gave its result; its place among names where no order is known.
-        inside: Names of the roles that lie inside its site.
+        inside: Names of the site templates that lie inside its site.
         slot: Which result or parameter it is, as in its name; empty for the main result.
     """
 
@@ -270,26 +265,26 @@ class SiteTemplate:
 
     @property
     def parent(self) -> str:
-        """The name of the role around it; of another result, that of its site.
+        """The name of the site template around it; of another result, that of its site.
 
         Of a parameter it is that of the module around its module, with the parameter's own.
         """
-        if self.slot.startswith(HELD):
+        if self.slot.startswith(PARAMETER_SLOTS):
             return f"{self.site.rpartition('.')[0]}/{self.slot}"
         return self.site if self.slot else self.name.rpartition(".")[0]
 
     @property
-    def is_held(self) -> bool:
-        """Whether it is what modules hold: parameters, or the tensors of a file without slots."""
-        return self.slot.startswith(HELD) or self.record.key.is_bare
+    def is_parameter(self) -> bool:
+        """Whether it is parameters and buffers: parameters, or the tensors of a file without slots."""
+        return self.slot.startswith(PARAMETER_SLOTS) or self.record.key.is_bare
 
     @property
     def family(self) -> str:
         """What kind of module it is by its class, or by its name where no class is known; or empty."""
         if self.slot:
             return ""
-        said = (self.first.module or self.name).rpartition(".")[2].lower()
-        fitting = (kind for kind, words in _FAMILIES.items() if any(word in said for word in words))
+        name = (self.first.module or self.name).rpartition(".")[2].lower()
+        fitting = (kind for kind, words in _FAMILIES.items() if any(word in name for word in words))
         return next(fitting, "")
 
     @property
@@ -306,44 +301,46 @@ class SiteTemplate:
 
 
 def site_templates(survey: Survey) -> dict[str, SiteTemplate]:
-    """The roles of all sites that gave something, in natural order of names; other results come last."""
+    """Group all sites with results into templates, in natural order of names; other results come last."""
     members = {m.site: m for t in survey.templates.values() for m in t.members.values() if m.result}
     literal = _literal({site: (m.module, *sorted(m.parameters.items())) for site, m in members.items()})
-    found: dict[str, SiteTemplate] = {}
+    templates: dict[str, SiteTemplate] = {}
     for site in sorted(members, key=natural):
         name, index = _named(site, literal)
-        found.setdefault(name, SiteTemplate(name)).members[index] = members[site]
-    further = {name: role for main in found.values() for name, role in _further(main)}
-    for role in (*found.values(), *further.values()):
-        role.order = min(m.result.order for m in role.members.values() if m.result)
-    for role in found.values():
-        above = role.parent
+        templates.setdefault(name, SiteTemplate(name)).members[index] = members[site]
+    other_results = {name: template for main in templates.values() for name, template in _other_results(main)}
+    for template in (*templates.values(), *other_results.values()):
+        template.order = min(m.result.order for m in template.members.values() if m.result)
+    for template in templates.values():
+        above = template.parent
         while above:
-            if above in found:
-                found[above].inside.add(role.name)
+            if above in templates:
+                templates[above].inside.add(template.name)
             above = above.rpartition(".")[0]
-    return found | further
+    return templates | other_results
 
 
-def _further(main: SiteTemplate) -> Iterator[tuple[str, SiteTemplate]]:
-    """The roles of the other results of a role's sites; what lies inside those lies inside it too."""
-    kinds = {slot: records[0].shape for m in main.members.values() for slot, records in m.further.items()}
+def _other_results(main: SiteTemplate) -> Iterator[tuple[str, SiteTemplate]]:
+    """Make the templates of the other results of a template's sites; they contain what it contains."""
+    kinds = {
+        slot: records[0].shape for m in main.members.values() for slot, records in m.other_results.items()
+    }
     if not kinds:
         return
-    literal, found = _literal(kinds), dict[str, SiteTemplate]()
+    literal, templates = _literal(kinds), dict[str, SiteTemplate]()
     for index, member in main.members.items():
-        for slot in sorted(member.further, key=natural):
-            records = member.further[slot]
+        for slot in sorted(member.other_results, key=natural):
+            records = member.other_results[slot]
             name, rest = _named(slot, literal, len(index))
             shards = records if len(records) > 1 else ()
-            made = Member(f"{member.site}/{slot}", records[0], {}, {}, "", member.calls, shards)
-            role = SiteTemplate(f"{main.name}/{name}", inside=main.inside, slot=name)
-            found.setdefault(role.name, role).members[index + rest] = made
-    yield from found.items()
+            member_of_slot = Member(f"{member.site}/{slot}", records[0], {}, {}, "", member.calls, shards)
+            template = SiteTemplate(f"{main.name}/{name}", inside=main.inside, slot=name)
+            templates.setdefault(template.name, template).members[index + rest] = member_of_slot
+    yield from templates.items()
 
 
 def _named(site: str, literal: Mapping[str, frozenset[int]], before: int = 0) -> tuple[str, Index]:
-    """The name of a site's role, and its numbers that count; those before it have numbers of their own."""
+    """The name of a site's template, and its numbers that count; `before` numbers come before them."""
     name, prefix = "", ""
     index: list[int] = []
     for text, number in split_numbers(site):
@@ -372,7 +369,7 @@ def _literal(kinds_of: Mapping[str, tuple[object, ...]]) -> dict[str, frozenset[
             prefix = "#".join(text for text, _ in parts[: i + 1])
             rest = "#".join(text for text, _ in parts[i + 1 :])
             below[prefix][int(parts[i][1] or 0)].add((rest, *(() if rest else kind_of)))
-    found: dict[str, frozenset[int]] = {}
+    literal: dict[str, frozenset[int]] = {}
     for prefix, children in below.items():
         kinds: list[list[int]] = []
         for number in sorted(children):
@@ -385,28 +382,28 @@ def _literal(kinds_of: Mapping[str, tuple[object, ...]]) -> dict[str, frozenset[
         are_small = prefix.endswith("_") and max(map(len, children.values())) < _FEW
         is_mixed = len(kinds) > 1 and (are_single or len(kinds) == len(children))
         if is_mixed or are_small or (are_single and len(children) < _FEW):
-            found[prefix] = frozenset(children)
-    return found
+            literal[prefix] = frozenset(children)
+    return literal
 
 
 def _are_alike(one: set[tuple[object, ...]], other: set[tuple[object, ...]]) -> bool:
     return len(one & other) >= _ALIKE * len(one | other)
 
 
-def pattern(role: SiteTemplate, variables: Sequence[str], offsets: Sequence[int]) -> str:
-    """A role's name as a place with variables: `layers.{i+1}.mlp`."""
+def pattern(template: SiteTemplate, variables: Sequence[str], offsets: Sequence[int]) -> str:
+    """A site template's name as a place with variables: `layers.{i+1}.mlp`."""
 
     def fill(found: re.Match[str]) -> str:
         at = int(found[1])
         offset = f"{offsets[at]:+d}" if offsets[at] else ""
         return f"{{{variables[at]}{offset}}}"
 
-    return re.sub(r"\{(\d+)\}", fill, role.name)
+    return re.sub(r"\{(\d+)\}", fill, template.name)
 
 
 Canonical = Callable[[str], str]
 
-_MARK: Final = 1_000_000  # stands for a number of a role; rules may add to it
+_MARK: Final = 1_000_000  # stands for a number of a site template; rules may add to it
 
 
 def plain_name(site: str) -> str:
@@ -419,8 +416,8 @@ def plain_name(site: str) -> str:
     return wrapper_rules().canonical(site)
 
 
-def name_of(role: SiteTemplate, canonical: Canonical) -> tuple[str, Index]:
-    """A role's name, with `{0}` … for its numbers, and what is added to each of them.
+def name_of(template: SiteTemplate, canonical: Canonical) -> tuple[str, Index]:
+    """A site template's name, with `{0}` … for its numbers, and what is added to each of them.
 
     Example:
         >>> name_of(Role("blocks.{0}.mlp"), lambda site: site.replace("blocks", "layers"))
@@ -433,8 +430,8 @@ def name_of(role: SiteTemplate, canonical: Canonical) -> tuple[str, Index]:
         added[number] = int(found[0]) - (number + 1) * _MARK
         return f"{{{number}}}"
 
-    marked = re.sub(r"\{(\d+)\}", lambda found: str((int(found[1]) + 1) * _MARK), role.site)
+    marked = re.sub(r"\{(\d+)\}", lambda found: str((int(found[1]) + 1) * _MARK), template.site)
     name = re.sub(r"\d{6,}", unmark, canonical(marked))
-    in_slot = (0,) * role.slot.count("{")
-    slot = f"/{role.slot}" if role.slot else ""
+    in_slot = (0,) * template.slot.count("{")
+    slot = f"/{template.slot}" if template.slot else ""
     return name + slot, tuple(added[number] for number in sorted(added)) + in_slot

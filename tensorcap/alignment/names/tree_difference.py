@@ -68,12 +68,14 @@ def tree_differences(reference: Tree, target: Tree) -> list[TreeDifference]:
     """
     compared = _Comparison()
     compared.compare(_plain(reference.root), _plain(target.root))
-    found = [*compared.found, *_placed(compared.missing, compared.extra)]
-    for key, ours in reference.activations.items():
-        theirs = target.activations.get(key, ours)
-        if ours != theirs:
-            found.append(TreeDifference("activation", (f"config.{key}",), ours, theirs))
-    return _folded(found)
+    differences = [*compared.found, *_placed(compared.missing, compared.extra)]
+    for key, activation in reference.activations.items():
+        target_activation = target.activations.get(key, activation)
+        if activation != target_activation:
+            differences.append(
+                TreeDifference("activation", (f"config.{key}",), activation, target_activation)
+            )
+    return _folded(differences)
 
 
 class _Comparison:
@@ -138,9 +140,9 @@ def _is_wrapped(node: TreeNode, child: TreeNode) -> bool:
 
 def _shapes(path: str, ours: Mapping[str, Shape], theirs: Mapping[str, Shape]) -> Iterator[TreeDifference]:
     for name in dict.fromkeys([*ours, *theirs]):
-        here, there = (shape_text(side[name]) if name in side else "" for side in (ours, theirs))
-        if here != there and "?" not in (here, there):
-            yield TreeDifference("shape", (f"{path}.{name}" if path else name,), here, there)
+        shape, target_shape = (shape_text(side[name]) if name in side else "" for side in (ours, theirs))
+        if shape != target_shape and "?" not in (shape, target_shape):
+            yield TreeDifference("shape", (f"{path}.{name}" if path else name,), shape, target_shape)
 
 
 def _type(node: TreeNode) -> str:
@@ -200,21 +202,21 @@ def _of(node: TreeNode) -> str:
     return f"{name} and {count} in it" if count else name
 
 
-def _folded(found: list[TreeDifference]) -> list[TreeDifference]:
+def _folded(differences: list[TreeDifference]) -> list[TreeDifference]:
     """Differences that are the same but for numbers, as one."""
     groups: dict[object, list[TreeDifference]] = {}
-    for one in found:
-        what: tuple[str, ...] = (one.reference, one.target)
-        if one.kind == "nested":
-            what = (fold(one.reference)[0], fold(one.target)[0])
-        groups.setdefault((one.kind, fold(one.paths[0])[0], what), []).append(one)
-    made = []
+    for difference in differences:
+        what: tuple[str, ...] = (difference.reference, difference.target)
+        if difference.kind == "nested":
+            what = (fold(difference.reference)[0], fold(difference.target)[0])
+        groups.setdefault((difference.kind, fold(difference.paths[0])[0], what), []).append(difference)
+    folded = []
     for group in groups.values():
-        first, paths = group[0], tuple(path for one in group for path in one.paths)
+        first, paths = group[0], tuple(path for difference in group for path in difference.paths)
         reference, target = first.reference, first.target
         if first.kind == "nested":
-            others = tuple(one.target for one in group)
+            others = tuple(difference.target for difference in group)
             reference = TreeDifference("nested", paths, "", "").place
             target = TreeDifference("nested", others, "", "").place
-        made.append(TreeDifference(first.kind, paths, reference, target))
-    return sorted(made, key=lambda one: KINDS.index(one.kind))
+        folded.append(TreeDifference(first.kind, paths, reference, target))
+    return sorted(folded, key=lambda difference: KINDS.index(difference.kind))

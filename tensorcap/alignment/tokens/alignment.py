@@ -1,4 +1,4 @@
-"""Which token of the target is which of the reference, where sides padded, packed or stepped unlike."""
+"""Pairs of tokens: which of the target is which of the reference, if sides padded or packed differently."""
 
 from __future__ import annotations
 
@@ -76,22 +76,26 @@ class TokenAlignment:
             UsageError: A side has no tokens, or no ids; or there is not one token that both have.
             ReadError: Ids or masks cannot be read.
         """
-        ours = Tokens.of(reference, rule.reference)
-        theirs = Tokens.of(target, rule.target)
-        one, other = _divided(ours, theirs)
-        found = _by_ids(ours, one, theirs, other) if rule.step == MATCH else _by_number(one, other)
+        tokens = Tokens.of(reference, rule.reference)
+        target_tokens = Tokens.of(target, rule.target)
+        sequences, target_sequences = _divided(tokens, target_tokens)
+        pairs_of_sequences = (
+            _by_ids(tokens, sequences, target_tokens, target_sequences)
+            if rule.step == MATCH
+            else _by_number(sequences, target_sequences)
+        )
         rows, unequal = [], 0
-        for mine, its, count in found:
-            columns = (mine.steps, mine.cells, its.steps, its.cells)
+        for sequence, target_sequence, count in pairs_of_sequences:
+            columns = (sequence.steps, sequence.cells, target_sequence.steps, target_sequence.cells)
             rows.append(np.stack([column[:count] for column in columns], axis=1))
-            if mine.ids is not None and its.ids is not None:
-                unequal += int((mine.ids[:count] != its.ids[:count]).sum())
+            if sequence.ids is not None and target_sequence.ids is not None:
+                unequal += int((sequence.ids[:count] != target_sequence.ids[:count]).sum())
         pairs = np.concatenate([*rows, np.empty((0, 4), np.int64)]).astype(np.int64)
         if not len(pairs):
             raise UsageError(
-                f"{rule.step}: {theirs.where} has none of the {ours.count} tokens of {ours.where}"
+                f"{rule.step}: {target_tokens.where} has none of the {tokens.count} tokens of {tokens.where}"
             )
-        return cls(ours, theirs, pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))], unequal)
+        return cls(tokens, target_tokens, pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))], unequal)
 
     @property
     def text(self) -> str:
@@ -109,8 +113,8 @@ class TokenAlignment:
 
     def of_step(self, step: int) -> Array:
         """The pairs of one step of the reference."""
-        found: Array = self.pairs[self.pairs[:, 0] == step]
-        return found
+        pairs: Array = self.pairs[self.pairs[:, 0] == step]
+        return pairs
 
 
 def _divided(
@@ -163,9 +167,9 @@ def _by_ids(
             raise UsageError(f"{MATCH}: {side.where} has no ids", hint=f"Use {VALID}, or capture the ids.")
         ids.append(known)
     common = np.array([[_beginning(mine, its) for its in ids[1]] for mine in ids[0]])
-    lengths = [np.array([len(found) for found in side]) for side in ids]
+    lengths = [np.array([len(pairs) for pairs in side]) for side in ids]
     is_equal = (common == lengths[0][:, None]) & (common == lengths[1][None, :])
-    found: _Found = []
+    pairs: _Found = []
     while common.size and common.max() > 0:
         candidates = np.where(is_equal, common, 0) if (is_equal & (common > 0)).any() else common
         row, column = np.unravel_index(int(candidates.argmax()), common.shape)
@@ -175,9 +179,9 @@ def _by_ids(
         if rivals and not is_equal[row, column]:  # which of them it is, nothing tells: none
             rows, columns = (np.flatnonzero(line == count) for line in (common[:, column], common[row]))
         else:
-            found.append((ours[int(row)], theirs[int(column)], count))
+            pairs.append((ours[int(row)], theirs[int(column)], count))
         common[rows], common[:, columns] = 0, 0
-    return found
+    return pairs
 
 
 def _beginning(one: Array, other: Array) -> int:

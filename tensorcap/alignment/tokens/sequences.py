@@ -1,4 +1,4 @@
-"""What a run was fed, as sequences of tokens: which are padding, which go on, and where each lies."""
+"""Token sequences of a run: which tokens are padding, which continue a sequence, and where each lies."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ class Tokens:
 
     def last_cells(self, step: int) -> Array:
         """The last valid token of each sequence in a step, in the order of the sequences."""
-        found = [sequence.cells[sequence.steps == step] for sequence in self.sequences]
-        return np.array([cells[-1] for cells in found if len(cells)], np.int64)
+        cells_by_sequence = [sequence.cells[sequence.steps == step] for sequence in self.sequences]
+        return np.array([cells[-1] for cells in cells_by_sequence if len(cells)], np.int64)
 
 
 @dataclass(slots=True)
@@ -197,18 +197,18 @@ class _Run:
         count = math.prod(grid)
         cells = np.arange(count)
         if len(grid) == 2 and grid[0] != 1:
-            found = list(cells.reshape(grid))
+            rows = list(cells.reshape(grid))
         elif goes_on and count == len(self._last):
-            found = list(cells[:, None])
+            rows = list(cells[:, None])
         else:
             starts = self._starts(records, count, positions)
             self._has_bounds &= starts is not None or len(grid) == 2
-            found = np.split(cells, starts or [])
-        if goes_on and len(found) != len(self._last):
+            rows = np.split(cells, starts or [])
+        if goes_on and len(rows) != len(self._last):
             raise self._refuse(
-                records["ids"], f"goes on with {len(found)} sequences, expected the {len(self._last)} before"
+                records["ids"], f"goes on with {len(rows)} sequences, expected the {len(self._last)} before"
             )
-        return found
+        return rows
 
     def _starts(self, records: Mapping[str, Record], count: int, positions: Array | None) -> list[int] | None:
         """Where sequences begin that follow each other, but the first; None where that is not known."""
@@ -233,7 +233,7 @@ class _Run:
 
 def _inputs(archive: Archive, places: Mapping[str, str]) -> dict[int, dict[str, Record]]:
     """By step the records of each role; steps that have ids."""
-    found: dict[int, dict[str, Record]] = {}
+    by_step: dict[int, dict[str, Record]] = {}
     by_place: dict[str, list[Record]] = {}
     for record in archive.records:
         key = record.key
@@ -243,14 +243,14 @@ def _inputs(archive: Archive, places: Mapping[str, str]) -> dict[int, dict[str, 
         usual = [f"{ROOT_SITE}/input.{name}" for name in names]
         for place in [places[role]] if role in places else usual:
             for record in by_place.get(place, ()):
-                found.setdefault(record.key.step, {}).setdefault(role, record)
+                by_step.setdefault(record.key.step, {}).setdefault(role, record)
     for role, place in places.items():
-        if not any(role in records for records in found.values()):
+        if not any(role in records for records in by_step.values()):
             raise UsageError(f"{archive.path}: has no {place!r}, which [tokens] names as the {role}")
     if "ids" not in places:  # what the whole model was given may not have been recorded
         for record in _embedded(archive):
-            found.setdefault(record.key.step, {}).setdefault("ids", record)
-    return {step: records for step, records in sorted(found.items()) if "ids" in records}
+            by_step.setdefault(record.key.step, {}).setdefault("ids", record)
+    return {step: records for step, records in sorted(by_step.items()) if "ids" in records}
 
 
 def _embedded(archive: Archive) -> list[Record]:

@@ -1,0 +1,106 @@
+"""Passes of matching: what a pass is, how a list of them is run, and the passes by names and by values.
+
+Each pass looks at what is paired so far and pairs more by one kind of clue, the more certain passes first. To
+add a pass, write a function of the `MatchState` and list it in `proposal.PASSES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from tensorcap.alignment.match.candidates import Candidate, Fusion
+from tensorcap.alignment.match.matching import Matching
+from tensorcap.alignment.match.slots import Slots
+from tensorcap.alignment.names.rulesets import Rules
+
+
+@dataclass(slots=True)
+class MatchState:
+    """What the passes read, and what they have found so far.
+
+    Attributes:
+        matching: The site templates of both sides, and the pairs of them.
+        slots: Finds layouts between tensors.
+        rules: What names mean.
+        sums: Fusions by adding that statistics allow, not all of them true.
+        fusions: Several tensors of one side that are one of the other; those without a layout are reported
+            as left over.
+        handed_on: Pairs of a template of the reference and one of the target that was given its results, with
+            the name of the argument.
+    """
+
+    matching: Matching
+    slots: Slots
+    rules: Rules
+    sums: list[Fusion] = field(default_factory=list)
+    fusions: list[Fusion] = field(default_factory=list)
+    handed_on: list[tuple[Candidate, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One pass of matching.
+
+    Attributes:
+        name: Its name, by which it can be left out; passes that make no sense without each other share one.
+        run: Pairs site templates of the state.
+        needs_values: Whether it is left out if values are not to be used.
+    """
+
+    name: str
+    run: Callable[[MatchState], None]
+    needs_values: bool = True
+
+
+def run_passes(
+    passes: Sequence[Pass], state: MatchState, *, uses_values: bool, without: Collection[str] = ()
+) -> None:
+    """Run passes in their order.
+
+    Args:
+        passes: The passes.
+        state: What they read and change.
+        uses_values: Whether those that need values are run.
+        without: Names of passes to leave out.
+    """
+    for each in passes:
+        if each.name not in without and (uses_values or not each.needs_values):
+            each.run(state)
+
+
+def pair_by_names(state: MatchState) -> None:
+    """Pair site templates of equal names.
+
+    1. Candidates are templates whose names are equal once rules have renamed both sides.
+    2. One that is a part of a sum and its whole is left out: `o_proj` is not `o_proj + residual`.
+    3. The others are accepted greedily, see `Matching.accept_best`.
+    """
+    state.matching.accept_named({(fusion.whole, part) for fusion in state.sums for part in fusion.parts})
+
+
+def pair_leaves_by_values(state: MatchState) -> None:
+    """Pair main outputs of modules without children that values prove (mutual nearest neighbours).
+
+    1. Candidates are templates whose fingerprints are each other's nearest, see `fingerprints.agreements`.
+    2. They are accepted greedily, see `Matching.accept_best`.
+    """
+    state.matching.accept_leaves()
+
+
+def pair_main_outputs_by_values(state: MatchState) -> None:
+    """Pair main outputs that values prove, leaves before modules that contain others, until nothing changes.
+
+    Pairs of leaves make the modules around them alike, and those tell further leaves apart.
+    """
+    state.matching.accept_proven(is_plain=True)
+
+
+def pair_all_outputs_by_values(state: MatchState) -> None:
+    """Pair whatever values prove or names say, further outputs and lists of unlike ranks included."""
+    state.matching.accept_proven(is_plain=False)
+
+
+def pair_remaining_names(state: MatchState) -> None:
+    """Pair templates of equal names and unlike numbers of elements, if both are free to the end."""
+    state.matching.accept_misfits()
