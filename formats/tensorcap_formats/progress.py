@@ -22,3 +22,13 @@ class Progress(Protocol):
             done: Units of work that are finished: tensors, bytes or runs.
             total: How many there are; None if that is not known.
         """
+
+
+class Silent:
+    """The progress of a call that nobody watches."""
+
+    def stage(self, text: str) -> None:
+        """Show nothing."""
+
+    def advance(self, done: int, total: int | None) -> None:
+        """Show nothing."""

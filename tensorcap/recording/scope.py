@@ -176,8 +176,8 @@ class Plan:
         grads: Whether gradients of activations and of parameters are recorded.
         params: Whether parameters and buffers are recorded, once.
         eager: Whether what is compiled or fused runs as the plain code that it was made from.
-        room: Which values, `input` or `output`, later runs of the same model are going to replace: what has
-            to be compiled makes room for them at once.
+        injectable: Which values, `input` or `output`, later runs of the same model are going to replace: what
+            has to be compiled makes them replaceable at once.
         inner: Whether a compiled graph prints into files what it cannot give out.
     """
 
@@ -188,7 +188,7 @@ class Plan:
     grads: bool = False
     params: bool = False
     eager: bool = False
-    room: tuple[str, ...] = ()
+    injectable: tuple[str, ...] = ()
     inner: bool = False
 
     def __post_init__(self) -> None:

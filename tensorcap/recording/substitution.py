@@ -88,6 +88,7 @@ class Substitution:
     Attributes:
         archive: Where the tensors come from; its keys are those of the model that runs.
         failure: Why a tensor did not fit; the run ended by it, or should have.
+        source_path: Where the archive is, or is going to be, as the run's metadata name it.
         map_path: The map file that gave the archive the model's keys, "computed" for a mapping that was; ""
             where keys are equal.
         map_text: The mapping as such a file, "" where keys are equal.
@@ -119,6 +120,7 @@ class Substitution:
         """
         self.archive = archive
         self.failure: TensorcapError | None = None
+        self.source_path = archive.path
         self.map_path = self.map_text = ""
         self._keys = None if keys is None else frozenset(keys)
         given = as_tuple(outputs)
@@ -221,7 +223,7 @@ class Substitution:
     def describe(self) -> dict[str, Any]:
         """The entry `injected` of the run's metadata (INJ-20)."""
         found: dict[str, Any] = {
-            "source": str(self.archive.path),
+            "source": str(self.source_path),
             "root": self.archive.root,
             "mapping": self.map_path,
             "inputs": None if self._globs["input"] is None else list(self._globs["input"]),

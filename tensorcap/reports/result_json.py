@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-import math
-from collections.abc import Iterator, Mapping
-from dataclasses import is_dataclass
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 from tensorcap.comparison.calibration import Calibration
@@ -16,6 +13,7 @@ from tensorcap.comparison.pair import Pair
 from tensorcap.metrics.location import ErrorMap
 from tensorcap.reports.examination import Examination
 from tensorcap.reports.ranking import by_module
+from tensorcap_formats.json_values import json_value
 from tensorcap_formats.keys import module_of
 from tensorcap_formats.records import Record
 
@@ -36,33 +34,15 @@ def json_pieces(comparison: Comparison, examination: Examination | None = None) 
     yield "]}\n"
 
 
-def json_value(value: object) -> Any:
-    """A value with dataclasses as objects, and with the numbers that JSON has not as strings or lists.
+@json_value.register
+def _(value: Pair) -> Any:
+    return value.key  # all pairs are members of the object itself
 
-    Example:
-        >>> json_value({"psnr": float("inf"), "at": (1, 2), "value": 1 - 2j})
-        {'psnr': 'inf', 'at': [1, 2], 'value': [1.0, -2.0]}
-    """
-    if value is None or isinstance(value, str | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, list | tuple):
-        return [json_value(item) for item in value]
-    if isinstance(value, complex):
-        return [json_value(value.real), json_value(value.imag)]
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, Pair):
-        return value.key  # all pairs are members of the object itself
-    if isinstance(value, ErrorMap):
-        levels = base64.b64encode(value.levels).decode("ascii")
-        return {"rows": value.rows, "columns": value.columns, "levels": levels}
-    if is_dataclass(value):
-        return {name: json_value(getattr(value, name)) for name in value.__dataclass_fields__}
-    if isinstance(value, Mapping):
-        return {key: json_value(item) for key, item in value.items()}
-    return value
+
+@json_value.register
+def _(value: ErrorMap) -> Any:
+    levels = base64.b64encode(value.levels).decode("ascii")
+    return {"rows": value.rows, "columns": value.columns, "levels": levels}
 
 
 def _dumps(value: object) -> str:

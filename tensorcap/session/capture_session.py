@@ -62,7 +62,7 @@ def capture(
     container: str | None = None,
     fsync: bool = False,
     substitution: Substitution | None = None,
-    room: str | Iterable[str] = (),
+    injectable: str | Iterable[str] = (),
     inner: bool = False,
 ) -> Capture:
     """Capture what happens in a model during a `with` block.
@@ -103,8 +103,8 @@ def capture(
         fsync: Make each tensor durable against a power cut.
         substitution: Archived tensors that take the place of the model's own, which are recorded first; the
             model then computes something else, and the archive says what.
-        room: Which values, `input` or `output`, later runs of the same model are going to replace: a model
-            that has to be compiled then makes room for them at once.
+        injectable: Which values, `input` or `output`, later runs of the same model are going to replace: a
+            model that has to be compiled then makes them replaceable at once.
         inner: Whether a graph that MAX compiles prints into files what it cannot give out: what lies within
             subgraphs, branches and loops, of which the last run is left.
 
@@ -136,7 +136,15 @@ def capture(
             Limits.of(steps=steps, sample=sample, max_bytes=max_bytes, slices=slices),
         ),
         plan=Plan(
-            inputs, level, as_tuple(ops_in), as_tuple(watch), grads, params, eager, as_tuple(room), inner
+            inputs,
+            level,
+            as_tuple(ops_in),
+            as_tuple(watch),
+            grads,
+            params,
+            eager,
+            as_tuple(injectable),
+            inner,
         ),
         log=log,
         stats_only=stats_only,
@@ -404,7 +412,7 @@ def capture_workload(
     """Run a workload once, under capture.
 
     Args:
-        workload: A model and its inputs.
+        workload: A model, its inputs and its seed.
         path: As for `capture`.
         run: Further run metadata.
         around: Makes a context manager that lives as long as the run does, to show its progress.
@@ -414,6 +422,8 @@ def capture_workload(
         The capture, which is over.
     """
     adapter = adapter_for(workload.model)
+    if workload.seed is not None:
+        adapter.seed(workload.seed)
     cap = capture(workload.model, path, run=run, **options)
     cap._warns = False  # the caller has the summary
     cap._workload = workload

@@ -17,7 +17,7 @@ from tensorcap.localization.curves import Curve, CurvePoint, change_points
 from tensorcap.localization.evidence import Evidence, EvidenceSource
 from tensorcap.localization.localization import localize
 from tensorcap.localization.ranking import rank_suspects
-from tensorcap.reports.verification_text import around_texts
+from tensorcap.reports.suspects import context_lines
 from tensorcap.session.capture_session import capture_workload
 from tensorcap.workload.workload import Workload
 from tensorcap_formats.archive import Archive
@@ -124,8 +124,8 @@ def test_the_first_wrong_layer_is_guilty_and_not_the_worst(tmp_path: Path, by: s
     found = localize(
         tmp_path / "ref.h5",
         tmp_path / "tgt.h5",
-        Workload(amplifying(), (given,)) if by == "replay" else None,
-        into=Workload(target, (given,)) if by == "injection" else None,
+        reference_model=Workload(amplifying(), (given,)) if by == "replay" else None,
+        target_model=Workload(target, (given,)) if by == "injection" else None,
     )
     assert (found.suspects[0].module, found.suspects[0].by) == ("2", (by,))
     total = [change for change in found.changes if change.curve == "total"]
@@ -133,7 +133,7 @@ def test_the_first_wrong_layer_is_guilty_and_not_the_worst(tmp_path: Path, by: s
     assert (first.kind, first.key, first.before, first.length) == ("step", "0/2/output", 0.0, 19)
     own = [(one.kind, one.module, one.length) for one in found.changes if one.curve == "own"]
     assert own == ([] if by == "archives" else [("spike", "2", own[0][2])])
-    assert any("a step at 0/2/output" in text for text in around_texts(found))
+    assert any("a step at 0/2/output" in text for text in context_lines(found))
 
 
 @pytest.mark.spec("LCL-4")
@@ -172,7 +172,7 @@ def test_an_injected_run_names_suspects_without_the_references_model(tmp_path: P
     weights = {name: value.clone() for name, value in target.state_dict().items()}
     with torch.no_grad():
         before = target(X)
-    found = localize(reference, archive, into=Workload(target, (X,)))
+    found = localize(reference, archive, target_model=Workload(target, (X,)))
     assert found.by == "injection"
     assert [(one.module, one.key) for one in found.suspects] == [
         ("2.out", "0/2.out/output"),
@@ -184,7 +184,7 @@ def test_an_injected_run_names_suspects_without_the_references_model(tmp_path: P
         assert torch.equal(target(X), before)
     assert all(torch.equal(target.state_dict()[name], value) for name, value in weights.items())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in target.modules())
-    alone = localize(reference, None, into=Workload(target, (X,)))
+    alone = localize(reference, target_model=Workload(target, (X,)))
     assert [one.module for one in alone.suspects] == ["2.out", "4"]
     with pytest.raises(UsageError, match="no target"):
         localize(reference, None)
@@ -195,7 +195,9 @@ def test_a_second_witness_confirms_the_first(tmp_path: Path) -> None:
     target = chain()
     target[3].act = nn.ReLU()
     reference, archive = captured(tmp_path, target)
-    found = localize(reference, archive, Workload(chain(), (X,)), into=Workload(target, (X,)))
+    found = localize(
+        reference, archive, reference_model=Workload(chain(), (X,)), target_model=Workload(target, (X,))
+    )
     assert [(one.module, one.by) for one in found.suspects] == [("3.act", ("replay", "injection"))]
     assert found.suspects[0].cause == "activation"
 
@@ -240,7 +242,7 @@ def test_one_wrong_element_makes_a_suspect_if_nothing_else_does(tmp_path: Path, 
 
     capture_workload(Workload(model(nn.GELU()), (X,)), tmp_path / "ref.h5")
     target = model(Spiked()).to(dtype)
-    found = localize(tmp_path / "ref.h5", None, into=Workload(target, (X.to(dtype),)))
+    found = localize(tmp_path / "ref.h5", target_model=Workload(target, (X.to(dtype),)))
     assert [one.module for one in found.suspects] == ["1"]
 
 
@@ -259,7 +261,7 @@ def test_an_outlier_from_a_rounded_argument_makes_no_suspect(tmp_path: Path) -> 
     target[2] = nn.GELU()
     capture_workload(Workload(model(), (x,)), tmp_path / "ref.h5")
     target, given = target.bfloat16(), x.bfloat16()
-    found = localize(tmp_path / "ref.h5", None, into=Workload(target, (given,)))
+    found = localize(tmp_path / "ref.h5", target_model=Workload(target, (given,)))
     assert [one.module for one in found.suspects] == ["2"]
 
 
@@ -283,13 +285,13 @@ def test_what_was_left_as_it_was_is_looked_at_and_accuses_nobody_who_inherits(tm
         target[3].out.weight.mul_(1.05)
         target[3].out.bias.mul_(1.05)
     reference, archive = captured(tmp_path, target)
-    found = localize(reference, archive, into=Workload(target, (X,)))
+    found = localize(reference, archive, target_model=Workload(target, (X,)))
     assert [one.module for one in found.suspects] == ["3.out"]
     assert any("0/4/input.hidden" in note and "may be inherited" in note for note in found.notes)
     with torch.no_grad():
         target[4].norm.weight.mul_(1.5)
     _, archive = captured(tmp_path, target)
-    found = localize(reference, archive, into=Workload(target, (X,)))
+    found = localize(reference, archive, target_model=Workload(target, (X,)))
     assert [one.module for one in found.suspects] == ["3.out", "4.norm"]
 
 
@@ -303,7 +305,7 @@ def test_a_renamed_argument_is_compared_with_its_counterpart(tmp_path: Path) -> 
     target = chain()
     target[2].act = Other()
     reference, archive = captured(tmp_path, target)
-    found = localize(reference, archive, into=Workload(target, (X,)))
+    found = localize(reference, archive, target_model=Workload(target, (X,)))
     assert [one.module for one in found.suspects] == ["2.act"]
 
 
@@ -338,7 +340,7 @@ def test_what_a_map_lost_makes_no_second_suspect(tmp_path: Path) -> None:
     ]
     mapping = Alignment(tuple(Entry((slot,), (f"blocks.{slot}",)) for slot in slots))
     found = localize(
-        tmp_path / "ref.h5", tmp_path / "tgt.h5", into=Workload(Port().eval(), (X,)), mapping=mapping
+        tmp_path / "ref.h5", tmp_path / "tgt.h5", target_model=Workload(Port().eval(), (X,)), mapping=mapping
     )
     assert [one.module for one in found.suspects] == ["3.out"]
 
@@ -380,11 +382,11 @@ def test_where_values_stop_being_finite_is_reported_with_what_went_in(tmp_path: 
         target.between = False
         target.fc.weight[2, 3] = math.nan
     ref, tgt = captured(tmp_path, target, reference)
-    found = localize(ref, tgt, Workload(reference, (X,)))
+    found = localize(ref, tgt, reference_model=Workload(reference, (X,)))
     assert found.nonfinite is not None
     assert (found.nonfinite.key, found.nonfinite.tensor.nan) == ("0/fc/output", 32)
     assert [one.key for one in found.nonfinite.operands] == ["0/fc/input.input"]
-    text = next(text for text in around_texts(found) if "finite" in text)
+    text = next(text for text in context_lines(found) if "finite" in text)
     assert text == (
         "Values stop being finite at 0/fc/output, made by fc: of 256 elements 32 are NaN and 0 infinite; "
         "its 1 operand all finite, up to 1: 0/fc/input.input."
@@ -426,7 +428,7 @@ def test_an_operand_under_another_name_is_named_by_it(tmp_path: Path) -> None:
     target = chain()
     target[1].act = Dividing()
     ref, tgt = captured(tmp_path, target)
-    found = localize(ref, tgt, into=Workload(target, (X,)))
+    found = localize(ref, tgt, target_model=Workload(target, (X,)))
     assert found.nonfinite is not None
     assert [(one.key, one.is_finite, one.more) for one in found.nonfinite.operands] == [
         ("0/1.act/input.given", True, None)
@@ -461,7 +463,9 @@ def test_what_differs_from_run_to_run_is_told_apart_from_a_mistake(tmp_path: Pat
         target[4].out.weight.mul_(-1)
     reference, archive = captured(tmp_path, target)
     capture_workload(Workload(target, (X,)), tmp_path / "again.h5")
-    found = localize(reference, archive, Workload(chain(), (X,)), repeat=tmp_path / "again.h5")
+    found = localize(
+        reference, archive, reference_model=Workload(chain(), (X,)), target_repeat=tmp_path / "again.h5"
+    )
     assert found.noise is not None
     assert (found.noise.first, found.noise.module) == ("0/1.act/output", "1.act")
     assert [one.module for one in found.suspects] == ["4.out", "1.act"]  # the mistake first
@@ -475,20 +479,21 @@ def test_what_differs_from_run_to_run_is_told_apart_from_a_mistake(tmp_path: Pat
     assert any("does not repeat itself: 1.act" in note for note in found.notes)
     quiet = chain()
     reference, archive = captured(tmp_path, quiet)
-    same = localize(reference, archive, repeat=archive)
+    same = localize(reference, archive, target_repeat=archive)
     assert same.noise is not None
     assert (same.noise.largest, same.noise.first) == (0.0, "")
 
 
 @pytest.mark.spec("LCL-20")
 def test_results_are_json_with_all_that_was_found(tmp_path: Path) -> None:
-    from tensorcap.reports.localization_json import localization_value
 
     target = chain()
     target[3].act = nn.ReLU()
     reference, archive = captured(tmp_path, target)
     told = json.loads(
-        json.dumps(localization_value(localize(reference, archive, Workload(chain(), (X,)))), allow_nan=False)
+        json.dumps(
+            localize(reference, archive, reference_model=Workload(chain(), (X,))).to_json(), allow_nan=False
+        )
     )
     assert told["by"] == "replay"
     assert told["explained"] == [{"module": "3", "child": "3.act"}, {"module": "@root", "child": "3.act"}]
@@ -532,7 +537,7 @@ def test_a_root_cause_is_recognised_by_r_and_more_precision_is_no_mistake(tmp_pa
     reference = model(Norm(), nn.SiLU())
     target = model(Norm(rounds=False), Distorted()).bfloat16()
     ref, tgt = captured(tmp_path, target, reference, X.bfloat16())
-    found = localize(ref, tgt, Workload(reference, (X,)))
+    found = localize(ref, tgt, reference_model=Workload(reference, (X,)))
     assert [one.module for one in found.suspects] == ["3"]
     suspect = found.suspects[0]
     assert suspect.diagnosis is None

@@ -32,7 +32,7 @@ def model() -> MaxModel:
 @pytest.fixture(scope="module")
 def reference(model: MaxModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("max") / "ref.h5"
-    capture_workload(Workload(model, (X,)), path, room=ROOM)
+    capture_workload(Workload(model, (X,)), path, injectable=ROOM)
     return path
 
 
@@ -154,7 +154,7 @@ def test_several_runs_of_a_workload_are_injected_step_by_step(model: MaxModel, t
         found(x)
         found(x + np.float32(1))
 
-    capture_workload(Workload(model, (X,), twice), tmp_path / "ref.h5", room=ROOM)
+    capture_workload(Workload(model, (X,), twice), tmp_path / "ref.h5", injectable=ROOM)
     wrong = Workload(model.with_weights(with_wrong_first()), (X,), twice)
     inject(tmp_path / "ref.h5", wrong, tmp_path / "a.h5", inputs=["layers.1"], steps="1")
     found = values(tmp_path / "a.h5")
@@ -166,7 +166,7 @@ def test_several_runs_of_a_workload_are_injected_step_by_step(model: MaxModel, t
 @pytest.mark.spec("MAX-23")
 def test_a_module_that_a_subgraph_stands_for_is_injected_as_others_are(tmp_path: Path) -> None:
     right = MaxModel(in_subgraph())
-    capture_workload(Workload(right, (X,)), tmp_path / "ref.h5", room=ROOM)
+    capture_workload(Workload(right, (X,)), tmp_path / "ref.h5", injectable=ROOM)
     weights = dict(right.module.state_dict())
     weights["layers.1.second.weight"] = weights["layers.1.second.weight"] * np.float32(2)
     wrong = Workload(right.with_weights(weights), (X,))

@@ -106,7 +106,7 @@ class Tapped:
         executions = self._executions = self._executions or Executions(self._model)
         substitution = self._substitution if recorder.is_recording else None
         given = Given(self._model, args, kwargs)
-        room = frozenset({*self._plan.room, *(substitution.kinds if substitution else ())})
+        room = frozenset({*self._plan.injectable, *(substitution.kinds if substitution else ())})
         inputs = self._plan.inputs or "input" in room
         told = Told(frozenset(self._names), inputs, room, self._plan.inner)
         with recorder.waiting.on("MAX compiles the model"):
