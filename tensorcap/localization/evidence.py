@@ -34,7 +34,10 @@ RerunCall = Callable[[str, str], "Rerun | None"]
 
 _MOST: Final = 8  # suspects by archives alone: of more, none stands out
 _GAINS: Final = frozenset({"D", "D'", "T", "T'", "E", "own"})  # tests that look at one module alone
-_ARCHIVES_ALONE: Final = "No model was replayed: the archives alone tell a mistake only where it stands out of what errors do anyway."
+_ARCHIVES_ALONE: Final = (
+    "No model was replayed: the archives alone tell a mistake only where it stands out of what errors do "
+    "anyway."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +251,8 @@ def evidence_of_injection(reference: Archive, injected: Archive, comparison: Com
     if judge.unknown:
         notes.append(
             "Arguments that were left as they were and are not known in the reference: "
-            f"{len(judge.unknown)}, first {judge.unknown[0]}; errors of what was made of them may be inherited."
+            f"{len(judge.unknown)}, first {judge.unknown[0]}; errors of what was made of them may be "
+            "inherited."
         )
     return EvidenceSource("injection", reference, injected, None, evidence, own_errors, (), tuple(notes))
 

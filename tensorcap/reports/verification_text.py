@@ -90,8 +90,8 @@ def _weights_text(weights: WeightComparison) -> str:
     if not weights.unlike:
         return f"{text}, all of them the same numbers." if compared else f"{text}."
     text += (
-        f", {len(weights.unlike)} of them not the same numbers ({some([p.key for p in weights.unlike])}); the "
-        f"worst is off by {error_of(weights.unlike[0]):.2e} of its norm."
+        f", {len(weights.unlike)} of them not the same numbers ({some([p.key for p in weights.unlike])}); "
+        f"the worst is off by {error_of(weights.unlike[0]):.2e} of its norm."
     )
     explanations = weights.diagnosis.explanations if weights.diagnosis else ()
     if not explanations:

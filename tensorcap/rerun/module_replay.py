@@ -218,7 +218,8 @@ def _replay_forward(
 
     1. The target is captured as it is, unless such a capture was given, and aligned with the reference.
     2. It is run with the reference's tensors, under its own keys, in the place of its own.
-    3. If the reference's model is known, a copy in the target's precision (the twin) is run on its own values.
+    3. If the reference's model is known, a copy in the target's precision (the twin) is run on its own
+       values.
     4. Each tensor of the run is compared with the reference's, and judged by its own error.
     """
     original = stack.enter_context(opened(reference))
