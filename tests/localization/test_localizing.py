@@ -13,11 +13,14 @@ from torch import Tensor, nn
 
 from tensorcap.alignment.mapping import Alignment, Entry
 from tensorcap.comparison.pipeline import compare
+from tensorcap.diagnosis.diagnosis import Diagnosis
+from tensorcap.diagnosis.scoring import Explanation
 from tensorcap.localization.curves import Curve, CurvePoint, change_points
 from tensorcap.localization.evidence import Evidence, EvidenceSource
 from tensorcap.localization.localization import localize
 from tensorcap.localization.ranking import rank_suspects
-from tensorcap.reports.suspects import context_lines
+from tensorcap.localization.suspect import Suspect
+from tensorcap.reports.suspects import context_lines, suspect_lines
 from tensorcap.session.capture_session import capture_workload
 from tensorcap.workload.workload import Workload
 from tensorcap_formats.archive import Archive
@@ -547,3 +550,82 @@ def test_a_root_cause_is_recognised_by_r_and_more_precision_is_no_mistake(tmp_pa
     assert [one.module for one in found.over_precise] == ["1"]
     assert 0.5 < found.over_precise[0].ratio < 0.85
     assert any("1: rounds less than the reference's model" in note for note in found.notes)
+
+
+@pytest.mark.spec("LCL-1")
+def test_a_replay_that_does_not_fit_leaves_the_archives_and_a_note(tmp_path: Path) -> None:
+    target = chain()
+    target[3].act = nn.SiLU()
+    reference, archive = captured(tmp_path, target)
+    other = Workload(nn.Sequential(nn.Flatten(), nn.Linear(8, 3)), (X,))
+    found = localize(reference, archive, reference_model=other)
+    assert found.by == "archives"
+    assert [one.module for one in found.suspects] == ["3.act"]
+    assert any(note.startswith("No replay: ") for note in found.notes)
+
+
+@pytest.mark.spec("LCL-10")
+def test_a_target_into_which_nothing_fits_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise UsageError("1.fc/input.x: [4, 8] does not fit [8, 4]")
+
+    reference, archive = captured(tmp_path, chain())
+    monkeypatch.setattr("tensorcap.localization.evidence.inject", refused)
+    with pytest.raises(UsageError, match="does not fit"):
+        localize(reference, archive, target_model=Workload(chain(), (X,)))
+    both = localize(
+        reference, archive, reference_model=Workload(chain(), (X,)), target_model=Workload(chain(), (X,))
+    )
+    assert (both.by, both.suspects) == ("replay", ())
+    assert "No injection: 1.fc/input.x: [4, 8] does not fit [8, 4]." in both.notes
+
+
+def suspect(**members: Any) -> Suspect:
+    """A suspect of which little is known."""
+    known: dict[str, Any] = {
+        "module": "3.act",
+        "class_name": "torch.nn.modules.activation.GELU",
+        "key": "0/3.act/output",
+        "by": ("archives",),
+        "status": "diverged",
+        "findings": (),
+        **dict.fromkeys(("own", "inherited", "total", "ratio", "noise", "examined")),
+        "cause": "",
+        "reason": "3.act made this tensor.",
+    }
+    return Suspect(**{**known, **members})
+
+
+def diagnosis(status: Any, *explanations: Explanation) -> Diagnosis:
+    key = "0/3.act/output"
+    return Diagnosis(key, key, status, 0.5, 6e-8, "float32", 0.0, explanations, {}, ())
+
+
+def test_what_is_not_known_of_a_suspect_is_left_out() -> None:
+    assert suspect_lines(2, suspect()) == [
+        "2. 3.act (GELU)",
+        "error: diverged (at 0/3.act/output)",
+        "by archives: 3.act made this tensor.",
+    ]
+
+
+def test_each_error_of_a_suspect_is_named_and_what_explains_it_and_what_does_not() -> None:
+    errors = {"own": 0.5, "inherited": 0.0, "total": 0.25, "noise": 0.001, "ratio": 48.53}
+    text = "the target is silu of its input"
+    mistake = Explanation("activation", text, "Another activation.", 0.5, 2e-8, 1e-7, 0, 256, 9.0, {})
+    explained = diagnosis("explained", mistake)
+    lines = suspect_lines(
+        1, suspect(by=("replay", "injection"), examined=explained, cause="activation", **errors)
+    )
+    assert lines[1:] == [
+        "error: own 0.5, inherited 0, total 0.25, from run to run 0.001, R 48.5 (at 0/3.act/output)",
+        "by replay and injection: 3.act made this tensor.",
+        "explained: the target is silu of its input (leaves 2e-08)",
+        "Another activation.",
+    ]
+    noisy = suspect_lines(1, suspect(examined=explained, cause="run-to-run noise"))
+    assert noisy[-1] == "root cause: run-to-run noise"
+    unexplained = suspect_lines(1, suspect(examined=diagnosis("unexplained"), cause="another computation"))
+    assert unexplained[-2:] == ["no hypothesis explains its values", "root cause: another computation"]

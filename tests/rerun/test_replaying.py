@@ -251,3 +251,8 @@ def test_a_correct_port_has_no_suspect(captured: Any, has_model: bool) -> None:
     found = localize(reference, target, reference_model=workload(llama()) if has_model else None)
     assert not found.suspects
     assert found.exit_status == 0
+
+
+def test_a_replay_needs_a_model(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no model, expected reference_model or target_model"):
+        replay(tmp_path / "ref.h5")
