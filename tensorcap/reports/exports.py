@@ -105,7 +105,7 @@ def write_csv(
 
 
 def _cases(comparison: Comparison) -> Iterator[tuple[Pair | None, str | None, str]]:
-    """Each pair with the element that tells its outcome, None for a pass, and a message."""
+    """Each pair with the JUnit element of its outcome, None for a pass, and a message."""
     for pair in comparison.pairs:
         message = f"{pair.status}: {pair.reason}" if pair.reason else pair.status
         if pair.status == "unreadable":
