@@ -136,6 +136,16 @@ def number_text(value: complex | None, digits: int = 4) -> str:
     return f"{value:.{digits}g}"
 
 
+def short_number(value: float) -> str:
+    """A number with two digits and a short exponent, for the middle of a sentence.
+
+    Example:
+        >>> short_number(0.0808), short_number(1e-05), short_number(4)
+        ('0.081', '1e-5', '4')
+    """
+    return number_text(value, 2).replace("e-0", "e-").replace("e+0", "e+")
+
+
 def cosine_text(cosine: float | None) -> str:
     """A cosine in six places; 1 only where no more than the rounding of the sums is missing."""
     if cosine is None:

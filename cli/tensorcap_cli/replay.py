@@ -116,11 +116,14 @@ def _print(found: Any) -> None:
         color = "yellow" if found.exit_status else "green"
         click.secho(f"{what} an error of its own: {judged} within rounding.", fg=color, bold=True)
         return
+    from tensorcap.comparison.policy import describe_test
+
     rows = []
     for own in bad[:_SHOWN]:
         error = DASH if own.error is None else number_text(own.error, 3)
         ratio = DASH if own.ratio is None else number_text(own.ratio, 3)
-        tests = ",".join(dict.fromkeys(f.test for f in own.findings if f.status in ("suspect", "diverged")))
+        bad_findings = [f for f in own.findings if f.status in ("suspect", "diverged")]
+        tests = ", ".join(dict.fromkeys(describe_test(f.test) for f in bad_findings))
         rows.append((own.module, own.key, own.status, error, ratio, tests or DASH))
     print_table(("MODULE", "KEY", "STATUS", "OWN ERROR", "R", "TESTS"), rows, left=(0, 1, 2, 5), flexible=1)
     if len(bad) > _SHOWN:

@@ -17,6 +17,7 @@ from tensorcap_cli.output import (
     number_text,
     one_line,
     print_table,
+    short_number,
     terminal_width,
     upper_text,
 )
@@ -177,13 +178,15 @@ def _logit_cell(found: LogitDifference | None, name: str) -> str:
 
 
 def _where(pair: Pair) -> str:
+    from tensorcap.comparison.policy import describe_test
+
     d = pair.difference
     if pair.reason or d is None:
         return one_line(pair.reason)
     if d.mask_mismatches and d.mask_index is not None:
         return f"not finite alike at {list(d.mask_index)}"
     tests = [
-        f"{f.test} {number_text(f.value, 3)} (limit {number_text(f.limit, 3)})"
+        f"{describe_test(f.test)} {short_number(f.value)} (limit {short_number(f.limit)})"
         for f in pair.findings
         if f.status in ("suspect", "diverged") and f.test != "tolerance"
     ]

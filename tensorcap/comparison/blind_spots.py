@@ -200,7 +200,7 @@ def _blind(
     if not has_inputs:
         found.append(
             "Inputs of modules were not captured, or there are no modules: only outliers and the growth of "
-            "the error were tested (E and F)."
+            "the error were tested."
         )
     elif untested:
         found.append(f"The gain of {len(untested)} leaves is unknown: their inputs were not compared.")

@@ -17,7 +17,7 @@ from tensorcap_formats.open import open_archive
 
 QUANTILE: Final = 0.99
 MARGIN: Final = 1.5
-_ONLY_GROWTH: Final = {"F"}  # a suspect by the growth alone may well be good: that is what is calibrated
+_ONLY_GROWTH: Final = {"growth"}  # a suspect by the growth alone may well be good: that is what is calibrated
 
 
 @dataclass(frozen=True, slots=True)

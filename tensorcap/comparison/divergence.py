@@ -15,14 +15,14 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
 
 _OWN: Final = (
-    "A",
-    "A'",
-    "D",
-    "D'",
-    "T",
-    "T'",
-    "E",
-    "G",
+    "own_error_leaf",
+    "own_error_composite",
+    "gain",
+    "attention_gain",
+    "gain_tail",
+    "attention_gain_tail",
+    "outlier_element",
+    "input_dependence",
     "integers",
     "mask",
     "routing",
@@ -112,8 +112,8 @@ def _weight(pair: Pair, inputs: Inputs) -> int:
         return 1  # another implementation has other ops; a wrong value says more
     tests = {f.test for f in pair.findings if f.status in ("suspect", "diverged")}
     certain = {f.test for f in pair.findings if f.status == "diverged"}
-    if pair.status == "diverged" and certain == {"E"} and _inherits_rows(pair, inputs.of(pair)):
-        return 1 if tests & (set(_OWN) - {"E"}) else 2
+    if pair.status == "diverged" and certain == {"outlier_element"} and _inherits_rows(pair, inputs.of(pair)):
+        return 1 if tests & (set(_OWN) - {"outlier_element"}) else 2
     if pair.status != "suspect":
         return 0
     return 1 if tests & set(_OWN) else 2
@@ -144,9 +144,14 @@ def _is_argument(pair: Pair) -> bool:
 
 def _inherits_rows(pair: Pair, inputs: Sequence[Pair]) -> bool:
     """Whether the same call was given rows that are as wrong, so that an outlier is not its own."""
-    if any(f.test == "E" and f.status == "diverged" for given in inputs for f in given.findings):
+    if any(
+        f.test == "outlier_element" and f.status == "diverged" for given in inputs for f in given.findings
+    ):
         return True
-    is_no_worse = any(f.test in ("T", "T'") and f.status == "within-rounding" for f in pair.findings)
+    is_no_worse = any(
+        f.test in ("gain_tail", "attention_gain_tail") and f.status == "within-rounding"
+        for f in pair.findings
+    )
     return is_no_worse and any(_has_worse_rows(given) for given in inputs)
 
 
@@ -158,7 +163,7 @@ def _has_worse_rows(pair: Pair) -> bool:
 
 
 def _has_only_grown(pair: Pair) -> bool:
-    return pair.status == "suspect" and {f.test for f in pair.findings if f.status == "suspect"} == {"F"}
+    return pair.status == "suspect" and {f.test for f in pair.findings if f.status == "suspect"} == {"growth"}
 
 
 class Inputs:

@@ -186,7 +186,7 @@ def judge_pass_through(
         is_tested = pair.status in _OPEN and not is_inner(record.key) and not given.of(pair.key)
         if same and is_tested and not _is_echo(target, pair, same):
             text = f"equal to {same[-1].key} in the reference, not in the target"
-            finding = Finding("echo", 1, 0, "diverged", text)
+            finding = Finding("pass_through", 1, 0, "diverged", text)
             broken[pair.key] = replace(pair, status="diverged", findings=(finding, *pair.findings))
         same.append(pair)
     return [broken.get(pair.key, pair) for pair in pairs]

@@ -46,7 +46,7 @@ def explained_leaves(
         is_green = share <= policy.explained
         text = f"{share:.0%} of the squared error is a function of the input, at most {policy.explained:.0%}"
         status: Status = "within-rounding" if is_green else "suspect"
-        yield result, Finding("G", share, policy.explained, status, text)
+        yield result, Finding("input_dependence", share, policy.explained, status, text)
 
 
 def explained_by_input(

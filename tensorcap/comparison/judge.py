@@ -340,8 +340,8 @@ class PolicyJudge:
 def _replaced_by(calibrated: Sequence[Finding]) -> set[str]:
     """The policy's tests that limits of known-good ports take the place of: those of the same quantity."""
     metrics = {finding.test for finding in calibrated}
-    replaced = {"F", "wide"} if metrics & _WHOLE_ERRORS else set()
-    return replaced | {"E"} if "outlier" in metrics else replaced
+    replaced = {"growth", "wide_error"} if metrics & _WHOLE_ERRORS else set()
+    return replaced | {"outlier_element"} if "outlier" in metrics else replaced
 
 
 def _first_flips(flipped: Sequence[Pair]) -> Callable[[Record], bool]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -19,10 +19,62 @@ from tensorcap.comparison.pair import Finding, Status
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
+from tensorcap_formats.json_values import json_value
 from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import RunInfo
 
 _ROW: Final = 64  # elements that a row has at least (MET-10)
+
+# Tests that `specs/policy.md` and the member `test` of version 1 of a result name by a letter or another word
+LETTERS: Final[Mapping[str, str]] = {
+    "own_error_leaf": "A",
+    "own_error_composite": "A'",
+    "twin_ratio": "B",
+    "ulp_share": "C",
+    "gain": "D",
+    "attention_gain": "D'",
+    "gain_tail": "T",
+    "attention_gain_tail": "T'",
+    "outlier_element": "E",
+    "growth": "F",
+    "input_dependence": "G",
+    "wide_error": "wide",
+    "pass_through": "echo",
+}
+# What a test's value is, for a reader, of tests whose name does not say it
+_PHRASES: Final[Mapping[str, str]] = {
+    "own_error_leaf": "own error",
+    "own_error_composite": "own error",
+    "twin_ratio": "ratio to the twin's error",
+    "ulp_share": "share of other values",
+    "gain": "error gain",
+    "gain_tail": "error gain of the worst rows",
+    "attention_gain_tail": "attention gain of the worst rows",
+    "outlier_element": "outlier",
+    "growth": "row error",
+    "input_dependence": "share of the error that the input explains",
+    "wide_error": "row error",
+    "integers": "other whole numbers",
+    "parameter": "other parameters",
+    "routing": "share of other choices",
+    "zeros": "rows of zeros",
+}
+
+
+@json_value.register
+def _(value: Finding) -> Any:
+    members = {name: json_value(getattr(value, name)) for name in ("value", "limit", "status", "text")}
+    return {"test": LETTERS.get(value.test, value.test), "name": value.test, **members}
+
+
+def describe_test(name: str) -> str:
+    """Return what a test's value is, in words.
+
+    Example:
+        >>> describe_test("gain"), describe_test("attention_gain"), describe_test("max_abs")
+        ('error gain', 'attention gain', 'max_abs')
+    """
+    return _PHRASES.get(name, name.replace("_", " ") if name in LETTERS else name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,11 +274,11 @@ class Policy:
             limits = Limits(times * limits.green, times * limits.suspect)
             status = limits.status(error)
             text = f"row error {error:.2g}, {precision.name} runs agree within {limits.green:.2g}"
-            return Finding("wide", error, limits.green, status, text)
+            return Finding("wide_error", error, limits.green, status, text)
         limit = times * self.envelope_at(depth, precision) * self.widened_by(elements)
         status = "within-rounding" if error <= limit else "suspect"
         text = f"row error {error:.2g}, at most {limit:.2g} expected at depth {depth} in {precision.name}"
-        return Finding("F", error, limit, status, text)
+        return Finding("growth", error, limit, status, text)
 
     @staticmethod
     def judge_other_experts(error: float) -> Finding:
@@ -234,7 +286,7 @@ class Policy:
         limit = math.sqrt(2)
         status: Status = "within-rounding" if error <= limit else "suspect"
         text = f"row error {error:.2g}, where most rows had other experts: at most {limit:.2g}"
-        return Finding("F", error, limit, status, text)
+        return Finding("growth", error, limit, status, text)
 
     def judge_outlier(self, outlier: float, error: float, worst_rows: float, precision: Precision) -> Finding:
         """Judge the largest error of an element against the error of rows: test E.
@@ -250,7 +302,7 @@ class Policy:
         limit = self.outlier * usual
         status: Status = "within-rounding" if outlier <= limit else "diverged"
         text = f"one element is off by {outlier:.2g} of its row, where rows are off by {usual:.2g}"
-        return Finding("E", outlier, limit, status, text)
+        return Finding("outlier_element", outlier, limit, status, text)
 
     def judge_gain(
         self, output: float, inputs: float, precision: Precision, *, is_core: bool, elements: int
@@ -264,7 +316,7 @@ class Policy:
             is_core: Whether it is the core of an attention, or a leaf of unknown kind.
             elements: How many the output has, or an input if that has fewer.
         """
-        test = "D'" if is_core else "D"
+        test = "attention_gain" if is_core else "gain"
         gains = self.sampled(self.core_gain if is_core else self.leaf_gain, elements)
         if not precision.is_wide:
             gain = output / math.hypot(inputs, 2 * precision.rounding)
@@ -284,7 +336,7 @@ class Policy:
             is_leaf: Whether a leaf of known kind made it.
             elements: How many it has.
         """
-        test = "A" if is_leaf else "A'"
+        test = "own_error_leaf" if is_leaf else "own_error_composite"
         if precision.is_wide:
             limits = self.in_proportion(self.wide_own, precision)
             text = f"error {error:.2g} of its own, at most {limits.green:.2g}"
@@ -314,7 +366,7 @@ class Policy:
             elements: How many it has.
             is_forward: Whether the target was run on values that were rounded on the way in.
         """
-        test = "A" if is_leaf else "A'"
+        test = "own_error_leaf" if is_leaf else "own_error_composite"
         if is_forward:
             given = self.leaf_own if is_leaf else self.composite_own
         else:
@@ -344,7 +396,7 @@ class Policy:
         """Judge how a leaf's own error compares with that of the same leaf in low precision: test B."""
         limits = self.sampled(self.twin_ratio, elements)
         text = f"{ratio:.3g} times the error of the model in that precision, at most {limits.green:.3g}"
-        return Finding("B", ratio, limits.green, limits.status(ratio), text)
+        return Finding("twin_ratio", ratio, limits.green, limits.status(ratio), text)
 
     def is_precise(self, ratio: float, elements: int) -> bool:
         """Whether a result was rounded less than the model itself rounds it in that precision."""
@@ -354,14 +406,14 @@ class Policy:
         """Judge the share of elements that are more than one unit in the last place off: test C."""
         limits = self.counted(self.twin_bits, elements)
         text = f"{100 * share:.2g} % of elements are more than 1 ulp off, at most {100 * limits.green:.2g} %"
-        return Finding("C", share, limits.green, limits.status(share), text)
+        return Finding("ulp_share", share, limits.green, limits.status(share), text)
 
     def judge_other_values(self, share: float, elements: int) -> Finding:
         """Judge the share of an activation's elements that are not the twin's: test C, at most suspect."""
         limit = self.counted(Limits(self.twin_values, 1.0), elements).green
         status: Status = "within-rounding" if share <= limit else "suspect"
         text = f"{100 * share:.2g} % of elements are not the twin's, at most {100 * limit:.2g} %"
-        return Finding("C", share, limit, status, text)
+        return Finding("ulp_share", share, limit, status, text)
 
     def counted(self, limits: Limits, elements: int) -> Limits:
         """Limits of a share of so many elements, widened by what a count may be off by (POL-80)."""
@@ -390,7 +442,9 @@ class Policy:
             f"the worst rows are off by {inputs:.2g} in, {output:.2g} out: gain {gain:.3g}, "
             f"at most {limits.green:.3g}"
         )
-        return Finding("T'" if is_core else "T", gain, limits.green, limits.status(gain), text)
+        return Finding(
+            "attention_gain_tail" if is_core else "gain_tail", gain, limits.green, limits.status(gain), text
+        )
 
     def judge_row(self, inputs: Array, outputs: Array, precision: Precision) -> Finding:
         """Judge what experts add to the error of any single row: test T' of the worst one.
@@ -408,7 +462,7 @@ class Policy:
             f"one row is off by {inputs[worst]:.2g} in, {outputs[worst]:.2g} out: gain {gain:.3g}, "
             f"at most {limit:g}"
         )
-        return Finding("T'", gain, limit, self.expert_row.status(gain), text)
+        return Finding("attention_gain_tail", gain, limit, self.expert_row.status(gain), text)
 
     def visible(self, inputs: float, precision: Precision) -> float:
         """The smallest own error of a leaf that its gain shows, where its inputs are that far off."""

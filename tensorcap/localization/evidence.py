@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 RerunCall = Callable[[str, str], "Rerun | None"]
 
 _MOST: Final = 8  # suspects by archives alone: of more, none stands out
-_GAINS: Final = frozenset({"D", "D'", "T", "T'", "E", "own"})  # tests that look at one module alone
+_LOCAL_TESTS: Final = frozenset(  # tests that look at one module alone
+    {"gain", "attention_gain", "gain_tail", "attention_gain_tail", "outlier_element"}
+)
 _ARCHIVES_ALONE: Final = (
     "No model was replayed: the archives alone tell a mistake only where it stands out of what errors do "
     "anyway."
@@ -325,7 +327,7 @@ def _of_divergence(reference: Archive, comparison: Comparison) -> tuple[Evidence
 
 def _is_clear(evidence: Evidence) -> bool:
     """Whether it is no matter of a limit that a correct port passes now and then."""
-    is_other_function = any(f.test == "G" and f.status in BAD for f in evidence.findings)
+    is_other_function = any(f.test == "input_dependence" and f.status in BAD for f in evidence.findings)
     return evidence.status != "suspect" or is_other_function
 
 
@@ -337,7 +339,7 @@ def _excessive_gain(pair: Pair) -> Finding | None:
     """The finding of a test that looks at one module alone and found much too large an error."""
     if pair.reference is None or is_inner(pair.reference.key) or is_parameter(pair.reference.key):
         return None
-    return next((f for f in pair.findings if f.test in _GAINS and f.status == "diverged"), None)
+    return next((f for f in pair.findings if f.test in _LOCAL_TESTS and f.status == "diverged"), None)
 
 
 def _severity(own: OwnError) -> int:

@@ -20,6 +20,7 @@ from tensorcap.comparison.calibration import Calibration
 from tensorcap.comparison.comparison import Comparison
 from tensorcap.comparison.divergence import Divergence, first_divergence
 from tensorcap.comparison.pair import Finding, Pair, Status
+from tensorcap.comparison.policy import LETTERS
 from tensorcap.comparison.preflight.checklist import Preflight
 from tensorcap.comparison.thresholds import KeyThresholds, Thresholds, judge_metric
 from tensorcap.metrics.difference import Difference, Tolerance
@@ -55,6 +56,7 @@ _AS_THEY_ARE: Final = (  # members of a comparison that JSON has under the same 
     "mapping",
 )
 _WORST_FIRST: Final[tuple[Status, ...]] = ("diverged", "unjudged", "match")
+_NAMES: Final = {letter: name for name, letter in LETTERS.items()}
 _UNDECIDED: Final = "the saved metrics do not tell"
 
 
@@ -245,6 +247,7 @@ def _result(found: Mapping[str, Any]) -> Result:
     converter.register_structure_hook(Key, lambda text, _: Key.parse(text))
     converter.register_structure_hook(DType, lambda name, _: dtype(name))
     converter.register_structure_hook(Calibration, lambda document, _: _calibration(document))
+    converter.register_structure_hook(Finding, lambda members, _: _finding(members))
     entries: Sequence[Mapping[str, Any]] = found["pairs"]
     pairs = tuple(decode_as(Pair, _in_row(entry, row), converter) for row, entry in enumerate(entries))
     by_key = {pair.key: pair for pair in pairs}
@@ -291,6 +294,13 @@ def _in_row(entry: Mapping[str, Any], row: int) -> dict[str, Any]:
         if members[side] is not None:
             members[side] = {**members[side], "row": row}
     return members
+
+
+def _finding(members: Mapping[str, Any]) -> Finding:
+    """Read a finding under the name of its test; results of before there were names have a letter alone."""
+    name = members["name"] if "name" in members else _NAMES.get(members["test"], members["test"])
+    finding: Finding = decode_as(Finding, {**members, "test": name})
+    return finding
 
 
 def _members(kind: type[RunSummary | Pair], entry: Mapping[str, Any]) -> dict[str, Any]:

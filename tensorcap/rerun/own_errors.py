@@ -33,8 +33,10 @@ Made = Literal["result", "argument"]
 
 BAD: Final = frozenset({"suspect", "diverged", "nonfinite", "shape-mismatch"})
 _TOO_LARGE: Final = frozenset({"suspect", "diverged"})
-_ROUNDED_ARGUMENTS: Final = frozenset({"E", "F", "G"})  # tests that may fail for an argument that was rounded
-_ROUNDED_ARGUMENTS_WIDE: Final = frozenset({"F"})  # of these, in a precision that hardly rounds
+_UNCERTAIN: Final = frozenset(  # tests that may fail for an argument that was rounded
+    {"outlier_element", "growth", "input_dependence"}
+)
+_UNCERTAIN_WIDE: Final = frozenset({"growth"})  # of these, in a precision that hardly rounds
 _ROUNDING_SLACK: Final = 0.001  # of an ulp: what computing a distance in ulp may be off by
 _ROUNDED_ONCE: Final = 0.5 + _ROUNDING_SLACK  # ulp from the exact value
 
@@ -189,7 +191,7 @@ class ReplayJudge:
             own = [replace(f, status="within-rounding") for f in own]
         elif ratio is not None and math.isfinite(ratio) and self._is_judged_by_twin(pair, is_leaf=is_leaf):
             own.append(POLICY.judge_twin(ratio, elements))
-        own += [finding for finding in pair.findings if finding.test == "E"]
+        own += [finding for finding in pair.findings if finding.test == "outlier_element"]
         is_precise = ratio is not None and ratio < POLICY.twin_precise
         has_parameters = self._calls.has_parameters(pair.reference.key.site)
         if not (is_precise and (self._is_forward or has_parameters)):
@@ -329,7 +331,7 @@ class InjectionJudge:
             findings = findings if gain is None else (*findings, gain)
         if not is_too_large:
             return "diverged", findings or (_mismatch(pair),)
-        uncertain = _ROUNDED_ARGUMENTS_WIDE if self._is_wide(pair) else _ROUNDED_ARGUMENTS
+        uncertain = _UNCERTAIN_WIDE if self._is_wide(pair) else _UNCERTAIN
         certain = [f for f in findings if f.status in _TOO_LARGE and f.test not in uncertain]
         if certain:
             return worst_status(certain), findings

@@ -38,12 +38,12 @@ def off(x: Array, error: float, seed: int = 9) -> Array:
 def test_limits_are_widened_by_three_deviations_of_a_ratio(elements: int, factor: float) -> None:
     precision = POLICY.precision("bfloat16")
     found = {
-        "D": POLICY.judge_gain(0.01, 0.01, precision, is_core=False, elements=elements).limit / 1.5,
-        "D'": POLICY.judge_gain(0.01, 0.01, precision, is_core=True, elements=elements).limit / 4,
-        "A": POLICY.judge_own(0.01, precision, is_leaf=True, elements=elements).limit / 2.5,
-        "A'": POLICY.judge_own(0.01, precision, is_leaf=False, elements=elements).limit / 6,
-        "B": POLICY.judge_twin(1.0, elements).limit / 1.2,
-        "F": POLICY.judge_total(0.01, 0, precision, elements=elements).limit / (4 * ROUNDING),
+        "gain": POLICY.judge_gain(0.01, 0.01, precision, is_core=False, elements=elements).limit / 1.5,
+        "attention_gain": POLICY.judge_gain(0.01, 0.01, precision, is_core=True, elements=elements).limit / 4,
+        "own_error_leaf": POLICY.judge_own(0.01, precision, is_leaf=True, elements=elements).limit / 2.5,
+        "own_error_composite": POLICY.judge_own(0.01, precision, is_leaf=False, elements=elements).limit / 6,
+        "twin_ratio": POLICY.judge_twin(1.0, elements).limit / 1.2,
+        "growth": POLICY.judge_total(0.01, 0, precision, elements=elements).limit / (4 * ROUNDING),
     }
     assert found == pytest.approx(dict.fromkeys(found, factor))
     replayed, tail = POLICY.judge_replayed(0.01, 0.02, precision, is_leaf=True, elements=elements)
@@ -88,7 +88,7 @@ def test_a_leaf_of_one_token_may_seem_to_gain_more(
         for a, b in ((x, y), (off(x, error), off(y, out)))
     ]
     (pair,) = (p for p in compare(*archives).pairs if p.key == "0/proj/output")
-    (found,) = (f for f in pair.findings if f.test == "D")
+    (found,) = (f for f in pair.findings if f.test == "gain")
     assert found.status == status
 
 
@@ -164,7 +164,7 @@ def test_a_core_reads_what_earlier_steps_left(make_archive: MakeArchive, kept: f
     }
     found = compare(make_archive(right, run=run), make_archive(wrong, run=run))
     (pair,) = (p for p in found.pairs if p.key == "1/a.o/input.x")
-    assert {f.status for f in pair.findings if f.test == "D'"} == {status}
+    assert {f.status for f in pair.findings if f.test == "attention_gain"} == {status}
 
 
 def routed(flipped: int, rows: int, error: float) -> tuple[dict[str, Array], dict[str, Array]]:
@@ -201,6 +201,7 @@ def test_errors_may_grow_more_behind_a_router_that_chose_other_experts(
     reference, target = (make_archive(side, run=BF16) for side in routed(flipped, rows, error))
     by_key = {pair.key: pair for pair in compare(reference, target).pairs}
     grown = [
-        {f.status for f in by_key[f"{step}/layers.1/output"].findings if f.test == "F"} for step in (0, 1)
+        {f.status for f in by_key[f"{step}/layers.1/output"].findings if f.test == "growth"}
+        for step in (0, 1)
     ]
     assert grown == [{of_step}, {later}]

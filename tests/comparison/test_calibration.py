@@ -125,7 +125,7 @@ def test_limits_of_another_quantity_leave_the_envelope_where_it_is(good: list[Pa
     target = write(tmp_path / "grown.h5", 0.1)
     found = compare(good[0], target, calibration=path)
     assert found.pairs[0].status == "suspect"
-    assert {finding.test for finding in found.pairs[0].findings} == {"F", "E", "max_abs"}
+    assert {finding.test for finding in found.pairs[0].findings} == {"growth", "outlier_element", "max_abs"}
 
 
 HEAD = (

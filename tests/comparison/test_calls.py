@@ -151,7 +151,7 @@ def test_a_core_is_held_against_the_worst_of_its_sources(
     # sqrt(0.02**2 + (2 * 0.425 * 2**-8)**2) is 0.02027; 4 times that 0.0811, 5 times 0.1014
     found = compare(archive(0, 0, {}), archive(0.02, error, {"compute_dtype": "bfloat16"}))
     (pair,) = [pair for pair in found.pairs if pair.key == "0/a.o/input.x"]
-    (finding,) = [finding for finding in pair.findings if finding.test == "D'"]
+    (finding,) = [finding for finding in pair.findings if finding.test == "attention_gain"]
     assert finding.status == status
 
 

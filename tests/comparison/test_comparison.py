@@ -153,7 +153,7 @@ def test_without_a_tolerance_the_policy_judges(
     comparison = compare_arrays(np.array([1.0], np.float32), np.array([value], np.float32))
     assert statuses(comparison) == {KEY: status}
     assert (comparison.exit_status, comparison.compared) == (exit_status, 1)
-    (finding,) = [f for f in comparison.pairs[0].findings if f.test == "wide"]
+    (finding,) = [f for f in comparison.pairs[0].findings if f.test == "wide_error"]
     assert (finding.status, finding.limit) == (status, 1e-5)
 
 
@@ -433,8 +433,8 @@ def test_the_first_divergence_is_ranked_by_what_is_known(make_archive: MakeArchi
 
     pairs = [
         pair("a", "unjudged"),
-        pair("b", "suspect", "F"),
-        pair("c", "suspect", "D"),
+        pair("b", "suspect", "growth"),
+        pair("c", "suspect", "gain"),
         pair("d", "nonfinite"),
     ]
     for count, first in ((1, "a"), (2, "b"), (3, "c"), (4, "d")):
@@ -614,5 +614,5 @@ def test_every_status_has_one_place_in_the_order_of_severity() -> None:
 
 def test_the_worst_of_findings_is_the_one_that_proves_most_against_a_pair() -> None:
     statuses: list[Status] = ["suspect", "within-rounding", "unjudged", "match"]
-    assert worst_status([Finding("F", 1, 0, status, "") for status in statuses]) == "suspect"
-    assert worst_status([Finding("F", 1, 0, status, "") for status in statuses[1:]]) == "unjudged"
+    assert worst_status([Finding("growth", 1, 0, status, "") for status in statuses]) == "suspect"
+    assert worst_status([Finding("growth", 1, 0, status, "") for status in statuses[1:]]) == "unjudged"

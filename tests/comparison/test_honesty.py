@@ -205,7 +205,7 @@ def echoes(reference: Any, target: Any, **options: Any) -> list[tuple[str, str]]
         (pair.key, finding.text)
         for pair in compare(reference, target, compute_dtype="bfloat16", **options).pairs
         for finding in pair.findings
-        if finding.test == "echo"
+        if finding.test == "pass_through"
     ]
 
 

@@ -83,7 +83,10 @@ def test_one_wrong_element_in_a_million_is_found(make_archive: MakeArchive) -> N
     reference = normal(1, 1024, 1024)
     target = changed(reference, 77, float(reference.reshape(-1)[77]) + 3.0)
     (pair,) = compare(make_archive({"x": reference}), make_archive({"x": target})).pairs
-    assert (pair.status, [f.test for f in pair.findings if f.status == "diverged"]) == ("diverged", ["E"])
+    assert (pair.status, [f.test for f in pair.findings if f.status == "diverged"]) == (
+        "diverged",
+        ["outlier_element"],
+    )
 
 
 def test_tensors_of_one_side_are_told_of_and_the_reference_ones_required(make_archive: MakeArchive) -> None:
@@ -220,9 +223,11 @@ def test_a_wrong_expert_is_found_behind_tokens_that_flipped(
 
     key = "0/mlp.experts/output"
     clean = compare(run(chosen, W.T, False), run(flipped, W.T, True))
-    assert [finding_of(clean, key, test).status for test in ("D'", "T'")] == ["within-rounding"] * 2
+    assert [finding_of(clean, key, test).status for test in ("attention_gain", "attention_gain_tail")] == [
+        "within-rounding"
+    ] * 2
     found = compare(run(chosen, W.T, False), run(flipped, W, True))
-    assert finding_of(found, key, "T'").status == "diverged"
+    assert finding_of(found, key, "attention_gain_tail").status == "diverged"
     assert found.divergence is not None
     assert found.divergence.module == "mlp.experts"
 
@@ -323,14 +328,19 @@ def test_growth_alone_makes_no_suspect(make_archive: MakeArchive) -> None:
 
 @pytest.mark.spec("POL-25")
 @pytest.mark.parametrize(
-    ("given", "module"), [(("E", "diverged"), "act"), (("E", "within-rounding"), "out"), (None, "out")]
+    ("given", "module"),
+    [
+        (("outlier_element", "diverged"), "act"),
+        (("outlier_element", "within-rounding"), "out"),
+        (None, "out"),
+    ],
 )
 def test_an_outlier_that_an_input_brought_does_not_go_before_a_modules_own_error(
     make_archive: MakeArchive, given: tuple[str, Status] | None, module: str
 ) -> None:
     archive = make_archive({"0/act/output": X, "0/out/input.x": X, "0/out/output": X})
     inherited = () if given is None else (Finding(given[0], 1, 0, given[1], ""),)
-    own, outlier = Finding("D", 2, 1.5, "suspect", ""), Finding("E", 1, 0, "diverged", "")
+    own, outlier = Finding("gain", 2, 1.5, "suspect", ""), Finding("outlier_element", 1, 0, "diverged", "")
     records = archive.records
     pairs = [
         Pair("0/act/output", "suspect", records[0], records[0], findings=(own,)),
@@ -356,7 +366,7 @@ def test_rows_that_came_in_wrong_are_not_the_outliers_of_the_next_module(make_ar
     pairs = compare(reference, make_archive(tensors, run=run.metadata(True))).pairs
     out = [pair for pair in pairs if pair.key.startswith("0/out/")]
     assert [pair.status for pair in out] == ["diverged", "diverged"]  # by outliers
-    fc = replace(pairs[0], status="suspect", findings=(Finding("D", 2, 1.5, "suspect", ""),))
+    fc = replace(pairs[0], status="suspect", findings=(Finding("gain", 2, 1.5, "suspect", ""),))
     told = replace(out[0], status="within-rounding", findings=())
     found = first_divergence(reference, [fc, told, out[1]])
     assert found is not None
@@ -405,21 +415,21 @@ def test_a_compute_dtype_that_does_not_exist_is_refused(make_archive: MakeArchiv
 
 def test_the_numbers_of_the_specification_are_those_of_the_code() -> None:
     table = SPEC.partition("| test | of |")[2].partition("\n\n")[0]
-    rows = {row.split("|")[1].strip(): row for row in table.splitlines()[2:]}
+    rows = {row.split("|")[1].split()[0].strip("`"): row for row in table.splitlines()[2:]}
     numbers = {
         name: [float(n) for n in re.findall(r"\d[\d.e-]*", row.partition("|")[2])]
         for name, row in rows.items()
     }
-    assert numbers["D"] == [POLICY.leaf_gain.green, POLICY.leaf_gain.suspect]
-    assert numbers["D'"] == [POLICY.core_gain.green, POLICY.core_gain.suspect]
-    assert numbers["T"] == [95, POLICY.leaf_tail.green, POLICY.leaf_tail.suspect]
-    assert numbers["T'"] == [95, POLICY.core_tail.green, POLICY.core_tail.suspect]
+    assert numbers["gain"] == [POLICY.leaf_gain.green, POLICY.leaf_gain.suspect]
+    assert numbers["attention_gain"] == [POLICY.core_gain.green, POLICY.core_gain.suspect]
+    assert numbers["gain_tail"] == [95, POLICY.leaf_tail.green, POLICY.leaf_tail.suspect]
+    assert numbers["attention_gain_tail"] == [95, POLICY.core_tail.green, POLICY.core_tail.suspect]
     clause = SPEC.partition("**POL-23**")[2]
     assert f"green up to {POLICY.expert_row.green:g}, `suspect` up to {POLICY.expert_row.suspect:g}" in clause
-    assert numbers["E"] == [POLICY.outlier]
-    assert numbers["F"] == [*POLICY.envelope]
-    assert numbers["G"] == [100 * POLICY.explained]
-    assert numbers["wide"] == [32, POLICY.wide_total.green, POLICY.wide_total.suspect]
+    assert numbers["outlier_element"] == [POLICY.outlier]
+    assert numbers["growth"] == [*POLICY.envelope]
+    assert numbers["input_dependence"] == [100 * POLICY.explained]
+    assert numbers["wide_error"] == [32, POLICY.wide_total.green, POLICY.wide_total.suspect]
     assert numbers["own"] == [32, POLICY.wide_own.green, POLICY.wide_own.suspect]
 
 
@@ -448,7 +458,7 @@ def test_the_envelope_grows_with_the_blocks_that_are_over(make_archive: MakeArch
     # 2 * 0.425 * 2**-8 * sqrt(4 + 30 n): 0.0194 at block 1, 0.0266 at block 2, 0.0549 at block 9;
     # times 1 + 3 / sqrt(64 * 64)
     assert [pair.status for pair in found.pairs] == ["suspect"] + ["within-rounding"] * 8
-    limits = [finding_of(found, key, "F").limit for key in keys]
+    limits = [finding_of(found, key, "growth").limit for key in keys]
     assert limits[:2] == pytest.approx([0.02027, 0.02781], abs=1e-5)
     assert limits[8] == pytest.approx(0.05754, abs=1e-5)
     wrong = compare(reference, make_archive(dict.fromkeys(keys, -x), run=BF16))
@@ -545,15 +555,15 @@ def run_pair(
 def test_a_leaf_that_adds_more_error_than_rounding_is_named(make_archive: MakeArchive) -> None:
     clean = run_pair(make_archive, {})
     assert set(clean.counts) <= {"identical", "within-rounding"}
-    assert 0.2 < finding_of(clean, "0/act/output", "D").value < 1.5
+    assert 0.2 < finding_of(clean, "0/act/output", "gain").value < 1.5
     wrong: dict[str, Callable[[Array], Array]] = {
         "suspect": lambda x: 1.007 * silu(x),
         "diverged": lambda x: 1.1 * silu(x),
     }
     for status, function in wrong.items():
         found = run_pair(make_archive, {"act": function})
-        assert finding_of(found, "0/act/output", "D").status == status
-        assert finding_of(found, "0/out/output", "D").status == "within-rounding"  # it only inherits
+        assert finding_of(found, "0/act/output", "gain").status == status
+        assert finding_of(found, "0/out/output", "gain").status == "within-rounding"  # it only inherits
         assert found.divergence is not None
         assert found.divergence.module == "act"
 
@@ -564,13 +574,13 @@ def test_a_leaf_of_unknown_kind_has_larger_limits(make_archive: MakeArchive) -> 
         found: Array = 1.012 * silu(x)
         return found
 
-    assert finding_of(run_pair(make_archive, {"act": wrong}), "0/act/output", "D").status == "diverged"
+    assert finding_of(run_pair(make_archive, {"act": wrong}), "0/act/output", "gain").status == "diverged"
     found = run_pair(make_archive, {"act": wrong}, act="FusedThing")
-    assert finding_of(found, "0/act/output", "D'").status == "within-rounding"
+    assert finding_of(found, "0/act/output", "attention_gain").status == "within-rounding"
 
 
 @pytest.mark.spec("POL-22")
-@pytest.mark.parametrize(("kind", "test"), [("SiLU", "T"), ("FusedThing", "T'")])
+@pytest.mark.parametrize(("kind", "test"), [("SiLU", "gain_tail"), ("FusedThing", "attention_gain_tail")])
 def test_a_mistake_in_a_part_of_the_rows_is_found_where_the_median_row_is_right(
     make_archive: MakeArchive, kind: str, test: str
 ) -> None:
@@ -582,8 +592,11 @@ def test_a_mistake_in_a_part_of_the_rows_is_found_where_the_median_row_is_right(
     assert finding_of(run_pair(make_archive, {}, act=kind), "0/act/output", test).status == "within-rounding"
     found = run_pair(make_archive, {"act": wrong}, act=kind)
     assert finding_of(found, "0/act/output", test).status == "diverged"
-    assert finding_of(found, "0/act/output", "D" if test == "T" else "D'").status == "within-rounding"
-    assert finding_of(found, "0/out/output", "T").status == "within-rounding"  # it only inherits
+    assert (
+        finding_of(found, "0/act/output", "gain" if test == "gain_tail" else "attention_gain").status
+        == "within-rounding"
+    )
+    assert finding_of(found, "0/out/output", "gain_tail").status == "within-rounding"  # it only inherits
     assert found.divergence is not None
     assert found.divergence.module == "act"
 
@@ -598,7 +611,7 @@ def test_a_second_look_reads_rows_of_the_whole_tensor(make_archive: MakeArchive)
     run = {"modules": [{"path": "m", "class": "ReLU", "parameters": {}}], **BF16}
     sides = [make_archive({"0/m/input.x": x, "0/m/output": side}, run=run) for side in (made, wrong)]
     reference, target = sides
-    assert finding_of(compare(reference, target), "0/m/output", "T").status == "diverged"
+    assert finding_of(compare(reference, target), "0/m/output", "gain_tail").status == "diverged"
     read = sample(reference, reference.get("0/m/input.x"), 512 * 4).reshape(-1, 512)
     assert [int(np.flatnonzero((x == row).all(axis=1))[0]) for row in read] == [0, 1023, 2047, 3071]
 
@@ -613,7 +626,7 @@ def test_a_second_look_that_does_not_show_what_was_measured_clears_nothing(make_
     wrong = np.where(is_read[:, None], made, 1.1 * made).astype(np.float32)
     run = {"modules": [{"path": "m", "class": "ReLU", "parameters": {}}], **BF16}
     sides = [make_archive({"0/m/input.x": x, "0/m/output": side}, run=run) for side in (made, wrong)]
-    assert finding_of(compare(*sides), "0/m/output", "T").status == "diverged"
+    assert finding_of(compare(*sides), "0/m/output", "gain_tail").status == "diverged"
 
 
 @pytest.mark.spec("POL-14")
@@ -622,8 +635,10 @@ def test_another_function_shows_in_the_error_by_the_input(make_archive: MakeArch
         found: Array = silu(x) + 2e-3 * np.sin(3 * x)
         return found
 
-    assert finding_of(run_pair(make_archive, {}), "0/act/output", "G").status == "within-rounding"
-    found = finding_of(run_pair(make_archive, {"act": almost}), "0/act/output", "G")
+    assert (
+        finding_of(run_pair(make_archive, {}), "0/act/output", "input_dependence").status == "within-rounding"
+    )
+    found = finding_of(run_pair(make_archive, {"act": almost}), "0/act/output", "input_dependence")
     assert found.status == "suspect"
     assert found.value > 0.1
 
@@ -639,14 +654,14 @@ def test_roundings_that_do_not_cancel_are_no_other_function(make_archive: MakeAr
     reference = make_archive(run.tensors(x, {"act": silu}, False), run=run.metadata(False))
     for function, status in ((silu, "within-rounding"), (almost, "suspect")):
         target = make_archive(run.tensors(x, {"act": function}, True), run=run.metadata(True))
-        assert finding_of(compare(reference, target), "0/act/output", "G").status == status
+        assert finding_of(compare(reference, target), "0/act/output", "input_dependence").status == status
 
 
 @pytest.mark.spec("POL-14")
 def test_what_the_input_brings_along_is_not_held_against_a_leaf(make_archive: MakeArchive) -> None:
     found = run_pair(make_archive, {"fc": lambda x: 1.02 * (x @ W)})
-    assert finding_of(found, "0/act/output", "G").status == "within-rounding"
-    assert finding_of(found, "0/fc/output", "D").status == "diverged"
+    assert finding_of(found, "0/act/output", "input_dependence").status == "within-rounding"
+    assert finding_of(found, "0/fc/output", "gain").status == "diverged"
 
 
 @pytest.mark.spec("POL-15")
@@ -681,7 +696,7 @@ def test_a_huge_element_does_not_make_the_next_module_guilty(
         make_archive({"0/m/input.x": side, "0/m/output": function(side).astype(np.float32)}, run=run)
         for side in (x, given)
     ]
-    finding = finding_of(compare(*sides), "0/m/output", "D")
+    finding = finding_of(compare(*sides), "0/m/output", "gain")
     assert finding.status == "within-rounding", finding.text
 
 
@@ -704,7 +719,7 @@ def test_float32_runs_are_held_against_the_noise_of_accumulation(make_archive: M
     target = make_archive(run.tensors(x, {**right, "act": tanh_gelu}, False), run=run.metadata(False))
     found = compare(reference, target)
     assert [pair.status for pair in found.pairs] == ["identical", "identical", "identical", "diverged"]
-    finding = finding_of(found, "0/act/output", "D")
+    finding = finding_of(found, "0/act/output", "gain")
     assert (finding.status, finding.limit) == ("diverged", 1e-5)
     assert 1e-4 < finding.value < 1e-3
     double = [make_archive({KEY: x.astype(np.float64) * factor}) for factor in (1, 1 + 1e-12)]
@@ -738,10 +753,10 @@ def test_the_report_says_what_was_found_and_what_it_cannot_see(make_archive: Mak
 @pytest.mark.spec("POL-42")
 def test_without_inputs_only_two_tests_are_left_and_the_report_says_so(make_archive: MakeArchive) -> None:
     found = compare(make_archive({KEY: X}, run=BF16), make_archive({KEY: to_bfloat16(X)}, run=BF16))
-    assert [finding.test for finding in found.pairs[0].findings] == ["F", "E"]
+    assert [finding.test for finding in found.pairs[0].findings] == ["growth", "outlier_element"]
     assert account(found).blind[0] == (
         "Inputs of modules were not captured, or there are no modules: only outliers and the growth of the "
-        "error were tested (E and F)."
+        "error were tested."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -181,6 +182,33 @@ def test_everything_reads_back_equal(make_archive: MakeArchive, tmp_path: Path) 
     assert ours.worst_gain.finding == theirs.worst_gain.finding
     assert found.examination == examination
     assert found.comparison.exit_status == comparison.exit_status
+
+
+@pytest.mark.spec("RES-6")
+def test_a_finding_is_saved_by_name_and_by_letter_and_read_by_either(
+    make_archive: MakeArchive, tmp_path: Path
+) -> None:
+    x = np.ones((4, 64), np.float32)
+    wrong = x.copy()
+    wrong[0, 0] = 3
+    limits = tmp_path / "limits.toml"
+    limits.write_text('[[threshold]]\nmatch = "a"\nmetric = "outlier"\nlimit = 0.1\n')
+    comparison = compare(
+        make_archive({"a": x, "b": x}), make_archive({"a": wrong, "b": wrong}), thresholds=limits
+    )
+    path = tmp_path / "result.json"
+    save_result(path, comparison)
+    document = json.loads(path.read_text())
+    written = [(f["test"], f["name"]) for pair in document["pairs"] for f in pair["findings"]]
+    assert written == [("outlier", "outlier"), ("wide", "wide_error"), ("E", "outlier_element")]
+    for pair in document["pairs"]:
+        for finding in pair["findings"]:
+            del finding["name"]
+    before = tmp_path / "before.json"
+    before.write_text(json.dumps(document))
+    for file in (path, before):
+        read = [f.test for pair in load_result(file).comparison.pairs for f in pair.findings]
+        assert read == ["outlier", "wide_error", "outlier_element"]
 
 
 def test_of_two_named_records_no_divergence_is_sought(make_archive: MakeArchive, tmp_path: Path) -> None:

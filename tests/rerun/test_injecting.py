@@ -156,10 +156,13 @@ def test_a_correct_twin_has_no_suspect(twins: Twins, tmp_path: Path) -> None:
     assert accused(twins, tmp_path / "own.h5") == {}
     comparison = compared(twins, tmp_path / "own.h5")
     tests = {pair.key: {f.test for f in pair.findings} for pair in comparison.pairs}
-    assert tests["0/model.layers.2.mlp.up_proj/output"] == {"A", "E"}
-    assert tests["0/model.layers.2.mlp/output"] == {"A'", "E"}
-    assert tests["0/model.layers.2.mlp.act_fn/output"] == {"A", "E"}
-    assert tests["0/model.embed_tokens/output"] == {"A", "E"}  # its token ids were replaced
+    assert tests["0/model.layers.2.mlp.up_proj/output"] == {"own_error_leaf", "outlier_element"}
+    assert tests["0/model.layers.2.mlp/output"] == {"own_error_composite", "outlier_element"}
+    assert tests["0/model.layers.2.mlp.act_fn/output"] == {"own_error_leaf", "outlier_element"}
+    assert tests["0/model.embed_tokens/output"] == {
+        "own_error_leaf",
+        "outlier_element",
+    }  # its token ids were replaced
     assert comparison.warnings[0].startswith("The target is an injected run: ")
     assert str(twins.reference) in comparison.warnings[0]
 
@@ -170,7 +173,10 @@ def test_an_attention_scale_shows_between_the_modules_and_in_no_result(twins: Tw
     found = accused(twins, tmp_path / "own.h5")
     assert set(found) == {"0/model.layers.2.self_attn.o_proj/input.input"}
     (only,) = found.values()
-    assert {f.test for f in only.findings if f.status == "diverged"} >= {"A'", "D'"}
+    assert {f.test for f in only.findings if f.status == "diverged"} >= {
+        "own_error_composite",
+        "attention_gain",
+    }
     divergence = compared(twins, tmp_path / "own.h5").divergence
     assert divergence is not None
     assert divergence.module == "model.layers.2.self_attn"
@@ -199,7 +205,7 @@ def test_a_norm_that_adds_in_low_precision_shows_and_no_other_does(twins: Twins,
     found = accused(twins, tmp_path / "own.h5")
     assert set(found) == {"0/model.layers.1.input_layernorm/output"}
     (only,) = found.values()
-    assert [f.test for f in only.findings if f.status != "within-rounding"] == ["A"]
+    assert [f.test for f in only.findings if f.status != "within-rounding"] == ["own_error_leaf"]
 
 
 def test_each_step_of_a_generation_is_injected_and_its_cache_is_the_models_own(tmp_path: Path) -> None:
@@ -528,6 +534,6 @@ def test_what_an_object_holds_is_nobodys_own(tmp_path: Path) -> None:
     comparison = compare(tmp_path / "ref.h5", tmp_path / "own.h5")
     tests = {pair.key: {finding.test for finding in pair.findings} for pair in comparison.pairs}
     held = "0/second/input.state.total"
-    assert "A'" not in tests[held]
-    assert "A" in tests["0/first.fc/output"]
-    assert "A'" not in tests["0/second/output"]  # which is made of it
+    assert "own_error_composite" not in tests[held]
+    assert "own_error_leaf" in tests["0/first.fc/output"]
+    assert "own_error_composite" not in tests["0/second/output"]  # which is made of it

@@ -32,18 +32,18 @@ from tests.zoo.effect import is_exercised
 from tests.zoo.entry import DTYPES, Entry, Mistake, build
 
 _PROCESSES: Final = 2
-_OWN: Final = ("A", "A'")
+_OWN: Final = ("own_error_leaf", "own_error_composite")
 
 # Green limits of many elements, by statistic, in the order of the table
 LIMITS: Final[Mapping[str, float]] = {
-    "A": POLICY.replayed_leaf.green,
-    "A, worst rows": POLICY.replayed_tail * POLICY.replayed_leaf.green,
-    "A'": POLICY.replayed_composite.green,
-    "A', worst rows": POLICY.replayed_tail * POLICY.replayed_composite.green,
-    "B": POLICY.twin_ratio.green,
-    "C, more than 1 ulp": POLICY.twin_bits.green,
-    "C, other values": POLICY.twin_values,
-    "E": 1.0,
+    "own_error_leaf": POLICY.replayed_leaf.green,
+    "own_error_leaf, worst rows": POLICY.replayed_tail * POLICY.replayed_leaf.green,
+    "own_error_composite": POLICY.replayed_composite.green,
+    "own_error_composite, worst rows": POLICY.replayed_tail * POLICY.replayed_composite.green,
+    "twin_ratio": POLICY.twin_ratio.green,
+    "ulp_share, more than 1 ulp": POLICY.twin_bits.green,
+    "ulp_share, other values": POLICY.twin_values,
+    "outlier_element": 1.0,
     "own, float32": POLICY.wide_own.green,
 }
 
@@ -82,8 +82,8 @@ def _statistic(finding: Finding, *, is_wide: bool) -> str | None:
         if is_wide:
             return "own, float32"
         return f"{finding.test}, worst rows" if "worst rows" in finding.text else finding.test
-    if finding.test == "C":
-        return "C, more than 1 ulp" if "ulp" in finding.text else "C, other values"
+    if finding.test == "ulp_share":
+        return "ulp_share, more than 1 ulp" if "ulp" in finding.text else "ulp_share, other values"
     return finding.test if finding.test in LIMITS else None
 
 
