@@ -19,7 +19,7 @@ from tensorcap_formats.records import Record
 
 
 def comparison_json(comparison: Comparison, examination: Examination | None = None) -> dict[str, Any]:
-    """Everything that a comparison found, as values that `json.dumps` takes with `allow_nan=False`."""
+    """A comparison and its examination, as values that `json.dumps` takes with `allow_nan=False`."""
     return {**_head(comparison, examination), "pairs": list(_pairs(comparison, examination))}
 
 
@@ -94,13 +94,13 @@ def _calibration(calibration: Calibration | None) -> dict[str, Any] | None:
 
 
 def _pairs(comparison: Comparison, examination: Examination | None) -> Iterator[dict[str, Any]]:
-    found = examination or Examination()
+    extra = examination or Examination()
     for pair in comparison.pairs:
         record = pair.reference or pair.target
         yield {
             "key": pair.key,
-            "class": found.classes.get(module_of(record.key.site), "") if record else "",
-            "source": found.sources.get(pair.key, ""),
+            "class": extra.classes.get(module_of(record.key.site), "") if record else "",
+            "source": extra.sources.get(pair.key, ""),
             "status": pair.status,
             "reason": pair.reason,
             "is_optional": pair.is_optional,
@@ -110,9 +110,9 @@ def _pairs(comparison: Comparison, examination: Examination | None) -> Iterator[
             "difference": json_value(pair.difference),
             "findings": json_value(pair.findings),
             "baseline": json_value(pair.baseline),
-            "location": json_value(found.locations.get(pair.key)),
-            "logits": json_value(found.logits.get(pair.key)),
-            "routing": json_value(found.routing.get(pair.key)),
+            "location": json_value(extra.locations.get(pair.key)),
+            "logits": json_value(extra.logits.get(pair.key)),
+            "routing": json_value(extra.routing.get(pair.key)),
         }
 
 
