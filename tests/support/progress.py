@@ -1,22 +1,22 @@
-"""A progress that keeps what it is given."""
+"""A progress that keeps what it receives."""
 
 from __future__ import annotations
 
 
-class Stages:
-    """Keeps the text of each stage.
+class RecordedProgress:
+    """Keeps stages and advances, as `tensorcap_formats.progress.Progress` gets them.
 
-    Args:
-        stop_at: Count at which the call is interrupted; never if None.
+    Attributes:
+        stages: The text of each stage.
+        advances: Done and total of each advance.
     """
 
-    def __init__(self, stop_at: int | None = None) -> None:
-        self.texts: list[str] = []
-        self._stop_at = stop_at
+    def __init__(self) -> None:
+        self.stages: list[str] = []
+        self.advances: list[tuple[int, int | None]] = []
 
     def stage(self, text: str) -> None:
-        self.texts.append(text)
+        self.stages.append(text)
 
     def advance(self, done: int, total: int | None) -> None:
-        if done == self._stop_at:
-            raise KeyboardInterrupt
+        self.advances.append((done, total))
