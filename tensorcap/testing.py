@@ -29,7 +29,7 @@ from tensorcap_formats.open import open_archive
 if TYPE_CHECKING:
     from tensorcap.workload.workload import Workload
 
-_WORST: Final = 3
+_WORST: Final = 3  # pairs that a failure names: more are not read
 
 
 def assert_matches(
@@ -66,31 +66,31 @@ def assert_matches(
         AssertionError: It is not; the text names the first divergence, the counts and how to look further.
         TensorcapError: The archives cannot be read or the target cannot be run.
     """
-    judged = {"rtol": rtol, "atol": atol, "only": only, "exclude": exclude, **options}
+    compared_by = {"rtol": rtol, "atol": atol, "only": only, "exclude": exclude, **options}
     if isinstance(target, str | os.PathLike):
-        return _checked(compare(reference, target, **judged), judged)
+        return _require_green(compare(reference, target, **compared_by), compared_by)
     folder = Path(tempfile.mkdtemp(prefix="tensorcap-"))
     path = Path(keep) if keep is not None else folder / "target.h5"
     is_kept = keep is not None
     try:
         with open_archive(reference) as trusted:
             _capture(trusted, target, inputs, path)
-            comparison = compare(trusted, path, **judged)
+            comparison = compare(trusted, path, **compared_by)
         is_kept = is_kept or comparison.exit_status != 0
-        return _checked(comparison, judged)
+        return _require_green(comparison, compared_by)
     finally:
         if not is_kept or keep is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _capture(reference: Archive, target: Any, inputs: Any, path: Path) -> None:
-    """Run a target under capture, with the points of the reference."""
+    """Run a target under capture, at the sites and slots that the reference has."""
     from tensorcap.session.capture_session import capture_workload
     from tensorcap_formats.run_info import ScopeInfo
 
     scope = reference.info.scope or ScopeInfo()
     capture_workload(
-        _workload(reference, target, inputs),
+        _make_workload(reference, target, inputs),
         path,
         only=scope.include,
         exclude=scope.exclude,
@@ -98,7 +98,8 @@ def _capture(reference: Archive, target: Any, inputs: Any, path: Path) -> None:
     )
 
 
-def _workload(reference: Archive, target: Any, inputs: Any) -> Workload:
+def _make_workload(reference: Archive, target: Any, inputs: Any) -> Workload:
+    """Make the workload of a target: a model is run on the reference's inputs, a function is called."""
     from tensorcap.adapters.protocol import adapter_for
     from tensorcap.workload.workload import Workload, archived_inputs
     from tensorcap_formats.errors import UsageError
@@ -109,7 +110,7 @@ def _workload(reference: Archive, target: Any, inputs: Any) -> Workload:
         except UsageError:
             if not callable(target):
                 raise
-            return _workload(reference, target(), inputs)
+            return _make_workload(reference, target(), inputs)
         target = Workload(target, {} if inputs is None else inputs)
         stored = archived_inputs(reference) if inputs is None else None
         prepared: Workload = adapter_for(target.model).prepare(target, inputs=stored)
@@ -117,30 +118,30 @@ def _workload(reference: Archive, target: Any, inputs: Any) -> Workload:
     return target if inputs is None else replace(target, inputs=inputs)
 
 
-def _checked(comparison: Comparison, judged: Mapping[str, Any]) -> Comparison:
+def _require_green(comparison: Comparison, compared_by: Mapping[str, Any]) -> Comparison:
     if comparison.exit_status != 0:
-        raise AssertionError(failure_text(comparison, judged))
+        raise AssertionError(failure_text(comparison, compared_by))
     return comparison
 
 
-def failure_text(comparison: Comparison, judged: Mapping[str, Any]) -> str:
+def failure_text(comparison: Comparison, compared_by: Mapping[str, Any]) -> str:
     """Say why a comparison is not green, in few lines.
 
     Args:
         comparison: One that is not.
-        judged: The options that it was made with, for the command to look further.
+        compared_by: The options that it was made with, for the command to look further.
     """
     lines = [f"{comparison.target.path} does not match {comparison.reference.path}", *comparison.warnings]
-    found = comparison.divergence
-    if found is not None:
-        lines.append(f"first divergence: {found.pair.key} ({found.pair.status})")
-        if found.is_run_input:
-            lines.append(f"  {found.explanation}")
+    first = comparison.divergence
+    if first is not None:
+        lines.append(f"first divergence: {first.pair.key} ({first.pair.status})")
+        if first.is_run_input:
+            lines.append(f"  {first.explanation}")
         else:
-            lines.append(f"  module {found.module}" + (f" ({found.class_name})" if found.class_name else ""))
-        lines += [f"  {line}" for line in _details(found.pair)]
+            lines.append(f"  module {first.module}" + (f" ({first.class_name})" if first.class_name else ""))
+        lines += [f"  {line}" for line in _details(first.pair)]
     for pair in worst(comparison.pairs, _WORST):
-        if found is None or pair.key != found.pair.key:
+        if first is None or pair.key != first.pair.key:
             lines.append(f"worst: {pair.key} ({pair.status})")
             lines += [f"  {line}" for line in _details(pair)[:2]]
     counts = ", ".join(f"{count} {status}" for status, count in comparison.counts.items())
@@ -149,7 +150,7 @@ def failure_text(comparison: Comparison, judged: Mapping[str, Any]) -> str:
     )
     if not comparison.compared:
         lines.append("nothing was compared")
-    lines.append(f"look further: {_command(comparison, judged)}")
+    lines.append(f"look further: {_command(comparison, compared_by)}")
     return "\n".join(lines)
 
 
@@ -172,9 +173,10 @@ def _difference(d: Difference) -> str:
     )
 
 
-def _command(comparison: Comparison, judged: Mapping[str, Any]) -> str:
+def _command(comparison: Comparison, compared_by: Mapping[str, Any]) -> str:
+    """The command that makes the same comparison."""
     words = ["tcap", "compare", str(comparison.reference.path), str(comparison.target.path)]
-    for name, value in judged.items():
+    for name, value in compared_by.items():
         option = f"--{name.replace('_', '-')}"
         if isinstance(value, Collection) and not isinstance(value, str):
             words += [word for item in value for word in (option, str(item))]

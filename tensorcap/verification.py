@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from tensorcap.adapters.protocol import adapter_for
 from tensorcap.alignment.aligned import Aligned, MappingSource, align, sides
@@ -16,48 +16,49 @@ from tensorcap.alignment.order import Order, order_between
 from tensorcap.comparison.comparison import Comparison
 from tensorcap.comparison.pipeline import Source, compare, opened
 from tensorcap.comparison.preflight.checklist import preflight
-from tensorcap.localization.evidence import evidence_of_archives, evidence_of_injection, evidence_of_replay
+from tensorcap.localization.evidence import gather_evidence
 from tensorcap.localization.ranking import rank_suspects
 from tensorcap.localization.verification import Verification
 from tensorcap.localization.weights import WeightComparison, compare_weights
-from tensorcap.reports.report_folder import replaced_folder
-from tensorcap.reports.verification_files import write_files
-from tensorcap.rerun.injection import inject
-from tensorcap.rerun.module_replay import replay_within
+from tensorcap.reports.verification_files import replaced_folder, write_files
 from tensorcap.session.capture_session import capture_workload
 from tensorcap.workload.workload import Workload
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.errors import UsageError
-from tensorcap_formats.progress import Progress
+from tensorcap_formats.progress import Progress, Silent
 from tensorcap_formats.run_info import RunInfo
 
 REFERENCE: Final = "reference.h5"
 TARGET: Final = "target.h5"
-_ARCHIVE: Final = "the target is an archive, which cannot be run again"
+_SEED: Final = 0  # of a workload without one: both of its runs have to draw the same numbers
+_NOT_RUN: Final = "the target is an archive, which cannot be run again"
 
 
 @dataclass(frozen=True)
 class Runnable:
-    """A side that is run.
+    """A side that is made when it is its turn.
 
     Attributes:
-        make: Makes the workload, and what the run's metadata say of it besides; of the target, given the
-            reference's archive, of the reference None.
-        seed: Of the random generators before each run.
+        make: Makes the workload, and further metadata of its run; for the target it is given the reference's
+            archive, for the reference None.
     """
 
     make: Callable[[Archive | None], tuple[Workload, Mapping[str, Any]]]
-    seed: int = 0
 
-    @classmethod
-    def of(cls, workload: Workload) -> Runnable:
-        """A workload that is there already."""
-        return cls(lambda _: (workload, {}))
+
+Side = Runnable | Workload | Source
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A workload that is made, with its seed, and further metadata of its run."""
+
+    workload: Workload
+    metadata: Mapping[str, Any]
 
 
 def verify(
-    reference: Runnable | Workload | Source,
-    target: Runnable | Workload | Source,
+    reference_model: Side,
+    target_model: Side,
     output: str | os.PathLike[str],
     *,
     mapping: MappingSource | None = None,
@@ -65,163 +66,159 @@ def verify(
     layers: bool = False,
     force: bool = False,
     progress: Progress | None = None,
-    tell: Callable[[str], None] | None = None,
 ) -> Verification:
-    """Verify a port, and write a folder that tells what came of it (`specs/verify.md`).
+    """Verify a port, and write a folder of reports (`specs/verify.md`).
+
+    1. Both sides are captured, unless they are archives. Of unlike frameworks the weights are compared before
+       the target runs.
+    2. They are aligned; what differs apart from tensors is listed; the free runs are compared.
+    3. The reference's model is replayed on the target's values, and the target is run on the reference's
+       arguments: this tells own errors from inherited ones.
+    4. Suspects are ranked and diagnosed, and the files written.
 
     Args:
-        reference: The trusted side: a workload, or an archive, open or a path.
-        target: The side under test; it is not injected if it is an archive.
+        reference_model: The trusted side: a workload, or an archive, open or a path.
+        target_model: The side under test; it is not injected if it is an archive.
         output: The folder, which is written whole or not at all.
         mapping: What belongs together, as for `compare`.
         rules: A file of rules for names, which go before those that come with tensorcap.
         layers: Whether to write a file for each tensor too.
         force: Whether to replace a folder that an earlier verification wrote.
-        progress: As for `capture_workload`, of each run.
-        tell: Told what is done next.
+        progress: Shows what is done next.
 
     Raises:
         UsageError: The folder exists, a side is none, or the mapping does not fit.
         CaptureError: A run gave nothing.
         ReadError: An archive cannot be read.
     """
-    say = tell or (lambda _: None)
+    progress = progress or Silent()
     final = Path(output)
     with replaced_folder(final, force=force) as folder, ExitStack() as stack:
-        say("capturing the reference")
-        trusted, original = _captured(reference, folder / REFERENCE, None, progress)
-        trusted = stack.enter_context(opened(trusted))
+        progress.stage("capturing the reference")
+        reference_run = _make(reference_model, None)
+        trusted = stack.enter_context(_open_side(reference_model, reference_run, folder / REFERENCE))
+        target_run = _make(target_model, trusted)
         weights = None
-        if isinstance(target, (Runnable, Workload)):
-            target = _made(target, trusted)
-            weights = _audited(trusted, original, target, rules, say)
-        say("capturing the target")
-        tested, workload = _captured(target, folder / TARGET, trusted, progress, injectable=("input",))
-        tested = stack.enter_context(opened(tested))
-        say("aligning")
-        aligned = _ruled(trusted, tested, mapping, rules)
+        if target_run is not None:
+            weights = _compare_weights(trusted, reference_run, target_run, rules, progress)
+        progress.stage("capturing the target")
+        tested = stack.enter_context(
+            _open_side(target_model, target_run, folder / TARGET, injectable=("input",))
+        )
+        progress.stage("aligning")
+        aligned = _align_by_rules(trusted, tested, mapping, rules)
         known = mapping if aligned is None else aligned.alignment
         ours, theirs = (
             sides(trusted, tested, mapping) if aligned is None else (aligned.reference, aligned.target)
         )
-        say("looking at what differs before any tensor does")
-        checked = preflight(ours, theirs)
-        say("comparing")
+        progress.stage("looking at what differs before any tensor does")
+        checklist = preflight(ours, theirs)
+        progress.stage("comparing")
         free = compare(ours, theirs, mapping=None if ours is not trusted else "none")
-        witnesses, notes = [], []
-        if original is not None:
-            say("replaying the reference's model on the target's values")
-            seed = reference.seed if isinstance(reference, Runnable) else 0
-            try:
-                done = replay_within(
-                    stack, trusted, original, theirs, mapping="none", seed=seed, progress=progress
-                )
-                witnesses.append(evidence_of_replay(done, seed))
-            except UsageError as error:  # nothing that the target has can stand in the reference
-                notes.append(f"No replay: {error}.")
-        own, own_sides, why_not = None, (ours, theirs), _ARCHIVE
-        if workload is not None:
-            say("injecting")
-            trusted.path = _lasting(trusted.path, folder, final)  # which the injected run's metadata name
-            path = folder / "with_injection" / TARGET
-            path.parent.mkdir()
-            seed = target.seed if isinstance(target, Runnable) else 0  # as the free run had
-            try:
-                inject(trusted, workload, path, mapping=known, target=tested, seed=seed, progress=progress)
-                why_not = ""
-            except UsageError as error:  # a tensor does not fit, or nothing belongs together
-                why_not = str(error).replace(f"{folder}{os.sep}", "")
-            else:
-                injected = stack.enter_context(opened(path))
-                own_sides = sides(trusted, injected, known)
-                own = compare(*own_sides, mapping="none")
-                witnesses.append(evidence_of_injection(*own_sides, own))
-        say("localising")
-        found_by = witnesses or [evidence_of_archives(ours, theirs, free)]
-        localization = rank_suspects(ours, theirs, free, found_by)
-        order = free.mapping.order if free.mapping else _order(free)
-        found = Verification(
-            final,
-            checked,
-            order,
+        injected_path = folder / "with_injection" / TARGET
+        if target_run is not None:
+            injected_path.parent.mkdir()
+        gathered = gather_evidence(
+            stack,
+            trusted,
+            tested,
             free,
-            own,
-            why_not,
-            workload is not None and own is None,
+            compared=(ours, theirs),
+            reference_model=None if reference_run is None else reference_run.workload,
+            target_model=None if target_run is None else target_run.workload,
+            mapping=known,
+            injected_path=injected_path,
+            reference_path=_final_path(trusted.path, folder, final),
+            progress=progress,
+        )
+        progress.stage("localizing")
+        localization = rank_suspects(ours, theirs, free, gathered.sources)
+        injection = gathered.injection
+        why_not_injected = "" if target_run is not None else _NOT_RUN
+        if gathered.injection_error is not None:
+            why_not_injected = str(gathered.injection_error).replace(f"{folder}{os.sep}", "")
+        verification = Verification(
+            final,
+            checklist,
+            free.mapping.order if free.mapping else _order(free),
+            free,
+            injection.comparison if injection else None,
+            why_not_injected,
+            gathered.injection_error is not None,
             localization,
-            _inheriting(free, own),
+            _inheriting(free, injection.comparison if injection else None),
             weights,
             tested.info.control,
-            notes,
+            [] if gathered.replay_error is None else [f"No replay: {gathered.replay_error}."],
         )
-        say("writing")
+        progress.stage("writing")
         return write_files(
             folder,
-            found,
+            verification,
             (ours, theirs),
-            own_sides if own else None,
+            (injection.reference, injection.target) if injection else None,
             originals=(trusted, tested),
             layers=layers,
         )
 
 
-def _made(side: Runnable | Workload, before: Archive) -> Runnable:
-    """A side whose workload is there, so that it can be looked at before it runs."""
-    runnable = Runnable.of(side) if isinstance(side, Workload) else side
-    made = runnable.make(before)
-    return Runnable(lambda _: made, runnable.seed)
+def _make(side: Side, reference: Archive | None) -> _Run | None:
+    """Make the workload of a side that is to be run; None if it is an archive."""
+    metadata: Mapping[str, Any] = {}
+    if isinstance(side, Workload):
+        workload = side
+    elif isinstance(side, Runnable):
+        workload, metadata = side.make(reference)
+    else:
+        return None
+    if workload.seed is None:
+        workload = replace(workload, seed=_SEED)
+    return _Run(workload, metadata)
 
 
-def _audited(
+def _open_side(
+    side: Side, run: _Run | None, path: Path, injectable: Sequence[str] = ()
+) -> AbstractContextManager[Archive]:
+    """Open the archive of a side, after capturing it if it is to be run."""
+    if run is None:
+        return opened(cast("Source", side))
+    capture_workload(run.workload, path, run=run.metadata, injectable=injectable)
+    return opened(path)
+
+
+def _compare_weights(
     trusted: Archive,
-    original: Workload | None,
-    target: Runnable,
+    reference_run: _Run | None,
+    target_run: _Run,
     rules: str | os.PathLike[str] | None,
-    say: Callable[[str], None],
+    progress: Progress,
 ) -> WeightComparison | None:
-    """The comparison of weights of unlike frameworks, which somebody had to adapt."""
-    model = target.make(trusted)[0].model
+    """Compare the weights of unlike frameworks, which somebody had to convert; None of the same framework."""
+    model = target_run.workload.model
     if trusted.info.framework == RunInfo.of(adapter_for(model).describe(model)).framework:
         return None
-    say("comparing weights")
-    before = None if rules is None else read_rules(rules)
-    found = compare_weights(trusted if original is None else original.model, model, rules=before)
-    if found is not None and found.unlike:
-        count = found.comparison.compared
-        say(f"{len(found.unlike)} of {count} weights are not the same numbers; going on")
-    return found
+    progress.stage("comparing weights")
+    known_rules = None if rules is None else read_rules(rules)
+    reference = trusted if reference_run is None else reference_run.workload.model
+    weights = compare_weights(reference, model, rules=known_rules)
+    if weights is not None and weights.unlike:
+        count = weights.comparison.compared
+        progress.stage(f"{len(weights.unlike)} of {count} weights are not the same numbers; going on")
+    return weights
 
 
-def _captured(
-    side: Runnable | Workload | Source,
-    path: Path,
-    before: Archive | None,
-    progress: Progress | None,
-    injectable: Sequence[str] = (),
-) -> tuple[Source, Workload | None]:
-    """The archive of a side; of one that is run also its workload."""
-    if isinstance(side, Workload):
-        side = Runnable.of(side)
-    if not isinstance(side, Runnable):
-        return side, None
-    workload, run = side.make(before)
-    adapter_for(workload.model).seed(side.seed)
-    capture_workload(workload, path, run=run, progress=progress, injectable=injectable)
-    return path, workload
-
-
-def _lasting(path: Path, folder: Path, final: Path) -> Path:
-    """Where an archive is going to be."""
+def _final_path(path: Path, folder: Path, final: Path) -> Path:
+    """Where an archive is going to be, once the folder is in its place."""
     return final.absolute() / path.relative_to(folder) if path.is_relative_to(folder) else path
 
 
-def _ruled(
+def _align_by_rules(
     reference: Archive,
     target: Archive,
     mapping: MappingSource | None,
     rules: str | os.PathLike[str] | None,
 ) -> Aligned | None:
-    """What rules of the user's make of two archives; None without rules."""
+    """Align two archives by rules of the user's; None without rules."""
     if rules is None:
         return None
     return align(reference, target, mapping=mapping, rules=read_rules(rules), by="all")
@@ -233,8 +230,9 @@ def _order(comparison: Comparison) -> Order | None:
     return order_between((p.reference, p.target) for p in comparison.pairs if p.reference and p.target)
 
 
-def _inheriting(free: Comparison, own: Comparison | None) -> tuple[str, ...]:
-    if own is None:
+def _inheriting(free: Comparison, injected: Comparison | None) -> tuple[str, ...]:
+    """Key texts of what is not green in the free run, and green in the injected one."""
+    if injected is None:
         return ()
-    right = {pair.key for pair in own.pairs if pair.is_green}
-    return tuple(p.key for p in free.pairs if p.is_required and not p.is_green and p.key in right)
+    green = {pair.key for pair in injected.pairs if pair.is_green}
+    return tuple(p.key for p in free.pairs if p.is_required and not p.is_green and p.key in green)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-FEW: Final = 3  # as many of a list are named
+FEW: Final = 3  # items of a list that are named; the others are counted
 
 
 def some(names: Sequence[str]) -> str:
-    """The first few of some names, and how many more there are.
+    """Join the first few of some names, and say how many more there are.
 
     Example:
         >>> some(["a", "b"]), some(["a", "b", "c", "d", "e"])

@@ -78,7 +78,7 @@ def command(
             title = f"What of {target} is what of {reference}.\nSpecified in specs/alignment.md."
             _write(found.alignment, output, title, replace=force)
         if as_json:
-            from tensorcap.reports.result_json import json_value
+            from tensorcap_formats.json_values import json_value
 
             print_json(json_value(found.report()))
         else:

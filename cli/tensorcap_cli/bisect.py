@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tensorcap_cli.output import class_text, counting, number_text, one_line, plural, print_json
+from tensorcap_cli.output import Counted, class_text, counting, number_text, one_line, plural, print_json
 from tensorcap_cli.time_limit import time_limit_option
 from tensorcap_cli.workload_options import made_target, target_options
 
@@ -90,26 +90,10 @@ def _of_archives(
     from tensorcap.localization.archive_bisection import bisect_archives
 
     with counting("bisecting") as tell:
-        found = bisect_archives(reference, target, mapping=mapping, tell=tell, **given)
+        found = bisect_archives(reference, target, mapping=mapping, progress=Counted(tell), **given)
     divergence, first = found.divergence, found.first
     if as_json:
-        print_json(
-            {
-                "format": "tensorcap-bisection",
-                "version": 1,
-                "results": found.results,
-                "first": first.key if first else None,
-                "status": first.status if first else None,
-                "last_green": found.last_green.key if found.last_green else None,
-                "module": divergence.module if divergence else None,
-                "class": divergence.class_name if divergence else None,
-                "how": found.how,
-                "against": found.against or None,
-                "read": list(found.read),
-                "lacking": list(found.lacking),
-                "exit_status": found.exit_status,
-            }
-        )
+        print_json(found.to_json())
         return found.exit_status
     if found.against:
         click.echo(f"Errors do not stay: {found.against} spoke against the search, so it read on in order.")
@@ -146,37 +130,17 @@ def _live(
 
     with open_archive(reference) as trusted, counting("bisecting") as tell:
         recipe, inputs = made_target(into, trusted, options)
-        seed = int(recipe.options.get("seed", 0))
         found = bisect_live(
             trusted,
             recipe.build(inputs),
             mapping=mapping,
             reference_ops=lambda path, sites: _reference_ops(trusted, path, sites),
-            seed=seed,
-            tell=tell,
+            progress=Counted(tell),
             **live,
         )
     divergence = found.divergence
     if as_json:
-        from tensorcap.reports.result_json import json_value
-
-        print_json(
-            {
-                "format": "tensorcap-live-bisection",
-                "version": 1,
-                "cuts": found.cuts,
-                "key": found.key or None,
-                "module": found.module or None,
-                "blame": found.blame if found.key else None,
-                "divergence": divergence.pair.key if divergence else None,
-                "ops": [{"key": pair.key, "status": pair.status} for pair in found.ops],
-                "limit": json_value(found.limit),
-                "runs": [
-                    {"cut": r.cut, "error": json_value(r.error), "is_good": r.is_good} for r in found.runs
-                ],
-                "exit_status": found.exit_status,
-            }
-        )
+        print_json(found.to_json())
         return found.exit_status
     for run in found.runs:
         error = "" if run.error is None else f"  error {number_text(run.error, 3)}"

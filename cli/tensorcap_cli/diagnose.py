@@ -52,7 +52,7 @@ def command(
         trusted, tested = (trusted, tested) if target_key else sides(trusted, tested, map)
         found = diagnose(trusted, tested, key, target_key=target_key, compute_dtype=compute_dtype)
     if as_json:
-        from tensorcap.reports.result_json import json_value
+        from tensorcap_formats.json_values import json_value
 
         print_json(json_value(found.to_json()))
     else:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from tensorcap_cli.capture_text import capture_progress
+from tensorcap_cli.output import StageLines
 from tensorcap_cli.time_limit import time_limit_option
 from tensorcap_cli.workload_options import made_target, target_options
 
@@ -75,7 +75,7 @@ def command(
 
     if (output is None) is not dry_run:
         raise UsageError("expected -o ARCHIVE or --dry-run, and not both")
-    chosen = {name: options.pop(name) or () for name in ("outputs", "steps", "calls")}
+    chosen: dict[str, Any] = {name: options.pop(name) or () for name in ("outputs", "steps", "calls")}
     chosen["inputs"] = options.pop("inputs") or None
     recording = {"only": options.pop("include"), **{n: options.pop(n) for n in ("exclude", "eager")}}
     with ExitStack() as files:
@@ -89,9 +89,8 @@ def command(
             **chosen,
             mapping=mapping,
             target=target,
-            seed=int(recipe.options.get("seed", 0)),
             run={"workload": recipe.describe()},
-            progress=files.enter_context(capture_progress()),
+            progress=StageLines(),
             **recording,
         )
         status = print_injection(done, as_json=as_json)

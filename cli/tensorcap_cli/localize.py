@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tensorcap_cli.capture_text import capture_progress
-from tensorcap_cli.output import class_text, number_text, one_line, print_json
+from tensorcap_cli.output import StageLines, one_line, print_json
 from tensorcap_cli.workload_options import made_target, target_options
 
 if TYPE_CHECKING:
-    from tensorcap.localization.suspect import Localization, Suspect
+    from tensorcap.localization.suspect import Localization
     from tensorcap.workload.workload import Workload
     from tensorcap_formats.archive import Archive
 
@@ -114,28 +113,27 @@ def _localized(
     from tensorcap_formats.open import open_archive
 
     model, into = options.pop("model"), options.pop("into")
-    given = {name: options.pop(name) for name in ("mapping", "compute_dtype", "repeat")}
+    given = {name: options.pop(name) for name in ("mapping", "compute_dtype")}
+    given["target_repeat"] = options.pop("repeat")
     options = {**options, "inputs": options.pop("input_file")}
-    with open_archive(reference) as trusted, capture_progress() as progress:
-        injected, into_seed = (None, None) if into is None else _made(into, trusted, options)
+    with open_archive(reference) as trusted:
+        target_model = None if into is None else _made(into, trusted, options)
         if into is not None:  # the options are the target's
             options = dict.fromkeys(options)
         is_replayed = model != "none" and (model is not None or into is None)
-        (workload, seed), note = _replayed(model, trusted, options) if is_replayed else ((None, None), "")
+        reference_model, note = _replayed(model, trusted, options) if is_replayed else (None, "")
         found = localize(
             trusted,
             target,
-            workload,
-            into=injected,
-            seed=seed,
-            into_seed=into_seed,
-            progress=progress,
+            reference_model=reference_model,
+            target_model=target_model,
+            progress=StageLines(),
             **given,
         )
     if stage2 or stage3:
-        if not found.owns:
+        if not found.own_errors:
             raise UsageError("--stage2, --stage3: own errors are not known, expected a model or --into")
-        results = equivalence.components(found.owns)
+        results = equivalence.components(found.own_errors)
         if stage2:
             equivalence.write_stage(stage2, equivalence.stage2(results))
         if stage3:
@@ -144,15 +142,13 @@ def _localized(
     return found.exit_status
 
 
-def _made(model: str | None, trusted: Archive, options: dict[str, Any]) -> tuple[Workload, int]:
+def _made(model: str | None, trusted: Archive, options: dict[str, Any]) -> Workload:
     recipe, inputs = made_target(model, trusted, dict(options))
-    return recipe.build(inputs), int(recipe.options.get("seed", 0))
+    return recipe.build(inputs)
 
 
-def _replayed(
-    model: str | None, trusted: Archive, options: dict[str, Any]
-) -> tuple[tuple[Workload | None, int | None], str]:
-    """The reference's workload with its seed, or none and why, where it was not asked for by name."""
+def _replayed(model: str | None, trusted: Archive, options: dict[str, Any]) -> tuple[Workload | None, str]:
+    """The reference's workload, or none and why, if it was not asked for by name."""
     from tensorcap_formats.errors import UsageError
 
     try:
@@ -160,7 +156,7 @@ def _replayed(
     except UsageError as error:
         if model is not None or trusted.info.workload.path:
             raise
-        return (None, None), f"{error}; name the model by --reference to have more than archives say."
+        return None, f"{error}; name the model by --reference to have more than archives say."
 
 
 def _from_file(source: str, stage3: str | None, *, as_json: bool) -> int:
@@ -171,7 +167,7 @@ def _from_file(source: str, stage3: str | None, *, as_json: bool) -> int:
     if stage3:
         equivalence.write_stage(stage3, content)
     if as_json:
-        from tensorcap.reports.result_json import json_value
+        from tensorcap_formats.json_values import json_value
 
         print_json({"format": "tensorcap-faults", "version": 1, "faults": json_value(faults)})
     elif not faults:
@@ -183,40 +179,22 @@ def _from_file(source: str, stage3: str | None, *, as_json: bool) -> int:
 
 
 def _tell(found: Localization, note: str, *, as_json: bool) -> None:
-    from tensorcap.reports.localization_json import localization_value
-    from tensorcap.reports.verification_text import around_texts
+    from tensorcap.reports.suspects import context_lines, suspect_lines
 
     notes = [*found.notes, *([note] if note else [])]
     if as_json:
-        told = {**localization_value(found), "notes": notes, "exit_status": found.exit_status}
-        print_json({"format": "tensorcap-localization", "version": 1, **told})
+        print_json({**found.to_json(), "notes": notes})
         return
     for text in notes:
         click.secho(one_line(text), fg="yellow")
     if not found.suspects:
         click.secho("Nobody is accused.", fg="yellow" if found.open else "green", bold=True)
     for place, suspect in enumerate(found.suspects[:_SHOWN], 1):
-        _print(place, suspect)
+        heading, *details = suspect_lines(place, suspect)
+        click.secho(one_line(heading), fg="red", bold=True)
+        for detail in details:
+            click.echo(f"   {one_line(detail)}")
     if len(found.suspects) > _SHOWN:
         click.echo(f"and {len(found.suspects) - _SHOWN} more")
-    for text in around_texts(found):
+    for text in context_lines(found):
         click.echo(one_line(text))
-
-
-def _print(place: int, suspect: Suspect) -> None:
-    name = f" ({class_text(suspect.class_name)})" if suspect.class_name else ""
-    click.secho(f"{place}. {suspect.module}{name}", fg="red", bold=True)
-    numbers = {"own": suspect.own, "inherited": suspect.inherited, "total": suspect.total}
-    if suspect.noise is not None:
-        numbers["from run to run"] = suspect.noise
-    said = [f"{what} {number_text(value, 3)}" for what, value in numbers.items() if value is not None]
-    if suspect.ratio is not None:
-        said.append(f"R {number_text(suspect.ratio, 3)}")
-    click.echo(f"   error: {', '.join(said) or suspect.status} (at {one_line(suspect.key)})")
-    click.echo(f"   by {' and '.join(suspect.by)}: {one_line(suspect.reason)}")
-    if suspect.diagnosis is not None:
-        found = suspect.diagnosis
-        click.echo(f"   explained: {one_line(found.text)} (leaves {number_text(found.after, 2)})")
-        click.echo(f"   {one_line(found.hint)}")
-    elif suspect.cause:
-        click.echo(f"   root cause: {suspect.cause}")

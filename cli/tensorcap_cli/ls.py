@@ -188,7 +188,7 @@ def _cells(record: Record, statistics: Statistics | None) -> tuple[str, ...]:
 
 def record_json(archive: Archive, record: Record, statistics: Statistics | None) -> dict[str, Any]:
     """What `ls` and `show` say of a record as JSON."""
-    from tensorcap.reports.result_json import json_value
+    from tensorcap_formats.json_values import json_value
 
     return {
         "key": record.key.text,

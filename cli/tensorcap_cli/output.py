@@ -277,4 +277,36 @@ def progress(doing: str) -> Iterator[_Bar | None]:
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(doing, total=None)
-        yield _Bar(bar, task)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+class StageLines:
+    """Progress as a line on stderr for each stage."""
+
+    def stage(self, text: str) -> None:
+        """Print what is being done."""
+        click.echo(f"{text} …", err=True)
+
+    def advance(self, done: int, total: int | None) -> None:
+        """Print nothing."""
+
+
+class Counted:
+    """Progress for a spinner that shows how often something was done, and on what.
+
+    Args:
+        tell: As `counting` yields it.
+    """
+
+    def __init__(self, tell: Callable[[int, str], None] | None) -> None:
+        self._tell = tell
+        self._stage = ""
+
+    def stage(self, text: str) -> None:
+        """Keep what is being done."""
+        self._stage = text
+
+    def advance(self, done: int, total: int | None) -> None:
+        """Show how often."""
+        if self._tell is not None:
+            self._tell(done, self._stage)

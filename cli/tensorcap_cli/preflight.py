@@ -53,7 +53,7 @@ def command(
     ):
         found = preflight(*sides(trusted, tested, map), repeat=again)
     if as_json:
-        from tensorcap.reports.result_json import json_value
+        from tensorcap_formats.json_values import json_value
 
         print_json(
             {

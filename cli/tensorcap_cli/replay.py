@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import click
 
 from tensorcap_cli.capture_text import capture_progress
-from tensorcap_cli.output import DASH, number_text, one_line, plural, print_json, print_table
+from tensorcap_cli.output import DASH, StageLines, number_text, one_line, plural, print_json, print_table
 from tensorcap_cli.workload_options import made_target, target_options
 
 _SHOWN = 20
@@ -73,68 +74,29 @@ def command(
     Exit status: 0 nothing is suspect; 1 something is, was not judged, or is missing in TGT, or the run does
     not repeat itself; 2 wrong usage; 3 an input file cannot be read.
     """
-    from tensorcap.comparison.policy import LETTERS
-    from tensorcap.reports.result_json import json_value
-    from tensorcap.rerun.module_replay import replay, replay_forward
+    from tensorcap.rerun.module_replay import replay
     from tensorcap_formats.open import open_archive
 
     given = {**options, "inputs": options.pop("input_file")}
     with open_archive(reference) as trusted, capture_progress() as progress:
         recipe, inputs = made_target(model if under_test is None else under_test, trusted, given)
-        seed = int(recipe.options.get("seed", 0))
-        common: dict[str, Any] = {
-            "mapping": mapping,
-            "compute_dtype": compute_dtype,
-            "seed": seed,
-            "progress": progress,
-        }
         workload = recipe.build(inputs)
-        if under_test is None:
-            found = replay(trusted, workload, target, twin=twin, **common)
-        else:
-            own = None
-            if model is not None and twin:
-                own_recipe, own_inputs = made_target(model, trusted, {})
-                own = own_recipe.build(own_inputs)
-            found = replay_forward(trusted, workload, target, model=own, **common)
-    if as_json:
-        print_json(
-            {
-                "format": "tensorcap-replay",
-                "version": 1,
-                "precision": found.precision or None,
-                "replaced": found.replaced,
-                "natural": list(found.natural),
-                "lacking": list(found.lacking),
-                "is_self": found.is_self,
-                "way": found.way,
-                "notes": list(found.notes),
-                "owns": [
-                    {
-                        "key": own.key,
-                        "module": own.module,
-                        "made": own.made,
-                        "is_leaf": own.is_leaf,
-                        "error": json_value(own.error),
-                        "ratio": json_value(own.ratio),
-                        "is_precise": own.is_precise,
-                        "status": own.status,
-                        "findings": [
-                            {
-                                "test": LETTERS.get(f.test, f.test),
-                                "name": f.test,
-                                "value": json_value(f.value),
-                                "limit": f.limit,
-                                "status": f.status,
-                            }
-                            for f in own.findings
-                        ],
-                    }
-                    for own in found.owns
-                ],
-                "exit_status": found.exit_status,
-            }
+        reference_model, target_model = (workload, None) if under_test is None else (None, workload)
+        if under_test is not None and model is not None and twin:
+            own_recipe, own_inputs = made_target(model, trusted, {})
+            reference_model = replace(own_recipe.build(own_inputs), seed=workload.seed)
+        found = replay(
+            trusted,
+            target,
+            reference_model=reference_model,
+            target_model=target_model,
+            mapping=mapping,
+            compute_dtype=compute_dtype,
+            twin=twin,
+            progress=StageLines(),
         )
+    if as_json:
+        print_json(found.to_json())
     else:
         _print(found)
     click.get_current_context().exit(found.exit_status)
@@ -145,12 +107,12 @@ def _print(found: Any) -> None:
         click.secho(note, fg="yellow")
     if found.is_self and not found.exit_status:
         click.secho(
-            f"The model gives its own {plural(len(found.owns), 'tensor')} back bit for bit.", fg="green"
+            f"The model gives its own {plural(len(found.own_errors), 'tensor')} back bit for bit.", fg="green"
         )
         return
     bad = sorted(found.bad, key=lambda own: own.made != "result" or not own.is_leaf)
     if not bad:
-        judged = plural(len(found.owns) - len(found.unjudged), "tensor")
+        judged = plural(len(found.own_errors) - len(found.unjudged), "tensor")
         what = "No module makes" if not found.exit_status else "No module that could be judged makes"
         color = "yellow" if found.exit_status else "green"
         click.secho(f"{what} an error of its own: {judged} within rounding.", fg=color, bold=True)

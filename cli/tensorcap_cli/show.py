@@ -177,7 +177,7 @@ def _write(archive: Archive, record: Record, path: str, window: Any, force: bool
 
 
 def _as_json(archive: Archive, record: Record, index: str | None, values: Any) -> dict[str, Any]:
-    from tensorcap.reports.result_json import json_value
+    from tensorcap_formats.json_values import json_value
 
     found = {
         "path": str(archive.path),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from tensorcap_cli.capture_text import StageLines
-from tensorcap_cli.output import one_line, print_json_pieces
+from tensorcap_cli.output import StageLines, one_line, print_json_pieces
 from tensorcap_cli.time_limit import time_limit_option
 from tensorcap_cli.workload_options import is_workload, made_recipe, made_target, target_options
 
@@ -90,13 +90,13 @@ def command(
         layers=layers,
         force=force,
         progress=StageLines(),
-        tell=lambda what: click.echo(f"{what} …", err=True),
     )
     if as_json:
         print_json_pieces([(found.path / "verify.json").read_text(encoding="utf-8")])
     else:
         for sentence in found.summary:
-            click.echo(one_line(sentence))
+            indent = " " * (len(sentence) - len(sentence.lstrip(" ")))
+            click.echo(f"{indent}{one_line(sentence)}")
         click.echo(f"\n{one_line(str(found.path))}: reports", err=True)
     click.get_current_context().exit(found.exit_status)
 
@@ -113,21 +113,21 @@ def _of_port(port: Port, options: dict[str, Any]) -> tuple[Runnable, Runnable]:
     port.allow(dtype, device)
 
     def make_reference(_: Archive | None) -> tuple[Workload, Mapping[str, Any]]:
-        return port.make("reference"), {}
+        return replace(port.make("reference"), seed=seed or 0), {}
 
     def make_target(_: Archive | None) -> tuple[Workload, Mapping[str, Any]]:
         made = port.make("target")
         adapter = adapter_for(made.model)
-        return adapter.prepare(made, dtype=dtype, input_dtype=dtype, device=device), {}
+        prepared = adapter.prepare(made, dtype=dtype, input_dtype=dtype, device=device)
+        return replace(prepared, seed=seed or 0), {}
 
-    return Runnable(make_reference, seed or 0), Runnable(make_target, seed or 0)
+    return Runnable(make_reference), Runnable(make_target)
 
 
 def _sides(reference: str, target: str | None, output: Path, options: dict[str, Any]) -> tuple[Any, Any]:
     """What each side is: a path of an archive, or how to make a workload."""
     from tensorcap.verification import Runnable
 
-    seed = int(options.get("seed") or 0)
     changes = {name: value for name, value in options.items() if value not in (None, False, ())}
     if target is None and not changes:
         raise click.UsageError("Missing argument: expected TARGET, or what to change of the reference's run.")
@@ -149,8 +149,8 @@ def _sides(reference: str, target: str | None, output: Path, options: dict[str, 
             recipe = recipe.changed(teacher_forced=str(output.absolute() / "reference.h5"))
         return workload, {"workload": recipe.describe()}
 
-    ours = Runnable(make_reference, seed) if is_workload(reference) else reference
-    theirs = Runnable(make_target, seed) if target is None or is_workload(target) else target
+    ours = Runnable(make_reference) if is_workload(reference) else reference
+    theirs = Runnable(make_target) if target is None or is_workload(target) else target
     return ours, theirs
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from tensorcap.comparison.pair import Finding, Status
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
+from tensorcap_formats.json_values import json_value
 from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import RunInfo
 
@@ -58,6 +59,12 @@ _PHRASES: Final[Mapping[str, str]] = {
     "routing": "share of other choices",
     "zeros": "rows of zeros",
 }
+
+
+@json_value.register
+def _(value: Finding) -> Any:
+    members = {name: json_value(getattr(value, name)) for name in ("value", "limit", "status", "text")}
+    return {"test": LETTERS.get(value.test, value.test), "name": value.test, **members}
 
 
 def describe_test(name: str) -> str:

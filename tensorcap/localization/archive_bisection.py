@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from tensorcap.alignment.aligned import NO_MAPPING, MappingSource, sides
 from tensorcap.comparison.comparison import Comparison
@@ -16,12 +16,12 @@ from tensorcap.comparison.pipeline import Source, compare, opened, paired
 from tensorcap.runs.record_kinds import is_result
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
+from tensorcap_formats.progress import Progress, Silent
 from tensorcap_formats.records import Record
 
 How = Literal["search", "scan", "index"]
-Tell = Callable[[int, str], None]
 
-_SPOT_CHECKS: Final = 2  # results that are looked at besides, of those that should be green and of the others
+_SPOT_CHECKS: Final = 2  # results that are read besides, of those that should be green and of the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +30,14 @@ class Bisection:
 
     Attributes:
         results: Count of results that both sides have, in execution order: what was searched.
-        first: The first result that is not green; None if none was found.
-        last_green: The result before it; None where there is none.
-        divergence: What the policy says of the module that made it, with its inputs; None if nothing of it
+        first: The first result that is not green; None if all that were read are.
+        last_green: The result before it; None if there is none.
+        divergence: The first divergence of the module that made it, with its inputs; None if nothing of it
             is red.
-        how: `search` for a binary search that held; `scan` where results do not stay bad once they are, so
-            that all of them up to the first bad one were read; `index` where digests settled it.
+        how: `search` for a binary search that held; `scan` if results do not stay bad once they are, so
+            that all of them up to the first bad one were read; `index` if digests settled it.
         read: Key texts of the results and inputs that were read, in that order.
-        against: The first result that the search took for good or bad and is not; "" where there is none.
+        against: The first result that the search took for good or bad and is not; "" if there is none.
         lacking: Key texts of results of the reference that the target lacks, which nothing explains.
     """
 
@@ -52,8 +52,27 @@ class Bisection:
 
     @property
     def exit_status(self) -> int:
-        """0 if no result was found that is not green, and none is lacking, else 1 (BIS-5)."""
+        """0 if all results that were read are green, and none is lacking, else 1 (BIS-5)."""
         return 0 if self.first is None and not self.lacking else 1
+
+    def to_json(self) -> dict[str, Any]:
+        """The members that `tcap bisect --json` prints, as JSON values."""
+        first, divergence = self.first, self.divergence
+        return {
+            "format": "tensorcap-bisection",
+            "version": 1,
+            "results": self.results,
+            "first": first.key if first else None,
+            "status": first.status if first else None,
+            "last_green": self.last_green.key if self.last_green else None,
+            "module": divergence.module if divergence else None,
+            "class": divergence.class_name if divergence else None,
+            "how": self.how,
+            "against": self.against or None,
+            "read": list(self.read),
+            "lacking": list(self.lacking),
+            "exit_status": self.exit_status,
+        }
 
 
 def bisect_archives(
@@ -64,7 +83,7 @@ def bisect_archives(
     atol: float | None = None,
     compute_dtype: str | None = None,
     mapping: MappingSource | None = None,
-    tell: Tell | None = None,
+    progress: Progress | None = None,
 ) -> Bisection:
     """Find the first result of a module that is not green, reading about log2(n) tensors of each side.
 
@@ -79,14 +98,14 @@ def bisect_archives(
         atol: As for `compare`.
         compute_dtype: As for `compare`.
         mapping: As for `compare`.
-        tell: Told of each result that is read: how many have been, and its key text.
+        progress: Shows which result is read, and how many were.
 
     Raises:
         UsageError: There is no order of execution, or no result that both sides have.
         ReadError: An archive, or a tensor, cannot be read.
     """
-    with opened(reference) as one, opened(target) as other:
-        trusted, tested = sides(one, other, mapping)
+    with opened(reference) as original, opened(target) as own:
+        trusted, tested = sides(original, own, mapping)
         if not trusted.is_ordered:
             raise UsageError(
                 f"{trusted.path}: has no order of execution, expected a captured run",
@@ -104,7 +123,7 @@ def bisect_archives(
                 only=keys,
                 mapping=NO_MAPPING,
             ),
-            tell,
+            progress or Silent(),
         )
         return replace(search.run(), lacking=search.lacking)
 
@@ -116,7 +135,7 @@ class _Search:
         reference: The trusted archive.
         target: The archive under test.
         compare_only: Compares records of these keys alone.
-        tell: Told of each result that is read.
+        progress: Shows which result is read, and how many were.
 
     Attributes:
         lacking: Key texts of results that the target lacks, which nothing explains.
@@ -127,12 +146,12 @@ class _Search:
         reference: Archive,
         target: Archive,
         compare_only: Callable[[Sequence[str]], Comparison],
-        tell: Tell | None,
+        progress: Progress,
     ) -> None:
         self._reference = reference
         self._target = target
         self._compare_only = compare_only
-        self._tell = tell
+        self._progress = progress
         self._read: list[str] = []
         self._known: dict[int, Pair] = {}
         pairs = paired(reference, target, Selection())
@@ -154,7 +173,15 @@ class _Search:
                 self._known[i] = settled
 
     def run(self) -> Bisection:
-        """Search, check what the search took for granted, and look at the module that it leads to."""
+        """Find the first bad result.
+
+        1. Results whose digests are equal are green without being read.
+        2. A binary search between the first unknown result and the last finds where bad ones begin, if
+           results stay bad once they are.
+        3. Two results on each side of that place are read to check it. If one speaks against it, all results
+           are read in order up to the first bad one.
+        4. The module that made the first bad result is compared as a whole.
+        """
         last = len(self._pairs) - 1
         unknown = [i for i in range(len(self._pairs)) if not self._is_settled_green(i)]
         if not unknown:
@@ -163,7 +190,7 @@ class _Search:
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if self._is_bad(middle) else (middle, high)
-        against = self._against(low, high, last)
+        against = self._find_contradiction(low, high, last)
         how: How = "search"
         if against:
             how = "scan"
@@ -174,11 +201,11 @@ class _Search:
             return Bisection(len(self._pairs), None, None, None, how, tuple(self._read), against)
         first, before = self._known[high], self._known.get(high - 1) if high else None
         return Bisection(
-            len(self._pairs), first, before, self._module(first), how, tuple(self._read), against
+            len(self._pairs), first, before, self._compare_call(first), how, tuple(self._read), against
         )
 
-    def _against(self, low: int, high: int, last: int) -> str:
-        """A result that should be green or bad by the search, and is not; "" if none of some is."""
+    def _find_contradiction(self, low: int, high: int, last: int) -> str:
+        """Find a result that should be green or bad by the search, and is not; "" if none of a few is."""
         for i in _between(0, low, _SPOT_CHECKS):
             if self._is_bad(i):
                 return self._pairs[i].key
@@ -192,33 +219,34 @@ class _Search:
 
     def _is_bad(self, i: int) -> bool:
         if i not in self._known:
-            self._known[i] = self._judged(self._pairs[i].key)
+            self._known[i] = self._judge(self._pairs[i].key)
         return not self._known[i].is_green
 
-    def _judged(self, key: str) -> Pair:
+    def _judge(self, key: str) -> Pair:
+        """Read and judge one result."""
         self._note(key)
-        found = self._compare_only((_literal(key),))
-        return next(pair for pair in found.pairs if pair.key == key)
+        comparison = self._compare_only((_literal(key),))
+        return next(pair for pair in comparison.pairs if pair.key == key)
 
     def _note(self, key: str) -> None:
+        """Keep account of a tensor that is read."""
         self._read.append(key)
-        if self._tell is not None:
-            self._tell(len(self._read), key)
+        self._progress.stage(f"reading {key}")
+        self._progress.advance(len(self._read), None)
 
-    def _module(self, first: Pair) -> Divergence | None:
-        """What the policy says of the call that made a result, with what went into it."""
+    def _compare_call(self, first: Pair) -> Divergence | None:
+        """Compare the arguments and results of the call that made a result."""
         assert first.reference is not None
-        where = first.reference.key.where
+        call = first.reference.key.where
         keys = [
             record.key.text
             for record in self._reference.records
-            if record.key.where == where and record.key.slot.partition(".")[0] in ("input", "output")
+            if record.key.where == call and record.key.slot.partition(".")[0] in ("input", "output")
         ]
         for key in keys:
             if key not in self._read:
                 self._note(key)
-        found = self._compare_only(tuple(map(_literal, keys)))
-        return found.divergence
+        return self._compare_only(tuple(map(_literal, keys))).divergence
 
 
 def _is_result(record: Record) -> bool:
@@ -231,6 +259,6 @@ def _literal(key: str) -> str:
 
 
 def _between(start: int, stop: int, count: int) -> Iterator[int]:
-    """Some numbers evenly spread between two others, that are not to be looked at themselves."""
+    """A few numbers evenly spread between two others, without these."""
     inner = (start + (stop - start) * (i + 1) // (count + 1) for i in range(count))
     yield from dict.fromkeys(i for i in inner if start < i < stop)

@@ -23,7 +23,7 @@ class CurvePoint:
     Attributes:
         key: Key text of the tensor.
         module: The module that made it.
-        value: Its error, no unit; infinite where none is defined.
+        value: Its error, no unit; infinite if none is defined.
         is_bad: Whether it is not green.
     """
 
@@ -43,7 +43,7 @@ class ChangePoint:
         key: Key text of the first tensor.
         module: The module that made it.
         value: Its error.
-        before: The largest error of the run that it stands on; 0 where what is before it is green.
+        before: The largest error of the run that it stands on; 0 if what is before it is green.
         length: How many results are wrong as much: of a step of the total error all from this one on, else
             this one and those right behind it.
     """
@@ -60,9 +60,11 @@ class ChangePoint:
 def change_points(points: Sequence[CurvePoint], curve: Curve) -> tuple[ChangePoint, ...]:
     """Find where a curve changes: steps in execution order, then spikes in execution order.
 
-    An own error is a step if it and the next two results are wrong, or if it and the last one are. A total
-    error passes on, but beside it run modules that are not given it: it is a step if most of the next eight
-    results are wrong. After a step of the total error only a larger one counts.
+    1. A bad point begins a change if the point before it is green, or if its error is ten times the largest
+       error so far.
+    2. An own error is a step if it and the next two results are wrong, or if it and the last one are.
+    3. A total error passes on, but beside it run modules that are not given it: it is a step if most of the
+       next eight results are wrong. After a step of the total error only a larger one counts.
 
     Args:
         points: In execution order.
@@ -70,58 +72,55 @@ def change_points(points: Sequence[CurvePoint], curve: Curve) -> tuple[ChangePoi
 
     Example:
         >>> values = [0.0, 0.0, 0.2, 0.3, 0.9, 0.4, 0.5]
-        >>> points = [Point(f"0/m{i}/output", f"m{i}", v, v > 0) for i, v in enumerate(values)]
-        >>> [(one.kind, one.module, one.length) for one in changes(points, "total")]
+        >>> points = [CurvePoint(f"0/m{i}/output", f"m{i}", v, v > 0) for i, v in enumerate(values)]
+        >>> [(change.kind, change.module, change.length) for change in change_points(points, "total")]
         [('step', 'm2', 5)]
     """
-    found: list[ChangePoint] = []
+    changes: list[ChangePoint] = []
     level, stays = 0.0, False
     for at, point in enumerate(points):
         if not point.is_bad:
             level = level if stays else 0.0
             continue
         if not level or (math.isfinite(level) and point.value >= _JUMP * level):
-            middle = math.sqrt(level * point.value) if level else 0.0
+            as_wrong = math.sqrt(level * point.value) if level else 0.0
             rest = points[at + 1 :]
-            length = 1 + _length([one.is_bad and one.value >= middle for one in rest])
-            kind = _kind(curve, rest, length, middle)
+            wrong = [later.is_bad and later.value >= as_wrong for later in rest]
+            length = 1 + _leading(wrong)
+            if curve == "own":
+                kind: Kind = "step" if _is_step(length, 1 + len(rest)) else "spike"
+            else:
+                ahead = wrong[:_AHEAD]
+                kind = "step" if 2 * sum(ahead) > len(ahead) else "spike"
             if curve == "total" and kind == "step":
-                length = 1 + sum(one.is_bad and one.value >= middle for one in rest)
-            stays = curve == "total" and (stays or kind == "step")
-            found.append(ChangePoint(curve, kind, point.key, point.module, point.value, level, length))
+                length = 1 + sum(wrong)
+                stays = True
+            changes.append(ChangePoint(curve, kind, point.key, point.module, point.value, level, length))
         level = max(level, point.value)
-    return tuple(sorted(found, key=lambda change: change.kind != "step"))
+    return tuple(sorted(changes, key=lambda change: change.kind != "step"))
 
 
 def runs_of(bad: Sequence[bool]) -> list[tuple[int, int]]:
-    """Where runs of own errors that are steps begin and end: three in a row, or two at the end.
+    """Find where runs of own errors that are steps begin and end: three in a row, or two at the end.
 
     Example:
         >>> runs_of([True, False, True, True, True, False, True, True])
         [(2, 5), (6, 8)]
     """
-    found = []
-    starts = [at for at, one in enumerate(bad) if one and not (at and bad[at - 1])]
+    runs = []
+    starts = [at for at, is_bad in enumerate(bad) if is_bad and not (at and bad[at - 1])]
     for start in starts:
-        length = _length(bad[start:])
+        length = _leading(bad[start:])
         if _is_step(length, len(bad) - start):
-            found.append((start, start + length))
-    return found
+            runs.append((start, start + length))
+    return runs
 
 
-def _length(wrong: Sequence[bool]) -> int:
-    """How many are wrong from the first on."""
+def _leading(wrong: Sequence[bool]) -> int:
+    """Count how many are wrong from the first on."""
     return sum(1 for _ in takewhile(bool, wrong))
 
 
 def _is_step(length: int, left: int) -> bool:
-    """Whether so many results that are wrong, of those that are left, are a step."""
+    """Whether that many results that are wrong, of those that are left, are a step."""
     return length >= min(_RUN, max(2, left))
-
-
-def _kind(curve: Curve, rest: Sequence[CurvePoint], length: int, middle: float) -> Kind:
-    if curve == "own":
-        return "step" if _is_step(length, 1 + len(rest)) else "spike"
-    ahead = rest[:_AHEAD]
-    wrong = sum(point.is_bad and point.value >= middle for point in ahead)
-    return "step" if 2 * wrong > len(ahead) else "spike"

@@ -1,23 +1,23 @@
-"""Find the guilty module by running the target: results grafted up to a cut, the final output watched.
+"""Find the wrong module by runs of the target, in which results are grafted up to a cut.
 
 Everything that the target computes up to a cut is replaced by what the reference computed there. If the final
 output is then as good as it can be, the mistake lies before the cut, else behind it; about log2(n) runs name
-the result at which it is made.
+the result at which it is made. A file keeps what runs came to, so that an interrupted search goes on.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from tensorcap.adapters.protocol import adapter_for
 from tensorcap.alignment.aligned import NO_MAPPING, MappingSource, aligned_if_needed, fitting
 from tensorcap.alignment.mapping import Alignment
 from tensorcap.comparison.comparison import Comparison
@@ -25,46 +25,61 @@ from tensorcap.comparison.divergence import Divergence
 from tensorcap.comparison.pair import Pair
 from tensorcap.comparison.pipeline import Source, compare, opened
 from tensorcap.comparison.policy import POLICY
-from tensorcap.localization.bisection_state import Run, State
 from tensorcap.recording.substitution import Substitution
-from tensorcap.rerun.injection import reversed_by
+from tensorcap.rerun.injection import reverse_aligned
 from tensorcap.runs.ops import ops_of
 from tensorcap.runs.record_kinds import is_inner, is_result
 from tensorcap.runs.views import PartialArchive
 from tensorcap.session.capture_session import capture_workload
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError, abbreviate
+from tensorcap_formats.json_values import json_value
 from tensorcap_formats.keys import ROOT_SITE, Key, module_of
 from tensorcap_formats.open import open_archive
+from tensorcap_formats.progress import Progress, Silent
 from tensorcap_formats.records import Record
 
 if TYPE_CHECKING:
     from tensorcap.workload.workload import Workload
 
-Tell = Callable[[int, str], None]
 Blame = Literal["module", "caller"]
 Level = Literal["module", "op"]
 MakesArchive = Callable[[Path, tuple[str, ...]], Path]
 
 _AS_GOOD: Final = 1.5  # times the error that is left with everything grafted
-_SHOWN: Final = 3  # ops
+_SHOWN: Final = 3  # ops: those behind the first follow from it
 _SKIP: Final = 125  # exit status of a check that cannot tell, as for `git bisect run`
 _ALL, _NONE = "all", "none"
 
 
 @dataclass(frozen=True, slots=True)
+class Run:
+    """One run of the target.
+
+    Attributes:
+        cut: Key text of the last result that was grafted; `all`, or `none`.
+        error: Relative error of the final output, no unit; None if a check judged.
+        is_good: Whether the final output was good.
+    """
+
+    cut: str
+    error: float | None
+    is_good: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LiveBisection:
-    """What the runs found.
+    """The result at which the mistake is made, by runs of the target.
 
     Attributes:
         cuts: Count of results that could be grafted.
         key: Key text, in the target's names, of the result at which the mistake is made; "" if there is none.
-        module: The guilty module, in the reference's names; "" if none was found.
+        module: The wrong module, in the reference's names; "" if there is none.
         blame: Whether the module's own result is wrong for what it was given, or what it was given by the
             code around it, which is then `module`.
         limit: Error of the final output up to which a run is good, with everything grafted.
         runs: All runs that led there, in order.
-        divergence: The first difference within the module, with everything before it grafted; None where the
+        divergence: The first difference within the module, with everything before it grafted; None if the
             archives have nothing of it in common.
         ops: The first ops of the module that differ, or that one side alone has, in order; at most three, and
             none unless ops were asked for.
@@ -81,13 +96,29 @@ class LiveBisection:
 
     @property
     def exit_status(self) -> int:
-        """0 if no module was found guilty, else 1 (BIS-13)."""
+        """0 if no module is wrong, else 1 (BIS-13)."""
         return 1 if self.key else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The members that `tcap bisect --json` prints, as JSON values."""
+        return {
+            "format": "tensorcap-live-bisection",
+            "version": 1,
+            "cuts": self.cuts,
+            "key": self.key or None,
+            "module": self.module or None,
+            "blame": self.blame if self.key else None,
+            "divergence": self.divergence.pair.key if self.divergence else None,
+            "ops": [{"key": pair.key, "status": pair.status} for pair in self.ops],
+            "limit": json_value(self.limit),
+            "runs": [{"cut": r.cut, "error": json_value(r.error), "is_good": r.is_good} for r in self.runs],
+            "exit_status": self.exit_status,
+        }
 
 
 def bisect_live(
     reference: Source,
-    workload: Workload,
+    target_model: Workload,
     *,
     mapping: MappingSource | None = None,
     limit: float | None = None,
@@ -95,14 +126,13 @@ def bisect_live(
     level: Level = "module",
     reference_ops: MakesArchive | None = None,
     state: str | os.PathLike[str] | None = None,
-    seed: int | None = None,
-    tell: Tell | None = None,
+    progress: Progress | None = None,
 ) -> LiveBisection:
     """Find at which result of a target its mistake is made, by about log2(n) runs.
 
     Args:
         reference: The trusted archive, open or a path.
-        workload: The target and its inputs.
+        target_model: The target, its inputs and its seed.
         mapping: As for `compare`; the target's first run is what it is resolved against.
         limit: Relative error of the final output that is good; by default 1.5 times that with everything
             grafted, and at least what rounding makes of what comes behind a cut.
@@ -110,11 +140,10 @@ def bisect_live(
             are bad, as for `git bisect run`. `TCAP_RUN` in its environment is the archive of a run, which
             holds what the model was given and gave.
         level: `op` to go on to the op within the module.
-        reference_ops: Makes an archive of the reference's ops in some sites at a path, and returns it, where
+        reference_ops: Makes an archive of the reference's ops in some sites at a path, and returns it, if
             the reference has none.
         state: A file that keeps what runs came to, so that an interrupted search goes on.
-        seed: Of the random generators before each run; as they are if None.
-        tell: Told of each run: its number, and the cut.
+        progress: Shows what is run, and how many runs there were.
 
     Raises:
         UsageError: Nothing can be grafted; the reference's final output has no counterpart; a check cannot
@@ -124,10 +153,54 @@ def bisect_live(
     with ExitStack() as stack:
         trusted = stack.enter_context(opened(reference))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tensorcap-")))
-        search = _Search(trusted, workload, folder, limit=limit, check=check, seed=seed, tell=tell)
+        progress = progress or Silent()
+        search = _Search(trusted, target_model, folder, limit=limit, check=check, progress=progress)
         stack.callback(search.close)
         search.begin(mapping, state)
         return search.run(level, reference_ops)
+
+
+@dataclass(slots=True)
+class _RunLog:
+    """What runs came to, kept in a file if there is one.
+
+    Attributes:
+        path: The file; None keeps them in memory alone.
+        about: What is searched: a file of another search is refused.
+        runs: By their cut.
+    """
+
+    path: Path | None
+    about: Mapping[str, Any]
+    runs: dict[str, Run] = field(default_factory=dict)
+
+    def load(self) -> None:
+        """Read what an earlier search left.
+
+        Raises:
+            UsageError: It is of another search.
+        """
+        if self.path is None or not self.path.exists():
+            return
+        lines = self.path.read_text(encoding="utf-8").splitlines()
+        try:
+            about, *runs = map(json.loads, lines)
+            self.runs = {r["cut"]: Run(r["cut"], r["error"], r["is_good"]) for r in runs}
+        except (ValueError, KeyError, TypeError):
+            raise UsageError(f"{self.path}: is no state of a bisection", hint="Name another file.") from None
+        if about != self.about:
+            raise UsageError(f"{self.path}: is of another search", hint="Name another file, or delete it.")
+
+    def add(self, run: Run) -> None:
+        """Keep what a run came to."""
+        self.runs[run.cut] = run
+        if self.path is None:
+            return
+        is_new = not self.path.exists()
+        with open(self.path, "a", encoding="utf-8") as file:
+            if is_new:
+                file.write(json.dumps(self.about) + "\n")
+            file.write(json.dumps({"cut": run.cut, "error": run.error, "is_good": run.is_good}) + "\n")
 
 
 class _Search:
@@ -141,16 +214,14 @@ class _Search:
         *,
         limit: float | None,
         check: str | None,
-        seed: int | None,
-        tell: Tell | None,
+        progress: Progress,
     ) -> None:
         self._reference = reference
         self._workload = workload
         self._folder = folder
-        self._given = limit
+        self._given_limit = limit
         self._check = check
-        self._seed = seed
-        self._tell = tell
+        self._progress = progress
         self._runs: list[Run] = []
         self._files = ExitStack()
         self._mapping: Alignment | str = NO_MAPPING
@@ -167,81 +238,89 @@ class _Search:
         aligned = aligned_if_needed(self._reference, free, mapping)
         if aligned is not None:
             self._mapping = aligned.alignment
-            source = reversed_by(aligned, self._reference, free)
+            source = reverse_aligned(aligned, self._reference, free)
         self._source = source
         self._precision = POLICY.precision_of_runs(self._reference.info, free.info, None)
-        there = {record.key.text for record in source.records}
-        self._results = [r for r in free.records if r.key.text in there and _is_graft(r)]
+        grafts = {record.key.text for record in source.records}
+        self._results = [r for r in free.records if r.key.text in grafts and _is_graftable(r)]
         if not self._results:
             raise UsageError(
                 f"{self._reference.path}: has no result of a module that the target has",
                 hint="tcap align tells what belongs together.",
             )
-        self._blocks = [_block(record) for record in self._results]
+        self._blocks = [_block_of(record) for record in self._results]
         about = {
             "reference": self._reference.root,
             "results": [record.key.text for record in self._results],
             "check": self._check,
-            "limit": self._given,
+            "limit": self._given_limit,
         }
-        self._state = State(None if state is None else Path(state), about)
-        self._state.load()
+        self._log = _RunLog(None if state is None else Path(state), about)
+        self._log.load()
 
     def run(self, level: Level, reference_ops: MakesArchive | None) -> LiveBisection:
-        """Search for the first cut that makes the final output good."""
+        """Search for the first cut that makes the final output good.
+
+        1. With all results grafted the output has to be good, else the mistake is made behind them; the error
+           that is left sets the limit of what is good.
+        2. With none grafted it has to be bad, else nothing is wrong.
+        3. A binary search between both finds the result at which it becomes good.
+        4. A run with everything before that result grafted shows the module, and the first difference in it.
+        """
         low, high = -1, len(self._results) - 1
-        full = self._at(high, _ALL)
+        full = self._run_at(high, _ALL)
         self._full = full.error or 0.0
         limit = self._limit(high)
         if not full.is_good:
-            what = self._results[high].key.text
-            return LiveBisection(high + 1, what, ROOT_SITE, "caller", limit, tuple(self._runs), None)
-        if self._judged(_NONE, self._folder / "free.h5", -1).is_good:
+            last = self._results[high].key.text
+            return LiveBisection(high + 1, last, ROOT_SITE, "caller", limit, tuple(self._runs), None)
+        if self._judge(_NONE, self._folder / "free.h5", -1).is_good:
             return LiveBisection(high + 1, "", "", "module", limit, tuple(self._runs), None)
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if self._at(middle).is_good else (middle, high)
-        guilty = self._results[high].key
-        found = self._within(guilty, high, level, reference_ops)
-        names = {source: p.key for p in found.pairs if p.target for source in _sources(p)}
-        site = Key.parse(names.get(guilty.text, guilty.text)).site
-        module = found.divergence.module if found.divergence else site
+            low, high = (low, middle) if self._run_at(middle).is_good else (middle, high)
+        wrong = self._results[high].key
+        within = self._compare_within(wrong, high, level, reference_ops)
+        names = {source: p.key for p in within.pairs if p.target for source in _sources(p)}
+        site = Key.parse(names.get(wrong.text, wrong.text)).site
+        module = within.divergence.module if within.divergence else site
         blame: Blame = "module" if module == site else "caller"
-        ops = [p for p in found.pairs if not p.is_green and p.status != "excluded" and _is_op_of(p, module)]
+        ops = [p for p in within.pairs if not p.is_green and p.status != "excluded" and _is_op_of(p, module)]
         return LiveBisection(
             len(self._results),
-            guilty.text,
+            wrong.text,
             module,
             blame,
             limit,
             tuple(self._runs),
-            found.divergence,
+            within.divergence,
             tuple(ops[:_SHOWN]),
         )
 
-    def _at(self, last: int, name: str = "") -> Run:
-        """The run with all results grafted up to one."""
+    def _run_at(self, last: int, name: str = "") -> Run:
+        """Run the target with all results grafted up to one, unless that is known."""
         cut = name or self._results[last].key.text
-        known = self._state.found.get(cut)
+        known = self._log.runs.get(cut)
         if known is None:
-            return self._judged(cut, self._capture("cut.h5", last, only=(ROOT_SITE,)), last)
+            return self._judge(cut, self._capture("cut.h5", last, only=(ROOT_SITE,)), last)
         self._runs.append(known)
         return known
 
-    def _judged(self, cut: str, path: Path, last: int) -> Run:
+    def _judge(self, cut: str, path: Path, last: int) -> Run:
+        """Judge a run by the check, or by the error of its final output."""
         if self._check is not None:
             run = Run(cut, None, _passes(self._check, path))
         else:
-            error = self._final(path)
+            error = self._final_error(path)
             run = Run(cut, error, error <= self._limit(last))
         self._runs.append(run)
-        self._state.add(run)
+        self._log.add(run)
         return run
 
     def _limit(self, last: int) -> float:
         """Error of the final output that is good with all results grafted up to one (BIS-11)."""
-        if self._given is not None:
-            return self._given
+        if self._given_limit is not None:
+            return self._given_limit
         floor = 0.0
         if self._precision is not None and self._precision.is_wide:
             floor = POLICY.in_proportion(POLICY.wide_total, self._precision).green
@@ -250,12 +329,12 @@ class _Search:
             floor = POLICY.envelope_at(behind, self._precision)
         return max(_AS_GOOD * self._full, floor)
 
-    def _final(self, path: Path) -> float:
-        """Relative error of the final output of a run."""
-        found = self._compared(self._reference, path, only=f"*{ROOT_SITE}/output*")
+    def _final_error(self, path: Path) -> float:
+        """Measure the relative error of the final output of a run."""
+        comparison = self._compare(self._reference, path, only=f"*{ROOT_SITE}/output*")
         measured = [
             (pair.reference.key.step, pair)
-            for pair in found.pairs
+            for pair in comparison.pairs
             if pair.is_compared and pair.reference and pair.reference.dtype.kind == "float"
         ]
         if not measured:
@@ -270,25 +349,27 @@ class _Search:
         error = difference.relative_frobenius
         return math.inf if difference.mask_mismatches or error is None else error
 
-    def _within(self, guilty: Key, at: int, level: Level, reference_ops: MakesArchive | None) -> Comparison:
-        """The run with everything before a result grafted, compared with the reference."""
+    def _compare_within(
+        self, wrong: Key, at: int, level: Level, reference_ops: MakesArchive | None
+    ) -> Comparison:
+        """Run the target with everything before a result grafted, and compare that with the reference."""
         options: dict[str, Any] = {}
         trusted: Source = self._reference
         if level == "op":
-            around = guilty.site.rpartition(".")[0] or ROOT_SITE
-            options = {"level": "op", "ops_in": (guilty.site, around)}
+            sites = (wrong.site, wrong.site.rpartition(".")[0] or ROOT_SITE)
+            options = {"level": "op", "ops_in": sites}
             if not ops_of(self._reference):
                 if reference_ops is None:
                     raise UsageError(
-                        f"{self._reference.path}: has no ops, expected those of {guilty.site}",
+                        f"{self._reference.path}: has no ops, expected those of {wrong.site}",
                         hint="Capture it with --level op, or so that its run can be repeated.",
                     )
-                trusted = reference_ops(self._folder / "reference.h5", (guilty.site, around))
+                trusted = reference_ops(self._folder / "reference.h5", sites)
         path = self._capture("within.h5", at - 1, **options)
-        return self._compared(trusted, path)
+        return self._compare(trusted, path)
 
-    def _compared(self, reference: Source, path: Path, **options: Any) -> Comparison:
-        """A run compared with the reference, of which it may hold a part only."""
+    def _compare(self, reference: Source, path: Path, **options: Any) -> Comparison:
+        """Compare a run with the reference, of which it may hold a part only."""
         with opened(reference) as trusted, open_archive(path) as run:
             mapping = self._mapping
             if isinstance(mapping, Alignment):
@@ -298,23 +379,21 @@ class _Search:
     def _capture(self, name: str, last: int, **options: Any) -> Path:
         """Run the target, with all results grafted up to one; -1 grafts nothing."""
         path = self._folder / name
-        if self._tell is not None:
-            what = "as it is" if last < 0 else f"grafted up to {self._results[last].key.text}"
-            self._tell(len(self._runs) + 1, what)
+        how = "as it is" if last < 0 else f"grafted up to {self._results[last].key.text}"
+        self._progress.stage(f"running the target {how}")
+        self._progress.advance(len(self._runs) + 1, None)
         if last >= 0:
             part = PartialArchive(self._source, [self._source.get(r.key) for r in self._results[: last + 1]])
             options["substitution"] = Substitution(part, outputs=("*/output*",))
-        if self._seed is not None:
-            adapter_for(self._workload.model).seed(self._seed)
         capture_workload(self._workload, path, **options)
         return path
 
 
-def _is_graft(record: Record) -> bool:
+def _is_graftable(record: Record) -> bool:
     return is_result(record.key) and record.key.site != ROOT_SITE and record.key.rank == 0
 
 
-def _block(record: Record) -> str:
+def _block_of(record: Record) -> str:
     """The member of the outermost list of modules that a site lies in; "" for none."""
     parts = record.key.site.split(".")
     at = next((i for i, part in enumerate(parts) if part.isdigit()), None)
@@ -337,9 +416,9 @@ def _sources(pair: Pair) -> tuple[str, ...]:
 
 
 def _passes(check: str, path: Path) -> bool:
-    """Whether a user's check takes a run as good."""
-    done = subprocess.run(check, shell=True, env={**os.environ, "TCAP_RUN": str(path)}, check=False)
-    status = done.returncode
+    """Run a user's check on the archive of a run: whether it is good."""
+    process = subprocess.run(check, shell=True, env={**os.environ, "TCAP_RUN": str(path)}, check=False)
+    status = process.returncode
     if status == _SKIP or not 0 <= status <= 127:
         raise UsageError(
             f"check {abbreviate(check)!r}: ended with {status}, expected 0 for good or 1 to 127 for bad"

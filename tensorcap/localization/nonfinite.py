@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from tensorcap.comparison.divergence import called_sites, caller_of
 from tensorcap.runs.ops import ops_of, passed_in
 from tensorcap.runs.record_kinds import is_inner, is_parameter
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.json_values import json_value
 from tensorcap_formats.keys import ROOT_SITE, Key
 from tensorcap_formats.records import Record
 
@@ -28,7 +29,7 @@ class NonfiniteContents:
         nan: Count of NaN.
         inf: Count of infinities of either sign.
         elements: Count of all elements.
-        largest: Largest magnitude of the finite ones; None where there is none.
+        largest: Largest magnitude of the finite ones; None if there is none.
         more: How many elements more are not finite than in the reference's tensor; None if it has none.
     """
 
@@ -52,8 +53,8 @@ class NonfiniteOrigin:
     Attributes:
         tensor: What it holds in the target.
         module: The module whose code made it.
-        operands: What went into it, as far as it was captured: what the call was given, results of modules
-            that were called within it before, and parameters that it holds.
+        operands: What went into it, as far as it was captured: arguments of the call, results of modules that
+            were called within it before, and parameters that it holds.
     """
 
     tensor: NonfiniteContents
@@ -65,8 +66,17 @@ class NonfiniteOrigin:
         """Key text of the tensor."""
         return self.tensor.key
 
+    def to_json(self) -> dict[str, Any]:
+        """The tensor, the module, and what went into it, as JSON values."""
+        return {
+            "key": self.key,
+            "module": self.module,
+            "tensor": json_value(self.tensor),
+            "operands": [{**json_value(o), "is_finite": o.is_finite} for o in self.operands],
+        }
 
-def nonfinite_origin(reference: Archive, target: Archive, free: Comparison) -> NonfiniteOrigin | None:
+
+def find_nonfinite_origin(reference: Archive, target: Archive, free: Comparison) -> NonfiniteOrigin | None:
     """Find where values stop being finite, in execution order of the reference.
 
     Args:
@@ -77,15 +87,15 @@ def nonfinite_origin(reference: Archive, target: Archive, free: Comparison) -> N
     Returns:
         None if the masks of all pairs are the same.
     """
-    wrong = [pair.reference for pair in free.pairs if pair.status == "nonfinite" and pair.reference]
-    if not wrong:
+    records = [pair.reference for pair in free.pairs if pair.status == "nonfinite" and pair.reference]
+    if not records:
         return None
-    first = min(wrong, key=lambda record: record.order)
+    first = min(records, key=lambda record: record.order)
     module = _maker(reference, first.key)
-    operands = [record.key.text for record in _operands(reference, first, module)]
-    operands += [r.key.text for r in target.records if _is_renamed(r, first, reference)]
-    found = [_contents(reference, target, key) for key in operands if key in target]
-    return NonfiniteOrigin(_contents(reference, target, first.key.text), module, tuple(found))
+    keys = [record.key.text for record in _operands(reference, first, module)]
+    keys += [r.key.text for r in target.records if _is_renamed(r, first, reference)]
+    operands = tuple(_contents(reference, target, key) for key in keys if key in target)
+    return NonfiniteOrigin(_contents(reference, target, first.key.text), module, operands)
 
 
 def _is_renamed(record: Record, first: Record, reference: Archive) -> bool:
@@ -102,32 +112,37 @@ def _maker(reference: Archive, key: Key) -> str:
 
 
 def _operands(reference: Archive, record: Record, module: str) -> Iterator[Record]:
-    """Records of what a tensor was made of."""
-    known = ops_of(reference).inputs(record.key.where)
-    if known is not None:
-        yield from (reference.get(key) for key in known if key in reference)
+    """Records that a tensor was computed from.
+
+    1. If the archive has ops, those say it.
+    2. Otherwise: the module's parameters, the arguments of its last call before the tensor, and the last
+       eight results since then of modules that it calls.
+    """
+    inputs = ops_of(reference).inputs(record.key.where)
+    if inputs is not None:
+        yield from (reference.get(key) for key in inputs if key in reference)
         return
     called = called_sites(reference)
-    given: dict[str, Record] = {}
-    made: list[Record] = []
-    for other in reference.records:
-        key = other.key
+    arguments: dict[str, Record] = {}
+    results: list[Record] = []
+    for earlier in reference.records:
+        key = earlier.key
         if is_parameter(key) and key.site == module:
-            yield other
+            yield earlier
         if key.step != record.key.step or key.rank != record.key.rank or is_inner(key) or key.is_bare:
             continue
-        if other.order >= record.order or not other.dtype.is_inexact:
+        if earlier.order >= record.order or not earlier.dtype.is_inexact:
             continue
         kind = key.slot.partition(".")[0]
         if kind in ("input", "given") and key.site == module:
-            given[key.slot] = other  # of the last call before
+            arguments[key.slot] = earlier  # of the last call before
         elif (
             kind == "output" and key.site not in (module, ROOT_SITE) and caller_of(key.site, called) == module
         ):
-            made.append(other)
-    start = min((one.order for one in given.values()), default=0)
-    yield from given.values()
-    yield from [one for one in made if one.order > start][-_FEW:]
+            results.append(earlier)
+    start = min((argument.order for argument in arguments.values()), default=0)
+    yield from arguments.values()
+    yield from [result for result in results if result.order > start][-_FEW:]
 
 
 def _contents(reference: Archive, target: Archive, key: str) -> NonfiniteContents:
@@ -141,11 +156,11 @@ def _contents(reference: Archive, target: Archive, key: str) -> NonfiniteContent
 
 
 def _counts(archive: Archive, record: Record) -> tuple[int, int, float | None]:
-    """How many NaN and infinities a tensor has, and its largest finite magnitude."""
-    known = record.statistics
-    if known is not None:
-        ends = [abs(end) for end in (known.minimum, known.maximum) if end is not None]
-        return known.nan, known.posinf + known.neginf, float(max(ends)) if ends else None
+    """Count how many NaN and infinities a tensor has, and its largest finite magnitude."""
+    statistics = record.statistics
+    if statistics is not None:
+        ends = [abs(end) for end in (statistics.minimum, statistics.maximum) if end is not None]
+        return statistics.nan, statistics.posinf + statistics.neginf, float(max(ends)) if ends else None
     values = np.abs(archive.load(record))
     finite = values[np.isfinite(values)]
     largest = float(finite.max()) if finite.size else None

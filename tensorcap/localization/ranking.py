@@ -1,10 +1,10 @@
-"""From witnesses to suspects: who is accused first, with which errors, and what explains the values."""
+"""Rank suspects by the evidence against them: errors, noise, and what explains their values."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tensorcap.alignment.views import MappedArchive
@@ -18,8 +18,8 @@ from tensorcap.comparison.policy import POLICY
 from tensorcap.diagnosis.diagnosis import Diagnosis, diagnose
 from tensorcap.localization.curves import ChangePoint, CurvePoint, change_points
 from tensorcap.localization.evidence import Evidence, EvidenceSource, is_within
-from tensorcap.localization.nonfinite import nonfinite_origin
-from tensorcap.localization.suspect import By, Localization, Noise, Precise, Suspect, mistake
+from tensorcap.localization.nonfinite import find_nonfinite_origin
+from tensorcap.localization.suspect import By, Localization, Noise, Precise, Suspect, find_mistake
 from tensorcap.rerun.own_errors import OwnError
 from tensorcap.runs.calls import Calls
 from tensorcap.runs.record_kinds import is_inner, is_parameter, is_result
@@ -28,8 +28,8 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import TensorcapError
 from tensorcap_formats.keys import ROOT_SITE
 
-_DIAGNOSED: Final = 3  # suspects, and tensors of each
-_NOISE: Final = 2.0  # times what a target differs from itself: no larger error says anything
+_DIAGNOSED: Final = 3  # suspects, and tensors of each: diagnosing takes longer than all else
+_NOISE: Final = 2.0  # times what a target differs from itself: no larger error means anything
 NOISE_CAUSE: Final = "run-to-run noise"
 
 
@@ -37,56 +37,67 @@ def rank_suspects(
     reference: Archive,
     target: Archive,
     free: Comparison,
-    witnesses: Sequence[EvidenceSource],
+    sources: Sequence[EvidenceSource],
     *,
     noise: Noise | None = None,
     compute_dtype: str | None = None,
 ) -> Localization:
-    """Rank whom the witnesses accuse, and tell what is known of each.
+    """Rank the modules against which there is evidence, and say what is known of each.
+
+    1. Evidence of all sources is merged, a module once.
+    2. The first three suspects are diagnosed; each is given its inherited, total and run-to-run error.
+    3. Those whose error is noise come last.
+    4. Around them: composites that a suspect explains, where both error curves change, the origin of values
+       that are not finite; and if there is no suspect, what is wrong nevertheless.
 
     Args:
         reference: The trusted archive, as it was compared.
         target: The target under the same keys.
         free: Their comparison.
-        witnesses: At least one, the most trusted first; others confirm what it says, and add to it.
+        sources: At least one, the most trusted first; others confirm what it shows, and add to it.
         noise: How the target differs from itself.
-        compute_dtype: What the target computed in, where its run does not say so.
+        compute_dtype: What the target computed in, if its run does not say so.
     """
-    curve = _Total(free, noise)
+    free_errors = _FreeErrors(free, noise)
     calls = Calls(reference)
     suspects = []
-    for at, (by, accusation, witness) in enumerate(_together(witnesses)):
-        examined = _examined(witness, accusation, compute_dtype) if at < _DIAGNOSED else None
-        suspects.append(_suspect(accusation, by, examined, curve, calls, noise))
-    suspects.sort(key=lambda one: one.cause == NOISE_CAUSE)
-    owns = witnesses[0].owns
-    told = {key for one in witnesses[0].accusations for key in one.keys}  # others are explained by these
+    for rank, merged in enumerate(_merge(sources)):
+        examined = _diagnose(merged, compute_dtype) if rank < _DIAGNOSED else None
+        suspects.append(_suspect(merged, examined, free_errors, calls, noise))
+    suspects.sort(key=lambda suspect: suspect.cause == NOISE_CAUSE)
+    own_errors = sources[0].own_errors
+    with_evidence = {key for one in sources[0].evidence for key in one.keys}  # others are explained by these
     own_points = [
-        CurvePoint(own.key, own.module, _value(own.error, is_bad=own.is_bad), own.is_bad and own.key in told)
-        for own in owns
+        CurvePoint(
+            own.key,
+            own.module,
+            _curve_value(own.error, is_bad=own.is_bad),
+            own.is_bad and own.key in with_evidence,
+        )
+        for own in own_errors
     ]
-    notes = [note for witness in witnesses for note in witness.notes]
-    ordered: tuple[ChangePoint, ...] = ()
+    notes = [note for source in sources for note in source.notes]
+    changes: tuple[ChangePoint, ...] = ()
     if reference.is_ordered:
-        ordered = (*change_points(own_points, "own"), *change_points(curve.points, "total"))
+        changes = (*change_points(own_points, "own"), *change_points(free_errors.points, "total"))
     else:
         notes.append("The reference has no order of execution, so that no curve can be told.")
-    found = Localization(
+    localization = Localization(
         tuple(suspects),
-        witnesses[0].by,
+        sources[0].by,
         tuple(_explained(suspects, free, called_sites(reference))),
-        ordered,
-        nonfinite_origin(reference, target, free),
-        tuple(_over_precise(owns, calls)),
+        changes,
+        find_nonfinite_origin(reference, target, free),
+        tuple(_over_precise(own_errors, calls)),
         noise,
-        owns,
+        own_errors,
         tuple(dict.fromkeys([*notes, *_noise_notes(noise)])),
     )
-    return found if suspects else _with_open(found, free, witnesses)
+    return localization if suspects else _with_open(localization, free, sources)
 
 
 def noise_between(reference: Archive, target: Archive, tested: Archive, repeated: Archive) -> Noise:
-    """How two runs of a target differ.
+    """Measure how two runs of a target differ.
 
     Args:
         reference: The trusted archive, as it was compared.
@@ -94,11 +105,12 @@ def noise_between(reference: Archive, target: Archive, tested: Archive, repeated
         tested: The target under its own keys.
         repeated: Another run of it.
     """
-    found: dict[str, float] = {}
+    by_own_key: dict[str, float] = {}
     for pair in compare(tested, repeated, mapping="none").pairs:
         if pair.reference is not None and pair.status != "excluded":
             is_same = pair.status == "identical"
-            found[pair.key] = 0.0 if is_same else _value(row_error(pair) if pair.is_compared else None)
+            error = row_error(pair) if pair.is_compared else None
+            by_own_key[pair.key] = 0.0 if is_same else _curve_value(error)
     errors: dict[str, float] = {}
     called = called_sites(reference)
     first = module = ""
@@ -106,8 +118,8 @@ def noise_between(reference: Archive, target: Archive, tested: Archive, repeated
         text = record.key.text
         if text not in target or is_inner(record.key):
             continue
-        sources = target.sources[text] if isinstance(target, MappedArchive) else (target.get(text),)
-        known = [found[source.key.text] for source in sources if source.key.text in found]
+        parts = target.sources[text] if isinstance(target, MappedArchive) else (target.get(text),)
+        known = [by_own_key[part.key.text] for part in parts if part.key.text in by_own_key]
         errors[text] = max(known, default=math.inf)  # the other run lacks it
         if errors[text] and not first:
             is_argument = record.key.slot.startswith("input")
@@ -116,55 +128,70 @@ def noise_between(reference: Archive, target: Archive, tested: Archive, repeated
     return Noise(errors, max(errors.values(), default=0.0), first, module)
 
 
-def _together(witnesses: Sequence[EvidenceSource]) -> list[tuple[tuple[By, ...], Evidence, EvidenceSource]]:
-    """Each accused module once: by whom, and what the most trusted of them says.
+@dataclass(frozen=True, slots=True)
+class _Merged:
+    """Evidence of all sources against one module.
 
-    What a later witness alone says counts unless it is of a module around or within one that an earlier
-    witness accuses: that is the same mistake, seen less exactly.
+    Attributes:
+        by: Which sources have some, the most trusted first.
+        evidence: That of the most trusted.
+        source: The most trusted.
     """
-    found: dict[str, tuple[tuple[By, ...], Evidence, EvidenceSource]] = {}
-    for witness in witnesses:
-        known = list(found)
-        for accusation in witness.accusations:
-            module = accusation.module
-            if module in found:
-                by, before, first = found[module]
-                found[module] = (*by, witness.by), before, first
-            elif not any(is_within(module, one) or is_within(one, module) for one in known):
-                found[module] = (witness.by,), accusation, witness
-    return list(found.values())
+
+    by: tuple[By, ...]
+    evidence: Evidence
+    source: EvidenceSource
+
+
+def _merge(sources: Sequence[EvidenceSource]) -> list[_Merged]:
+    """Merge the evidence of all sources, a module once.
+
+    What a later source alone has counts unless it is against a module around or within one that an earlier
+    source has evidence against: that is the same mistake, seen less exactly.
+    """
+    merged: dict[str, _Merged] = {}
+    for source in sources:
+        earlier = list(merged)
+        for evidence in source.evidence:
+            module = evidence.module
+            if module in merged:
+                merged[module] = replace(merged[module], by=(*merged[module].by, source.by))
+            elif not any(is_within(module, one) or is_within(one, module) for one in earlier):
+                merged[module] = _Merged((source.by,), evidence, source)
+    return list(merged.values())
 
 
 def _suspect(
-    accusation: Evidence,
-    by: tuple[By, ...],
+    merged: _Merged,
     examined: Diagnosis | None,
-    curve: _Total,
+    free_errors: _FreeErrors,
     calls: Calls,
     noise: Noise | None,
 ) -> Suspect:
-    module, key = accusation.module, accusation.keys[0]
-    inherited, total = curve.of(module)
+    """Describe a suspect; its cause is noise, else the mistake that explains it, else what R means."""
+    evidence = merged.evidence
+    module, key = evidence.module, evidence.keys[0]
+    inherited, total = free_errors.of_module(module)
     floor = None if noise is None else noise.errors.get(key)
-    error = accusation.own if accusation.own is not None else total
-    said = mistake(examined)
-    cause, reason = said.kind if said else "", accusation.reason
+    error = evidence.own if evidence.own is not None else total
+    mistake = find_mistake(examined)
+    cause, reason = mistake.kind if mistake else "", evidence.reason
     if floor and (error is None or error <= _NOISE * floor):
         cause = NOISE_CAUSE
         reason += f"; the target differs from itself by {floor:.2g} there from run to run"
-    elif not cause and accusation.ratio is not None and accusation.ratio > POLICY.twin_ratio.green:
-        cause = label_of(accusation.ratio)
+    elif not cause and evidence.ratio is not None and evidence.ratio > POLICY.twin_ratio.green:
+        cause = label_of(evidence.ratio)
     return Suspect(
         module,
         calls.class_of(module),
         key,
-        by,
-        accusation.status,
-        accusation.findings,
-        accusation.own,
+        merged.by,
+        evidence.status,
+        evidence.findings,
+        evidence.own,
         inherited,
         total,
-        accusation.ratio,
+        evidence.ratio,
         floor,
         cause,
         reason,
@@ -172,69 +199,78 @@ def _suspect(
     )
 
 
-def _examined(witness: EvidenceSource, accusation: Evidence, compute_dtype: str | None) -> Diagnosis | None:
-    """What diagnosing the first tensor says whose values a mistake explains, else the first of all."""
+def _diagnose(merged: _Merged, compute_dtype: str | None) -> Diagnosis | None:
+    """Diagnose a suspect's tensors: return the first diagnosis that names a mistake, else the first."""
     first = None
-    for key in accusation.keys[:_DIAGNOSED]:
-        if key not in witness.reference or key not in witness.target:
+    source, module = merged.source, merged.evidence.module
+    for key in merged.evidence.keys[:_DIAGNOSED]:
+        if key not in source.reference or key not in source.target:
             continue
-        ours, rerun = witness.reference, None
-        if witness.again is not None:
-            ours, rerun = _until(ours, key), witness.again(accusation.module, key)
+        reference, rerun = source.reference, None
+        if source.rerun_call is not None:
+            reference, rerun = _until(reference, key), source.rerun_call(module, key)
         try:
-            found = diagnose(ours, witness.target, key, compute_dtype=compute_dtype, rerun=rerun)
+            diagnosis = diagnose(reference, source.target, key, compute_dtype=compute_dtype, rerun=rerun)
         except TensorcapError:  # complex values, or none were kept: nothing to look at
             continue
-        if mistake(found) is not None:
-            return found
-        first = first or found
+        if find_mistake(diagnosis) is not None:
+            return diagnosis
+        first = first or diagnosis
     return first
 
 
 def _until(run: Archive, key: str) -> Archive:
-    """What a replay had made until a tensor: what came after it was made of the target's value of it."""
+    """What a replay had computed up to a tensor: what came after it was made of the target's value of it."""
     last = run.get(key).order
     return PartialArchive(run, [r for r in run.records if r.order <= last or is_parameter(r.key)])
 
 
-class _Total:
-    """What the target's own run says of each module: errors that arrive and that leave."""
+class _FreeErrors:
+    """Errors of the target's own run: those that enter and leave each module, and their curve.
+
+    Args:
+        free: The comparison of the free runs.
+        noise: How the target differs from itself.
+
+    Attributes:
+        points: The total error of each result, in execution order.
+    """
 
     def __init__(self, free: Comparison, noise: Noise | None) -> None:
-        self._in: dict[str, float] = {}
-        self._out: dict[str, float] = {}
+        self._entering: dict[str, float] = {}
+        self._leaving: dict[str, float] = {}
         self.points: list[CurvePoint] = []
         for pair in sorted(free.pairs, key=lambda p: p.reference.order if p.reference else 0):
             if pair.reference is None or is_inner(pair.reference.key):
                 continue
             key = pair.reference.key
             error = row_error(pair) if pair.is_compared else None
-            kept = self._in if key.slot.startswith("input") else self._out
+            errors = self._entering if key.slot.startswith("input") else self._leaving
             if error is not None and key.slot.partition(".")[0] in ("input", "output"):
-                kept[key.site] = max(error, kept.get(key.site, 0.0))
+                errors[key.site] = max(error, errors.get(key.site, 0.0))
             if is_result(key) and pair.target is not None and pair.status != "excluded":
-                value = _value(error, is_bad=not pair.is_green)
+                value = _curve_value(error, is_bad=not pair.is_green)
                 is_noise = noise is not None and 0 < value <= _NOISE * noise.errors.get(pair.key, 0.0)
                 is_bad = pair.is_required and not pair.is_green and not is_noise
                 self.points.append(CurvePoint(pair.key, key.site, value, is_bad))
 
-    def of(self, module: str) -> tuple[float | None, float | None]:
-        """Inherited and total error."""
-        return self._in.get(module), self._out.get(module)
+    def of_module(self, module: str) -> tuple[float | None, float | None]:
+        """The largest error that enters a module, and that leaves it; None if not known."""
+        return self._entering.get(module), self._leaving.get(module)
 
 
-def _explained(suspects: Sequence[Suspect], free: Comparison, called: set[str]) -> Iterable[tuple[str, str]]:
+def _explained(suspects: Sequence[Suspect], free: Comparison, called: set[str]) -> Iterator[tuple[str, str]]:
     """Modules around suspects whose results are wrong too, the nearest first, each with the first suspect."""
     wrong = {p.reference.key.site for p in free.pairs if _is_wrong_result(p) and p.reference}
-    accused = {one.module for one in suspects}
+    suspected = {suspect.module for suspect in suspects}
     seen: set[str] = set()
     for suspect in suspects:
-        around = suspect.module
-        while around != ROOT_SITE:
-            around = caller_of(around, called)
-            if around in wrong and around not in accused and around not in seen:
-                seen.add(around)
-                yield around, suspect.module
+        outer = suspect.module
+        while outer != ROOT_SITE:
+            outer = caller_of(outer, called)
+            if outer in wrong and outer not in suspected and outer not in seen:
+                seen.add(outer)
+                yield outer, suspect.module
 
 
 def _is_wrong_result(pair: Pair) -> bool:
@@ -243,10 +279,10 @@ def _is_wrong_result(pair: Pair) -> bool:
     return pair.is_required and not pair.is_green
 
 
-def _over_precise(owns: Sequence[OwnError], calls: Calls) -> Iterable[Precise]:
+def _over_precise(own_errors: Sequence[OwnError], calls: Calls) -> Iterator[Precise]:
     """Modules with a result that was rounded less than the model rounds it, in execution order."""
     ratios: dict[str, float] = {}
-    for own in owns:
+    for own in own_errors:
         if own.is_precise and own.ratio is not None:
             ratios[own.module] = max(own.ratio, ratios.get(own.module, 0.0))
     for module, ratio in ratios.items():
@@ -261,19 +297,21 @@ def _noise_notes(noise: Noise | None) -> Iterable[str]:
         )
 
 
-def _with_open(found: Localization, free: Comparison, witnesses: Sequence[EvidenceSource]) -> Localization:
-    """What was found, and what is wrong that nobody is accused of."""
+def _with_open(
+    localization: Localization, free: Comparison, sources: Sequence[EvidenceSource]
+) -> Localization:
+    """Add what is wrong although no module is suspected of it."""
     wrong = (
         pair.key for pair in free.pairs if pair.is_required and not pair.is_green and pair.status != "suspect"
     )
-    unjudged = (key for witness in witnesses for key in witness.unjudged)
+    unjudged = (key for source in sources for key in source.unjudged)
     keys = tuple(dict.fromkeys([*wrong, *unjudged]))
     if not keys:
-        return found
+        return localization
     note = f"{len(keys)} tensors are not green and no module is accused of them: {keys[0]}; see tcap compare."
-    return replace(found, open=keys, notes=(*found.notes, note))
+    return replace(localization, open=keys, notes=(*localization.notes, note))
 
 
-def _value(error: float | None, *, is_bad: bool = True) -> float:
-    """An error as a point of a curve."""
+def _curve_value(error: float | None, *, is_bad: bool = True) -> float:
+    """An error as a point of a curve; if none is defined, infinite for what is bad, else 0."""
     return (math.inf if is_bad else 0.0) if error is None or math.isnan(error) else error

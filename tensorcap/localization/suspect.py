@@ -1,10 +1,10 @@
-"""What a localisation finds: suspects with their errors and reasons, and what stands around them."""
+"""What a localization holds: suspects with their errors and reasons, and what stands around them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from tensorcap.comparison.pair import Finding, Status
 from tensorcap.diagnosis.diagnosis import Diagnosis
@@ -12,29 +12,30 @@ from tensorcap.diagnosis.scoring import Explanation
 from tensorcap.localization.curves import ChangePoint
 from tensorcap.localization.nonfinite import NonfiniteOrigin
 from tensorcap.rerun.own_errors import OwnError
+from tensorcap_formats.json_values import json_value
 
 By = Literal["replay", "injection", "archives"]
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A module that is accused.
+    """A module that may be wrong itself.
 
     Attributes:
         module: Its site, in the reference's names, `@root` for the model itself.
-        class_name: Its class, "" where that is not known.
+        class_name: Its class, "" if that is not known.
         key: Key text of the tensor that speaks most against it.
-        by: What accuses it, the most trusted first.
-        status: What the tests make of that tensor.
-        findings: What each test said of it.
-        own: Row error that it makes itself; None where that is not known, or none is defined.
-        inherited: Largest row error of what it was given in the target's own run; None where not known.
-        total: Largest row error of its results there; None where not known.
+        by: Which evidence speaks against it, the most trusted first.
+        status: The status of that tensor.
+        findings: One for each test that looked at it.
+        own: Row error that the module makes itself; None if that is not known, or none is defined.
+        inherited: Largest row error of what it was given in the target's own run; None if not known.
+        total: Largest row error of its results there; None if not known.
         ratio: R of its own error against a twin's on the same values; None without one.
-        noise: Row error of that tensor between two runs of the target; None where no repeat was given.
+        noise: Row error of that tensor between two runs of the target; None without a second run.
         cause: What its root cause is called: the kind of the diagnosis, else what R means; "" if unknown.
-        reason: Why it is accused, as a sentence.
-        examined: What diagnosing its tensors said; None where nobody looked, or could.
+        reason: Why it is suspected, as a sentence.
+        examined: The diagnosis of its tensors; None if there was none, or it was not possible.
     """
 
     module: str
@@ -59,8 +60,38 @@ class Suspect:
 
     @property
     def diagnosis(self) -> Explanation | None:
-        """What explains its values as a mistake of its own; None where nothing does."""
-        return mistake(self.examined)
+        """What explains its values as a mistake of its own; None if nothing does."""
+        return find_mistake(self.examined)
+
+    def to_json(self) -> dict[str, Any]:
+        """Its numbers, its reason, what explains it, and the whole diagnosis, as JSON values (LCL-20)."""
+        mistake = self.diagnosis
+        return {
+            "module": self.module,
+            "class": self.class_name or None,
+            "key": self.key,
+            "by": list(self.by),
+            "is_own": self.is_own,
+            "status": self.status,
+            "findings": json_value(self.findings),
+            "own": json_value(self.own),
+            "inherited": json_value(self.inherited),
+            "total": json_value(self.total),
+            "ratio": json_value(self.ratio),
+            "noise": json_value(self.noise),
+            "cause": self.cause or None,
+            "reason": self.reason,
+            "diagnosis": None
+            if mistake is None
+            else {
+                "kind": mistake.kind,
+                "text": mistake.text,
+                "hint": mistake.hint,
+                "before": json_value(mistake.before),
+                "after": json_value(mistake.after),
+            },
+            "examined": None if self.examined is None else json_value(self.examined.to_json()),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +100,7 @@ class Precise:
 
     Attributes:
         module: Its site.
-        class_name: Its class, "" where that is not known.
+        class_name: Its class, "" if that is not known.
         ratio: R of its own error.
     """
 
@@ -83,7 +114,7 @@ class Noise:
     """How a target differs from itself from run to run.
 
     Attributes:
-        errors: Row error between both runs by key text of the reference; infinite where none is defined.
+        errors: Row error between both runs by key text of the reference; infinite if none is defined.
         largest: The largest of them, no unit.
         first: Key text of the first tensor that differs; "" if none does.
         module: The module whose code made it.
@@ -97,20 +128,20 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class Localization:
-    """Who is accused, and what the errors look like.
+    """Which modules are suspected, and what the errors look like.
 
     Attributes:
         suspects: The first one first; none if nothing is wrong.
-        by: What is believed most: a replay, an injection, or the archives alone.
+        by: The evidence that is trusted most: a replay, an injection, or the archives alone.
         explained: Composites whose results are wrong too, each with the suspect within it that explains it.
         changes: Where the curves of own and of total errors change, steps before spikes.
         nonfinite: The first tensor that is finite on one side only, and what went into it; None if none.
         over_precise: Modules with an R well below 1.
-        noise: What a repeated run of the target says; None where none was given.
-        owns: What is known of each module's own making, in execution order; none by archives.
+        noise: How a second run of the target differs; None without one.
+        own_errors: The error that each module makes itself, in execution order; none by archives.
         notes: What else a reader should know, as sentences.
         open: Key texts of what is required, not green by more than growth, and no suspect answers for; none
-            where there are suspects.
+            if there are suspects.
     """
 
     suspects: tuple[Suspect, ...]
@@ -120,19 +151,48 @@ class Localization:
     nonfinite: NonfiniteOrigin | None
     over_precise: tuple[Precise, ...]
     noise: Noise | None
-    owns: Sequence[OwnError]
+    own_errors: Sequence[OwnError]
     notes: tuple[str, ...]
     open: tuple[str, ...] = ()
 
     @property
     def exit_status(self) -> int:
-        """1 where a module is accused, or something is wrong that no module is accused of; else 0."""
+        """1 if a module is suspected, or something is wrong that no module is suspected of; else 0."""
         return int(bool(self.suspects or self.open))
 
+    def to_json(self) -> dict[str, Any]:
+        """The members that `tcap localize --json` prints, as JSON values (LCL-20).
 
-def mistake(examined: Diagnosis | None) -> Explanation | None:
-    """The best explanation that is a mistake of the module: not what it inherits, nor where it errs."""
-    for one in examined.explanations if examined else ():
-        if one.kind != "inherited" and not one.kind.startswith("only-"):
-            return one
+        Own errors, and the errors between two runs of the target by key, are left out.
+        """
+        return {
+            "format": "tensorcap-localization",
+            "version": 1,
+            "by": self.by,
+            "suspects": [suspect.to_json() for suspect in self.suspects],
+            "explained": [{"module": module, "child": child} for module, child in self.explained],
+            "changes": json_value(self.changes),
+            "nonfinite": None if self.nonfinite is None else self.nonfinite.to_json(),
+            "over_precise": [
+                {"module": one.module, "class": one.class_name or None, "ratio": json_value(one.ratio)}
+                for one in self.over_precise
+            ],
+            "noise": None
+            if self.noise is None
+            else {
+                "largest": json_value(self.noise.largest),
+                "first": self.noise.first or None,
+                "module": self.noise.module or None,
+            },
+            "open": list(self.open),
+            "notes": list(self.notes),
+            "exit_status": self.exit_status,
+        }
+
+
+def find_mistake(diagnosis: Diagnosis | None) -> Explanation | None:
+    """Find the best explanation that is a mistake of the module: not what it inherits, nor where it errs."""
+    for explanation in diagnosis.explanations if diagnosis else ():
+        if explanation.kind != "inherited" and not explanation.kind.startswith("only-"):
+            return explanation
     return None

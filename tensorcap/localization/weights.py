@@ -20,6 +20,7 @@ from tensorcap.runs.views import PartialArchive
 from tensorcap.session.capture_session import capture
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import ReadError, UsageError
+from tensorcap_formats.json_values import json_value
 from tensorcap_formats.open import open_archive
 
 _PARAMETERS: Final = "*/param.*"
@@ -27,12 +28,12 @@ _PARAMETERS: Final = "*/param.*"
 
 @dataclass(frozen=True, slots=True)
 class WeightComparison:
-    """What a comparison of weights found.
+    """The parameters of two models, compared.
 
     Attributes:
         comparison: Of the parameters alone, by a mapping of their own.
         unlike: Those that were compared and are not the same numbers, the worst first.
-        diagnosis: What kind of mistake the worst one is; None without one, or if its values tell nothing.
+        diagnosis: Which kind of mistake the worst one is; None without one, or if its values do not show it.
     """
 
     comparison: Comparison
@@ -41,8 +42,18 @@ class WeightComparison:
 
     @property
     def exit_status(self) -> int:
-        """1 if parameters are not the same numbers; what has no counterpart, the runs tell of."""
+        """1 if parameters are not the same numbers; what has no counterpart is reported by the runs."""
         return int(bool(self.unlike))
+
+    def to_json(self) -> dict[str, Any]:
+        """The member `weights` of `verify.json`, as JSON values."""
+        return {
+            "records": self.comparison.records,
+            "compared": self.comparison.compared,
+            "counts": self.comparison.counts,
+            "unlike": [pair.key for pair in self.unlike],
+            "diagnosis": json_value(self.diagnosis.to_json()) if self.diagnosis else None,
+        }
 
 
 def compare_weights(
@@ -56,28 +67,28 @@ def compare_weights(
         rules: Rules for names, which go before those that come with tensorcap.
 
     Returns:
-        None if one of both has no parameters.
+        None if a side has no parameters.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tensorcap-")))
         if isinstance(reference, Archive):
-            held = [record for record in reference.records if is_parameter(record.key) and record.stored]
-            ours: Archive | None = PartialArchive(reference, held) if held else None
+            stored = [record for record in reference.records if is_parameter(record.key) and record.stored]
+            ours: Archive | None = PartialArchive(reference, stored) if stored else None
         else:
-            ours = _parameters(reference, folder / "reference.h5", stack)
-        theirs = _parameters(target, folder / "target.h5", stack)
+            ours = _capture_parameters(reference, folder / "reference.h5", stack)
+        theirs = _capture_parameters(target, folder / "target.h5", stack)
         if ours is None or theirs is None:
             return None
         aligned = align(ours, theirs, rules=rules, by="all")
         comparison = compare(aligned.reference, aligned.target, mapping="none")
         unlike = [pair for pair in comparison.pairs if pair.is_compared and not pair.is_green]
         unlike.sort(key=_error, reverse=True)
-        diagnosis = _diagnosed(aligned.reference, aligned.target, unlike[0]) if unlike else None
+        diagnosis = _diagnose(aligned.reference, aligned.target, unlike[0]) if unlike else None
         return WeightComparison(comparison, tuple(unlike), diagnosis)
 
 
-def _parameters(model: Any, path: Path, stack: ExitStack) -> Archive | None:
-    """The parameters of a model as an archive, None if it has none."""
+def _capture_parameters(model: Any, path: Path, stack: ExitStack) -> Archive | None:
+    """Write the parameters of a model to an archive; None if it has none."""
     listed = adapter_for(model).describe(model)["modules"]
     if not any(module["parameters"] for module in listed):
         return None
@@ -91,7 +102,7 @@ def _error(pair: Pair) -> float:
     return float("inf") if error is None else error
 
 
-def _diagnosed(reference: Archive, target: Archive, pair: Pair) -> Diagnosis | None:
+def _diagnose(reference: Archive, target: Archive, pair: Pair) -> Diagnosis | None:
     assert pair.target is not None
     try:
         return diagnose(reference, target, pair.key, target_key=pair.target.key.text)

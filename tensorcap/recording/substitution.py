@@ -91,6 +91,7 @@ class Substitution:
         map_path: The map file that gave the archive the model's keys, "computed" for a computed mapping; ""
             if keys are equal.
         map_text: The mapping as text of such a file, "" if keys are equal.
+        source_path: Where the archive is, or is going to be, as the run's metadata name it.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class Substitution:
         """
         self.archive = archive
         self.failure: TensorcapError | None = None
+        self.source_path = archive.path
         self.map_path = self.map_text = ""
         self._keys = None if keys is None else frozenset(keys)
         output_globs = as_tuple(outputs)
@@ -223,7 +225,7 @@ class Substitution:
     def describe(self) -> dict[str, Any]:
         """The entry `injected` of the run's metadata (INJ-20)."""
         entry: dict[str, Any] = {
-            "source": str(self.archive.path),
+            "source": str(self.source_path),
             "root": self.archive.root,
             "mapping": self.map_path,
             "inputs": None if self._globs["input"] is None else list(self._globs["input"]),

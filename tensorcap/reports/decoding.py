@@ -1,4 +1,4 @@
-"""Typed values from JSON: the inverse of `reporting.json_value`, driven by annotations, through cattrs.
+"""Typed values from JSON: the inverse of `json_values.json_value`, driven by annotations, through cattrs.
 
 cattrs converts what it is given (`int("1")`); a saved comparison is not trusted, so a value of another JSON
 kind than the annotation's is refused here.
@@ -24,11 +24,11 @@ _Hook = Callable[[Any, Any], Any]
 
 
 def decode_as(kind: Any, value: Any, converter: Converter | None = None) -> Any:
-    """A JSON value as what an annotation says.
+    """Convert a JSON value to the type of an annotation.
 
     Args:
         kind: A dataclass, a scalar type, a tuple, a mapping with texts as keys, or a union of such.
-        value: As `json_value` made it. Members that the dataclass does not have are left out.
+        value: As `json_value` converts it. Members that the dataclass does not have are left out.
         converter: One of `json_converter` that knows further types, or None.
 
     Raises:
@@ -47,7 +47,7 @@ def decode_as(kind: Any, value: Any, converter: Converter | None = None) -> Any:
 
 
 def json_converter() -> Converter:
-    """A converter from JSON to our types, to which a reader adds its own."""
+    """Make a converter from JSON to our types, to which a reader adds its own."""
     converter = Converter()
     for kind in (bool, int, str):
         converter.register_structure_hook(kind, lambda value, kind: _checked(kind, value))

@@ -2,7 +2,7 @@
 
 A stage 2 file holds `results`, in execution order, each with `component`, `r_ratio` and `passed`; a stage 3
 file `faults`, each with `component`, `r_ratio`, `pattern`, `root_cause` and `description`, and which of them
-is the primary one. Patterns are those of `curves.changes` for own errors: components are tested alone.
+is the primary one. Patterns are those of `curves.change_points` for own errors: components are tested alone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _HINTS: Final = (  # words in the name of a component, the cause that they go wi
     (("norm",), "precision_ordering", "a variance in low precision is the usual one"),
 )
 _ROUTED: Final = ("moe", "expert", "router")
-_PRECISE: Final = 0.85  # R below which it is no chance
+_PRECISE: Final = 0.85  # R below which a component is more precise by more than chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ class Component:
 
     Attributes:
         name: The component.
-        ratio: R; None where it could not be had.
+        ratio: R; None if it could not be computed.
         passed: Whether it passed.
-        error: What went wrong in its test, "" for nothing.
+        error: What went wrong in its test, "" if nothing did.
     """
 
     name: str
@@ -66,10 +66,10 @@ class Fault:
 
     Attributes:
         component: Its name.
-        ratio: R; None where it could not be had.
+        ratio: R; None if it could not be computed.
         pattern: `step` if it is one of a run of components that failed, `spike` if not, `error` without R.
         root_cause: What R means, in Equivalence's words.
-        description: It as a sentence.
+        description: The fault as a sentence.
     """
 
     component: str
@@ -79,29 +79,29 @@ class Fault:
     description: str
 
 
-def components(owns: Iterable[OwnError]) -> tuple[Component, ...]:
-    """What a replay found as results of stage 2: each module with results once, the worst of them.
+def components(own_errors: Iterable[OwnError]) -> tuple[Component, ...]:
+    """Own errors as results of stage 2: each module with results once, with the worst of them.
 
     Args:
-        owns: In execution order.
+        own_errors: In execution order.
     """
-    found: dict[str, Component] = {}
-    for own in owns:
+    by_module: dict[str, Component] = {}
+    for own in own_errors:
         if own.made != "result":
             continue
-        known = found.get(own.module)
+        known = by_module.get(own.module)
         ratio, passed, error = own.ratio, not own.is_bad, ""
         if own.status == "unjudged":
             passed, error = False, f"{own.key} could not be judged"
         if known is not None:
             ratios = [r for r in (ratio, known.ratio) if r is not None]
             ratio, passed, error = max(ratios, default=None), passed and known.passed, error or known.error
-        found[own.module] = Component(own.module, ratio, passed, error)
-    return tuple(found.values())
+        by_module[own.module] = Component(own.module, ratio, passed, error)
+    return tuple(by_module.values())
 
 
 def faults(results: Sequence[Component]) -> tuple[Fault, ...]:
-    """The faults among results: steps in execution order, then spikes from the largest R, then errors.
+    """Find the faults among results: steps in execution order, then spikes by falling R, then errors.
 
     Example:
         >>> ratios = [("rotary", 2.0), ("ok", 1.0), ("gate", 1.5), ("attn", 20.0), ("decoder", 40.0)]
@@ -110,10 +110,14 @@ def faults(results: Sequence[Component]) -> tuple[Fault, ...]:
         [('gate', 'step'), ('attn', 'step'), ('decoder', 'step'), ('rotary', 'spike')]
     """
     in_step = {at for start, stop in runs_of([not r.passed for r in results]) for at in range(start, stop)}
-    found = [_fault(one, is_step=at in in_step) for at, one in enumerate(results) if not one.passed]
+    listed = [
+        _fault(component, is_step=at in in_step)
+        for at, component in enumerate(results)
+        if not component.passed
+    ]
     order = {"step": 0, "spike": 1, "error": 2}
-    found.sort(key=lambda f: (order[f.pattern], 0.0 if f.pattern != "spike" else -(f.ratio or 0.0)))
-    return tuple(found)
+    listed.sort(key=lambda f: (order[f.pattern], 0.0 if f.pattern != "spike" else -(f.ratio or 0.0)))
+    return tuple(listed)
 
 
 def stage2(results: Sequence[Component]) -> dict[str, Any]:
@@ -135,7 +139,7 @@ def stage2(results: Sequence[Component]) -> dict[str, Any]:
     }
 
 
-def stage3(found: Sequence[Fault]) -> dict[str, Any]:
+def stage3(known: Sequence[Fault]) -> dict[str, Any]:
     """The content of a stage 3 file."""
     listed = [
         {
@@ -145,7 +149,7 @@ def stage3(found: Sequence[Fault]) -> dict[str, Any]:
             "root_cause": one.root_cause,
             "description": one.description,
         }
-        for one in found
+        for one in known
     ]
     first = {"primary_fault": listed[0]} if listed else {}
     return {"faults": listed, "num_faults": len(listed), **first}
@@ -164,7 +168,7 @@ def write_stage(path: str | os.PathLike[str], content: Mapping[str, Any]) -> Non
 
 
 def read_faults(path: str | os.PathLike[str]) -> tuple[Fault, ...]:
-    """The faults of a file of either stage.
+    """Read the faults of a file of either stage.
 
     Raises:
         ReadError: It cannot be read, or is no JSON.
@@ -184,68 +188,76 @@ def read_faults(path: str | os.PathLike[str]) -> tuple[Fault, ...]:
 
 
 def _components(path: str, content: Mapping[str, Any]) -> tuple[Component, ...]:
-    found = []
+    results = []
     for number, entry in enumerate(content["results"], 1):
         where = f"{path}: result {number}"
-        passed = _taken(where, entry, "passed", bool)
+        passed = _member(where, entry, "passed", bool)
         ratio, error = _ratio(where, entry), str(entry.get("error") or "")
         if ratio is None and passed and not error and entry.get("r_ratio") is not None:
             passed = False  # NaN is no pass
-        found.append(Component(_taken(where, entry, "component", str), ratio, passed, error))
-    counts = stage2(found)
+        results.append(Component(_member(where, entry, "component", str), ratio, passed, error))
+    counts = stage2(results)
     for name in ("passed", "failed", "total"):
         if content.get(name, counts[name]) != counts[name]:
             raise UsageError(f"{path}: {name}: found {content[name]!r}, expected {counts[name]} as it lists")
-    return tuple(found)
+    return tuple(results)
 
 
 def _faults(path: str, content: Mapping[str, Any]) -> tuple[Fault, ...]:
-    found = []
+    known = []
     for number, entry in enumerate(content["faults"], 1):
         where = f"{path}: fault {number}"
-        texts = [_taken(where, entry, n, str) for n in ("component", "pattern", "root_cause", "description")]
+        texts = [_member(where, entry, n, str) for n in ("component", "pattern", "root_cause", "description")]
         if texts[1] not in get_args(Pattern):
             raise UsageError(f"{where}: pattern: found {texts[1]!r}, expected step, spike or error")
-        found.append(Fault(texts[0], _ratio(where, entry), cast("Pattern", texts[1]), texts[2], texts[3]))
-    if content.get("num_faults", len(found)) != len(found):
-        raise UsageError(f"{path}: num_faults: found {content['num_faults']!r}, expected {len(found)}")
+        known.append(Fault(texts[0], _ratio(where, entry), cast("Pattern", texts[1]), texts[2], texts[3]))
+    if content.get("num_faults", len(known)) != len(known):
+        raise UsageError(f"{path}: num_faults: found {content['num_faults']!r}, expected {len(known)}")
     primary = content.get("primary_fault")
     name = primary.get("component") if isinstance(primary, dict) else primary
-    return tuple(sorted(found, key=lambda one: one.component != name))
+    return tuple(sorted(known, key=lambda fault: fault.component != name))
 
 
-def _fault(one: Component, *, is_step: bool) -> Fault:
-    if one.ratio is None:
-        said = one.error or "R could not be had"
-        return Fault(one.name, None, "error", "test_error", f"{said[:1].upper()}{said[1:].rstrip('.')}.")
-    cause, text = next((cause, text) for least, cause, text in _CAUSES if one.ratio > least)
-    if one.ratio < _PRECISE:
+def _fault(component: Component, *, is_step: bool) -> Fault:
+    """Name the fault of a component that failed, by its R and by its name."""
+    ratio = component.ratio
+    if ratio is None:
+        error = component.error or "R could not be had"
+        text = f"{error[:1].upper()}{error[1:].rstrip('.')}."
+        return Fault(component.name, None, "error", "test_error", text)
+    cause, text = next((cause, text) for least, cause, text in _CAUSES if ratio > least)
+    if ratio < _PRECISE:
         cause, text = "over_precision", "more precise than the reference in that precision"
-    name = one.name.lower()
+    name = component.name.lower()
     hints = [hint for words, of, hint in _HINTS if of == cause and any(word in name for word in words)]
     if cause == "missing_algorithm" and any(word in name for word in _ROUTED):
         cause = "routing_ignored"
-    described = f"R is {one.ratio:.4g}: {text}" + "".join(f"; {hint}" for hint in hints) + "."
-    return Fault(one.name, one.ratio, "step" if is_step else "spike", cause, described)
+    description = f"R is {ratio:.4g}: {text}" + "".join(f"; {hint}" for hint in hints) + "."
+    return Fault(component.name, ratio, "step" if is_step else "spike", cause, description)
 
 
-def _taken(where: str, entry: object, name: str, kind: type) -> Any:
-    found = entry.get(name) if isinstance(entry, dict) else None
-    if not isinstance(found, kind):
-        what = {str: "a text", bool: "true or false"}[kind]
-        raise UsageError(f"{where}: {name}: found {abbreviate(repr(found))}, expected {what}")
-    return found
+def _member(where: str, entry: object, name: str, kind: type) -> Any:
+    """Take a member of an entry.
+
+    Raises:
+        UsageError: It is missing, or of another kind.
+    """
+    value = entry.get(name) if isinstance(entry, dict) else None
+    if not isinstance(value, kind):
+        expected = {str: "a text", bool: "true or false"}[kind]
+        raise UsageError(f"{where}: {name}: found {abbreviate(repr(value))}, expected {expected}")
+    return value
 
 
 def _ratio(where: str, entry: Mapping[str, Any]) -> float | None:
-    """R of an entry; None where there is none, or it is no number."""
-    found = entry.get("r_ratio")
-    if isinstance(found, str) and found in ("inf", "nan", "-inf"):
-        found = float(found)
-    if found is None or (isinstance(found, float) and math.isnan(found)):
+    """R of an entry; None if there is none, or it is no number."""
+    ratio = entry.get("r_ratio")
+    if isinstance(ratio, str) and ratio in ("inf", "nan", "-inf"):
+        ratio = float(ratio)
+    if ratio is None or (isinstance(ratio, float) and math.isnan(ratio)):
         return None
-    if isinstance(found, bool) or not isinstance(found, int | float) or found < 0:
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or ratio < 0:
         raise UsageError(
-            f"{where}: r_ratio: found {abbreviate(repr(found))}, expected a number of at least 0"
+            f"{where}: r_ratio: found {abbreviate(repr(ratio))}, expected a number of at least 0"
         )
-    return float(found)
+    return float(ratio)

@@ -13,10 +13,10 @@ from tensorcap_formats.errors import missing_package
 
 _COLOURS: Final = ("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C8", "C9")  # but grey, which is for the others
 _MARKS: Final = "os^"  # each with all colours; more components than that share one
-_OTHERS: Final = ("0.7", "D")
+_OTHERS: Final = ("0.7", "D")  # grey squares
 _SIZE: Final = 22.0  # square points
 _NAME: Final = 28  # characters of a component
-_FURTHEST: Final = 1e100  # what is beyond stands there: the scale cannot have it
+_FURTHEST: Final = 1e100  # larger errors, and smaller than its inverse, are drawn there
 _ZERO, _NO_NUMBER = "0", "not finite"
 
 
@@ -58,7 +58,7 @@ def plot_errors(path: str | os.PathLike[str], title: str, layers: Sequence[Layer
 
 def _draw(axes: Any, places: Sequence[tuple[int, Layer]], height: Callable[[float], float | None]) -> None:
     """Draw the layers that have a height."""
-    for name, (colour, mark) in _looks(places).items():
+    for name, (colour, mark) in _styles(places).items():
         for is_green in (True, False):
             points = [
                 (at, y)
@@ -78,7 +78,7 @@ def _draw(axes: Any, places: Sequence[tuple[int, Layer]], height: Callable[[floa
             )
 
 
-def _looks(places: Sequence[tuple[int, Layer]]) -> dict[str, tuple[str, str]]:
+def _styles(places: Sequence[tuple[int, Layer]]) -> dict[str, tuple[str, str]]:
     """Colour and mark of each component, by which is executed first."""
     names = list(dict.fromkeys(one.component for _, one in places))
     known = [(colour, mark) for mark in _MARKS for colour in _COLOURS]
@@ -86,9 +86,9 @@ def _looks(places: Sequence[tuple[int, Layer]]) -> dict[str, tuple[str, str]]:
 
 
 def _legend(axes: Any, places: Sequence[tuple[int, Layer]]) -> list[Any]:
-    looks = _looks(places)
-    shown = [(name, look) for name, look in looks.items() if look != _OTHERS]
-    shown += [("others", _OTHERS)] if len(shown) < len(looks) else []
+    styles = _styles(places)
+    shown = [(name, style) for name, style in styles.items() if style != _OTHERS]
+    shown += [("others", _OTHERS)] if len(shown) < len(styles) else []
     handles = [
         axes.scatter([], [], s=_SIZE, c=colour, marker=mark, label=_short(name))
         for name, (colour, mark) in shown
@@ -98,7 +98,7 @@ def _legend(axes: Any, places: Sequence[tuple[int, Layer]]) -> list[Any]:
 
 
 def _height(mse: float) -> float | None:
-    """Where an error stands on the log scale; None where it has no place there."""
+    """Where an error stands on the log scale; None if it has no place there."""
     return min(max(mse, 1 / _FURTHEST), _FURTHEST) if mse > 0 and math.isfinite(mse) else None
 
 

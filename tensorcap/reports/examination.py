@@ -1,4 +1,4 @@
-"""What is looked at beyond the metrics of each pair: preflight, where errors lie, logits, routing."""
+"""What an examination adds to the metrics of pairs: preflight, error locations, logits, routing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What was found beside the metrics of the pairs; by key text of the pair.
+    """What an examination adds to the metrics of the pairs, by key text of the pair.
 
     Attributes:
         preflight: What differs apart from the tensors; None for two records that were named.
@@ -35,7 +35,7 @@ class Examination:
         locations: Where the error lies.
         logits: Distributions over the vocabulary compared.
         routing: Choices of experts compared.
-        notes: What was not looked at, and why, a sentence each.
+        notes: What was not examined, and why, a sentence each.
     """
 
     preflight: Preflight | None = None
@@ -67,10 +67,10 @@ def examine(
     routing: bool = False,
     compute_dtype: str | None = None,
 ) -> Examination:
-    """Look further at two archives that were compared.
+    """Examine two archives that were compared.
 
     Args:
-        comparison: What the comparison came to.
+        comparison: Their comparison.
         reference: The trusted archive.
         target: The archive under test.
         repeat: A second run of the reference.
@@ -92,12 +92,12 @@ def examine(
         masks = m.difference.mask_mismatches > 0
         return locate(reference, m.ours, target, m.theirs, masks=masks, largest=m.difference.max_abs)
 
-    def weigh(m: _Measured) -> LogitDifference:
+    def compare_logits(m: _Measured) -> LogitDifference:
         return logit_metrics(
             reference, m.ours, target, m.theirs, vocabulary=vocabulary, compute_dtype=precision
         )
 
-    def count(m: _Measured) -> RoutingDifference:
+    def compare_routing(m: _Measured) -> RoutingDifference:
         return routing_metrics(reference, m.ours, target, m.theirs)
 
     return Examination(
@@ -105,8 +105,8 @@ def examine(
         classes=site_classes(reference),
         sources=_sources(comparison, reference),
         locations=_each(_to_locate(comparison, measured, where), find, notes),
-        logits=_each(_logits(measured, logits, notes), weigh, notes),
-        routing=_each([m for m in measured if _is_routing(m, routing)], count, notes),
+        logits=_each(_logits(measured, logits, notes), compare_logits, notes),
+        routing=_each([m for m in measured if _is_routing(m, routing)], compare_routing, notes),
         notes=tuple(notes),
     )
 
@@ -119,8 +119,8 @@ def site_classes(archive: Archive) -> dict[str, str]:
 def _sources(comparison: Comparison, reference: Archive) -> dict[str, str]:
     """Where the ops stand that made the records of pairs."""
     ops = ops_of(reference)
-    found = {p.key: ops.source(p.reference.key.where) for p in comparison.pairs if p.reference and ops}
-    return {key: source for key, source in found.items() if source}
+    sources = {p.key: ops.source(p.reference.key.where) for p in comparison.pairs if p.reference and ops}
+    return {key: source for key, source in sources.items() if source}
 
 
 def _measured(pairs: Iterable[Pair]) -> Iterator[_Measured]:
@@ -170,13 +170,15 @@ def _vocabulary(reference: Archive, target: Archive) -> int | None:
     return min(sizes, default=None)
 
 
-def _each(chosen: Iterable[_Measured], look: Callable[[_Measured], _T], notes: list[str]) -> dict[str, _T]:
-    found: dict[str, _T] = {}
+def _each(
+    chosen: Iterable[_Measured], examine_one: Callable[[_Measured], _T], notes: list[str]
+) -> dict[str, _T]:
+    results: dict[str, _T] = {}
     known: dict[object, _T] = {}  # by contents: an output that is handed on is the input of others
     for m in chosen:
         same = contents(m.pair) or m.pair.key
         try:
-            found[m.pair.key] = known[same] = known[same] if same in known else look(m)
+            results[m.pair.key] = known[same] = known[same] if same in known else examine_one(m)
         except OSError as error:  # it was readable a moment ago: the rest of the report stands
             notes.append(f"{m.pair.key} could not be read again: {error}.")
-    return found
+    return results

@@ -17,8 +17,8 @@ from tensorcap.comparison.comparison import Comparison
 from tensorcap.comparison.pair import Pair
 from tensorcap.metrics.difference import Difference
 from tensorcap.reports.examination import Examination
-from tensorcap.reports.result_json import json_value
 from tensorcap_formats.errors import WriteError
+from tensorcap_formats.json_values import json_value
 from tensorcap_formats.keys import module_of
 
 _NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -105,7 +105,7 @@ def write_csv(
 
 
 def _cases(comparison: Comparison) -> Iterator[tuple[Pair | None, str | None, str]]:
-    """Each pair with the element that tells its outcome, None for a pass, and a message."""
+    """Each pair with the JUnit element of its outcome, None for a pass, and a message."""
     for pair in comparison.pairs:
         message = f"{pair.status}: {pair.reason}" if pair.reason else pair.status
         if pair.status == "unreadable":

@@ -28,9 +28,9 @@ class Layer:
         class_name: Class of the module in the reference, "" where unknown.
         component: What kind of module it is: its path below the numbered block that it is in.
         status: Of the pair.
-        mse: Mean squared error; None where nothing was measured.
-        error: Relative Frobenius error, no unit; None where nothing was measured.
-        inputs: Shapes of what the reference's call was given, in the order of the records.
+        mse: Mean squared error; None if nothing was measured.
+        error: Relative Frobenius error, no unit; None if nothing was measured.
+        inputs: Shapes of the arguments of the reference's call, in the order of the records.
         outputs: Shape of the result in the reference, and in the target, as it is compared; None if missing.
     """
 
@@ -68,11 +68,11 @@ class Spread:
     def of(cls, layers: Iterable[Layer]) -> Spread:
         """Sum up layers."""
         listed = list(layers)
-        found = [one.mse for one in listed if one.mse is not None and math.isfinite(one.mse)]
-        if not found:
+        errors = [layer.mse for layer in listed if layer.mse is not None and math.isfinite(layer.mse)]
+        if not errors:
             return cls(len(listed), 0, None, None, None, None)
-        mean, median = math.fsum(found) / len(found), statistics.median(found)
-        return cls(len(listed), len(found), min(found), max(found), mean, median)
+        mean, median = math.fsum(errors) / len(errors), statistics.median(errors)
+        return cls(len(listed), len(errors), min(errors), max(errors), mean, median)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Depth:
 
     @property
     def text(self) -> str:
-        """It as a sentence."""
+        """How the error changes with depth, as a sentence."""
         if self.factor is None:
             return "Too few numbered blocks have an error to say how it changes with depth."
         if self.factor > _STEADY:
@@ -123,19 +123,19 @@ def component_of(site: str) -> str:
 
 def layers_of(reference: Archive, comparison: Comparison) -> tuple[Layer, ...]:
     """Results of modules, in execution order of the reference; ops and values within modules are left out."""
-    given: dict[str, list[tuple[int, ...]]] = {}
+    inputs: dict[str, list[tuple[int, ...]]] = {}
     for record in reference.records:
         if record.key.slot.startswith("input"):
-            given.setdefault(record.key.where, []).append(record.shape)
+            inputs.setdefault(record.key.where, []).append(record.shape)
     classes = _classes(reference)
     pairs = sorted(filter(_is_layer, comparison.pairs), key=lambda p: p.reference.order if p.reference else 0)
-    return tuple(_layer(pair, classes, given) for pair in pairs)
+    return tuple(_layer(pair, classes, inputs) for pair in pairs)
 
 
-def _layer(pair: Pair, classes: dict[str, str], given: dict[str, list[tuple[int, ...]]]) -> Layer:
+def _layer(pair: Pair, classes: dict[str, str], inputs: dict[str, list[tuple[int, ...]]]) -> Layer:
     assert pair.reference is not None
-    key, found = pair.reference.key, pair.difference
-    mse = found.mse if found else (0.0 if pair.status == "identical" else None)
+    key, difference = pair.reference.key, pair.difference
+    mse = difference.mse if difference else (0.0 if pair.status == "identical" else None)
     return Layer(
         pair.key,
         classes.get(key.site, ""),
@@ -143,7 +143,7 @@ def _layer(pair: Pair, classes: dict[str, str], given: dict[str, list[tuple[int,
         pair.status,
         None if mse is None else float(mse),
         error_of(pair),
-        tuple(given.get(key.where, ())),
+        tuple(inputs.get(key.where, ())),
         (pair.reference.shape, pair.target.shape if pair.target else None),
     )
 
@@ -164,8 +164,10 @@ def by_component(layers: Iterable[Layer]) -> dict[str, Spread]:
     groups: dict[str, list[Layer]] = {}
     for layer in layers:
         groups.setdefault(layer.component, []).append(layer)
-    found = {name: Spread.of(group) for name, group in groups.items()}
-    return dict(sorted(found.items(), key=lambda item: -1.0 if item[1].mean is None else item[1].mean)[::-1])
+    spreads = {name: Spread.of(group) for name, group in groups.items()}
+    return dict(
+        sorted(spreads.items(), key=lambda item: -1.0 if item[1].mean is None else item[1].mean)[::-1]
+    )
 
 
 def depth_of(layers: Iterable[Layer]) -> Depth:
@@ -176,7 +178,7 @@ def depth_of(layers: Iterable[Layer]) -> Depth:
         parent, _, number = key.site.rpartition(".")
         if number.isdigit() and layer.error is not None and 0 < layer.error < math.inf:
             lists.setdefault(parent, []).append((int(number), math.log(layer.error)))
-    points = max(lists.values(), key=lambda found: len({number for number, _ in found}), default=[])
+    points = max(lists.values(), key=lambda blocks: len({number for number, _ in blocks}), default=[])
     numbers = {number for number, _ in points}
     if len(numbers) < _FEWEST:
         return Depth(len(numbers), None)
@@ -190,7 +192,7 @@ def layer_report(title: str, layers: Sequence[Layer], order: str, notes: Sequenc
     Args:
         title: What was compared.
         layers: As `layers_of` gives them.
-        order: What is to be said of the execution order.
+        order: Whether the execution order is the same, as a sentence.
         notes: What else a reader should know, a sentence each.
     """
     return "\n".join(_lines(title, layers, order, notes)) + "\n"
@@ -226,10 +228,10 @@ def _lines(title: str, layers: Sequence[Layer], order: str, notes: Sequence[str]
 
 def _row(layer: Layer) -> tuple[str, ...]:
     ours, theirs = layer.outputs
-    given = " ".join(map(_shape, layer.inputs)) or "-"
+    inputs = " ".join(map(_shape, layer.inputs)) or "-"
     other = "-" if theirs is None else "same" if theirs == ours else _shape(theirs)
     numbers = _number(layer.mse), _number(layer.error)
-    return layer.key, layer.class_name or "-", layer.status, *numbers, given, _shape(ours), other
+    return layer.key, layer.class_name or "-", layer.status, *numbers, inputs, _shape(ours), other
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:

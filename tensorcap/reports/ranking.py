@@ -1,6 +1,6 @@
-"""Which pairs of a comparison to tell first, and how the error spreads over kinds of modules.
+"""Rank the pairs of a comparison, sum up errors by class of module, and colour metrics by precision.
 
-How a metric looks at a glance: green, yellow or red by the precision of the run; no verdict (RES-33).
+The colour of a metric, green, yellow or red, is for a glance and no verdict (RES-33).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Group:
     """The errors of all pairs whose modules are of one class.
 
     Attributes:
-        class_name: The class, "" where it is not known.
+        class_name: The class, "" if it is not known.
         count: Pairs that were compared.
         statuses: How many pairs have each status.
         minimum: Smallest relative Frobenius error; None if no pair has one.
@@ -40,7 +40,7 @@ class Group:
 
 
 def error_of(pair: Pair) -> float | None:
-    """Relative Frobenius error of a pair; 0 for equal digests, None where nothing was measured."""
+    """Relative Frobenius error of a pair; 0 for equal digests, None if nothing was measured."""
     if pair.difference is not None:
         return pair.difference.relative_frobenius
     return 0.0 if pair.status == "identical" else None
@@ -64,21 +64,21 @@ def _excess(value: float, limit: float) -> float:
 
 def worst(pairs: Iterable[Pair], count: int) -> list[Pair]:
     """Required pairs that are not green, the worst first; of those with the same contents only one."""
-    found = sorted((p for p in pairs if p.is_required and not p.is_green), key=severity, reverse=True)
+    bad = sorted((p for p in pairs if p.is_required and not p.is_green), key=severity, reverse=True)
     seen = set()
-    out: list[Pair] = []
-    for pair in found:
-        if len(out) == count:
+    ranked: list[Pair] = []
+    for pair in bad:
+        if len(ranked) == count:
             break
         digests = contents(pair)
         if digests is None or digests not in seen:
-            out.append(pair)
+            ranked.append(pair)
         seen.add(digests)
-    return out
+    return ranked
 
 
 def contents(pair: Pair) -> tuple[str, str] | None:
-    """Digests of both sides: other pairs have them too where a tensor was handed on. None without."""
+    """Digests of both sides, None without; pairs of a tensor that was handed on have the same."""
     ours, theirs = pair.reference, pair.target
     return (ours.digest, theirs.digest) if ours and theirs and ours.digest and theirs.digest else None
 
@@ -103,7 +103,7 @@ def by_module(pairs: Iterable[Pair], classes: Mapping[str, str]) -> list[Group]:
         record = pair.reference
         if record is not None and pair.status != "excluded":
             members.setdefault(classes.get(module_of(record.key.site), ""), []).append(pair)
-    groups = [_group(name, found) for name, found in members.items()]
+    groups = [_group(name, pairs_of_class) for name, pairs_of_class in members.items()]
     return sorted(groups, key=lambda g: -1.0 if g.maximum is None else g.maximum, reverse=True)
 
 
@@ -150,7 +150,7 @@ def shade(metric: str, value: float | None, precision: str) -> Shade | None:
 
     Args:
         metric: Its name.
-        value: None where it is undefined.
+        value: None if it is undefined.
         precision: Compute dtype of the target's run.
 
     Returns:

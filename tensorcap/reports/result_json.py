@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import base64
 import json
-import math
-from collections.abc import Iterator, Mapping
-from dataclasses import is_dataclass
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 from tensorcap.comparison.calibration import Calibration
 from tensorcap.comparison.comparison import Comparison
-from tensorcap.comparison.pair import Finding, Pair
-from tensorcap.comparison.policy import LETTERS
+from tensorcap.comparison.pair import Pair
 from tensorcap.metrics.location import ErrorMap
 from tensorcap.reports.examination import Examination
 from tensorcap.reports.ranking import by_module
+from tensorcap_formats.json_values import json_value
 from tensorcap_formats.keys import module_of
 from tensorcap_formats.records import Record
 
 
 def comparison_json(comparison: Comparison, examination: Examination | None = None) -> dict[str, Any]:
-    """Everything that a comparison found, as values that `json.dumps` takes with `allow_nan=False`."""
+    """A comparison and its examination, as values that `json.dumps` takes with `allow_nan=False`."""
     return {**_head(comparison, examination), "pairs": list(_pairs(comparison, examination))}
 
 
@@ -37,36 +34,15 @@ def json_pieces(comparison: Comparison, examination: Examination | None = None) 
     yield "]}\n"
 
 
-def json_value(value: object) -> Any:
-    """A value with dataclasses as objects, and with the numbers that JSON has not as strings or lists.
+@json_value.register
+def _(value: Pair) -> Any:
+    return value.key  # all pairs are members of the object itself
 
-    Example:
-        >>> json_value({"psnr": float("inf"), "at": (1, 2), "value": 1 - 2j})
-        {'psnr': 'inf', 'at': [1, 2], 'value': [1.0, -2.0]}
-    """
-    if value is None or isinstance(value, str | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, list | tuple):
-        return [json_value(item) for item in value]
-    if isinstance(value, complex):
-        return [json_value(value.real), json_value(value.imag)]
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, Pair):
-        return value.key  # all pairs are members of the object itself
-    if isinstance(value, ErrorMap):
-        levels = base64.b64encode(value.levels).decode("ascii")
-        return {"rows": value.rows, "columns": value.columns, "levels": levels}
-    if isinstance(value, Finding):
-        members = {name: json_value(getattr(value, name)) for name in ("value", "limit", "status", "text")}
-        return {"test": LETTERS.get(value.test, value.test), "name": value.test, **members}
-    if is_dataclass(value):
-        return {name: json_value(getattr(value, name)) for name in value.__dataclass_fields__}
-    if isinstance(value, Mapping):
-        return {key: json_value(item) for key, item in value.items()}
-    return value
+
+@json_value.register
+def _(value: ErrorMap) -> Any:
+    levels = base64.b64encode(value.levels).decode("ascii")
+    return {"rows": value.rows, "columns": value.columns, "levels": levels}
 
 
 def _dumps(value: object) -> str:
@@ -118,13 +94,13 @@ def _calibration(calibration: Calibration | None) -> dict[str, Any] | None:
 
 
 def _pairs(comparison: Comparison, examination: Examination | None) -> Iterator[dict[str, Any]]:
-    found = examination or Examination()
+    extra = examination or Examination()
     for pair in comparison.pairs:
         record = pair.reference or pair.target
         yield {
             "key": pair.key,
-            "class": found.classes.get(module_of(record.key.site), "") if record else "",
-            "source": found.sources.get(pair.key, ""),
+            "class": extra.classes.get(module_of(record.key.site), "") if record else "",
+            "source": extra.sources.get(pair.key, ""),
             "status": pair.status,
             "reason": pair.reason,
             "is_optional": pair.is_optional,
@@ -134,9 +110,9 @@ def _pairs(comparison: Comparison, examination: Examination | None) -> Iterator[
             "difference": json_value(pair.difference),
             "findings": json_value(pair.findings),
             "baseline": json_value(pair.baseline),
-            "location": json_value(found.locations.get(pair.key)),
-            "logits": json_value(found.logits.get(pair.key)),
-            "routing": json_value(found.routing.get(pair.key)),
+            "location": json_value(extra.locations.get(pair.key)),
+            "logits": json_value(extra.logits.get(pair.key)),
+            "routing": json_value(extra.routing.get(pair.key)),
         }
 
 

@@ -65,8 +65,8 @@ class Result:
     """A comparison that was kept.
 
     Attributes:
-        comparison: What it came to.
-        examination: What was looked at besides.
+        comparison: The comparison.
+        examination: What was examined besides.
     """
 
     comparison: Comparison
@@ -101,17 +101,19 @@ def load_result(path: str | os.PathLike[str]) -> Result:
     path = Path(path)
     try:
         with open(path, encoding="utf-8") as file:
-            found = json.load(file)
+            document = json.load(file)
     except OSError as error:
         raise ReadError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError):
         raise CorruptArchiveError(f"{path}: is no JSON, expected a saved comparison (RES-1)") from None
-    if not isinstance(found, dict) or found.get("format") != "tensorcap-comparison":
+    if not isinstance(document, dict) or document.get("format") != "tensorcap-comparison":
         raise CorruptArchiveError(f"{path}: is no saved comparison (RES-1)")
-    if not isinstance(found.get("version"), int) or found["version"] > VERSION:
-        raise NewerVersionError(f"{path}: has version {found.get('version')!r}, expected at most {VERSION}")
+    if not isinstance(document.get("version"), int) or document["version"] > VERSION:
+        raise NewerVersionError(
+            f"{path}: has version {document.get('version')!r}, expected at most {VERSION}"
+        )
     try:
-        return _result(found)
+        return _result(document)
     except (KeyError, TypeError, ValueError, AttributeError, TensorcapError) as error:
         raise CorruptArchiveError(
             f"{path}: contradicts the schema of a saved comparison: {error} (RES-2)"
@@ -133,7 +135,7 @@ def judge_again(result: Result, thresholds: Thresholds) -> Comparison:
     """
     comparison = result.comparison
     thresholds.require_hits(pair.key for pair in comparison.pairs)
-    pairs = tuple(_judged(pair, thresholds.of(pair.key)) for pair in comparison.pairs)
+    pairs = tuple(_judge_pair(pair, thresholds.of(pair.key)) for pair in comparison.pairs)
     divergence = None
     if comparison.is_of_archives:
         divergence = first_divergence(_Remembered(comparison, result.examination), pairs)
@@ -149,17 +151,18 @@ def judge_again(result: Result, thresholds: Thresholds) -> Comparison:
     )
 
 
-def _judged(pair: Pair, given: KeyThresholds) -> Pair:
+def _judge_pair(pair: Pair, limits: KeyThresholds) -> Pair:
+    """Judge the saved metrics of a pair by the limits of its key, if there are any."""
     d = pair.difference
-    if not given or d is None or d.same_bits or d.mask_mismatches or pair.status == "excluded":
+    if not limits or d is None or d.same_bits or d.mask_mismatches or pair.status == "excluded":
         return pair
     if any(finding.test == "remark" for finding in pair.findings):  # whatever the tolerance (CMP-17)
         return pair
     if not d.unequal:
         return replace(pair, status="match", reason="", findings=())
-    findings = [judge_metric(d, name, limit) for name, limit in given.limits.items()]
-    if given.tolerance is not None:
-        findings.insert(0, _by_tolerance(d, given.tolerance))
+    findings = [judge_metric(d, name, limit) for name, limit in limits.limits.items()]
+    if limits.tolerance is not None:
+        findings.insert(0, _by_tolerance(d, limits.tolerance))
     status = next(s for s in _WORST_FIRST if any(f.status == s for f in findings))
     return replace(
         pair,
@@ -242,20 +245,20 @@ class _Remembered(Archive):
         """There is nothing to close."""
 
 
-def _result(found: Mapping[str, Any]) -> Result:
+def _result(document: Mapping[str, Any]) -> Result:
     converter = json_converter()
     converter.register_structure_hook(Key, lambda text, _: Key.parse(text))
     converter.register_structure_hook(DType, lambda name, _: dtype(name))
-    converter.register_structure_hook(Calibration, lambda document, _: _calibration(document))
+    converter.register_structure_hook(Calibration, lambda members, _: _calibration(members))
     converter.register_structure_hook(Finding, lambda members, _: _finding(members))
-    entries: Sequence[Mapping[str, Any]] = found["pairs"]
+    entries: Sequence[Mapping[str, Any]] = document["pairs"]
     pairs = tuple(decode_as(Pair, _in_row(entry, row), converter) for row, entry in enumerate(entries))
     by_key = {pair.key: pair for pair in pairs}
     converter.register_structure_hook(Pair, lambda key, _: by_key[key])  # as a member of something else
-    divergence, account = found["first_divergence"], found["account"]
+    divergence, account = document["first_divergence"], document["account"]
     comparison = Comparison(
-        **{name: decode_as(_HINTS[name], found[name], converter) for name in _AS_THEY_ARE},
-        tolerance=None if found["rtol"] is None else Tolerance(found["rtol"], found["atol"]),
+        **{name: decode_as(_HINTS[name], document[name], converter) for name in _AS_THEY_ARE},
+        tolerance=None if document["rtol"] is None else Tolerance(document["rtol"], document["atol"]),
         pairs=pairs,
         account=None if account is None else decode_as(RunSummary, _members(RunSummary, account), converter),
         divergence=None
@@ -276,13 +279,13 @@ def _result(found: Mapping[str, Any]) -> Result:
     return Result(
         comparison,
         Examination(
-            preflight=decode_as(Preflight | None, found["preflight"]),
+            preflight=decode_as(Preflight | None, document["preflight"]),
             classes=classes,
             sources={entry["key"]: entry["source"] for entry in entries if entry.get("source")},
             locations=dict(_parts(entries, "location", Location)),
             logits=dict(_parts(entries, "logits", LogitDifference)),
             routing=dict(_parts(entries, "routing", RoutingDifference)),
-            notes=decode_as(tuple[str, ...], found["notes"]),
+            notes=decode_as(tuple[str, ...], document["notes"]),
         ),
     )
 

@@ -1,40 +1,97 @@
-"""The files that a verification leaves; `specs/verify.md` says what each holds."""
+"""The folder of reports of a verification, written whole or not at all (`specs/verify.md`)."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from tensorcap.comparison.comparison import Comparison
 from tensorcap.reports.error_plot import plot_errors
 from tensorcap.reports.layer_report import Layer, Spread, by_component, depth_of, layer_report, layers_of
-from tensorcap.reports.localization_json import localization_value
-from tensorcap.reports.report_folder import MARK
-from tensorcap.reports.result_json import json_value
-from tensorcap.reports.verification_text import order_text, summary_of
+from tensorcap.reports.verification_text import order_text, summarize_verification
 from tensorcap.runs.tree import Tree
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.errors import MissingPackageError
+from tensorcap_formats.errors import MissingPackageError, UsageError, WriteError
+from tensorcap_formats.json_values import json_value
 from tensorcap_formats.keys import ROOT_SITE
 
 if TYPE_CHECKING:
     from tensorcap.localization.verification import Verification
-    from tensorcap.localization.weights import WeightComparison
 
 Sides = tuple[Archive, Archive]
 FREE, INJECTED = "without_injection", "with_injection"
+_MARK: Final = "verify.json"  # a folder without it is none of ours, and is not replaced
+_LONGEST_STEM: Final = 150  # characters of a key in the name of a file: file systems allow 255 bytes
+_OWN_MEMBERS: Final = ("format", "version", "exit_status", "notes")  # of verify.json, not of a localization
+
+
+@contextmanager
+def replaced_folder(path: Path, *, force: bool) -> Iterator[Path]:
+    """Make a folder under a temporary name beside its place, and put it there if the block ends well.
+
+    Args:
+        path: The place.
+        force: Whether an earlier report may be replaced.
+
+    Raises:
+        UsageError: Something is there that may not be replaced, or there is no folder around it.
+        WriteError: The folder cannot be made.
+    """
+    _require_free(path, force=force)
+    try:
+        partial = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    except OSError as error:
+        raise WriteError(f"{path}: {error}") from error
+    try:
+        yield partial
+        partial.chmod(0o777 & ~_umask())
+        _require_free(path, force=force)
+        if path.exists():
+            old = partial.with_name(f"{partial.name}-old")
+            path.rename(old)
+            try:
+                partial.rename(path)
+            except OSError:
+                old.rename(path)
+                raise
+            shutil.rmtree(old)
+        else:
+            partial.rename(path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _require_free(path: Path, *, force: bool) -> None:
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: there is no folder {path.parent}")
+    if not os.path.lexists(path):
+        return
+    if path.is_symlink() or not (path / _MARK).is_file():
+        raise UsageError(f"{path}: exists and is no report, expected a new folder")
+    if not force:
+        raise UsageError(f"{path}: exists", hint="--force replaces it.")
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def write_files(
     folder: Path,
-    found: Verification,
+    verification: Verification,
     free: Sides,
     injected: Sides | None,
     *,
@@ -45,49 +102,52 @@ def write_files(
 
     Args:
         folder: Where to.
-        found: What was found.
+        verification: All but its summary.
         free: Both sides of the free runs, as they were compared.
         injected: Those of the injected run, or None.
         originals: Both sides of the free runs under their own keys.
         layers: Whether to write a file for each tensor too.
 
     Returns:
-        What was found, with its summary, and notes of what could not be written.
+        The verification with its summary, and with notes of what could not be written.
     """
-    notes = list(found.notes)
+    notes = list(verification.notes)
     scenarios: dict[str, Any] = {FREE: None, INJECTED: None}
-    rows: dict[str, tuple[Layer, ...]] = {}
+    layers_by_scenario: dict[str, tuple[Layer, ...]] = {}
     for name, sides, comparison in (
-        (FREE, free, found.free),
-        (INJECTED, injected, found.injected),
+        (FREE, free, verification.free),
+        (INJECTED, injected, verification.injected),
     ):
         if sides is None or comparison is None:
             continue
-        rows[name] = layers_of(sides[0], comparison)
-        notes += _write_scenario(folder / name, name, rows[name], originals, found)
+        listed = layers_by_scenario[name] = layers_of(sides[0], comparison)
+        notes += _write_scenario(folder / name, name, listed, originals, verification)
         if layers:
             _write_layers(folder / name, sides, comparison)
-        scenarios[name] = _scenario(rows[name], comparison, folder)
-    found = replace(found, notes=tuple(dict.fromkeys(notes)))
-    found = replace(found, summary=summary_of(found, rows[FREE]))
-    (folder / "summary.txt").write_text("".join(f"{_line(s)}\n" for s in found.summary), encoding="utf-8")
-    text = json.dumps(_report(found, scenarios, folder), ensure_ascii=False, allow_nan=False, indent=1)
-    (folder / MARK).write_text(text + "\n", encoding="utf-8")
-    return found
+        scenarios[name] = _scenario_json(listed, comparison, folder)
+    verification = replace(verification, notes=tuple(dict.fromkeys(notes)))
+    summary = summarize_verification(verification, layers_by_scenario[FREE])
+    verification = replace(verification, summary=summary)
+    lines = "".join(f"{_printable(line)}\n" for line in verification.summary)
+    (folder / "summary.txt").write_text(lines, encoding="utf-8")
+    document = _document(verification, scenarios, folder)
+    text = json.dumps(document, ensure_ascii=False, allow_nan=False, indent=1)
+    (folder / _MARK).write_text(text + "\n", encoding="utf-8")
+    return verification
 
 
 def _write_scenario(
-    folder: Path, name: str, layers: tuple[Layer, ...], originals: Sides, found: Verification
+    folder: Path, name: str, layers: tuple[Layer, ...], originals: Sides, verification: Verification
 ) -> Iterator[str]:
-    """Write the files of a scenario, and say what could not be written."""
+    """Write the files of a scenario; yield what could not be written, a sentence each."""
     folder.mkdir(exist_ok=True)
     for side, archive in zip(("reference", "target"), originals, strict=True):
-        lines = "".join(f"{_line(line)}\n" for line in _module_names(archive))
+        lines = "".join(f"{_printable(line)}\n" for line in _module_names(archive))
         (folder / f"module_names_{side}.txt").write_text(lines, encoding="utf-8")
-    run = found.free.target
+    run = verification.free.target
     what = f"{run.model.rpartition('.')[2] or run.path.stem} {run.compute_dtype or run.dtype}".strip()
     title = f"Layer verification of {what}, {name.replace('_', ' ')}"
-    text = layer_report(title, layers, order_text(found.order))
+    text = layer_report(title, layers, order_text(verification.order))
     stem = re.sub(r"[^A-Za-z0-9.-]+", "_", what)
     (folder / f"layer_verification_report_{stem}.txt").write_text(text, encoding="utf-8")
     try:
@@ -97,6 +157,7 @@ def _write_scenario(
 
 
 def _module_names(archive: Archive) -> Iterator[str]:
+    """The path and type of each module of a run, a line each."""
     for node in Tree.of(archive).root.walk():
         path = node.path or ROOT_SITE
         yield " ".join(filter(None, (path, node.type, "(never called)" if node.is_never_called else "")))
@@ -105,28 +166,28 @@ def _module_names(archive: Archive) -> Iterator[str]:
 def _write_layers(folder: Path, sides: Sides, comparison: Comparison) -> None:
     """Write each tensor that was compared as a file of its own, and what is in which."""
     names = "reference_layers", "target_layers"
-    about: dict[str, dict[str, Any]] = {name: {} for name in names}
+    metadata: dict[str, dict[str, Any]] = {name: {} for name in names}
     for name in names:
         (folder / name).mkdir()
     for number, pair in enumerate(comparison.pairs):
         if pair.reference is None or pair.target is None or pair.status == "unreadable":
             continue
-        stem = re.sub(r"[^A-Za-z0-9.@-]+", "_", pair.key)[:150]
+        stem = re.sub(r"[^A-Za-z0-9.@-]+", "_", pair.key)[:_LONGEST_STEM]
         file = f"{number:06}_{stem}.npy"
         for name, archive, record in zip(names, sides, (pair.reference, pair.target), strict=True):
             if record.stored:
                 np.save(folder / name / file, archive.load(record), allow_pickle=False)
-                about[name][file] = {
+                metadata[name][file] = {
                     "key": pair.key,
                     "dtype": record.dtype.name,
                     "shape": list(record.shape),
                 }
     for name in names:
-        text = json.dumps(about[name], ensure_ascii=False, indent=1)
+        text = json.dumps(metadata[name], ensure_ascii=False, indent=1)
         (folder / name / "layer_metadata.json").write_text(text + "\n", encoding="utf-8")
 
 
-def _scenario(layers: tuple[Layer, ...], comparison: Comparison, folder: Path) -> dict[str, Any]:
+def _scenario_json(layers: tuple[Layer, ...], comparison: Comparison, folder: Path) -> dict[str, Any]:
     first = comparison.divergence
     return {
         "is_green": comparison.is_green,
@@ -145,41 +206,34 @@ def _scenario(layers: tuple[Layer, ...], comparison: Comparison, folder: Path) -
     }
 
 
-def _report(found: Verification, scenarios: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _document(verification: Verification, scenarios: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The content of `verify.json` (VER-30)."""
+    localization = verification.localization.to_json()
     return {
         "format": "tensorcap-verification",
         "version": 1,
-        "exit_status": found.exit_status,
-        "reference": _side(found.free, "reference", folder),
-        "target": _side(found.free, "target", folder),
-        "weights": _weights(found.weights) if found.weights else None,
-        "control": list(found.control),
-        "preflight": json_value(found.preflight),
-        "order": json_value(found.order),
+        "exit_status": verification.exit_status,
+        "reference": _side_json(verification.free, "reference", folder),
+        "target": _side_json(verification.free, "target", folder),
+        "weights": verification.weights.to_json() if verification.weights else None,
+        "control": list(verification.control),
+        "preflight": json_value(verification.preflight),
+        "order": json_value(verification.order),
         **scenarios,
-        "why_not_injected": found.why_not_injected,
-        **{**localization_value(found.localization), "notes": list(found.notes)},
-        "inheriting": list(found.inheriting),
-        "summary": list(found.summary),
+        "why_not_injected": verification.why_not_injected,
+        **{name: value for name, value in localization.items() if name not in _OWN_MEMBERS},
+        "notes": list(verification.notes),
+        "inheriting": list(verification.inheriting),
+        "summary": list(verification.summary),
     }
 
 
-def _weights(found: WeightComparison) -> dict[str, Any]:
-    return {
-        "records": found.comparison.records,
-        "compared": found.comparison.compared,
-        "counts": found.comparison.counts,
-        "unlike": [pair.key for pair in found.unlike],
-        "diagnosis": json_value(found.diagnosis.to_json()) if found.diagnosis else None,
-    }
-
-
-def _side(comparison: Comparison, name: str, folder: Path) -> Any:
-    """What a comparison says of a side; the path of an archive in the folder is told from there."""
+def _side_json(comparison: Comparison, name: str, folder: Path) -> Any:
+    """A side of a comparison; the path of an archive in the folder is relative to the folder."""
     side = getattr(comparison, name)
     within = side.path.is_relative_to(folder)
     return {**json_value(side), "path": str(side.path.relative_to(folder) if within else side.path)}
 
 
-def _line(text: str) -> str:
+def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)

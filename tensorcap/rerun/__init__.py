@@ -1,1 +1,6 @@
-"""The model run again on archived values: injection, replay, and the own errors that they show."""
+"""A model run again on archived values, which shows the error that each module makes itself.
+
+An archive and the workload of the other side go in; an injected archive or a `Replay` comes out. Read
+`injection` (a target with the reference's tensors in the place of its own), `own_errors` (what such runs show
+of each module, judged), `replay_result` (a replay and its notes), and `module_replay` (the runs of a replay).
+"""

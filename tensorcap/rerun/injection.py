@@ -1,4 +1,4 @@
-"""Inject: run a target with an archive's tensors in the place of its own, and keep what it would have had."""
+"""Inject: run a target with archived tensors in the place of its own, and record its own before each."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tensorcap.session.capture_session import Capture, capture_workload
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import module_site
+from tensorcap_formats.progress import Progress, Silent
 
 if TYPE_CHECKING:
     from tensorcap.workload.workload import Workload
@@ -27,42 +28,46 @@ if TYPE_CHECKING:
 
 def inject(
     reference: Source,
-    workload: Workload,
+    target_model: Workload,
     output: str | os.PathLike[str] | None,
     *,
+    target: Source | None = None,
     inputs: str | Iterable[str] | None = None,
     outputs: str | Iterable[str] = (),
     steps: str | Iterable[range | int] = (),
     calls: str | Iterable[range | int] = (),
     mapping: MappingSource | Literal["none"] | None = None,
-    target: Source | None = None,
-    seed: int | None = None,
     run: Mapping[str, Any] | None = None,
+    source_path: Path | None = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> Capture:
-    """Run a workload once with archived tensors in the place of the model's own.
+    """Run a target once with archived tensors in the place of its own.
 
     What each call would have been given, and would have returned, is recorded before it is replaced: the
     archive holds the natural values, and `injected` of its run metadata says what was replaced by what
     (`specs/injection.md`). Globs, steps and calls are those of the model that runs.
 
+    1. Without a mapping, keys are equal if the target has all sites of which the reference has arguments.
+    2. Otherwise the reference is aligned with a capture of the target and brought under the target's keys.
+    3. The target is run with these tensors in the place of its own.
+
     Args:
         reference: The trusted archive, open or a path.
-        workload: The target and its inputs.
+        target_model: The target, its inputs and its seed.
         output: Where to put the archive, as for `capture`; None writes nothing.
+        target: A capture of the same workload without injection, open or a path, which a mapping is resolved
+            against; if a mapping is needed and this is None, the target is captured first.
         inputs: Globs of arguments to replace. If None, those of all modules but the model itself, unless
             outputs are chosen.
         outputs: Globs of results to replace.
         steps: Only in these steps; in all if empty.
         calls: Only in these calls of a site within a step, counted from 0; in all if empty.
         mapping: What belongs together, as an `Alignment` or a map file; `"none"` for equal keys. If None, one
-            is computed where the target lacks modules that the reference has.
-        target: A capture of the same workload without injection, open or a path, which a mapping is resolved
-            against; one is made first where there is none and a mapping is needed.
-        seed: Of the random generators before each run; as they are if None.
+            is computed if the target lacks modules that the reference has.
         run: Further run metadata.
-        progress: As for `capture_workload`.
+        source_path: Where the reference is going to be, for the run's metadata; by default where it is.
+        progress: Shows what is being run.
         options: Further arguments of `capture`.
 
     Returns:
@@ -73,39 +78,37 @@ def inject(
             names both shapes.
         CaptureError: Nothing was captured.
     """
-    adapter = adapter_for(workload.model)
-
-    def seeded() -> None:
-        if seed is not None:
-            adapter.seed(seed)
-
+    progress = progress or Silent()
     with ExitStack() as stack:
         trusted = stack.enter_context(opened(reference))
-        metadata = dict(run or {})
         source: Archive = trusted
         aligned: Aligned | None = None
-        if mapping != NO_MAPPING and (mapping is not None or not _has_its_sites(trusted, workload.model)):
+        needs_mapping = mapping is not None or not _has_sites_of(target_model.model, trusted)
+        if mapping != NO_MAPPING and needs_mapping:
             if target is None:
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tensorcap-"))
                 target = Path(folder) / "target.h5"
-                seeded()
                 injectable = ("input",) * (inputs is not None or not outputs) + ("output",) * bool(outputs)
-                capture_workload(workload, target, progress=progress, injectable=injectable)
+                progress.stage("running the target as it is")
+                capture_workload(target_model, target, injectable=injectable)
             tested = stack.enter_context(opened(target))
             aligned = align(trusted, tested, mapping=mapping)
-            source = reversed_by(aligned, trusted, tested)
+            source = reverse_aligned(aligned, trusted, tested)
         substitution = Substitution(source, inputs=inputs, outputs=outputs, steps=steps, calls=calls)
+        if source_path is not None:
+            substitution.source_path = source_path
         if aligned is not None:
-            substitution.map_path = _map_path(mapping)
+            is_file = isinstance(mapping, (str, os.PathLike))
+            substitution.map_path = str(mapping) if is_file else "computed"
             substitution.map_text = map_text(aligned.alignment)
-        seeded()
+        progress.stage("injecting")
         return capture_workload(
-            workload, output, run=metadata, progress=progress, substitution=substitution, **options
+            target_model, output, run=dict(run or {}), substitution=substitution, **options
         )
 
 
 def reverse(reference: Archive, target: Archive, mapping: MappingSource | None = None) -> ReversedArchive:
-    """The reference under the target's keys and in its layout.
+    """Bring the reference under the target's keys and in its layout.
 
     Args:
         reference: The trusted archive.
@@ -115,25 +118,25 @@ def reverse(reference: Archive, target: Archive, mapping: MappingSource | None =
     Raises:
         UsageError: The mapping does not fit, or nothing of it can be undone.
     """
-    return reversed_by(align(reference, target, mapping=mapping), reference, target)
+    return reverse_aligned(align(reference, target, mapping=mapping), reference, target)
 
 
-def reversed_by(aligned: Aligned, reference: Archive, target: Archive) -> ReversedArchive:
-    """The same by a mapping that is resolved already.
+def reverse_aligned(aligned: Aligned, reference: Archive, target: Archive) -> ReversedArchive:
+    """Bring the reference under the target's keys by a mapping that is resolved already.
 
     Raises:
         UsageError: Nothing of it can be undone.
     """
     links = {id(link): link for link in aligned.target.links.values()}
-    found = ReversedArchive(reference, target, links.values())
-    if not len(found):
-        some = "; ".join(dict.fromkeys(found.left_out.values()))
-        raise UsageError(f"{reference.path}: nothing of it can stand in the target: {some or 'no links'}")
-    return found
+    reversed_archive = ReversedArchive(reference, target, links.values())
+    if not len(reversed_archive):
+        reasons = "; ".join(dict.fromkeys(reversed_archive.left_out.values()))
+        raise UsageError(f"{reference.path}: nothing of it can stand in the target: {reasons or 'no links'}")
+    return reversed_archive
 
 
-def _has_its_sites(archive: Archive, model: Any) -> bool:
-    """Whether every site of which an archive has arguments is a module of the model."""
+def _has_sites_of(model: Any, archive: Archive) -> bool:
+    """Whether every site of which an archive has arguments is a module of a model."""
     names = {
         module_site(name)
         for site in adapter_for(model).list_sites(model)
@@ -141,7 +144,3 @@ def _has_its_sites(archive: Archive, model: Any) -> bool:
     }
     sites = {r.key.site for r in archive.records if r.key.slot.startswith("input") and ":" not in r.key.site}
     return sites <= names
-
-
-def _map_path(mapping: object) -> str:
-    return str(mapping) if isinstance(mapping, (str, os.PathLike)) else "computed"

@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from tensorcap.adapters.edits import Rerun
 from tensorcap.adapters.protocol import adapter_for
 from tensorcap.alignment.aligned import NO_MAPPING, MappingSource, aligned_if_needed, sides
 from tensorcap.comparison.pair import ABSENT, Pair
 from tensorcap.comparison.pipeline import Source, compare, opened
 from tensorcap.comparison.policy import POLICY, Precision
 from tensorcap.recording.substitution import Substitution
-from tensorcap.rerun.injection import reversed_by
+from tensorcap.rerun.injection import reverse_aligned
 from tensorcap.rerun.own_errors import ReplayJudge
 from tensorcap.rerun.replay_result import Replay, Way, notes_of
 from tensorcap.runs.record_kinds import is_inner
@@ -31,220 +32,270 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import ROOT_SITE, Key
 from tensorcap_formats.open import open_archive
+from tensorcap_formats.progress import Progress, Silent
 from tensorcap_formats.records import Record
 
 if TYPE_CHECKING:
     from tensorcap.workload.workload import Workload
     from tensorcap_formats.progress import Progress
 
+_NO_TWIN = "The reference's model was not named: no twin says how much it rounds itself."
+
+
+def replay(
+    reference: Source,
+    target: Source | None = None,
+    *,
+    reference_model: Workload | None = None,
+    target_model: Workload | None = None,
+    mapping: MappingSource | Literal["none"] | None = None,
+    compute_dtype: str | None = None,
+    twin: bool = True,
+    progress: Progress | None = None,
+) -> Replay:
+    """Run one side's model on the other side's values, and compare what each module makes of them.
+
+    With `reference_model` alone the trusted model is run on the target's values (reverse), or on its own if
+    there is no target, which it has to repeat bit for bit. With `target_model` the target is run on the
+    reference's values (forward), and `reference_model` says how much the computation rounds by itself.
+
+    Args:
+        reference: The trusted archive, open or a path.
+        target: The archive under test, open or a path. With `target_model` it is a capture of that workload
+            without injection, which a mapping is resolved against, and is made if it is None.
+        reference_model: The reference's model, inputs and seed.
+        target_model: The target's model, inputs and seed.
+        mapping: As for `compare`.
+        compute_dtype: What the target computed in, if its run does not say so.
+        twin: Whether to run a copy of the reference's model in the target's precision too, for tests B and C.
+        progress: Shows what is being run.
+
+    Raises:
+        UsageError: There is no model, the archives have nothing in common, or the mapping does not fit.
+        CaptureError: Nothing was captured.
+    """
+    progress = progress or Silent()
+    with ExitStack() as stack:
+        if target_model is not None:
+            return _replay_forward(
+                stack,
+                reference,
+                target,
+                target_model,
+                reference_model if twin else None,
+                mapping=mapping,
+                compute_dtype=compute_dtype,
+                progress=progress,
+            )
+        if reference_model is None:
+            raise UsageError("no model, expected reference_model or target_model")
+        return replay_within(
+            stack,
+            reference,
+            reference_model,
+            target,
+            mapping=mapping,
+            compute_dtype=compute_dtype,
+            twin=twin,
+            progress=progress,
+        ).replay
+
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
-    """A replay while its runs are still there.
+class OpenReplay:
+    """A replay of the reference's model, while the archives of its runs are open.
 
     Attributes:
-        found: What it found.
+        replay: What it shows.
         reference: The trusted archive.
         target: The target under the reference's keys.
         run: What the reference's model made of the target's values.
-        workload: That model, in the precision in which it was run, and its inputs.
+        workload: That model, in the precision in which it was run, its inputs and its seed.
     """
 
-    found: Replay
+    replay: Replay
     reference: Archive
     target: Archive
     run: Archive
     workload: Workload
 
+    def rerun_call(self, module: str, key: str) -> Rerun | None:
+        """Run the model until a call of a module, which can then be made again.
 
-def replay(
-    reference: Source,
-    workload: Workload,
-    target: Source | None = None,
-    *,
-    mapping: MappingSource | Literal["none"] | None = None,
-    twin: bool = True,
-    compute_dtype: str | None = None,
-    seed: int | None = None,
-    progress: Progress | None = None,
-) -> Replay:
-    """Run the reference's model on a target's values, and hold what each module makes against the target's.
+        Args:
+            module: The module.
+            key: Key text of a tensor that its code makes.
 
-    Args:
-        reference: The trusted archive, open or a path.
-        workload: The reference's model and inputs.
-        target: The archive under test; without one the reference's own, which has to repeat itself.
-        mapping: As for `compare`.
-        twin: Whether to run a copy in the target's precision too, for tests B and C.
-        compute_dtype: What the target computed in, where its run does not say so.
-        seed: Of the random generators before each run; as they are if None.
-        progress: As for `capture_workload`.
-
-    Raises:
-        UsageError: The archives have nothing in common, or the mapping does not fit.
-        CaptureError: Nothing was captured.
-    """
-    with ExitStack() as stack:
-        done = replay_within(
-            stack,
-            reference,
-            workload,
-            target,
-            mapping=mapping,
-            twin=twin,
-            compute_dtype=compute_dtype,
-            seed=seed,
-            progress=progress,
-        )
-        return done.found
+        Returns:
+            The call; None if it cannot be made again, such as one of a compiled module.
+        """
+        slots = self.run.info.injected.slots if self.run.info.injected else ()
+        replaced = {(s.site, s.slot) for s in slots if s.status == "injected"}
+        keys = {r.key.text for r in self.target.records if (r.key.site, r.key.slot) in replaced}
+        if not keys or key not in self.run:
+            return None
+        adapter = adapter_for(self.workload.model)
+        if self.workload.seed is not None:
+            adapter.seed(self.workload.seed)
+        try:
+            substitution = Substitution(self.target, keys=keys)
+            return adapter.rerun(self.workload, substitution, module, self.run.get(key).key)
+        except Exception:  # a value that does not fit, or whatever a module that is no plain Python runs into
+            return None
 
 
 def replay_within(
     stack: ExitStack,
     reference: Source,
-    workload: Workload,
+    reference_model: Workload,
     target: Source | None = None,
     *,
     mapping: MappingSource | Literal["none"] | None = None,
-    twin: bool = True,
     compute_dtype: str | None = None,
-    seed: int | None = None,
+    twin: bool = True,
     progress: Progress | None = None,
-) -> Replayed:
-    """As `replay`; the runs stay there for as long as the stack does."""
+) -> OpenReplay:
+    """Replay the reference's model on the target's values; the runs stay open for as long as the stack does.
+
+    1. The model is run, in float32 at least, with the target's tensors in the place of its own.
+    2. So is a copy in the target's precision (the twin), which says how much the computation rounds itself.
+    3. Each tensor of the first run is compared with the target's, and judged by its own error.
+    4. If one is bad, the twin is run once more with its attention written out, as many ports have it; the
+       less severe of two verdicts counts.
+    """
     original = stack.enter_context(opened(reference))
     tested = original if target is None else stack.enter_context(opened(target))
     precision = POLICY.precision_of_runs(original.info, tested.info, compute_dtype)
     if target is not None:
         _, tested = sides(original, tested, mapping)
-    keys = _exchanged(tested, original)
-    runner = _Runner(stack, seed, progress)
-    exact = workload if target is None else _exact(workload, original)
-    run = runner.run(exact, Substitution(tested, keys=keys), params=True)
-    low = None
+    keys = _exchangeable(tested, original)
+    runner = _Runner(stack, progress or Silent())
+    exact = reference_model if target is None else _exact(reference_model, original)
+    whose = "its own" if target is None else "the target's"
+    stage = f"replaying the reference's model on {whose} values"
+    run = runner.run(exact, stage, Substitution(tested, keys=keys), params=True)
+    twin_run = None
     if twin and target is not None and precision is not None and not precision.is_wide:
-        low = runner.run(_in(precision, workload), Substitution(tested, keys=keys))
+        stage = f"replaying it in {precision.name}"
+        twin_model = _cast(reference_model, precision)
+        twin_run = runner.run(twin_model, stage, Substitution(tested, keys=keys))
     way: Way = "self" if target is None else "reverse"
-    given, natural = _Sides(run, tested, low, precision, compute_dtype), tuple(_natural(original, keys))
-    found = _found(original, given, way, keys, natural)
-    if low is not None and precision is not None and found.bad:
-        copied = _in(precision, workload)
-        openly = adapter_for(copied.model).with_eager_attention(copied)
-        if openly is not None:
-            other = replace(given, twin=runner.run(openly, Substitution(tested, keys=keys)))
-            found = _milder(found, _found(original, other, way, keys, natural))
-    return Replayed(found, original, tested, run, exact)
+    runs = _Runs(run, tested, twin_run, precision, compute_dtype)
+    natural = tuple(_natural(original, keys))
+    result = _judge(original, runs, way, keys, natural)
+    if twin_run is not None and precision is not None and result.bad:
+        twin_model = _cast(reference_model, precision)
+        explicit = adapter_for(twin_model.model).with_eager_attention(twin_model)
+        if explicit is not None:
+            stage = f"replaying it in {precision.name} with its attention written out"
+            explicit_run = runner.run(explicit, stage, Substitution(tested, keys=keys))
+            second = _judge(original, replace(runs, twin=explicit_run), way, keys, natural)
+            result = _less_severe(result, second)
+    return OpenReplay(result, original, tested, run, exact)
 
 
-def _milder(one: Replay, other: Replay) -> Replay:
-    """Of each tensor what the less severe of two verdicts says."""
-    found = {own.key: own for own in other.owns}
-    owns = tuple(found[own.key] if own.is_bad and not found[own.key].is_bad else own for own in one.owns)
-    milder = replace(one, owns=owns)
-    return replace(milder, notes=tuple(notes_of(milder)))
+def _less_severe(first: Replay, second: Replay) -> Replay:
+    """Take the second verdict on each tensor that is bad by the first alone."""
+    by_key = {own.key: own for own in second.own_errors}
+    own_errors = tuple(
+        by_key[own.key] if own.is_bad and not by_key[own.key].is_bad else own for own in first.own_errors
+    )
+    result = replace(first, own_errors=own_errors)
+    return replace(result, notes=tuple(notes_of(result)))
 
 
-def replay_forward(
+def _replay_forward(
+    stack: ExitStack,
     reference: Source,
-    workload: Workload,
-    target: Source | None = None,
+    target: Source | None,
+    target_model: Workload,
+    reference_model: Workload | None,
     *,
-    model: Workload | None = None,
-    mapping: MappingSource | Literal["none"] | None = None,
-    compute_dtype: str | None = None,
-    seed: int | None = None,
-    progress: Progress | None = None,
+    mapping: MappingSource | Literal["none"] | None,
+    compute_dtype: str | None,
+    progress: Progress,
 ) -> Replay:
-    """Run the target's model on the reference's values, and hold what each module makes against its results.
+    """Run the target on the reference's values.
 
-    Args:
-        reference: The trusted archive, open or a path.
-        workload: The target's model and inputs.
-        target: A capture of it without injection, open or a path, which a mapping is resolved against; it is
-            made first where there is none.
-        model: The reference's model and inputs, of which a copy in the target's precision is run on the same
-            values, for tests B and C; without it those are not made.
-        mapping: As for `compare`.
-        compute_dtype: What the target computes in, where its run does not say so.
-        seed: Of the random generators before each run; as they are if None.
-        progress: As for `capture_workload`.
-
-    Raises:
-        UsageError: The two have nothing in common, or the mapping does not fit.
-        CaptureError: Nothing was captured.
+    1. The target is captured as it is, unless such a capture was given, and aligned with the reference.
+    2. It is run with the reference's tensors, under its own keys, in the place of its own.
+    3. If the reference's model is known, a copy in the target's precision (the twin) is run on its own
+       values.
+    4. Each tensor of the run is compared with the reference's, and judged by its own error.
     """
-    with ExitStack() as stack:
-        original = stack.enter_context(opened(reference))
-        runner = _Runner(stack, seed, progress)
-        free = runner.run(workload) if target is None else stack.enter_context(opened(target))
-        aligned = aligned_if_needed(original, free, mapping)
-        source = original if aligned is None else reversed_by(aligned, original, free)
-        keys = _exchanged(source, free)
-        run = runner.run(workload, Substitution(source, keys=keys))
-        precision = POLICY.precision_of_runs(original.info, run.info, compute_dtype)
-        trusted, tested = sides(original, run, NO_MAPPING if aligned is None else aligned.alignment)
-        low = None
-        if model is not None and precision is not None and not precision.is_wide:
-            own = _exchanged(original, original)
-            low = runner.run(_in(precision, model), Substitution(original, keys=own))
-        found = _found(
-            trusted,
-            _Sides(trusted, tested, low, precision, compute_dtype),
-            "forward",
-            keys,
-            _natural(free, keys),
-        )
-        if model is not None or precision is None or precision.is_wide:
-            return found
-        note = "The reference's model was not named: no twin says how much it rounds itself."
-        return replace(found, notes=(*found.notes, note))
+    original = stack.enter_context(opened(reference))
+    runner = _Runner(stack, progress)
+    if target is None:
+        free = runner.run(target_model, "running the target as it is")
+    else:
+        free = stack.enter_context(opened(target))
+    aligned = aligned_if_needed(original, free, mapping)
+    source = original if aligned is None else reverse_aligned(aligned, original, free)
+    keys = _exchangeable(source, free)
+    stage = "replaying the target on the reference's values"
+    run = runner.run(target_model, stage, Substitution(source, keys=keys))
+    precision = POLICY.precision_of_runs(original.info, run.info, compute_dtype)
+    trusted, tested = sides(original, run, NO_MAPPING if aligned is None else aligned.alignment)
+    has_twin = precision is not None and not precision.is_wide
+    twin_run = None
+    if reference_model is not None and precision is not None and has_twin:
+        twin_model = _cast(reference_model, precision)
+        own_keys = _exchangeable(original, original)
+        stage = f"replaying the reference's model in {precision.name}"
+        twin_run = runner.run(twin_model, stage, Substitution(original, keys=own_keys))
+    runs = _Runs(trusted, tested, twin_run, precision, compute_dtype)
+    result = _judge(trusted, runs, "forward", keys, _natural(free, keys))
+    if reference_model is not None or not has_twin:
+        return result
+    return replace(result, notes=(*result.notes, _NO_TWIN))
 
 
 @dataclass(slots=True)
 class _Runner:
-    """Runs workloads, whose archives stay open for as long as a stack does."""
+    """Runs workloads into archives, which stay open for as long as a stack does."""
 
     stack: ExitStack
-    seed: int | None
-    progress: Progress | None
+    progress: Progress
     count: int = field(default=0, init=False)
     folder: Path = field(init=False)
 
     def __post_init__(self) -> None:
         self.folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory(prefix="tensorcap-")))
 
-    def run(self, what: Workload, substitution: Substitution | None = None, **options: Any) -> Archive:
-        if self.seed is not None:
-            adapter_for(what.model).seed(self.seed)
+    def run(
+        self, workload: Workload, stage: str, substitution: Substitution | None = None, **options: Any
+    ) -> Archive:
+        """Run a workload once, under capture."""
         self.count += 1
         path = self.folder / f"{self.count}.h5"
-        capture_workload(what, path, progress=self.progress, substitution=substitution, **options)
+        self.progress.stage(stage)
+        capture_workload(workload, path, substitution=substitution, **options)
         return self.stack.enter_context(open_archive(path))
 
 
-def _in(precision: Precision, workload: Workload) -> Workload:
-    """A copy of a workload in another precision."""
+def _cast(workload: Workload, precision: Precision) -> Workload:
+    """Copy a workload into another precision."""
     copied = replace(workload, model=copy.deepcopy(workload.model))
     return adapter_for(workload.model).prepare(copied, dtype=precision.name, input_dtype=precision.name)
 
 
 def _exact(workload: Workload, reference: Archive) -> Workload:
-    """The reference's workload, or where that is in low precision a copy in float32."""
+    """The reference's workload; if that is in low precision, a copy in float32."""
     own = POLICY.precision_of_runs(reference.info, reference.info)
     is_exact = own is None or own.is_wide
-    return workload if is_exact else _in(POLICY.precision("float32"), workload)
+    return workload if is_exact else _cast(workload, POLICY.precision("float32"))
 
 
 @dataclass(frozen=True, slots=True)
-class _Sides:
-    """What is held against each other.
+class _Runs:
+    """The runs whose tensors are compared.
 
     Attributes:
         exact: What the reference's modules made.
         target: What the target's made, under the reference's keys.
         twin: What the reference's made in the target's precision; None without.
-        precision: What errors are held against.
-        compute_dtype: What the target computed in, where its run does not say so.
+        precision: What errors are held against; None if no run says one.
+        compute_dtype: What the target computed in, if its run does not say so.
     """
 
     exact: Archive
@@ -254,49 +305,49 @@ class _Sides:
     compute_dtype: str | None
 
 
-def _found(
-    reference: Archive, given: _Sides, way: Way, keys: Collection[str], natural: Iterable[str]
+def _judge(
+    reference: Archive, runs: _Runs, way: Way, keys: Collection[str], natural: Iterable[str]
 ) -> Replay:
-    """What each module made, and what could not be held against anything."""
-    compared = compare(
-        given.exact,
-        given.target,
+    """Compare the runs, and judge what each module made."""
+    comparison = compare(
+        runs.exact,
+        runs.target,
         mapping=NO_MAPPING,
-        baseline=given.twin,
-        compute_dtype=given.compute_dtype,
+        baseline=runs.twin,
+        compute_dtype=runs.compute_dtype,
     )
     judge = ReplayJudge(
         reference,
-        exact=given.exact,
-        target=given.target,
-        twin=given.twin,
-        precision=given.precision,
-        pairs=compared.pairs,
+        exact=runs.exact,
+        target=runs.target,
+        twin=runs.twin,
+        precision=runs.precision,
+        pairs=comparison.pairs,
         is_forward=way == "forward",
     )
     lacking = (
         pair.key
-        for pair in compared.pairs
+        for pair in comparison.pairs
         if pair.is_required and pair.status in ABSENT and _is_result(pair) and pair.key in reference
     )
-    found = Replay(
-        tuple(judge.of(pair) for pair in compared.pairs if _is_of_module(pair)),
-        given.precision.name if given.precision else "",
+    result = Replay(
+        tuple(judge.judge(pair) for pair in comparison.pairs if _is_of_module(pair)),
+        runs.precision.name if runs.precision else "",
         len(keys),
         tuple(natural),
         tuple(lacking),
         way,
     )
-    return replace(found, notes=tuple(notes_of(found)))
+    return replace(result, notes=tuple(notes_of(result)))
 
 
-def _exchanged(source: Archive, run: Archive) -> Collection[str]:
+def _exchangeable(source: Archive, run: Archive) -> Collection[str]:
     """Key texts of an archive's tensors that can stand in the place of a run's own.
 
     Raises:
         UsageError: There are none.
     """
-    keys = {record.key.text for record in source.records if _is_exchanged(run, record)}
+    keys = {record.key.text for record in source.records if _is_exchangeable(run, record)}
     if not keys:
         raise UsageError(
             f"{source.path}: has no argument or result of a module that the other side has",
@@ -305,8 +356,8 @@ def _exchanged(source: Archive, run: Archive) -> Collection[str]:
     return keys
 
 
-def _is_exchanged(run: Archive, record: Record) -> bool:
-    """Whether a record can stand in a run of which another archive is."""
+def _is_exchangeable(run: Archive, record: Record) -> bool:
+    """Whether a record has the shape and kind of the run's own under its key."""
     key = record.key
     if not (_is_slot(key) and record.stored and key.text in run):
         return False
@@ -315,7 +366,7 @@ def _is_exchanged(run: Archive, record: Record) -> bool:
     return own.shape == record.shape and (len(kinds) == 1 or kinds == {"float", "bool"})
 
 
-def _natural(run: Archive, keys: Collection[str]) -> Iterable[str]:
+def _natural(run: Archive, keys: Collection[str]) -> Iterator[str]:
     """Key texts of arguments of a run that nothing replaced."""
     for record in run.records:
         key = record.key
@@ -324,11 +375,13 @@ def _natural(run: Archive, keys: Collection[str]) -> Iterable[str]:
 
 
 def _is_slot(key: Key) -> bool:
+    """Whether a key is of an argument or a result of a module's call."""
     kind = key.slot.partition(".")[0]
     return kind in ("input", "output") and not key.rank and not key.is_bare and not is_inner(key)
 
 
 def _is_of_module(pair: Pair) -> bool:
+    """Whether both sides have a tensor that a module made: the inputs of the run are nobody's."""
     return (
         pair.reference is not None
         and pair.target is not None

@@ -1,40 +1,59 @@
-"""What modules themselves made of archived values, judged: tests A, A', B and C of `specs/replay.md`."""
+"""The error that each module makes itself, read from a replay or from an injected run, and judged.
+
+In a replay every argument and result was replaced after it was recorded, so that no error is inherited; in an
+injected run arguments were, as far as they belong together, and what was left in place may pass errors on.
+Tests A, A', B, C and E of `specs/replay.md`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
+from tensorcap.alignment.views import MappedArchive
 from tensorcap.comparison.divergence import Inputs, called_sites, caller_of, is_circumstance
 from tensorcap.comparison.gains import elements_of, row_error
+from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.padding import Padding
 from tensorcap.comparison.pair import JUDGED, Finding, Pair, Status, worst_status
+from tensorcap.comparison.pipeline import compare_records
 from tensorcap.comparison.policy import POLICY, Precision
 from tensorcap.runs.calls import Calls
+from tensorcap.runs.record_kinds import is_inner, is_parameter
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import decode
+from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
 
 Made = Literal["result", "argument"]
 
+BAD: Final = frozenset({"suspect", "diverged", "nonfinite", "shape-mismatch"})
+_TOO_LARGE: Final = frozenset({"suspect", "diverged"})
+_UNCERTAIN: Final = frozenset(  # tests that may fail for an argument that was rounded
+    {"outlier_element", "growth", "input_dependence"}
+)
+_UNCERTAIN_WIDE: Final = frozenset({"growth"})  # of these, in a precision that hardly rounds
+_ROUNDING_SLACK: Final = 0.001  # of an ulp: what computing a distance in ulp may be off by
+_ROUNDED_ONCE: Final = 0.5 + _ROUNDING_SLACK  # ulp from the exact value
+
 
 @dataclass(frozen=True, slots=True)
 class OwnError:
-    """What one module itself made of archived values, against what the archive holds.
+    """The error of one tensor, as far as the module that made it added it itself.
 
     Attributes:
         key: Key text of the tensor, in the names of the model that was run.
         module: The module whose code made it: of an argument, the caller.
         made: Whether it is a result of `module` or an argument that it hands on.
         is_leaf: Whether a leaf of known kind made it.
-        error: Row error, no unit; None where none is defined.
+        error: Row error, no unit; None if none is defined.
         ratio: R against the twin on the same values; None without one.
         status: `identical`, `within-rounding`, `suspect` or `diverged`, or `unjudged`.
-        findings: What the tests said.
+        findings: One for each test that looked at it.
         is_precise: Whether it was rounded less than the model itself rounds it in that precision.
     """
 
@@ -51,19 +70,44 @@ class OwnError:
     @property
     def is_bad(self) -> bool:
         """Whether it is suspect or worse."""
-        return self.status in ("suspect", "diverged")
+        return self.status in _TOO_LARGE
+
+
+class _Makers:
+    """Which module made a tensor, by the reference's calls.
+
+    Args:
+        reference: The trusted archive.
+    """
+
+    def __init__(self, reference: Archive) -> None:
+        self.calls = Calls(reference)
+        self._called = called_sites(reference)
+
+    def made(self, key: Key) -> Made:
+        """Whether a key is of a result, or of an argument that a caller hands on."""
+        return "result" if key.slot.startswith("output") else "argument"
+
+    def module(self, key: Key) -> str:
+        """The module whose code made the tensor of a key."""
+        return key.site if self.made(key) == "result" else caller_of(key.site, self._called)
+
+    def is_leaf(self, key: Key) -> bool:
+        """Whether a leaf of known kind made the tensor of a key."""
+        is_result = self.made(key) == "result"
+        return is_result and self.calls.is_leaf(key.site) and self.calls.is_simple(key.site)
 
 
 class ReplayJudge:
-    """Judges what modules made, by tests A, A', B, C and E.
+    """Judges what modules made in a replay, by tests A, A', B, C and E.
 
     Args:
         reference: The trusted archive, which says who calls whom.
         exact: What the reference's modules made.
         target: What the target's made of the same, under the reference's keys.
         twin: What the reference's made in the target's precision; None without.
-        precision: What errors are held against; None where no run says one.
-        pairs: What was compared.
+        precision: What errors are held against; None if no run says one.
+        pairs: Their comparison.
         is_forward: Whether the target was run on the reference's values, which were rounded on the way in.
     """
 
@@ -78,132 +122,299 @@ class ReplayJudge:
         pairs: Sequence[Pair],
         is_forward: bool,
     ) -> None:
-        self._calls = Calls(reference)
-        self._called = called_sites(reference)
+        self._makers = _Makers(reference)
+        self._calls = self._makers.calls
         self._target, self._exact, self._twin = target, exact, twin
         self._precision = precision
         self._padding = Padding(exact, target)
-        self._given = Inputs(reference, pairs)
+        self._arguments = Inputs(reference, pairs)
         self._is_forward = is_forward
         self._inputs = {call.place: call.inputs for call in self._calls.calls}
 
-    def of(self, pair: Pair) -> OwnError:
-        """What became of one tensor."""
+    def judge(self, pair: Pair) -> OwnError:
+        """Judge one tensor that both sides have."""
         pair = self._padding.without(pair)
         assert pair.reference is not None
-        assert pair.target is not None
         key = pair.reference.key
-        is_result = key.slot.startswith("output")
-        module = key.site if is_result else caller_of(key.site, self._called)
-        is_leaf = is_result and self._calls.is_leaf(key.site) and self._calls.is_simple(key.site)
+        is_leaf = self._makers.is_leaf(key)
         ratio = None if pair.baseline is None else pair.baseline.r
-        status, findings = self._judged(pair, ratio, is_leaf=is_leaf)
-        made: Made = "result" if is_result else "argument"
-        is_own_kind = is_leaf and not self._calls.is_linear(key.site)
-        is_precise = is_own_kind and ratio is not None and POLICY.is_precise(ratio, elements_of(pair))
-        return OwnError(pair.key, module, made, is_leaf, row_error(pair), ratio, status, findings, is_precise)
+        status, findings = self._status(pair, ratio, is_leaf=is_leaf)
+        rounds_itself = is_leaf and not self._calls.is_linear(key.site)
+        is_precise = rounds_itself and ratio is not None and POLICY.is_precise(ratio, elements_of(pair))
+        return OwnError(
+            pair.key,
+            self._makers.module(key),
+            self._makers.made(key),
+            is_leaf,
+            row_error(pair),
+            ratio,
+            status,
+            findings,
+            is_precise,
+        )
 
-    def _judged(
+    def _status(
         self, pair: Pair, ratio: float | None, *, is_leaf: bool
     ) -> tuple[Status, tuple[Finding, ...]]:
+        """The status of a pair, and the findings that gave it.
+
+        1. Equal values need no test, and a circumstance of the run (an argument of another kind) allows none.
+        2. Unequal masks or shapes are diverged.
+        3. Numbers that are not rounded keep the comparison's status.
+        4. All else is judged by its row error (A, A'); if the twin errs as much, that is rounding; else by R
+           (B), by its outliers (E), and by its bits (C).
+        """
         if pair.status in ("identical", "match"):
             return pair.status, ()
-        if is_circumstance(pair, self._given.of(pair)):
-            said = pair.findings or (Finding(pair.status, 1, 0, "unjudged", mismatch_text(pair)),)
-            return "unjudged", tuple(replace(finding, status="unjudged") for finding in said)
+        if is_circumstance(pair, self._arguments.of(pair)):
+            findings = pair.findings or (Finding(pair.status, 1, 0, "unjudged", mismatch_text(pair)),)
+            return "unjudged", tuple(replace(finding, status="unjudged") for finding in findings)
         if pair.status in ("nonfinite", "shape-mismatch"):
-            return "diverged", (Finding(pair.status, 1, 0, "diverged", mismatch_text(pair)),)
+            return "diverged", (_mismatch(pair),)
         error = row_error(pair)
         assert pair.reference is not None
-        key = pair.reference.key
         assert pair.target is not None
         if error is None or pair.difference is None or not pair.reference.dtype.is_inexact:
             return (pair.status if pair.status in JUDGED else "unjudged"), pair.findings
-        precision = POLICY.precision_of_pair(self._precision, pair.reference, pair.target)
-        count = elements_of(pair)
-        found = list(
+        elements = elements_of(pair)
+        own = list(
             POLICY.judge_replayed(
                 error,
                 pair.difference.row_error_p95,
-                precision,
+                POLICY.precision_of_pair(self._precision, pair.reference, pair.target),
                 is_leaf=is_leaf,
-                elements=count,
+                elements=elements,
                 is_forward=self._is_forward,
             )
         )
         if ratio is not None and ratio <= POLICY.twin_ratio.green:  # the model itself rounds as much
-            found = [replace(f, status="within-rounding") for f in found]
-        elif ratio is not None and math.isfinite(ratio) and self._tells_by_twin(pair, is_leaf=is_leaf):
-            found.append(POLICY.judge_twin(ratio, count))
-        found += [finding for finding in pair.findings if finding.test == "outlier_element"]
+            own = [replace(f, status="within-rounding") for f in own]
+        elif ratio is not None and math.isfinite(ratio) and self._is_judged_by_twin(pair, is_leaf=is_leaf):
+            own.append(POLICY.judge_twin(ratio, elements))
+        own += [finding for finding in pair.findings if finding.test == "outlier_element"]
         is_precise = ratio is not None and ratio < POLICY.twin_precise
-        if not (is_precise and (self._is_forward or self._calls.has_parameters(key.site))):
-            found += self._of_bits(pair)
-        return worst_status(found), tuple(found)
+        has_parameters = self._calls.has_parameters(pair.reference.key.site)
+        if not (is_precise and (self._is_forward or has_parameters)):
+            own += self._judge_bits(pair)
+        return worst_status(own), tuple(own)
 
-    def _tells_by_twin(self, pair: Pair, *, is_leaf: bool) -> bool:
+    def _is_judged_by_twin(self, pair: Pair, *, is_leaf: bool) -> bool:
         """Whether R is judged: of leaves that are no products, and of weights that routers give."""
         assert pair.reference is not None
         assert pair.target is not None
-        key, known, twin = pair.reference.key, pair.reference.statistics, self._twin
+        key, statistics, twin = pair.reference.key, pair.reference.statistics, self._twin
         if is_leaf or not self._calls.is_router(key.site) or twin is None or key.text not in twin:
             return is_leaf and not self._calls.is_linear(key.site)
         is_as_wide = twin.get(key.text).dtype == pair.target.dtype
-        return is_as_wide and known is not None and known.minimum is not None and float(known.minimum) >= 0
+        minimum = None if statistics is None else statistics.minimum
+        return is_as_wide and minimum is not None and float(minimum) >= 0
 
-    def _of_bits(self, pair: Pair) -> list[Finding]:
+    def _judge_bits(self, pair: Pair) -> list[Finding]:
         """Test C, of leaves that compute a tensor of another of its shape: activations and norms."""
         assert pair.reference is not None
         assert pair.target is not None
         key, twin = pair.reference.key, self._twin
         if twin is None or key.text not in twin or not self._keeps_shape(pair.reference):
             return []
-        other = twin.get(key.text)
-        if other.dtype != pair.target.dtype or other.shape != pair.target.shape:
+        twin_record = twin.get(key.text)
+        if twin_record.dtype != pair.target.dtype or twin_record.shape != pair.target.shape:
             return []
-        ours = decode(twin.read(other), other.dtype).astype(np.float64)
-        theirs = decode(self._target.read(pair.target), pair.target.dtype).astype(np.float64)
-        exact = decode(self._exact.read(pair.reference), pair.reference.dtype).astype(np.float64)
         is_plain = not self._is_forward and not self._calls.has_parameters(key.site)
-        unit = POLICY.units[other.dtype.name]
-        off, other_values = shares_off(exact, ours, theirs, unit, rounds_once=is_plain)
-        found = [POLICY.judge_bits(off, ours.size)]
+        elements = twin_record.size
+        far, unlike_twin = shares_off(
+            _values(self._exact, pair.reference),
+            _values(twin, twin_record),
+            _values(self._target, pair.target),
+            POLICY.units[twin_record.dtype.name],
+            rounds_once=is_plain,
+        )
+        findings = [POLICY.judge_bits(far, elements)]
         if is_plain:
-            found.append(POLICY.judge_other_values(other_values, ours.size))
-        return found
+            findings.append(POLICY.judge_other_values(unlike_twin, elements))
+        return findings
 
     def _keeps_shape(self, record: Record) -> bool:
+        """Whether a leaf that is no product made a tensor of a single one of the same shape."""
         key = record.key
-        is_result = key.slot.startswith("output")
-        if not (is_result and self._calls.is_leaf(key.site) and self._calls.is_simple(key.site)):
+        if not self._makers.is_leaf(key) or self._calls.is_linear(key.site):
             return False
         inputs = self._inputs.get((key.rank, key.step, key.site, key.call), ())
-        is_alone = len(inputs) == 1 and inputs[0].shape == record.shape
-        return is_alone and not self._calls.is_linear(key.site)
+        return len(inputs) == 1 and inputs[0].shape == record.shape
+
+
+class InjectionJudge:
+    """Judges what modules made in an injected run, whose results are natural.
+
+    Args:
+        reference: The trusted archive, as it was compared.
+        injected: The injected run under the same keys.
+        pairs: Their comparison.
+
+    Attributes:
+        unknown: Key texts of arguments that were left in place and of which the reference has no counterpart,
+            so that errors of what was made of them may be inherited; filled by `judge_all`.
+    """
+
+    def __init__(self, reference: Archive, injected: Archive, pairs: Sequence[Pair]) -> None:
+        self.unknown: list[str] = []
+        self._pairs = sorted(
+            (pair for pair in pairs if pair.reference is not None and pair.target is not None),
+            key=lambda pair: pair.reference.order if pair.reference else 0,
+        )
+        self._makers = _Makers(reference)
+        self._precision = POLICY.precision_of_runs(reference.info, injected.info, None)
+        self._inputs = {call.place: call.inputs for call in self._makers.calls.calls}
+        self._paired = {pair.key for pair in self._pairs}
+        self._reference, self._run = reference, injected
+        self._injected = Injected(injected)
+        if isinstance(injected, MappedArchive):
+            self._run = injected.source
+            self._injected = Injected(injected.source, injected.sources)
+        self._errors: dict[str, float | None] = {}
+        for pair in self._pairs:
+            for key in self._injected.keys_of(pair):
+                is_known = pair.is_compared and pair.status != "nonfinite"
+                self._errors[key.text] = row_error(pair) if is_known else None
+
+    def judge_all(self) -> tuple[OwnError, ...]:
+        """Judge each tensor whose error is known to be its module's own, in execution order."""
+        judged = (self._judge(pair) for pair in self._pairs)
+        return tuple(own for own in judged if own is not None)
+
+    def _judge(self, pair: Pair) -> OwnError | None:
+        assert pair.reference is not None
+        key = pair.reference.key
+        left = self._injected.left(pair)
+        if left is None or is_inner(key) or is_parameter(key):
+            return None
+        is_leaf = self._makers.is_leaf(key)
+        judged = self._status(pair, left, is_leaf=is_leaf)
+        if judged is None:
+            return None
+        return OwnError(
+            key.text,
+            self._makers.module(key),
+            self._makers.made(key),
+            is_leaf,
+            row_error(pair),
+            None,
+            *judged,
+            is_precise=False,
+        )
+
+    def _status(
+        self, pair: Pair, left: Sequence[Key], *, is_leaf: bool
+    ) -> tuple[Status, tuple[Finding, ...]] | None:
+        """The status of what a pair shows of its own module; None if the module may have inherited it.
+
+        1. What is not bad keeps the comparison's status.
+        2. If arguments were left in place, their errors have to be known; unless all are 0, only what the
+           module adds to them counts (D, D').
+        3. Tests that an argument's rounding may fail count for nothing.
+
+        Args:
+            pair: A tensor of the injected run and the reference's.
+            left: Keys of the arguments that were left in place.
+            is_leaf: Whether a leaf of known kind made it.
+        """
+        findings = pair.findings
+        if pair.status not in BAD:
+            return pair.status, findings
+        is_too_large = pair.status in _TOO_LARGE
+        if left:
+            inherited = self._errors_of(pair, left)
+            if inherited is None:
+                return None
+            gain = self._gain(pair, inherited, is_leaf=is_leaf) if is_too_large else None
+            if is_too_large and any(inherited):
+                return None if gain is None else (gain.status, (gain,))
+            findings = findings if gain is None else (*findings, gain)
+        if not is_too_large:
+            return "diverged", findings or (_mismatch(pair),)
+        uncertain = _UNCERTAIN_WIDE if self._is_wide(pair) else _UNCERTAIN
+        certain = [f for f in findings if f.status in _TOO_LARGE and f.test not in uncertain]
+        if certain:
+            return worst_status(certain), findings
+        return ("within-rounding" if findings else pair.status), findings
+
+    def _errors_of(self, pair: Pair, left: Sequence[Key]) -> list[float] | None:
+        """Row errors of arguments that were left in place; None, and noted, if one is not known."""
+        errors = {key: self._errors.get(key.text) for key in left}
+        unknown = [key for key, error in errors.items() if error is None]
+        if unknown and pair.reference is not None:
+            errors.update(self._errors_under_other_names(pair.reference.key, unknown))
+        known = [error for error in errors.values() if error is not None]
+        if len(known) == len(errors):
+            return known
+        noted = [*self.unknown, *(key.text for key, error in errors.items() if error is None)]
+        self.unknown = list(dict.fromkeys(noted))
+        return None
+
+    def _errors_under_other_names(self, result: Key, unknown: Sequence[Key]) -> Iterator[tuple[Key, float]]:
+        """Errors of arguments that the reference's call has under other names, paired in their order."""
+        place = (result.rank, result.step, result.site, result.call)
+        unpaired = [
+            record
+            for record in self._inputs.get(place, ())
+            if record.key.text not in self._paired and record.dtype.is_inexact
+        ]
+        if result.slot.startswith("output") and len(unpaired) == len(unknown):
+            for ours, theirs in zip(unpaired, unknown, strict=True):
+                pair = compare_records(self._reference, ours.key.text, self._run, theirs.text).pairs[0]
+                error = row_error(pair) if pair.is_compared else None
+                if error is not None:
+                    yield theirs, error
+
+    def _gain(self, pair: Pair, inherited: Sequence[float], *, is_leaf: bool) -> Finding | None:
+        """What was added to the errors of arguments (D, D'); None of whole numbers."""
+        error, precision = row_error(pair), self._precision_of(pair)
+        if error is None or precision is None or pair.reference is None:
+            return None
+        inputs, elements = math.hypot(*inherited), pair.reference.size
+        return POLICY.judge_gain(error, inputs, precision, is_core=not is_leaf, elements=elements)
+
+    def _is_wide(self, pair: Pair) -> bool:
+        precision = self._precision_of(pair)
+        return precision is None or precision.is_wide
+
+    def _precision_of(self, pair: Pair) -> Precision | None:
+        """None of whole numbers."""
+        ours, theirs = pair.reference, pair.target
+        if ours is None or theirs is None or not ours.dtype.is_inexact:
+            return None
+        return POLICY.precision_of_pair(self._precision, ours, theirs)
 
 
 def mismatch_text(pair: Pair) -> str:
     """What is wrong with a pair that no test judged: elements that are not finite, or shapes."""
     if pair.status == "nonfinite" and pair.difference is not None:
-        count, all_of = pair.difference.mask_mismatches, pair.difference.elements
-        return f"{count} of {all_of} elements are finite on one side only"
+        count, elements = pair.difference.mask_mismatches, pair.difference.elements
+        return f"{count} of {elements} elements are finite on one side only"
     return pair.reason or "the shapes differ"
+
+
+def _mismatch(pair: Pair) -> Finding:
+    return Finding(pair.status, 1, 0, "diverged", mismatch_text(pair))
+
+
+def _values(archive: Archive, record: Record) -> Any:
+    return decode(archive.read(record), record.dtype).astype(np.float64)
 
 
 def shares_off(
     exact: Any, twin: Any, target: Any, unit: float, *, rounds_once: bool = True
 ) -> tuple[float, float]:
-    """How many elements are neither the twin's nor the exact ones rounded once (test C).
+    """Measure which elements are neither the twin's nor the exact ones rounded once (test C).
 
     Args:
         exact: What the model makes in its own precision, float64.
-        twin: What it makes in the target's.
-        target: What the target made.
+        twin: What it makes in the target's, float64, the same shape.
+        target: What the target made, float64, the same shape.
         unit: `u` of the target's dtype.
         rounds_once: Whether the exact ones rounded once are as good as the twin's, to the last place.
 
     Returns:
-        The share of elements that are more than one unit in the last place off, and of those that are off
+        The share of elements that are more than one unit in the last place off, and of those that differ from
         both at all.
     """
     if not target.size:
@@ -212,8 +423,8 @@ def shares_off(
     ulp = np.ldexp(2 * unit, exponent - 1)
     with np.errstate(invalid="ignore"):
         from_twin, from_exact = np.abs(target - twin), np.abs(target - exact)
-        far = from_twin > 1.001 * ulp
-        other = (from_twin > 0) & (from_exact > 0.501 * ulp)
+        far = from_twin > (1 + _ROUNDING_SLACK) * ulp
+        unlike_both = (from_twin > 0) & (from_exact > _ROUNDED_ONCE * ulp)
         if rounds_once:
-            far &= from_exact > 1.501 * ulp
-    return float(far.mean()), float(other.mean())
+            far &= from_exact > (1 + _ROUNDED_ONCE) * ulp
+    return float(far.mean()), float(unlike_both.mean())

@@ -1,33 +1,36 @@
-"""What a replay found, and what is to be known of it."""
+"""What a replay shows of each module, and what a reader should know of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from tensorcap.comparison.pair import Finding
+from tensorcap.comparison.policy import LETTERS
 from tensorcap.rerun.own_errors import OwnError
 from tensorcap.wording import counted, some
+from tensorcap_formats.json_values import json_value
 
 Way = Literal["self", "reverse", "forward"]
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a replay found.
+    """The own error of each module, by a run on another run's values.
 
     Attributes:
-        owns: What each module made, in execution order.
-        precision: Name of the precision that errors were held against; "" where no run says one.
+        own_errors: One for each tensor of a module that both sides have, in execution order.
+        precision: Name of the precision that errors were held against; "" if no run says one.
         replaced: Count of tensors that were put in the place of the model's own.
         natural: Key texts of arguments that the archive has no tensor for, so that they stayed natural.
         lacking: Key texts of results of the reference that the target lacks, which nothing explains.
-        way: Whether the reference's model was run on its own tensors, on the target's, or the target on the
-            reference's.
+        way: `self` if the reference's model was run on its own tensors, `reverse` if on the target's,
+            `forward` if the target was run on the reference's.
         notes: What else a reader should know, as sentences.
     """
 
-    owns: tuple[OwnError, ...]
+    own_errors: tuple[OwnError, ...]
     precision: str
     replaced: int
     natural: tuple[str, ...]
@@ -43,46 +46,86 @@ class Replay:
     @property
     def bad(self) -> Sequence[OwnError]:
         """What is suspect or worse, in execution order."""
-        return [own for own in self.owns if own.is_bad]
+        return [own for own in self.own_errors if own.is_bad]
 
     @property
     def unjudged(self) -> Sequence[OwnError]:
-        """What nothing could judge, such as a tensor that cannot be read."""
-        return [own for own in self.owns if own.status == "unjudged"]
+        """What no test could judge, such as a tensor that cannot be read."""
+        return [own for own in self.own_errors if own.status == "unjudged"]
 
     @property
     def precise(self) -> Sequence[OwnError]:
         """What was rounded less than the reference's model rounds it in that precision."""
-        return [own for own in self.owns if own.is_precise]
+        return [own for own in self.own_errors if own.is_precise]
 
     @property
     def exit_status(self) -> int:
-        """1 where something is suspect or worse or not judged, or a run does not repeat itself; else 0."""
+        """1 if something is suspect or worse or not judged, or a run does not repeat itself; else 0."""
         if self.is_self:
-            return int(not self.owns or any(own.status != "identical" for own in self.owns))
-        return int(bool(self.bad or self.unjudged or self.lacking) or not self.owns)
+            return int(not self.own_errors or any(own.status != "identical" for own in self.own_errors))
+        return int(bool(self.bad or self.unjudged or self.lacking) or not self.own_errors)
+
+    def to_json(self) -> dict[str, Any]:
+        """The members that `tcap replay --json` prints, as JSON values."""
+        return {
+            "format": "tensorcap-replay",
+            "version": 1,
+            "precision": self.precision or None,
+            "replaced": self.replaced,
+            "natural": list(self.natural),
+            "lacking": list(self.lacking),
+            "is_self": self.is_self,
+            "way": self.way,
+            "notes": list(self.notes),
+            "owns": [_own_error_json(own) for own in self.own_errors],
+            "exit_status": self.exit_status,
+        }
 
 
-def notes_of(found: Replay) -> list[str]:
-    """What else a reader should know, as sentences."""
+def _own_error_json(own: OwnError) -> dict[str, Any]:
+    return {
+        "key": own.key,
+        "module": own.module,
+        "made": own.made,
+        "is_leaf": own.is_leaf,
+        "error": json_value(own.error),
+        "ratio": json_value(own.ratio),
+        "is_precise": own.is_precise,
+        "status": own.status,
+        "findings": [_finding_json(finding) for finding in own.findings],
+    }
+
+
+def _finding_json(finding: Finding) -> dict[str, Any]:
+    return {
+        "test": LETTERS.get(finding.test, finding.test),
+        "name": finding.test,
+        "value": json_value(finding.value),
+        "limit": finding.limit,
+        "status": finding.status,
+    }
+
+
+def notes_of(replay: Replay) -> list[str]:
+    """What else a reader should know of a replay, as sentences."""
     notes = []
-    whose, others = ("target", "reference") if found.way == "forward" else ("reference", "target")
-    first = next((own.key for own in found.owns if own.status != "identical"), "")
-    if found.is_self and first:
+    whose, others = ("target", "reference") if replay.way == "forward" else ("reference", "target")
+    first = next((own.key for own in replay.own_errors if own.status != "identical"), "")
+    if replay.is_self and first:
         notes.append(f"The model does not repeat its own run ({first}): believe nothing else that it says.")
-    if found.natural:
-        count = counted(len(found.natural), "argument")
+    if replay.natural:
+        count = counted(len(replay.natural), "argument")
         notes.append(f"Without one in the {others}, and so left natural: {count} of the {whose}.")
-    if found.lacking:
-        count = counted(len(found.lacking), "result")
-        notes.append(f"Not in the target, and so not judged: {count}, first {found.lacking[0]}.")
-    if found.unjudged:
-        count = counted(len(found.unjudged), "tensor")
-        notes.append(f"Could not be judged: {count}, first {found.unjudged[0].key}.")
-    if found.precise:
-        modules = list(dict.fromkeys(own.module for own in found.precise))
+    if replay.lacking:
+        count = counted(len(replay.lacking), "result")
+        notes.append(f"Not in the target, and so not judged: {count}, first {replay.lacking[0]}.")
+    if replay.unjudged:
+        count = counted(len(replay.unjudged), "tensor")
+        notes.append(f"Could not be judged: {count}, first {replay.unjudged[0].key}.")
+    if replay.precise:
+        modules = list(dict.fromkeys(own.module for own in replay.precise))
         notes.append(
-            f"{some(modules)}: rounds less than the reference's model does in {found.precision} (R "
-            f"{found.precise[0].ratio:.2g}): casts elsewhere, or a fused kernel; by itself no mistake."
+            f"{some(modules)}: rounds less than the reference's model does in {replay.precision} (R "
+            f"{replay.precise[0].ratio:.2g}): casts elsewhere, or a fused kernel; by itself no mistake."
         )
     return notes

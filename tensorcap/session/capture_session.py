@@ -418,7 +418,7 @@ def capture_workload(
     """Run a workload once, under capture.
 
     Args:
-        workload: A model and its inputs.
+        workload: A model, its inputs and its seed.
         path: As for `capture`.
         run: Further run metadata.
         progress: As for `capture`.
@@ -428,6 +428,8 @@ def capture_workload(
         The capture, which is over.
     """
     adapter = adapter_for(workload.model)
+    if workload.seed is not None:
+        adapter.seed(workload.seed)
     cap = capture(workload.model, path, run=run, progress=progress, **options)
     cap._warns = False  # the caller has the summary
     cap._workload = workload

@@ -100,7 +100,7 @@ class Recipe:
         if perturbation is not None:
             workload = adapter.perturb(workload, perturbation)
         adapter.seed(seed)  # the run draws the same numbers however the weights were made
-        return workload
+        return replace(workload, seed=seed)
 
     def described(self) -> dict[str, Any]:
         """Describe the model as a run's metadata would, without a run, and without weights if possible.

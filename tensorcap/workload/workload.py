@@ -33,6 +33,7 @@ class Workload:
         inputs: Arguments by name in a mapping, or positional ones in a tuple or list.
         run: Called in place of the model, for runs of several forwards: `run(model, **inputs)`, or
             `run(model, *inputs)`.
+        seed: Of the random generators before each run; if None they are left as they are.
 
     Example:
         >>> Workload(model=abs, inputs=(-1,)).inputs
@@ -42,6 +43,7 @@ class Workload:
     model: Any
     inputs: Mapping[str, Any] | tuple[Any, ...] | list[Any]
     run: Callable[..., Any] | None = None
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse inputs that are a single argument.

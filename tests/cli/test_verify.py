@@ -29,8 +29,14 @@ def test_the_wrong_activation_is_named_with_what_it_is(tcap: Tcap, folder: Path)
     lines = done.stdout.splitlines()
     accused = [line for line in lines if line.startswith(("1. ", "2. "))]
     assert len(accused) == 1
-    assert accused[0].startswith("1. model.layers.2.mlp.act_fn (SiLUActivation) is wrong: its own error is ")
-    assert "gelu tanh where the reference has silu" in accused[0]
+    assert accused[0] == "1. model.layers.2.mlp.act_fn (SiLUActivation) is wrong"
+    details = lines[lines.index(accused[0]) + 1 :][:4]
+    assert details[0].startswith("   error: own 0.081, ")
+    assert details[1].startswith(
+        "   by replay and injection: its own result is wrong for what the target gave it"
+    )
+    assert details[2].startswith("   explained: the target is gelu tanh of its input.input")
+    assert details[3] == "   Another activation: gelu tanh where the reference has silu."
     assert any("only inherit an error" in line for line in lines)
     assert any(line.startswith("The execution order is the same: ") for line in lines)
     assert lines == (folder / "report" / "summary.txt").read_text().splitlines()

@@ -17,7 +17,6 @@ from tensorcap.adapters.edits import Added, CallMutation, Filled, Ordered, Rerun
 from tensorcap.diagnosis.diagnosis import Diagnosis, diagnose
 from tensorcap.localization.localization import localize
 from tensorcap.rerun.module_replay import replay_within
-from tensorcap.rerun.rerun import rerun_of
 from tensorcap.runs.views import PartialArchive
 from tensorcap.session.capture_session import capture_workload
 from tensorcap.workload.workload import Workload
@@ -222,7 +221,7 @@ def found_by(
     target = with_values(reference, folder / "tgt.h5", changed, low)
     with ExitStack() as stack:
         done = replay_within(stack, reference, workload, target)
-        rerun = rerun_of(workload, done.run, done.target, module, key)
+        rerun = done.rerun_call(module, key)
         assert rerun is not None
         last = done.run.get(key).order
         before = PartialArchive(
@@ -557,7 +556,7 @@ def rerun_within(stack: ExitStack, workload: Workload, folder: Path) -> Rerun:
     """The mixer's own call again, on its own values."""
     capture_workload(workload, folder / "ref.h5")
     done = replay_within(stack, folder / "ref.h5", workload)
-    found = rerun_of(workload, done.run, done.target, "mixer", CORE)
+    found = done.rerun_call("mixer", CORE)
     assert found is not None
     return found
 
@@ -625,7 +624,7 @@ def test_localising_calls_the_guilty_module_again(tmp_path: Path, rng: np.random
     capture_workload(workload, tmp_path / "ref.h5")
     changed = {CORE: made, OUT: made @ v.out.T, RESULT: made @ v.out.T, "0/@root/output": made @ v.out.T}
     target = with_values(tmp_path / "ref.h5", tmp_path / "tgt.h5", changed)
-    first = localize(tmp_path / "ref.h5", target, workload).suspects[0]
+    first = localize(tmp_path / "ref.h5", target, reference_model=workload).suspects[0]
     assert first.module == "mixer"
     assert first.diagnosis is not None
     assert (first.diagnosis.kind, first.diagnosis.facts["setting"]) == ("clip-differs", "limit")
@@ -641,7 +640,7 @@ def test_nothing_is_tried_where_a_call_does_not_repeat_itself(
     target = with_values(tmp_path / "ref.h5", tmp_path / "tgt.h5", {CORE: made})
     with ExitStack() as stack:
         done = replay_within(stack, tmp_path / "ref.h5", workload, target)
-        again = rerun_of(workload, done.run, done.target, "mixer", CORE)
+        again = done.rerun_call("mixer", CORE)
         workload.model.mixer.limit = 0.1  # what was run before is not what is run now
         found = diagnose(done.run, done.target, CORE, rerun=again)
     assert not any("Mixer makes" in e.text for e in found.explanations)

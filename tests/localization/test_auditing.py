@@ -13,6 +13,7 @@ import tensorcap
 from tensorcap.localization.weights import compare_weights
 from tensorcap.verification import Runnable, verify
 from tensorcap.workload.workload import Workload
+from tests.support.progress import RecordedProgress
 
 X = torch.linspace(-1, 1, 12).reshape(2, 6)
 
@@ -128,7 +129,7 @@ def test_wrong_weights_of_another_framework_are_reported_first_and_are_a_failure
 ) -> None:
     from tensorcap.adapters.torch.adapter import TorchAdapter
 
-    told: list[str] = []
+    progress = RecordedProgress()
     describe = TorchAdapter.describe
 
     def of_another(self: Any, made: Any) -> Any:
@@ -138,11 +139,13 @@ def test_wrong_weights_of_another_framework_are_reported_first_and_are_a_failure
     port = changed("spare.weight", 2.0)
     monkeypatch.setattr(TorchAdapter, "describe", of_another)
     run = Workload(port, (X,))
-    found = verify(Workload(model(), (X,)), Runnable.of(run), tmp_path / "report", tell=told.append)
+    found = verify(
+        Workload(model(), (X,)), Runnable(lambda _: (run, {})), tmp_path / "report", progress=progress
+    )
     assert found.weights is not None
     assert (found.free.exit_status, found.exit_status) == (0, 1)
     assert found.summary[0].startswith("Weights: 3 of 3 parameters compared, 1 of them not the same numbers")
-    assert told[:4] == [
+    assert progress.stages[:4] == [
         "capturing the reference",
         "comparing weights",
         "1 of 3 weights are not the same numbers; going on",

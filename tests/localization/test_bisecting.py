@@ -11,6 +11,8 @@ import pytest
 
 from tensorcap.alignment.mapping import Alignment, Entry
 from tensorcap.localization.archive_bisection import Bisection, bisect_archives
+from tensorcap.localization.bisection import bisect
+from tensorcap.workload.workload import Workload
 from tensorcap_formats.dtypes import DTYPES, Array
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.open import open_archive
@@ -142,3 +144,18 @@ def test_a_result_that_the_target_lacks_is_no_success(tmp_path: Path) -> None:
     one, other = run(tmp_path / "r.h5", lambda i: 0), run(tmp_path / "t.h5", lambda i: 0, sites=SITES[:39])
     found = bisect_archives(one, other)
     assert (found.first, found.lacking, found.exit_status) == (None, ("0/layers.39/output",), 1)
+
+
+def test_bisecting_takes_archives_or_a_model_and_the_options_of_either(tmp_path: Path) -> None:
+    reference, target = run(tmp_path / "r.h5", lambda i: 0), run(tmp_path / "t.h5", lambda i: 0.3 * (i > 4))
+    found = bisect(reference, target, rtol=0.01)
+    assert found.to_json()["first"] == "0/layers.5/output"
+    model = Workload(abs, (-1,))
+    for options, message in (
+        ({}, "expected target, an archive, or target_model"),
+        ({"target": target, "target_model": model}, "and not both"),
+        ({"target": target, "check": "true"}, "are for runs, expected target_model"),
+        ({"target_model": model, "rtol": 0.1}, "are for archives, expected target"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            bisect(reference, **options)  # type: ignore[arg-type] # each is wrong in its way

@@ -15,6 +15,7 @@ import tensorcap
 from tensorcap.localization.live_bisection import bisect_live
 from tensorcap.workload.workload import Workload
 from tensorcap_formats.errors import UsageError
+from tests.support.progress import RecordedProgress
 
 INPUT = torch.linspace(-1, 1, 4 * 16).reshape(4, 16)
 
@@ -135,31 +136,35 @@ def test_a_check_of_the_users_own_judges(reference: Path, tmp_path: Path) -> Non
         bisect_live(reference, Workload(target, (INPUT,)), check="exit 125")
 
 
+class Interrupted(RecordedProgress):
+    """Ends the search in its fifth run."""
+
+    def advance(self, done: int, total: int | None) -> None:
+        super().advance(done, total)
+        if done == 5:
+            raise KeyboardInterrupt
+
+
 @pytest.mark.spec("BIS-15")
 def test_an_interrupted_search_goes_on(reference: Path, tmp_path: Path) -> None:
     target = chain()
     with torch.no_grad():
         target[13].fc.weight.mul_(1.2)
-    told: list[str] = []
-
-    def stop(number: int, what: str) -> None:
-        told.append(what)
-        if number == 5:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        bisect_live(reference, Workload(target, (INPUT,)), state=tmp_path / "state", tell=stop)
+        bisect_live(reference, Workload(target, (INPUT,)), state=tmp_path / "state", progress=Interrupted())
     before = len((tmp_path / "state").read_text().splitlines()) - 1
-    told.clear()
+    progress = RecordedProgress()
     found = bisect_live(
         reference,
         Workload(target, (INPUT,)),
         state=tmp_path / "state",
-        tell=lambda _, what: told.append(what),
+        progress=progress,
     )
     assert found.module == "13.fc"
     assert before == 4
-    assert len(told) == 1 + (len(found.runs) - before) + 1  # as it is, those that are left, within the module
+    assert (
+        len(progress.stages) == 1 + (len(found.runs) - before) + 1
+    )  # as it is, those that are left, within the module
     with pytest.raises(UsageError, match="is of another search"):
         bisect_live(reference, Workload(target, (INPUT,)), state=tmp_path / "state", limit=0.5)
     (tmp_path / "state").write_text(json.dumps({}) + "\n{")

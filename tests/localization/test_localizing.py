@@ -13,11 +13,14 @@ from torch import Tensor, nn
 
 from tensorcap.alignment.mapping import Alignment, Entry
 from tensorcap.comparison.pipeline import compare
+from tensorcap.diagnosis.diagnosis import Diagnosis
+from tensorcap.diagnosis.scoring import Explanation
 from tensorcap.localization.curves import Curve, CurvePoint, change_points
 from tensorcap.localization.evidence import Evidence, EvidenceSource
 from tensorcap.localization.localization import localize
 from tensorcap.localization.ranking import rank_suspects
-from tensorcap.reports.verification_text import around_texts
+from tensorcap.localization.suspect import Suspect
+from tensorcap.reports.suspects import context_lines, suspect_lines
 from tensorcap.session.capture_session import capture_workload
 from tensorcap.workload.workload import Workload
 from tensorcap_formats.archive import Archive
@@ -124,8 +127,8 @@ def test_the_first_wrong_layer_is_guilty_and_not_the_worst(tmp_path: Path, by: s
     found = localize(
         tmp_path / "ref.h5",
         tmp_path / "tgt.h5",
-        Workload(amplifying(), (given,)) if by == "replay" else None,
-        into=Workload(target, (given,)) if by == "injection" else None,
+        reference_model=Workload(amplifying(), (given,)) if by == "replay" else None,
+        target_model=Workload(target, (given,)) if by == "injection" else None,
     )
     assert (found.suspects[0].module, found.suspects[0].by) == ("2", (by,))
     total = [change for change in found.changes if change.curve == "total"]
@@ -133,7 +136,7 @@ def test_the_first_wrong_layer_is_guilty_and_not_the_worst(tmp_path: Path, by: s
     assert (first.kind, first.key, first.before, first.length) == ("step", "0/2/output", 0.0, 19)
     own = [(one.kind, one.module, one.length) for one in found.changes if one.curve == "own"]
     assert own == ([] if by == "archives" else [("spike", "2", own[0][2])])
-    assert any("a step at 0/2/output" in text for text in around_texts(found))
+    assert any("a step at 0/2/output" in text for text in context_lines(found))
 
 
 @pytest.mark.spec("LCL-4")
@@ -172,7 +175,7 @@ def test_an_injected_run_names_suspects_without_the_references_model(tmp_path: P
     weights = {name: value.clone() for name, value in target.state_dict().items()}
     with torch.no_grad():
         before = target(X)
-    found = localize(reference, archive, into=Workload(target, (X,)))
+    found = localize(reference, archive, target_model=Workload(target, (X,)))
     assert found.by == "injection"
     assert [(one.module, one.key) for one in found.suspects] == [
         ("2.out", "0/2.out/output"),
@@ -184,7 +187,7 @@ def test_an_injected_run_names_suspects_without_the_references_model(tmp_path: P
         assert torch.equal(target(X), before)
     assert all(torch.equal(target.state_dict()[name], value) for name, value in weights.items())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in target.modules())
-    alone = localize(reference, None, into=Workload(target, (X,)))
+    alone = localize(reference, target_model=Workload(target, (X,)))
     assert [one.module for one in alone.suspects] == ["2.out", "4"]
     with pytest.raises(UsageError, match="no target"):
         localize(reference, None)
@@ -195,7 +198,9 @@ def test_a_second_witness_confirms_the_first(tmp_path: Path) -> None:
     target = chain()
     target[3].act = nn.ReLU()
     reference, archive = captured(tmp_path, target)
-    found = localize(reference, archive, Workload(chain(), (X,)), into=Workload(target, (X,)))
+    found = localize(
+        reference, archive, reference_model=Workload(chain(), (X,)), target_model=Workload(target, (X,))
+    )
     assert [(one.module, one.by) for one in found.suspects] == [("3.act", ("replay", "injection"))]
     assert found.suspects[0].cause == "activation"
 
@@ -240,7 +245,7 @@ def test_one_wrong_element_makes_a_suspect_if_nothing_else_does(tmp_path: Path, 
 
     capture_workload(Workload(model(nn.GELU()), (X,)), tmp_path / "ref.h5")
     target = model(Spiked()).to(dtype)
-    found = localize(tmp_path / "ref.h5", None, into=Workload(target, (X.to(dtype),)))
+    found = localize(tmp_path / "ref.h5", target_model=Workload(target, (X.to(dtype),)))
     assert [one.module for one in found.suspects] == ["1"]
 
 
@@ -259,7 +264,7 @@ def test_an_outlier_from_a_rounded_argument_makes_no_suspect(tmp_path: Path) -> 
     target[2] = nn.GELU()
     capture_workload(Workload(model(), (x,)), tmp_path / "ref.h5")
     target, given = target.bfloat16(), x.bfloat16()
-    found = localize(tmp_path / "ref.h5", None, into=Workload(target, (given,)))
+    found = localize(tmp_path / "ref.h5", target_model=Workload(target, (given,)))
     assert [one.module for one in found.suspects] == ["2"]
 
 
@@ -283,13 +288,13 @@ def test_what_was_left_as_it_was_is_looked_at_and_accuses_nobody_who_inherits(tm
         target[3].out.weight.mul_(1.05)
         target[3].out.bias.mul_(1.05)
     reference, archive = captured(tmp_path, target)
-    found = localize(reference, archive, into=Workload(target, (X,)))
+    found = localize(reference, archive, target_model=Workload(target, (X,)))
     assert [one.module for one in found.suspects] == ["3.out"]
     assert any("0/4/input.hidden" in note and "may be inherited" in note for note in found.notes)
     with torch.no_grad():
         target[4].norm.weight.mul_(1.5)
     _, archive = captured(tmp_path, target)
-    found = localize(reference, archive, into=Workload(target, (X,)))
+    found = localize(reference, archive, target_model=Workload(target, (X,)))
     assert [one.module for one in found.suspects] == ["3.out", "4.norm"]
 
 
@@ -303,7 +308,7 @@ def test_a_renamed_argument_is_compared_with_its_counterpart(tmp_path: Path) -> 
     target = chain()
     target[2].act = Other()
     reference, archive = captured(tmp_path, target)
-    found = localize(reference, archive, into=Workload(target, (X,)))
+    found = localize(reference, archive, target_model=Workload(target, (X,)))
     assert [one.module for one in found.suspects] == ["2.act"]
 
 
@@ -338,7 +343,7 @@ def test_what_a_map_lost_makes_no_second_suspect(tmp_path: Path) -> None:
     ]
     mapping = Alignment(tuple(Entry((slot,), (f"blocks.{slot}",)) for slot in slots))
     found = localize(
-        tmp_path / "ref.h5", tmp_path / "tgt.h5", into=Workload(Port().eval(), (X,)), mapping=mapping
+        tmp_path / "ref.h5", tmp_path / "tgt.h5", target_model=Workload(Port().eval(), (X,)), mapping=mapping
     )
     assert [one.module for one in found.suspects] == ["3.out"]
 
@@ -380,11 +385,11 @@ def test_where_values_stop_being_finite_is_reported_with_what_went_in(tmp_path: 
         target.between = False
         target.fc.weight[2, 3] = math.nan
     ref, tgt = captured(tmp_path, target, reference)
-    found = localize(ref, tgt, Workload(reference, (X,)))
+    found = localize(ref, tgt, reference_model=Workload(reference, (X,)))
     assert found.nonfinite is not None
     assert (found.nonfinite.key, found.nonfinite.tensor.nan) == ("0/fc/output", 32)
     assert [one.key for one in found.nonfinite.operands] == ["0/fc/input.input"]
-    text = next(text for text in around_texts(found) if "finite" in text)
+    text = next(text for text in context_lines(found) if "finite" in text)
     assert text == (
         "Values stop being finite at 0/fc/output, made by fc: of 256 elements 32 are NaN and 0 infinite; "
         "its 1 operand all finite, up to 1: 0/fc/input.input."
@@ -426,7 +431,7 @@ def test_an_operand_under_another_name_is_named_by_it(tmp_path: Path) -> None:
     target = chain()
     target[1].act = Dividing()
     ref, tgt = captured(tmp_path, target)
-    found = localize(ref, tgt, into=Workload(target, (X,)))
+    found = localize(ref, tgt, target_model=Workload(target, (X,)))
     assert found.nonfinite is not None
     assert [(one.key, one.is_finite, one.more) for one in found.nonfinite.operands] == [
         ("0/1.act/input.given", True, None)
@@ -461,7 +466,9 @@ def test_what_differs_from_run_to_run_is_told_apart_from_a_mistake(tmp_path: Pat
         target[4].out.weight.mul_(-1)
     reference, archive = captured(tmp_path, target)
     capture_workload(Workload(target, (X,)), tmp_path / "again.h5")
-    found = localize(reference, archive, Workload(chain(), (X,)), repeat=tmp_path / "again.h5")
+    found = localize(
+        reference, archive, reference_model=Workload(chain(), (X,)), target_repeat=tmp_path / "again.h5"
+    )
     assert found.noise is not None
     assert (found.noise.first, found.noise.module) == ("0/1.act/output", "1.act")
     assert [one.module for one in found.suspects] == ["4.out", "1.act"]  # the mistake first
@@ -475,20 +482,21 @@ def test_what_differs_from_run_to_run_is_told_apart_from_a_mistake(tmp_path: Pat
     assert any("does not repeat itself: 1.act" in note for note in found.notes)
     quiet = chain()
     reference, archive = captured(tmp_path, quiet)
-    same = localize(reference, archive, repeat=archive)
+    same = localize(reference, archive, target_repeat=archive)
     assert same.noise is not None
     assert (same.noise.largest, same.noise.first) == (0.0, "")
 
 
 @pytest.mark.spec("LCL-20")
 def test_results_are_json_with_all_that_was_found(tmp_path: Path) -> None:
-    from tensorcap.reports.localization_json import localization_value
 
     target = chain()
     target[3].act = nn.ReLU()
     reference, archive = captured(tmp_path, target)
     told = json.loads(
-        json.dumps(localization_value(localize(reference, archive, Workload(chain(), (X,)))), allow_nan=False)
+        json.dumps(
+            localize(reference, archive, reference_model=Workload(chain(), (X,))).to_json(), allow_nan=False
+        )
     )
     assert told["by"] == "replay"
     assert told["explained"] == [{"module": "3", "child": "3.act"}, {"module": "@root", "child": "3.act"}]
@@ -532,7 +540,7 @@ def test_a_root_cause_is_recognised_by_r_and_more_precision_is_no_mistake(tmp_pa
     reference = model(Norm(), nn.SiLU())
     target = model(Norm(rounds=False), Distorted()).bfloat16()
     ref, tgt = captured(tmp_path, target, reference, X.bfloat16())
-    found = localize(ref, tgt, Workload(reference, (X,)))
+    found = localize(ref, tgt, reference_model=Workload(reference, (X,)))
     assert [one.module for one in found.suspects] == ["3"]
     suspect = found.suspects[0]
     assert suspect.diagnosis is None
@@ -542,3 +550,82 @@ def test_a_root_cause_is_recognised_by_r_and_more_precision_is_no_mistake(tmp_pa
     assert [one.module for one in found.over_precise] == ["1"]
     assert 0.5 < found.over_precise[0].ratio < 0.85
     assert any("1: rounds less than the reference's model" in note for note in found.notes)
+
+
+@pytest.mark.spec("LCL-1")
+def test_a_replay_that_does_not_fit_leaves_the_archives_and_a_note(tmp_path: Path) -> None:
+    target = chain()
+    target[3].act = nn.SiLU()
+    reference, archive = captured(tmp_path, target)
+    other = Workload(nn.Sequential(nn.Flatten(), nn.Linear(8, 3)), (X,))
+    found = localize(reference, archive, reference_model=other)
+    assert found.by == "archives"
+    assert [one.module for one in found.suspects] == ["3.act"]
+    assert any(note.startswith("No replay: ") for note in found.notes)
+
+
+@pytest.mark.spec("LCL-10")
+def test_a_target_into_which_nothing_fits_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise UsageError("1.fc/input.x: [4, 8] does not fit [8, 4]")
+
+    reference, archive = captured(tmp_path, chain())
+    monkeypatch.setattr("tensorcap.localization.evidence.inject", refused)
+    with pytest.raises(UsageError, match="does not fit"):
+        localize(reference, archive, target_model=Workload(chain(), (X,)))
+    both = localize(
+        reference, archive, reference_model=Workload(chain(), (X,)), target_model=Workload(chain(), (X,))
+    )
+    assert (both.by, both.suspects) == ("replay", ())
+    assert "No injection: 1.fc/input.x: [4, 8] does not fit [8, 4]." in both.notes
+
+
+def suspect(**members: Any) -> Suspect:
+    """A suspect of which little is known."""
+    known: dict[str, Any] = {
+        "module": "3.act",
+        "class_name": "torch.nn.modules.activation.GELU",
+        "key": "0/3.act/output",
+        "by": ("archives",),
+        "status": "diverged",
+        "findings": (),
+        **dict.fromkeys(("own", "inherited", "total", "ratio", "noise", "examined")),
+        "cause": "",
+        "reason": "3.act made this tensor.",
+    }
+    return Suspect(**{**known, **members})
+
+
+def diagnosis(status: Any, *explanations: Explanation) -> Diagnosis:
+    key = "0/3.act/output"
+    return Diagnosis(key, key, status, 0.5, 6e-8, "float32", 0.0, explanations, {}, ())
+
+
+def test_what_is_not_known_of_a_suspect_is_left_out() -> None:
+    assert suspect_lines(2, suspect()) == [
+        "2. 3.act (GELU)",
+        "error: diverged (at 0/3.act/output)",
+        "by archives: 3.act made this tensor.",
+    ]
+
+
+def test_each_error_of_a_suspect_is_named_and_what_explains_it_and_what_does_not() -> None:
+    errors = {"own": 0.5, "inherited": 0.0, "total": 0.25, "noise": 0.001, "ratio": 48.53}
+    text = "the target is silu of its input"
+    mistake = Explanation("activation", text, "Another activation.", 0.5, 2e-8, 1e-7, 0, 256, 9.0, {})
+    explained = diagnosis("explained", mistake)
+    lines = suspect_lines(
+        1, suspect(by=("replay", "injection"), examined=explained, cause="activation", **errors)
+    )
+    assert lines[1:] == [
+        "error: own 0.5, inherited 0, total 0.25, from run to run 0.001, R 48.5 (at 0/3.act/output)",
+        "by replay and injection: 3.act made this tensor.",
+        "explained: the target is silu of its input (leaves 2e-08)",
+        "Another activation.",
+    ]
+    noisy = suspect_lines(1, suspect(examined=explained, cause="run-to-run noise"))
+    assert noisy[-1] == "root cause: run-to-run noise"
+    unexplained = suspect_lines(1, suspect(examined=diagnosis("unexplained"), cause="another computation"))
+    assert unexplained[-2:] == ["no hypothesis explains its values", "root cause: another computation"]

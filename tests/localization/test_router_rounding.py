@@ -86,8 +86,8 @@ def test_weights_of_experts_that_are_computed_in_low_precision_are_seen(
     trusted = workload(as_meant, torch.float32)
     capture_workload(trusted, tmp_path / "ref.h5")
     capture_workload(workload(choose, torch.bfloat16), tmp_path / "tgt.h5")
-    found = replay(tmp_path / "ref.h5", trusted, tmp_path / "tgt.h5")
-    own = next(own for own in found.owns if own.key == WEIGHTS)
+    found = replay(tmp_path / "ref.h5", tmp_path / "tgt.h5", reference_model=trusted)
+    own = next(own for own in found.own_errors if own.key == WEIGHTS)
     assert own.is_bad == is_bad
     assert any(f.test == "twin_ratio" for f in own.findings) == is_bad
 
@@ -97,8 +97,8 @@ def test_weights_that_are_kept_in_a_narrower_dtype_are_no_mistake(tmp_path: Path
     trusted = workload(wide, torch.float32)
     capture_workload(trusted, tmp_path / "ref.h5")
     capture_workload(workload(as_meant, torch.bfloat16), tmp_path / "tgt.h5")
-    found = replay(tmp_path / "ref.h5", trusted, tmp_path / "tgt.h5")
-    own = next(own for own in found.owns if own.key == WEIGHTS)
+    found = replay(tmp_path / "ref.h5", tmp_path / "tgt.h5", reference_model=trusted)
+    own = next(own for own in found.own_errors if own.key == WEIGHTS)
     assert own.ratio is not None
     assert own.ratio > 1.5
     assert not own.is_bad

@@ -19,7 +19,7 @@ from torch import nn
 from tensorcap.comparison.comparison import Comparison
 from tensorcap.comparison.pipeline import compare
 from tensorcap.rerun.injection import inject
-from tensorcap.rerun.module_replay import replay, replay_forward
+from tensorcap.rerun.module_replay import replay
 from tensorcap.session.capture_session import capture_workload
 from tensorcap.workload.workload import Workload
 from tests.localization.llama import Plant, low_sum, narrow, normed, without_activation
@@ -174,8 +174,10 @@ def test_a_seeded_mistake_is_seen_where_the_table_says_and_caught_by_replay(
     assert {round(injected[site], 6) for site in rest} == {1.0}
 
     for found in (
-        replay(reference, workload(llama()), target),
-        replay_forward(reference, workload(port(seeded.plant)), target, model=workload(llama())),
+        replay(reference, target, reference_model=workload(llama())),
+        replay(
+            reference, target, target_model=workload(port(seeded.plant)), reference_model=workload(llama())
+        ),
     ):
         caught = {one.module for one in found.bad} or {one.module for one in found.precise}
         assert caught == {seeded.module}
@@ -190,5 +192,5 @@ def test_a_correct_port_shows_nothing_anywhere(runs: Callable[..., Path]) -> Non
         runs("target", port(None)),
     )
     assert set(ratios(compare(reference, target, baseline=twin)).values()) == {1.0}
-    found = replay(reference, workload(llama()), target)
+    found = replay(reference, target, reference_model=workload(llama()))
     assert (found.bad, found.precise) == ([], [])

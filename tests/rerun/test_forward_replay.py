@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tensorcap.rerun.module_replay import replay_forward
+from tensorcap.rerun.module_replay import replay
 from tensorcap.session.capture_session import capture_workload
 from tensorcap.workload.workload import Workload
 from tensorcap_formats.errors import UsageError
@@ -69,10 +69,10 @@ def port(plant: Plant | None = None, activation: str = "silu", *, is_narrow: boo
 @pytest.mark.parametrize("is_narrow", [False, True])
 def test_a_correct_port_makes_no_error_of_its_own(reference: Any, is_narrow: bool, has_twin: bool) -> None:
     model = workload(llama()) if has_twin else None
-    found = replay_forward(reference(), port(is_narrow=is_narrow), model=model)
+    found = replay(reference(), target_model=port(is_narrow=is_narrow), reference_model=model)
     assert not found.bad
     assert (found.way, found.exit_status) == ("forward", 0)
-    assert len(found.owns) > 100
+    assert len(found.own_errors) > 100
     assert any("no twin" in note for note in found.notes) == (is_narrow and not has_twin)
 
 
@@ -89,7 +89,7 @@ def test_a_correct_port_makes_no_error_of_its_own(reference: Any, is_narrow: boo
 def test_only_the_wrong_module_makes_an_error(
     reference: Any, plant: Plant, module: str, is_narrow: bool
 ) -> None:
-    found = replay_forward(reference(), port(plant, is_narrow=is_narrow))
+    found = replay(reference(), target_model=port(plant, is_narrow=is_narrow))
     assert {one.module for one in found.bad} == {module}
     assert found.exit_status == 1
 
@@ -106,7 +106,7 @@ def test_the_twin_shows_what_roundings_hide(
     reference: Any, plant: Plant, activation: str, module: str
 ) -> None:
     archive = reference(activation)
-    found = replay_forward(archive, port(plant, activation), model=workload(llama(activation)))
+    found = replay(archive, target_model=port(plant, activation), reference_model=workload(llama(activation)))
     assert {one.module for one in found.bad} == {module}
 
 
@@ -115,14 +115,14 @@ def test_a_port_of_other_names_is_run_through_the_mapping(reference: Any, tmp_pa
     ids = workload(llama()).inputs["input_ids"]  # type: ignore[call-overload]  # a mapping
     archive = reference()
     right = Workload(Renamed(llama()), {"input_ids": ids})
-    found = replay_forward(archive, right)
+    found = replay(archive, target_model=right)
     assert (found.bad, found.lacking, found.exit_status) == ([], (), 0)
     wrong = llama()
     without_activation(wrong)
     target = Workload(Renamed(wrong), {"input_ids": ids})
     capture_workload(right, tmp_path / "free.h5")  # names and shapes are all that counts of it
     for given in (None, tmp_path / "free.h5"):
-        found = replay_forward(archive, target, given)
+        found = replay(archive, given, target_model=target)
         assert {one.module for one in found.bad} == {"model.layers.1.mlp.act_fn"}
 
 
@@ -130,7 +130,7 @@ def test_a_port_of_other_names_is_run_through_the_mapping(reference: Any, tmp_pa
 def test_a_model_with_nothing_in_common_is_refused(reference: Any) -> None:
     other = Workload(nn.Sequential(nn.Linear(3, 3)), (torch.ones(1, 3),))
     with pytest.raises(UsageError, match="has no argument or result"):
-        replay_forward(reference(), other, mapping="none")
+        replay(reference(), target_model=other, mapping="none")
 
 
 @pytest.mark.slow
@@ -147,5 +147,7 @@ def test_a_map_of_a_few_tensors_leaves_the_others_as_they_are(name: str, tmp_pat
     if entry.mapping is not None:
         mapping = tmp_path / "map.toml"
         mapping.write_text(entry.mapping)
-    found = replay_forward(tmp_path / "ref.h5", pair.target, model=pair.reference, mapping=mapping)
+    found = replay(
+        tmp_path / "ref.h5", target_model=pair.target, reference_model=pair.reference, mapping=mapping
+    )
     assert (found.bad, found.natural, found.exit_status) == ([], (), 0)

@@ -47,7 +47,7 @@ def captured(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
 
 
 def own(found: Replay, key: str) -> OwnError:
-    return next(one for one in found.owns if one.key == key)
+    return next(one for one in found.own_errors if one.key == key)
 
 
 @pytest.mark.spec("RPL-15")
@@ -66,7 +66,7 @@ def test_scores_that_an_open_attention_rounds_are_no_mistake(tmp_path: Path, pla
     if plant is not None:
         plant(target)
     capture_workload(workload(target), tmp_path / "tgt.h5")
-    found = replay(tmp_path / "ref.h5", workload(make()), tmp_path / "tgt.h5")
+    found = replay(tmp_path / "ref.h5", tmp_path / "tgt.h5", reference_model=workload(make()))
     assert {one.module for one in found.bad} == (set() if plant is None else {"model.layers.1.self_attn"})
 
 
@@ -83,8 +83,8 @@ def test_roundings_of_a_reference_in_low_precision_are_not_the_targets(
             plant(target)
         capture_workload(workload(target), tmp_path / f"{name}.h5")
     model = workload(narrow(llama("gelu_new")))
-    assert localize(tmp_path / "ref.h5", tmp_path / "right.h5", model).suspects == ()
-    wrong = localize(tmp_path / "ref.h5", tmp_path / "wrong.h5", model)
+    assert localize(tmp_path / "ref.h5", tmp_path / "right.h5", reference_model=model).suspects == ()
+    wrong = localize(tmp_path / "ref.h5", tmp_path / "wrong.h5", reference_model=model)
     assert [one.module for one in wrong.suspects] == ["model.layers.1.self_attn"]
     assert next(model.model.parameters()).dtype == torch.bfloat16
 
@@ -104,7 +104,7 @@ def test_roundings_of_a_reference_in_low_precision_are_not_the_targets(
 )
 def test_only_the_wrong_module_makes_an_error_of_its_own(captured: Any, plant: Plant, module: str) -> None:
     reference, target = captured(plant)
-    found = replay(reference, workload(llama()), target)
+    found = replay(reference, target, reference_model=workload(llama()))
     assert {one.module for one in found.bad} == {module}
     assert found.exit_status == 1
 
@@ -113,7 +113,7 @@ def test_only_the_wrong_module_makes_an_error_of_its_own(captured: Any, plant: P
 def test_a_norm_that_rounds_less_than_the_model_is_reported_but_no_suspect(captured: Any) -> None:
     mean = normed(lambda x: x.float().pow(2).mean(-1, keepdim=True), rounds=False)
     reference, target = captured(mean)
-    found = replay(reference, workload(llama()), target)
+    found = replay(reference, target, reference_model=workload(llama()))
     assert not found.bad
     ratio = own(found, f"0/{NORM}/output").ratio
     assert ratio is not None
@@ -121,16 +121,16 @@ def test_a_norm_that_rounds_less_than_the_model_is_reported_but_no_suspect(captu
     assert [one.key for one in found.precise] == [f"0/{NORM}/output"]
     assert f"{NORM}: rounds less than the reference's model does in bfloat16" in found.notes[-1]
     reference, target = captured(None)
-    assert not replay(reference, workload(llama()), target).precise
+    assert not replay(reference, target, reference_model=workload(llama())).precise
 
 
 @pytest.mark.spec("RPL-12")
 def test_gelu_tanh_for_erf_in_bfloat16_is_seen_in_bits_alone(captured: Any) -> None:
     reference, target = captured(gelu_tanh, "gelu")
-    found = replay(reference, workload(llama("gelu")), target)
+    found = replay(reference, target, reference_model=workload(llama("gelu")))
     assert [one.key for one in found.bad] == ["0/model.layers.1.mlp.act_fn/output"]
     assert {f.test for f in found.bad[0].findings if f.status != "within-rounding"} == {"ulp_share"}
-    without = replay(reference, workload(llama("gelu")), target, twin=False)
+    without = replay(reference, target, reference_model=workload(llama("gelu")), twin=False)
     assert not without.bad
 
 
@@ -145,7 +145,7 @@ def test_elements_count_that_are_neither_the_twins_nor_the_exact_ones_rounded() 
 @pytest.mark.spec("RPL-10")
 def test_float32_runs_are_held_against_wide_limits(captured: Any) -> None:
     reference, target = captured(gelu_tanh, "gelu", is_narrow=False)
-    found = replay(reference, workload(llama("gelu")), target)
+    found = replay(reference, target, reference_model=workload(llama("gelu")))
     assert [(one.module, one.status) for one in found.bad] == [("model.layers.1.mlp.act_fn", "diverged")]
     assert found.precision == "float32"
 
@@ -153,8 +153,8 @@ def test_float32_runs_are_held_against_wide_limits(captured: Any) -> None:
 @pytest.mark.spec("RPL-2")
 def test_a_model_gives_its_own_run_back_bit_for_bit(captured: Any) -> None:
     reference, _ = captured(None)
-    found = replay(reference, workload(llama()))
-    assert {one.status for one in found.owns} == {"identical"}
+    found = replay(reference, reference_model=workload(llama()))
+    assert {one.status for one in found.own_errors} == {"identical"}
     assert found.exit_status == 0
 
 
@@ -163,7 +163,7 @@ def test_another_model_is_not_believed(captured: Any) -> None:
     reference, _ = captured(None)
     model = llama()
     half_scale(model)
-    found = replay(reference, workload(model))
+    found = replay(reference, reference_model=workload(model))
     assert found.exit_status == 1
     assert "believe nothing else" in found.notes[0]
 
@@ -173,7 +173,7 @@ def test_arguments_that_the_target_lacks_stay_natural_and_are_counted(captured: 
     reference, _ = captured(None)
     target = tmp_path / "less.h5"
     capture_workload(workload(narrow(llama())), target, exclude="*.q_proj/input*")
-    found = replay(reference, workload(llama()), target)
+    found = replay(reference, target, reference_model=workload(llama()))
     assert len(found.natural) == 3
     assert not found.bad
 
@@ -184,11 +184,11 @@ def test_a_result_that_the_target_lacks_is_no_success(captured: Any, tmp_path: P
     target = tmp_path / "less.h5"
     capture_workload(workload(narrow(llama())), target, exclude="*layers.2.mlp.down_proj/output")
     lacking = "0/model.layers.2.mlp.down_proj/output"
-    found = replay(reference, workload(llama()), target)
+    found = replay(reference, target, reference_model=workload(llama()))
     assert (found.bad, found.lacking, found.exit_status) == ([], (lacking,), 1)
     assert any(lacking in note for note in found.notes)
     for model in (workload(llama()), None):
-        told = localize(reference, target, model)
+        told = localize(reference, target, reference_model=model)
         assert (told.suspects, told.open, told.exit_status) == ((), (lacking,), 1)
         assert lacking in told.notes[-1]
 
@@ -198,7 +198,7 @@ def test_archives_with_nothing_in_common_are_refused(captured: Any, tmp_path: Pa
     reference, _ = captured(None)
     capture_workload(Workload(nn.Sequential(nn.Linear(3, 3)), (torch.ones(1, 3),)), tmp_path / "o.h5")
     with pytest.raises(UsageError, match="has no argument or result"):
-        replay(reference, workload(llama()), tmp_path / "o.h5", mapping="none")
+        replay(reference, tmp_path / "o.h5", reference_model=workload(llama()), mapping="none")
 
 
 @pytest.mark.spec("RPL-13", "LCL-5")
@@ -208,7 +208,7 @@ def test_a_nan_is_blamed_on_the_module_that_makes_it(captured: Any) -> None:
             model.model.layers[1].mlp.up_proj.weight[3] = float("nan")
 
     reference, target = captured(plant)
-    found = localize(reference, target, workload(llama()))
+    found = localize(reference, target, reference_model=workload(llama()))
     assert [s.module for s in found.suspects] == ["model.layers.1.mlp.up_proj"]
     assert found.nonfinite is not None
     assert found.nonfinite.key == "0/model.layers.1.mlp.up_proj/output"
@@ -222,7 +222,7 @@ def test_suspects_are_ranked_with_their_errors_and_explained(captured: Any) -> N
         without_activation(model)
 
     reference, target = captured(plant, is_narrow=False)
-    found = localize(reference, target, workload(llama()))
+    found = localize(reference, target, reference_model=workload(llama()))
     assert [s.module for s in found.suspects] == ["model.layers.1.mlp.act_fn", "model.layers.1.self_attn"]
     leaf, attention = found.suspects
     assert leaf.own is not None
@@ -248,6 +248,11 @@ def test_archives_alone_name_what_stands_out_and_say_so(captured: Any) -> None:
 @pytest.mark.parametrize("has_model", [True, False])
 def test_a_correct_port_has_no_suspect(captured: Any, has_model: bool) -> None:
     reference, target = captured(None)
-    found = localize(reference, target, workload(llama()) if has_model else None)
+    found = localize(reference, target, reference_model=workload(llama()) if has_model else None)
     assert not found.suspects
     assert found.exit_status == 0
+
+
+def test_a_replay_needs_a_model(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no model, expected reference_model or target_model"):
+        replay(tmp_path / "ref.h5")

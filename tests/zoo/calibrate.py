@@ -15,7 +15,7 @@ import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -107,10 +107,10 @@ def measure(entries: Sequence[Entry], dtypes: Sequence[str], folder: Path) -> li
             if not isinstance(entry, Mistake) and entry.mapping is not None:
                 mapping = folder / "map.toml"
                 mapping.write_text(entry.mapping)
-            done = replay(reference, pair.reference, target, mapping=mapping, seed=0)
+            done = replay(reference, target, reference_model=replace(pair.reference, seed=0), mapping=mapping)
             found += [
                 Value(name, value, entry.name, own.module, own.module in guilty)
-                for own in done.owns
+                for own in done.own_errors
                 for name, value in values_of(own, is_wide=dtype == "float32")
             ]
             target.unlink()

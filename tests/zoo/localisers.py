@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +12,7 @@ from tensorcap.comparison.pair import ABSENT
 from tensorcap.comparison.pipeline import compare
 from tensorcap.localization.localization import localize
 from tensorcap.localization.suspect import Localization
-from tensorcap.rerun.module_replay import replay_forward
+from tensorcap.rerun import module_replay
 from tensorcap.workload.workload import Workload
 
 
@@ -108,7 +108,11 @@ def _kind(kind: str | None) -> str | None:
 def _localised(
     reference: Path, target: Path, workload: Workload | None, mapping: Path | None
 ) -> Sequence[Suspect]:
-    return _suspects(localize(reference, target, workload, mapping=mapping, seed=0))
+    return _suspects(localize(reference, target, reference_model=_seeded(workload), mapping=mapping))
+
+
+def _seeded(workload: Workload | None) -> Workload | None:
+    return None if workload is None else replace(workload, seed=0)
 
 
 def _suspects(found: Localization) -> Sequence[Suspect]:
@@ -133,14 +137,20 @@ def injection(
     reference: Path, target: Path, _: Workload, into: Workload, mapping: Path | None
 ) -> Sequence[Suspect]:
     """`localize` with the target run on the reference's arguments."""
-    return _suspects(localize(reference, target, into=into, mapping=mapping, into_seed=0))
+    return _suspects(localize(reference, target, target_model=_seeded(into), mapping=mapping))
 
 
 def forward(
     reference: Path, target: Path, workload: Workload, tested: Workload, mapping: Path | None
 ) -> Sequence[Suspect]:
-    """Whom `replay_forward` finds to make errors: leaves first, then in order of execution."""
-    found = replay_forward(reference, tested, target, model=workload, mapping=mapping, seed=0)
+    """Modules that make errors in a forward replay: leaves first, then in order of execution."""
+    found = module_replay.replay(
+        reference,
+        target,
+        reference_model=_seeded(workload),
+        target_model=_seeded(tested),
+        mapping=mapping,
+    )
     ranked = sorted(found.bad, key=lambda own: (own.status != "diverged", not own.is_leaf))
     return [Suspect(module) for module in dict.fromkeys(own.module for own in ranked)]
 

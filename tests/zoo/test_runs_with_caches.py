@@ -118,7 +118,7 @@ def test_growth_behind_flipped_experts_makes_no_suspect(
     assert found.divergence.is_growth
     inputs = {"input_ids": tokens(rows, PROMPT + STEPS, seed)}
     for workload in (None, Workload(make(name), inputs, run)):
-        located = localize(reference, target, workload)
+        located = localize(reference, target, reference_model=workload)
         assert (located.suspects, located.exit_status) == ((), 0)
 
 
@@ -146,7 +146,7 @@ def test_a_correct_run_is_green_and_has_no_suspect(
     assert compare(reference, target).exit_status == 0
     inputs = {"input_ids": tokens(rows, PROMPT + STEPS, seed)}
     for workload in (None, Workload(make(name), inputs, run)):
-        found = localize(reference, target, workload)
+        found = localize(reference, target, reference_model=workload)
         assert (found.suspects, found.exit_status) == ((), 0)
 
 
@@ -160,7 +160,7 @@ def test_attention_of_padding_by_another_implementation_makes_no_suspect(tmp_pat
     capture_workload(Workload(reference, inputs, decode_padded), tmp_path / "ref.h5")
     capture_workload(Workload(eager, inputs, decode_padded), tmp_path / "tgt.h5")
     for workload in (None, Workload(make("llama"), inputs, decode_padded)):
-        found = localize(tmp_path / "ref.h5", tmp_path / "tgt.h5", workload)
+        found = localize(tmp_path / "ref.h5", tmp_path / "tgt.h5", reference_model=workload)
         assert (found.suspects, found.exit_status) == ((), 0)
 
 
@@ -172,7 +172,7 @@ def test_a_longer_cache_is_not_judged_and_makes_no_suspect(archives: Any, name: 
     reference, target = archives(name, dtype, decode_static, reference_run=decode)
     inputs = {"input_ids": tokens(1, PROMPT + STEPS, 0)}
     for workload in (None, Workload(make(name), inputs, decode)):
-        found = localize(reference, target, workload)
+        found = localize(reference, target, reference_model=workload)
         assert not found.suspects
         assert found.exit_status == 1  # what has another shape is told, and nobody knows what it holds
         assert "attention_mask" in found.open[0] or ".cache." in found.open[0]

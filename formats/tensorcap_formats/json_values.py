@@ -1,0 +1,48 @@
+"""Values as JSON has them: dataclasses as objects, and numbers that JSON lacks as strings or lists."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from functools import singledispatch
+from pathlib import Path
+from typing import Any
+
+
+@singledispatch
+def json_value(value: object) -> Any:
+    """Convert a value to what `json.dumps` takes with `allow_nan=False`.
+
+    Dataclasses become objects of all their fields; types that are to look otherwise are registered.
+
+    Example:
+        >>> json_value({"psnr": float("inf"), "at": (1, 2), "value": 1 - 2j})
+        {'psnr': 'inf', 'at': [1, 2], 'value': [1.0, -2.0]}
+    """
+    if is_dataclass(value):
+        return {name: json_value(getattr(value, name)) for name in value.__dataclass_fields__}
+    if isinstance(value, Mapping):
+        return {key: json_value(item) for key, item in value.items()}
+    return value
+
+
+@json_value.register
+def _(value: float) -> Any:
+    return value if math.isfinite(value) else str(value)
+
+
+@json_value.register
+def _(value: complex) -> Any:
+    return [json_value(value.real), json_value(value.imag)]
+
+
+@json_value.register(list)
+@json_value.register(tuple)
+def _(value: list[Any] | tuple[Any, ...]) -> Any:
+    return [json_value(item) for item in value]
+
+
+@json_value.register
+def _(value: Path) -> Any:
+    return str(value)

@@ -1,0 +1,102 @@
+"""Suspects, and what stands around them, as lines of text: for the terminal and for `summary.txt`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tensorcap.localization.curves import ChangePoint
+from tensorcap.localization.nonfinite import NonfiniteOrigin
+from tensorcap.localization.suspect import Localization, Suspect
+from tensorcap.wording import FEW, counted, some
+
+
+def suspect_lines(number: int, suspect: Suspect) -> list[str]:
+    """Describe a suspect in a few lines.
+
+    1. Its place and name.
+    2. Its errors: its own, the inherited one, the total one, that from run to run, and R, as far as known.
+    3. Which evidence speaks against it, and why.
+    4. What explains its values, and what that mistake usually is; or that no hypothesis does.
+    5. Its root cause, if that is something else.
+
+    Args:
+        number: Its place, from 1.
+        suspect: The suspect.
+
+    Returns:
+        The heading, and at least two lines below it.
+    """
+    name = suspect.class_name.rpartition(".")[2]
+    lines = [f"{number}. {suspect.module} ({name})" if name else f"{number}. {suspect.module}"]
+    lines.append(f"error: {_errors(suspect)} (at {suspect.key})")
+    lines.append(f"by {' and '.join(suspect.by)}: {suspect.reason}")
+    mistake, examined = suspect.diagnosis, suspect.examined
+    if mistake is not None:
+        lines.append(f"explained: {mistake.text} (leaves {mistake.after:.2g})")
+        if mistake.hint:
+            lines.append(mistake.hint)
+    elif examined is not None and examined.status == "unexplained":
+        lines.append("no hypothesis explains its values")
+    if suspect.cause and (mistake is None or suspect.cause != mistake.kind):
+        lines.append(f"root cause: {suspect.cause}")
+    return lines
+
+
+def _errors(suspect: Suspect) -> str:
+    """The errors of a suspect that are known; its status if none is."""
+    numbers = {
+        "own": suspect.own,
+        "inherited": suspect.inherited,
+        "total": suspect.total,
+        "from run to run": suspect.noise,
+    }
+    texts = [f"{what} {value:.3g}" for what, value in numbers.items() if value is not None]
+    if suspect.ratio is not None:
+        texts.append(f"R {suspect.ratio:.3g}")
+    return ", ".join(texts) or suspect.status
+
+
+def context_lines(localization: Localization) -> Iterator[str]:
+    """Describe what stands around suspects: composites, the origin of non-finite values, error curves."""
+    if localization.explained:
+        modules = [f"{module} by {child}" for module, child in localization.explained]
+        yield f"Explained by what is within: {some(modules)}."
+    if localization.nonfinite is not None:
+        yield _nonfinite_text(localization.nonfinite)
+    yield from _change_texts(localization.changes)
+
+
+def _nonfinite_text(origin: NonfiniteOrigin) -> str:
+    """Where values stop being finite, and what went in, as a sentence."""
+    tensor = origin.tensor
+    bad = [operand.key for operand in origin.operands if not operand.is_finite]
+    largest = max((operand.largest or 0.0 for operand in origin.operands), default=0.0)
+    count = counted(len(origin.operands), "operand")
+    if not origin.operands:
+        operands = "what went into it was not captured"
+    elif bad:
+        operands = f"of {count} not finite: {some(bad)}"
+    else:
+        keys = some([operand.key for operand in origin.operands])
+        operands = f"its {count} all finite, up to {largest:.3g}: {keys}"
+    return (
+        f"Values stop being finite at {origin.key}, made by {origin.module}: of {tensor.elements} elements "
+        f"{tensor.nan} are NaN and {tensor.inf} infinite; {operands}."
+    )
+
+
+def _change_texts(changes: Sequence[ChangePoint]) -> Iterator[str]:
+    """Where each curve changes, the earliest step first, a sentence for each of the first few."""
+    for curve in dict.fromkeys(change.curve for change in changes):
+        of_curve = [change for change in changes if change.curve == curve]
+        texts = "; ".join(map(_change_text, of_curve[:FEW]))
+        more = f"; and {len(of_curve) - FEW} more" if len(of_curve) > FEW else ""
+        yield f"{curve.capitalize()} error in execution order: {texts}{more}."
+
+
+def _change_text(change: ChangePoint) -> str:
+    before = f" on top of {change.before:.2g}" if change.before else ""
+    results = counted(change.length, "result")
+    is_all = change.curve == "total" and change.kind == "step"
+    how = f"{results} wrong from there on" if is_all else f"{results} long"
+    return f"a {change.kind} at {change.key} to {change.value:.2g}{before}, {how}"
