@@ -15,7 +15,7 @@ from difflib import SequenceMatcher
 from typing import Final, NamedTuple
 
 from tensorcap.comparison.absences import Absences
-from tensorcap.comparison.pair import Pair, Status
+from tensorcap.comparison.pair import Decision, Pair, Status, decide
 from tensorcap.runs.ops import Ops, ops_of, places
 from tensorcap.runs.record_kinds import is_inner
 from tensorcap_formats.archive import Archive
@@ -106,11 +106,15 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
                 is_optional, reason = True, _CAST
             elif not reason and (holder := _holder(others, wanted)):
                 is_optional, reason = True, f"{_HELD} {holder}"
-        pairs.append(Pair(text, status, record, partner, reason=reason, is_optional=is_optional))
+        pair = Pair(text, "unjudged", record, partner, is_optional=is_optional)
+        pairs.append(decide(pair, Decision("pairing", status, reason)))
     pairs += _losses(reference.info.points, selection)
     known = {pair.key for pair in pairs}
     pairs += [  # an op of the same key, which is paired with another one, may stand there already
-        Pair(f"{text} (target)" if text in known else text, "missing-in-reference", None, record)
+        decide(
+            Pair(f"{text} (target)" if text in known else text, "unjudged", None, record),
+            Decision("pairing", "missing-in-reference"),
+        )
         for text, record in targets.items()
         if not selection.why_not(text)
     ]
@@ -132,9 +136,8 @@ def _losses(points: Iterable[PointInfo], selection: Selection) -> Iterator[Pair]
             text = Key(point.site, slot).text
             if not selection.why_not(text):
                 reason = f"in the reference: {point.reason or 'no reason is known'}"
-                yield Pair(
-                    text, "not-capturable", None, None, reason=reason, is_optional=selection.is_optional(text)
-                )
+                pair = Pair(text, "unjudged", None, None, is_optional=selection.is_optional(text))
+                yield decide(pair, Decision("pairing", "not-capturable", reason))
 
 
 _Call = tuple[int, int, str, int]  # rank, step, site of the module, number of the call

@@ -51,7 +51,7 @@ _PHRASES: Final[Mapping[str, str]] = {
     "attention_gain_tail": "attention gain of the worst rows",
     "outlier_element": "outlier",
     "growth": "row error",
-    "input_dependence": "share of the error that the input explains",
+    "input_dependence": "share explained by the input",
     "wide_error": "row error",
     "integers": "other whole numbers",
     "parameter": "other parameters",

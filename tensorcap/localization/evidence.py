@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 from tensorcap.alignment.views import MappedArchive
 from tensorcap.comparison.comparison import Comparison
 from tensorcap.comparison.divergence import Inputs, called_sites, caller_of, is_circumstance
-from tensorcap.comparison.gains import row_error
 from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.pair import ABSENT, SEVERITY, Finding, Pair, Status, worst_status
 from tensorcap.comparison.pipeline import compare_records
@@ -233,7 +232,7 @@ class _OwnsOfInjection:
         for pair in self._pairs:
             for key in self._injected.keys_of(pair):
                 is_known = pair.is_compared and pair.status != "nonfinite"
-                self._errors[key.text] = row_error(pair) if is_known else None
+                self._errors[key.text] = pair.row_error if is_known else None
         self._unknown: dict[str, None] = {}
 
     def all(self) -> tuple[OwnError, ...]:
@@ -259,7 +258,7 @@ class _OwnsOfInjection:
         module = key.site if made == "result" else caller_of(key.site, self._called)
         is_leaf = made == "result" and self._calls.is_leaf(key.site) and self._calls.is_simple(key.site)
         status, findings = self._judged(pair, left, is_leaf=is_leaf)
-        error = row_error(pair)
+        error = pair.row_error
         if status is None:
             return None
         return OwnError(key.text, module, made, is_leaf, error, None, status, findings, is_precise=False)
@@ -315,13 +314,13 @@ class _OwnsOfInjection:
         if result.slot.startswith("output") and len(lacking) == len(unknown):
             for ours, theirs in zip(lacking, unknown, strict=True):
                 found = compare_records(self._reference, ours.key.text, self._run, theirs.text).pairs[0]
-                error = row_error(found) if found.is_compared else None
+                error = found.row_error if found.is_compared else None
                 if error is not None:
                     yield theirs, error
 
     def _gain(self, pair: Pair, known: Sequence[float], *, is_leaf: bool) -> Finding | None:
         """What was added to the errors of what was left as it was: D and D'; None of whole numbers."""
-        error, precision = row_error(pair), self._precision_of(pair)
+        error, precision = pair.row_error, self._precision_of(pair)
         if error is None or precision is None or pair.reference is None:
             return None
         inputs, elements = math.hypot(*known), pair.reference.size

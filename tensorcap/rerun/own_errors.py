@@ -10,7 +10,6 @@ from typing import Any, Literal
 import numpy as np
 
 from tensorcap.comparison.divergence import Inputs, called_sites, caller_of, is_circumstance
-from tensorcap.comparison.gains import elements_of, row_error
 from tensorcap.comparison.padding import Padding
 from tensorcap.comparison.pair import JUDGED, Finding, Pair, Status, worst_status
 from tensorcap.comparison.policy import POLICY, Precision
@@ -100,8 +99,8 @@ class ReplayJudge:
         status, findings = self._judged(pair, ratio, is_leaf=is_leaf)
         made: Made = "result" if is_result else "argument"
         is_own_kind = is_leaf and not self._calls.is_linear(key.site)
-        is_precise = is_own_kind and ratio is not None and POLICY.is_precise(ratio, elements_of(pair))
-        return OwnError(pair.key, module, made, is_leaf, row_error(pair), ratio, status, findings, is_precise)
+        is_precise = is_own_kind and ratio is not None and POLICY.is_precise(ratio, pair.elements)
+        return OwnError(pair.key, module, made, is_leaf, pair.row_error, ratio, status, findings, is_precise)
 
     def _judged(
         self, pair: Pair, ratio: float | None, *, is_leaf: bool
@@ -113,14 +112,14 @@ class ReplayJudge:
             return "unjudged", tuple(replace(finding, status="unjudged") for finding in said)
         if pair.status in ("nonfinite", "shape-mismatch"):
             return "diverged", (Finding(pair.status, 1, 0, "diverged", mismatch_text(pair)),)
-        error = row_error(pair)
+        error = pair.row_error
         assert pair.reference is not None
         key = pair.reference.key
         assert pair.target is not None
         if error is None or pair.difference is None or not pair.reference.dtype.is_inexact:
             return (pair.status if pair.status in JUDGED else "unjudged"), pair.findings
         precision = POLICY.precision_of_pair(self._precision, pair.reference, pair.target)
-        count = elements_of(pair)
+        count = pair.elements
         found = list(
             POLICY.judge_replayed(
                 error,
