@@ -15,6 +15,7 @@ from tensorcap.comparison.padding import Padding
 from tensorcap.comparison.pair import Decision, Finding, Pair, decide
 from tensorcap.comparison.policy import Policy, Precision
 from tensorcap.comparison.policy_tests.context import Context, is_whole, measured_pair
+from tensorcap.comparison.policy_tests.growth import judge_total_error
 from tensorcap.comparison.policy_tests.tests import TESTS
 from tensorcap.comparison.routing import (
     Flips,
@@ -229,7 +230,7 @@ class PolicyJudge:
         if not (flips.flipped and precision.is_wide and error is not None):
             return finding
         depth = self._calls.depth(scores.reference)
-        total = self._policy.judge_total(error, depth, precision, elements=scores.elements)
+        total = judge_total_error(self._policy, error, depth, precision, elements=scores.elements)
         is_doubtful = total.status != "within-rounding" and finding.status == "within-rounding"
         return replace(finding, status="suspect") if is_doubtful else finding
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from tensorcap.comparison.exact import judge_parameter
 from tensorcap.comparison.pair import Finding
 from tensorcap.comparison.policy_tests.context import Context, MeasuredPair, is_whole
+from tensorcap.comparison.policy_tests.growth import judge_total_error
 from tensorcap.metrics.routing import is_routing
 from tensorcap.runs.record_kinds import is_parameter
 from tensorcap_formats.records import Record
@@ -52,7 +53,7 @@ class StatisticsTest:
                 continue
             precision = policy.precision_of_pair(context.runs_precision, pair.reference, pair.target)
             depth = context.calls.depth(pair.reference)
-            finding = policy.judge_total(error, depth, precision, elements=pair.reference.size)
+            finding = judge_total_error(policy, error, depth, precision, elements=pair.reference.size)
             if finding.status != "within-rounding":
                 text = f"norms or means prove {finding.text}"
                 yield pair.key, replace(finding, test="statistics", text=text)

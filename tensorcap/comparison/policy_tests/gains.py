@@ -18,12 +18,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+
 from tensorcap.comparison.pair import Finding, Pair
 from tensorcap.comparison.policy import Policy, Precision
 from tensorcap.comparison.policy_tests.context import Context, Gain, MeasuredPair
 from tensorcap.comparison.robust_errors import RobustError
 from tensorcap.metrics.routing import is_routing
 from tensorcap.runs.calls import Call
+from tensorcap_formats.dtypes import Array
 from tensorcap_formats.records import Record
 
 
@@ -138,7 +141,7 @@ class _Gains:
             if not precision.is_wide:
                 tail = self._policy.judge_tail(look.tail, worst, precision, is_core=True, elements=count)
                 if tail.status == "within-rounding" and look.rows is not None:
-                    tail = self._policy.judge_row(*look.rows, precision)
+                    tail = judge_worst_row(self._policy, *look.rows, precision)
             yield Gain(call.site, pair, error, look.output, finding, tail)
 
     def _of_leaf(self, leaf: Call) -> Iterator[Gain]:
@@ -235,6 +238,25 @@ class _Gains:
     def _together(errors: Sequence[float], *, is_core: bool, kept: float = 0.0) -> float:
         """Errors of inputs as one: of queries, keys and values the largest, of others the root of squares."""
         return max([*errors, kept]) if is_core else math.hypot(*errors)
+
+
+def judge_worst_row(policy: Policy, inputs: Array, outputs: Array, precision: Precision) -> Finding:
+    """Judge what experts add to the error of any single row, by the worst one.
+
+    Args:
+        policy: The limits.
+        inputs: Row errors of the inputs, together, one dimension.
+        outputs: Row errors of the output, of the same rows.
+        precision: The precision of the pair.
+    """
+    gains = outputs / np.hypot(inputs, 2 * precision.rounding)
+    worst = int(gains.argmax())
+    gain, limit = float(gains[worst]), policy.expert_row.green
+    text = (
+        f"one row is off by {inputs[worst]:.2g} in, {outputs[worst]:.2g} out: gain {gain:.3g}, "
+        f"at most {limit:g}"
+    )
+    return Finding("attention_gain_tail", gain, limit, policy.expert_row.status(gain), text)
 
 
 def list_direct_outputs(leaf: Call) -> list[Record]:
