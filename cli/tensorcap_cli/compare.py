@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tensorcap_cli.output import print_json_pieces, progress, split_key
+from tensorcap_cli.output import print_json, print_json_pieces, progress, split_key
 
 if TYPE_CHECKING:
     from tensorcap.comparison.comparison import Comparison
@@ -66,6 +66,7 @@ _ON_ARCHIVES = ("map", "only", "exclude", "require", "baseline", "thresholds", "
     help="A column in place of the usual ones; `kl`, `overlap` and others are computed for all that can be.",
 )
 @click.option("--where", is_flag=True, help="Find where the error lies for every pair that is not green.")
+@click.option("--why", metavar="KEY", help="Instead of a report: how this tensor was judged, test by test.")
 @click.option("--by-module", is_flag=True, help="Errors by class of module: count, min, median, max.")
 @click.option("--all", "show_all", is_flag=True, help="A row for every pair, also for identical ones.")
 @click.option("--save", metavar="FILE", type=click.Path(), help="Keep all results, to be judged again.")
@@ -81,6 +82,7 @@ def command(
     *,
     sort: str,
     metrics: tuple[str, ...],
+    why: str | None,
     by_module: bool,
     show_all: bool,
     save: str | None,
@@ -105,6 +107,7 @@ def command(
         tcap compare ref.h5 tgt.h5 --rtol 1e-3 --atol 1e-5 --exclude '*/input*'
         tcap compare ref.h5::0/model.norm/output tgt.npz::norm
         tcap compare a.pt b.max --steps 'squeeze(0)'
+        tcap compare ref.h5 tgt.h5 --why 0/model.norm/output
         tcap compare ref.h5 tgt.h5 --save result.json
         tcap compare --from result.json --rtol 1e-2
 
@@ -126,7 +129,9 @@ def command(
         whole = bool(save) or as_json
         comparison, examination = _compared(reference, target, metrics, whole, options)
     _write(comparison, examination, save, junit, csv)
-    if as_json:
+    if why is not None:
+        _print_why(comparison, why, as_json=as_json)
+    elif as_json:
         from tensorcap.reports.result_json import json_pieces
 
         print_json_pieces(json_pieces(comparison, examination))
@@ -137,6 +142,18 @@ def command(
             comparison, examination, order=sort, show_all=show_all, by_module=by_module, metrics=metrics
         )
     click.get_current_context().exit(comparison.exit_status)
+
+
+def _print_why(comparison: Comparison, key: str, *, as_json: bool) -> None:
+    from tensorcap.comparison.explanation import explain
+
+    explanation = explain(comparison, key)
+    if as_json:
+        print_json(explanation.to_json())
+        return
+    from tensorcap_cli.why_text import print_explanation
+
+    print_explanation(explanation)
 
 
 def _check_folders(**outputs: str | None) -> None:
@@ -187,7 +204,8 @@ def _compared(
                 given = {name: options[name] for name in ("rtol", "atol", "compute_dtype")}
                 comparison = compare_records(trusted, keys[0], tested, keys[1], progress=tell, **given)
             else:
-                comparison = compare(trusted, tested, progress=tell, **options)
+                # Not mapped by `sides`, they are not mapped here either: `examine` reads these archives
+                comparison = compare(trusted, tested, mapping="none", progress=tell, **options)
         examination = examine(
             comparison,
             trusted,

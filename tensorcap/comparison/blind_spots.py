@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from tensorcap.comparison.gains import Gain, row_error
 from tensorcap.comparison.pair import Pair
 from tensorcap.comparison.policy import Policy, Precision
+from tensorcap.comparison.policy_tests.context import Gain
 from tensorcap.comparison.routing import Flips
 from tensorcap.metrics.routing import is_routing
 from tensorcap.runs.calls import Calls
@@ -114,9 +114,9 @@ def summarize_runs(
     measured = [
         pair
         for pair in pairs
-        if pair.reference and pair.difference is not None and row_error(pair) is not None
+        if pair.reference and pair.difference is not None and pair.row_error is not None
     ]
-    coarsest = max((precision(p) for p in measured if _is_float(p)), key=lambda p: p.unit, default=None)
+    coarsest = max((precision(p) for p in measured if p.is_inexact), key=lambda p: p.unit, default=None)
     growth = () if is_injected else _growth(measured, calls, policy, precision, has_inputs=has_inputs)
     worst = max(gains, key=lambda gain: gain.finding.value / gain.finding.limit, default=None)
     if is_injected:  # what went into modules is known without having been compared
@@ -154,14 +154,14 @@ def _growth(
         key = pair.reference.key if pair.reference is not None else None
         if key is None or is_gradient(key) or is_parameter(key):
             continue  # no part of the way through the model
-        if pair.reference is not None and _is_float(pair):
+        if pair.reference is not None and pair.is_inexact:
             by_depth.setdefault(calls.depth(pair.reference), []).append(pair)
     found: list[DepthError] = []
     entering = 0.0
     for depth in sorted(by_depth):
-        errors = [error for error in map(row_error, by_depth[depth]) if error is not None]
+        errors = [error for pair in by_depth[depth] if (error := pair.row_error) is not None]
         block = [pair for pair in by_depth[depth] if _ends_block(pair)]
-        error = row_error(block[-1]) if block else statistics.median(errors)
+        error = block[-1].row_error if block else statistics.median(errors)
         assert error is not None
         used = precision(by_depth[depth][-1])
         limit = (
@@ -180,10 +180,6 @@ def _ends_block(pair: Pair) -> bool:
     assert pair.reference is not None
     key = pair.reference.key
     return key.slot.startswith("output") and key.site.rpartition(".")[2].isdigit()
-
-
-def _is_float(pair: Pair) -> bool:
-    return pair.reference is not None and pair.reference.dtype.is_inexact
 
 
 def _blind(

@@ -8,27 +8,12 @@ from typing import Final
 
 from tensorcap.comparison.pair import ABSENT, Pair
 from tensorcap.comparison.policy import POLICY
+from tensorcap.comparison.policy_tests.tests import LOCAL_TESTS
 from tensorcap.runs.calls import is_state
 from tensorcap.runs.ops import ops_of, passed_in
 from tensorcap.runs.record_kinds import is_gradient, is_inner, is_parameter
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
-
-_OWN: Final = (
-    "own_error_leaf",
-    "own_error_composite",
-    "gain",
-    "attention_gain",
-    "gain_tail",
-    "attention_gain_tail",
-    "outlier_element",
-    "input_dependence",
-    "integers",
-    "mask",
-    "routing",
-    "zeros",
-    "dtype",
-)  # tests of what a module itself does
 
 _GROWN: Final = "The error grew past what is expected here; no module stands out."
 
@@ -113,10 +98,10 @@ def _weight(pair: Pair, inputs: Inputs) -> int:
     tests = {f.test for f in pair.findings if f.status in ("suspect", "diverged")}
     certain = {f.test for f in pair.findings if f.status == "diverged"}
     if pair.status == "diverged" and certain == {"outlier_element"} and _inherits_rows(pair, inputs.of(pair)):
-        return 1 if tests & (set(_OWN) - {"outlier_element"}) else 2
+        return 1 if (tests & LOCAL_TESTS) - {"outlier_element"} else 2
     if pair.status != "suspect":
         return 0
-    return 1 if tests & set(_OWN) else 2
+    return 1 if tests & LOCAL_TESTS else 2
 
 
 def is_circumstance(pair: Pair, inputs: Sequence[Pair]) -> bool:

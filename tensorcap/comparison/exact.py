@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
-from tensorcap.comparison.pair import Finding, Pair, Status
+from tensorcap.comparison.pair import Decision, Finding, Pair, Status, decide
 from tensorcap.comparison.thresholds import Thresholds
 from tensorcap.metrics.difference import Difference, Tolerance
 from tensorcap.runs.record_kinds import is_inner, is_parameter
@@ -44,9 +43,10 @@ def judge_by_metadata(reference: Archive, target: Archive, pair: Pair) -> Pair:
     if pair.status != "unjudged" or trusted is None or tested is None:
         return pair
     if trusted.shape != tested.shape or trusted.dtype.packed != tested.dtype.packed:
-        return replace(pair, status="shape-mismatch", reason=_shapes(reference, trusted, target, tested))
+        reason = _shapes(reference, trusted, target, tested)
+        return decide(pair, Decision("metadata", "shape-mismatch", reason))
     if has_equal_digest(reference, target, trusted, tested):
-        return replace(pair, status="identical")
+        return decide(pair, Decision("metadata", "identical", pair.reason))
     if not (trusted.stored and tested.stored):
         return _settle_by_counts(pair, trusted, tested)
     return pair
@@ -56,8 +56,9 @@ def _settle_by_counts(pair: Pair, trusted: Record, tested: Record) -> Pair:
     ours, theirs = trusted.statistics, tested.statistics
     if ours and theirs and (ours.nan, ours.posinf, ours.neginf) != (theirs.nan, theirs.posinf, theirs.neginf):
         reason = "counts of NaN or infinities differ; no values were kept"
-        return replace(pair, status="nonfinite", reason=reason)
-    return replace(pair, reason="only statistics were kept: no values to judge by")
+        return decide(pair, Decision("metadata", "nonfinite", reason))
+    reason = "only statistics were kept: no values to judge by"
+    return decide(pair, Decision("metadata", "unjudged", reason))
 
 
 def has_equal_digest(reference: Archive, target: Archive, trusted: Record, tested: Record) -> bool:
@@ -142,10 +143,8 @@ def judge_masks(reference: Archive, target: Archive, pair: Pair) -> Pair:
     wrong = int((ours != theirs).sum())
     text = f"as masks, {wrong} of {ours.size} elements differ"
     if not wrong:
-        return replace(pair, status="match", reason="masks of two kinds that say the same")
-    return replace(
-        pair, status="diverged", reason="", findings=(Finding("mask", wrong, 0, "diverged", text),)
-    )
+        return decide(pair, Decision("masks", "match", "masks of two kinds that say the same"))
+    return decide(pair, Decision("masks", "diverged", "", (Finding("mask", wrong, 0, "diverged", text),)))
 
 
 def _attends(archive: Archive, record: Record) -> Array | None:
@@ -187,7 +186,8 @@ def judge_pass_through(
         if same and is_tested and not _is_echo(target, pair, same):
             text = f"equal to {same[-1].key} in the reference, not in the target"
             finding = Finding("pass_through", 1, 0, "diverged", text)
-            broken[pair.key] = replace(pair, status="diverged", findings=(finding, *pair.findings))
+            findings = (finding, *pair.findings)
+            broken[pair.key] = decide(pair, Decision("pass-through", "diverged", pair.reason, findings))
         same.append(pair)
     return [broken.get(pair.key, pair) for pair in pairs]
 

@@ -12,7 +12,7 @@ from typing import Final
 from tensorcap.alignment.coverage import Reasons
 from tensorcap.alignment.layout.fits import find_layout
 from tensorcap.alignment.views import MappedArchive
-from tensorcap.comparison.pair import Origin, Pair
+from tensorcap.comparison.pair import Decision, Origin, Pair, decide
 from tensorcap.comparison.pairing import Selection
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
@@ -76,10 +76,11 @@ def _told(pair: Pair, target: MappedArchive, ours: Reasons, theirs: Reasons, sit
     left = ours.of(pair.reference.key)
     if left is None:
         is_known = pair.reason or pair.reference.key.site in sites
-        return pair if is_known else replace(pair, status="unmapped", reason="no entry of the mapping has it")
+        decision = Decision("mapping", "unmapped", "no entry of the mapping has it")
+        return pair if is_known else decide(pair, decision)
     if left.is_explained:
         return replace(pair, reason=left.reason, is_optional=True)
-    return replace(pair, status="unmapped", reason=pair.reason or left.reason)
+    return decide(pair, Decision("mapping", "unmapped", pair.reason or left.reason))
 
 
 _TRIED: Final = 20  # pairs

@@ -1,9 +1,9 @@
-"""A pair of records and what became of it: status, errors, findings of tests, what a mapping says of it."""
+"""A pair of records: its status, errors, findings and origin, and `decide`, which alone sets the status."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from tensorcap.metrics.difference import Difference
@@ -54,13 +54,13 @@ State = Literal["measured", "baseline-exact", "both-exact", "undefined"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one test said of one pair.
+    """The result of one test of one pair.
 
     Attributes:
         test: Name of the test: `tolerance`, a metric, or one of `specs/policy.md`.
-        value: What was found.
-        limit: What is green at most, or at least for a metric of which more is better.
-        status: What the test alone would make of the pair.
+        value: The value that was tested.
+        limit: The largest value that is green, or the smallest for a metric of which more is better.
+        status: The status that the pair would have by this test alone.
         text: The finding as a sentence.
     """
 
@@ -74,6 +74,42 @@ class Finding:
 def worst_status(findings: Iterable[Finding]) -> Status:
     """The worst status among findings, of which there is one at least."""
     return max((finding.status for finding in findings), key=SEVERITY.index)
+
+
+Stage = Literal[
+    "pairing",
+    "mapping",
+    "metadata",
+    "values",
+    "tolerance",
+    "masks",
+    "routing",
+    "policy",
+    "calibration",
+    "pass-through",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What one stage of a comparison says of one pair.
+
+    Attributes:
+        stage: The stage.
+        status: The status that the pair gets; None if the stage leaves the status as it is.
+        reason: Why, if it is not plain from the status; else "".
+        findings: The results of tests that led to it.
+    """
+
+    stage: Stage
+    status: Status | None
+    reason: str = ""
+    findings: tuple[Finding, ...] = ()
+
+    @classmethod
+    def of_findings(cls, stage: Stage, findings: Sequence[Finding], reason: str = "") -> Decision:
+        """Make the worst of some findings, of which there is one at least, the status."""
+        return cls(stage, worst_status(findings), reason, tuple(findings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +164,8 @@ class Pair:
         baseline: How far the target lies from the reference in units of a baseline's distance, or None.
         is_optional: Whether it may be missing: `--require` names others, it is a cast (CMP-71), or a mapping
             explains that it has no counterpart.
-        origin: What a mapping made the target's side of; None where keys are equal and no mapping was used.
+        origin: What a mapping made the target's side of; None if keys are equal and no mapping was used.
+        history: What each stage that looked at the pair said of it, in order; results in files lack it.
     """
 
     key: str
@@ -141,6 +178,7 @@ class Pair:
     baseline: Ratio | None = None
     is_optional: bool = False
     origin: Origin | None = None
+    history: tuple[Decision, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def is_compared(self) -> bool:
@@ -157,3 +195,38 @@ class Pair:
     def is_green(self) -> bool:
         """Whether it is identical, a match, or within rounding."""
         return self.status in GREEN
+
+    @property
+    def row_error(self) -> float | None:
+        """Median over rows of the relative error (`epsilon`), no unit; 0 if nothing was measured."""
+        return 0.0 if self.difference is None else self.difference.row_error_median
+
+    @property
+    def tail_error(self) -> float | None:
+        """The 95th percentile over rows of the relative error, no unit; 0 if nothing was measured."""
+        return 0.0 if self.difference is None else self.difference.row_error_p95
+
+    @property
+    def elements(self) -> int:
+        """Count of elements that the error is taken over."""
+        if self.difference is not None:
+            return self.difference.measured
+        return self.reference.size if self.reference is not None else 0
+
+    @property
+    def is_inexact(self) -> bool:
+        """Whether there is a reference record of floats or complex numbers."""
+        return self.reference is not None and self.reference.dtype.is_inexact
+
+
+def decide(pair: Pair, decision: Decision) -> Pair:
+    """Apply what a stage says of a pair: the only place that sets the status of one.
+
+    A decision with a status replaces status, reason and findings; every decision is kept in the history.
+    """
+    history = (*pair.history, decision)
+    if decision.status is None:
+        return replace(pair, history=history)
+    return replace(
+        pair, status=decision.status, reason=decision.reason, findings=decision.findings, history=history
+    )

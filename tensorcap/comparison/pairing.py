@@ -1,28 +1,29 @@
-"""Which reference record belongs to which target record, and why some have no partner.
+"""Pair the records of two archives by key, and say why some have no partner.
 
-Which op of the reference is which of the target, where one run needs ops that the other does not (CMP-70).
-
-Ops of one name are numbered within a module's call, so that one more of them, a cast say, would shift all
-that follow. The ops and the calls of modules in a call are two sequences: what they have in common, in
-order, is paired.
+Ops are paired in order (CMP-70): ops of one name are numbered within a module's call, so that one more of
+them, a cast say, would shift all that follow. The ops and the calls of modules in a call are two sequences;
+what they have in common, in order, is paired. `Absences` says why a record has no partner (CMP-6, CMP-73).
 """
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import cached_property
 from typing import Final, NamedTuple
 
-from tensorcap.comparison.absences import Absences
-from tensorcap.comparison.pair import Pair, Status
+from tensorcap.comparison.pair import Decision, Pair, Status, decide
+from tensorcap.recording.options import CaptureOptions, parse_steps
+from tensorcap.recording.record_filter import RecordFilter
 from tensorcap.runs.ops import Ops, ops_of, places
-from tensorcap.runs.record_kinds import is_inner
+from tensorcap.runs.record_kinds import is_gradient, is_inner, is_parameter
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.errors import no_such_tensor
-from tensorcap_formats.keys import ROOT_SITE, Key, matches, module_of
+from tensorcap_formats.errors import UsageError, no_such_tensor
+from tensorcap_formats.keys import PROBES, ROOT_SITE, Key, matches, module_of
 from tensorcap_formats.records import Record
-from tensorcap_formats.run_info import PointInfo
+from tensorcap_formats.run_info import PointInfo, ScopeInfo
 
 _NO_VALUE: Final = "memory that nothing was written to yet"
 _CAST: Final = "a cast, which computes nothing; the target has none"
@@ -106,11 +107,15 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
                 is_optional, reason = True, _CAST
             elif not reason and (holder := _holder(others, wanted)):
                 is_optional, reason = True, f"{_HELD} {holder}"
-        pairs.append(Pair(text, status, record, partner, reason=reason, is_optional=is_optional))
+        pair = Pair(text, "unjudged", record, partner, is_optional=is_optional)
+        pairs.append(decide(pair, Decision("pairing", status, reason)))
     pairs += _losses(reference.info.points, selection)
     known = {pair.key for pair in pairs}
     pairs += [  # an op of the same key, which is paired with another one, may stand there already
-        Pair(f"{text} (target)" if text in known else text, "missing-in-reference", None, record)
+        decide(
+            Pair(f"{text} (target)" if text in known else text, "unjudged", None, record),
+            Decision("pairing", "missing-in-reference"),
+        )
         for text, record in targets.items()
         if not selection.why_not(text)
     ]
@@ -132,9 +137,8 @@ def _losses(points: Iterable[PointInfo], selection: Selection) -> Iterator[Pair]
             text = Key(point.site, slot).text
             if not selection.why_not(text):
                 reason = f"in the reference: {point.reason or 'no reason is known'}"
-                yield Pair(
-                    text, "not-capturable", None, None, reason=reason, is_optional=selection.is_optional(text)
-                )
+                pair = Pair(text, "unjudged", None, None, is_optional=selection.is_optional(text))
+                yield decide(pair, Decision("pairing", "not-capturable", reason))
 
 
 _Call = tuple[int, int, str, int]  # rank, step, site of the module, number of the call
@@ -253,3 +257,132 @@ def _around(key: Key, numbers: Mapping[tuple[int, int, str], int]) -> _Call | No
         if number is not None:
             return key.rank, key.step, site, number
     return None
+
+
+_OF_POINTS: Final[Mapping[str, str]] = {  # what was never passed, by the kind of the point
+    "function": "the target never called this function",
+    "probe": "the target never passed this probe",
+}
+
+
+class Absences:
+    """What the target says of a record that it does not have (CMP-6, CMP-73).
+
+    Args:
+        reference: The trusted archive.
+        ops: Its ops.
+        target: The archive under test.
+        others: Its ops.
+    """
+
+    def __init__(self, reference: Archive, ops: Ops, target: Archive, others: Ops) -> None:
+        self._reference = reference
+        self._ops = ops
+        self._target = target
+        self._others = others
+        self._points: dict[str, PointInfo] = {}
+        self._slots: dict[tuple[str, str], PointInfo] = {}
+        for point in target.info.points:
+            if point.slots:
+                self._slots.update(((point.site, slot), point) for slot in point.slots)
+            else:
+                self._points[point.site] = point
+
+    def __call__(self, record: Record) -> tuple[Status, str]:
+        """The status of a reference record without a partner, and the reason where one is known."""
+        key = record.key
+        point = self._slots.get((key.site, key.slot)) or self._points.get(key.site)
+        if point is None and is_inner(key):  # the module around it may never have been called
+            around = self._points.get(module_of(key.site))
+            point = around if around and around.status in ("never-called", "excluded") else None
+        said = point.reason if point else ""
+        status = point.status if point else ""
+        if status == "not-capturable":
+            return "not-capturable", said
+        why = self._left_out(record)
+        if status == "never-called" and not why:
+            kind = point.kind if point else ""
+            return "never-called", said or _OF_POINTS.get(kind, "the target never called this module")
+        if why:
+            return "missing-in-target", f"the target's capture {why}"
+        return "missing-in-target", said or (
+            "the target's capture left it out" if status == "excluded" else ""
+        )
+
+    def _left_out(self, record: Record) -> str:
+        """What the target's capture was told that rules the record out."""
+        key, scope = record.key, self._target.info.scope
+        if scope is None:
+            return ""
+        if self._steps and not any(key.step in span for span in self._steps):
+            return f"took steps {scope.steps}"
+        if is_gradient(key) and not scope.grads:
+            return "took no gradients"
+        if is_parameter(key) and not scope.params:
+            return "took no parameters"
+        if is_inner(key) and (why := self._without(key, scope)):
+            return why
+        if key.slot.partition(".")[0] == "input" and not is_inner(key) and not scope.inputs:
+            return "took no inputs of modules"
+        if _is_ruled_out(key, scope):
+            return "left it out"
+        if scope.sample is not None and self._calls.get(key.site, 0) >= scope.sample:
+            return f"took the first {scope.sample} calls of each site"
+        return self._stopped(record)
+
+    def _without(self, key: Key, scope: ScopeInfo) -> str:
+        """Why there are no ops, or no variables of functions, of a module."""
+        if key.where not in self._ops:
+            is_function = module_of(key.site) != PROBES
+            return "watched no functions" if is_function and not scope.watch else ""
+        if not self._others:
+            return "took no ops"
+        around = list(_modules_around(module_of(key.site)))
+        if scope.ops_in and not any(fnmatch.fnmatchcase(site, g) for g in scope.ops_in for site in around):
+            return f"took only ops in {', '.join(scope.ops_in)}"
+        return ""
+
+    def _stopped(self, record: Record) -> str:
+        """That the limit of bytes was reached before the record's turn."""
+        stopped = self._target.info.stopped
+        if stopped is None or not stopped.at:
+            return ""
+        if stopped.at in self._reference and self._reference.get(stopped.at).order > record.order:
+            return ""
+        return f"stopped at {stopped.text}"
+
+    @cached_property
+    def _steps(self) -> tuple[range, ...]:
+        scope = self._target.info.scope
+        try:
+            return parse_steps(scope.steps) if scope and scope.steps else ()
+        except UsageError:  # of a damaged file
+            return ()
+
+    @cached_property
+    def _calls(self) -> Mapping[str, int]:
+        """How many calls of each site the target has records of."""
+        calls: dict[str, set[str]] = {}
+        for record in self._target.records:
+            if not record.key.is_bare:
+                calls.setdefault(record.key.site, set()).add(record.key.where)
+        return {site: len(found) for site, found in calls.items()}
+
+
+def _is_ruled_out(key: Key, scope: ScopeInfo) -> bool:
+    """Whether globs that include or exclude leave a key out."""
+    if not (scope.include or scope.exclude):
+        return False
+    globs = RecordFilter(CaptureOptions(only=tuple(scope.include), exclude=tuple(scope.exclude)))
+    aliases = (module_of(key.site),) if is_inner(key) else ()
+    wanted = globs.keeps_site(key.site, aliases)
+    return not globs.keeps(key, aliases) if wanted is None else not wanted
+
+
+def _modules_around(site: str) -> Iterator[str]:
+    """A module's site, and those of the modules around it."""
+    yield site
+    while "." in site:
+        site = site.rpartition(".")[0]
+        yield site
+    yield ROOT_SITE

@@ -18,7 +18,7 @@ from tensorcap.comparison.exact import is_blocked, judge_by_metadata, judge_pass
 from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.judge import PolicyJudge, judge
 from tensorcap.comparison.mapping_provenance import token_warnings, with_hints, with_mapping
-from tensorcap.comparison.pair import Pair
+from tensorcap.comparison.pair import Decision, Pair, decide
 from tensorcap.comparison.pairing import Selection, pair_records, partner_texts
 from tensorcap.comparison.policy import POLICY, Precision
 from tensorcap.comparison.thresholds import KeyThresholds, Thresholds
@@ -272,7 +272,7 @@ class _Run:
 
     def _with_result(self, pair: Pair, given: KeyThresholds, found: Difference | OSError) -> Pair:
         if isinstance(found, OSError):  # one of ours, or what the system said
-            return replace(pair, status="unreadable", reason=str(found))
+            return decide(pair, Decision("values", "unreadable", str(found)))
         return judge(replace(pair, difference=found), given, self._remark(pair))
 
     def _remark(self, pair: Pair) -> str:

@@ -1,9 +1,9 @@
-"""The policy of verdicts: what is green where nobody gave a tolerance; clauses POL-n of `specs/policy.md`.
+"""The limits by which pairs are judged if nobody gave a tolerance; clauses POL-n of `specs/policy.md`.
 
 A table of thresholds by dtype accuses correct ports and passes wrong ones: the error of a correct run
 depends on its depth, its weights and its precision. So the policy looks at what a module adds to the error
-that it was given, at outliers, at the growth along the depth, and at structure in the error. All numbers
-are here, as data, and reports print them.
+of its inputs, at outliers, at the growth along the depth, and at structure in the error (`policy_tests`). All
+numbers are here, as data, and reports print them. Judgements that other rooms share are methods.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import numpy as np
-
 from tensorcap.comparison.pair import Finding, Status
-from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
 from tensorcap_formats.json_values import json_value
@@ -52,7 +49,7 @@ _PHRASES: Final[Mapping[str, str]] = {
     "attention_gain_tail": "attention gain of the worst rows",
     "outlier_element": "outlier",
     "growth": "row error",
-    "input_dependence": "share of the error that the input explains",
+    "input_dependence": "share explained by the input",
     "wide_error": "row error",
     "integers": "other whole numbers",
     "parameter": "other parameters",
@@ -85,7 +82,7 @@ class Limits:
     suspect: float
 
     def status(self, value: float) -> Status:
-        """What a value is."""
+        """Return the status of a value."""
         if value <= self.green:
             return "within-rounding"
         return "suspect" if value <= self.suspect else "diverged"
@@ -113,43 +110,44 @@ class Precision:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """All numbers of the policy, no units but where it says so.
+    """All numbers of the policy, without units unless it says so.
 
     Attributes:
         rounding: Relative error of one rounding, in units of `u`.
-        leaf_gain: Limits of test D.
-        core_gain: Limits of test D'.
-        leaf_tail: Limits of test T.
-        core_tail: Limits of test T'.
-        expert_row: Limits of test T' of the worst row of experts.
+        leaf_gain: Limits of test `gain`.
+        core_gain: Limits of test `attention_gain`.
+        leaf_tail: Limits of test `gain_tail`.
+        core_tail: Limits of test `attention_gain_tail`.
+        expert_row: Limits of test `attention_gain_tail` of the worst row of experts.
         second_look: How many times what was measured may be what a second look's rows show, or less.
-        outlier: Test E: how many times the row error an outlier may be.
-        outlier_spread: Test E: how far the worst rows may be from the median and still count as usual.
-        envelope: Test F: `e0 * rho * sqrt(e1 + e2 * n)` at block n.
+        outlier: Test `outlier_element`: how many times the row error an outlier may be.
+        outlier_spread: The same: how many times the median the worst rows may be and still count as usual.
+        envelope: Test `growth`: `e0 * rho * sqrt(e1 + e2 * n)` at block n.
         few: How many standard deviations of a ratio of two RMS over `n` elements, `1 / sqrt(n)`, limits of
             such ratios are widened by.
-        rough: Times the limits of F and of float32 runs, of places within a module's code and of
+        rough: Times the limits of `growth` and of float32 runs, of places within a module's code and of
             gradients: powers multiply a relative error, and what cancels makes it larger.
-        leaf_own: Limits of test A, in roundings.
-        composite_own: Limits of test A'.
-        replayed_leaf: Limits of test A where a model was replayed, in roundings.
-        replayed_composite: Limits of test A' there.
+        leaf_own: Limits of test `own_error_leaf`, in roundings.
+        composite_own: Limits of test `own_error_composite`.
+        replayed_leaf: Limits of test `own_error_leaf` where a model was replayed, in roundings.
+        replayed_composite: Limits of test `own_error_composite` there.
         replayed_tail: Times these limits, of the 95th percentile of rows.
-        twin_ratio: Limits of test B.
+        twin_ratio: Limits of test `twin_ratio`.
         twin_precise: R below which a target rounds less than the twin, which is no mistake.
-        twin_bits: Limits of test C, shares of elements.
-        twin_values: Test C: the share of elements of an activation that may differ at all.
-        explained: Test G: the largest share of the squared error that the input's value may explain.
-        explained_bins: Test G: count of bins of the input's value.
+        twin_bits: Limits of test `ulp_share`, shares of elements.
+        twin_values: Test `ulp_share`: the share of elements of an activation that may differ at all.
+        explained: Test `input_dependence`: the largest share of the squared error that the input's value may
+            explain.
+        explained_bins: Test `input_dependence`: count of bins of the input's value.
         wide_total: float32 against float32: limits of the whole error; of float64 in proportion to u.
         wide_own: The same, of a module's own error.
         wide_noise: The same: what the order of accumulation alone may do to a row.
         routing_margin: Flips of experts are explained up to this many times the error of their scores.
         routing_unexplained: Share of rows whose flips may be unexplained before the router is guilty.
         routing_flipped: Share of rows that may flip where scores alone do not decide.
-        routing_growth: Times the limit of F in steps behind one in which experts flipped.
-        routing_typical: Test F: share of rows behind a router that may have other experts before the median
-            row is not what it was.
+        routing_growth: Times the limit of `growth` in steps behind one in which experts flipped.
+        routing_typical: Test `growth`: share of rows behind a router that may have other experts before the
+            median row is not what it was.
     """
 
     rounding: float = 0.425
@@ -186,7 +184,7 @@ class Policy:
     units: Mapping[str, float] = field(default_factory=lambda: UNIT_ROUNDOFFS, repr=False)
 
     def precision(self, name: str) -> Precision:
-        """The precision of a dtype.
+        """Return the precision of a dtype.
 
         Raises:
             UsageError: It is no floating dtype.
@@ -200,7 +198,7 @@ class Policy:
     def precision_of_runs(
         self, reference: RunInfo, target: RunInfo, compute_dtype: str | None = None
     ) -> Precision | None:
-        """The precision that two runs can agree in: the coarser of theirs (POL-3).
+        """Return the precision that two runs can agree in: the coarser of theirs (POL-3).
 
         Args:
             reference: What the reference's metadata say.
@@ -208,17 +206,17 @@ class Policy:
             compute_dtype: What the user says that the target computed in.
 
         Returns:
-            None where neither run says what it computed in.
+            None if neither run says what it computed in.
 
         Raises:
             UsageError: `compute_dtype` is no floating dtype.
         """
-        found = [self.precision(compute_dtype)] if compute_dtype else self._said(target)
-        found += self._said(reference)
-        return max(found, key=lambda p: p.unit, default=None)
+        named = [self.precision(compute_dtype)] if compute_dtype else self._computed_in(target)
+        named += self._computed_in(reference)
+        return max(named, key=lambda p: p.unit, default=None)
 
     def precision_of_pair(self, runs: Precision | None, reference: Record, target: Record) -> Precision:
-        """The precision that errors of a pair are held against (POL-3).
+        """Return the precision that errors of a pair are held against (POL-3).
 
         Args:
             runs: What the runs can agree in; None if neither says.
@@ -233,81 +231,34 @@ class Policy:
         return runs if runs is not None and runs.unit >= self.units[coarsest] else self.precision(coarsest)
 
     def envelope_at(self, depth: int, precision: Precision) -> float:
-        """The largest row error that is green at a depth (POL-13)."""
+        """Return the largest row error that is green at a depth (POL-13)."""
         factor, start, growth = self.envelope
         return factor * precision.rounding * math.sqrt(start + growth * depth)
 
     def sampled(self, limits: Limits, elements: int) -> Limits:
-        """Limits of a ratio of two RMS, widened by what so few elements may have it off by (POL-80)."""
+        """Widen limits of a ratio of two RMS by how far so few elements may put it off (POL-80)."""
         factor = self.widened_by(elements)
         return Limits(factor * limits.green, factor * limits.suspect)
 
     def widened_by(self, elements: int) -> float:
-        """What a limit of a ratio of two RMS over so many elements is multiplied by (POL-80)."""
+        """Return the factor by which a limit of a ratio of two RMS over some elements is widened (POL-80)."""
         return 1 + self.few / math.sqrt(max(1, elements))
 
     def in_proportion(self, limits: Limits, precision: Precision) -> Limits:
-        """Limits for float32 as they are for a wider precision."""
+        """Convert limits for float32 into those for a wider precision."""
         factor = precision.unit / self.units["float32"]
         return Limits(limits.green * factor, limits.suspect * factor)
 
     def noise(self, precision: Precision) -> float:
-        """What rounding or the order of accumulation alone does to a row."""
+        """Return the relative error that rounding, or the order of accumulation, alone makes in a row."""
         if not precision.is_wide:
             return precision.rounding
         return self.wide_noise * precision.unit / self.units["float32"]
 
-    def judge_total(
-        self, error: float, depth: int, precision: Precision, *, elements: int, times: float = 1.0
-    ) -> Finding:
-        """Judge the whole error of a record: test F, or the rule for float32 against float32.
-
-        Args:
-            error: Row error.
-            depth: How many blocks it has come through.
-            precision: Of the pair.
-            elements: How many the error is of.
-            times: What limits are multiplied by: `rough`, `routing_growth`.
-        """
-        if precision.is_wide:
-            limits = self.in_proportion(self.wide_total, precision)
-            limits = Limits(times * limits.green, times * limits.suspect)
-            status = limits.status(error)
-            text = f"row error {error:.2g}, {precision.name} runs agree within {limits.green:.2g}"
-            return Finding("wide_error", error, limits.green, status, text)
-        limit = times * self.envelope_at(depth, precision) * self.widened_by(elements)
-        status = "within-rounding" if error <= limit else "suspect"
-        text = f"row error {error:.2g}, at most {limit:.2g} expected at depth {depth} in {precision.name}"
-        return Finding("growth", error, limit, status, text)
-
-    @staticmethod
-    def judge_other_experts(error: float) -> Finding:
-        """Judge the whole error of a record whose typical row had other experts: that of two unlike rows."""
-        limit = math.sqrt(2)
-        status: Status = "within-rounding" if error <= limit else "suspect"
-        text = f"row error {error:.2g}, where most rows had other experts: at most {limit:.2g}"
-        return Finding("growth", error, limit, status, text)
-
-    def judge_outlier(self, outlier: float, error: float, worst_rows: float, precision: Precision) -> Finding:
-        """Judge the largest error of an element against the error of rows: test E.
-
-        Args:
-            outlier: `kappa`, the largest error of an element relative to it and to its row.
-            error: Row error, the median.
-            worst_rows: Its 95th percentile; it counts up to `outlier_spread` times the median, since in a
-                tensor of few rows it is the outlier's own.
-            precision: Of the pair.
-        """
-        usual = max(error, min(worst_rows, self.outlier_spread * error), self.noise(precision))
-        limit = self.outlier * usual
-        status: Status = "within-rounding" if outlier <= limit else "diverged"
-        text = f"one element is off by {outlier:.2g} of its row, where rows are off by {usual:.2g}"
-        return Finding("outlier_element", outlier, limit, status, text)
-
     def judge_gain(
         self, output: float, inputs: float, precision: Precision, *, is_core: bool, elements: int
     ) -> Finding:
-        """Judge what a leaf, or the core of an attention, adds to the error of its inputs: D and D'.
+        """Judge what a leaf, or the core of an attention, adds to the error of its inputs.
 
         Args:
             output: Row error of the output.
@@ -327,25 +278,6 @@ class Policy:
         text = f"error {inputs:.2g} in, {output:.2g} out: {own:.2g} of its own, at most {limits.green:.2g}"
         return Finding(test, own, limits.green, limits.status(own), text)
 
-    def judge_own(self, error: float, precision: Precision, *, is_leaf: bool, elements: int) -> Finding:
-        """Judge the error of what was made of the reference's own values: tests A and A'.
-
-        Args:
-            error: Row error.
-            precision: Of the pair.
-            is_leaf: Whether a leaf of known kind made it.
-            elements: How many it has.
-        """
-        test = "own_error_leaf" if is_leaf else "own_error_composite"
-        if precision.is_wide:
-            limits = self.in_proportion(self.wide_own, precision)
-            text = f"error {error:.2g} of its own, at most {limits.green:.2g}"
-            return Finding(test, error, limits.green, limits.status(error), text)
-        limits = self.sampled(self.leaf_own if is_leaf else self.composite_own, elements)
-        own = error / precision.rounding
-        text = f"error {error:.2g} of its own: {own:.3g} roundings, at most {limits.green:.3g}"
-        return Finding(test, own, limits.green, limits.status(own), text)
-
     def judge_replayed(
         self,
         error: float,
@@ -356,7 +288,7 @@ class Policy:
         elements: int,
         is_forward: bool = False,
     ) -> tuple[Finding, ...]:
-        """Judge what a model made of archived values: tests A and A', and the same of the worst rows.
+        """Judge what a model made of archived values, by its own error and that of the worst rows.
 
         Args:
             error: Row error.
@@ -393,7 +325,7 @@ class Policy:
         return max(elements // 20, min(elements, _ROW))
 
     def judge_twin(self, ratio: float, elements: int) -> Finding:
-        """Judge how a leaf's own error compares with that of the same leaf in low precision: test B."""
+        """Judge how a leaf's own error compares with that of the same leaf in low precision."""
         limits = self.sampled(self.twin_ratio, elements)
         text = f"{ratio:.3g} times the error of the model in that precision, at most {limits.green:.3g}"
         return Finding("twin_ratio", ratio, limits.green, limits.status(ratio), text)
@@ -403,13 +335,13 @@ class Policy:
         return ratio < self.twin_precise / self.widened_by(elements)
 
     def judge_bits(self, share: float, elements: int) -> Finding:
-        """Judge the share of elements that are more than one unit in the last place off: test C."""
+        """Judge the share of elements that are more than one unit in the last place off: test `ulp_share`."""
         limits = self.counted(self.twin_bits, elements)
         text = f"{100 * share:.2g} % of elements are more than 1 ulp off, at most {100 * limits.green:.2g} %"
         return Finding("ulp_share", share, limits.green, limits.status(share), text)
 
     def judge_other_values(self, share: float, elements: int) -> Finding:
-        """Judge the share of an activation's elements that are not the twin's: test C, at most suspect."""
+        """Judge the share of an activation's elements that are not the twin's; at most suspect."""
         limit = self.counted(Limits(self.twin_values, 1.0), elements).green
         status: Status = "within-rounding" if share <= limit else "suspect"
         text = f"{100 * share:.2g} % of elements are not the twin's, at most {100 * limit:.2g} %"
@@ -427,7 +359,7 @@ class Policy:
     def judge_tail(
         self, output: float, inputs: float, precision: Precision, *, is_core: bool, elements: int
     ) -> Finding:
-        """Judge what a leaf or core adds to the error of the worst rows: T and T', not of float32 runs.
+        """Judge what a leaf or core adds to the error of the worst rows; not of float32 runs.
 
         Args:
             output: The 95th percentile of row errors of the output.
@@ -446,26 +378,8 @@ class Policy:
             "attention_gain_tail" if is_core else "gain_tail", gain, limits.green, limits.status(gain), text
         )
 
-    def judge_row(self, inputs: Array, outputs: Array, precision: Precision) -> Finding:
-        """Judge what experts add to the error of any single row: test T' of the worst one.
-
-        Args:
-            inputs: Row errors of the inputs, together.
-            outputs: Row errors of the output, of the same rows.
-            precision: Of the pair.
-        """
-        gains = outputs / np.hypot(inputs, 2 * precision.rounding)
-        worst = int(gains.argmax())
-        gain = float(gains[worst])
-        limit = self.expert_row.green
-        text = (
-            f"one row is off by {inputs[worst]:.2g} in, {outputs[worst]:.2g} out: gain {gain:.3g}, "
-            f"at most {limit:g}"
-        )
-        return Finding("attention_gain_tail", gain, limit, self.expert_row.status(gain), text)
-
     def visible(self, inputs: float, precision: Precision) -> float:
-        """The smallest own error of a leaf that its gain shows, where its inputs are that far off."""
+        """Return the smallest own error of a leaf that its gain shows if its inputs are that far off."""
         if precision.is_wide:
             limit = self.in_proportion(self.wide_own, precision).green
             return math.hypot(limit, self.leaf_gain.green * inputs)
@@ -473,11 +387,12 @@ class Policy:
         return math.sqrt(allowed**2 - inputs**2)
 
     def stated(self, run: RunInfo) -> Precision | None:
-        """The coarsest precision that a run names, of its weights or of its arithmetic; None where none."""
-        found = [self.precision(name) for name in (run.compute_dtype, run.dtype) if name in self.units]
-        return max(found, key=lambda p: p.unit, default=None)
+        """Return the coarsest precision that a run names, of its weights or its arithmetic; None if none."""
+        named = [self.precision(name) for name in (run.compute_dtype, run.dtype) if name in self.units]
+        return max(named, key=lambda p: p.unit, default=None)
 
-    def _said(self, run: RunInfo) -> list[Precision]:
+    def _computed_in(self, run: RunInfo) -> list[Precision]:
+        """Return the precision that a run says it computed in, or nothing."""
         for name in (run.compute_dtype, run.dtype):
             if name in self.units:
                 return [self.precision(name)]

@@ -24,6 +24,7 @@ from tensorcap_formats.keys import module_of
 from tensorcap_formats.records import Record
 
 _MOST_EXPERTS: Final = 4096
+_NEVER: Final = 1 << 62  # beyond every order and step
 _BY_SCORES: Final = 0.99  # of the reference's rows hold the largest scores: ties and padding may not
 
 
@@ -78,16 +79,17 @@ class Router(NamedTuple):
     chosen: str
 
 
-def routers(calls: Calls, ops: Ops, pairs: Mapping[str, Pair]) -> list[Router]:
+def find_routers(calls: Calls, ops: Ops, pairs: Mapping[str, Pair]) -> list[Router]:
     """Every router of the reference, modules in execution order and then ops."""
-    found = [router for call in calls.calls if (router := _router(call)) is not None]
-    return found + [router for pair in pairs.values() if (router := _router_op(pair, ops, pairs)) is not None]
+    of_calls = [router for call in calls.calls if (router := _router(call)) is not None]
+    of_ops = [router for pair in pairs.values() if (router := _router_op(pair, ops, pairs)) is not None]
+    return of_calls + of_ops
 
 
 def find_flips(
     reference: Archive,
     target: Archive,
-    found_routers: Sequence[Router],
+    routers: Sequence[Router],
     pairs: Mapping[str, Pair],
     *,
     policy: Policy,
@@ -98,14 +100,14 @@ def find_flips(
     Args:
         reference: The trusted archive.
         target: The archive under test.
-        found_routers: Those of the reference.
+        routers: Those of the reference.
         pairs: Pairs by key text.
         policy: Where the margin stands.
         noise: What rounding does to a row of a pair, relative.
     """
     found = []
     flipped: set[tuple[int, int]] = set()  # ranks and steps in which an earlier router chose other experts
-    for router in found_routers:
+    for router in routers:
         by, of = pairs.get(router.scores or ""), pairs.get(router.chosen)
         if by is None or of is None or of.status == "identical" or of.difference is None:
             continue
@@ -128,9 +130,64 @@ def find_flips(
     return found
 
 
-def scores_by_choices(found_routers: Sequence[Router], pairs: Mapping[str, Pair]) -> dict[str, Pair]:
+def scores_by_choices(routers: Sequence[Router], pairs: Mapping[str, Pair]) -> dict[str, Pair]:
     """The pair of the scores by the key text of the choices, of each router that has both."""
-    return {r.chosen: pairs[r.scores] for r in found_routers if r.scores is not None and r.scores in pairs}
+    return {r.chosen: pairs[r.scores] for r in routers if r.scores is not None and r.scores in pairs}
+
+
+@dataclass(frozen=True, slots=True)
+class AfterFlips:
+    """After which routers that chose other experts a tensor was made.
+
+    Attributes:
+        of_step: After some of the same step.
+        of_earlier: After some of an earlier step, whose results caches hold.
+        of_most_rows: After some of the same step that flipped so many rows that the median row is another.
+    """
+
+    of_step: bool
+    of_earlier: bool
+    of_most_rows: bool
+
+
+class StepsAfterFlips:
+    """Tells which tensors were made after routers that chose other experts.
+
+    Args:
+        flipped: The routers that did.
+        typical: The share of rows above which the median row is not what it was.
+    """
+
+    def __init__(self, flipped: Sequence[Flips], typical: float) -> None:
+        self._in_step = _first_orders([flip.pair for flip in flipped])
+        self._of_most = _first_orders([flip.pair for flip in flipped if flip.flipped > typical * flip.rows])
+        self._first_steps: dict[int, int] = {}  # by rank
+        for rank, step in self._in_step:
+            self._first_steps[rank] = min(self._first_steps.get(rank, step), step)
+
+    def is_in_step(self, record: Record) -> bool:
+        """Whether a record was made after experts flipped, in the same step."""
+        return _is_after(record, self._in_step)
+
+    def of(self, record: Record, *, is_shuffled: bool) -> AfterFlips:
+        """Tell after which routers a record was made; the rows of a shuffled one are those of its step's."""
+        of_earlier = record.key.step > self._first_steps.get(record.key.rank, _NEVER)
+        of_step = is_shuffled or self.is_in_step(record)
+        return AfterFlips(of_step, of_earlier, _is_after(record, self._of_most))
+
+
+def _first_orders(flipped: Sequence[Pair]) -> dict[tuple[int, int], int]:
+    """Return the order of the first record of flipped choices by rank and step."""
+    first: dict[tuple[int, int], int] = {}
+    for pair in flipped:
+        if pair.reference is not None:
+            place = pair.reference.key.rank, pair.reference.key.step
+            first[place] = min(first.get(place, pair.reference.order), pair.reference.order)
+    return first
+
+
+def _is_after(record: Record, first: Mapping[tuple[int, int], int]) -> bool:
+    return record.order >= first.get((record.key.rank, record.key.step), _NEVER)
 
 
 def _router_op(pair: Pair, ops: Ops, pairs: Mapping[str, Pair]) -> Router | None:

@@ -11,7 +11,6 @@ from tensorcap.alignment.views import MappedArchive
 from tensorcap.comparison.baseline import label_of
 from tensorcap.comparison.comparison import Comparison
 from tensorcap.comparison.divergence import called_sites, caller_of
-from tensorcap.comparison.gains import row_error
 from tensorcap.comparison.pair import Pair
 from tensorcap.comparison.pipeline import compare
 from tensorcap.comparison.policy import POLICY
@@ -109,7 +108,7 @@ def noise_between(reference: Archive, target: Archive, tested: Archive, repeated
     for pair in compare(tested, repeated, mapping="none").pairs:
         if pair.reference is not None and pair.status != "excluded":
             is_same = pair.status == "identical"
-            error = row_error(pair) if pair.is_compared else None
+            error = pair.row_error if pair.is_compared else None
             by_own_key[pair.key] = 0.0 if is_same else _curve_value(error)
     errors: dict[str, float] = {}
     called = called_sites(reference)
@@ -244,7 +243,7 @@ class _FreeErrors:
             if pair.reference is None or is_inner(pair.reference.key):
                 continue
             key = pair.reference.key
-            error = row_error(pair) if pair.is_compared else None
+            error = pair.row_error if pair.is_compared else None
             errors = self._entering if key.slot.startswith("input") else self._leaving
             if error is not None and key.slot.partition(".")[0] in ("input", "output"):
                 errors[key.site] = max(error, errors.get(key.site, 0.0))

@@ -307,8 +307,8 @@ def _finding(members: Mapping[str, Any]) -> Finding:
 
 
 def _members(kind: type[RunSummary | Pair], entry: Mapping[str, Any]) -> dict[str, Any]:
-    """All members, since none may lack (RES-4), even if the dataclass has a default."""
-    return {field.name: entry[field.name] for field in fields(kind)}
+    """All members, since none may lack (RES-4), even if the dataclass has a default; no history is kept."""
+    return {field.name: entry[field.name] for field in fields(kind) if field.name != "history"}
 
 
 def _calibration(document: Mapping[str, Any]) -> Calibration:

@@ -16,7 +16,6 @@ import numpy as np
 
 from tensorcap.alignment.views import MappedArchive
 from tensorcap.comparison.divergence import Inputs, called_sites, caller_of, is_circumstance
-from tensorcap.comparison.gains import elements_of, row_error
 from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.padding import Padding
 from tensorcap.comparison.pair import JUDGED, Finding, Pair, Status, worst_status
@@ -140,13 +139,13 @@ class ReplayJudge:
         ratio = None if pair.baseline is None else pair.baseline.r
         status, findings = self._status(pair, ratio, is_leaf=is_leaf)
         rounds_itself = is_leaf and not self._calls.is_linear(key.site)
-        is_precise = rounds_itself and ratio is not None and POLICY.is_precise(ratio, elements_of(pair))
+        is_precise = rounds_itself and ratio is not None and POLICY.is_precise(ratio, pair.elements)
         return OwnError(
             pair.key,
             self._makers.module(key),
             self._makers.made(key),
             is_leaf,
-            row_error(pair),
+            pair.row_error,
             ratio,
             status,
             findings,
@@ -171,12 +170,12 @@ class ReplayJudge:
             return "unjudged", tuple(replace(finding, status="unjudged") for finding in findings)
         if pair.status in ("nonfinite", "shape-mismatch"):
             return "diverged", (_mismatch(pair),)
-        error = row_error(pair)
+        error = pair.row_error
         assert pair.reference is not None
         assert pair.target is not None
         if error is None or pair.difference is None or not pair.reference.dtype.is_inexact:
             return (pair.status if pair.status in JUDGED else "unjudged"), pair.findings
-        elements = elements_of(pair)
+        elements = pair.elements
         own = list(
             POLICY.judge_replayed(
                 error,
@@ -274,7 +273,7 @@ class InjectionJudge:
         for pair in self._pairs:
             for key in self._injected.keys_of(pair):
                 is_known = pair.is_compared and pair.status != "nonfinite"
-                self._errors[key.text] = row_error(pair) if is_known else None
+                self._errors[key.text] = pair.row_error if is_known else None
 
     def judge_all(self) -> tuple[OwnError, ...]:
         """Judge each tensor whose error is known to be its module's own, in execution order."""
@@ -296,7 +295,7 @@ class InjectionJudge:
             self._makers.module(key),
             self._makers.made(key),
             is_leaf,
-            row_error(pair),
+            pair.row_error,
             None,
             *judged,
             is_precise=False,
@@ -361,13 +360,13 @@ class InjectionJudge:
         if result.slot.startswith("output") and len(unpaired) == len(unknown):
             for ours, theirs in zip(unpaired, unknown, strict=True):
                 pair = compare_records(self._reference, ours.key.text, self._run, theirs.text).pairs[0]
-                error = row_error(pair) if pair.is_compared else None
+                error = pair.row_error if pair.is_compared else None
                 if error is not None:
                     yield theirs, error
 
     def _gain(self, pair: Pair, inherited: Sequence[float], *, is_leaf: bool) -> Finding | None:
         """What was added to the errors of arguments (D, D'); None of whole numbers."""
-        error, precision = row_error(pair), self._precision_of(pair)
+        error, precision = pair.row_error, self._precision_of(pair)
         if error is None or precision is None or pair.reference is None:
             return None
         inputs, elements = math.hypot(*inherited), pair.reference.size

@@ -81,6 +81,60 @@ def test_without_a_tolerance_the_policy_judges(tcap: Callable[..., Any], pair: C
     assert "25 of 25 reference tensors compared: 23 identical, 2 diverged\n" in output
 
 
+def test_why_tells_each_stage_and_test_of_a_pair_and_which_decided(
+    tcap: Callable[..., Any], pair: Callable[..., None]
+) -> None:
+    pair(model(), model(wrong_from=5))
+    key = "0/layers.5.mlp/output"
+    output = tcap("compare", "ref.h5", "tgt.h5", "--why", key, status=1).stdout
+    assert [" ".join(line.split()) for line in output.splitlines()] == [
+        "0/layers.5.mlp/output: diverged, by policy",
+        "",
+        "STAGE TEST VALUE LIMIT RESULT",
+        "pairing - - - unjudged paired with 0/layers.5.mlp/output",
+        "values - - - - 8 of 8 differ",
+        "policy row error 0.25 1e-5 diverged decides row error 0.25, float32 runs agree within 1e-05",
+        "policy outlier 0.12 6.3 within-rounding "
+        "one element is off by 0.12 of its row, where rows are off by 0.25",
+        "policy attention gain 0.25 1e-5 diverged decides "
+        "error 0 in, 0.25 out: 0.25 of its own, at most 1e-05",
+    ]
+
+
+def test_why_says_that_the_tolerance_decided(
+    tcap: Callable[..., Any], tcap_json: Callable[..., Any], pair: Callable[..., None]
+) -> None:
+    pair(model(), model(wrong_from=5))
+    arguments = ("compare", "ref.h5", "tgt.h5", "--rtol", "0.5", "--why", "0/layers.5.mlp/output")
+    found = tcap_json(*arguments)
+    assert (found["key"], found["status"], found["decided_by"]) == (arguments[-1], "match", "tolerance")
+    steps = [(step["stage"], step["test"], step["status"], step["is_decisive"]) for step in found["steps"]]
+    assert steps == [
+        ("pairing", None, "unjudged", False),
+        ("values", None, None, False),
+        ("tolerance", "tolerance", "match", True),
+    ]
+    assert (found["steps"][2]["value"], found["steps"][2]["limit"]) == (0, 0)
+    message = tcap("compare", "ref.h5", "tgt.h5", "--why", "0/layers.9/output", status=2).output
+    assert "no tensor '0/layers.9/output' among 25" in message
+
+
+def test_map_none_pairs_equal_keys_alone(tcap: Callable[..., Any], write: Callable[..., Path]) -> None:
+    rows = np.random.default_rng(0).standard_normal((4, 4, 64)).astype(np.float32)
+    ours = {f"0/model.layers.{i}.mlp/output": rows[i] for i in range(3)}
+    theirs = {f"0/blocks.{i}.mlp/output": rows[i] for i in range(3)}
+    for name, tensors in (
+        ("ref.h5", {**ours, "0/lm_head/output": rows[3]}),
+        ("tgt.h5", {"0/lm_head/output": rows[3] + 1, **theirs}),
+    ):
+        modules = [{"path": key.split("/")[1], "class": "zoo.MLP"} for key in tensors]
+        write(name, tensors, run={"modules": modules, "dtype": "float32"})
+    output = tcap("compare", "ref.h5", "tgt.h5", "--map", "none", status=1).stdout
+    counts = "1 of 4 reference tensors compared: 1 diverged, 3 missing-in-target, 3 missing-in-reference"
+    assert counts in output
+    assert "4 of 4 reference tensors compared" in tcap("compare", "ref.h5", "tgt.h5", status=1).stdout
+
+
 def test_what_no_policy_judges_is_unjudged(tcap: Callable[..., Any], write: Callable[..., Path]) -> None:
     write("ref.h5", {"0/a/output": np.array([1.0, 2.0])}, stats_only=True)
     write("tgt.h5", {"0/a/output": np.array([2.0, 1.0])}, stats_only=True)

@@ -17,6 +17,7 @@ from tensorcap.comparison.divergence import first_divergence
 from tensorcap.comparison.pair import Finding, Pair, Status
 from tensorcap.comparison.pipeline import compare
 from tensorcap.comparison.policy import POLICY
+from tensorcap.comparison.policy_tests.tests import LOCAL_TESTS, TESTS
 from tensorcap.comparison.robust_errors import sample
 from tensorcap_formats.dtypes import Array, dtype
 from tensorcap_formats.errors import UsageError
@@ -411,6 +412,30 @@ def test_a_compute_dtype_that_does_not_exist_is_refused(make_archive: MakeArchiv
     archive = make_archive({KEY: X})
     with pytest.raises(UsageError, match="compute dtype 'bf61' is unknown"):
         compare(archive, archive, compute_dtype="bf61")
+
+
+def test_findings_of_local_tests_speak_of_the_module_itself() -> None:
+    assert {name for test in TESTS for name in test.names} - LOCAL_TESTS == {
+        "growth",
+        "wide_error",
+        "statistics",
+        "parameter",
+    }
+    assert sorted(LOCAL_TESTS) == [
+        "attention_gain",
+        "attention_gain_tail",
+        "dtype",
+        "gain",
+        "gain_tail",
+        "input_dependence",
+        "integers",
+        "mask",
+        "outlier_element",
+        "own_error_composite",
+        "own_error_leaf",
+        "routing",
+        "zeros",
+    ]
 
 
 def test_the_numbers_of_the_specification_are_those_of_the_code() -> None:

@@ -1,0 +1,137 @@
+"""Tests that need no model of rounding: whole numbers, parameters, dtypes, rows of zeros, statistics.
+
+Whole numbers are equal or wrong, the choices of routers aside (POL-17, POL-18). Parameters may differ by one
+rounding to the coarser dtype (POL-28). A record coarser than everything that both runs name was cast where no
+run says so (POL-3). Rows of zeros in the reference have no relative error (POL-20). Records without values
+have norms and means, which prove a least error by the triangle inequality (POL-21).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tensorcap.comparison.exact import judge_parameter
+from tensorcap.comparison.pair import Finding
+from tensorcap.comparison.policy_tests.context import Context, MeasuredPair, is_whole
+from tensorcap.comparison.policy_tests.growth import judge_total_error
+from tensorcap.metrics.routing import is_routing
+from tensorcap.runs.record_kinds import is_parameter
+from tensorcap_formats.records import Record
+
+
+class WholeNumberTest:
+    """Tests `integers`, and `routing` of records that hold the choices of a router."""
+
+    names = ("integers", "routing")
+    is_local = True
+
+    def judge(self, context: Context) -> Iterator[tuple[str, Finding]]:
+        """Judge whole numbers and bools."""
+        for pair in context.open_measured():
+            if pair.is_whole:
+                yield pair.key, context.choices.get(pair.key) or _judge_whole_numbers(pair)
+
+
+class StatisticsTest:
+    """Tests `statistics`, of records whose values were not kept."""
+
+    names = ("statistics",)
+    is_local = False
+
+    def judge(self, context: Context) -> Iterator[tuple[str, Finding]]:
+        """Judge the least error that norms and means prove; what is green by it proves nothing."""
+        policy = context.policy
+        for pair in context.open_pairs():
+            if pair.reference is None or pair.target is None or pair.difference is not None:
+                continue
+            if is_whole(pair.reference) or is_whole(pair.target):
+                continue
+            error = _least_error(pair.reference, pair.target)
+            if error is None:
+                continue
+            precision = policy.precision_of_pair(context.runs_precision, pair.reference, pair.target)
+            depth = context.calls.depth(pair.reference)
+            finding = judge_total_error(policy, error, depth, precision, elements=pair.reference.size)
+            if finding.status != "within-rounding":
+                text = f"norms or means prove {finding.text}"
+                yield pair.key, replace(finding, test="statistics", text=text)
+
+
+class ParameterTest:
+    """Tests `parameter`; no other test applies to parameters and buffers."""
+
+    names = ("parameter",)
+    is_local = False
+
+    def judge(self, context: Context) -> Iterator[tuple[str, Finding]]:
+        """Judge parameters and buffers, which were measured with the tolerance of one rounding."""
+        for pair in context.open_measured():
+            if not pair.is_whole and is_parameter(pair.reference.key):
+                yield pair.key, judge_parameter(context.pairs[pair.key], pair.difference)
+
+
+class CoarserDtypeTest:
+    """Tests `dtype`."""
+
+    names = ("dtype",)
+    is_local = True
+
+    def judge(self, context: Context) -> Iterator[tuple[str, Finding]]:
+        """Judge records that are coarser than the other one and than what both runs say they computed in."""
+        units = context.policy.units
+        stated = [context.policy.stated(run.info) for run in (context.reference, context.target)]
+        known = [precision for precision in stated if precision is not None]
+        if len(known) < len(stated):
+            return
+        name = max(known, key=lambda precision: precision.unit).name
+        for pair in _open_floats(context):
+            coarse = max((pair.reference, pair.target), key=lambda record: units[record.dtype.name])
+            low, high = sorted(units[record.dtype.name] for record in (pair.reference, pair.target))
+            if low == high or high <= units[name]:
+                continue
+            text = f"a record is {coarse.dtype.name}, and both runs say that they computed in {name} or finer"
+            yield pair.key, Finding("dtype", high, low, "suspect", text)
+
+
+class ZeroRowTest:
+    """Tests `zeros`."""
+
+    names = ("zeros",)
+    is_local = True
+
+    def judge(self, context: Context) -> Iterator[tuple[str, Finding]]:
+        """Judge rows that are all zeros in the reference and not in the target."""
+        for pair in _open_floats(context):
+            count = pair.difference.zero_rows
+            if count:
+                text = f"{count} rows are all zeros in the reference and not in the target"
+                yield pair.key, Finding("zeros", count, 0, "suspect", text)
+
+
+def _open_floats(context: Context) -> Iterator[MeasuredPair]:
+    """Yield the measured pairs of floats that are no parameters."""
+    for pair in context.open_measured():
+        if not pair.is_whole and not is_parameter(pair.reference.key):
+            yield pair
+
+
+def _judge_whole_numbers(pair: MeasuredPair) -> Finding:
+    unequal = pair.difference.unequal
+    text = f"{unequal} of {pair.difference.elements} whole numbers differ"
+    if is_routing(pair.reference):
+        text = f"{text}, and the scores that they were chosen by were not captured"
+        return Finding("integers", unequal, 0, "suspect", text)
+    return Finding("integers", unequal, 0, "diverged", text)
+
+
+def _least_error(reference: Record, target: Record) -> float | None:
+    """Compute the relative Frobenius error that norms and means prove, by the triangle inequality."""
+    ours, theirs = reference.statistics, target.statistics
+    if ours is None or theirs is None or not ours.l2 or theirs.l2 is None:
+        return None
+    least = abs(theirs.l2 - ours.l2)
+    if ours.mean is not None and theirs.mean is not None:
+        least = max(least, abs(theirs.mean - ours.mean) * math.sqrt(reference.size))
+    return least / ours.l2

@@ -1,0 +1,277 @@
+"""What does a leaf, an attention core or an expert add to the error of its inputs?
+
+Formula (POL-10, POL-11, POL-22, POL-23): gain = error out / sqrt(error in^2 + (2 rho)^2): a correct leaf
+hands an error on about as it is and adds one or two roundings. `gain` is of leaves of known kind (linear,
+elementwise, norms), `attention_gain` of the cores of attentions, of experts and of leaves of unknown kind,
+which may amplify more; the `_tail` tests are the same of the 95th percentile of rows, so that a mistake in a
+part of the tokens is seen. In float32 the own error, sqrt(out^2 - (limit * in)^2), is limited instead
+(POL-16). Limits were measured on clean models of 32 layers (`specs/policy.md` section 9): `Policy.leaf_gain`,
+`core_gain`, `leaf_tail`, `core_tail`, `expert_row`.
+
+A gain that is not green is measured again over other parts of its tensors (POL-15), and the least counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from tensorcap.comparison.pair import Finding, Pair
+from tensorcap.comparison.policy import Policy, Precision
+from tensorcap.comparison.policy_tests.context import Context, Gain, MeasuredPair
+from tensorcap.comparison.robust_errors import RobustError
+from tensorcap.metrics.routing import is_routing
+from tensorcap.runs.calls import Call
+from tensorcap_formats.dtypes import Array
+from tensorcap_formats.records import Record
+
+
+class GainTest:
+    """Tests `gain`, `attention_gain` and both of the worst rows."""
+
+    names = ("gain", "attention_gain", "gain_tail", "attention_gain_tail")
+    is_local = True
+
+    def judge(self, context: Context) -> Iterator[tuple[str, Finding]]:
+        """Judge every result of a leaf, core or expert whose inputs were compared."""
+        for gain in _Gains(context).all():
+            context.gain_log.gains.append(gain)
+            for finding in gain.findings:
+                yield gain.pair.key, finding
+
+
+@dataclass(frozen=True, slots=True)
+class RobustVerdict:
+    """What second looks make of a gain that is not green (POL-15).
+
+    Attributes:
+        policy: The limits.
+        looks: The looks, the plain one first.
+        precision: Of the pair.
+        together: Makes one error of those of the inputs.
+        is_core: Which limits count.
+        elements: How many the errors are of.
+    """
+
+    policy: Policy
+    looks: Sequence[RobustError]
+    precision: Precision
+    together: Callable[[Sequence[float]], float]
+    is_core: bool
+    elements: int
+
+    def of(
+        self, first: Finding, measured: tuple[float, float], *, is_tail: bool = False
+    ) -> tuple[Finding, float, float]:
+        """The least of the gain that was measured and of those of second looks, with its errors."""
+        inputs, output = measured
+        if first.status == "within-rounding":
+            return first, inputs, output
+        errors = [look.of(is_tail=is_tail) for look in self.looks]
+        together = [(self.together(given), made) for given, made in errors]
+        plain_inputs, plain_output = together[0]
+        reach = self.policy.second_look
+        is_less = plain_output * reach < output
+        is_less |= plain_inputs > reach * max(inputs, 2 * self.precision.rounding)
+        if is_less and self.looks[0].has_measured_rows:
+            return first, inputs, output  # the elements that were read are not like the others
+        inputs, output = min(together, key=lambda errors: errors[1] / errors[0] if errors[0] else math.inf)
+        judge = self.policy.judge_tail if is_tail else self.policy.judge_gain
+        second = judge(output, inputs, self.precision, is_core=self.is_core, elements=self.elements)
+        return min(first, second, key=lambda found: found.value), inputs, output
+
+
+class _Gains:
+    """The gains of one comparison, found in execution order; experts first."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._calls = context.calls
+        self._pairs = context.pairs
+        self._errors = context.errors
+        self._policy = context.policy
+        self._of_experts_done: set[str] = set()
+
+    def all(self) -> Iterator[Gain]:
+        """Every gain: of experts, of leaves, of attention cores."""
+        of_experts = [gain for call in self._calls.calls for gain in self._of_experts(call)]
+        self._of_experts_done = {gain.pair.key for gain in of_experts}
+        yield from of_experts
+        for leaf in self._calls.leaves:
+            yield from self._of_leaf(leaf)
+        kept: dict[tuple[int, str], float] = {}  # the worst rows of earlier steps, which caches hold
+        for core in self._calls.cores():
+            sources = self._compared(core.sources)
+            if sources is None or any(map(self._context.was_replaced, sources)):
+                continue
+            place = (sources[0].reference.key.rank if sources[0].reference else 0), core.attention
+            for result in core.results:
+                yield from self._of(
+                    core.attention, sources, result, is_core=True, is_centred=False, kept=kept.get(place, 0.0)
+                )
+            errors = [self._errors.get(pair.key) for pair in sources]
+            tails = [pair.tail_error for pair in sources]
+            known = [error for error in (*errors, *tails) if error is not None]
+            kept[place] = max([kept.get(place, 0.0), *known])
+
+    def _of_experts(self, call: Call) -> Iterator[Gain]:
+        """Find the gain of experts over rows that got the same choices: others compute something else."""
+        inputs = self._compared(call.inputs) or []
+        chosen = [pair for pair in inputs if pair.reference is not None and is_routing(pair.reference)]
+        if not chosen or any(map(self._context.was_replaced, inputs)):
+            return
+        rows = _count_rows(chosen[0])
+        sources = [pair for pair in inputs if pair.is_inexact and _count_rows(pair) == rows]
+        for record in call.outputs if sources else ():
+            pair = self._pairs.get(record.key.text)
+            result = self._context.measured(pair) if pair is not None else None
+            if pair is None or result is None or not result.is_inexact or _count_rows(pair) != rows:
+                continue
+            look = self._context.robust_errors.of_rows(chosen, sources, pair)
+            if look is None:
+                continue
+            precision, count = result.precision, least_elements((*sources, pair))
+            error, worst = (self._together(errors, is_core=True) for errors in (look.inputs, look.tails))
+            finding = self._policy.judge_gain(look.output, error, precision, is_core=True, elements=count)
+            tail = None
+            if not precision.is_wide:
+                tail = self._policy.judge_tail(look.tail, worst, precision, is_core=True, elements=count)
+                if tail.status == "within-rounding" and look.rows is not None:
+                    tail = judge_worst_row(self._policy, *look.rows, precision)
+            yield Gain(call.site, pair, error, look.output, finding, tail)
+
+    def _of_leaf(self, leaf: Call) -> Iterator[Gain]:
+        inputs = self._compared(leaf.inputs)
+        log = self._context.gain_log
+        log.has_inputs |= bool(inputs)
+        if not inputs:
+            if any(record.dtype.is_inexact for record in leaf.outputs):
+                log.untested[leaf.site] = None
+            return
+        if any(map(self._context.was_replaced, inputs)):
+            return
+        if any(not pair.is_inexact and pair.status != "identical" for pair in inputs):
+            return  # other tokens, other experts: the outputs have nothing to do with each other
+        for output in list_direct_outputs(leaf):
+            yield from self._of(
+                leaf.site,
+                [pair for pair in inputs if pair.is_inexact],
+                output,
+                is_core=not self._calls.is_simple(leaf.site),
+                is_centred=self._calls.is_centred(leaf.site),
+            )
+
+    def _compared(self, records: Sequence[Record]) -> list[Pair] | None:
+        """Return the pairs of records; None if one of them was not compared."""
+        pairs = [self._pairs.get(record.key.text) for record in records]
+        known = [pair for pair in pairs if pair is not None and pair.is_compared]
+        return known if len(known) == len(records) else None
+
+    def _of(
+        self,
+        site: str,
+        sources: Sequence[Pair],
+        record: Record,
+        *,
+        is_core: bool,
+        is_centred: bool,
+        kept: float = 0.0,
+    ) -> Iterator[Gain]:
+        """Find the gain of one result.
+
+        1. The error of the inputs is set against that of the output, by the median and by the worst rows.
+        2. If one of both is not green, second looks at other parts of the tensors are taken.
+        3. Of all looks the least gain counts.
+
+        Args:
+            site: The leaf, or the attention.
+            sources: The pairs of its float inputs.
+            record: The result.
+            is_core: Whether the larger limits count.
+            is_centred: Whether the module takes the mean of its input away.
+            kept: Row error of what caches hold besides the sources.
+        """
+        pair = self._pairs.get(record.key.text)
+        result = self._context.measured(pair) if pair is not None else None
+        if pair is None or result is None or not result.is_inexact or pair.key in self._of_experts_done:
+            return
+        output = self._errors.get(pair.key)
+        errors = [self._errors.get(source.key) for source in sources]
+        known = [error for error in errors if error is not None]
+        if output is None or len(known) < len(errors):
+            return
+        together = partial(self._together, is_core=is_core, kept=kept)
+        inputs = together(known)
+        precision, count = result.precision, least_elements((*sources, pair))
+        is_aligned = pair.key in self._context.aligned
+        finding = self._policy.judge_gain(output, inputs, precision, is_core=is_core, elements=count)
+        tails = None if is_aligned else self._tail_errors(sources, result, together)
+        tail = None
+        if tails is not None:
+            tail = self._policy.judge_tail(tails[1], tails[0], precision, is_core=is_core, elements=count)
+        is_green = finding.status == "within-rounding" and (tail is None or tail.status == "within-rounding")
+        if not is_green and not is_aligned:
+            looks = self._context.robust_errors(sources, pair, is_centred)
+            second = RobustVerdict(self._policy, looks, precision, together, is_core=is_core, elements=count)
+            finding, inputs, output = second.of(finding, (inputs, output))
+            if tail is not None and tails is not None:
+                tail, _, _ = second.of(tail, tails, is_tail=True)
+        yield Gain(site, pair, inputs, output, finding, tail)
+
+    def _tail_errors(
+        self, sources: Sequence[Pair], result: MeasuredPair, together: Callable[[Sequence[float]], float]
+    ) -> tuple[float, float] | None:
+        """Return errors of the worst rows of inputs and output; None if they are not tested."""
+        if result.precision.is_wide or any(pair.key in self._context.aligned for pair in sources):
+            return None
+        inputs, output = [pair.tail_error for pair in sources], result.tail_error
+        known = [error for error in inputs if error is not None]
+        if output is None or len(known) < len(inputs):
+            return None
+        return together(known), output
+
+    @staticmethod
+    def _together(errors: Sequence[float], *, is_core: bool, kept: float = 0.0) -> float:
+        """Errors of inputs as one: of queries, keys and values the largest, of others the root of squares."""
+        return max([*errors, kept]) if is_core else math.hypot(*errors)
+
+
+def judge_worst_row(policy: Policy, inputs: Array, outputs: Array, precision: Precision) -> Finding:
+    """Judge what experts add to the error of any single row, by the worst one.
+
+    Args:
+        policy: The limits.
+        inputs: Row errors of the inputs, together, one dimension.
+        outputs: Row errors of the output, of the same rows.
+        precision: The precision of the pair.
+    """
+    gains = outputs / np.hypot(inputs, 2 * precision.rounding)
+    worst = int(gains.argmax())
+    gain, limit = float(gains[worst]), policy.expert_row.green
+    text = (
+        f"one row is off by {inputs[worst]:.2g} in, {outputs[worst]:.2g} out: gain {gain:.3g}, "
+        f"at most {limit:g}"
+    )
+    return Finding("attention_gain_tail", gain, limit, policy.expert_row.status(gain), text)
+
+
+def list_direct_outputs(leaf: Call) -> list[Record]:
+    """List outputs of a leaf; of a router its scores, since weights of those chosen are a softmax."""
+    chosen = [record.shape[-1] for record in leaf.outputs if is_routing(record)]
+    if not chosen:
+        return leaf.outputs
+    return [record for record in leaf.outputs if record.shape and record.shape[-1] > max(chosen)]
+
+
+def least_elements(pairs: Sequence[Pair]) -> int:
+    """Return the count of elements of the smallest of some tensors that errors are taken over."""
+    return min(pair.elements for pair in pairs)
+
+
+def _count_rows(pair: Pair) -> int:
+    shape = pair.reference.shape if pair.reference is not None else ()
+    return math.prod(shape[:-1])
