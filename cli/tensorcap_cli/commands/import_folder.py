@@ -40,9 +40,12 @@ def command(source: str, output: str, *, raw: tuple[str, ...], by_time: bool, as
     """Make an archive of the tensors in DIR, under the keys that the names of its files mean.
 
     \b
-        DIR/model.layers.layers.0.mlp-output.max  prints of MAX (BINARY_MAX_CHECKPOINT)
-        DIR/0/model.layers.0.mlp-output.pt        hooks of torch: a folder a step, with tensor_names.txt
-        DIR/layers.0.mlp.up_proj_output.max       a side of a layer verification, with layer_metadata.json
+        DIR/model.layers.layers.0.mlp-output.max  prints of MAX
+        DIR/0/model.layers.0.mlp-output.pt        hooks of torch
+        DIR/layers.0.mlp.up_proj_output.max       a layer verification
+
+    MAX writes them with BINARY_MAX_CHECKPOINT; hooks of torch write a folder a step, with tensor_names.txt; a
+    side of a layer verification has a layer_metadata.json.
 
     The first two become `0/layers.0.mlp/output`: the name of the whole model is dropped, `layers.layers` is
     written once, and `LAYER(2)` is the second call, `LAYER@1`. The order of execution is that of the
@@ -97,7 +100,7 @@ def _opened(source: str, raw: tuple[str, ...], by_time: bool) -> Archive:
     if path.is_dir() and (raw or is_dump(path, [file.name for file in path.iterdir()])):
         return open_dump(path, raw=[_spec(text) for text in raw], by_time=by_time)
     if raw or by_time:
-        raise click.UsageError(f"--raw and --by-time are for dump folders, and {source} is none.")
+        raise click.UsageError(f"--raw and --by-time are about dump folders, and {source} is none.")
     return open_archive(source)
 
 

@@ -30,7 +30,7 @@ from tensorcap_cli.text.capture import progress
 @map_option
 @only_option
 @exclude_option
-@click.option("--eager", is_flag=True, help="Run compiled code and fused layers as plain code.")
+@click.option("--eager", is_flag=True, help="Run compiled code and fused layers of torch.nn as plain code.")
 @click.option("--dry-run", is_flag=True, help="Run, list what would be replaced, write nothing.")
 @like_option
 @run_options
@@ -64,7 +64,8 @@ def command(
 
     \b
         tcap inject ref.h5 --dtype bfloat16 -o own.h5
-        tcap inject ref.h5 --target-model port.py:target --inject-outputs '*layers.7' -o graft.h5
+        tcap inject ref.h5 --target-model port.py:target -o graft.h5 \\
+            --inject-outputs '*layers.7'
 
     If the target has other names or layouts, a mapping is used in reverse: --map, or a computed one. For that
     the target is run once more without injection, unless TGT is the archive of that run.

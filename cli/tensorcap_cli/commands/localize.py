@@ -59,7 +59,8 @@ def command(reference: str, target: str | None, *, as_json: bool, **options: Any
 
     \b
         tcap localize ref.h5 tgt.h5
-        tcap localize ref.h5 tgt.h5 --reference-model model.py:reference --target-repeat tgt2.h5
+        tcap localize ref.h5 tgt.h5 --target-repeat tgt2.h5 \\
+            --reference-model model.py:reference
 
     Only the target's model at hand? Use --target-model: it is run on the reference's values (see
     `tcap inject`). TGT may be left out then, and the run options are the target's:

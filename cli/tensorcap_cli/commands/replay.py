@@ -63,7 +63,8 @@ def command(
 
     \b
         tcap replay ref.h5 --target-model port.py:target
-        tcap replay ref.h5 --target-model port.py:target --reference-model model.py:reference
+        tcap replay ref.h5 --target-model port.py:target \\
+            --reference-model model.py:reference
 
     Exit status: 0 nothing is suspect; 1 something is, was not judged, or is missing in TGT, or the run does
     not repeat itself; 2 wrong usage; 3 an input file cannot be read.

@@ -60,7 +60,7 @@ class _Request(NamedTuple):
 @click.command("show", cls=Command, short_help="Show a run, or one tensor: statistics, values, a slice.")
 @click.argument("archive", metavar="ARCHIVE[::KEY]", type=click.Path())
 @click.argument("key", required=False)
-@click.option("--slice", "index", metavar="INDEX", help="Show only this part, e.g. '[0, :, 5:8]' or '0,...'.")
+@click.option("--slice", "index", metavar="SLICE", help="Show only this part, e.g. '[0, :, 5:8]' or '0,...'.")
 @click.option(
     "--npy", metavar="FILE", type=click.Path(), help="Write the tensor, or the part, to a .npy file."
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tensorcap_cli.options.archives import json_option
-from tensorcap_cli.options.run import is_workload
+from tensorcap_cli.options.run import config_option, is_workload, layers_option, trust_option
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.text.output import one_line, plural, print_json
 
@@ -33,7 +33,9 @@ _VERBS = {
 )
 @click.argument("source", metavar="ARCHIVE|MODEL")
 @click.option("--diff", "other", metavar="ARCHIVE|MODEL", help="Say where this one's tree differs.")
-@click.option("--depth", type=click.IntRange(min=0), help="Levels below the root that are shown.")
+@click.option(
+    "--depth", metavar="N", type=click.IntRange(min=0), help="Levels below the root that are shown."
+)
 @click.option("--params", is_flag=True, help="Show parameters with their shapes.")
 @click.option(
     "--format",
@@ -42,10 +44,10 @@ _VERBS = {
     default="text",
     help="Or one of the Equivalence method's files: full or compressed tree as JSON, paths, one a line.",
 )
-@click.option("--num-hidden-layers", type=click.IntRange(min=1), help="Keep a model's first layers only.")
-@click.option("--config", metavar="KEY=VALUE", multiple=True, help="Change a model's configuration.")
-@click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with a model.")
 @json_option
+@layers_option
+@config_option
+@trust_option
 def command(
     source: str,
     *,

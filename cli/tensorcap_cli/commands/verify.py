@@ -62,7 +62,7 @@ def command(
 
     \b
         tcap verify models.py:reference models.py:port -o report/
-        tcap verify meta-llama/Llama-3.2-1B port.py:target --prompt "The sky is" -o report/
+        tcap verify meta-llama/Llama-3.2-1B port.py:target --prompt "Hi" -o report/
         tcap verify ports.py:llama --dtype bfloat16 -o report/
 
     If the sides are of two frameworks (a torch model, and its port to MAX), the weights are compared first,
@@ -72,7 +72,8 @@ def command(
     are for both sides if these are Hugging Face models, --num-hidden-layers and --seed for functions too.
     Without TGT the reference's own run is repeated with them.
 
-    Exit status: that of `tcap compare`, of the worse of both comparisons; 1 at least if a module is accused.
+    Exit status: 0 `tcap compare` would give both comparisons a 0, and no module is accused; 1 not so; 2 wrong
+    usage; 3 an archive or a tensor cannot be read.
     """
     from tensorcap.verification import verify
     from tensorcap.workload.port import port_at

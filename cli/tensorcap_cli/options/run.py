@@ -18,6 +18,22 @@ if TYPE_CHECKING:
 _ARCHIVES: Final = (".h5", ".hdf5", ".zarr", ".safetensors", ".npz", ".npy", ".pt")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
+layers_option: Final = click.option(
+    "--num-hidden-layers",
+    type=click.IntRange(min=1),
+    metavar="N",
+    cls=RunOption,
+    help="Keep the first layers only; a function with that parameter is given it.",
+)
+config_option: Final = click.option(
+    "--config", metavar="KEY=VALUE", multiple=True, cls=RunOption, help="Change the configuration."
+)
+trust_option: Final = click.option(
+    "--trust-remote-code",
+    is_flag=True,
+    cls=RunOption,
+    help="Run Python code that comes with the model.",
+)
 _OF_FUNCTIONS: Final = (
     click.option(
         "--dtype",
@@ -25,13 +41,7 @@ _OF_FUNCTIONS: Final = (
         cls=RunOption,
         help="Precision of weights and inputs, such as bfloat16; buffers stay unrounded.",
     ),
-    click.option(
-        "--num-hidden-layers",
-        type=click.IntRange(min=1),
-        metavar="N",
-        cls=RunOption,
-        help="Keep the first layers only; a function with that parameter is given it.",
-    ),
+    layers_option,
     click.option(
         "--seed",
         type=int,
@@ -45,9 +55,7 @@ _OPTIONS: Final = (
     click.option(
         "--device", metavar="DEVICE", cls=RunOption, help="Where to run, such as cuda; by default the CPU."
     ),
-    click.option(
-        "--config", metavar="KEY=VALUE", multiple=True, cls=RunOption, help="Change the configuration."
-    ),
+    config_option,
     click.option(
         "--random-weights",
         type=int,
@@ -86,12 +94,7 @@ _OPTIONS: Final = (
         cls=RunOption,
         help="Change the inputs, or embedded tokens, by the epsilon of a dtype.",
     ),
-    click.option(
-        "--trust-remote-code",
-        is_flag=True,
-        cls=RunOption,
-        help="Run Python code that comes with the model.",
-    ),
+    trust_option,
 )
 
 like_option: Final = click.option(
