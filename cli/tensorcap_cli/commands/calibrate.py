@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import click
 
+from tensorcap.wording import counted
 from tensorcap_cli.options.archives import compute_dtype_option, json_option
 from tensorcap_cli.options.sections import Command
-from tensorcap_cli.text.output import plural, print_json
+from tensorcap_cli.text.output import print_json
 
 
 @click.command("calibrate", cls=Command, short_help="Find limits that known-good ports stay within.")
@@ -89,6 +90,6 @@ def command(
     for reference, target, reason in done.failing:
         click.echo(f"left out: {reference} against {target}: {reason}", err=True)
     click.echo(
-        f"{output}: {plural(count, 'limit')} of {plural(len(found.limits), 'kind')} of modules, from "
-        f"{plural(found.runs, 'run')} in {found.precision}"
+        f"{output}: {counted(count, 'limit')} of {counted(len(found.limits), 'kind')} of modules, from "
+        f"{counted(found.runs, 'run')} in {found.precision}"
     )

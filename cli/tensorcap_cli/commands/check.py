@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import click
 
+from tensorcap.wording import counted
 from tensorcap_cli.options.archives import json_option
 from tensorcap_cli.options.sections import Command
-from tensorcap_cli.text.output import plural, print_json, size_text
+from tensorcap_cli.text.output import print_json, size_text
 from tensorcap_cli.text.progress import byte_bar
 
 
@@ -23,22 +24,19 @@ def command(archive: str, *, as_json: bool) -> None:
 
     Exit status: 0 no problem, 2 wrong usage, 3 problems found, or ARCHIVE cannot be opened.
     """
-    from tensorcap_formats.check import check_archive
-    from tensorcap_formats.open import open_archive
+    from tensorcap import check
 
-    with open_archive(archive) as opened:
-        nbytes = sum(record.nbytes for record in opened.records)
-        with byte_bar("checking") as bar:
-            problems = check_archive(opened, progress=bar.advance if bar else None)
-        count = len(opened)
-    wrong = sum(not problem.is_warning for problem in problems)
+    with byte_bar("checking") as bar:
+        result = check(archive, progress=bar)
     if as_json:
-        found = [{"key": p.key, "what": p.what, "is_warning": p.is_warning} for p in problems]
-        print_json({"path": archive, "records": count, "bytes": nbytes, "problems": found})
+        print_json(result.to_json())
     else:
-        for problem in problems:
+        for problem in result.problems:
             kind = "warning: " if problem.is_warning else ""
             click.echo(f"{kind}{problem.key or archive}: {problem.what}")
-        outcome = plural(wrong, "problem") if wrong else "no problem"
-        click.echo(f"{archive}: {plural(count, 'tensor')}, {size_text(nbytes)}: {outcome} found")
-    click.get_current_context().exit(3 if wrong else 0)
+        count = sum(not problem.is_warning for problem in result.problems)
+        outcome = counted(count, "problem") if count else "no problem"
+        click.echo(
+            f"{archive}: {counted(result.records, 'tensor')}, {size_text(result.bytes)}: {outcome} found"
+        )
+    click.get_current_context().exit(result.exit_status)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import click
 
+from tensorcap.wording import counted
 from tensorcap_cli.options.archives import exclude_option, json_option, only_option
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.text.archive import skipped_line
-from tensorcap_cli.text.output import one_line, plural, print_json, size_text
+from tensorcap_cli.text.output import one_line, print_json, size_text
 from tensorcap_cli.text.progress import byte_bar
 
 
@@ -67,4 +68,4 @@ def command(
     if as_json:
         print_json({"path": str(path), "records": len(chosen), "bytes": nbytes})
     else:
-        click.echo(f"{path}: {plural(len(chosen), 'tensor')}, {size_text(nbytes)}")
+        click.echo(f"{path}: {counted(len(chosen), 'tensor')}, {size_text(nbytes)}")

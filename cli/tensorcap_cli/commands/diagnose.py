@@ -41,14 +41,13 @@ def command(
     Exit status: 0 a hypothesis explains the difference, or there is none; 1 none does; 2 wrong usage; 3 an
     archive or a tensor cannot be read.
     """
-    from tensorcap.alignment.aligned import sides
-    from tensorcap.diagnosis.diagnosis import diagnose
-    from tensorcap_formats.open import open_archive
+    from tensorcap import diagnose
 
     target, target_key = split_key(target)
-    with open_archive(reference) as trusted, open_archive(target) as tested, spinner("diagnosing"):
-        trusted, tested = (trusted, tested) if target_key else sides(trusted, tested, mapping)
-        diagnosis = diagnose(trusted, tested, key, target_key=target_key, compute_dtype=compute_dtype)
+    with spinner("diagnosing"):
+        diagnosis = diagnose(
+            reference, target, key, target_key=target_key, mapping=mapping, compute_dtype=compute_dtype
+        )
     if as_json:
         from tensorcap.reports.result_json import json_value
 

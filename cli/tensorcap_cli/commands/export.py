@@ -6,9 +6,10 @@ from typing import Literal
 
 import click
 
+from tensorcap.wording import counted
 from tensorcap_cli.options.archives import exclude_option, json_option, only_option
 from tensorcap_cli.options.sections import Command
-from tensorcap_cli.text.output import plural, print_json, size_text
+from tensorcap_cli.text.output import print_json, size_text
 from tensorcap_cli.text.progress import byte_bar
 
 
@@ -59,6 +60,6 @@ def command(
     if as_json:
         print_json({"path": folder, "records": len(written), "bytes": nbytes, "values_left_out": values})
         return
-    click.echo(f"{folder}: {plural(len(written), 'tensor')}, {size_text(nbytes)}")
+    click.echo(f"{folder}: {counted(len(written), 'tensor')}, {size_text(nbytes)}")
     if values:
-        click.echo(f"note: {plural(values, 'value')} that are no tensors have no place there", err=True)
+        click.echo(f"note: {counted(values, 'value')} that are no tensors have no place there", err=True)

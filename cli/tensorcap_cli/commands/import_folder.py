@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tensorcap.wording import counted
 from tensorcap_cli.options.archives import json_option
 from tensorcap_cli.options.sections import Command
-from tensorcap_cli.text.output import one_line, plural, print_json, size_text
+from tensorcap_cli.text.output import one_line, print_json, size_text
 from tensorcap_cli.text.progress import byte_bar
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def _spec(text: str) -> RawSpec:
 def _print(opened: Archive, path: Path, others: dict[str, str]) -> None:
     nbytes = sum(record.nbytes for record in opened.records)
     order = "in execution order" if opened.is_ordered else "execution order unknown"
-    click.echo(f"{path}: {plural(len(opened), 'tensor')}, {size_text(nbytes)}, {order}")
+    click.echo(f"{path}: {counted(len(opened), 'tensor')}, {size_text(nbytes)}, {order}")
     for note in opened.info.notes:
         click.echo(f"note: {one_line(note)}", err=True)
     if others:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import click
 
 from tensorcap_cli.options.archives import json_option, map_option, reference_repeat_option
@@ -39,16 +37,9 @@ def command(
     Exit status: 0 nothing that explains a divergence; 1 there is something; 2 wrong usage; 3 an archive
     cannot be read.
     """
-    from tensorcap.alignment.aligned import sides
-    from tensorcap.comparison.preflight.checklist import preflight
-    from tensorcap_formats.open import open_archive
+    from tensorcap import preflight
 
-    with (
-        open_archive(reference) as trusted,
-        open_archive(target) as tested,
-        open_archive(reference_repeat) if reference_repeat else nullcontext() as again,
-    ):
-        checked = preflight(*sides(trusted, tested, mapping), repeat=again)
+    checked = preflight(reference, target, mapping=mapping, reference_repeat=reference_repeat)
     if as_json:
         from tensorcap.reports.result_json import json_value
 

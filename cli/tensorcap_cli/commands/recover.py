@@ -8,9 +8,10 @@ from pathlib import Path
 
 import click
 
+from tensorcap.wording import counted
 from tensorcap_cli.options.archives import json_option
 from tensorcap_cli.options.sections import Command
-from tensorcap_cli.text.output import plural, print_json
+from tensorcap_cli.text.output import print_json
 from tensorcap_cli.text.progress import Bar, byte_bar
 
 
@@ -50,7 +51,7 @@ def command(path: str, *, output: str | None, as_json: bool) -> None:
         )
     else:
         kind = "whole, only its last rename was missing" if saved.was_complete else "incomplete"
-        click.echo(f"{saved.path}: {plural(saved.records, 'tensor')} saved, {saved.lost} lost; {kind}")
+        click.echo(f"{saved.path}: {counted(saved.records, 'tensor')} saved, {saved.lost} lost; {kind}")
     click.get_current_context().exit(1 if saved.lost else 0)
 
 

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tensorcap.wording import counted
 from tensorcap_cli.options.archives import json_option
 from tensorcap_cli.options.run import config_option, is_workload, layers_option, trust_option
 from tensorcap_cli.options.sections import Command
-from tensorcap_cli.text.output import one_line, plural, print_json
+from tensorcap_cli.text.output import one_line, print_json
 
 if TYPE_CHECKING:
     from tensorcap.alignment.names.tree_difference import TreeDifference
@@ -132,7 +133,7 @@ def _headline(tree: Tree) -> str:
         return f"{tree.source}: lists no modules, so this is a tree of the names of its tensors"
     never = f", {facts['never_called']} never called" if facts["never_called"] else ""
     activations = "".join(f", {key} {one_line(value)}" for key, value in tree.activations.items())
-    return f"{tree.source}: {plural(facts['modules'], 'module')}{never}{activations}"
+    return f"{tree.source}: {counted(facts['modules'], 'module')}{never}{activations}"
 
 
 def _facts(tree: Tree) -> dict[str, Any]:
@@ -189,7 +190,7 @@ def _print_differences(reference: Tree, target: Tree, *, as_json: bool) -> int:
         click.echo(one_line(f"{_VERBS[one.kind]}: {_text(one)}"))
     if found:
         count = sum(len(one.paths) for one in found)
-        click.echo(f"{plural(count, 'difference')} at {plural(len(found), 'place')}")
+        click.echo(f"{counted(count, 'difference')} at {counted(len(found), 'place')}")
     return bool(found)
 
 

@@ -62,7 +62,7 @@ def command(
 
     \b
         tcap verify models.py:reference models.py:port -o report/
-        tcap verify meta-llama/Llama-3.2-1B port.py:target --prompt "Hi" -o report/
+        tcap verify meta-llama/Llama-3.2-1B port.py:target --prompt Hi -o out/
         tcap verify ports.py:llama --dtype bfloat16 -o report/
 
     If the sides are of two frameworks (a torch model, and its port to MAX), the weights are compared first,

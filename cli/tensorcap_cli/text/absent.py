@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from tensorcap_cli.text.output import class_text, one_line, plural
+from tensorcap.wording import counted
+from tensorcap_cli.text.output import class_text, one_line
 
 if TYPE_CHECKING:
     from tensorcap.comparison.comparison import Comparison
@@ -51,7 +52,7 @@ def print_absent(comparison: Comparison, examination: Examination) -> frozenset[
         click.echo()
         click.secho("MISSING", bold=True)
         for reason, pairs in many.items():
-            click.echo(f"  {plural(len(pairs), 'tensor')}, {one_line(reason)}; the first is {pairs[0].key}")
+            click.echo(f"  {counted(len(pairs), 'tensor')}, {one_line(reason)}; the first is {pairs[0].key}")
     if ops:
         click.echo()
         click.secho("PLACES WITHIN MODULES ON ONE SIDE ONLY", bold=True)
@@ -68,7 +69,7 @@ def _print_ops(name: str, pairs: list[Pair]) -> None:
     """One class of modules: how many of which ops only one side has."""
     sites = {record.key.site.partition(":")[0]: None for p in pairs if (record := p.reference or p.target)}
     where = (
-        f"{plural(len(sites), 'module')}, the first {next(iter(sites))}"
+        f"{counted(len(sites), 'module')}, the first {next(iter(sites))}"
         if len(sites) > 1
         else next(iter(sites))
     )

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from tensorcap.wording import counted
 from tensorcap_cli.text.comparison import side_text
-from tensorcap_cli.text.output import one_line, plural
+from tensorcap_cli.text.output import one_line
 
 if TYPE_CHECKING:
     from tensorcap.alignment.aligned import Aligned
@@ -98,9 +99,9 @@ def _folded(places: Iterable[str]) -> list[str]:
 
 def _print_order(order: Order) -> None:
     if order.is_same:
-        click.echo(f"Both made {plural(order.results, 'result')} in the same order.")
+        click.echo(f"Both made {counted(order.results, 'result')} in the same order.")
         return
-    click.echo(f"{order.moved} of {plural(order.results, 'result')} were made in another order:")
+    click.echo(f"{order.moved} of {counted(order.results, 'result')} were made in another order:")
     for move in order.moves:
         click.echo(
             f"  {move.key} comes after {move.after or 'nothing'} in the reference, after what is "

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tensorcap_cli.text.output import class_text, one_line, plural, size_text
+from tensorcap.wording import counted
+from tensorcap_cli.text.output import class_text, one_line, size_text
 
 if TYPE_CHECKING:
     from tensorcap_formats.archive import Archive
@@ -19,7 +20,7 @@ def headline(archive: Archive) -> str:
     side, records = Side.of(archive), archive.records
     parts = [
         archive.container,
-        plural(len(records), "tensor"),
+        counted(len(records), "tensor"),
         size_text(sum(record.nbytes for record in records)),
     ]
     if not archive.is_foreign:
@@ -45,9 +46,9 @@ def _steps(archive: Archive) -> str:
     phases = archive.info.phases
     kinds = Counter(phases[step] for step in steps if step < len(phases) and phases[step])
     if set(kinds) <= {"forward"}:
-        return plural(len(steps), "step")
+        return counted(len(steps), "step")
     some = ", ".join(f"{count} {one_line(kind)}" for kind, count in kinds.items())
-    return f"{plural(len(steps), 'step')} ({some})"
+    return f"{counted(len(steps), 'step')} ({some})"
 
 
 def skipped_line(archive: Archive, limit: int = 5) -> str:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tensorcap_cli.text.output import class_text, number_text, one_line, plural, print_json
+from tensorcap.wording import counted
+from tensorcap_cli.text.output import class_text, number_text, one_line, print_json
 
 if TYPE_CHECKING:
     from tensorcap.comparison.divergence import Divergence
@@ -41,7 +42,7 @@ def print_bisection(bisection: Bisection, *, as_json: bool) -> None:
             f"Errors do not stay: {bisection.against} spoke against the search, so it read on in order."
         )
     if bisection.lacking:
-        lacking = plural(len(bisection.lacking), "result")
+        lacking = counted(len(bisection.lacking), "result")
         click.secho(
             f"The target lacks {lacking} of the reference, the first {bisection.lacking[0]}.", fg="red"
         )
@@ -56,8 +57,8 @@ def print_bisection(bisection: Bisection, *, as_json: bool) -> None:
             click.echo(f"  before it {bisection.last_green.key} is {bisection.last_green.status}")
         if divergence is not None:
             _print_module(divergence)
-    read = plural(len(bisection.read), "tensor")
-    click.echo(f"{read} of each side read, of {plural(bisection.results, 'result')} (by {bisection.how})")
+    read = counted(len(bisection.read), "tensor")
+    click.echo(f"{read} of each side read, of {counted(bisection.results, 'result')} (by {bisection.how})")
 
 
 def print_live_bisection(bisection: LiveBisection, *, as_json: bool) -> None:
@@ -100,7 +101,7 @@ def print_live_bisection(bisection: LiveBisection, *, as_json: bool) -> None:
                 click.echo(f"  {one_line(finding.text)}")
     for pair in bisection.ops:
         click.echo(f"  op {pair.key} is {pair.status}")
-    click.echo(f"{plural(len(bisection.runs), 'run')} of the target, of {plural(bisection.cuts, 'result')}")
+    click.echo(f"{counted(len(bisection.runs), 'run')} of the target, of {counted(bisection.cuts, 'result')}")
 
 
 def _print_module(divergence: Divergence) -> None:

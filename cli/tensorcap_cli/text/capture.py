@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from tensorcap_cli.text.output import plural, print_json, print_table, size_text
+from tensorcap.wording import counted
+from tensorcap_cli.text.output import print_json, print_table, size_text
 
 if TYPE_CHECKING:
     from tensorcap.recording.plain_log import PlainLog
@@ -80,16 +81,16 @@ def _lines(summary: Summary) -> Iterator[str]:
     size = size_text(summary.tensor_bytes)
     if summary.path:
         size += f" ({size_text(summary.stored_bytes)} of distinct ones stored)"
-    steps = plural(summary.steps, "step")
+    steps = counted(summary.steps, "step")
     if set(summary.phases) - {"forward"}:
         steps += ": " + ", ".join(f"{count} {phase}" for phase, count in summary.phases.items())
-    yield f"{summary.path or 'dry run'}: {plural(summary.tensors, 'tensor')}, {size}, {steps}"
+    yield f"{summary.path or 'dry run'}: {counted(summary.tensors, 'tensor')}, {size}, {steps}"
     yield (
         f"modules: {len(summary.captured)} captured, {len(summary.never_called)} never called, "
         f"{len(summary.not_capturable)} not capturable, {len(summary.excluded)} excluded"
     )
     within = [
-        plural(count, noun)
+        counted(count, noun)
         for count, noun in (
             (summary.ops, "op call"),
             (len(summary.functions), "function"),
@@ -135,7 +136,7 @@ def _print_tally(done: Capture, *, as_json: bool) -> None:
         (r.key.text, r.dtype.name, "x".join(map(str, r.shape)) or "()", size_text(r.nbytes)) for r in records
     ]
     print_table(("key", "dtype", "shape", "size"), cells, left=(0, 1, 2))
-    click.echo(f"{plural(len(records), 'tensor')}, {size_text(done.tally.tensor_bytes)}")
+    click.echo(f"{counted(len(records), 'tensor')}, {size_text(done.tally.tensor_bytes)}")
 
 
 def _as_json(summary: Summary) -> dict[str, Any]:

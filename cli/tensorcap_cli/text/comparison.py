@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from tensorcap.wording import counted
 from tensorcap_cli.text.absent import is_absent_place, print_absent
-from tensorcap_cli.text.output import class_text, cut, number_text, one_line, plural
+from tensorcap_cli.text.output import class_text, cut, number_text, one_line
 from tensorcap_cli.text.pair import print_details, print_extras, print_location, print_origin
 from tensorcap_cli.text.preflight import print_preflight
 from tensorcap_cli.text.rows import print_modules, print_pairs
@@ -100,7 +101,7 @@ def _print_limits(comparison: Comparison) -> None:
 
 def side_text(side: Side) -> str:
     """One archive in a line."""
-    parts = [side.container, plural(side.records, "tensor")]
+    parts = [side.container, counted(side.records, "tensor")]
     if side.model or side.dtype:
         parts.append(f"{class_text(side.model)} {one_line(side.dtype)}".strip())
     if side.compute_dtype and side.compute_dtype != side.dtype:
@@ -248,7 +249,7 @@ def _verdict(comparison: Comparison) -> tuple[str, str]:
     if not comparison.compared:
         return "Nothing was compared.", "red"
     if comparison.exit_status == 3:
-        return f"Not all could be read: {plural(counts['unreadable'], 'tensor')} could not.", "red"
+        return f"Not all could be read: {counted(counts['unreadable'], 'tensor')} could not.", "red"
     if divergence is not None and divergence.pair.status == "unjudged":
         return _UNJUDGED, "yellow"
     if divergence is not None:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from tensorcap_cli.text.output import DASH, number_text, one_line, percent_text, plural, print_table
+from tensorcap.wording import counted
+from tensorcap_cli.text.output import DASH, number_text, one_line, percent_text, print_table
 
 if TYPE_CHECKING:
     from tensorcap.diagnosis.diagnosis import Diagnosis
@@ -30,7 +31,7 @@ def print_diagnosis(found: Diagnosis, *, show_all: bool) -> None:
     for explanation in found.explanations:
         _print_explanation(explanation)
     if not found.explanations:
-        click.echo(f"no hypothesis explains it, of {plural(len(found.tried), 'kind')} tried")
+        click.echo(f"no hypothesis explains it, of {counted(len(found.tried), 'kind')} tried")
     if show_all or not found.explanations:
         _print_tried(found, show_all)
     _print_notes(found)
@@ -38,7 +39,7 @@ def print_diagnosis(found: Diagnosis, *, show_all: bool) -> None:
 
 def _print_explanation(one: Explanation) -> None:
     before = "" if one.before is None else f" of {number_text(one.before, 3)}"
-    fitted = f", {plural(one.parameters, 'number')} fitted" if one.parameters else ""
+    fitted = f", {counted(one.parameters, 'number')} fitted" if one.parameters else ""
     click.echo(f"  {one_line(one.text)}")
     click.echo(f"    [{one.kind}] leaves {number_text(one.after, 2)}{before}{fitted}")
     if one.hint:

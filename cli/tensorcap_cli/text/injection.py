@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from tensorcap_cli.text.output import plural, print_json, print_table
+from tensorcap.wording import counted
+from tensorcap_cli.text.output import print_json, print_table
 
 if TYPE_CHECKING:
     from tensorcap.recording.substitution import Slot, Substitution
@@ -51,14 +52,14 @@ def _is_done(substitution: Substitution) -> bool:
 def _lines(done: Capture, substitution: Substitution) -> Iterator[str]:
     summary = done.summary
     assert summary is not None
-    yield f"{summary.path or 'dry run'}: {plural(summary.tensors, 'tensor')}"
+    yield f"{summary.path or 'dry run'}: {counted(summary.tensors, 'tensor')}"
     slots = substitution.slots
     injected = [slot for slot in slots if slot.status == "injected"]
     times = sum(slot.count for slot in injected)
     by = f", by a mapping ({substitution.map_path})" if substitution.map_path else ""
     yield (
-        f"injected: {plural(times, 'tensor')} in {plural(len(injected), 'slot')} of "
-        f"{plural(len({slot.site for slot in injected}), 'module')}{by}"
+        f"injected: {counted(times, 'tensor')} in {counted(len(injected), 'slot')} of "
+        f"{counted(len({slot.site for slot in injected}), 'module')}{by}"
     )
     casts: Counter[str] = Counter()
     for slot in injected:

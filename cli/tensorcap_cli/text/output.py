@@ -1,4 +1,4 @@
-"""How every command prints: tables, numbers, sizes, JSON, progress. Nothing here loads numpy."""
+"""How every command prints: tables, numbers, sizes, JSON. Nothing here loads numpy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def print_json_pieces(pieces: Iterable[str]) -> None:
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal that stdout is, None where it is a file or a pipe."""
+    """Columns of the terminal that stdout is, None if it is a file or a pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
@@ -136,7 +136,7 @@ def number_text(value: complex | None, digits: int = 4) -> str:
 
 
 def cosine_text(cosine: float | None) -> str:
-    """A cosine in six places; 1 only where no more than the rounding of the sums is missing."""
+    """A cosine in six places; 1 only if no more than the rounding of the sums is missing."""
     if cosine is None:
         return DASH
     return "1" if cosine > 1 - 1e-12 else f"{min(cosine, 0.999999):.6g}"
@@ -152,7 +152,7 @@ def upper_text(value: float | None, digits: int = 4) -> str:
 
 
 def percent_text(share: float | None) -> str:
-    """A share in percent; whole only where it is all or nothing.
+    """A share in percent; 0 and 100 only if it is nothing or all.
 
     Example:
         >>> percent_text(0.98437), percent_text(0.99999), percent_text(1.0), percent_text(None)
@@ -188,13 +188,3 @@ def split_key(text: str) -> tuple[str, str | None]:
     if not key:
         raise click.UsageError(f"{text!r} names no key behind `::`.")
     return path, key
-
-
-def plural(count: int, noun: str) -> str:
-    """A count and its noun.
-
-    Example:
-        >>> plural(1, "record"), plural(12, "record")
-        ('1 record', '12 records')
-    """
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

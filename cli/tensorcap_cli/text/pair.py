@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from tensorcap_cli.text.output import cosine_text, number_text, one_line, percent_text, plural, upper_text
+from tensorcap.wording import counted
+from tensorcap_cli.text.output import cosine_text, number_text, one_line, percent_text, upper_text
 
 if TYPE_CHECKING:
     from tensorcap.comparison.comparison import Comparison
@@ -123,7 +124,7 @@ def _print_logits(d: LogitDifference) -> None:
     )
     click.echo(
         f"  top-1 {percent_text(d.top1)}, top-5 {percent_text(d.top5)}, top-10 {percent_text(d.top10)} agree "
-        f"in {plural(d.rows - d.undefined_rows, 'row')} of {d.vocabulary}; rank of the reference's token "
+        f"in {counted(d.rows - d.undefined_rows, 'row')} of {d.vocabulary}; rank of the reference's token "
         f"{number_text(d.rank_mean)} mean, {number_text(d.rank_max)} worst"
     )
     if d.flips:
@@ -131,16 +132,16 @@ def _print_logits(d: LogitDifference) -> None:
             f", the first that is none at {list(d.first_flip_row)}" if d.first_flip_row is not None else ""
         )
         click.echo(
-            f"  {plural(d.flips, 'flip')} of the first choice, {plural(d.ties, 'tie')} among them{first}; "
+            f"  {counted(d.flips, 'flip')} of the first choice, {counted(d.ties, 'tie')} among them{first}; "
             f"largest margin {number_text(d.flip_margin)}"
         )
     if d.undefined_rows:
-        click.echo(f"  {plural(d.undefined_rows, 'row')} with NaN, +inf or nothing but -inf left out")
+        click.echo(f"  {counted(d.undefined_rows, 'row')} with NaN, +inf or nothing but -inf left out")
 
 
 def _print_routing(d: RoutingDifference) -> None:
     first = f"; first other set at {list(d.first_unequal)}" if d.first_unequal is not None else ""
     click.echo(
-        f"  {percent_text(d.share)} of {plural(d.rows, 'row')} chose the same set, mean overlap "
+        f"  {percent_text(d.share)} of {counted(d.rows, 'row')} chose the same set, mean overlap "
         f"{percent_text(d.mean_overlap)}, least {percent_text(d.least_overlap)}{first}"
     )

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from tensorcap_cli.text.output import DASH, number_text, one_line, plural, print_json, print_table
+from tensorcap.wording import counted
+from tensorcap_cli.text.output import DASH, number_text, one_line, print_json, print_table
 
 if TYPE_CHECKING:
     from tensorcap.rerun.replay_result import Replay
@@ -65,12 +66,12 @@ def print_replay(result: Replay, *, as_json: bool) -> None:
         click.secho(note, fg="yellow")
     if result.is_self and not result.exit_status:
         click.secho(
-            f"The model gives its own {plural(len(result.owns), 'tensor')} back bit for bit.", fg="green"
+            f"The model gives its own {counted(len(result.owns), 'tensor')} back bit for bit.", fg="green"
         )
         return
     bad = sorted(result.bad, key=lambda own: own.made != "result" or not own.is_leaf)
     if not bad:
-        judged = plural(len(result.owns) - len(result.unjudged), "tensor")
+        judged = counted(len(result.owns) - len(result.unjudged), "tensor")
         what = "No module makes" if not result.exit_status else "No module that could be judged makes"
         color = "yellow" if result.exit_status else "green"
         click.secho(f"{what} an error of its own: {judged} within rounding.", fg=color, bold=True)
