@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tensorcap.runs.graph import Graph
     from tensorcap.session.capture_session import Capture, capture
     from tensorcap.session.program import Called, capture_called
-    from tensorcap.verbs import Check, align, check, convert, diagnose, preflight
+    from tensorcap.verbs import ArchiveCheck, align, check, convert, diagnose, preflight
     from tensorcap.verification import verify
     from tensorcap.workload.port import Port
     from tensorcap.workload.workload import Workload
@@ -51,11 +51,11 @@ _PLACES = {
     "Aligned": "tensorcap.alignment.aligned",
     "Alignment": "tensorcap.alignment.mapping",
     "Archive": "tensorcap_formats.archive",
+    "ArchiveCheck": "tensorcap.verbs",
     "Bisection": "tensorcap.localization.archive_bisection",
     "Calibrated": "tensorcap.comparison.calibration_runs",
     "Called": "tensorcap.session.program",
     "Capture": "tensorcap.session.capture_session",
-    "Check": "tensorcap.verbs",
     "Comparison": "tensorcap.comparison.comparison",
     "Diagnosis": "tensorcap.diagnosis.diagnosis",
     "Difference": "tensorcap.metrics.difference",
@@ -99,11 +99,11 @@ __all__ = [
     "Aligned",
     "Alignment",
     "Archive",
+    "ArchiveCheck",
     "Bisection",
     "Calibrated",
     "Called",
     "Capture",
-    "Check",
     "Comparison",
     "Diagnosis",
     "Difference",

@@ -27,32 +27,29 @@ _DAMAGED = 3
 
 
 @dataclass(frozen=True)
-class Check:
-    """What an archive that was read as a whole holds, and what is wrong with it.
+class ArchiveCheck:
+    """What a check of an archive found.
 
     Attributes:
-        path: Where it is.
-        records: How many tensors it lists.
-        bytes: Their size.
-        problems: What was noticed, warnings included.
+        records: Count of records.
+        nbytes: Sum of their sizes, in bytes.
+        problems: The problems and warnings; empty for an archive in order.
     """
 
-    path: Path
     records: int
-    bytes: int
-    problems: tuple[Problem, ...]
+    nbytes: int
+    problems: list[Problem]
 
     @property
     def exit_status(self) -> int:
-        """That of `tcap check`: 0 unless there is a problem that is no warning, then 3."""
-        return _DAMAGED if any(not problem.is_warning for problem in self.problems) else 0
+        """The exit status of `tcap check`: 3 if there is a problem that is no warning, else 0."""
+        return 0 if all(problem.is_warning for problem in self.problems) else _DAMAGED
 
     def to_json(self) -> dict[str, Any]:
-        """What `tcap check --json` prints."""
+        """The check as a JSON object."""
         return {
-            "path": str(self.path),
             "records": self.records,
-            "bytes": self.bytes,
+            "bytes": self.nbytes,
             "problems": [asdict(problem) for problem in self.problems],
         }
 
@@ -195,7 +192,7 @@ def convert(
         )
 
 
-def check(archive: Source, *, progress: Progress | None = None) -> Check:
+def check(archive: Source, *, progress: Progress | None = None) -> ArchiveCheck:
     """Read all of an archive and check structure, sizes and checksums.
 
     Args:
@@ -209,7 +206,7 @@ def check(archive: Source, *, progress: Progress | None = None) -> Check:
         opened = _opened(archive, stack)
         problems = check_archive(opened, progress=None if progress is None else progress.advance)
         size = sum(record.nbytes for record in opened.records)
-        return Check(opened.path, len(opened), size, tuple(problems))
+        return ArchiveCheck(len(opened), size, problems)
 
 
 def _opened(source: Source, stack: ExitStack) -> Archive:

@@ -29,7 +29,7 @@ def command(archive: str, *, as_json: bool) -> None:
     with byte_bar("checking") as bar:
         result = check(archive, progress=bar)
     if as_json:
-        print_json(result.to_json())
+        print_json({"path": archive, **result.to_json()})
     else:
         for problem in result.problems:
             kind = "warning: " if problem.is_warning else ""
@@ -37,6 +37,6 @@ def command(archive: str, *, as_json: bool) -> None:
         count = sum(not problem.is_warning for problem in result.problems)
         outcome = counted(count, "problem") if count else "no problem"
         click.echo(
-            f"{archive}: {counted(result.records, 'tensor')}, {size_text(result.bytes)}: {outcome} found"
+            f"{archive}: {counted(result.records, 'tensor')}, {size_text(result.nbytes)}: {outcome} found"
         )
     click.get_current_context().exit(result.exit_status)
