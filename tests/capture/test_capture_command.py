@@ -334,7 +334,9 @@ def test_tensors_are_printed_as_they_come(tcap: Callable[..., Result], folder: P
         ["0/last/output", "float32", "1x2"],
         ["0/@root/output", "float32", "1x2"],
     ]
-    result = tcap("capture torch w.py:plain --dry-run --print full --print-only last --print-only 0/first/output")
+    result = tcap(
+        "capture torch w.py:plain --dry-run --print full --print-only last --print-only 0/first/output"
+    )
     assert [line.split("  ")[0] for line in result.stdout.splitlines()[::2]] == [
         "0/first/output",
         "0/last/input.input",
