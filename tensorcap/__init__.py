@@ -1,42 +1,160 @@
-"""The debugger for model ports: capture a model's tensors, keep them in an archive, compare two runs."""
+"""The debugger for model ports: capture a model's tensors, keep them in an archive, compare two runs.
 
-from tensorcap.adapters.max.model import MaxModel
-from tensorcap.comparison.comparison import Comparison
-from tensorcap.comparison.pair import Pair
-from tensorcap.comparison.pipeline import compare, compare_records
-from tensorcap.metrics.difference import Difference
-from tensorcap.recording.plain_log import PlainLog
-from tensorcap.recording.probes import probe
-from tensorcap.recording.summary import Summary
-from tensorcap.runs.graph import Graph
-from tensorcap.session.capture_session import Capture, capture
-from tensorcap.session.program import Called, capture_called
-from tensorcap.workload.port import Port
-from tensorcap.workload.workload import Workload
-from tensorcap_formats.archive import Archive
-from tensorcap_formats.keys import Key
-from tensorcap_formats.open import open_archive
-from tensorcap_formats.records import Record
+Every verb of the command `tcap` is here under its name. What is used is loaded when it is used.
+"""
 
+from __future__ import annotations
+
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tensorcap.adapters.max.model import MaxModel
+    from tensorcap.alignment.aligned import Aligned
+    from tensorcap.alignment.mapping import Alignment
+    from tensorcap.comparison.calibration_runs import Calibrated, calibrate
+    from tensorcap.comparison.comparison import Comparison
+    from tensorcap.comparison.pair import Pair
+    from tensorcap.comparison.pipeline import compare, compare_records
+    from tensorcap.comparison.preflight.checklist import Preflight
+    from tensorcap.diagnosis.diagnosis import Diagnosis
+    from tensorcap.localization.archive_bisection import Bisection
+    from tensorcap.localization.bisection import bisect
+    from tensorcap.localization.live_bisection import LiveBisection
+    from tensorcap.localization.localization import localize
+    from tensorcap.localization.suspect import Localization
+    from tensorcap.localization.verification import Verification
+    from tensorcap.metrics.difference import Difference
+    from tensorcap.recording.plain_log import PlainLog
+    from tensorcap.recording.probes import probe
+    from tensorcap.recording.summary import Summary
+    from tensorcap.rerun.injection import inject
+    from tensorcap.rerun.module_replay import replay
+    from tensorcap.rerun.replay_result import Replay
+    from tensorcap.runs.graph import Graph
+    from tensorcap.session.capture_session import Capture, capture
+    from tensorcap.session.program import Called, capture_called
+    from tensorcap.verbs import align, check, convert, diagnose, preflight
+    from tensorcap.verification import verify
+    from tensorcap.workload.port import Port
+    from tensorcap.workload.workload import Workload
+    from tensorcap_formats.archive import Archive
+    from tensorcap_formats.check import ArchiveCheck
+    from tensorcap_formats.errors import TensorcapError
+    from tensorcap_formats.keys import Key
+    from tensorcap_formats.open import open_archive
+    from tensorcap_formats.progress import Progress
+    from tensorcap_formats.records import Record
+    from tensorcap_formats.writing.recovery import Recovered, recover
+
+# Where each name is defined, as MODULE or MODULE:NAME
+_PLACES = {
+    "Aligned": "tensorcap.alignment.aligned",
+    "Alignment": "tensorcap.alignment.mapping",
+    "Archive": "tensorcap_formats.archive",
+    "ArchiveCheck": "tensorcap_formats.check",
+    "Bisection": "tensorcap.localization.archive_bisection",
+    "Calibrated": "tensorcap.comparison.calibration_runs",
+    "Called": "tensorcap.session.program",
+    "Capture": "tensorcap.session.capture_session",
+    "Comparison": "tensorcap.comparison.comparison",
+    "Diagnosis": "tensorcap.diagnosis.diagnosis",
+    "Difference": "tensorcap.metrics.difference",
+    "Graph": "tensorcap.runs.graph",
+    "Key": "tensorcap_formats.keys",
+    "LiveBisection": "tensorcap.localization.live_bisection",
+    "Localization": "tensorcap.localization.suspect",
+    "MaxModel": "tensorcap.adapters.max.model",
+    "Pair": "tensorcap.comparison.pair",
+    "PlainLog": "tensorcap.recording.plain_log",
+    "Port": "tensorcap.workload.port",
+    "Preflight": "tensorcap.comparison.preflight.checklist",
+    "Progress": "tensorcap_formats.progress",
+    "Record": "tensorcap_formats.records",
+    "Recovered": "tensorcap_formats.writing.recovery",
+    "Replay": "tensorcap.rerun.replay_result",
+    "Summary": "tensorcap.recording.summary",
+    "TensorcapError": "tensorcap_formats.errors",
+    "Verification": "tensorcap.localization.verification",
+    "Workload": "tensorcap.workload.workload",
+    "align": "tensorcap.verbs",
+    "bisect": "tensorcap.localization.bisection",
+    "calibrate": "tensorcap.comparison.calibration_runs",
+    "capture": "tensorcap.session.capture_session",
+    "capture_called": "tensorcap.session.program",
+    "check": "tensorcap.verbs",
+    "compare": "tensorcap.comparison.pipeline",
+    "compare_records": "tensorcap.comparison.pipeline",
+    "convert": "tensorcap.verbs",
+    "diagnose": "tensorcap.verbs",
+    "inject": "tensorcap.rerun.injection",
+    "localize": "tensorcap.localization.localization",
+    "open_archive": "tensorcap_formats.open",
+    "preflight": "tensorcap.verbs",
+    "probe": "tensorcap.recording.probes",
+    "recover": "tensorcap_formats.writing.recovery",
+    "replay": "tensorcap.rerun.module_replay",
+    "verify": "tensorcap.verification",
+}
 __all__ = [
+    "Aligned",
+    "Alignment",
     "Archive",
+    "ArchiveCheck",
+    "Bisection",
+    "Calibrated",
     "Called",
     "Capture",
     "Comparison",
+    "Diagnosis",
     "Difference",
     "Graph",
     "Key",
+    "LiveBisection",
+    "Localization",
     "MaxModel",
     "Pair",
     "PlainLog",
     "Port",
+    "Preflight",
+    "Progress",
     "Record",
+    "Recovered",
+    "Replay",
     "Summary",
+    "TensorcapError",
+    "Verification",
     "Workload",
+    "align",
+    "bisect",
+    "calibrate",
     "capture",
     "capture_called",
+    "check",
     "compare",
     "compare_records",
+    "convert",
+    "diagnose",
+    "inject",
+    "localize",
     "open_archive",
+    "preflight",
     "probe",
+    "recover",
+    "replay",
+    "verify",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Load a name when it is first used (PEP 562)."""
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, defined = _PLACES[name].partition(":")
+    value = getattr(_import_module(module), defined or name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

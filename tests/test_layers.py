@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import os
@@ -10,10 +11,13 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import click
 import pytest
 
+import tensorcap
+from tensorcap_cli.main import main
+
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("tensorcap", "tensorcap_cli", "tensorcap_formats")
 HEAVY = {
     "cattrs",
     "h5py",
@@ -50,25 +54,7 @@ def loaded_by(code: str) -> set[str]:
     "arguments",
     [
         pytest.param(["--help"], id="help"),
-        *(
-            pytest.param([name, "--help"], id=name)
-            for name in (
-                "align",
-                "bisect",
-                "calibrate",
-                "check",
-                "compare",
-                "convert",
-                "diagnose",
-                "inject",
-                "ls",
-                "preflight",
-                "recover",
-                "show",
-                "tree",
-                "verify",
-            )
-        ),
+        *(pytest.param([name, "--help"], id=name) for name in main.list_commands(click.Context(main))),
         pytest.param(["capture", "torch", "--help"], id="capture-torch"),
         pytest.param(["capture", "script", "--help"], id="capture-script"),
         pytest.param(["compare"], id="wrong-usage"),
@@ -95,12 +81,57 @@ def test_comparing_loads_no_framework_and_no_table_printer(tmp_path: Path) -> No
     assert not loaded_by(code) & {"numba", "rich", "torch", "transformers"}
 
 
-def test_the_library_loads_no_framework() -> None:
-    loaded = loaded_by("import tensorcap")
-    assert not loaded & (HEAVY - {"numpy"} | {"click", "tensorcap_cli"})
+def test_the_library_loads_nothing_before_it_is_used() -> None:
+    assert not loaded_by("import tensorcap") & (HEAVY | {"click", "tensorcap_cli", "tensorcap_formats"})
 
 
-@pytest.mark.parametrize("name", PACKAGES)
+def test_a_verb_loads_no_framework() -> None:
+    loaded = loaded_by("import tensorcap\nfor name in tensorcap.__all__: getattr(tensorcap, name)")
+    assert not loaded & {"click", "rich", "tensorcap_cli", "torch", "transformers"}
+
+
+VERBS = (  # of the command line; `tcap import` is a keyword of Python, and `ls`, `show` and `tree` print
+    "align bisect calibrate capture check compare convert diagnose inject localize preflight recover replay "
+    "verify"
+)
+
+
+def test_the_face_has_every_verb_of_the_command_line() -> None:
+    commands = set(main.list_commands(click.Context(main)))
+    assert commands - {"equivalence", "export", "import", "ls", "show", "tree"} == set(VERBS.split())
+    assert {*VERBS.split(), "open_archive", "probe"} <= set(tensorcap.__all__) == set(dir(tensorcap))
+
+
+def test_importing_all_modules_replaces_no_verb() -> None:
+    code = (
+        "import importlib, pkgutil, warnings\n"
+        "warnings.simplefilter('ignore')\n"
+        "import tensorcap\n"
+        "for module in pkgutil.walk_packages(tensorcap.__path__, 'tensorcap.', onerror=print):\n"
+        "    try: importlib.import_module(module.name)\n"
+        "    except ImportError: pass\n"  # of a framework that is not installed
+        f"for name in {VERBS.split()} + ['open_archive', 'probe']:\n"
+        "    verb = getattr(tensorcap, name)\n"
+        "    assert callable(verb) and verb.__doc__ and not hasattr(verb, '__path__'), name\n"
+        "try: tensorcap.compare('no.h5', 'no.h5')\n"
+        "except tensorcap.TensorcapError: pass\n"
+    )
+    assert "tensorcap" in loaded_by(code)
+
+
+def test_type_checkers_see_what_the_face_loads() -> None:
+    tree = ast.parse((ROOT / "tensorcap" / "__init__.py").read_text())
+    seen = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tensorcap"):
+            for alias in node.names:
+                name = alias.asname or alias.name
+                seen[name] = f"{node.module}:{alias.name}" if alias.asname else node.module
+    assert seen == tensorcap._PLACES
+    assert list(tensorcap.__all__) == sorted(seen)
+
+
+@pytest.mark.parametrize("name", ["tensorcap_cli", "tensorcap_formats"])
 def test_exported_names_are_sorted_and_are_all_there_is(name: str) -> None:
     package = importlib.import_module(name)
     assert list(package.__all__) == sorted(package.__all__)

@@ -16,7 +16,7 @@ UNEQUAL = {  # expected exit statuses
     "compare ref.h5 port.h5": 1,
     "compare ref.h5::0/@root/output.logits": 0,
     "compare ref.h5 own.h5": 1,
-    "bisect ref.h5 --into examples/rewritten.py:wrong": 1,
+    "bisect ref.h5 --target-model examples/rewritten.py:wrong": 1,
 }
 
 

@@ -5,48 +5,34 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any, Final, TextIO, cast
+from typing import Any, ClassVar, Final, TextIO, cast
 
 import click
 
-_COMMANDS: Final = (
-    "align",
-    "bisect",
-    "calibrate",
-    "capture",
-    "check",
-    "compare",
-    "convert",
-    "diagnose",
-    "export",
-    "import",
-    "inject",
-    "localize",
-    "ls",
-    "preflight",
-    "recover",
-    "replay",
-    "show",
-    "tree",
-    "verify",
-)
-_MODULES: Final = {"import": "importing"}  # a keyword names no module
+from tensorcap_cli.options.sections import Group
+
+_MODULES: Final = {"import": "import_folder"}  # a keyword names no module
 _INTERRUPTED: Final = 130  # 128 + SIGINT, as shells say it
 
 
-class _Tcap(click.Group):
+class _Tcap(Group):
     """Imports a command when it is called, so that `tcap --help` loads nothing of the library."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+    sections: ClassVar[Mapping[str, Sequence[str]]] = {
+        "Capture": ("capture",),
+        "Look": ("ls", "show", "tree"),
+        "Compare": ("compare", "align", "preflight", "calibrate"),
+        "Find the culprit": ("localize", "verify", "replay", "inject", "bisect", "diagnose"),
+        "Files": ("convert", "import", "export", "check", "recover", "equivalence"),
+    }
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in self.list_commands(ctx):
             return None
-        return cast(
-            "click.Command", import_module(f"tensorcap_cli.{_MODULES.get(cmd_name, cmd_name)}").command
-        )
+        module = import_module(f"tensorcap_cli.commands.{_MODULES.get(cmd_name, cmd_name)}")
+        return cast("click.Command", module.command)
 
     def invoke(self, ctx: click.Context) -> Any:
         _open_missing_streams()

@@ -13,10 +13,10 @@ from tensorcap_formats.content import checked_blocks, write_errors
 from tensorcap_formats.errors import UsageError, WriteError, missing_package
 from tensorcap_formats.foreign import MAX_DTYPE_CODES, MAX_SUFFIX, NAMES_FILE, label_of, write_max
 from tensorcap_formats.output_path import build_beside, put_in_place, refuse_overlap
+from tensorcap_formats.progress import Progress
 from tensorcap_formats.records import Record
 
 Layout = Literal["max", "torch"]
-Progress = Callable[[int, int], None]
 _Save = Callable[[Archive, Record, Path, str], None]
 
 
@@ -81,7 +81,7 @@ def export(
                 )
                 written_bytes += record.nbytes
                 if progress:
-                    progress(written_bytes, total_bytes)
+                    progress.advance(written_bytes, total_bytes)
             if layout == "torch":
                 names = "".join(f"{labels[record.key.text]}\n" for record in step_records)
                 (inner / NAMES_FILE).write_text(names, encoding="utf-8")

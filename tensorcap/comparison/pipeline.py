@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
@@ -30,9 +30,9 @@ from tensorcap.runs.ops import FACTS, is_fact, ops_of
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import Key, escape
+from tensorcap_formats.progress import Progress
 
 Source = Archive | str | os.PathLike[str]
-Progress = Callable[[int, int], None]
 
 
 def compare(
@@ -70,7 +70,7 @@ def compare(
         mapping: What belongs together, as an `Alignment` or a map file; `"none"` for equal keys alone. Where
             it is None, a mapping is computed if keys leave records of both sides without a partner, or rules
             say how tensors of equal keys and unlike shapes are laid out.
-        progress: Told the bytes of the reference done so far, and all that will be.
+        progress: Receives the bytes of the reference that are compared, and those of all pairs.
 
     Returns:
         Every pair with its status: by what was given, else by the calibration, else by the policy.

@@ -18,9 +18,9 @@ from tensorcap.metrics.totals import Totals
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError
+from tensorcap_formats.progress import Progress
 from tensorcap_formats.records import Record
 
-Progress = Callable[[int, int], None]
 Tolerances = Tolerance | None | Sequence[Tolerance | None]
 
 _ENGINE_VARIABLE: Final = "TCAP_ENGINE"
@@ -125,7 +125,7 @@ def measure_pairs(
         yield result
         done += trusted.nbytes
         if progress is not None and trusted.nbytes:
-            progress(done, total)
+            progress.advance(done, total)
 
 
 def _choose_engines(operands: Sequence[Operands], both_bytes: int) -> EngineChoice:

@@ -220,7 +220,7 @@ def test_a_dry_run_lists_points_and_bytes_and_writes_nothing(
     tcap: Callable[..., Result], folder: Path
 ) -> None:
     before = sorted(folder.iterdir())
-    result = tcap("capture torch w.py:plain --dry-run --include first")
+    result = tcap("capture torch w.py:plain --dry-run --only first")
     assert [line.split() for line in result.stdout.splitlines()] == [
         ["key", "dtype", "shape", "size"],
         ["0/@root/input.x", "float32", "1x4", "16", "B"],
@@ -261,7 +261,7 @@ def test_json_says_what_was_captured(tcap: Callable[..., Result]) -> None:
 def test_something_that_could_not_be_captured_is_status_1(tcap: Callable[..., Result]) -> None:
     result = tcap("capture torch w.py:sparse -o ref.h5", status=1)
     assert "not capturable, layout sparse_coo: @root/output.1" in result.stderr
-    result = tcap("capture torch w.py:plain -o ref.h5 --include spare --include first", status=1)
+    result = tcap("capture torch w.py:plain -o ref.h5 --only spare --only first", status=1)
     assert "nothing was captured of 'spare'" in result.stderr
 
 
@@ -333,7 +333,9 @@ def test_tensors_are_printed_as_they_come(tcap: Callable[..., Result], folder: P
         ["0/last/output", "float32", "1x2"],
         ["0/@root/output", "float32", "1x2"],
     ]
-    result = tcap("capture torch w.py:plain --dry-run --print full --filter last --filter 0/first/output")
+    result = tcap(
+        "capture torch w.py:plain --dry-run --print full --print-only last --print-only 0/first/output"
+    )
     assert [line.split("  ")[0] for line in result.stdout.splitlines()[::2]] == [
         "0/first/output",
         "0/last/input.input",
@@ -369,7 +371,7 @@ def test_a_function_is_given_the_options_that_it_has_parameters_for(tcap: Callab
         ),
         pytest.param("w.py:plain -o a.h5 --device nosuch", "device 'nosuch' cannot be used", id="device"),
         pytest.param("w.py:plain -o a.h5 --prompt x", "takes no --prompt", id="option-for-hugging-face"),
-        pytest.param("w.py:plain -o a.h5 --include absent", "no module matches 'absent'", id="glob"),
+        pytest.param("w.py:plain -o a.h5 --only absent", "no module matches 'absent'", id="glob"),
         pytest.param("w.py:plain -o a.txt", "names no container", id="suffix"),
         pytest.param("w.py:plain -o a.h5 --dtype int8", "is no floating dtype of torch", id="dtype"),
         pytest.param("w.py:plain -o a.h5 --config x", "expected key=value", id="config"),
@@ -385,8 +387,8 @@ def test_a_function_is_given_the_options_that_it_has_parameters_for(tcap: Callab
             "w.py:plain -o a.h5 --ops-in last", "ops_in is of ops, and the level is module", id="ops"
         ),
         pytest.param("w.py:plain -o a.h5 --print --json", "--print and --json exclude", id="print-and-json"),
-        pytest.param("w.py:plain -o a.h5 --print --filter firs", "no module matches 'firs'", id="filter"),
-        pytest.param("w.py:plain -o a.h5 --filter first", "expected --print too", id="filter-alone"),
+        pytest.param("w.py:plain -o a.h5 --print --print-only firs", "no module matches 'firs'", id="filter"),
+        pytest.param("w.py:plain -o a.h5 --print-only first", "expected --print too", id="filter-alone"),
         pytest.param("w.py:plain -o a.h5 --teacher-forced b.h5", "takes no --teacher-forced", id="forced"),
     ],
 )

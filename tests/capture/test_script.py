@@ -598,7 +598,7 @@ def test_a_script_that_calls_no_such_model_is_told_what_it_called(
 @pytest.mark.spec("CAP-95")
 def test_an_option_that_does_not_fit_the_model_ends_the_script(tmp_path: Path) -> None:
     written(tmp_path, "try:\n    Net()(X)\nexcept Exception: pass\nprint('went on')\n")
-    done = tcap(tmp_path, "-o", "ref.h5", "--include", "frist", "--", "script.py")
+    done = tcap(tmp_path, "-o", "ref.h5", "--only", "frist", "--", "script.py")
     assert done.returncode == 2
     assert done.stdout == ""
     assert "no module matches 'frist'" in done.stderr

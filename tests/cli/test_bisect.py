@@ -57,9 +57,9 @@ def test_json_names_it_and_the_exit_status_says_it() -> None:
 
 
 def test_live_options_go_without_a_target_archive() -> None:
-    error = tcap("bisect", "ref.h5", "tgt.h5", "--into", "x.py:y", status=2).output
-    assert "TGT is an archive, expected no --into, --limit, --check, --level or --state." in error
-    error = tcap("bisect", "ref.h5", "--into", "x.py:y", "--rtol", "1", status=2).output
+    error = tcap("bisect", "ref.h5", "tgt.h5", "--target-model", "x.py:y", status=2).output
+    assert "TGT is an archive, expected no --target-model, --limit, --check, --level or --state." in error
+    error = tcap("bisect", "ref.h5", "--target-model", "x.py:y", "--rtol", "1", status=2).output
     assert "--rtol, --atol and --compute-dtype are for archives, expected TGT." in error
 
 
@@ -68,7 +68,7 @@ def test_a_running_port_is_bisected_down_to_the_op(folder: Path) -> None:
     pytest.importorskip("transformers")
     models = Path(__file__).parents[2] / "examples" / "models.py"
     tcap("capture", "torch", f"{models}:reference", "-o", "llama.h5", status=0)
-    arguments = "bisect", "llama.h5", "--into", f"{models}:port", "--level", "op"
+    arguments = "bisect", "llama.h5", "--target-model", f"{models}:port", "--level", "op"
     lines = tcap(*arguments, status=1).output.splitlines()
     assert "GUILTY  model.layers.2.mlp.act_fn: its own result is wrong" in lines
     ops = [line for line in lines if line.startswith("  op ")]

@@ -425,7 +425,7 @@ def test_preflight_is_a_command_of_its_own(
     tcap_json: Callable[..., Any],
     shell: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
-    output = tcap("preflight", "ref.h5", "tgt.h5", "--repeat", "ref.h5", status=1).stdout
+    output = tcap("preflight", "ref.h5", "tgt.h5", "--reference-repeat", "ref.h5", status=1).stdout
     assert "BEFORE ANY TENSOR" in output
     assert "\nequal        inputs, repeat, " in output
     assert "\nnot checked  attention: not both runs say how attention is computed\n" in output

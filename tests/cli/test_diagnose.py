@@ -86,7 +86,7 @@ def test_json_holds_all_of_it(tcap_json: Any, written: Any) -> None:
 def test_two_keys_may_be_named(tcap: Any, write: Write) -> None:
     write("ref.h5", {"0/a/output": R})
     write("tgt.h5", {"0/b/output": 2 * R})
-    output = tcap("diagnose", "ref.h5", "tgt.h5", "a/output", "--target-key", "b/output").stdout
+    output = tcap("diagnose", "ref.h5", "tgt.h5::b/output", "a/output").stdout
     assert output.startswith("0/a/output and 0/b/output: relative error 0.5")
 
 

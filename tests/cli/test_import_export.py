@@ -123,21 +123,21 @@ def test_the_layout_of_two_single_tensors_is_given_by_steps(tcap: Tcap, folder: 
     output = tcap("compare", "a.pt", "b.max", "--rtol", "1e-6", status=1).output
     assert "shape-mismatch" in output
     arguments = "compare", "a.pt", "b.max", "--rtol", "1e-6"
-    output = tcap(*arguments, "--steps", "squeeze(0)", "--steps", "transpose 0 1").output
+    output = tcap(*arguments, "--layout", "squeeze(0)", "--layout", "transpose 0 1").output
     assert "mapping    steps squeeze 0; transpose 0 1: 1 of 1 reference tensors (1 by user)" in output
-    found = json.loads(tcap(*arguments, "--steps", "squeeze(0); transpose(0, 1)", "--json").output)
+    found = json.loads(tcap(*arguments, "--layout", "squeeze(0); transpose(0, 1)", "--json").output)
     assert found["counts"] == {"identical": 1}
     write("t.h5", {"3/norm/output": X[None], "0/other/output": X})
-    tcap("compare", "a.pt::a", "t.h5::3/norm/output", "--steps", "squeeze 0", "--atol", "0")
-    error = tcap("compare", "a.pt", "b.max", "--steps", "squeeze(1)", status=2).stderr
+    tcap("compare", "a.pt::a", "t.h5::3/norm/output", "--layout", "squeeze 0", "--atol", "0")
+    error = tcap("compare", "a.pt", "b.max", "--layout", "squeeze(1)", status=2).stderr
     assert error == "Error: a = b: step 'squeeze 1': axis 1 has 3 elements, expected 1\n"
-    error = tcap("compare", "a.pt", "b.max", "--steps", "split 0 1; squish 0", status=2).stderr
+    error = tcap("compare", "a.pt", "b.max", "--layout", "split 0 1; squish 0", status=2).stderr
     assert "step ' squish 0': is unknown" in error
-    error = tcap("compare", "a.pt", "b.max", "--steps", "split 1 2,1", status=2).stderr
+    error = tcap("compare", "a.pt", "b.max", "--layout", "split 1 2,1", status=2).stderr
     assert "its steps give 2 tensors, expected one" in error
     assert (
-        "--steps goes with two single tensors"
-        in tcap("compare", "t.h5", "t.h5", "--steps", "squeeze 0", status=2).stderr
+        "--layout goes with two single tensors"
+        in tcap("compare", "t.h5", "t.h5", "--layout", "squeeze 0", status=2).stderr
     )
 
 
@@ -252,7 +252,7 @@ def test_an_export_read_back_is_the_same(
         scalar = np.float32(2.5)
         writer.add(Key("scale", "output", step), bits_of(np.array(scalar)), dtype_of(np.array(scalar)), ())
     writer.close()
-    output = tcap("export", "x.h5", "out", "--layout", layout).output
+    output = tcap("export", "x.h5", "out", "--format", layout).output
     assert output.startswith(f"out: {9 * len(steps)} tensors, ")
     is_flat = layout == "max" and len(steps) == 1
     assert is_flat == (folder / "out/model.layers.0.mlp(2)-output_0_1.max").is_file()
@@ -273,19 +273,19 @@ def test_what_a_layout_has_no_place_for_is_refused_before_anything_is_written(
     write("c.h5", {"0/a/output": np.ones(2, np.complex64)})
     assert (
         ".max files have no dtype 'complex64'"
-        in tcap("export", "c.h5", "out", "--layout", "max", status=2).stderr
+        in tcap("export", "c.h5", "out", "--format", "max", status=2).stderr
     )
     write("r.h5", {"rank1/0/a/output": X, "0/a/output": X})
-    assert "is of rank 1" in tcap("export", "r.h5", "out", "--layout", "max", status=2).stderr
+    assert "is of rank 1" in tcap("export", "r.h5", "out", "--format", "max", status=2).stderr
     write("l.h5", {"0/a_b/output": X, "0/a%2Fb/output": X})
     assert (
         "have one label, 'model.a_b-output'"
-        in tcap("export", "l.h5", "out", "--layout", "max", status=2).stderr
+        in tcap("export", "l.h5", "out", "--format", "max", status=2).stderr
     )
     assert not (folder / "out").exists()
     (folder / "out").mkdir()
-    tcap("export", "r.h5", "out", "--layout", "torch", "--exclude", "rank*")
-    error = tcap("export", "r.h5", "out", "--layout", "max", "--exclude", "rank*", status=1).stderr
+    tcap("export", "r.h5", "out", "--format", "torch", "--exclude", "rank*")
+    error = tcap("export", "r.h5", "out", "--format", "max", "--exclude", "rank*", status=1).stderr
     assert error.startswith("Error: out: is there and is not empty, expected a new folder\n")
     assert sorted(path.name for path in folder.iterdir()) == ["c.h5", "l.h5", "out", "r.h5"]
 
@@ -295,6 +295,6 @@ def test_a_missing_torch_is_reported_in_one_line(
 ) -> None:
     write("x.h5", {"0/a/output": X})
     monkeypatch.setitem(__import__("sys").modules, "tensorcap.adapters.torch.tensors", None)
-    error = tcap("export", "x.h5", "out", "--layout", "torch", status=2).stderr
+    error = tcap("export", "x.h5", "out", "--format", "torch", status=2).stderr
     assert error.startswith("Error: writing .pt files needs the package 'torch', which is not installed\n")
     assert not (folder / "out").exists()

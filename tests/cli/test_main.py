@@ -8,28 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from tensorcap_cli.main import main
 
-COMMANDS = [
-    "align",
-    "bisect",
-    "calibrate",
-    "capture",
-    "check",
-    "compare",
-    "convert",
-    "diagnose",
-    "inject",
-    "ls",
-    "preflight",
-    "recover",
-    "show",
-    "tree",
-]
+COMMANDS = main.list_commands(click.Context(main))
 
 
 def test_help_lists_every_command(tcap: Callable[..., Any]) -> None:

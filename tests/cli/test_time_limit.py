@@ -19,7 +19,7 @@ COMMAND = """
 import os, signal, sys, time
 import click
 import tensorcap_cli.main as main
-from tensorcap_cli.time_limit import time_limit_option
+from tensorcap_cli.options.time_limit import time_limit_option
 
 
 @click.command()

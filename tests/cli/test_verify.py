@@ -66,7 +66,7 @@ def test_a_port_is_found_by_its_name(tcap: Tcap, folder: Path) -> None:
 @pytest.mark.spec("VER-1", "VER-20")
 def test_wrong_usage_is_refused_before_anything_runs(tcap: Tcap, folder: Path) -> None:
     missing = tcap("verify", f"{MODELS}:reference", "-o", "report", status=2)
-    assert "expected TARGET, or what to change" in missing.stderr
+    assert "expected TGT, or what to change" in missing.stderr
     (folder / "mine").mkdir()
     refused = tcap("verify", f"{MODELS}:reference", f"{MODELS}:port", "-o", "mine", "--force", status=2)
     assert "mine: exists and is no report" in refused.stderr

@@ -22,6 +22,7 @@ from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
 from tests.support.archives import new_archive
+from tests.support.progress import RecordedProgress
 
 MakeArchive = Callable[..., Any]
 ARGUMENTS = ", ".join(
@@ -128,16 +129,9 @@ def test_each_pair_may_have_its_own_tolerance(make_archive: MakeArchive) -> None
 
 def test_progress_counts_bytes_of_the_reference(make_archive: MakeArchive) -> None:
     reference, target = (make_archive(side) for side in tensors(3, 1000))
-    told: list[tuple[int, int]] = []
-    list(
-        measure_pairs(
-            reference,
-            target,
-            all_pairs(reference, target),
-            progress=lambda done, all_: told.append((done, all_)),
-        )
-    )
-    assert told == [(4000, 12000), (8000, 12000), (12000, 12000)]
+    progress = RecordedProgress()
+    list(measure_pairs(reference, target, all_pairs(reference, target), progress=progress))
+    assert progress.advances == [(4000, 12000), (8000, 12000), (12000, 12000)]
 
 
 def test_an_engine_that_there_is_not_is_refused(

@@ -39,13 +39,18 @@ def freeze_clocks() -> None:
     time.perf_counter = lambda: 0.0
 
 
-def invoke(arguments: Sequence[str]) -> tuple[str, str, str]:
-    """Run a command in this process: its exit status or traceback, stdout and stderr."""
+def invoke(arguments: Sequence[str], shown: Sequence[str]) -> tuple[str, str, str]:
+    """Run a command in this process: its exit status or traceback, stdout and stderr.
+
+    Args:
+        arguments: The command, with the names that the tree has for options.
+        shown: The same with today's names, which archives hold.
+    """
     from click.testing import CliRunner
 
     from tensorcap_cli.main import main
 
-    sys.argv = ["tcap", *arguments]
+    sys.argv = ["tcap", *shown]
     result = CliRunner().invoke(main, list(arguments), prog_name="tcap")
     status = str(int(result.exit_code))
     error = result.exception
@@ -56,9 +61,9 @@ def invoke(arguments: Sequence[str]) -> tuple[str, str, str]:
     return status, result.stdout, result.stderr
 
 
-def invoke_alone(arguments: Sequence[str]) -> tuple[str, str, str]:
+def invoke_alone(arguments: Sequence[str], shown: Sequence[str]) -> tuple[str, str, str]:
     """As `invoke`, in a process of its own: for commands that fork, or run a script."""
-    command = [sys.executable, "-P", __file__, "tcap", *arguments]
+    command = [sys.executable, "-P", __file__, "tcap", json.dumps([arguments, shown])]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return str(done.returncode), done.stdout, done.stderr
 
@@ -95,7 +100,7 @@ def record_files(work: Path, out: Path) -> None:
     for path in sorted(p for p in work.glob("*") if p.suffix in ARCHIVES):
         for command in ("ls", "show"):
             arguments = [command, path.name, "--json"]
-            text = transcript(arguments, *invoke(arguments))
+            text = transcript(arguments, *invoke(arguments, arguments))
             (out / "archives" / f"{path.name}.{command}.txt").write_text(text)
 
 
@@ -116,7 +121,7 @@ def record(batch: dict[str, Any], work: Path, out: Path) -> None:
     for number, step in enumerate(batch["steps"]):
         print(f"{out.name} {number:03}: {' '.join(step['arguments'])}", file=sys.stderr, flush=True)
         invocation = invoke_alone if step["alone"] else invoke
-        text = transcript(step["arguments"], *invocation(step["arguments"]))
+        text = transcript(step["arguments"], *invocation(step["invoked"], step["arguments"]))
         (out / f"{number:03}-{step['arguments'][0].strip('-')}.txt").write_text(text)
     record_files(work, out)
 
@@ -126,8 +131,9 @@ def _main() -> None:
     if sys.argv[1] == "tcap":
         from tensorcap_cli.main import main
 
-        sys.argv = sys.argv[1:]
-        main(prog_name="tcap")
+        arguments, shown = json.loads(sys.argv[2])
+        sys.argv = ["tcap", *shown]
+        main(arguments, prog_name="tcap")
     else:
         record(json.load(sys.stdin), Path(sys.argv[1]), Path(sys.argv[2]))
 

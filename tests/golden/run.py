@@ -61,7 +61,8 @@ def _record(name: str, batch: Batch, tree: Path, work: Path, out: Path) -> bool:
     began = time.perf_counter()
     shutil.rmtree(out / name, ignore_errors=True)
     python = Path(sys.prefix).resolve() / "bin" / "python"
-    given = json.dumps(batch.as_json()).replace("{tree}", str(tree))
+    has_old_names = not (tree / "cli" / "tensorcap_cli" / "commands").is_dir()
+    given = json.dumps(batch.as_json(has_old_names=has_old_names)).replace("{tree}", str(tree))
     with (out / f"{name}.log").open("w") as log:
         done = subprocess.run(
             [str(python), "-P", str(PLACE / "record.py"), str(work / name), str(out.resolve() / name)],

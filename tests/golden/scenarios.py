@@ -29,10 +29,40 @@ class Batch:
     prepare: str = ""
     torch: bool = True
 
-    def as_json(self) -> dict[str, Any]:
-        """The batch for `tests.golden.record`."""
+    def as_json(self, *, has_old_names: bool = False) -> dict[str, Any]:
+        """The batch for `tests.golden.record`.
+
+        Args:
+            has_old_names: Whether the tree under test has the names of `OLD_NAMES`.
+        """
         steps = list(_steps(self.commands))
+        for step in steps:
+            step["invoked"] = old_names(step["arguments"]) if has_old_names else step["arguments"]
         return {"workloads": self.workloads, "prepare": self.prepare, "torch": self.torch, "steps": steps}
+
+
+# Names of commands and options before they had one meaning each, by command: for trees that are older.
+OLD_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
+    "bisect": {"--target-model": "--into"},
+    "capture": {"--only": "--include", "--print-only": "--filter"},
+    "compare": {"--layout": "--steps", "--reference-repeat": "--repeat"},
+    "equivalence": {"equivalence": "localize"},
+    "export": {"--format": "--layout"},
+    "inject": {"--target-model": "--into", "--inject-inputs": "--inputs", "--inject-outputs": "--outputs"},
+    "localize": {
+        "--target-model": "--into",
+        "--reference-model": "--reference",
+        "--target-repeat": "--repeat",
+    },
+    "preflight": {"--reference-repeat": "--repeat"},
+    "replay": {"--target-model": "--target", "--reference-model": "--reference"},
+}
+
+
+def old_names(arguments: Sequence[str]) -> list[str]:
+    """A command as trees with the old names take it."""
+    names = OLD_NAMES.get(arguments[0], {})
+    return [names.get(argument, argument) for argument in arguments]
 
 
 def _steps(commands: str) -> Iterator[dict[str, Any]]:
@@ -48,8 +78,8 @@ def _steps(commands: str) -> Iterator[dict[str, Any]]:
 
 
 _COMMANDS: Final = (
-    "align bisect calibrate capture check compare convert diagnose export import inject localize ls "
-    "preflight recover replay show tree verify"
+    "align bisect calibrate capture check compare convert diagnose equivalence export import inject localize "
+    "ls preflight recover replay show tree verify"
 )
 _HELP: Final = Batch(
     "\n".join(
@@ -131,7 +161,7 @@ capture torch --like ref.h5 --perturb bfloat16 -o perturbed.h5 --json
 & compare ref.h5 bf16.h5
 & compare ref.h5 port16.h5
 & compare ref.h5 port16.h5 --baseline bf16.h5
-& compare ref.h5 bf16.h5 --repeat again.h5
+& compare ref.h5 bf16.h5 --reference-repeat again.h5
 & compare ref.h5 shifted.h5
 & compare ref.h5 perturbed.h5 --compute-dtype bfloat16
 compare ref.h5 port.h5 --all --where
@@ -145,10 +175,10 @@ compare ref.h5 port.h5 --metric nothing
 & compare ref.h5 port.h5 --only '0/model.layers.2*/output*' --exclude '*.self_attn*'
 & compare ref.h5 port.h5 --only '0/nothing/output'
 & compare ref.h5::0/@root/output.logits port.h5::0/@root/output.logits --atol 0.1
-compare ref.h5::0/model.norm/output port.h5::0/model.norm/output --steps 'squeeze(0)'
-& compare one.npz::x two.npz::x --steps 'squeeze(0)' --atol 1e-5
+compare ref.h5::0/model.norm/output port.h5::0/model.norm/output --layout 'squeeze(0)'
+& compare one.npz::x two.npz::x --layout 'squeeze(0)' --atol 1e-5
 & compare one.npz two.npz
-& compare one.npz::y two.npz::x --steps 'squeeze(0)'
+& compare one.npz::y two.npz::x --layout 'squeeze(0)'
 compare ref.h5 port.h5 --save result.json --junit result.xml --csv result.csv
 compare ref.h5 bf16.h5 --save result16.json --junit result16.xml --csv result16.csv --rtol 0.01
 & compare --from result.json
@@ -178,7 +208,7 @@ align ref.h5 other.h5 --rules wrong_rules.toml
 & compare padded.h5 padded_port.h5
 & compare ref.h5 padded.h5
 & preflight ref.h5 port.h5
-& preflight ref.h5 bf16.h5 --repeat again.h5
+& preflight ref.h5 bf16.h5 --reference-repeat again.h5
 & preflight ref.h5 other.h5
 & preflight ref.h5 padded.h5
 & diagnose ref.h5 port.h5 0/model.layers.2.mlp.act_fn/output
@@ -206,33 +236,33 @@ capture torch workloads.py:scaled -o scaled.h5
 & bisect ref.h5 wrong.h5
 bisect ref.h5 port.h5 --rtol 1e-2
 bisect ref.h5 ref.h5
-& bisect ref.h5 --into workloads.py:port
-bisect ref.h5 --into workloads.py:wrong --state state.json
-bisect ref.h5 --into workloads.py:wrong --state state.json
-bisect ref.h5 --into workloads.py:port --level op
-bisect ref.h5 --into workloads.py:other
+& bisect ref.h5 --target-model workloads.py:port
+bisect ref.h5 --target-model workloads.py:wrong --state state.json
+bisect ref.h5 --target-model workloads.py:wrong --state state.json
+bisect ref.h5 --target-model workloads.py:port --level op
+bisect ref.h5 --target-model workloads.py:other
 & localize ref.h5 port.h5
 & localize ref.h5 port16.h5
-& localize ref.h5 port.h5 --reference none
+& localize ref.h5 port.h5 --reference-model none
 & localize ref.h5 wrong.h5
 & localize ref.h5 scaled.h5
-& localize ref.h5 --into workloads.py:wrong
+& localize ref.h5 --target-model workloads.py:wrong
 localize ref.h5 ref.h5
-localize ref.h5 port.h5 --stage2 stage2.json --stage3 stage3.json
-localize --from stage3.json
-localize --from stage2.json
+equivalence ref.h5 port.h5 --stage2 stage2.json --stage3 stage3.json
+equivalence --from stage3.json
+equivalence --from stage2.json
 & replay ref.h5 port.h5
 & replay ref.h5 port16.h5 --no-twin
-& replay ref.h5 wrong.h5 --reference workloads.py:reference
+& replay ref.h5 wrong.h5 --reference-model workloads.py:reference
 & replay ref.h5
-& replay ref.h5 --target workloads.py:wrong
-replay ref.h5 --target workloads.py:port --reference workloads.py:reference --dtype bfloat16
-inject ref.h5 --into workloads.py:port -o own.h5
-inject ref.h5 --into workloads.py:wrong -o own_wrong.h5
+& replay ref.h5 --target-model workloads.py:wrong
+replay ref.h5 --target-model workloads.py:port --reference-model workloads.py:reference --dtype bfloat16
+inject ref.h5 --target-model workloads.py:port -o own.h5
+inject ref.h5 --target-model workloads.py:wrong -o own_wrong.h5
 inject ref.h5 --dtype bfloat16 -o own16.h5 --json
-inject ref.h5 --into workloads.py:port --outputs '*layers.2.mlp' -o graft.h5
-inject ref.h5 --into workloads.py:port --inputs '*layers.1' --dry-run --json
-inject ref.h5 --into workloads.py:port --inputs nothing -o none.h5
+inject ref.h5 --target-model workloads.py:port --inject-outputs '*layers.2.mlp' -o graft.h5
+inject ref.h5 --target-model workloads.py:port --inject-inputs '*layers.1' --dry-run --json
+inject ref.h5 --target-model workloads.py:port --inject-inputs nothing -o none.h5
 & compare ref.h5 own.h5
 compare ref.h5 own_wrong.h5
 compare ref.h5 own16.h5
@@ -245,23 +275,23 @@ verify ref.h5 port16.h5 -o report4
 verify workloads.py:llama -o report5
 verify workloads.py:layered_reference workloads.py:layered -o report6 --num-hidden-layers 3
 ! verify workloads.py:reference workloads.py:scaled -o report7 --timeout 600
-! bisect ref.h5 --into workloads.py:wrong --check 'test -e state.json'
-inject ref.h5 --into workloads.py:nothing -o none2.h5
+! bisect ref.h5 --target-model workloads.py:wrong --check 'test -e state.json'
+inject ref.h5 --target-model workloads.py:nothing -o none2.h5
 """
 
 _LOOK: Final = """
 capture torch workloads.py:reference -o ref.h5
 capture torch workloads.py:reference -o ref.zarr
 capture torch workloads.py:reference -o ref.safetensors
-capture torch workloads.py:port -o port.h5 --include '*.mlp*' --exclude '*up_proj*' --no-inputs
+capture torch workloads.py:port -o port.h5 --only '*.mlp*' --exclude '*up_proj*' --no-inputs
 capture torch workloads.py:other -o other.h5 --params
 capture torch workloads.py:reference -o part.h5 --slice '[..., :8]' --sample 1
 capture torch workloads.py:reference -o stats.h5 --stats-only
 capture torch workloads.py:reference -o small.h5 --max-bytes 100KB
 capture torch workloads.py:reference --dry-run
 capture torch workloads.py:reference --dry-run --json
-capture torch --like ref.h5 --dry-run --print --filter '*.layers.?'
-capture torch --like ref.h5 --dry-run --print full --filter '*.mlp.act_fn'
+capture torch --like ref.h5 --dry-run --print --print-only '*.layers.?'
+capture torch --like ref.h5 --dry-run --print full --print-only '*.mlp.act_fn'
 ! capture script -o script.h5 -- script.py
 & ls ref.h5
 & ls ref.zarr '*layers.2.mlp' --sort size
@@ -315,8 +345,8 @@ compare plain.npz plain.h5
 & compare plain.npz other.npz
 compare plain.npz other.npz --only 'x*' --atol 1
 & preflight ref.h5 part.h5
-export ref.h5 dump --layout max --only '0/model.layers.0*'
-export ref.h5 torch_dump --layout torch --only '0/*/output*'
+export ref.h5 dump --format max --only '0/model.layers.0*'
+export ref.h5 torch_dump --format torch --only '0/*/output*'
 import dump -o imported.h5 --json
 import torch_dump -o imported.zarr
 compare ref.h5 dump
@@ -407,7 +437,7 @@ capture torch workloads.py:trained_port -o gradsport.h5 --grads --params
 & compare grads.h5 gradsport.h5
 compare grads.h5 gradsport.h5 --by-module
 & align grads.h5 gradsport.h5
-! inject ref.h5 --into workloads.py:port -o timed.h5 --timeout 600
+! inject ref.h5 --target-model workloads.py:port -o timed.h5 --timeout 600
 capture torch workloads.py:failing -o failed.h5
 & compare ref.h5 failed.h5
 """
@@ -561,7 +591,7 @@ align {ref} {tgt} --by names --json
 align {ref} {tgt} --by values --json
 & compare {ref} {tgt}
 compare {ref} {tgt} --map {name}.toml --by-module
-& localize {ref} {tgt} --reference workloads.py:{name}_ref
+& localize {ref} {tgt} --reference-model workloads.py:{name}_ref
 & tree {ref} --diff {tgt}
 """)
     return Batch("".join(commands), workloads="".join(workloads))
@@ -686,7 +716,7 @@ def zoo(entries: Mapping[str, Sequence[str]], *, dtypes: Sequence[str], full: bo
                 workloads.append(
                     f"def {function}():\n    return build(ENTRIES[{name!r}], {dtype!r}).target\n"
                 )
-                trusted = f"--reference {model} {mapping}"
+                trusted = f"--reference-model {model} {mapping}"
                 commands.append(f"capture torch workloads.py:{function} -o {tgt}")
                 if full and dtype == "float32":
                     commands.append(f"compare {ref} {tgt} {mapping} --json")
@@ -696,9 +726,9 @@ def zoo(entries: Mapping[str, Sequence[str]], *, dtypes: Sequence[str], full: bo
                 commands.append(f"& localize {ref} {tgt} {trusted}")
                 if full:
                     commands.append(f"bisect {ref} {tgt} {mapping} --json")
-                    commands.append(f"localize {ref} {tgt} --reference none {mapping} --json")
-                    commands.append(f"localize {ref} --into workloads.py:{function} {mapping} --json")
-                    commands.append(f"replay {ref} --target workloads.py:{function} {trusted} --json")
+                    commands.append(f"localize {ref} {tgt} --reference-model none {mapping} --json")
+                    commands.append(f"localize {ref} --target-model workloads.py:{function} {mapping} --json")
+                    commands.append(f"replay {ref} --target-model workloads.py:{function} {trusted} --json")
     used = [name for names in entries.values() for name in names if name in WITH_MAPPING]
     return Batch("\n".join(commands), workloads="".join(workloads), prepare=_ZOO_INPUTS.format(names=used))
 

@@ -189,7 +189,7 @@ def test_the_right_port_is_green(folder: Path) -> None:
 
 
 def test_a_bisection_names_the_module(folder: Path) -> None:
-    done = tcap(folder, "bisect", "ref.h5", "--into", f"{DECODER}:wrong", "--json", status=1)
+    done = tcap(folder, "bisect", "ref.h5", "--target-model", f"{DECODER}:wrong", "--json", status=1)
     told = json.loads(done.stdout)
     assert (told["module"], told["blame"]) == (GUILTY, "module")
     assert told["cuts"] == len(SITES)
@@ -220,7 +220,7 @@ def test_a_bisection_compiles_two_graphs_whatever_it_takes_to_find_the_module(fo
 
 
 def test_an_injected_module_makes_no_error_but_its_own(folder: Path) -> None:
-    done = tcap(folder, "inject", "ref.h5", "--into", f"{DECODER}:wrong", "-o", "own.h5", status=1)
+    done = tcap(folder, "inject", "ref.h5", "--target-model", f"{DECODER}:wrong", "-o", "own.h5", status=1)
     assert "not in the archive: layers.0.self_attn/input.cos, " in done.stderr  # of what torch has otherwise
     reference, own = results(folder / "ref.h5", "model."), results(folder / "own.h5")
     for site in SITES:

@@ -71,7 +71,7 @@ def code(tmp_path: Path) -> Path:
 
 @pytest.mark.spec("INJ-22")
 def test_a_run_is_injected_and_compared(code: Path, tmp_path: Path) -> None:
-    done = tcap("inject", tmp_path / "ref.h5", "--into", f"{code}:old", "-o", tmp_path / "own.h5")
+    done = tcap("inject", tmp_path / "ref.h5", "--target-model", f"{code}:old", "-o", tmp_path / "own.h5")
     assert (done.exit_code, done.stdout) == (0, "")
     assert "injected: 2 tensors in 2 slots of 2 modules\n" in done.stderr
     told = tcap("compare", tmp_path / "ref.h5", tmp_path / "own.h5")
@@ -89,7 +89,9 @@ def test_without_a_workload_the_references_own_run_is_repeated(code: Path, tmp_p
 
 @pytest.mark.spec("INJ-22")
 def test_a_dry_run_lists_what_would_be_replaced_and_writes_nothing(code: Path, tmp_path: Path) -> None:
-    done = tcap("inject", tmp_path / "ref.h5", "--into", f"{code}:old", "--outputs", "fc", "--dry-run")
+    done = tcap(
+        "inject", tmp_path / "ref.h5", "--target-model", f"{code}:old", "--inject-outputs", "fc", "--dry-run"
+    )
     assert done.exit_code == 0
     assert [line.split() for line in done.stdout.splitlines()] == [
         ["site", "slot", "status", "times", "how"],
@@ -101,7 +103,7 @@ def test_a_dry_run_lists_what_would_be_replaced_and_writes_nothing(code: Path, t
 @pytest.mark.spec("INJ-12", "INJ-22")
 def test_a_map_brings_other_names_together(code: Path, tmp_path: Path) -> None:
     (tmp_path / "map.toml").write_text(MAP)
-    given = "inject", tmp_path / "ref.h5", "--into", f"{code}:new", "-o", tmp_path / "own.h5"
+    given = "inject", tmp_path / "ref.h5", "--target-model", f"{code}:new", "-o", tmp_path / "own.h5"
     done = tcap(*given, "--map", tmp_path / "map.toml")
     assert done.exit_code == 0
     assert f"1 tensor in 1 slot of 1 module, by a mapping ({tmp_path / 'map.toml'})" in done.stderr
@@ -114,16 +116,16 @@ def test_a_map_brings_other_names_together(code: Path, tmp_path: Path) -> None:
 def test_what_does_not_fit_ends_with_2_and_what_is_not_asked_for_rightly_too(
     code: Path, tmp_path: Path
 ) -> None:
-    done = tcap("inject", tmp_path / "ref.h5", "--into", f"{code}:short", "-o", tmp_path / "own.h5")
+    done = tcap("inject", tmp_path / "ref.h5", "--target-model", f"{code}:short", "-o", tmp_path / "own.h5")
     assert done.exit_code == 2
     assert "0/fc/input.input: does not fit: [3, 4] in the archive, [2, 4] in the model" in done.stderr
-    assert tcap("inject", tmp_path / "ref.h5", "--into", f"{code}:old").exit_code == 2
+    assert tcap("inject", tmp_path / "ref.h5", "--target-model", f"{code}:old").exit_code == 2
 
 
 @pytest.mark.spec("INJ-22")
 def test_what_was_met_and_not_replaced_ends_with_1(code: Path, tmp_path: Path) -> None:
     two = tmp_path / "two.py"
     two.write_text(f"{CODE}\n\ndef twice():\n    return Workload(Old(), (X,), lambda m, x: (m(x), m(x)))\n")
-    done = tcap("inject", tmp_path / "ref.h5", "--into", f"{two}:twice", "-o", tmp_path / "own.h5")
+    done = tcap("inject", tmp_path / "ref.h5", "--target-model", f"{two}:twice", "-o", tmp_path / "own.h5")
     assert done.exit_code == 1
     assert "not in the archive: fc/input.input, act/input.input" in done.stderr

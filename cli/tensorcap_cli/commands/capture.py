@@ -1,0 +1,152 @@
+"""`tcap capture`: run a model and keep what happens in it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import click
+
+from tensorcap_cli.commands.capture_script import script_command
+from tensorcap_cli.options.recording import (
+    recording_arguments,
+    recording_options,
+    recording_options_of_graphs,
+)
+from tensorcap_cli.options.run import function_options, like_option, make_recipe, run_options
+from tensorcap_cli.options.sections import Command
+from tensorcap_cli.options.time_limit import time_limit_option
+from tensorcap_cli.text.capture import print_outcome
+from tensorcap_cli.text.progress import capture_progress
+
+
+@click.group("capture", short_help="Run a model and keep the inputs and outputs of every module.")
+def command() -> None:
+    """Run a model and keep the inputs and outputs of every module in an archive.
+
+    \b
+        tcap capture torch MODEL --prompt "Hello" -o ref.h5
+        tcap capture max port.py:target -o tgt.h5
+        tcap capture script -o ref.h5 -- generate.py --prompt "Hello"
+
+    Modules find the block; --level op, --watch and --grads open it. --steps, --sample, --slice and
+    --max-bytes keep the archive small. --print lists the tensors as they come, for diff.
+
+    Exit status: see the help of each framework.
+    """
+
+
+command.add_command(script_command)
+
+
+@command.command("torch", cls=Command)
+@click.argument("model", metavar="[MODEL]", required=False)
+@recording_options
+@like_option
+@run_options
+def torch_command(
+    model: str | None,
+    *,
+    like: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Capture one run of MODEL: a Hugging Face model by folder or id, or FILE.py:FUNCTION.
+
+    The function returns tensorcap.Workload(model, inputs). A glob without a slash is for sites (modules),
+    any other for whole keys STEP/SITE/SLOT.
+
+    \b
+        tcap capture torch meta-llama/Llama-3.2-1B --prompt "The sky is" -o ref.h5
+        tcap capture torch ./config-only --random-weights 0 --input-ids 1,2,3 -o ref.h5
+        tcap capture torch bench.py:small --only '*.mlp' --no-inputs -o mlp.h5
+        tcap capture torch --like ref.h5 --dtype bfloat16 -o tgt.h5
+
+    First the block, then what is in it:
+
+    \b
+        tcap capture torch --like ref.h5 --level op --ops-in '*.layers.3.mlp' -o ops.h5
+        tcap capture torch --like ref.h5 -o inner.h5 \\
+            --watch 'transformers.models.llama.modeling_llama:LlamaMLP.forward:down_proj'
+
+    Generation, with the same tokens on both sides; a step is a token:
+
+    \b
+        tcap capture torch MODEL --prompt "The sky is" --max-new-tokens 20 --steps 0,5- -o ref.h5
+        tcap capture torch --like ref.h5 --dtype bfloat16 --teacher-forced ref.h5 -o tgt.h5
+
+    A log for diff, and no archive:
+
+    \b
+        tcap capture torch --like ref.h5 --dry-run --print --only '*.layers.?' > ref.txt
+
+    Weights have the precision of the checkpoint unless --dtype says another; random ones are float32. An
+    error or Ctrl-C keeps what was recorded until then as an incomplete archive, and never in the place of
+    a complete one.
+
+    Exit status: 0 captured; 1 the run failed, or something that was asked for could not be captured, or a
+    call did not return, or --max-bytes was reached; 2 wrong usage; 3 an input file cannot be read; 130
+    interrupted.
+    """
+    _capture("torch", model, like, options, as_json=as_json)
+
+
+@command.command("max", cls=Command)
+@click.argument("function", metavar="[MODEL]", required=False)
+@recording_options_of_graphs
+@like_option
+@function_options
+@time_limit_option
+def max_command(
+    function: str | None,
+    *,
+    like: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Capture one run of MODEL, FILE.py:FUNCTION of a model of Modular MAX, written with max.nn.
+
+    The function returns tensorcap.Workload(module, inputs): a max.nn module whose weights are loaded, and
+    numpy arrays by argument. Each call of each module is recorded, under the names that torch would give,
+    with the shapes of the run. See examples/max_decoder.py for all that a port needs.
+
+    \b
+        tcap capture max port.py:target -o tgt.h5
+        tcap capture max port.py:target --only 'layers.0.*' --print --dry-run
+        tcap capture max port.py:target --num-hidden-layers 1 --timeout 1800 -o tgt.h5
+        tcap compare ref.h5 tgt.h5
+
+    MAX compiles the model, which takes minutes the first time and seconds from its cache, in
+    ~/.cache/modular. A graph that returns its tensors is compiled differently from one that does not: the
+    model is run without that too, and the distance between both is printed. --timeout ends a compiler that
+    hangs, reports one that died, and keeps what it wrote.
+
+    A module that MAX fuses with others (gate_proj and up_proj of an MLP) is never called, and listed as such.
+    --inner keeps what lies within a subgraph; a model built with use_subgraphs=False has none, and can be
+    injected everywhere. Caches cannot be captured. `tcap capture script` captures another program's own graph
+    and its calls.
+
+    Exit status: as for tcap capture torch.
+    """
+    _capture("max", function, like, options, as_json=as_json)
+
+
+def _capture(
+    framework: str, model: str | None, like: str | None, options: dict[str, Any], *, as_json: bool
+) -> None:
+    from tensorcap.session.capture_session import capture_workload
+    from tensorcap_formats.open import open_archive
+
+    with ExitStack() as files:
+        before = None if like is None else files.enter_context(open_archive(like))
+        kept = None if before is None else before.info.scope
+        recording = recording_arguments(options, kept, as_json=as_json)
+        recipe, inputs = make_recipe(model, before, options, framework=framework)
+    workload = recipe.build(inputs)
+    with capture_progress(is_live="log" not in recording) as progress:
+        capture = capture_workload(
+            workload, run={"workload": recipe.describe()}, progress=progress, **recording
+        )
+    status = print_outcome(capture, as_json=as_json)
+    if status:
+        click.get_current_context().exit(status)

@@ -1,0 +1,141 @@
+"""`tcap localize`: which module is guilty."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from tensorcap_cli.options.archives import (
+    compute_dtype_option,
+    json_option,
+    map_option,
+    target_repeat_option,
+)
+from tensorcap_cli.options.run import (
+    make_target_recipe,
+    reference_model_option,
+    run_options,
+    target_model_option,
+)
+from tensorcap_cli.options.sections import Command
+from tensorcap_cli.text.progress import StageLines
+
+if TYPE_CHECKING:
+    from tensorcap.localization.suspect import Localization
+    from tensorcap.workload.workload import Workload
+    from tensorcap_formats.archive import Archive
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_OPTIONS: Final = (
+    reference_model_option,
+    target_model_option,
+    target_repeat_option,
+    map_option,
+    compute_dtype_option,
+    run_options,
+)
+
+
+def localize_options(function: _Function) -> _Function:
+    """Give a command the options of `localize_sides`."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+@click.command("localize", cls=Command, short_help="Rank the modules that may be guilty, with reasons.")
+@click.argument("reference", metavar="REF", type=click.Path())
+@click.argument("target", metavar="[TGT]", type=click.Path(), required=False)
+@localize_options
+@json_option
+def command(reference: str, target: str | None, *, as_json: bool, **options: Any) -> None:
+    """Name the module that is guilty of the difference between TGT and REF.
+
+    The trusted model is run on the target's values (see `tcap replay`), which tells each module's own error
+    from what it inherited. Each suspect is listed with both, and with the usual mistake that explains its
+    values; besides, where errors begin in the order of execution, and where values stop being finite.
+
+    \b
+        tcap localize ref.h5 tgt.h5
+        tcap localize ref.h5 tgt.h5 --target-repeat tgt2.h5 \\
+            --reference-model model.py:reference
+
+    Only the target's model at hand? Use --target-model: it is run on the reference's values (see
+    `tcap inject`). TGT may be left out then, and the run options are the target's:
+
+    \b
+        tcap localize ref.h5 --target-model port.py:target
+
+    If no model can be run, `--reference-model none` localizes by the two archives alone, and says that this
+    is weaker:
+
+    \b
+        tcap localize ref.h5 tgt.h5 --reference-model none
+
+    Exit status: 0 nobody is accused, and nothing is wrong or missing; 1 somebody is, or something is; 2 wrong
+    usage; 3 an input file cannot be read.
+    """
+    from tensorcap_cli.text.localization import print_localization
+
+    localization, note = localize_sides(reference, target, options)
+    print_localization(localization, note, as_json=as_json)
+    click.get_current_context().exit(localization.exit_status)
+
+
+def localize_sides(reference: str, target: str | None, options: dict[str, Any]) -> tuple[Localization, str]:
+    """Localize with the models that the options name.
+
+    Args:
+        reference: Path of the trusted archive.
+        target: Path of the archive under test; None if the target's model is run.
+        options: Those of `localize_options`.
+
+    Returns:
+        The localization, and a note for the user, which may be empty.
+    """
+    from tensorcap.localization.localization import localize
+    from tensorcap_formats.open import open_archive
+
+    model, target_model = options.pop("reference_model"), options.pop("target_model")
+    if target is None and target_model is None:
+        raise click.UsageError("Missing argument: expected REF TGT, or REF --target-model MODEL.")
+    mapping, compute_dtype = options.pop("mapping"), options.pop("compute_dtype")
+    repeat = options.pop("target_repeat")
+    with open_archive(reference) as trusted:
+        tested_model = None if target_model is None else _make(target_model, trusted, options)
+        if target_model is not None:
+            options = dict.fromkeys(options)  # they were the target's
+        is_replayed = model != "none" and (model is not None or target_model is None)
+        trusted_model, note = _make_replayed(model, trusted, options) if is_replayed else (None, "")
+        localization = localize(
+            trusted,
+            target,
+            reference_model=trusted_model,
+            target_model=tested_model,
+            target_repeat=repeat,
+            mapping=mapping,
+            compute_dtype=compute_dtype,
+            progress=StageLines(),
+        )
+    return localization, note
+
+
+def _make(model: str | None, trusted: Archive, options: dict[str, Any]) -> Workload:
+    recipe, inputs = make_target_recipe(model, trusted, dict(options))
+    return recipe.build(inputs)
+
+
+def _make_replayed(
+    model: str | None, trusted: Archive, options: dict[str, Any]
+) -> tuple[Workload | None, str]:
+    """Make the reference's workload; if it was not asked for by name, none and why."""
+    from tensorcap_formats.errors import UsageError
+
+    try:
+        return _make(model, trusted, options), ""
+    except UsageError as error:
+        if model is not None or trusted.info.workload.path:
+            raise
+        return None, f"{error}; name the model by --reference-model to have more than archives say."

@@ -1,0 +1,180 @@
+"""`tcap verify`: a port verified in one command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from tensorcap_cli.options.archives import map_option, rules_option
+from tensorcap_cli.options.run import is_workload, make_recipe, make_target_recipe, run_options
+from tensorcap_cli.options.sections import Command
+from tensorcap_cli.options.time_limit import time_limit_option
+from tensorcap_cli.text.output import one_line, print_json_pieces
+from tensorcap_cli.text.progress import StageLines
+
+if TYPE_CHECKING:
+    from tensorcap.verification import Runnable
+    from tensorcap.workload.port import Port
+    from tensorcap.workload.workload import Workload
+    from tensorcap_formats.archive import Archive
+
+_OF_FUNCTIONS: Final = ("dtype", "device", "num_hidden_layers", "perturb", "seed")
+_OF_TARGET: Final = ("dtype", "device", "perturb", "teacher_forced")  # the reference runs as it is
+
+
+@click.command(
+    "verify", cls=Command, short_help="Capture, match, compare, inject and diagnose, in one command."
+)
+@click.argument("reference", metavar="REF", type=click.Path())
+@click.argument("target", metavar="[TGT]", type=click.Path(), required=False)
+@click.option(
+    "-o", "--output", metavar="DIR", type=click.Path(), required=True, help="The folder of reports."
+)
+@click.option("--force", is_flag=True, help="Replace a folder that an earlier `tcap verify` wrote.")
+@map_option
+@rules_option
+@click.option("--layers", is_flag=True, help="A file for each tensor too.")
+@run_options
+@time_limit_option
+@click.option("--json", "as_json", is_flag=True, help="Print verify.json instead of the summary.")
+def command(
+    reference: str,
+    target: str | None,
+    *,
+    output: str,
+    force: bool,
+    mapping: str | None,
+    rules: str | None,
+    layers: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Verify that TGT computes what REF does, and write a folder that says where it does not.
+
+    Both are FILE.py:FUNCTION, Hugging Face models, or archives; or REF alone is FILE.py:NAME of a
+    tensorcap.Port. Both are captured and matched, and compared twice: as they run, and with each module of
+    the target given the reference's tensors, so that it shows its own error alone. A target that is an
+    archive cannot be run again, and is compared once. The reference's model is also run on the target's
+    values (see `tcap replay`), unless the reference is an archive.
+
+    \b
+        tcap verify models.py:reference models.py:port -o report/
+        tcap verify meta-llama/Llama-3.2-1B port.py:target --prompt Hi -o out/
+        tcap verify ports.py:llama --dtype bfloat16 -o report/
+
+    If the sides are of two frameworks (a torch model, and its port to MAX), the weights are compared first,
+    through a mapping of their own. --timeout is for a target that has to be compiled.
+
+    Of the run options --dtype, --device, --perturb and --teacher-forced are for the target alone; the others
+    are for both sides if these are Hugging Face models, --num-hidden-layers and --seed for functions too.
+    Without TGT the reference's own run is repeated with them.
+
+    Exit status: 0 `tcap compare` would give both comparisons a 0, and no module is accused; 1 not so; 2 wrong
+    usage; 3 an archive or a tensor cannot be read.
+    """
+    from tensorcap.verification import verify
+    from tensorcap.workload.port import load_port
+
+    port = load_port(reference) if target is None else None
+    if port is not None:
+        ours, theirs = _of_port(port, options)
+        mapping = mapping or _text(port.mapping)
+        rules = rules or _text(port.rules)
+    else:
+        ours, theirs = _sides(reference, target, Path(output), options)
+    verification = verify(
+        ours,
+        theirs,
+        output,
+        mapping=mapping,
+        rules=rules,
+        layers=layers,
+        force=force,
+        progress=StageLines(),
+    )
+    if as_json:
+        print_json_pieces([(verification.path / "verify.json").read_text(encoding="utf-8")])
+    else:
+        for line in verification.summary:
+            indent = " " * (len(line) - len(line.lstrip(" ")))
+            click.echo(f"{indent}{one_line(line)}")
+        click.echo(f"\n{one_line(str(verification.path))}: reports", err=True)
+    click.get_current_context().exit(verification.exit_status)
+
+
+def _of_port(port: Port, options: dict[str, Any]) -> tuple[Runnable, Runnable]:
+    from tensorcap.adapters.protocol import adapter_for
+    from tensorcap.verification import Runnable
+
+    given = {name: value for name, value in options.items() if value not in (None, False, ())}
+    for name in given:
+        if name not in ("dtype", "device", "seed"):
+            raise click.UsageError(f"--{name.replace('_', '-')} is not for a Port, which says what it runs.")
+    dtype, device, seed = (given.get(name) for name in ("dtype", "device", "seed"))
+    port.allow(dtype, device)
+
+    def make_reference(_: Archive | None) -> tuple[Workload, Mapping[str, Any]]:
+        return replace(port.make("reference"), seed=seed or 0), {}
+
+    def make_target(_: Archive | None) -> tuple[Workload, Mapping[str, Any]]:
+        made = port.make("target")
+        adapter = adapter_for(made.model)
+        prepared = adapter.prepare(made, dtype=dtype, input_dtype=dtype, device=device)
+        return replace(prepared, seed=seed or 0), {}
+
+    return Runnable(make_reference), Runnable(make_target)
+
+
+def _sides(reference: str, target: str | None, output: Path, options: dict[str, Any]) -> tuple[Any, Any]:
+    """What each side is: a path of an archive, or how to make a workload."""
+    from tensorcap.verification import Runnable
+
+    changes = {name: value for name, value in options.items() if value not in (None, False, ())}
+    if target is None and not changes:
+        raise click.UsageError("Missing argument: expected TGT, or what to change of the reference's run.")
+
+    def make_reference(_: Archive | None) -> tuple[Workload, Mapping[str, Any]]:
+        given = {name: value for name, value in options.items() if name not in _OF_TARGET}
+        recipe, inputs = make_recipe(reference, None, _for(reference, given))
+        return recipe.build(inputs), {"workload": recipe.describe()}
+
+    def make_target(before: Archive | None) -> tuple[Workload, Mapping[str, Any]]:
+        assert before is not None
+        given = options if target is None else _for(target, options)
+        recipe, inputs = make_target_recipe(target, before, given)
+        generates = recipe.kind == "huggingface" and _generates(before, recipe.options)
+        if generates:
+            recipe = recipe.changed(teacher_forced=str(before.path))
+        workload = recipe.build(inputs)
+        if generates and is_workload(reference):  # its archive is going to be in the folder
+            recipe = recipe.changed(teacher_forced=str(output.absolute() / "reference.h5"))
+        return workload, {"workload": recipe.describe()}
+
+    ours = Runnable(make_reference) if is_workload(reference) else reference
+    theirs = Runnable(make_target) if target is None or is_workload(target) else target
+    return ours, theirs
+
+
+def _generates(reference: Archive, options: Mapping[str, Any]) -> bool:
+    """Whether a run has to follow the reference's tokens."""
+    before = reference.info.workload.options
+    return not options.get("teacher_forced") and bool(
+        options.get("max_new_tokens") or before.get("max_new_tokens")
+    )
+
+
+def _for(path: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options that a workload takes: a function of the user's makes its own inputs."""
+    from tensorcap.session.recipe import Recipe
+
+    if Recipe(path).kind == "huggingface":
+        return options
+    return {name: value for name, value in options.items() if name in _OF_FUNCTIONS}
+
+
+def _text(path: Any) -> str | None:
+    return None if path is None else str(path)

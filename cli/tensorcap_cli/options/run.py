@@ -1,0 +1,214 @@
+"""The options that say what is run: a model, its inputs, and what is changed of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from tensorcap_cli.options.sections import RunOption
+
+if TYPE_CHECKING:
+    from tensorcap.session.recipe import Recipe
+    from tensorcap.workload.workload import StoredInput
+    from tensorcap_formats.archive import Archive
+
+_ARCHIVES: Final = (".h5", ".hdf5", ".zarr", ".safetensors", ".npz", ".npy", ".pt")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+layers_option: Final = click.option(
+    "--num-hidden-layers",
+    type=click.IntRange(min=1),
+    metavar="N",
+    cls=RunOption,
+    help="Keep the first layers only; a function with that parameter is given it.",
+)
+config_option: Final = click.option(
+    "--config", metavar="KEY=VALUE", multiple=True, cls=RunOption, help="Change the configuration."
+)
+trust_option: Final = click.option(
+    "--trust-remote-code",
+    is_flag=True,
+    cls=RunOption,
+    help="Run Python code that comes with the model.",
+)
+_OF_FUNCTIONS: Final = (
+    click.option(
+        "--dtype",
+        metavar="DTYPE",
+        cls=RunOption,
+        help="Precision of weights and inputs, such as bfloat16; buffers stay unrounded.",
+    ),
+    layers_option,
+    click.option(
+        "--seed",
+        type=int,
+        metavar="SEED",
+        cls=RunOption,
+        help="Of the random generators before the run; 0 by default.",
+    ),
+)
+_OPTIONS: Final = (
+    *_OF_FUNCTIONS,
+    click.option(
+        "--device", metavar="DEVICE", cls=RunOption, help="Where to run, such as cuda; by default the CPU."
+    ),
+    config_option,
+    click.option(
+        "--random-weights",
+        type=int,
+        metavar="SEED",
+        cls=RunOption,
+        help="Draw weights; needs only config.json.",
+    ),
+    click.option("--prompt", metavar="TEXT", cls=RunOption, help="Text for the model's own tokenizer."),
+    click.option(
+        "--input-ids", metavar="1,2,3", cls=RunOption, help="Token ids; rows are separated by a semicolon."
+    ),
+    click.option(
+        "--inputs",
+        metavar="FILE",
+        type=click.Path(),
+        cls=RunOption,
+        help="A file of tensors named as the arguments: .npz, .h5, …",
+    ),
+    click.option(
+        "--max-new-tokens",
+        type=click.IntRange(min=1),
+        metavar="N",
+        cls=RunOption,
+        help="Generate greedily, a step a token.",
+    ),
+    click.option(
+        "--teacher-forced",
+        type=click.Path(),
+        metavar="ARCHIVE",
+        cls=RunOption,
+        help="Generate with the tokens of this archive, whatever the model would choose.",
+    ),
+    click.option(
+        "--perturb",
+        metavar="DTYPE",
+        cls=RunOption,
+        help="Change the inputs, or embedded tokens, by the epsilon of a dtype.",
+    ),
+    trust_option,
+)
+
+like_option: Final = click.option(
+    "--like",
+    metavar="ARCHIVE",
+    type=click.Path(),
+    cls=RunOption,
+    help="Repeat the run of this archive, with the options given here.",
+)
+reference_model_option: Final = click.option(
+    "--reference-model",
+    metavar="MODEL",
+    help="The trusted model: FILE.py:FUNCTION, or a Hugging Face model; by default that of REF's own run.",
+)
+target_model_option: Final = click.option(
+    "--target-model",
+    metavar="MODEL",
+    help="The target: FILE.py:FUNCTION, or a Hugging Face model.",
+)
+
+
+def is_workload(path: str) -> bool:
+    """Whether a path is of a model: a function, a folder with a configuration, or an id that is no path."""
+    file, _, function = path.rpartition(":")
+    if file.endswith(".py") and function.isidentifier():
+        return True
+    if os.path.isdir(os.path.expanduser(path)):
+        return os.path.isfile(os.path.join(os.path.expanduser(path), "config.json"))
+    return not os.path.exists(path) and path.count("/") <= 1 and not path.endswith(_ARCHIVES)
+
+
+def function_options(function: _Function) -> _Function:
+    """Give a command the options that say how a function of the user's is run."""
+    for option in reversed(_OF_FUNCTIONS):
+        function = option(function)
+    return function
+
+
+def run_options(function: _Function) -> _Function:
+    """Give a command the options that say what is run."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def make_recipe(
+    model: str | None, before: Archive | None, options: dict[str, Any], *, framework: str | None = None
+) -> tuple[Recipe, dict[str, StoredInput] | None]:
+    """Say how to make the workload that options describe, and on which archived inputs it runs.
+
+    Args:
+        model: A path as `Recipe` takes it, or None for that of the archive.
+        before: The archive whose run is repeated, or None.
+        options: The workload options.
+        framework: Whose model a path is of, as for `Recipe`.
+
+    Returns:
+        The recipe, and the archive's inputs if no others were given.
+
+    Raises:
+        UsageError: There is no model, or the archive does not say how its run was made.
+    """
+    from tensorcap.session.recipe import INPUT_OPTIONS, parse_setting
+    from tensorcap.workload.workload import archived_inputs
+
+    given = {
+        name: value
+        for name, value in options.items()
+        if value is not None and value is not False and value != ()
+    }
+    if "config" in given:
+        given["config"] = dict(map(parse_setting, given["config"]))
+    if before is None or model is not None:
+        recipe = _recipe(model, given, framework)
+    else:
+        recipe = _recipe_like(before, given)
+    has_inputs = before is not None and given.keys().isdisjoint(INPUT_OPTIONS)
+    return recipe, archived_inputs(before) if before is not None and has_inputs else None
+
+
+def make_target_recipe(
+    model: str | None, before: Archive, options: dict[str, Any]
+) -> tuple[Recipe, dict[str, StoredInput] | None]:
+    """Say how to make a target, and on which archived inputs it runs.
+
+    1. Without a model the archive's own run is repeated, with changes.
+    2. A Hugging Face model runs on the archive's inputs, unless the options have others.
+    3. A function's workload has inputs of its own.
+    """
+    from tensorcap.session.recipe import INPUT_OPTIONS
+    from tensorcap.workload.workload import archived_inputs
+
+    recipe, inputs = make_recipe(model, before if model is None else None, options)
+    if model is not None and recipe.kind == "huggingface" and not any(options.get(n) for n in INPUT_OPTIONS):
+        inputs = archived_inputs(before)
+    return recipe, inputs
+
+
+def _recipe(model: str | None, given: dict[str, Any], framework: str | None) -> Recipe:
+    from tensorcap.session.recipe import Recipe
+    from tensorcap_formats.errors import UsageError
+
+    if model is None:
+        raise UsageError("no model, expected MODEL or --like ARCHIVE")
+    return Recipe(model, {"seed": 0, **given}, framework)
+
+
+def _recipe_like(before: Archive, given: dict[str, Any]) -> Recipe:
+    """The recipe of an archive, with changes."""
+    from tensorcap.session.recipe import Recipe
+
+    recipe = Recipe.of(before)
+    if "config" in given:
+        given = {**given, "config": {**dict(recipe.options.get("config") or {}), **given["config"]}}
+    if recipe.options.get("teacher_forced") is not None:
+        given = {"teacher_forced": str(before.path), **given}  # which was fed those tokens itself
+    return recipe.changed(**given)

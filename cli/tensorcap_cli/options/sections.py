@@ -1,0 +1,57 @@
+"""Help texts in sections: a command's own options before those of a run, commands by what they are for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Final
+
+import click
+
+_OWN: Final = "Options"
+
+
+class RunOption(click.Option):
+    """An option that says what is run: it stands behind the command's own options."""
+
+    section = "Run options"
+
+
+class Command(click.Command):
+    """A command whose options stand in sections, the command's own first."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a section for each kind of option."""
+        sections: dict[str, list[tuple[str, str]]] = {_OWN: []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+            if record is not None:
+                sections.setdefault(getattr(parameter, "section", _OWN), []).append(record)
+        sections = {_OWN: sections.pop(_OWN), **sections}
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+class Group(click.Group):
+    """A group that lists its commands in sections.
+
+    Attributes:
+        sections: The names of its commands by the title of their section.
+    """
+
+    sections: ClassVar[Mapping[str, Sequence[str]]] = {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """List the names of all commands, section by section."""
+        return [name for names in self.sections.values() for name in names]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a section for each kind of command."""
+        width = max(map(len, self.list_commands(ctx)))
+        for title, names in self.sections.items():
+            commands = [(name, self.get_command(ctx, name)) for name in names]
+            limit = formatter.width - 6 - width
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name.ljust(width), c.get_short_help_str(limit)) for name, c in commands if c]
+                )

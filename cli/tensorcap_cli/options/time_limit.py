@@ -1,0 +1,142 @@
+"""A command in a process of its own, ended if it takes too long: a compiler cannot be interrupted."""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from tensorcap_cli.options.sections import RunOption
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_GRACE_SECONDS: Final = 5.0  # to keep what was recorded, and to clean up
+_POLL_SECONDS: Final = 0.05
+_STDERR: Final = 2
+
+
+def time_limit_option(function: _Function) -> _Function:
+    """Give a command `--timeout`; its `output`, if it has one, says where the log lies."""
+
+    @click.option(
+        "--timeout",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="SECONDS",
+        cls=RunOption,
+        help="Run in a process of its own, and end it after this time; its log is kept.",
+    )
+    @functools.wraps(function)
+    def command(*args: Any, timeout: float | None, **kwargs: Any) -> Any:
+        if timeout is not None:
+            output = kwargs.get("output")
+            log = None if output is None else Path(f"{Path(output)}.log")  # beside a folder, not in it
+            continue_in_child(timeout, log)
+        return function(*args, **kwargs)
+
+    return command  # type: ignore[return-value] # it takes what the function takes
+
+
+def continue_in_child(seconds: float, log: Path | None) -> None:
+    """Return in a new process, and end this one as that one ends.
+
+    What is written to the standard error past Python, as compilers do, goes to the log, and so does what the
+    process was at when it had to be ended. The log is kept if it says something and the process did not end
+    with 0.
+
+    Args:
+        seconds: How long the new process may take.
+        log: Where the log lies; a temporary file if None.
+
+    Raises:
+        CaptureError: It took longer, or a signal ended it.
+    """
+    if not hasattr(os, "fork"):
+        raise click.UsageError("--timeout: this system cannot fork a process.")
+    log, file = _opened(log)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()  # nothing with threads is loaded yet
+    if child == 0:
+        _begin(file)
+        return
+    os.close(file)
+    status = _ended(child, seconds)
+    if status is not None and status >= 0:
+        if status == 0 or not log.stat().st_size:
+            log.unlink()
+        else:
+            click.echo(f"log: {log}", err=True)
+        click.get_current_context().exit(status)
+    from tensorcap_formats.errors import CaptureError
+
+    how = f"took more than {seconds:g} s" if status is None else f"died of {signal.Signals(-status).name}"
+    raise CaptureError(
+        f"the run {how}; its log is {log}",
+        hint="A first compile takes minutes; what was compiled once is taken from the compiler's cache.",
+    )
+
+
+def _opened(path: Path | None) -> tuple[Path, int]:
+    if path is None:
+        file, name = tempfile.mkstemp(prefix="tcap-", suffix=".log")
+        return Path(name), file
+    try:
+        return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    except OSError as error:
+        raise click.UsageError(
+            f"--timeout: {path}: {error.strerror}, expected a place for the log."
+        ) from None
+
+
+def _begin(log: int) -> None:
+    """In the new process: have all but Python write its errors to the log."""
+    sys.stderr = os.fdopen(os.dup(_STDERR), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
+    os.dup2(log, _STDERR)
+    faulthandler.enable(log)
+    faulthandler.register(signal.SIGUSR1, log)
+
+
+def _ended(child: int, seconds: float) -> int | None:
+    """Wait for a process.
+
+    Returns:
+        Its exit status, of a signal its negative number; None if it had to be ended.
+    """
+    try:
+        status = _status(child, seconds)
+    except KeyboardInterrupt:  # which the child was sent too, by the terminal
+        if (status := _status(child, _GRACE_SECONDS)) is None:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise
+        return status
+    if status is None:
+        for number in (signal.SIGUSR1, signal.SIGINT):  # to say where it is; to end in order
+            os.kill(child, number)
+            time.sleep(_POLL_SECONDS)
+        if _status(child, _GRACE_SECONDS) is None:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        return None
+    return status
+
+
+def _status(child: int, seconds: float) -> int | None:
+    """The exit status of a process if it ends in time."""
+    last = time.monotonic() + seconds
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > last:
+            return None
+        time.sleep(_POLL_SECONDS)

@@ -1,0 +1,268 @@
+"""A comparison as text: first what explains it, then where it starts, then the worst, then rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from tensorcap.wording import counted
+from tensorcap_cli.text.absent import is_absent_place, print_absent
+from tensorcap_cli.text.output import class_text, cut, number_text, one_line
+from tensorcap_cli.text.pair import print_details, print_extras, print_location, print_origin
+from tensorcap_cli.text.preflight import print_preflight
+from tensorcap_cli.text.rows import print_modules, print_pairs
+
+if TYPE_CHECKING:
+    from tensorcap.comparison.comparison import Comparison
+    from tensorcap.comparison.pair import Pair
+    from tensorcap.reports.examination import Examination
+    from tensorcap.runs.archive_summary import ArchiveSummary
+
+_WORST: Final = 3
+_LONGEST: Final = 60  # characters of a value
+_UNJUDGED: Final = "Unjudged: give --rtol or --atol to say what error is allowed."
+
+
+def print_report(
+    comparison: Comparison,
+    examination: Examination,
+    *,
+    order: str,
+    show_all: bool,
+    by_module: bool,
+    metrics: Sequence[str],
+) -> None:
+    """Print all of a comparison that a person wants to know.
+
+    Args:
+        comparison: What it came to.
+        examination: What was looked at besides.
+        order: Of the rows: `order` of execution, or `error`.
+        show_all: A row for every pair, also for identical ones.
+        by_module: A table of the errors by class of module, too.
+        metrics: Columns in place of the usual ones.
+    """
+    for warning in comparison.warnings:
+        click.secho(f"WARNING: {one_line(warning)}", fg="red", bold=True)
+    click.echo(f"reference  {side_text(comparison.reference)}")
+    click.echo(f"target     {side_text(comparison.target)}")
+    if not comparison.is_of_archives:
+        for pair in comparison.pairs:
+            _print_named(pair, examination)
+    if comparison.baseline:
+        click.echo(f"baseline   {side_text(comparison.baseline)}")
+    _print_mapping(comparison)
+    _print_limits(comparison)
+    if examination.preflight is not None:
+        print_preflight(examination.preflight, is_brief=True)
+    _print_divergence(comparison, examination)
+    _print_worst(comparison, examination)
+    if by_module:
+        print_modules(comparison, examination)
+    told = frozenset[str]() if show_all else print_absent(comparison, examination)
+    print_pairs(comparison, examination, order, show_all, metrics, told)
+    print_extras(comparison, examination)
+    _print_values(comparison)
+    _print_outcome(comparison, examination)
+
+
+def _print_mapping(comparison: Comparison) -> None:
+    """What said which tensors belong together, where that were not equal keys."""
+    found = comparison.mapping
+    if found is None:
+        return
+    evidence = ", ".join(f"{count} by {name}" for name, count in found.evidence.items())
+    mapped = f"{found.reference.mapped} of {found.reference.records} reference tensors"
+    click.echo(f"mapping    {found.path or 'computed'}: {mapped} ({evidence or 'none'})")
+    if found.reference.explained:
+        click.echo(f"           {found.reference.explained} have no counterpart, which is explained")
+    for tokens in found.tokens:
+        click.echo(f"           {one_line(tokens)}")
+    if found.path == "" and not found.tokens:
+        click.echo("           tcap align tells it all, and writes a map to edit")
+
+
+def _print_limits(comparison: Comparison) -> None:
+    """What judged: only what can have had a say."""
+    if comparison.tolerance:
+        click.echo(f"tolerance  rtol {comparison.tolerance.rtol:g}, atol {comparison.tolerance.atol:g}")
+    if comparison.thresholds:
+        click.echo(f"thresholds {comparison.thresholds}")
+    if comparison.calibration:
+        click.echo(
+            f"calibrated {comparison.calibration.path or ''} on {comparison.calibration.runs} runs in "
+            f"{comparison.calibration.precision}"
+        )
+    elif comparison.account and comparison.account.precision and not comparison.tolerance:
+        click.echo(f"policy     of specs/policy.md, errors in {comparison.account.precision}")
+
+
+def side_text(side: ArchiveSummary) -> str:
+    """One archive in a line."""
+    parts = [side.container, counted(side.records, "tensor")]
+    if side.model or side.dtype:
+        parts.append(f"{class_text(side.model)} {one_line(side.dtype)}".strip())
+    if side.compute_dtype and side.compute_dtype != side.dtype:
+        parts.append(f"computed in {one_line(side.compute_dtype)}")
+    return f"{side.path}: {', '.join(parts)}"
+
+
+def _print_named(pair: Pair, examination: Examination) -> None:
+    """The two records that were named: their keys may differ."""
+    for name, record in (("reference", pair.reference), ("target", pair.target)):
+        if record is not None:
+            click.echo(f"{name:<9}  {record.key.text}: {record.dtype.name} {list(record.shape)}")
+    print_details(pair, examination)
+
+
+def _print_divergence(comparison: Comparison, examination: Examination) -> None:
+    found = comparison.divergence
+    if found is None:
+        return
+    click.echo()
+    click.secho(f"FIRST DIVERGENCE  {found.pair.key}  ({found.pair.status})", fg="red", bold=True)
+    if found.is_run_input or found.is_growth:
+        click.secho(f"  {found.explanation}", bold=True)
+    else:
+        class_name = f" ({class_text(found.class_name)})" if found.class_name else ""
+        click.secho(f"  module {found.module}{class_name}", bold=True)
+        source = examination.sources.get(found.pair.key, "")
+        if source:
+            click.echo(f"  {one_line(f'{_point(found.pair)} at {source}')}")
+        elif found.pair.reference is not None and found.module != found.pair.reference.key.site:
+            click.echo(f"  {found.explanation}")
+        _print_arguments(comparison, found.module, found.pair)
+        _print_first_within(comparison, found.module, found.pair)
+    print_details(found.pair, examination)
+
+
+def _point(pair: Pair) -> str:
+    """The op, or the argument of it, that a record is of."""
+    assert pair.reference is not None
+    key = pair.reference.key
+    point = key.site.partition(":")[2]
+    return f"argument {key.slot.partition('.')[2]} of {point}" if key.slot.startswith("input.") else point
+
+
+def _print_arguments(comparison: Comparison, module: str, pair: Pair) -> None:
+    """Print which arguments of ops in the module differ, in the same call: one may be the mistake."""
+    assert pair.reference is not None
+    key = pair.reference.key
+    start = f"{key.text.partition(key.site)[0]}{module}:"
+    found = [value for value in comparison.value_differences if value.key.startswith(start)]
+    for value in found[:_WORST]:
+        place, _, name = value.key.rpartition("/op.")
+        if not place:
+            continue
+        ours, theirs = (one_line(cut(repr(side), _LONGEST)) for side in (value.reference, value.target))
+        op = "its" if place == key.where else f"{place.removeprefix(start)}:"
+        click.secho(f"  {op} argument {name} is {ours} in the reference, {theirs} in the target", bold=True)
+
+
+def _print_first_within(comparison: Comparison, module: str, found: Pair) -> None:
+    """Print the first place within the code of a module that is not green, where one is before the pair."""
+    assert found.reference is not None
+    start = f"{found.reference.key.text.partition(found.reference.key.site)[0]}{module}:"
+    for pair in comparison.pairs:
+        if pair.key == found.key:
+            return
+        if pair.key.startswith(start) and pair.is_compared and pair.is_required and not pair.is_green:
+            text = f": {pair.findings[0].text}" if pair.findings else ""
+            click.echo(f"  within it first {pair.key} ({pair.status}){one_line(text)}")
+            return
+
+
+def _print_worst(comparison: Comparison, examination: Examination) -> None:
+    from tensorcap.reports.ranking import worst
+
+    if not comparison.is_of_archives:
+        return
+    first = comparison.divergence.pair.key if comparison.divergence else None
+    shown = [pair for pair in comparison.pairs if not is_absent_place(pair)]
+    found = [pair for pair in worst(shown, _WORST + 1) if pair.key != first][:_WORST]
+    if not found:
+        return
+    click.echo()
+    click.secho("WORST", bold=True)
+    for pair in found:
+        d = pair.difference
+        measures = ""
+        if d is not None and d.max_abs is not None:
+            error = number_text(d.relative_frobenius, 3)
+            measures = f"  max abs {number_text(d.max_abs, 3)}, relative Frobenius {error}"
+        click.echo(f"  {pair.key}  ({pair.status}){measures}")
+        print_origin(pair, "    ")
+        for finding in pair.findings[:1]:
+            click.echo(f"    {one_line(finding.text)}")
+        location = examination.locations.get(pair.key)
+        if location is not None:
+            print_location(location, "    ")
+
+
+def _print_values(comparison: Comparison) -> None:
+    differences = comparison.value_differences
+    if not differences:
+        return
+    click.echo()
+    click.echo(f"note: {len(differences)} arguments or results that are no tensors differ:")
+    for value in differences[:5]:
+        within = ", within the tolerance" if value.is_within else ""
+        texts = (one_line(cut(repr(side), _LONGEST)) for side in (value.reference, value.target))
+        click.echo(f"  {value.key}: {' in the reference, '.join(texts)} in the target{within}")
+    if len(differences) > 5:
+        click.echo(f"  … {len(differences) - 5} more")
+
+
+def _print_outcome(comparison: Comparison, examination: Examination) -> None:
+    counts = ", ".join(f"{count} {status}" for status, count in comparison.counts.items())
+    for note in examination.notes:
+        click.echo(f"note: {one_line(note)}")
+    click.echo()
+    account = comparison.account
+    for sentence in account.sentences if account else ():
+        click.echo(one_line(sentence))
+    if account and account.blind:
+        click.echo("What this run cannot see:")
+        for spot in account.blind:
+            click.echo(f"  {one_line(spot)}")
+    click.echo(
+        f"{comparison.compared} of {comparison.records} reference tensors compared: {counts or 'none'}"
+    )
+    verdict, color = _verdict(comparison)
+    click.secho(verdict, fg=color, bold=True)
+    if account and account.commands and comparison.counts.keys() & {"within-rounding", "suspect", "unjudged"}:
+        click.echo("What would prove more:")
+        for command in account.commands:
+            click.echo(f"  {one_line(command)}")
+
+
+def _verdict(comparison: Comparison) -> tuple[str, str]:
+    """The whole in one sentence, and its color."""
+    from tensorcap.comparison.pair import ABSENT
+
+    counts, divergence = comparison.counts, comparison.divergence
+    if comparison.exit_status == 0:
+        proven = "No divergence." if not counts.get("within-rounding") else "Within rounding (not proven)."
+        return proven, "green"
+    if not comparison.compared:
+        return "Nothing was compared.", "red"
+    if comparison.exit_status == 3:
+        return f"Not all could be read: {counted(counts['unreadable'], 'tensor')} could not.", "red"
+    if divergence is not None and divergence.pair.status == "unjudged":
+        return _UNJUDGED, "yellow"
+    if divergence is not None:
+        is_suspect = divergence.pair.status == "suspect"
+        where = "with other inputs" if divergence.is_run_input else f"first in {divergence.module}"
+        return f"{'Suspect' if is_suspect else 'Not the same'}, {where}.", "yellow" if is_suspect else "red"
+    bad = next((pair for pair in comparison.pairs if pair.is_required and not pair.is_green), None)
+    if bad is not None and bad.status == "unjudged":
+        return _UNJUDGED, "yellow"
+    if bad is not None and bad.status == "suspect":
+        return f"Suspect: {bad.key}.", "yellow"
+    if bad is not None:
+        return f"{'Not green' if bad.status in ABSENT else 'Not the same'}: {bad.key} is {bad.status}.", "red"
+    if any(value.is_red for value in comparison.value_differences):
+        return "Not the same: a number that a module returned differs.", "red"
+    return "Not green: a run is incomplete.", "red"

@@ -1,0 +1,43 @@
+"""A localization as text or JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from tensorcap_cli.text.output import one_line, print_json
+
+if TYPE_CHECKING:
+    from tensorcap.localization.suspect import Localization
+
+_SHOWN: Final = 5
+
+
+def print_localization(localization: Localization, note: str, *, as_json: bool) -> None:
+    """Print the suspects, the first of them with reasons, and what is known besides.
+
+    Args:
+        localization: The result.
+        note: A sentence that goes with its own notes, or nothing.
+        as_json: JSON instead of text.
+    """
+    from tensorcap.reports.suspects import context_lines, suspect_lines
+
+    notes = [*localization.notes, *([note] if note else [])]
+    if as_json:
+        print_json({**localization.to_json(), "notes": notes})
+        return
+    for text in notes:
+        click.secho(one_line(text), fg="yellow")
+    if not localization.suspects:
+        click.secho("Nobody is accused.", fg="yellow" if localization.open else "green", bold=True)
+    for number, suspect in enumerate(localization.suspects[:_SHOWN], 1):
+        heading, *details = suspect_lines(number, suspect)
+        click.secho(one_line(heading), fg="red", bold=True)
+        for detail in details:
+            click.echo(f"   {one_line(detail)}")
+    if len(localization.suspects) > _SHOWN:
+        click.echo(f"and {len(localization.suspects) - _SHOWN} more")
+    for text in context_lines(localization):
+        click.echo(one_line(text))

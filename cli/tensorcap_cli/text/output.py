@@ -1,0 +1,200 @@
+"""How every command prints: tables, numbers, sizes, JSON. Nothing here loads numpy."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import sys
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
+
+import click
+
+DASH: Final = "-"
+_LEAST_FLEXIBLE: Final = 24  # columns that a key keeps, however narrow the terminal
+
+
+def print_json(value: object) -> None:
+    """Print one JSON object in one line; it holds no number that JSON has not."""
+    click.echo(json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
+
+
+def print_json_pieces(pieces: Iterable[str]) -> None:
+    """Print one JSON object that comes in pieces, without ever holding all of it."""
+    for piece in pieces:
+        click.echo(piece, nl=False)
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal that stdout is, None if it is a file or a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def print_table(
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    left: Collection[int] = (0,),
+    flexible: int = 0,
+    colors: Sequence[Sequence[str | None]] | None = None,
+) -> None:
+    """Print aligned columns.
+
+    Args:
+        headers: One for each column.
+        rows: Texts, as many in each row as there are headers.
+        left: Columns that begin at the left; the others end at the right, as numbers do.
+        flexible: The column that gives way, in the middle of its texts, on a terminal that is too narrow.
+        colors: The color of each cell of each row, used on a terminal only.
+    """
+    widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
+    available = terminal_width()
+    if available is not None:
+        excess = sum(widths) + 2 * (len(widths) - 1) - available
+        widths[flexible] -= max(0, min(excess, widths[flexible] - _LEAST_FLEXIBLE))
+    lines = []
+    for i, row in enumerate([headers, *rows]):
+        cells = [
+            (shorten(cell, width) if n == flexible else cell).ljust(width) if n in left else cell.rjust(width)
+            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        if i == 0:
+            lines.append(click.style("  ".join(cells).rstrip(), bold=True))
+            continue
+        cells[-1] = cells[-1].rstrip()
+        if colors is not None and available is not None:
+            pairs = zip(cells, colors[i - 1], strict=True)
+            cells = [click.style(cell, fg=color) if color else cell for cell, color in pairs]
+        lines.append("  ".join(cells).rstrip())
+    click.echo("\n".join(lines))
+
+
+def shorten(text: str, width: int) -> str:
+    """Cut the middle out of a text that is too wide.
+
+    Example:
+        >>> shorten("0/model.layers.12.self_attn.q_proj/output", 25)
+        '0/model.laye…_proj/output'
+    """
+    if len(text) <= width:
+        return text
+    half = (width - 1) // 2
+    return f"{text[: width - 1 - half]}…{text[len(text) - half :]}"
+
+
+def one_line(text: str) -> str:
+    """Text of a file, for a terminal: in one line, and without what a terminal would obey.
+
+    Example:
+        >>> one_line("out of\\n  memory\\x1b[2J")
+        'out of memory [2J'
+    """
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def class_text(name: str) -> str:
+    """The name of a class without its module.
+
+    Example:
+        >>> class_text("transformers.models.llama.modeling_llama.LlamaMLP")
+        'LlamaMLP'
+    """
+    return one_line(name).rpartition(".")[2]
+
+
+def size_text(nbytes: int) -> str:
+    """A size in bytes, for people.
+
+    Example:
+        >>> size_text(1000), size_text(4 << 20), size_text(0)
+        ('1000 B', '4.0 MiB', '0 B')
+    """
+    size, unit = float(nbytes), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            break
+        size /= 1024
+    return f"{nbytes} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def number_text(value: complex | None, digits: int = 4) -> str:
+    """A number with few digits; whole numbers in full as long as they are short.
+
+    Example:
+        >>> number_text(0.000123456), number_text(70000), number_text(None), number_text(float("inf"))
+        ('0.0001235', '70000', '-', 'inf')
+    """
+    if value is None:
+        return DASH
+    if isinstance(value, bool):
+        return str(value)
+    if isinstance(value, int):
+        return str(value) if abs(value) < 10**9 else f"{value:.{digits - 1}e}"
+    return f"{value:.{digits}g}"
+
+
+def short_number(value: float) -> str:
+    """A number with two digits and a short exponent, for the middle of a sentence.
+
+    Example:
+        >>> short_number(0.0808), short_number(1e-05), short_number(4)
+        ('0.081', '1e-5', '4')
+    """
+    return number_text(value, 2).replace("e-0", "e-").replace("e+0", "e+")
+
+
+def cosine_text(cosine: float | None) -> str:
+    """A cosine in six places; 1 only if no more than the rounding of the sums is missing."""
+    if cosine is None:
+        return DASH
+    return "1" if cosine > 1 - 1e-12 else f"{min(cosine, 0.999999):.6g}"
+
+
+def upper_text(value: float | None, digits: int = 4) -> str:
+    """A number rounded up, so that what is printed is enough."""
+    if value is None or not value or math.isinf(value):
+        return number_text(value)
+    step = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+    text = number_text(float(value), digits)
+    return text if float(text) >= value else number_text(float(value) + step, digits)
+
+
+def percent_text(share: float | None) -> str:
+    """A share in percent; 0 and 100 only if it is nothing or all.
+
+    Example:
+        >>> percent_text(0.98437), percent_text(0.99999), percent_text(1.0), percent_text(None)
+        ('98.4 %', '>99.9 %', '100 %', '-')
+    """
+    if share is None:
+        return DASH
+    if 0 < share < 0.001 or 0.999 < share < 1:
+        return "<0.1 %" if share < 0.5 else ">99.9 %"
+    return f"{100 * share:.3g} %"
+
+
+def cut(text: str, limit: int) -> str:
+    """Cut the end off a text that is too long.
+
+    Example:
+        >>> cut("another", 5)
+        'anot…'
+    """
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def split_key(text: str) -> tuple[str, str | None]:
+    """Part `ARCHIVE::KEY`; a path that exists is never parted.
+
+    Example:
+        >>> split_key("ref.h5::0/mlp/output"), split_key("ref.h5")
+        (('ref.h5', '0/mlp/output'), ('ref.h5', None))
+    """
+    path, separator, key = text.partition("::")
+    if not separator or os.path.exists(text):
+        return text, None
+    if not key:
+        raise click.UsageError(f"{text!r} names no key behind `::`.")
+    return path, key

@@ -1,0 +1,147 @@
+"""One pair as text: why it is what it is, how large the error is and where it lies, logits, routing."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from tensorcap.wording import counted
+from tensorcap_cli.text.output import cosine_text, number_text, one_line, percent_text, upper_text
+
+if TYPE_CHECKING:
+    from tensorcap.comparison.comparison import Comparison
+    from tensorcap.comparison.pair import Pair
+    from tensorcap.metrics.difference import Difference
+    from tensorcap.metrics.location import Location
+    from tensorcap.metrics.logits import LogitDifference
+    from tensorcap.metrics.routing import RoutingDifference
+    from tensorcap.reports.examination import Examination
+
+_FEW: Final = 5
+_EVEN: Final = 2.0  # times what an index would hold if all held the same: below, none stands out
+
+
+def print_details(pair: Pair, examination: Examination) -> None:
+    """Print all that is known of a pair, indented."""
+    print_origin(pair)
+    if pair.reason:
+        click.echo(f"  {one_line(pair.reason)}")
+    for finding in pair.findings:
+        if finding.status != "within-rounding" or pair.status == "within-rounding":
+            click.echo(f"  {one_line(finding.text)}")
+    if pair.difference is not None:
+        _print_difference(pair.difference)
+    location = examination.locations.get(pair.key)
+    if location is not None:
+        print_location(location)
+
+
+def print_origin(pair: Pair, indent: str = "  ") -> None:
+    """Print what of the target a mapping compares, where the key or the layout is another one."""
+    origin = pair.origin
+    if origin is None or (origin.target == (pair.key,) and not origin.steps):
+        return
+    keys = " + ".join(origin.target[:_FEW])
+    more = f" and {len(origin.target) - _FEW} more" if len(origin.target) > _FEW else ""
+    steps = f" after {', '.join(origin.steps)}" if origin.steps else ""
+    reason = origin.reason.removeprefix(f"{origin.evidence}: ")
+    why = f": {reason}" if reason else ""
+    click.echo(f"{indent}{one_line(f'target {keys}{more}{steps} (by {origin.evidence}{why})')}")
+
+
+def _print_difference(d: Difference) -> None:
+    if d.max_abs_index is not None:
+        click.echo(
+            f"  max abs {number_text(d.max_abs)} at {list(d.max_abs_index)} "
+            f"(reference {number_text(d.max_abs_reference, 7)}, target {number_text(d.max_abs_target, 7)})"
+        )
+    click.echo(
+        f"  mean abs {number_text(d.mean_abs)}, relative Frobenius {number_text(d.relative_frobenius)}, "
+        f"cosine {cosine_text(d.cosine)}, PSNR {number_text(d.psnr_db)} dB, "
+        f"{d.unequal} of {d.elements} unequal"
+    )
+    if d.mask_mismatches and d.mask_index is not None:
+        sides = (d.nonfinite_reference, d.nonfinite_target)
+        counts = ", ".join(
+            f"{name} {sum((n.nan, n.posinf, n.neginf))} (NaN {n.nan}, +inf {n.posinf}, -inf {n.neginf})"
+            for name, n in zip(("reference", "target"), sides, strict=True)
+        )
+        click.echo(f"  not finite alike in {d.mask_mismatches}, first at {list(d.mask_index)}: {counts}")
+    elif d.unequal:
+        rtol, atol = upper_text(d.needed_rtol), upper_text(d.needed_atol)
+        click.echo(f"  would pass with rtol {rtol} alone, or with atol {atol} alone")
+
+
+def print_location(location: Location, indent: str = "  ") -> None:
+    """Print which indices of each axis hold the most of the error."""
+    parts = []
+    for axis in location.axes:
+        if axis.size == 1 or not axis.top:
+            continue
+        named = ", ".join(
+            f"[{share.index}{'' if axis.step == 1 else ':'}] {percent_text(share.share)}"
+            for share in axis.top[:3]
+        )
+        if axis.top[0].share * axis.size < _EVEN * axis.step:
+            named = "even"
+        parts.append(f"axis {axis.axis} of {axis.size}: {named}")
+    if parts:
+        what = "where the squared error lies" if location.of == "squared error" else "where masks differ"
+        text = f"{what}: {'; '.join(parts)}"
+        click.echo(textwrap.fill(text, 80, initial_indent=indent, subsequent_indent=f"{indent}  "))
+
+
+def print_extras(comparison: Comparison, examination: Examination) -> None:
+    """Print the pairs that are logits or choices of experts."""
+    from tensorcap.metrics.logits import are_logits
+
+    is_named = not comparison.is_of_archives
+    keys = {p.key for p in comparison.pairs if p.reference and (is_named or are_logits(p.reference.key))}
+    for key, logits in _first({key: d for key, d in examination.logits.items() if key in keys}):
+        click.echo()
+        click.secho(f"LOGITS  {key}", bold=True)
+        _print_logits(logits)
+    for key, routing in _first(examination.routing):
+        click.echo()
+        click.secho(f"ROUTING  {key}", bold=True)
+        _print_routing(routing)
+
+
+def _first(found: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    """Those of unlike contents: the output of a head is that of the model too."""
+    distinct = {value: (key, value) for key, value in found.items()}
+    return list(distinct.values())[:_FEW]
+
+
+def _print_logits(d: LogitDifference) -> None:
+    at = f" at {list(d.kl_max_row)}" if d.kl_max_row else ""
+    click.echo(
+        f"  KL {number_text(d.kl_mean)} nats mean, {number_text(d.kl_max)} worst{at}; "
+        f"JS {number_text(d.js_mean)} mean, {number_text(d.js_max)} worst"
+    )
+    click.echo(
+        f"  top-1 {percent_text(d.top1)}, top-5 {percent_text(d.top5)}, top-10 {percent_text(d.top10)} agree "
+        f"in {counted(d.rows - d.undefined_rows, 'row')} of {d.vocabulary}; rank of the reference's token "
+        f"{number_text(d.rank_mean)} mean, {number_text(d.rank_max)} worst"
+    )
+    if d.flips:
+        first = (
+            f", the first that is none at {list(d.first_flip_row)}" if d.first_flip_row is not None else ""
+        )
+        click.echo(
+            f"  {counted(d.flips, 'flip')} of the first choice, {counted(d.ties, 'tie')} among them{first}; "
+            f"largest margin {number_text(d.flip_margin)}"
+        )
+    if d.undefined_rows:
+        click.echo(f"  {counted(d.undefined_rows, 'row')} with NaN, +inf or nothing but -inf left out")
+
+
+def _print_routing(d: RoutingDifference) -> None:
+    first = f"; first other set at {list(d.first_unequal)}" if d.first_unequal is not None else ""
+    click.echo(
+        f"  {percent_text(d.share)} of {counted(d.rows, 'row')} chose the same set, mean overlap "
+        f"{percent_text(d.mean_overlap)}, least {percent_text(d.least_overlap)}{first}"
+    )

@@ -1,0 +1,57 @@
+"""A replay as text or JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from tensorcap.wording import counted
+from tensorcap_cli.text.output import DASH, number_text, one_line, print_json, print_table
+
+if TYPE_CHECKING:
+    from tensorcap.rerun.replay_result import Replay
+
+_SHOWN: Final = 20
+
+
+def print_replay(result: Replay, *, as_json: bool) -> None:
+    """Print which modules have an error of their own.
+
+    Args:
+        result: The replay.
+        as_json: JSON instead of text.
+    """
+    if as_json:
+        print_json(result.to_json())
+        return
+    for note in result.notes:
+        click.secho(note, fg="yellow")
+    if result.is_self and not result.exit_status:
+        click.secho(
+            f"The model gives its own {counted(len(result.own_errors), 'tensor')} back bit for bit.",
+            fg="green",
+        )
+        return
+    bad = sorted(result.bad, key=lambda own: own.made != "result" or not own.is_leaf)
+    if not bad:
+        judged = counted(len(result.own_errors) - len(result.unjudged), "tensor")
+        what = "No module makes" if not result.exit_status else "No module that could be judged makes"
+        color = "yellow" if result.exit_status else "green"
+        click.secho(f"{what} an error of its own: {judged} within rounding.", fg=color, bold=True)
+        return
+    from tensorcap.comparison.policy import describe_test
+
+    rows = []
+    for own in bad[:_SHOWN]:
+        error = DASH if own.error is None else number_text(own.error, 3)
+        ratio = DASH if own.ratio is None else number_text(own.ratio, 3)
+        bad_findings = [f for f in own.findings if f.status in ("suspect", "diverged")]
+        tests = ", ".join(dict.fromkeys(describe_test(f.test) for f in bad_findings))
+        rows.append((own.module, own.key, own.status, error, ratio, tests or DASH))
+    print_table(("MODULE", "KEY", "STATUS", "OWN ERROR", "R", "TESTS"), rows, left=(0, 1, 2, 5), flexible=1)
+    if len(bad) > _SHOWN:
+        click.echo(f"and {len(bad) - _SHOWN} more")
+    for finding in bad[0].findings:
+        if finding.status in ("suspect", "diverged"):
+            click.echo(f"  {one_line(finding.text)}")

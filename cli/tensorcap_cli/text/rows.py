@@ -1,0 +1,246 @@
+"""Pairs as rows of a table, and the columns that it can have."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from tensorcap_cli.text.output import (
+    DASH,
+    class_text,
+    cosine_text,
+    cut,
+    number_text,
+    one_line,
+    print_table,
+    short_number,
+    terminal_width,
+    upper_text,
+)
+
+if TYPE_CHECKING:
+    from tensorcap.comparison.comparison import Comparison
+    from tensorcap.comparison.pair import Pair
+    from tensorcap.metrics.logits import LogitDifference
+    from tensorcap.reports.examination import Examination
+
+_ROWS: Final = 20
+_NARROW: Final = 130  # columns: below, a terminal gets fewer measures
+_COLORS: Final[Mapping[str, str | None]] = {
+    "identical": "green",
+    "match": "green",
+    "within-rounding": "green",
+    "unjudged": "yellow",
+    "suspect": "yellow",
+    "missing-in-reference": None,
+    "excluded": None,
+}
+# Columns that may be asked for, besides every metric of a pair
+LOGIT_COLUMNS: Final = ("kl", "js", "top1", "top5", "top10", "flips", "rank")
+ROUTING_COLUMNS: Final = ("overlap", "share")
+_HEADERS: Final = {
+    "max_abs": "max abs",
+    "mean_abs": "mean abs",
+    "relative_frobenius": "rel frob",
+    "psnr_db": "PSNR",
+    "needed_rtol": "rtol",
+    "mismatches": "outside",
+}
+_LOGIT_METRICS: Final = {"kl": "kl_mean", "js": "js_mean", "rank": "rank_mean"}
+_IDENTICAL: Final = {"psnr_db": math.inf, "sqnr_db": math.inf}  # by digests, where nothing was measured
+
+
+def print_pairs(
+    comparison: Comparison,
+    examination: Examination,
+    order: str,
+    show_all: bool,
+    metrics: Sequence[str],
+    told: Collection[str] = (),
+) -> None:
+    """Print a row for each pair that is worth one.
+
+    Args:
+        comparison: What it came to.
+        examination: What was looked at besides.
+        order: `order` of execution, or `error`.
+        show_all: Rows for all pairs.
+        metrics: Columns in place of the usual ones.
+        told: Keys of pairs that were told of already.
+    """
+    from tensorcap.reports.ranking import by_error
+
+    is_mapped = comparison.mapping is not None
+    shown = [
+        pair
+        for pair in comparison.pairs
+        if show_all or (_is_worth_a_row(pair, told) and not (is_mapped and _is_explained(pair)))
+    ]
+    if order == "error":
+        shown.sort(key=by_error, reverse=True)
+    rows = shown if show_all else _most_telling(shown, _ROWS)
+    if not rows:
+        return
+    width = terminal_width()
+    is_narrow = width is not None and width < _NARROW
+    columns = list(metrics) or _usual(comparison, is_narrow)
+    cells = [
+        [pair.status, *(_cell(pair, examination, name) for name in columns), pair.key]
+        + ([] if is_narrow else [_where(pair)])
+        for pair in rows
+    ]
+    headers = ["status", *(_HEADERS.get(name, name) for name in columns), "key"]
+    headers += [] if is_narrow else ["where"]
+    key = headers.index("key")
+    click.echo()
+    print_table(
+        headers,
+        cells,
+        left=(0, key, key + 1),
+        flexible=key,
+        colors=[_colors(pair, examination, columns, comparison, len(headers)) for pair in rows],
+    )
+    if len(rows) < len(shown):
+        click.echo(f"… {len(shown) - len(rows)} more that are not identical; all with --all")
+
+
+def _colors(
+    pair: Pair, examination: Examination, columns: Sequence[str], comparison: Comparison, count: int
+) -> list[str | None]:
+    """Status and key by the status; each metric by itself, which is no verdict."""
+    from tensorcap.reports.ranking import shade
+
+    of_status = _COLORS.get(pair.status, "red")
+    precision = comparison.account.precision if comparison.account else ""
+    found: dict[str, str | None] = {}
+    for name in columns:
+        logits = examination.logits.get(pair.key)
+        source = logits if name in LOGIT_COLUMNS else pair.difference
+        metric = _LOGIT_METRICS.get(name, name)
+        found[name] = shade(metric, getattr(source, metric, None), precision) if source else None
+    colors = [of_status, *found.values(), of_status]
+    return colors + [None] * (count - len(colors))
+
+
+def _usual(comparison: Comparison, is_narrow: bool) -> list[str]:
+    """The columns; `max abs` is also the smallest atol that passes, `rtol` the smallest rtol."""
+    columns = ["max_abs", "relative_frobenius", "needed_rtol"]
+    columns += [] if is_narrow else ["cosine", "mean_abs", "psnr_db"]
+    columns += ["r"] if any(pair.baseline for pair in comparison.pairs) else []
+    return columns + (["mismatches"] if comparison.tolerance else [])
+
+
+def _is_worth_a_row(pair: Pair, told: Collection[str]) -> bool:
+    return pair.status not in ("identical", "excluded") and pair.key not in told
+
+
+def _is_explained(pair: Pair) -> bool:
+    """Whether a mapping says why a side lacks a tensor."""
+    is_lone = pair.status == "missing-in-reference" or (
+        pair.status == "missing-in-target" and pair.is_optional
+    )
+    return is_lone and bool(pair.reason)
+
+
+def _most_telling(pairs: Sequence[Pair], limit: int) -> list[Pair]:
+    """At most `limit` pairs in their order: those that are not green first, then what fits."""
+    if len(pairs) <= limit:
+        return list(pairs)
+    ranked = sorted(range(len(pairs)), key=lambda i: (pairs[i].is_green, not pairs[i].is_required, i))
+    return [pairs[i] for i in sorted(ranked[:limit])]
+
+
+def _cell(pair: Pair, examination: Examination, name: str) -> str:
+    if name in LOGIT_COLUMNS:
+        return _logit_cell(examination.logits.get(pair.key), name)
+    if name in ROUTING_COLUMNS:
+        routing = examination.routing.get(pair.key)
+        found = None if routing is None else routing.share if name == "share" else routing.mean_overlap
+        return number_text(found, 4)
+    if name == "r":
+        return number_text(pair.baseline.r if pair.baseline else None, 3)
+    d = pair.difference
+    if d is None:
+        is_measure = name not in ("cosine", "pearson", "mismatches")
+        return number_text(_IDENTICAL.get(name, 0), 3) if pair.status == "identical" and is_measure else DASH
+    value = getattr(d, name)
+    if name in ("cosine", "pearson"):
+        return cosine_text(value)
+    return upper_text(value, 3) if name in ("needed_rtol", "needed_atol") else number_text(value, 3)
+
+
+def _logit_cell(found: LogitDifference | None, name: str) -> str:
+    return DASH if found is None else number_text(getattr(found, _LOGIT_METRICS.get(name, name)), 4)
+
+
+def _where(pair: Pair) -> str:
+    from tensorcap.comparison.policy import describe_test
+
+    d = pair.difference
+    if pair.reason or d is None:
+        return one_line(pair.reason)
+    if d.mask_mismatches and d.mask_index is not None:
+        return f"not finite alike at {list(d.mask_index)}"
+    tests = [
+        f"{describe_test(f.test)} {short_number(f.value)} (limit {short_number(f.limit)})"
+        for f in pair.findings
+        if f.status in ("suspect", "diverged") and f.test != "tolerance"
+    ]
+    if d.max_abs_index is not None:
+        tests.append(f"at {list(d.max_abs_index)}")
+    return ", ".join(tests)
+
+
+def print_modules(comparison: Comparison, examination: Examination) -> None:
+    """Print the spread of the error by class of module."""
+    from tensorcap.reports.ranking import by_module
+
+    groups = by_module(comparison.pairs, examination.classes)
+    rows = [
+        [
+            class_text(group.class_name) or DASH,
+            str(group.count),
+            *(number_text(value, 3) for value in (group.minimum, group.median, group.maximum)),
+            ", ".join(f"{count} {status}" for status, count in group.statuses.items()),
+            group.worst if group.maximum else "",
+        ]
+        for group in groups
+    ]
+    click.echo()
+    headers = ["module", "pairs", "min", "median", "max", "statuses", "worst"]
+    print_table(headers, rows, left=(0, 5, 6), flexible=6)
+    click.echo("min, median and max are of the relative Frobenius error")
+
+
+def check_metrics(names: Sequence[str]) -> None:
+    """Refuse a metric that there is not.
+
+    Raises:
+        UsageError: One of the names is unknown.
+    """
+    if not names:
+        return
+    from tensorcap_formats.errors import UsageError
+
+    known = metric_names()
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=3)
+            hint = f"Did you mean {' or '.join(close)}?" if close else f"Known are: {', '.join(known)}."
+            raise UsageError(f"--metric {cut(name, 60)!r}: there is no such metric", hint=hint)
+
+
+def metric_names() -> list[str]:
+    """What `--metric` takes."""
+    from tensorcap.metrics.difference import Difference
+
+    known = [name for name, kind in Difference.__annotations__.items() if _is_number(str(kind))]
+    return [*known, "r", *LOGIT_COLUMNS, *ROUTING_COLUMNS]
+
+
+def _is_number(annotation: str) -> bool:
+    return not any(word in annotation for word in ("tuple", "Nonfinite", "Number", "bool"))
