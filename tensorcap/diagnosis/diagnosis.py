@@ -35,6 +35,7 @@ from tensorcap.diagnosis.simple import (
 )
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError, no_such_tensor
+from tensorcap_formats.json_values import json_value
 from tensorcap_formats.records import Record
 
 LIMIT: Final = 1 << 22  # elements of a pair that are looked at
@@ -124,13 +125,13 @@ class Diagnosis:
             "key": self.key,
             "target_key": self.target_key,
             "status": self.status,
-            "before": self.before,
-            "rounding": self.rounding,
+            "before": json_value(self.before),
+            "rounding": json_value(self.rounding),
             "precision": self.precision,
-            "inherited": self.inherited,
-            "explanations": self.explanations,
-            "tried": self.tried,
-            "notes": self.notes,
+            "inherited": json_value(self.inherited),
+            "explanations": json_value(self.explanations),
+            "tried": json_value(self.tried),
+            "notes": list(self.notes),
             "exit_status": self.exit_status,
         }
 

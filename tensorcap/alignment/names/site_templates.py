@@ -420,7 +420,7 @@ def name_of(template: SiteTemplate, canonical: Canonical) -> tuple[str, Index]:
     """A site template's name, with `{0}` … for its numbers, and what is added to each of them.
 
     Example:
-        >>> name_of(Role("blocks.{0}.mlp"), lambda site: site.replace("blocks", "layers"))
+        >>> name_of(SiteTemplate("blocks.{0}.mlp"), lambda site: site.replace("blocks", "layers"))
         ('layers.{0}.mlp', (0,))
     """
     added: dict[int, int] = {}

@@ -40,7 +40,7 @@ class TreeDifference:
         """The paths as one text.
 
         Example:
-            >>> Difference("type", ("layers.0.mlp", "layers.1.mlp"), "A", "B").place
+            >>> TreeDifference("type", ("layers.0.mlp", "layers.1.mlp"), "A", "B").place
             'layers[0..1].mlp'
         """
         template, first = fold(self.paths[0])
