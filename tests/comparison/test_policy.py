@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,12 +19,12 @@ from tensorcap.comparison.policy_tests.tests import LOCAL_TESTS, TESTS
 from tensorcap.comparison.robust_errors import sample
 from tensorcap_formats.dtypes import Array, dtype
 from tensorcap_formats.errors import UsageError
+from tests.comparison.limits_table import limits_table, written_table
 from tests.support.floats import bfloat16, to_bfloat16
 
 MakeArchive = Callable[..., Any]
 KEY = "0/mlp/output"
 BF16 = {"dtype": "bfloat16", "compute_dtype": "bfloat16"}
-SPEC = (Path(__file__).parents[2] / "specs/policy.md").read_text()
 
 
 def normal(*shape: int, seed: int = 3) -> Array:
@@ -438,24 +436,8 @@ def test_findings_of_local_tests_speak_of_the_module_itself() -> None:
     ]
 
 
-def test_the_numbers_of_the_specification_are_those_of_the_code() -> None:
-    table = SPEC.partition("| test | of |")[2].partition("\n\n")[0]
-    rows = {row.split("|")[1].split()[0].strip("`"): row for row in table.splitlines()[2:]}
-    numbers = {
-        name: [float(n) for n in re.findall(r"\d[\d.e-]*", row.partition("|")[2])]
-        for name, row in rows.items()
-    }
-    assert numbers["gain"] == [POLICY.leaf_gain.green, POLICY.leaf_gain.suspect]
-    assert numbers["attention_gain"] == [POLICY.core_gain.green, POLICY.core_gain.suspect]
-    assert numbers["gain_tail"] == [95, POLICY.leaf_tail.green, POLICY.leaf_tail.suspect]
-    assert numbers["attention_gain_tail"] == [95, POLICY.core_tail.green, POLICY.core_tail.suspect]
-    clause = SPEC.partition("**POL-23**")[2]
-    assert f"green up to {POLICY.expert_row.green:g}, `suspect` up to {POLICY.expert_row.suspect:g}" in clause
-    assert numbers["outlier_element"] == [POLICY.outlier]
-    assert numbers["growth"] == [*POLICY.envelope]
-    assert numbers["input_dependence"] == [100 * POLICY.explained]
-    assert numbers["wide_error"] == [32, POLICY.wide_total.green, POLICY.wide_total.suspect]
-    assert numbers["own"] == [32, POLICY.wide_own.green, POLICY.wide_own.suspect]
+def test_the_table_of_limits_in_the_specification_is_that_of_the_policy() -> None:
+    assert written_table() == limits_table()
 
 
 @pytest.mark.spec("POL-12")
