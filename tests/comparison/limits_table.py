@@ -1,4 +1,4 @@
-"""The table of limits in `specs/policy.md`; `python -m tests.comparison.limits_table` makes it of `Policy`."""
+"""The table of limits in `specs/policy.md`; `python -m tests.comparison.limits_table` writes it."""
 
 from __future__ import annotations
 
