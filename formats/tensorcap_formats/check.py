@@ -13,6 +13,7 @@ from tensorcap_formats.content import checked_blocks, holders
 from tensorcap_formats.digests import ALGORITHMS
 from tensorcap_formats.errors import ReadError
 from tensorcap_formats.index import root_hash
+from tensorcap_formats.json_values import json_value
 from tensorcap_formats.progress import Progress, Silent
 from tensorcap_formats.records import Record
 
@@ -56,7 +57,7 @@ class ArchiveCheck:
         return {
             "records": self.records,
             "bytes": self.nbytes,
-            "problems": [{"key": p.key, "what": p.what, "is_warning": p.is_warning} for p in self.problems],
+            "problems": json_value(self.problems),
         }
 
 

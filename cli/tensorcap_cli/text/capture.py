@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from tensorcap.wording import counted
 from tensorcap_cli.text.output import print_json, print_table, size_text
+from tensorcap_formats.wording import counted, some
 
 if TYPE_CHECKING:
     from tensorcap.recording.plain_log import PlainLog
@@ -73,21 +73,16 @@ def _lines(summary: Summary) -> Iterator[str]:
     for place, reason in summary.not_capturable.items():
         reasons.setdefault(reason, []).append(place)
     for reason, places in reasons.items():
-        yield f"not capturable, {reason}: {_some(places)}"
+        yield f"not capturable, {reason}: {some(places, _FEW)}"
     if summary.unfinished:
         counts = [f"{site} ({count})" for site, count in summary.unfinished.items()]
-        yield f"calls that were not seen to return: {_some(counts)}"
+        yield f"calls that were not seen to return: {some(counts, _FEW)}"
     for asked in summary.unmatched:
         yield f"nothing was captured of {asked!r}"
     if summary.stopped is not None:
         limit = size_text(summary.max_bytes or 0)
         yield f"stopped at {limit} at {summary.stopped}; later calls are not recorded"
     yield from summary.notes
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
-    return f"{', '.join(names[:_FEW])}{more}"
 
 
 def _print_tally(done: Capture, *, as_json: bool) -> None:

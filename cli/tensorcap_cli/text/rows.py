@@ -15,12 +15,12 @@ from tensorcap_cli.text.output import (
     cosine_text,
     cut,
     number_text,
-    one_line,
     print_table,
     short_number,
     terminal_width,
     upper_text,
 )
+from tensorcap_formats.wording import one_line
 
 if TYPE_CHECKING:
     from tensorcap.comparison.comparison import Comparison

@@ -30,6 +30,7 @@ from tensorcap.workload.sources import class_name
 from tensorcap.workload.workload import Workload
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import escape
+from tensorcap_formats.wording import some
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -217,8 +218,7 @@ class Gradients:
             return
         missing = [site for site in self._expected if site not in self._came]
         if missing:
-            more = f" and {len(missing) - _FEW} more" if len(missing) > _FEW else ""
-            note = f"no gradient came to the outputs of {', '.join(missing[:_FEW])}{more}"
+            note = f"no gradient came to the outputs of {some(missing, _FEW)}"
             recorder.facts.setdefault("notes", []).append(note)
 
 
