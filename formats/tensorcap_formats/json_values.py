@@ -23,7 +23,7 @@ def json_value(value: object) -> Any:
         >>> json_value({"psnr": float("inf"), "at": (1, 2), "value": 1 - 2j})
         {'psnr': 'inf', 'at': [1, 2], 'value': [1.0, -2.0]}
     """
-    if is_dataclass(value):
+    if is_dataclass(value) and not isinstance(value, type):
         return json_object(value)
     if isinstance(value, Mapping):
         return {key: json_value(item) for key, item in value.items()}

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
+from tensorcap.wording import some
 from tensorcap_formats.errors import UsageError, abbreviate
-from tensorcap_formats.wording import some
 
 _USED_BY_CAPTURE: Final = ("tensorcap", "tensorcap_formats", "numpy")  # and the standard library
 _FEW: Final = 12  # names that a hint lists

@@ -12,9 +12,9 @@ from tensorcap.comparison.comparison import Comparison
 from tensorcap.comparison.pair import Pair, Status
 from tensorcap.reports.ranking import error_of
 from tensorcap.runs.record_kinds import is_inner
+from tensorcap.wording import printable
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
-from tensorcap_formats.wording import printable
 
 _STEADY: Final = 2.0  # an error that changes by less from the first layer to the last does neither
 _FEWEST: Final = 3  # layers, to say anything of depth

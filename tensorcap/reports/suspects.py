@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from tensorcap.localization.curves import ChangePoint
 from tensorcap.localization.nonfinite import NonfiniteOrigin
 from tensorcap.localization.suspect import Localization, Suspect
-from tensorcap_formats.wording import FEW, counted, some
+from tensorcap.wording import FEW, counted, some
 
 
 def suspect_lines(number: int, suspect: Suspect) -> list[str]:

@@ -20,11 +20,11 @@ from tensorcap.reports.error_plot import plot_errors
 from tensorcap.reports.layer_report import Layer, Spread, by_component, depth_of, layer_report, layers_of
 from tensorcap.reports.verification_text import order_text, summarize_verification
 from tensorcap.runs.tree import Tree
+from tensorcap.wording import printable
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import MissingPackageError, UsageError, WriteError
 from tensorcap_formats.json_values import json_value
 from tensorcap_formats.keys import ROOT_SITE
-from tensorcap_formats.wording import printable
 
 if TYPE_CHECKING:
     from tensorcap.localization.verification import Verification

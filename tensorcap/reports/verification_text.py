@@ -12,7 +12,7 @@ from tensorcap.comparison.preflight.item import item_text
 from tensorcap.reports.layer_report import Layer, depth_of
 from tensorcap.reports.ranking import error_of
 from tensorcap.reports.suspects import context_lines, suspect_lines
-from tensorcap_formats.wording import FEW, counted, some
+from tensorcap.wording import FEW, counted, some
 
 if TYPE_CHECKING:
     from tensorcap.localization.verification import Verification

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from tensorcap.comparison.pair import Finding
 from tensorcap.comparison.policy import LETTERS
 from tensorcap.rerun.own_errors import OwnError
+from tensorcap.wording import counted, some
 from tensorcap_formats.json_values import json_value
-from tensorcap_formats.wording import counted, some
 
 Way = Literal["self", "reverse", "forward"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
+from tensorcap.wording import counted
 from tensorcap_cli.options.archives import compute_dtype_option, json_option
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.text.output import print_json
-from tensorcap_formats.wording import counted
 
 
 @click.command("calibrate", cls=Command, short_help="Find limits that known-good ports stay within.")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
+from tensorcap.wording import counted, one_line
 from tensorcap_cli.options.archives import exclude_option, json_option, only_option
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.text.archive import skipped_line
 from tensorcap_cli.text.output import print_json, size_text
 from tensorcap_cli.text.progress import byte_bar
-from tensorcap_formats.wording import counted, one_line
 
 
 @click.command("convert", cls=Command, short_help="Write an archive in another container, compressed or not.")

@@ -6,11 +6,11 @@ from typing import Literal
 
 import click
 
+from tensorcap.wording import counted
 from tensorcap_cli.options.archives import exclude_option, json_option, only_option
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.text.output import print_json, size_text
 from tensorcap_cli.text.progress import byte_bar
-from tensorcap_formats.wording import counted
 
 
 @click.command("export", cls=Command, short_help="Write an archive as a dump folder of MAX or torch.")

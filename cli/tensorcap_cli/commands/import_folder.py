@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tensorcap.wording import counted, one_line
 from tensorcap_cli.options.archives import json_option
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.text.output import print_json, size_text
 from tensorcap_cli.text.progress import byte_bar
-from tensorcap_formats.wording import counted, one_line
 
 if TYPE_CHECKING:
     from tensorcap_formats.archive import Archive

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
+from tensorcap.wording import counted
 from tensorcap_cli.options.archives import json_option
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.text.output import print_json
 from tensorcap_cli.text.progress import byte_bar
-from tensorcap_formats.wording import counted
 
 
 @click.command("recover", cls=Command, short_help="Save what a killed capture had written.")

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tensorcap.wording import counted, one_line, printable
 from tensorcap_cli.options.archives import json_option
 from tensorcap_cli.options.run import config_option, is_workload, layers_option, trust_option
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.text.output import print_json
-from tensorcap_formats.wording import counted, one_line, printable
 
 if TYPE_CHECKING:
     from tensorcap.alignment.names.tree_difference import TreeDifference

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from tensorcap.wording import one_line
 from tensorcap_cli.options.archives import map_option, rules_option
 from tensorcap_cli.options.run import is_workload, make_recipe, make_target_recipe, run_options
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.options.time_limit import time_limit_option
 from tensorcap_cli.text.output import print_json_pieces
 from tensorcap_cli.text.progress import StageLines
-from tensorcap_formats.wording import one_line
 
 if TYPE_CHECKING:
     from tensorcap.verification import Runnable

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from tensorcap.wording import counted, one_line
 from tensorcap_cli.text.output import class_text
-from tensorcap_formats.wording import counted, one_line
 
 if TYPE_CHECKING:
     from tensorcap.comparison.comparison import Comparison

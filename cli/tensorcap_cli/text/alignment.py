@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from tensorcap.wording import counted, one_line
 from tensorcap_cli.text.comparison import side_text
-from tensorcap_formats.wording import counted, one_line
 
 if TYPE_CHECKING:
     from tensorcap.alignment.aligned import Aligned

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tensorcap.wording import counted, one_line
 from tensorcap_cli.text.output import class_text, size_text
-from tensorcap_formats.wording import counted, one_line
 
 if TYPE_CHECKING:
     from tensorcap_formats.archive import Archive

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tensorcap.wording import counted, one_line
 from tensorcap_cli.text.output import class_text, number_text, print_json
-from tensorcap_formats.wording import counted, one_line
 
 if TYPE_CHECKING:
     from tensorcap.comparison.divergence import Divergence

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tensorcap.wording import one_line
 from tensorcap_cli.text.output import DASH, print_table, short_number
-from tensorcap_formats.wording import one_line
 
 if TYPE_CHECKING:
     from tensorcap.comparison.explanation import Explanation

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from tensorcap.wording import counted, some
 from tensorcap_cli.text.output import print_json, print_table
-from tensorcap_formats.wording import counted, some
 
 if TYPE_CHECKING:
     from tensorcap.recording.substitution import Slot, Substitution

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from tensorcap.wording import one_line
 from tensorcap_cli.text.output import print_json
-from tensorcap_formats.wording import one_line
 
 if TYPE_CHECKING:
     from tensorcap.localization.suspect import Localization

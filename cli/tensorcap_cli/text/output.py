@@ -12,7 +12,7 @@ from typing import Final
 
 import click
 
-from tensorcap_formats.wording import one_line
+from tensorcap.wording import one_line
 
 DASH: Final = "-"
 _LEAST_FLEXIBLE: Final = 24  # columns that a key keeps, however narrow the terminal

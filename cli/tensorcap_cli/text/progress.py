@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tensorcap_formats.wording import counted
+from tensorcap.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from tensorcap.wording import one_line
 from tensorcap_cli.text.output import (
     DASH,
     class_text,
@@ -20,7 +21,6 @@ from tensorcap_cli.text.output import (
     terminal_width,
     upper_text,
 )
-from tensorcap_formats.wording import one_line
 
 if TYPE_CHECKING:
     from tensorcap.comparison.comparison import Comparison

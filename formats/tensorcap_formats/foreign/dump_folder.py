@@ -38,10 +38,10 @@ from tensorcap_formats.foreign.torch_file import read_contents
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import decode_json
 from tensorcap_formats.keys import Key, check_length, escape, natural
-from tensorcap_formats.wording import some
 
 _SIDES: Final = ("max_layers", "torch_layers", "without_injection", "with_injection")
 _STEP: Final = re.compile(r"0|[1-9]\d{0,17}")
+_TOLD: Final = 3  # of many, in one sentence
 
 
 class DumpArchive(ForeignArchive):
@@ -273,10 +273,10 @@ def _notes(dump: DumpContents, kept: Sequence[DumpFile]) -> list[str]:
         what = "is no label of a layer's input or output: it is kept as a probe"
         if len(probes) > 1:
             what = "are no labels of layers' inputs or outputs: they are kept as probes"
-        notes.append(f"{some(probes)} {what}.")
+        notes.append(f"{_some(probes)} {what}.")
     if dump.unlisted:
         are = "is" if len(dump.unlisted) == 1 else "are"
-        notes.append(f"{some(dump.unlisted)} {are} in no list of names, and last in order.")
+        notes.append(f"{_some(dump.unlisted)} {are} in no list of names, and last in order.")
     return notes
 
 
@@ -285,6 +285,11 @@ def _told(problems: dict[str, str]) -> str:
     name, reason = next(iter(problems.items()))
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
     return f"{len(problems)} of the dump's tensors could not be taken: {name}: {reason}{more}"
+
+
+def _some(names: Sequence[str]) -> str:
+    rest = len(names) - _TOLD
+    return ", ".join(names[:_TOLD]) + (f" and {rest} more" if rest > 0 else "")
 
 
 _INJECTED: Final = "_injected"

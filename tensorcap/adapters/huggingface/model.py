@@ -17,8 +17,8 @@ from typing import Any, Final
 import torch
 
 from tensorcap.adapters.torch.tensors import dtype_named
+from tensorcap.wording import some
 from tensorcap_formats.errors import ReadError, TensorcapError, UsageError, abbreviate
-from tensorcap_formats.wording import some
 
 _FEW: Final = 4  # so many names are listed, more are counted
 _LAYER_COUNTS: Final = ("num_hidden_layers", "num_decoder_layers", "decoder_layers")

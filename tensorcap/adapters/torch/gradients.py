@@ -26,11 +26,11 @@ from tensorcap.adapters.torch.tensor_leaves import KINDS, TensorLeaves, untraced
 from tensorcap.recording.point import Point
 from tensorcap.recording.recorder import Call
 from tensorcap.recording.structure import walk
+from tensorcap.wording import some
 from tensorcap.workload.sources import class_name
 from tensorcap.workload.workload import Workload
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import escape
-from tensorcap_formats.wording import some
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle

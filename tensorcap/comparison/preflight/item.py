@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from tensorcap.wording import one_line
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.run_info import ModuleInfo
-from tensorcap_formats.wording import one_line
 
 Kind = Literal[
     "inputs",
