@@ -87,7 +87,7 @@ def command(
         "calls": options.pop("calls") or (),
     }
     recording: dict[str, Any] = {
-        "include": options.pop("only"),
+        "only": options.pop("only"),
         "exclude": options.pop("exclude"),
         "eager": options.pop("eager"),
     }
