@@ -88,11 +88,7 @@ def _lines(summary: Summary) -> Iterator[str]:
 def _print_tally(done: Capture, *, as_json: bool) -> None:
     records = done.tally.records
     if as_json:
-        rows = [
-            {"key": r.key.text, "dtype": r.dtype.name, "shape": list(r.shape), "bytes": r.nbytes}
-            for r in records
-        ]
-        print_json({"records": rows, "bytes": done.tally.tensor_bytes})
+        print_json(done.tally.to_json())
         return
     cells = [
         (r.key.text, r.dtype.name, "x".join(map(str, r.shape)) or "()", size_text(r.nbytes)) for r in records
