@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tensorcap.adapters.max.model import MaxModel
-    from tensorcap.alignment.aligned import Aligned
+    from tensorcap.alignment.aligned import Aligned, align
     from tensorcap.alignment.mapping import Alignment
     from tensorcap.comparison.calibration_runs import Calibrated, calibrate
     from tensorcap.comparison.comparison import Comparison
@@ -34,12 +34,14 @@ if TYPE_CHECKING:
     from tensorcap.runs.graph import Graph
     from tensorcap.session.capture_session import Capture, capture
     from tensorcap.session.program import Called, capture_called
-    from tensorcap.verbs import align, check, convert, diagnose, preflight
+    from tensorcap.verbs import diagnose, preflight
     from tensorcap.verification import verify
     from tensorcap.workload.port import Port
     from tensorcap.workload.workload import Workload
     from tensorcap_formats.archive import Archive
     from tensorcap_formats.check import ArchiveCheck
+    from tensorcap_formats.check import check_archive as check
+    from tensorcap_formats.conversion import convert
     from tensorcap_formats.errors import TensorcapError
     from tensorcap_formats.keys import Key
     from tensorcap_formats.open import open_archive
@@ -77,15 +79,15 @@ _PLACES = {
     "TensorcapError": "tensorcap_formats.errors",
     "Verification": "tensorcap.localization.verification",
     "Workload": "tensorcap.workload.workload",
-    "align": "tensorcap.verbs",
+    "align": "tensorcap.alignment.aligned",
     "bisect": "tensorcap.localization.bisection",
     "calibrate": "tensorcap.comparison.calibration_runs",
     "capture": "tensorcap.session.capture_session",
     "capture_called": "tensorcap.session.program",
-    "check": "tensorcap.verbs",
+    "check": "tensorcap_formats.check:check_archive",
     "compare": "tensorcap.comparison.pipeline",
     "compare_records": "tensorcap.comparison.pipeline",
-    "convert": "tensorcap.verbs",
+    "convert": "tensorcap_formats.conversion",
     "diagnose": "tensorcap.verbs",
     "inject": "tensorcap.rerun.injection",
     "localize": "tensorcap.localization.localization",

@@ -14,7 +14,7 @@ from tensorcap.alignment.aligned import Aligned, MappingSource, align, sides
 from tensorcap.alignment.names.rule_files import read_rules
 from tensorcap.alignment.order import Order, order_between
 from tensorcap.comparison.comparison import Comparison
-from tensorcap.comparison.pipeline import Source, compare, opened
+from tensorcap.comparison.pipeline import compare
 from tensorcap.comparison.preflight.checklist import preflight
 from tensorcap.localization.evidence import gather_evidence
 from tensorcap.localization.ranking import rank_suspects
@@ -24,6 +24,7 @@ from tensorcap.reports.verification_files import replaced_folder, write_files
 from tensorcap.session.capture_session import capture_workload
 from tensorcap.workload.workload import Workload
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.open import Source, opened
 from tensorcap_formats.progress import Progress, Silent
 from tensorcap_formats.run_info import RunInfo
 
@@ -221,7 +222,7 @@ def _align_by_rules(
     """Align two archives by rules of the user's; None without rules."""
     if rules is None:
         return None
-    return align(reference, target, mapping=mapping, rules=read_rules(rules), by="all")
+    return align(reference, target, mapping=mapping, rules=rules, by="all")
 
 
 def _order(comparison: Comparison) -> Order | None:

@@ -13,6 +13,8 @@ from tensorcap_formats.content import checked_blocks, holders
 from tensorcap_formats.digests import ALGORITHMS
 from tensorcap_formats.errors import ReadError
 from tensorcap_formats.index import root_hash
+from tensorcap_formats.json_values import json_value
+from tensorcap_formats.open import Source, opened
 from tensorcap_formats.progress import Progress, Silent
 from tensorcap_formats.records import Record
 
@@ -56,24 +58,31 @@ class ArchiveCheck:
         return {
             "records": self.records,
             "bytes": self.nbytes,
-            "problems": [{"key": p.key, "what": p.what, "is_warning": p.is_warning} for p in self.problems],
+            "problems": json_value(self.problems),
         }
 
 
-def check_archive(archive: Archive, *, progress: Progress | None = None) -> ArchiveCheck:
+def check_archive(source: Source, *, progress: Progress | None = None) -> ArchiveCheck:
     """Check an archive: its index, that each tensor can be read, and that the bytes have their digest.
 
     Each distinct tensor is read once, in bounded memory. A file from elsewhere has no digests: of it, the
     check is that everything can be read.
 
     Args:
-        archive: Open archive.
+        source: The archive, open or by its path, or a file from elsewhere.
         progress: Receives the bytes read so far, and how many there will be.
 
     Returns:
         What was found, by record.
+
+    Raises:
+        ReadError: It cannot be opened.
     """
-    progress = progress or Silent()
+    with opened(source) as archive:
+        return _check(archive, progress or Silent())
+
+
+def _check(archive: Archive, progress: Progress) -> ArchiveCheck:
     progress.stage("checking")
     problems = list(_check_whole(archive))
     stored = [r for r in archive.records if r.stored]

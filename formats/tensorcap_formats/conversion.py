@@ -12,6 +12,7 @@ from tensorcap_formats.content import holders, write_errors
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError, WriteError
 from tensorcap_formats.hdf5 import write_hdf5
+from tensorcap_formats.open import Source, opened
 from tensorcap_formats.output_path import (
     build_beside,
     is_locked,
@@ -34,7 +35,7 @@ _COMPRESSIONS: Final = {
 
 
 def convert(
-    source: Archive,
+    source: Source,
     path: str | os.PathLike[str],
     *,
     container: str | None = None,
@@ -50,7 +51,7 @@ def convert(
     stays unknown. An `.npz` file has room for names and tensors only (see `foreign.write_npz`).
 
     Args:
-        source: Open archive.
+        source: The archive, open or by its path, or a file from elsewhere.
         path: Of the new one.
         container: `hdf5`, `zarr`, `safetensors` or `npz`; by the path's suffix if None.
         compress: `zstd` or `blosc2` for hdf5, `zstd` for zarr, `deflate` for npz; None for plain bytes.
@@ -72,27 +73,28 @@ def convert(
     if compress is not None and compress not in _COMPRESSIONS[container]:
         known = ", ".join(_COMPRESSIONS[container]) or "none"
         raise UsageError(f"{path}: {container} is not compressed by {compress!r}, expected one of: {known}")
-    records = source.select(only, exclude=exclude)
-    if source.records and not records:
-        raise UsageError(f"{source.path}: none of {len(source.records)} records is selected")
-    refuse_overlap(source.path, path)
-    if is_locked(path) is not None:
-        raise WriteError(
-            f"{path}: a capture to this path is under way or did not end",
-            hint=f"Wait for it, or save what it left with {recovery_command(path)}.",
-        )
-    refuse_to_replace_others(path)
-    watched = source
-    if progress:
-        progress.stage("converting")
-        watched = _WatchedArchive(source, progress, _bytes_to_read(records, container))
-    target = resolved(path)
-    with build_beside(target) as building, write_errors(path):
-        _write(watched, building, container, records, compress)
-        if isinstance(watched, _WatchedArchive):
-            watched.finish()
-        put_in_place(building, target)
-    return path
+    with opened(source) as archive:
+        records = archive.select(only, exclude=exclude)
+        if archive.records and not records:
+            raise UsageError(f"{archive.path}: none of {len(archive.records)} records is selected")
+        refuse_overlap(archive.path, path)
+        if is_locked(path) is not None:
+            raise WriteError(
+                f"{path}: a capture to this path is under way or did not end",
+                hint=f"Wait for it, or save what it left with {recovery_command(path)}.",
+            )
+        refuse_to_replace_others(path)
+        watched = archive
+        if progress:
+            progress.stage("converting")
+            watched = _WatchedArchive(archive, progress, _bytes_to_read(records, container))
+        target = resolved(path)
+        with build_beside(target) as building, write_errors(path):
+            _write(watched, building, container, records, compress)
+            if isinstance(watched, _WatchedArchive):
+                watched.finish()
+            put_in_place(building, target)
+        return path
 
 
 def _write(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import singledispatch
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 @singledispatch
@@ -20,8 +23,8 @@ def json_value(value: object) -> Any:
         >>> json_value({"psnr": float("inf"), "at": (1, 2), "value": 1 - 2j})
         {'psnr': 'inf', 'at': [1, 2], 'value': [1.0, -2.0]}
     """
-    if is_dataclass(value):
-        return {name: json_value(getattr(value, name)) for name in value.__dataclass_fields__}
+    if is_dataclass(value) and not isinstance(value, type):
+        return json_object(value)
     if isinstance(value, Mapping):
         return {key: json_value(item) for key, item in value.items()}
     return value
@@ -46,3 +49,8 @@ def _(value: list[Any] | tuple[Any, ...]) -> Any:
 @json_value.register
 def _(value: Path) -> Any:
     return str(value)
+
+
+def json_object(value: DataclassInstance) -> dict[str, Any]:
+    """All fields of a dataclass, as `json_value` has each."""
+    return {field.name: json_value(getattr(value, field.name)) for field in fields(value)}

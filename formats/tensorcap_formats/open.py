@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -15,6 +15,8 @@ from tensorcap_formats.errors import NotAnArchiveError, ReadError, UnfinishedArc
 from tensorcap_formats.hdf5 import is_hdf5, open_hdf5
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.output_path import is_locked
+
+Source = Archive | str | os.PathLike[str]
 
 _MAX_CHECKPOINT: Final = bytes.fromhex("93f09f94a52b2b93")
 _MAX_SAFETENSORS_HEADER: Final = 100_000_000
@@ -46,6 +48,16 @@ def open_archive(path: str | os.PathLike[str]) -> Archive:
     if locked:
         warnings.warn(f"{path}: another process is writing it anew; this is the archive before", stacklevel=2)
     return open_present(path)
+
+
+@contextmanager
+def opened(source: Source) -> Iterator[Archive]:
+    """Open an archive for as long as a block lasts; one that is open already stays so."""
+    if isinstance(source, Archive):
+        yield source
+        return
+    with open_archive(source) as archive:
+        yield archive
 
 
 def _raw_opener(path: str | os.PathLike[str]) -> Callable[[], Archive] | None:

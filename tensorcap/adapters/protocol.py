@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
@@ -64,6 +65,33 @@ class CalledRoot:
     name: str
     calls: int = 0
     is_taken: bool = False
+
+
+class RootPattern:
+    """Which of the models that a program calls is wanted.
+
+    Attributes:
+        glob: A glob for its class, qualified or not; None if none is given.
+        number: Which of the models of such a class, from 0; None for the first that is called.
+    """
+
+    def __init__(self, text: str | None) -> None:
+        """Read a pattern: a glob, or such a glob and `@N`; None if none is given."""
+        glob, _, number = (text or "").rpartition("@")
+        is_numbered = bool(glob) and number.isdigit()
+        self.glob = glob if is_numbered else text
+        self.number = int(number) if is_numbered else None
+
+    def fits(self, name: str, package: str) -> bool:
+        """Whether a class of this name in this package fits the glob."""
+        glob = self.glob
+        return glob is not None and (fnmatchcase(name, glob) or fnmatchcase(f"{package}.{name}", glob))
+
+
+def number_root(name: str, called: Iterable[CalledRoot]) -> CalledRoot:
+    """Make the entry of a further model of a class, numbered if others of that class were called before."""
+    same = sum(root.name.partition("@")[0] == name for root in called)
+    return CalledRoot(f"{name}@{same}" if same else name)
 
 
 class Adapter(Protocol):

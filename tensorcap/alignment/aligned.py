@@ -20,6 +20,7 @@ from tensorcap.alignment.mapping import Alignment, Entry
 from tensorcap.alignment.match.proposal import By, propose
 from tensorcap.alignment.match.token_layouts import match_tokens, pair_equal_keys
 from tensorcap.alignment.match.weights import WEIGHTS
+from tensorcap.alignment.names.rule_files import read_rules
 from tensorcap.alignment.names.rulesets import Rules
 from tensorcap.alignment.resolution import ResolvedMapping, resolve, resolve_fitting
 from tensorcap.alignment.tokens.alignment import TokenAlignment
@@ -29,6 +30,7 @@ from tensorcap.runs.record_kinds import is_inner
 from tensorcap.runs.views import PartialArchive
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
+from tensorcap_formats.open import Source, opened
 
 NO_MAPPING = "none"
 MappingSource = Alignment | str | os.PathLike[str]
@@ -82,11 +84,11 @@ class Aligned:
 
 
 def align(
-    reference: Archive,
-    target: Archive,
+    reference: Source,
+    target: Source,
     *,
     mapping: MappingSource | None = None,
-    rules: Rules | None = None,
+    rules: Rules | str | os.PathLike[str] | None = None,
     by: By | Literal["none"] | None = None,
     read_values: bool = True,
 ) -> Aligned:
@@ -100,8 +102,9 @@ def align(
         reference: The trusted archive.
         target: The archive under test.
         mapping: A mapping, or a map file; its sites are left out of what is computed.
-        rules: Rules that go before those that come with tensorcap, as for `propose`.
-        by: As for `propose`; `none` computes nothing, and is the default if a mapping is given.
+        rules: Rules for names, or a file of them, that go before those that come with tensorcap.
+        by: `all`, `names` or `values`: the evidence; `none` computes nothing, and is the default if a mapping
+            is given.
         read_values: As for `propose`.
 
     Raises:
@@ -115,14 +118,17 @@ def align(
         path, written = str(mapping), read_mapping(mapping)
     if by is None:
         by = "all" if mapping is None else "none"
-    resolved = resolve(written, reference, target)
-    if by == "none":
-        return Aligned.of(resolved, path=path)
-    rest = _without(reference, resolved.links, 0), _without(target, resolved.links, 1)
-    computed = match_tokens(propose(*rest, rules=rules, by=by, read_values=read_values))
-    if mapping is not None:  # its tokens count for the computed entries, too
-        computed = resolve(_join(written, computed.alignment), reference, target)
-    return Aligned.of(computed, path=path)
+    if rules is not None and not isinstance(rules, Rules):
+        rules = read_rules(rules)
+    with opened(reference) as trusted, opened(target) as tested:
+        resolved = resolve(written, trusted, tested)
+        if by == "none":
+            return Aligned.of(resolved, path=path)
+        rest = _without(trusted, resolved.links, 0), _without(tested, resolved.links, 1)
+        computed = match_tokens(propose(*rest, rules=rules, by=by, read_values=read_values))
+        if mapping is not None:  # its tokens count for the computed entries, too
+            computed = resolve(_join(written, computed.alignment), trusted, tested)
+        return Aligned.of(computed, path=path)
 
 
 def _without(archive: Archive, links: Sequence[Link], side: int) -> Archive:

@@ -6,7 +6,6 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast, get_args
 
 from tensorcap.alignment.layout.dims import Dims
@@ -33,22 +32,6 @@ _KINDS: Final = ("pair", "left_over")
 _PAIR: Final = ("reference", "target", "steps", "dims", "reference_dims", "evidence", "reason")
 _TOKENS: Final = ("step", "dims", "reference", "target")
 _LEFT: Final = ("side", "sites", "reason", "explained")
-
-
-def read_map(path: str | os.PathLike[str]) -> Alignment:
-    """Read a map file.
-
-    Raises:
-        ReadError: It cannot be read, or is no TOML.
-        UsageError: An entry makes no sense; the message says at which line it begins.
-    """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ReadError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ReadError(f"{path}: is no TOML: {error}") from error
-    return parse_map(text, path)
 
 
 def parse_map(text: str, path: str | os.PathLike[str]) -> Alignment:
@@ -102,7 +85,7 @@ def write_map(
 
 
 def map_text(alignment: Alignment, *, title: str = "") -> str:
-    """A map file's text, which `read_map` reads back."""
+    """A map file's text, which `parse_map` reads back."""
     import tomlkit
 
     document = tomlkit.document()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from tensorcap.comparison.comparison import Comparison
 from tensorcap.comparison.pair import Decision, Pair, Stage, Status, worst_status
 from tensorcap_formats.errors import UsageError, no_such_tensor
+from tensorcap_formats.json_values import json_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +61,7 @@ class Explanation:
             "key": self.key,
             "status": self.status,
             "decided_by": self.decided_by,
-            "steps": [
-                {
-                    "stage": step.stage,
-                    "test": step.test or None,
-                    "value": _json_number(step.value),
-                    "limit": _json_number(step.limit),
-                    "status": step.status,
-                    "text": step.text,
-                    "is_decisive": step.is_decisive,
-                }
-                for step in self.steps
-            ],
+            "steps": [{**json_object(step), "test": step.test or None} for step in self.steps],
         }
 
 
@@ -100,11 +89,6 @@ def explain(comparison: Comparison, key: str) -> Explanation:
         for step in _steps(pair, decision, is_decisive=place == decisive)
     ]
     return Explanation(pair.key, pair.status, tuple(steps))
-
-
-def _json_number(value: float | None) -> float | str | None:
-    """Return a number that JSON has as it is, and another one as text."""
-    return value if value is None or math.isfinite(value) else str(value)
 
 
 def _steps(pair: Pair, decision: Decision, *, is_decisive: bool) -> Iterator[Step]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 
 from tensorcap.alignment.aligned import MappingSource, in_reference_layout, sides
@@ -30,9 +30,8 @@ from tensorcap.runs.ops import FACTS, is_fact, ops_of
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import Key, escape
+from tensorcap_formats.open import Source, opened
 from tensorcap_formats.progress import Progress
-
-Source = Archive | str | os.PathLike[str]
 
 
 def compare(
@@ -148,18 +147,6 @@ def paired(reference: Archive, target: Archive, selection: Selection) -> list[Pa
     """Pair the records of two archives as `pair_records` does, with what a mapping says of each."""
     pairs = pair_records(reference, target, selection)
     return with_mapping(pairs, target, selection) if isinstance(target, MappedArchive) else pairs
-
-
-@contextmanager
-def opened(source: Source) -> Iterator[Archive]:
-    """Open an archive for as long as a block lasts; one that is open already stays so."""
-    if isinstance(source, Archive):
-        yield source
-        return
-    from tensorcap_formats.open import open_archive
-
-    with open_archive(source) as archive:
-        yield archive
 
 
 class _Run:

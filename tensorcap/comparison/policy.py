@@ -298,26 +298,55 @@ class Policy:
             elements: How many it has.
             is_forward: Whether the target was run on values that were rounded on the way in.
         """
-        test = "own_error_leaf" if is_leaf else "own_error_composite"
         if is_forward:
-            given = self.leaf_own if is_leaf else self.composite_own
+            limits = self.leaf_own if is_leaf else self.composite_own
         else:
-            given = self.replayed_leaf if is_leaf else self.replayed_composite
-        measured = [(error, 1.0, "", elements)]
+            limits = self.replayed_leaf if is_leaf else self.replayed_composite
+        findings = [self.judge_own_error(error, precision, is_leaf=is_leaf, elements=elements, limits=limits)]
         if worst_rows is not None:
-            measured.append((worst_rows, self.replayed_tail, " in the worst rows", self.of_tail(elements)))
-        found = []
-        for value, times, where, count in measured:
-            if precision.is_wide:
-                limits = self.in_proportion(self.wide_own, precision)
-                text = f"error {value:.2g} of its own{where}, at most {limits.green:.2g}"
-                found.append(Finding(test, value, limits.green, limits.status(value), text))
-                continue
-            limits = self.sampled(Limits(times * given.green, times * given.suspect), count)
-            own = value / precision.rounding
-            text = f"error {value:.2g} of its own{where}: {own:.3g} roundings, at most {limits.green:.3g}"
-            found.append(Finding(test, own, limits.green, limits.status(own), text))
-        return tuple(found)
+            times, count = self.replayed_tail, self.of_tail(elements)
+            tail = Limits(times * limits.green, times * limits.suspect)
+            findings.append(
+                self.judge_own_error(
+                    worst_rows,
+                    precision,
+                    is_leaf=is_leaf,
+                    elements=count,
+                    limits=tail,
+                    where=" in the worst rows",
+                )
+            )
+        return tuple(findings)
+
+    def judge_own_error(
+        self,
+        error: float,
+        precision: Precision,
+        *,
+        is_leaf: bool,
+        elements: int,
+        limits: Limits | None = None,
+        where: str = "",
+    ) -> Finding:
+        """Judge the error of what was made of the reference's own values.
+
+        Args:
+            error: Row error, no unit.
+            precision: Of the pair.
+            is_leaf: Whether a leaf of known kind made it.
+            elements: Count of elements that the error is taken over.
+            limits: In roundings; those of an injected run if None. Wide precisions have limits of their own.
+            where: Of which rows the error is, for the text.
+        """
+        test = "own_error_leaf" if is_leaf else "own_error_composite"
+        if precision.is_wide:
+            limits = self.in_proportion(self.wide_own, precision)
+            text = f"error {error:.2g} of its own{where}, at most {limits.green:.2g}"
+            return Finding(test, error, limits.green, limits.status(error), text)
+        limits = self.sampled(limits or (self.leaf_own if is_leaf else self.composite_own), elements)
+        own = error / precision.rounding
+        text = f"error {error:.2g} of its own{where}: {own:.3g} roundings, at most {limits.green:.3g}"
+        return Finding(test, own, limits.green, limits.status(own), text)
 
     @staticmethod
     def of_tail(elements: int) -> int:

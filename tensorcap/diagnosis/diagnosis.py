@@ -35,7 +35,7 @@ from tensorcap.diagnosis.simple import (
 )
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError, no_such_tensor
-from tensorcap_formats.json_values import json_value
+from tensorcap_formats.json_values import json_object
 from tensorcap_formats.records import Record
 
 LIMIT: Final = 1 << 22  # elements of a pair that are looked at
@@ -122,16 +122,7 @@ class Diagnosis:
         return {
             "format": "tensorcap-diagnosis",
             "version": 1,
-            "key": self.key,
-            "target_key": self.target_key,
-            "status": self.status,
-            "before": json_value(self.before),
-            "rounding": json_value(self.rounding),
-            "precision": self.precision,
-            "inherited": json_value(self.inherited),
-            "explanations": json_value(self.explanations),
-            "tried": json_value(self.tried),
-            "notes": list(self.notes),
+            **json_object(self),
             "exit_status": self.exit_status,
         }
 

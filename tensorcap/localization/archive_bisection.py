@@ -12,10 +12,11 @@ from tensorcap.comparison.divergence import Divergence
 from tensorcap.comparison.exact import judge_by_metadata
 from tensorcap.comparison.pair import ABSENT, Pair
 from tensorcap.comparison.pairing import Selection
-from tensorcap.comparison.pipeline import Source, compare, opened, paired
+from tensorcap.comparison.pipeline import compare, paired
 from tensorcap.runs.record_kinds import is_result
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
+from tensorcap_formats.open import Source, opened
 from tensorcap_formats.progress import Progress, Silent
 from tensorcap_formats.records import Record
 

@@ -6,10 +6,10 @@ import os
 from typing import TYPE_CHECKING
 
 from tensorcap.alignment.aligned import MappingSource
-from tensorcap.comparison.pipeline import Source
 from tensorcap.localization.archive_bisection import Bisection, bisect_archives
 from tensorcap.localization.live_bisection import Level, LiveBisection, MakesArchive, bisect_live
 from tensorcap_formats.errors import UsageError
+from tensorcap_formats.open import Source
 from tensorcap_formats.progress import Progress
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from tensorcap.alignment.mapping import Alignment
 from tensorcap.comparison.comparison import Comparison
 from tensorcap.comparison.divergence import Divergence
 from tensorcap.comparison.pair import Pair
-from tensorcap.comparison.pipeline import Source, compare, opened
+from tensorcap.comparison.pipeline import compare
 from tensorcap.comparison.policy import POLICY
 from tensorcap.recording.substitution import Substitution
 from tensorcap.rerun.injection import reverse_aligned
@@ -35,7 +35,7 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError, abbreviate
 from tensorcap_formats.json_values import json_value
 from tensorcap_formats.keys import ROOT_SITE, Key, module_of
-from tensorcap_formats.open import open_archive
+from tensorcap_formats.open import Source, open_archive, opened
 from tensorcap_formats.progress import Progress, Silent
 from tensorcap_formats.records import Record
 

@@ -90,7 +90,7 @@ class Suspect:
                 "before": json_value(mistake.before),
                 "after": json_value(mistake.after),
             },
-            "examined": None if self.examined is None else json_value(self.examined.to_json()),
+            "examined": None if self.examined is None else self.examined.to_json(),
         }
 
 

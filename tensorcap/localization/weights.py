@@ -20,7 +20,6 @@ from tensorcap.runs.views import PartialArchive
 from tensorcap.session.capture_session import capture
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import ReadError, UsageError
-from tensorcap_formats.json_values import json_value
 from tensorcap_formats.open import open_archive
 
 _PARAMETERS: Final = "*/param.*"
@@ -52,7 +51,7 @@ class WeightComparison:
             "compared": self.comparison.compared,
             "counts": self.comparison.counts,
             "unlike": [pair.key for pair in self.unlike],
-            "diagnosis": json_value(self.diagnosis.to_json()) if self.diagnosis else None,
+            "diagnosis": self.diagnosis.to_json() if self.diagnosis else None,
         }
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
+from tensorcap.wording import some
 from tensorcap_formats.errors import UsageError, abbreviate
 
 _USED_BY_CAPTURE: Final = ("tensorcap", "tensorcap_formats", "numpy")  # and the standard library
@@ -157,5 +158,4 @@ def _functions_hint(thing: object) -> str | None:
     if not isinstance(thing, (type, ModuleType)):
         return None
     names = [n for n, v in vars(thing).items() if inspect.isroutine(v) and not n.startswith("__")]
-    more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
-    return f"It has: {', '.join(names[:_FEW])}{more}." if names else None
+    return f"It has: {some(names, _FEW)}." if names else None

@@ -12,6 +12,7 @@ from tensorcap.recording.point import Kind, Phase
 from tensorcap.recording.record_filter import RecordFilter
 from tensorcap.recording.recorder import Recorder
 from tensorcap_formats.dtypes import Array, DType
+from tensorcap_formats.json_values import json_object
 from tensorcap_formats.keys import Key
 from tensorcap_formats.writing import Writer
 
@@ -75,26 +76,9 @@ class Summary:
 
     def to_json(self) -> dict[str, Any]:
         """The outcome as JSON values, as `tcap capture --json` prints it."""
-        return {
-            "path": str(self.path),
-            "is_complete": self.is_complete,
-            "tensors": self.tensors,
-            "tensor_bytes": self.tensor_bytes,
-            "stored_bytes": self.stored_bytes,
-            "steps": self.steps,
-            "phases": dict(self.phases),
-            "captured": list(self.captured),
-            "never_called": list(self.never_called),
-            "not_capturable": dict(self.not_capturable),
-            "unfinished": dict(self.unfinished),
-            "excluded": list(self.excluded),
-            "ops": self.ops,
-            "functions": list(self.functions),
-            "probes": list(self.probes),
-            "unmatched": list(self.unmatched),
-            "stopped": self.stopped,
-            "notes": list(self.notes),
-        }
+        members = json_object(self)
+        del members["max_bytes"]  # an option, no outcome
+        return members
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from tensorcap.comparison.comparison import Comparison
 from tensorcap.comparison.pair import Pair, Status
 from tensorcap.reports.ranking import error_of
 from tensorcap.runs.record_kinds import is_inner
+from tensorcap.wording import printable
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
 
@@ -237,12 +238,8 @@ def _row(layer: Layer) -> tuple[str, ...]:
 def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        cells = (_plain(cell).ljust(width) for cell, width in zip(row, widths, strict=True))
+        cells = (printable(cell).ljust(width) for cell, width in zip(row, widths, strict=True))
         yield "  ".join(cells).rstrip()
-
-
-def _plain(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _shape(shape: Iterable[int]) -> str:

@@ -20,6 +20,7 @@ from tensorcap.reports.error_plot import plot_errors
 from tensorcap.reports.layer_report import Layer, Spread, by_component, depth_of, layer_report, layers_of
 from tensorcap.reports.verification_text import order_text, summarize_verification
 from tensorcap.runs.tree import Tree
+from tensorcap.wording import printable
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import MissingPackageError, UsageError, WriteError
 from tensorcap_formats.json_values import json_value
@@ -128,7 +129,7 @@ def write_files(
     verification = replace(verification, notes=tuple(dict.fromkeys(notes)))
     summary = summarize_verification(verification, layers_by_scenario[FREE])
     verification = replace(verification, summary=summary)
-    lines = "".join(f"{_printable(line)}\n" for line in verification.summary)
+    lines = "".join(f"{printable(line)}\n" for line in verification.summary)
     (folder / "summary.txt").write_text(lines, encoding="utf-8")
     document = _document(verification, scenarios, folder)
     text = json.dumps(document, ensure_ascii=False, allow_nan=False, indent=1)
@@ -142,7 +143,7 @@ def _write_scenario(
     """Write the files of a scenario; yield what could not be written, a sentence each."""
     folder.mkdir(exist_ok=True)
     for side, archive in zip(("reference", "target"), originals, strict=True):
-        lines = "".join(f"{_printable(line)}\n" for line in _module_names(archive))
+        lines = "".join(f"{printable(line)}\n" for line in _module_names(archive))
         (folder / f"module_names_{side}.txt").write_text(lines, encoding="utf-8")
     run = verification.free.target
     what = f"{run.model.rpartition('.')[2] or run.path.stem} {run.compute_dtype or run.dtype}".strip()
@@ -233,7 +234,3 @@ def _side_json(comparison: Comparison, name: str, folder: Path) -> Any:
     side = getattr(comparison, name)
     within = side.path.is_relative_to(folder)
     return {**json_value(side), "path": str(side.path.relative_to(folder) if within else side.path)}
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text)

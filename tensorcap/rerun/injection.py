@@ -13,12 +13,12 @@ from tensorcap.adapters.protocol import adapter_for
 from tensorcap.alignment.aligned import NO_MAPPING, Aligned, MappingSource, align
 from tensorcap.alignment.map_file import map_text
 from tensorcap.alignment.views import ReversedArchive
-from tensorcap.comparison.pipeline import Source, opened
 from tensorcap.recording.substitution import Substitution
 from tensorcap.session.capture_session import Capture, capture_workload
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import module_site
+from tensorcap_formats.open import Source, opened
 from tensorcap_formats.progress import Progress, Silent
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from tensorcap.adapters.edits import Rerun
 from tensorcap.adapters.protocol import adapter_for
 from tensorcap.alignment.aligned import NO_MAPPING, MappingSource, aligned_if_needed, sides
 from tensorcap.comparison.pair import ABSENT, Pair
-from tensorcap.comparison.pipeline import Source, compare, opened
+from tensorcap.comparison.pipeline import compare
 from tensorcap.comparison.policy import POLICY, Precision
 from tensorcap.recording.substitution import Substitution
 from tensorcap.rerun.injection import reverse_aligned
@@ -31,7 +31,7 @@ from tensorcap.session.capture_session import capture_workload
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import ROOT_SITE, Key
-from tensorcap_formats.open import open_archive
+from tensorcap_formats.open import Source, open_archive, opened
 from tensorcap_formats.progress import Progress, Silent
 from tensorcap_formats.records import Record
 

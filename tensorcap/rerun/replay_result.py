@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tensorcap.comparison.pair import Finding
-from tensorcap.comparison.policy import LETTERS
 from tensorcap.rerun.own_errors import OwnError
 from tensorcap.wording import counted, some
 from tensorcap_formats.json_values import json_value
@@ -97,13 +96,9 @@ def _own_error_json(own: OwnError) -> dict[str, Any]:
 
 
 def _finding_json(finding: Finding) -> dict[str, Any]:
-    return {
-        "test": LETTERS.get(finding.test, finding.test),
-        "name": finding.test,
-        "value": json_value(finding.value),
-        "limit": finding.limit,
-        "status": finding.status,
-    }
+    members: dict[str, Any] = json_value(finding)
+    del members["text"]
+    return members
 
 
 def notes_of(replay: Replay) -> list[str]:

@@ -20,6 +20,7 @@ from tensorcap.adapters.protocol import CalledRoot, adapter_named
 from tensorcap.recording.options import CaptureOptions
 from tensorcap.recording.plain_log import PlainLog
 from tensorcap.session.capture_session import Capture, capture
+from tensorcap.wording import counted, some
 from tensorcap.workload.patch import replaced
 from tensorcap.workload.script import Script, as_main, compile_script
 from tensorcap.workload.workload import FRAMEWORKS, MODEL_MODULES
@@ -356,8 +357,7 @@ def calls_text(roots: Sequence[CalledRoot], few: int = 8) -> str:
         >>> calls_text([CalledRoot("Draft", 12), CalledRoot("Softmax", 1)])
         'Draft (12 calls), Softmax (1 call)'
     """
-    texts = [f"{r.name} ({r.calls} call{'' if r.calls == 1 else 's'})" for r in roots[:few]]
-    return ", ".join(texts) + (f" and {len(roots) - few} more" if len(roots) > few else "")
+    return some([f"{root.name} ({counted(root.calls, 'call')})" for root in roots], few)
 
 
 @contextmanager

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensorcap.alignment.map_file import map_text, read_map
+from tensorcap.alignment.equivalence_map import read_mapping
+from tensorcap.alignment.map_file import map_text
 from tensorcap.alignment.mapping import Alignment, Entry, LeftOver, parse_values, values_text
 from tensorcap.alignment.resolution import resolve
 from tensorcap.alignment.views import MappedArchive
@@ -177,7 +178,7 @@ def test_a_map_file_is_written_and_read_back(tmp_path: Path) -> None:
     )
     path = tmp_path / "map.toml"
     path.write_text(text)
-    read = read_map(path)
+    read = read_mapping(path)
     assert map_text(read, title="made by a test") == text
     assert [e.where for e in read.entries] == [f"{path}:3", f"{path}:11"]
     assert [left.is_explained for left in read.left_over] == [True, False]
@@ -190,7 +191,7 @@ def test_a_map_file_holds_any_text(tmp_path: Path) -> None:
     path = tmp_path / "map.toml"
     path.write_text(map_text(Alignment(entries), title="two lines\n\nand an empty one"), encoding="utf-8")
     assert path.read_text(encoding="utf-8").startswith("# two lines\n#\n# and an empty one\n\n[[pair]]\n")
-    assert tuple(entry.reason for entry in read_map(path).entries) == texts
+    assert tuple(entry.reason for entry in read_mapping(path).entries) == texts
 
 
 def _pair(reference: str, target: str, **further: str) -> str:
@@ -225,7 +226,7 @@ def test_a_map_file_that_makes_no_sense_is_refused_with_its_line(
     path = tmp_path / "map.toml"
     path.write_text(text)
     with pytest.raises((UsageError, ReadError), match=message):
-        read_map(path)
+        read_mapping(path)
 
 
 @pytest.mark.parametrize("text", ["0", "0-31", "3,7,11", "0-2,7,q,9-10", "up,down"])

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tensorcap import compare
-from tensorcap.alignment.map_file import map_text, read_map
+from tensorcap.alignment.equivalence_map import read_mapping
+from tensorcap.alignment.map_file import map_text
 from tensorcap.alignment.mapping import Alignment, Entry
 from tensorcap.alignment.resolution import resolve
 from tensorcap.alignment.tokens.alignment import TokenAlignment, TokenRule
@@ -719,8 +720,8 @@ def test_a_map_file_says_how_tokens_are_matched(tmp_path: Path) -> None:
     )
     path = tmp_path / "map.toml"
     path.write_text(text)
-    assert map_text(read_map(path)) == text
-    assert read_map(path).tokens == rule
+    assert map_text(read_mapping(path)) == text
+    assert read_mapping(path).tokens == rule
 
 
 @pytest.mark.spec("ALN-50")
@@ -749,7 +750,7 @@ def test_a_table_of_tokens_that_makes_no_sense_is_refused(tmp_path: Path, table:
     path = tmp_path / "map.toml"
     path.write_text(f'[tokens]\n{table}\n[[pair]]\nreference = "a"\ntarget = "b"\n')
     with pytest.raises(UsageError, match=message):
-        read_map(path)
+        read_mapping(path)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from tensorcap.alignment.map_file import read_map
+from tensorcap.alignment.equivalence_map import read_mapping
 from tensorcap_cli.main import main
 from tensorcap_formats.dtypes import Array
 from tests.support.archives import write_archive
@@ -62,7 +62,7 @@ def test_what_is_not_explained_is_marked_and_decides_the_exit_status(folder: Pat
     (line,) = [line for line in lines if line.startswith("? model.odd")]
     assert lines.index("LEFT OVER IN THE REFERENCE") < lines.index(line)
     assert "Not everything is mapped." in lines
-    (left,) = read_map(folder / "map.toml").left_over
+    (left,) = read_mapping(folder / "map.toml").left_over
     assert (left.side, left.places, left.is_explained) == ("reference", ("model.odd",), False)
     assert "1 unmapped" in tcap("compare", "more.h5", "tgt.h5", "--map", "map.toml", status=1).output
 
@@ -89,7 +89,7 @@ def test_a_file_is_replaced_by_force_alone(folder: Path) -> None:
     assert "-o map.toml: is there already; replace it with --force." in error
     assert (folder / "map.toml").read_text() == "mine"
     tcap("align", "ref.h5", "tgt.h5", "-o", "map.toml", "--force")
-    assert len(read_map(folder / "map.toml").entries) == 2
+    assert len(read_mapping(folder / "map.toml").entries) == 2
 
 
 @pytest.mark.spec("ALN-62")
@@ -125,7 +125,9 @@ def test_a_map_that_is_begun_is_completed(folder: Path) -> None:
     lines = found.output.splitlines()
     assert lines[lines.index("BY USER") + 1] == "  model.layers.1.down_proj = h.0.down"
     assert any(line.startswith("  model.layers.{i}.gate_proj + model.layers.{i}.up_proj") for line in lines)
-    assert len([entry for entry in read_map(folder / "map.toml").entries if entry.evidence == "user"]) == 1
+    assert (
+        len([entry for entry in read_mapping(folder / "map.toml").entries if entry.evidence == "user"]) == 1
+    )
     output = tcap("align", "ref.h5", "tgt.h5", "--map", "mine.toml", "--by", "none", status=1).output
     assert "1 of 6 reference tensors are mapped" in output
     error = tcap("align", "ref.h5", "tgt.h5", "--by", "none", status=2).output

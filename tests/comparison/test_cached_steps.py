@@ -11,7 +11,6 @@ import pytest
 from tensorcap.comparison.pipeline import compare
 from tensorcap.comparison.policy import POLICY
 from tensorcap.comparison.policy_tests.growth import judge_total_error
-from tensorcap.comparison.policy_tests.own_error import judge_own_error
 from tensorcap.runs.calls import Calls
 from tensorcap_formats.dtypes import Array
 
@@ -42,11 +41,9 @@ def test_limits_are_widened_by_three_deviations_of_a_ratio(elements: int, factor
     found = {
         "gain": POLICY.judge_gain(0.01, 0.01, precision, is_core=False, elements=elements).limit / 1.5,
         "attention_gain": POLICY.judge_gain(0.01, 0.01, precision, is_core=True, elements=elements).limit / 4,
-        "own_error_leaf": judge_own_error(POLICY, 0.01, precision, is_leaf=True, elements=elements).limit
+        "own_error_leaf": POLICY.judge_own_error(0.01, precision, is_leaf=True, elements=elements).limit
         / 2.5,
-        "own_error_composite": judge_own_error(
-            POLICY, 0.01, precision, is_leaf=False, elements=elements
-        ).limit
+        "own_error_composite": POLICY.judge_own_error(0.01, precision, is_leaf=False, elements=elements).limit
         / 6,
         "twin_ratio": POLICY.judge_twin(1.0, elements).limit / 1.2,
         "growth": judge_total_error(POLICY, 0.01, 0, precision, elements=elements).limit / (4 * ROUNDING),

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 import tensorcap
 from tensorcap.alignment.aligned import align
-from tensorcap.comparison.pipeline import opened
 from tensorcap.reports.error_plot import plot_errors
 from tensorcap.reports.layer_report import Layer, depth_of
 from tensorcap.verification import Runnable, verify
 from tensorcap.workload.port import Port
 from tensorcap.workload.workload import Workload
 from tensorcap_formats.errors import UsageError
+from tensorcap_formats.open import opened
 from tests.alignment.ports import llama
 
 X = torch.linspace(-1, 1, 4 * 8).reshape(4, 8)

@@ -62,7 +62,6 @@ def command(
     a map that does not fit; 3 an archive cannot be read.
     """
     from tensorcap.alignment.aligned import align
-    from tensorcap.alignment.names.rule_files import read_rules
     from tensorcap_formats.open import open_archive
 
     if mapping is None and by == "none":
@@ -72,10 +71,9 @@ def command(
     if output is not None and not force and Path(output).exists():
         raise click.UsageError(f"-o {output}: is there already; replace it with --force.")
     with open_archive(reference) as trusted, open_archive(target) as tested:
-        known = read_rules(rules) if rules is not None else None
         with spinner("aligning"):
             aligned = align(
-                trusted, tested, mapping=mapping, rules=known, by=cast('By | Literal["none"]', by)
+                trusted, tested, mapping=mapping, rules=rules, by=cast('By | Literal["none"]', by)
             )
         if output is not None:
             title = f"What of {target} is what of {reference}.\nSpecified in specs/alignment.md."

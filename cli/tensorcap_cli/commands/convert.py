@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from tensorcap.wording import counted
+from tensorcap.wording import counted, one_line
 from tensorcap_cli.options.archives import exclude_option, json_option, only_option
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.text.archive import skipped_line
-from tensorcap_cli.text.output import one_line, print_json, size_text
+from tensorcap_cli.text.output import print_json, size_text
 from tensorcap_cli.text.progress import byte_bar
 
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import click
 
+from tensorcap.wording import one_line
 from tensorcap_cli.commands.localize import localize_options, localize_sides
 from tensorcap_cli.options.archives import json_option
 from tensorcap_cli.options.sections import Command
-from tensorcap_cli.text.output import one_line, print_json
+from tensorcap_cli.text.output import print_json
 
 
 @click.command("equivalence", cls=Command, short_help="Write and read the files of the Equivalence method.")

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tensorcap.wording import counted
+from tensorcap.wording import counted, one_line
 from tensorcap_cli.options.archives import json_option
 from tensorcap_cli.options.sections import Command
-from tensorcap_cli.text.output import one_line, print_json, size_text
+from tensorcap_cli.text.output import print_json, size_text
 from tensorcap_cli.text.progress import byte_bar
 
 if TYPE_CHECKING:

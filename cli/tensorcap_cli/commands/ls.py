@@ -6,17 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tensorcap.wording import one_line
 from tensorcap_cli.options.archives import json_option
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.text.archive import headline, record_json, skipped_line
-from tensorcap_cli.text.output import (
-    DASH,
-    number_text,
-    one_line,
-    print_json,
-    print_table,
-    size_text,
-)
+from tensorcap_cli.text.output import DASH, number_text, print_json, print_table, size_text
 from tensorcap_cli.text.progress import byte_bar
 
 if TYPE_CHECKING:

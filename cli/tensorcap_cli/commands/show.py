@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
+from tensorcap.wording import one_line
 from tensorcap_cli.options.archives import json_option
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.text.archive import headline, record_json, skipped_line
 from tensorcap_cli.text.op import place_lines
-from tensorcap_cli.text.output import DASH, number_text, one_line, print_json, size_text, split_key
+from tensorcap_cli.text.output import DASH, number_text, print_json, size_text, split_key
 
 if TYPE_CHECKING:
     from tensorcap_formats.archive import Archive

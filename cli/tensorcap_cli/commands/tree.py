@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tensorcap.wording import counted
+from tensorcap.wording import counted, one_line, printable
 from tensorcap_cli.options.archives import json_option
 from tensorcap_cli.options.run import config_option, is_workload, layers_option, trust_option
 from tensorcap_cli.options.sections import Command
-from tensorcap_cli.text.output import one_line, print_json
+from tensorcap_cli.text.output import print_json
 
 if TYPE_CHECKING:
     from tensorcap.alignment.names.tree_difference import TreeDifference
@@ -124,7 +124,7 @@ def _print(tree: Tree, form: str, depth: int | None, *, params: bool, as_json: b
     else:
         click.echo(_headline(tree))
         for line in tree_lines(tree.root, depth=depth, shapes=params):
-            click.echo("".join(c if c.isprintable() else "?" for c in line))
+            click.echo(printable(line))
 
 
 def _headline(tree: Tree) -> str:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from tensorcap.wording import one_line
 from tensorcap_cli.options.archives import map_option, rules_option
 from tensorcap_cli.options.run import is_workload, make_recipe, make_target_recipe, run_options
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.options.time_limit import time_limit_option
-from tensorcap_cli.text.output import one_line, print_json_pieces
+from tensorcap_cli.text.output import print_json_pieces
 from tensorcap_cli.text.progress import StageLines
 
 if TYPE_CHECKING:

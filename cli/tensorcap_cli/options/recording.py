@@ -16,14 +16,8 @@ if TYPE_CHECKING:
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-# Each as `ScopeInfo` names it
-_LISTS: Final = (  # by name, and what an archive calls it
-    ("only", "include"),
-    ("exclude", "exclude"),
-    ("ops_in", "ops_in"),
-    ("watch", "watch"),
-    ("slices", "slices"),
-)
+# Each as `ScopeInfo` and `tensorcap.capture` name it
+_LISTS: Final = ("exclude", "ops_in", "watch", "slices")
 _FLAGS: Final = ("grads", "params", "eager", "inner")
 _LIMITS: Final = ("steps", "sample", "max_bytes")
 _WHICH: Final = (
@@ -136,7 +130,8 @@ def recording_arguments(
     if options.get("level") == "module":
         before = replace(before, ops_in=())  # there are no ops any more that it could be of
     arguments: dict[str, Any] = {"path": path}
-    arguments |= {name: list(options.pop(name, ()) or getattr(before, kept_as)) for name, kept_as in _LISTS}
+    arguments["only"] = list(options.pop("only", ()) or before.include)
+    arguments |= {name: list(options.pop(name, ()) or getattr(before, name)) for name in _LISTS}
     arguments["inputs"] = not options.pop("no_inputs") and before.inputs
     arguments |= {name: True for name in _FLAGS if options.pop(name, False) or getattr(before, name)}
     for name in ("level", *_LIMITS):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from tensorcap.wording import counted
-from tensorcap_cli.text.output import class_text, one_line
+from tensorcap.wording import counted, one_line
+from tensorcap_cli.text.output import class_text
 
 if TYPE_CHECKING:
     from tensorcap.comparison.comparison import Comparison

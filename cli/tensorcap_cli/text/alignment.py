@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from tensorcap.wording import counted
+from tensorcap.wording import counted, one_line
 from tensorcap_cli.text.comparison import side_text
-from tensorcap_cli.text.output import one_line
 
 if TYPE_CHECKING:
     from tensorcap.alignment.aligned import Aligned

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tensorcap.wording import counted
-from tensorcap_cli.text.output import class_text, one_line, size_text
+from tensorcap.wording import counted, one_line
+from tensorcap_cli.text.output import class_text, size_text
 
 if TYPE_CHECKING:
     from tensorcap_formats.archive import Archive

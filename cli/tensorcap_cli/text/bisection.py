@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tensorcap.wording import counted
-from tensorcap_cli.text.output import class_text, number_text, one_line, print_json
+from tensorcap.wording import counted, one_line
+from tensorcap_cli.text.output import class_text, number_text, print_json
 
 if TYPE_CHECKING:
     from tensorcap.comparison.divergence import Divergence
@@ -19,23 +19,7 @@ def print_bisection(bisection: Bisection, *, as_json: bool) -> None:
     """Print the first bad result of two archives."""
     divergence, first = bisection.divergence, bisection.first
     if as_json:
-        print_json(
-            {
-                "format": "tensorcap-bisection",
-                "version": 1,
-                "results": bisection.results,
-                "first": first.key if first else None,
-                "status": first.status if first else None,
-                "last_green": bisection.last_green.key if bisection.last_green else None,
-                "module": divergence.module if divergence else None,
-                "class": divergence.class_name if divergence else None,
-                "how": bisection.how,
-                "against": bisection.against or None,
-                "read": list(bisection.read),
-                "lacking": list(bisection.lacking),
-                "exit_status": bisection.exit_status,
-            }
-        )
+        print_json(bisection.to_json())
         return
     if bisection.against:
         click.echo(
@@ -65,25 +49,7 @@ def print_live_bisection(bisection: LiveBisection, *, as_json: bool) -> None:
     """Print the module that is guilty, and the runs of the target that show it."""
     divergence = bisection.divergence
     if as_json:
-        from tensorcap_formats.json_values import json_value
-
-        print_json(
-            {
-                "format": "tensorcap-live-bisection",
-                "version": 1,
-                "cuts": bisection.cuts,
-                "key": bisection.key or None,
-                "module": bisection.module or None,
-                "blame": bisection.blame if bisection.key else None,
-                "divergence": divergence.pair.key if divergence else None,
-                "ops": [{"key": pair.key, "status": pair.status} for pair in bisection.ops],
-                "limit": json_value(bisection.limit),
-                "runs": [
-                    {"cut": r.cut, "error": json_value(r.error), "is_good": r.is_good} for r in bisection.runs
-                ],
-                "exit_status": bisection.exit_status,
-            }
-        )
+        print_json(bisection.to_json())
         return
     for run in bisection.runs:
         error = "" if run.error is None else f"  error {number_text(run.error, 3)}"

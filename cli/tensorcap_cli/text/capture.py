@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from tensorcap.wording import counted
+from tensorcap.wording import counted, some
 from tensorcap_cli.text.output import print_json, print_table, size_text
 
 if TYPE_CHECKING:
@@ -73,10 +73,10 @@ def _lines(summary: Summary) -> Iterator[str]:
     for place, reason in summary.not_capturable.items():
         reasons.setdefault(reason, []).append(place)
     for reason, places in reasons.items():
-        yield f"not capturable, {reason}: {_some(places)}"
+        yield f"not capturable, {reason}: {some(places, _FEW)}"
     if summary.unfinished:
         counts = [f"{site} ({count})" for site, count in summary.unfinished.items()]
-        yield f"calls that were not seen to return: {_some(counts)}"
+        yield f"calls that were not seen to return: {some(counts, _FEW)}"
     for asked in summary.unmatched:
         yield f"nothing was captured of {asked!r}"
     if summary.stopped is not None:
@@ -85,19 +85,10 @@ def _lines(summary: Summary) -> Iterator[str]:
     yield from summary.notes
 
 
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
-    return f"{', '.join(names[:_FEW])}{more}"
-
-
 def _print_tally(done: Capture, *, as_json: bool) -> None:
     records = done.tally.records
     if as_json:
-        rows = [
-            {"key": r.key.text, "dtype": r.dtype.name, "shape": list(r.shape), "bytes": r.nbytes}
-            for r in records
-        ]
-        print_json({"records": rows, "bytes": done.tally.tensor_bytes})
+        print_json(done.tally.to_json())
         return
     cells = [
         (r.key.text, r.dtype.name, "x".join(map(str, r.shape)) or "()", size_text(r.nbytes)) for r in records

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from tensorcap.wording import counted
+from tensorcap.wording import counted, one_line
 from tensorcap_cli.text.absent import is_absent_place, print_absent
-from tensorcap_cli.text.output import class_text, cut, number_text, one_line
+from tensorcap_cli.text.output import class_text, cut, number_text
 from tensorcap_cli.text.pair import print_details, print_extras, print_location, print_origin
 from tensorcap_cli.text.preflight import print_preflight
 from tensorcap_cli.text.rows import print_modules, print_pairs

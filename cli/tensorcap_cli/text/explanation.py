@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tensorcap_cli.text.output import DASH, one_line, print_table, short_number
+from tensorcap.wording import one_line
+from tensorcap_cli.text.output import DASH, print_table, short_number
 
 if TYPE_CHECKING:
     from tensorcap.comparison.explanation import Explanation

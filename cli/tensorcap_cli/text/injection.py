@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from tensorcap.wording import counted
+from tensorcap.wording import counted, some
 from tensorcap_cli.text.output import print_json, print_table
 
 if TYPE_CHECKING:
@@ -72,7 +72,6 @@ def _lines(done: Capture, substitution: Substitution) -> Iterator[str]:
 
 def _named(what: str, slots: list[Slot]) -> Iterator[str]:
     if slots:
-        names = [f"{slot.site}/{slot.slot}" for slot in slots[:_FEW]]
-        more = f" and {len(slots) - _FEW} more" if len(slots) > _FEW else ""
+        names = [f"{slot.site}/{slot.slot}" for slot in slots]
         reasons = "; ".join(dict.fromkeys(slot.reason for slot in slots if slot.reason))
-        yield f"{what}: {', '.join(names)}{more}" + (f" ({reasons})" if reasons else "")
+        yield f"{what}: {some(names, _FEW)}" + (f" ({reasons})" if reasons else "")

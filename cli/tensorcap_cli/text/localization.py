@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from tensorcap_cli.text.output import one_line, print_json
+from tensorcap.wording import one_line
+from tensorcap_cli.text.output import print_json
 
 if TYPE_CHECKING:
     from tensorcap.localization.suspect import Localization

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from tensorcap_cli.text.output import class_text, cut, one_line
+from tensorcap.wording import one_line
+from tensorcap_cli.text.output import class_text, cut
 
 if TYPE_CHECKING:
     from tensorcap.runs.graph import Graph, Node, Value

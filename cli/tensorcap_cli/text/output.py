@@ -12,6 +12,8 @@ from typing import Final
 
 import click
 
+from tensorcap.wording import one_line
+
 DASH: Final = "-"
 _LEAST_FLEXIBLE: Final = 24  # columns that a key keeps, however narrow the terminal
 
@@ -82,16 +84,6 @@ def shorten(text: str, width: int) -> str:
         return text
     half = (width - 1) // 2
     return f"{text[: width - 1 - half]}…{text[len(text) - half :]}"
-
-
-def one_line(text: str) -> str:
-    """Text of a file, for a terminal: in one line, and without what a terminal would obey.
-
-    Example:
-        >>> one_line("out of\\n  memory\\x1b[2J")
-        'out of memory [2J'
-    """
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def class_text(name: str) -> str:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from tensorcap.wording import counted
-from tensorcap_cli.text.output import cosine_text, number_text, one_line, percent_text, upper_text
+from tensorcap.wording import counted, one_line
+from tensorcap_cli.text.output import cosine_text, number_text, percent_text, upper_text
 
 if TYPE_CHECKING:
     from tensorcap.comparison.comparison import Comparison

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from tensorcap_cli.text.output import one_line
+from tensorcap.wording import one_line
 
 if TYPE_CHECKING:
     from tensorcap.comparison.preflight.checklist import Preflight

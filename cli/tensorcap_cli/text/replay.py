@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from tensorcap.wording import counted
-from tensorcap_cli.text.output import DASH, number_text, one_line, print_json, print_table
+from tensorcap.wording import counted, one_line
+from tensorcap_cli.text.output import DASH, number_text, print_json, print_table
 
 if TYPE_CHECKING:
     from tensorcap.rerun.replay_result import Replay

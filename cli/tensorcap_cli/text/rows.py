@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from tensorcap.wording import one_line
 from tensorcap_cli.text.output import (
     DASH,
     class_text,
     cosine_text,
     cut,
     number_text,
-    one_line,
     print_table,
     short_number,
     terminal_width,

@@ -12,6 +12,7 @@ from tensorcap_formats.digests import ALGORITHMS
 from tensorcap_formats.errors import MissingPackageError, ReadError, UnfinishedArchiveError, WriteError
 from tensorcap_formats.hdf5 import HEAD_SIZE, Placed, finish_flat_file, is_finished_flat_file, open_hdf5
 from tensorcap_formats.input_file import InputFile
+from tensorcap_formats.json_values import json_object
 from tensorcap_formats.open import open_present
 from tensorcap_formats.output_path import journal_path, partial_path, resolved
 from tensorcap_formats.progress import Progress, Silent
@@ -46,13 +47,7 @@ class Recovered:
 
     def to_json(self) -> dict[str, Any]:
         """The recovery as a JSON object."""
-        return {
-            "path": str(self.path),
-            "records": self.records,
-            "lost": self.lost,
-            "torn": self.torn,
-            "was_complete": self.was_complete,
-        }
+        return json_object(self)
 
 
 def recover(

@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 
 from tensorcap.adapters.torch.tensors import dtype_named
+from tensorcap.wording import some
 from tensorcap_formats.errors import ReadError, TensorcapError, UsageError, abbreviate
 
 _FEW: Final = 4  # so many names are listed, more are counted
@@ -110,11 +111,8 @@ def _load_weights(path: str, cls: Any, config: Any, dtype: Any, **weights: Any) 
     mismatched = [key if isinstance(key, str) else key[0] for key in report["mismatched_keys"]]
     for complaint, keys in (("lacks", report["missing_keys"]), ("has, in another shape,", mismatched)):
         if keys:
-            names = sorted(keys)
-            more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
             raise UsageError(
-                f"{path}: the checkpoint {complaint} weights of {cls.__name__}: "
-                f"{', '.join(names[:_FEW])}{more}",
+                f"{path}: the checkpoint {complaint} weights of {cls.__name__}: {some(sorted(keys), _FEW)}",
                 hint="Does the configuration fit the checkpoint?",
             )
     return model.eval()

@@ -98,3 +98,8 @@ class GraphSource:
     control: bool = True
     extensions: Sequence[Any] = ()
     compiled: CompileCache = field(default_factory=CompileCache, repr=False)
+
+
+def source_of(model: Any) -> GraphSource:
+    """The model itself; of a module, a source with no settings."""
+    return model if isinstance(model, GraphSource) else GraphSource(model)

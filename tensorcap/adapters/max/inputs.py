@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from tensorcap.adapters.max.engine import BufferType, DeviceRef, TensorType
-from tensorcap.adapters.max.graph_plan import GraphSource
-from tensorcap.adapters.max.model import MaxModel
+from tensorcap.adapters.max.graph_plan import GraphSource, source_of
 from tensorcap.adapters.max.modules import argument_names, module_of
 from tensorcap.adapters.max.playback import record_array
 from tensorcap.adapters.max.tensors import ARRAYS, as_buffer, from_stored, stored
@@ -161,7 +160,7 @@ def with_archived_inputs(
     if isinstance(own, Mapping):
         values = dict(own)
     elif workload.run is None:
-        values = dict(name_arguments(MaxModel.of(workload.model), own, {}))
+        values = dict(name_arguments(source_of(workload.model), own, {}))
     else:
         values = {str(i): value for i, value in enumerate(own)}
     left = {name: from_stored(*value) for name, value in inputs.items()}

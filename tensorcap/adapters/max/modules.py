@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tensorcap.adapters.max.engine import DeviceRef, Module
-from tensorcap.adapters.max.model import MaxModel
+from tensorcap.adapters.max.graph_plan import source_of
 from tensorcap.adapters.max.parameters import GRAPH_VALUE, own_weights
 from tensorcap.workload.sources import class_name
 from tensorcap_formats.errors import UsageError
@@ -88,7 +88,7 @@ def module_of(model: Any) -> Module:
     Raises:
         UsageError: It is no max.nn module.
     """
-    module = model.module if isinstance(model, MaxModel) else model
+    module = source_of(model).module
     if not isinstance(module, Module):
         raise UsageError(f"a {class_name(module)} is no max.nn.Module, expected one")
     return module

@@ -8,12 +8,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from typing import Any
 
 from tensorcap.adapters.max.engine import Graph, Layer, Module
 from tensorcap.adapters.max.hooks import wrap_calls
-from tensorcap.adapters.protocol import CalledRoot
+from tensorcap.adapters.protocol import CalledRoot, RootPattern, number_root
 from tensorcap.workload.patch import replaced
 
 
@@ -28,10 +27,7 @@ class Roots:
                 a class, from 0. None for the first root that has weights.
             take: Gets the root before its call goes on; returns whether it takes it.
         """
-        name, _, number = (pattern or "").rpartition("@")
-        is_numbered = bool(name) and number.isdigit()
-        self._pattern = name if is_numbered else pattern
-        self._number = int(number) if is_numbered else None
+        self._pattern = RootPattern(pattern)
         self._take = take
         self._is_searching = True
         self._called: list[CalledRoot] = []
@@ -61,7 +57,10 @@ class Roots:
             return original(layer, *args, **kwargs)
         if is_within:
             is_taken = (
-                self._is_searching and self._number is None and self._fits(layer) and self._choose(layer)
+                self._is_searching
+                and self._pattern.number is None
+                and self._fits(layer)
+                and self._choose(layer)
             )
         else:
             is_taken = self._meet(layer)
@@ -79,12 +78,16 @@ class Roots:
         entry.calls += 1
         if not self._is_searching:
             return False
-        if self._pattern is None:
+        if self._pattern.glob is None:
             return bool(module.raw_state_dict()) and self._choose(module)
-        if self._number is None:
+        if self._pattern.number is None:
             return self._fits(module) and self._choose(module)
         fitting = [known for known, _ in self._met if self._fits(known)]
-        return len(fitting) > self._number and fitting[self._number] is module and self._choose(module)
+        return (
+            len(fitting) > self._pattern.number
+            and fitting[self._pattern.number] is module
+            and self._choose(module)
+        )
 
     def _choose(self, module: Module) -> bool:
         if not self._take(module):
@@ -97,19 +100,13 @@ class Roots:
         for known, entry in self._met:
             if known is module:
                 return entry
-        name = type(module).__qualname__
-        same = sum(entry.name.partition("@")[0] == name for entry in self._called)
-        entry = CalledRoot(f"{name}@{same}" if same else name)
+        entry = number_root(type(module).__qualname__, self._called)
         self._met.append((module, entry))
         self._called.append(entry)
         return entry
 
     def _fits(self, module: Module) -> bool:
-        if self._pattern is None:
-            return False
-        cls = type(module)
-        full = f"{cls.__module__}.{cls.__qualname__}"
-        return fnmatchcase(cls.__qualname__, self._pattern) or fnmatchcase(full, self._pattern)
+        return self._pattern.fits(type(module).__qualname__, type(module).__module__)
 
 
 def _is_tracing() -> bool:

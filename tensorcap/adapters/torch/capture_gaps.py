@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import CodeType, FunctionType, MethodType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ from tensorcap.recording.point import Point
 from tensorcap.recording.recorder import Call, Recorder
 from tensorcap_formats.errors import UsageError
 
+_Function = TypeVar("_Function", bound=Callable[..., None])
 _FUNCTIONS: Final = (FunctionType, MethodType)
 _SCRIPTED: Final = "scripted or traced (torch.jit); capture the module that it was made from"
 COMPILED: Final = "inside a compiled graph (torch.compile); --eager runs it as plain code"
@@ -50,6 +51,13 @@ def capture_gaps(modules: Mapping[str, nn.Module], *, eager: bool) -> dict[str, 
             below = gap or COMPILED
         reasons[name], inside[name] = gap, below
     return reasons
+
+
+def run_while_compiling(function: _Function) -> _Function:
+    """Have the compiler run a function while it builds a graph, and leave it out of the graph."""
+    # What torch.compiler.assume_constant_result does, without importing the compiler
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def is_compiled(function: object) -> bool:

@@ -26,6 +26,7 @@ from tensorcap.adapters.torch.tensor_leaves import KINDS, TensorLeaves, untraced
 from tensorcap.recording.point import Point
 from tensorcap.recording.recorder import Call
 from tensorcap.recording.structure import walk
+from tensorcap.wording import some
 from tensorcap.workload.sources import class_name
 from tensorcap.workload.workload import Workload
 from tensorcap_formats.errors import UsageError
@@ -217,8 +218,7 @@ class Gradients:
             return
         missing = [site for site in self._expected if site not in self._came]
         if missing:
-            more = f" and {len(missing) - _FEW} more" if len(missing) > _FEW else ""
-            note = f"no gradient came to the outputs of {', '.join(missing[:_FEW])}{more}"
+            note = f"no gradient came to the outputs of {some(missing, _FEW)}"
             recorder.facts.setdefault("notes", []).append(note)
 
 

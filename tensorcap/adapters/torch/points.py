@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 
-from tensorcap.adapters.torch.capture_gaps import COMPILED, is_compiled
+from tensorcap.adapters.torch.capture_gaps import COMPILED, is_compiled, run_while_compiling
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves, untraced
 from tensorcap.recording.point import Kind
 from tensorcap.recording.probes import hand_over, probing
@@ -112,14 +112,12 @@ class _Taker:
                 point.recomputed += 1
 
     def _compile_note(self) -> Callable[[str, Kind], None]:
-        """Make a function that the compiler runs while it builds a graph, and leaves out of the graph."""
+        """Make a function that reports a point whose calls are compiled."""
 
         def note(name: str, kind: Kind) -> None:
             self._lose(name, kind, COMPILED)
 
-        # What torch.compiler.assume_constant_result does, without importing the compiler
-        note._dynamo_marked_constant = True  # type: ignore[attr-defined]
-        return note
+        return run_while_compiling(note)
 
 
 def _refusal(target: object, *, eager: bool) -> str:

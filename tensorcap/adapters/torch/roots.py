@@ -14,13 +14,12 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
 
-from tensorcap.adapters.protocol import CalledRoot
+from tensorcap.adapters.protocol import CalledRoot, RootPattern, number_root
 from tensorcap.adapters.torch.direct_calls import (
     Replacement,
     acquire,
@@ -61,10 +60,7 @@ class Roots:
             take: Gets the root before its call goes on; returns whether it takes it.
         """
         self.called: list[CalledRoot] = []
-        name, _, number = (pattern or "").rpartition("@")
-        is_numbered = bool(name) and number.isdigit()
-        self._pattern = name if is_numbered else pattern
-        self._number = int(number) if is_numbered else None
+        self._pattern = RootPattern(pattern)
         self._take = take
         self._is_searching = True
         self._taken: nn.Module | None = None
@@ -135,7 +131,7 @@ class Roots:
 
     def _look_inside(self, module: nn.Module) -> None:
         """Choose a module that another calls, if the pattern asks for its class."""
-        if self._pattern is not None and self._number is None and _fits(module, self._pattern):
+        if self._pattern.number is None and self._fits(module):
             with self._lock:
                 if self._is_searching and os.getpid() == self._process:
                     self._choose(module)
@@ -153,21 +149,22 @@ class Roots:
 
     def _consider(self, module: nn.Module, above: list[nn.Module], root: nn.Module) -> None:
         """Choose a new root, or a module around the called one, if it is the wanted one."""
-        if self._pattern is None:
+        if self._pattern.glob is None:
             is_scripted = isinstance(root, torch.jit.ScriptModule)
             if not is_scripted and next(root.parameters(), None) is not None:
                 self._choose(root)
-        elif self._number is None:
+        elif self._pattern.number is None:
             for candidate in (module, *above):
-                if _fits(candidate, self._pattern):
+                if self._fits(candidate):
                     self._choose(candidate)
                     break
         else:
-            fitting = [
-                r for r in (reference() for reference in self._roots) if r is None or _fits(r, self._pattern)
-            ]
-            if len(fitting) > self._number and fitting[self._number] is root:
+            fitting = [r for r in (reference() for reference in self._roots) if r is None or self._fits(r)]
+            if len(fitting) > self._pattern.number and fitting[self._pattern.number] is root:
                 self._choose(root)
+
+    def _fits(self, module: nn.Module) -> bool:
+        return self._pattern.fits(*_name_of(module))
 
     def _choose(self, root: nn.Module) -> None:
         entry = self._entry(root)
@@ -181,9 +178,7 @@ class Roots:
         for reference, entry in zip(self._roots, self.called, strict=True):
             if reference() is root:
                 return entry
-        name, _ = _name_of(root)
-        same = sum(entry.name.partition("@")[0] == name for entry in self.called)
-        entry = CalledRoot(f"{name}@{same}" if same else name)
+        entry = number_root(_name_of(root)[0], self.called)
         self._roots.append(weakref.ref(root))
         self.called.append(entry)
         return entry
@@ -216,11 +211,6 @@ def _name_of(module: nn.Module) -> tuple[str, str]:
     is_wrapper = type(module).__module__ == "torch._dynamo.eval_frame"
     cls = type(getattr(module, "_orig_mod", module) if is_wrapper else module)
     return cls.__qualname__, cls.__module__
-
-
-def _fits(module: nn.Module, pattern: str) -> bool:
-    name, package = _name_of(module)
-    return fnmatchcase(name, pattern) or fnmatchcase(f"{package}.{name}", pattern)
 
 
 def _ancestors(module: nn.Module) -> list[nn.Module]:

@@ -15,7 +15,13 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from tensorcap.adapters.torch.capture_gaps import COMPILED, fused_layers, holds_compiled, wrap_forward
+from tensorcap.adapters.torch.capture_gaps import (
+    COMPILED,
+    fused_layers,
+    holds_compiled,
+    run_while_compiling,
+    wrap_forward,
+)
 from tensorcap.adapters.torch.direct_calls import direct_calls
 from tensorcap.adapters.torch.gradients import Gradients
 from tensorcap.adapters.torch.module_tap import ModuleTap
@@ -180,11 +186,9 @@ def _is_last(hooks: Any, own: int) -> bool:
 
 
 def _compile_note(recorder: Recorder, point: Point) -> Callable[[], None]:
-    """Make a function that the compiler runs while it builds a graph, and leaves out of the graph."""
+    """Make a function that reports a module whose calls are compiled."""
 
     def note() -> None:
         recorder.lose(point, "output", COMPILED)
 
-    # What torch.compiler.assume_constant_result does, without importing the compiler
-    note._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return note
+    return run_while_compiling(note)

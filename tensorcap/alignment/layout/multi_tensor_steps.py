@@ -69,7 +69,7 @@ class Split(Step):
         return f"split {self.at} {parts}"
 
     def shapes(self, shapes: Shapes) -> Shapes:
-        (shape,) = self._only(shapes)
+        (shape,) = self.only(shapes)
         at = self.axis(self.at, len(shape))
         sizes = self._sizes(shape[at])
         return tuple((*shape[:at], size, *shape[at + 1 :]) for size in sizes)
@@ -82,11 +82,6 @@ class Split(Step):
         self, arrays: Sequence[Array], shapes: Shapes, natural: Sequence[Array] | None = None
     ) -> list[Array]:
         return [np.concatenate(arrays, self.at)]
-
-    def _only(self, shapes: Shapes) -> Shapes:
-        if len(shapes) != 1:
-            raise self.refuse(f"found {len(shapes)} tensors, expected one")
-        return shapes
 
     def _sizes(self, whole: int) -> tuple[int, ...]:
         if isinstance(self.parts, tuple):
@@ -107,10 +102,6 @@ class Stack(Step):
     name = "stack"
     usage = "stack AXIS"
     at: int
-
-    @property
-    def text(self) -> str:
-        return f"stack {self.at}"
 
     def shapes(self, shapes: Shapes) -> Shapes:
         if len(set(shapes)) > 1:
@@ -135,17 +126,12 @@ class Unstack(Step):
     usage = "unstack AXIS"
     at: int
 
-    @property
-    def text(self) -> str:
-        return f"unstack {self.at}"
-
     def shapes(self, shapes: Shapes) -> Shapes:
-        if len(shapes) != 1:
-            raise self.refuse(f"found {len(shapes)} tensors, expected one")
-        at = self.axis(self.at, len(shapes[0]))
-        if not shapes[0][at]:
+        (shape,) = self.only(shapes)
+        at = self.axis(self.at, len(shape))
+        if not shape[at]:
             raise self.refuse(f"axis {self.at} has no elements")
-        return (shapes[0][:at] + shapes[0][at + 1 :],) * shapes[0][at]
+        return (shape[:at] + shape[at + 1 :],) * shape[at]
 
     def apply(self, arrays: Sequence[Array]) -> list[Array]:
         return list(np.moveaxis(arrays[0], self.at, 0))
@@ -200,10 +186,6 @@ class TakeRank(Step):
     usage = "take_rank RANK"
     rank: int
 
-    @property
-    def text(self) -> str:
-        return f"take_rank {self.rank}"
-
     def shapes(self, shapes: Shapes) -> Shapes:
         if not 0 <= self.rank < len(shapes):
             raise self.refuse(f"there are {len(shapes)} tensors, numbered from 0")
@@ -227,10 +209,6 @@ class Dereplicate(Step):
     name = "dereplicate"
     usage = "dereplicate COPIES"
     copies: int
-
-    @property
-    def text(self) -> str:
-        return f"dereplicate {self.copies}"
 
     def shapes(self, shapes: Shapes) -> Shapes:
         self.runs(shapes, self.copies)

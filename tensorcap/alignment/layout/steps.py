@@ -58,8 +58,9 @@ class Step:
 
     @property
     def text(self) -> str:
-        """The step as `layout.parse_step` reads it."""
-        raise NotImplementedError
+        """The step as `layout.parse_step` reads it; by default its name and the fields of the class."""
+        arguments: tuple[Field[Any], ...] = fields(self)  # type: ignore[arg-type]  # all subclasses are
+        return " ".join([self.name, *(str(getattr(self, argument.name)) for argument in arguments)])
 
     def shapes(self, shapes: Shapes) -> Shapes:
         """The shapes after the step.
@@ -95,6 +96,16 @@ class Step:
     def refuse(self, reason: str, hint: str | None = None) -> UsageError:
         """The error that says why this step cannot be done."""
         return UsageError(f"step {self.text!r}: {reason}", hint=hint)
+
+    def only(self, shapes: Shapes) -> Shapes:
+        """The shapes of a step that takes one tensor.
+
+        Raises:
+            UsageError: There are more, or none.
+        """
+        if len(shapes) != 1:
+            raise self.refuse(f"found {len(shapes)} tensors, expected one")
+        return shapes
 
     def runs(self, items: Sequence[Item], of: int | None) -> list[Sequence[Item]]:
         """Runs of so many items; one run of all of them if it is not said of how many.
@@ -190,10 +201,6 @@ class Flip(EachStep):
     usage = "flip AXIS"
     at: int
 
-    @property
-    def text(self) -> str:
-        return f"flip {self.at}"
-
     def shape(self, shape: Shape) -> Shape:
         self.axis(self.at, len(shape))
         return shape
@@ -214,10 +221,6 @@ class Transpose(EachStep):
     first: int
     second: int
 
-    @property
-    def text(self) -> str:
-        return f"transpose {self.first} {self.second}"
-
     def shape(self, shape: Shape) -> Shape:
         sizes = list(shape)
         a, b = (self.axis(axis, len(shape)) for axis in (self.first, self.second))
@@ -237,15 +240,8 @@ class Squeeze(EachStep):
 
     name = "squeeze"
     usage = "squeeze AXIS"
+    moves = False
     at: int
-
-    @property
-    def moves(self) -> bool:
-        return False
-
-    @property
-    def text(self) -> str:
-        return f"squeeze {self.at}"
 
     def shape(self, shape: Shape) -> Shape:
         at = self.axis(self.at, len(shape))
@@ -266,15 +262,8 @@ class Unsqueeze(EachStep):
 
     name = "unsqueeze"
     usage = "unsqueeze AXIS"
+    moves = False
     at: int
-
-    @property
-    def moves(self) -> bool:
-        return False
-
-    @property
-    def text(self) -> str:
-        return f"unsqueeze {self.at}"
 
     def shape(self, shape: Shape) -> Shape:
         at = self.axis(self.at, len(shape) + 1, of=1)
@@ -362,10 +351,6 @@ class Repeat(EachStep):
     def __post_init__(self) -> None:
         if self.copies < 1:
             raise UsageError(f"found {self.copies} copies, expected 1 or more")
-
-    @property
-    def text(self) -> str:
-        return f"{self.name} {self.at} {self.copies}"
 
     def shape(self, shape: Shape) -> Shape:
         at = self.axis(self.at, len(shape))

@@ -45,13 +45,11 @@ class RuleFile:
 
     Attributes:
         name: What it is called.
-        ecosystems: Those of the reference and of the target, for whom it speaks; empty where it is for any.
         signs: Patterns of qualified class names, of which one tells the second ecosystem.
         rules: What it says; `only_in` of what is expected is `reference` for the first ecosystem.
     """
 
     name: str
-    ecosystems: tuple[str, ...]
     signs: tuple[str, ...]
     rules: Rules
 
@@ -108,7 +106,7 @@ def parse_rules(text: str, path: str) -> RuleFile:
     )
     if not (functions or rules.renames or rules.fused or rules.expected):
         raise UsageError(f"{path}: has no rule, expected [[rename]], [[fused]], [[expected]] or a function")
-    return RuleFile(name, ecosystems, _texts(tables, "signs", path), rules)
+    return RuleFile(name, _texts(tables, "signs", path), rules)
 
 
 def _tables(

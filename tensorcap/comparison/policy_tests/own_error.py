@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tensorcap.comparison.pair import Finding
-from tensorcap.comparison.policy import Policy, Precision
 from tensorcap.comparison.policy_tests.context import Context
 
 
@@ -29,30 +28,7 @@ class OwnErrorTest:
                 continue
             site = pair.reference.key.site
             is_leaf = own == "result" and context.calls.is_leaf(site) and context.calls.is_simple(site)
-            finding = judge_own_error(
-                context.policy, error, pair.precision, is_leaf=is_leaf, elements=pair.elements
+            finding = context.policy.judge_own_error(
+                error, pair.precision, is_leaf=is_leaf, elements=pair.elements
             )
             yield pair.key, finding
-
-
-def judge_own_error(
-    policy: Policy, error: float, precision: Precision, *, is_leaf: bool, elements: int
-) -> Finding:
-    """Judge the error of what was made of the reference's own values.
-
-    Args:
-        policy: The limits.
-        error: Row error, no unit.
-        precision: The precision of the pair.
-        is_leaf: Whether a leaf of known kind made it.
-        elements: Count of elements that the error is taken over.
-    """
-    test = "own_error_leaf" if is_leaf else "own_error_composite"
-    if precision.is_wide:
-        limits = policy.in_proportion(policy.wide_own, precision)
-        text = f"error {error:.2g} of its own, at most {limits.green:.2g}"
-        return Finding(test, error, limits.green, limits.status(error), text)
-    limits = policy.sampled(policy.leaf_own if is_leaf else policy.composite_own, elements)
-    own = error / precision.rounding
-    text = f"error {error:.2g} of its own: {own:.3g} roundings, at most {limits.green:.3g}"
-    return Finding(test, own, limits.green, limits.status(own), text)

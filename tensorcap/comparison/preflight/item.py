@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from tensorcap.wording import one_line
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.run_info import ModuleInfo
 
@@ -22,7 +23,6 @@ Kind = Literal[
     "versions",
 ]
 KINDS: Final[tuple[Kind, ...]] = Kind.__args__  # type: ignore[attr-defined] # no public name for it
-_NAMED: Final = 3
 _LONGEST: Final = 60  # characters of a side's value in a sentence
 
 
@@ -70,12 +70,12 @@ def item_text(one: Item) -> str:
     if one.kind not in ("inputs", "repeat", "mode", "parameters") or "shapes" in one.text:
         ours, theirs = side_texts(one, _LONGEST)
         sides = f": {ours} in the reference, {theirs} in the target"
-    return f"{one.kind} {_one_line(one.name)}{sides}. {_one_line(one.text)}"
+    return f"{one.kind} {one_line(one.name)}{sides}. {one_line(one.text)}"
 
 
 def side_texts(one: Item, limit: int) -> tuple[str, str]:
     """What the reference and the target have, each in so many characters at most."""
-    texts = [_one_line(str(side)) for side in (one.reference, one.target)]
+    texts = [one_line(str(side)) for side in (one.reference, one.target)]
     if one.kind == "modules":
         texts = [short(text) for text in texts]
     ours, theirs = (text if len(text) <= limit else f"{text[: limit - 1]}…" for text in texts)
@@ -104,12 +104,3 @@ def class_of(archive: Archive, site: str) -> str:
 def short(name: str) -> str:
     """The name of a class without its package."""
     return name.rpartition(".")[2]
-
-
-def some(names: list[str]) -> str:
-    """The first few of many names."""
-    return ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
-
-
-def _one_line(text: str) -> str:
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
