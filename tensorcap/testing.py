@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 from tensorcap.comparison.comparison import Comparison
 from tensorcap.comparison.pair import Pair
 from tensorcap.comparison.pipeline import compare
+from tensorcap.comparison.ranking import worst
 from tensorcap.metrics.difference import Difference
-from tensorcap.reports.ranking import worst
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.open import open_archive
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from tensorcap.alignment.coverage import MappingSummary
 from tensorcap.alignment.equivalence_map import read_mapping
@@ -30,6 +30,7 @@ from tensorcap.runs.record_kinds import is_inner
 from tensorcap.runs.views import PartialArchive
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
+from tensorcap_formats.json_values import json_value
 from tensorcap_formats.open import Source, opened
 
 NO_MAPPING = "none"
@@ -62,9 +63,14 @@ class Aligned:
         """
         return cls(mapping.alignment, *apply_mapping(mapping, path=path), mapping.tokens)
 
-    def report(self) -> dict[str, object]:
-        """The members of the object that `tcap align --json` prints (ALN-62)."""
-        return {
+    @property
+    def exit_status(self) -> int:
+        """The exit status of `tcap align` (ALN-61)."""
+        return self.summary.exit_status
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to the object that `tcap align --json` prints (ALN-62)."""
+        members = {
             "format": "tensorcap-alignment",
             "version": 1,
             "reference": ArchiveSummary.of(self.reference),
@@ -76,6 +82,7 @@ class Aligned:
             "summary": self.summary,
             "exit_status": self.summary.exit_status,
         }
+        return {name: json_value(member) for name, member in members.items()}
 
     @property
     def summary(self) -> MappingSummary:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tensorcap.comparison.calibration import CALIBRATED, Calibration, CalibrationBuilder, check_settings
 from tensorcap.comparison.comparison import Comparison
@@ -31,6 +31,25 @@ class Calibrated:
 
     calibration: Calibration
     failing: tuple[tuple[Path, Path, str], ...]
+
+    @property
+    def exit_status(self) -> int:
+        """The exit status of `tcap calibrate`: 0, as there is no result otherwise."""
+        return 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to the members that `tcap calibrate --json` prints beside the path of the file."""
+        limits = self.calibration.limits
+        return {
+            "precision": self.calibration.precision,
+            "runs": self.calibration.runs,
+            "limits": sum(len(of_kind) for of_kind in limits.values()),
+            "kinds": len(limits),
+            "failing": [
+                {"reference": str(reference), "target": str(target), "reason": reason}
+                for reference, target, reason in self.failing
+            ],
+        }
 
 
 def calibrate(

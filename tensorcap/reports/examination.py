@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Literal, NamedTuple, TypeVar
 
 from tensorcap.comparison.comparison import Comparison
+from tensorcap.comparison.examination import Examination
 from tensorcap.comparison.pair import Pair
-from tensorcap.comparison.preflight.checklist import Preflight, preflight
+from tensorcap.comparison.preflight.checklist import preflight
+from tensorcap.comparison.ranking import contents, worst
 from tensorcap.metrics.difference import Difference
 from tensorcap.metrics.location import Location, locate
 from tensorcap.metrics.logits import LogitDifference, are_logits, logit_metrics
 from tensorcap.metrics.routing import WIDEST, RoutingDifference, is_routing, routing_metrics
-from tensorcap.reports.ranking import contents, worst
 from tensorcap.runs.ops import ops_of
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.records import Record
@@ -22,29 +22,6 @@ Where = Literal["worst", "all", "none"]
 _WORST: Final = 3  # besides the first divergence
 _LARGE: Final = 1 << 27  # values: larger logits are compared as such only when asked for
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class Examination:
-    """What an examination adds to the metrics of the pairs, by key text of the pair.
-
-    Attributes:
-        preflight: What differs apart from the tensors; None for two records that were named.
-        classes: Class of the module of each site of the reference.
-        sources: Where in the code the op stands that made a record, as `modeling_llama.py:189 in forward`.
-        locations: Where the error lies.
-        logits: Distributions over the vocabulary compared.
-        routing: Choices of experts compared.
-        notes: What was not examined, and why, a sentence each.
-    """
-
-    preflight: Preflight | None = None
-    classes: Mapping[str, str] = field(default_factory=dict)
-    sources: Mapping[str, str] = field(default_factory=dict)
-    locations: Mapping[str, Location] = field(default_factory=dict)
-    logits: Mapping[str, LogitDifference] = field(default_factory=dict)
-    routing: Mapping[str, RoutingDifference] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
 
 
 class _Measured(NamedTuple):

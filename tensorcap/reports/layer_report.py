@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from tensorcap.comparison.comparison import Comparison
 from tensorcap.comparison.pair import Pair, Status
-from tensorcap.reports.ranking import error_of
+from tensorcap.comparison.ranking import error_of
 from tensorcap.runs.record_kinds import is_inner
 from tensorcap.wording import printable
 from tensorcap_formats.archive import Archive

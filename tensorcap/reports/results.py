@@ -17,8 +17,9 @@ import numpy as np
 
 from tensorcap.comparison.blind_spots import RunSummary
 from tensorcap.comparison.calibration import Calibration
-from tensorcap.comparison.comparison import Comparison
+from tensorcap.comparison.comparison import Comparison, json_pieces
 from tensorcap.comparison.divergence import Divergence, first_divergence
+from tensorcap.comparison.examination import Examination
 from tensorcap.comparison.pair import Finding, Pair, Status
 from tensorcap.comparison.policy import LETTERS
 from tensorcap.comparison.preflight.checklist import Preflight
@@ -28,8 +29,6 @@ from tensorcap.metrics.location import Location
 from tensorcap.metrics.logits import LogitDifference
 from tensorcap.metrics.routing import RoutingDifference
 from tensorcap.reports.decoding import decode_as, json_converter
-from tensorcap.reports.examination import Examination
-from tensorcap.reports.result_json import json_pieces
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, DType, dtype
 from tensorcap_formats.errors import (

@@ -9,8 +9,8 @@ from tensorcap.alignment.order import Order
 from tensorcap.comparison.comparison import Comparison
 from tensorcap.comparison.pair import ABSENT, Pair
 from tensorcap.comparison.preflight.item import item_text
+from tensorcap.comparison.ranking import error_of
 from tensorcap.reports.layer_report import Layer, depth_of
-from tensorcap.reports.ranking import error_of
 from tensorcap.reports.suspects import context_lines, suspect_lines
 from tensorcap.wording import FEW, counted, some
 

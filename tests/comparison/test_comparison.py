@@ -15,7 +15,6 @@ from tensorcap.comparison.comparison import Comparison
 from tensorcap.comparison.divergence import first_divergence
 from tensorcap.comparison.pair import SEVERITY, STATUSES, Finding, Pair, Status, worst_status
 from tensorcap.comparison.pipeline import compare, compare_records
-from tensorcap.reports.result_json import comparison_json
 from tensorcap_formats.dtypes import Array, dtype
 from tensorcap_formats.errors import TensorNotFoundError
 from tests.support.progress import RecordedProgress
@@ -513,7 +512,7 @@ def test_json_has_the_members_of_the_specification(make_archive: MakeArchive) ->
     target = make_archive(
         {"0/a/output": np.array([-1.0, math.nan]), "0/b/output": np.array([1 + 2j]), "0/d/output": np.ones(1)}
     )
-    found = comparison_json(compare(reference, target, atol=0.5))
+    found = compare(reference, target, atol=0.5).to_json()
     found = json.loads(json.dumps(found, allow_nan=False))
     pairs = found.pop("pairs")
     expected = {
@@ -599,7 +598,7 @@ def test_json_has_the_members_of_the_specification(make_archive: MakeArchive) ->
 @pytest.mark.spec("CMP-62")
 def test_infinite_psnr_is_a_string_in_json(make_archive: MakeArchive) -> None:
     reference = make_archive({KEY: np.ones(2)})
-    found = comparison_json(compare(reference, make_archive({KEY: np.ones(2)}, digests=False)))
+    found = compare(reference, make_archive({KEY: np.ones(2)}, digests=False)).to_json()
     assert found["pairs"][0]["difference"]["psnr_db"] == "inf"
 
 

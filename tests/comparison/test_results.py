@@ -14,10 +14,10 @@ import pytest
 
 from tensorcap.comparison.comparison import Comparison
 from tensorcap.comparison.pipeline import compare, compare_records
+from tensorcap.comparison.ranking import by_module, shade, worst
 from tensorcap.comparison.thresholds import Thresholds
 from tensorcap.reports.decoding import decode_as
 from tensorcap.reports.examination import examine
-from tensorcap.reports.ranking import by_module, shade, worst
 from tensorcap.reports.results import Result, judge_again, load_result, save_result
 from tensorcap_formats.dtypes import Array
 

@@ -79,9 +79,7 @@ def command(
             title = f"What of {target} is what of {reference}.\nSpecified in specs/alignment.md."
             _write(aligned.alignment, output, title, replace=force)
         if as_json:
-            from tensorcap_formats.json_values import json_value
-
-            print_json(json_value(aligned.report()))
+            print_json(aligned.to_json())
         else:
             from tensorcap_cli.text.alignment import print_aligned
 

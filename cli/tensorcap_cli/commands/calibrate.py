@@ -73,19 +73,7 @@ def command(
     found = done.calibration
     count = sum(len(limits) for limits in found.limits.values())
     if as_json:
-        print_json(
-            {
-                "path": output,
-                "precision": found.precision,
-                "runs": found.runs,
-                "limits": count,
-                "kinds": len(found.limits),
-                "failing": [
-                    {"reference": str(reference), "target": str(target), "reason": reason}
-                    for reference, target, reason in done.failing
-                ],
-            }
-        )
+        print_json({"path": output, **done.to_json()})
         return
     for reference, target, reason in done.failing:
         click.echo(f"left out: {reference} against {target}: {reason}", err=True)

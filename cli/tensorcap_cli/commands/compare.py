@@ -23,7 +23,7 @@ from tensorcap_cli.text.progress import byte_bar
 
 if TYPE_CHECKING:
     from tensorcap.comparison.comparison import Comparison
-    from tensorcap.reports.examination import Examination
+    from tensorcap.comparison.examination import Examination
     from tensorcap_formats.archive import Archive
 
 _ON_ARCHIVES: Final = (
@@ -146,7 +146,7 @@ def command(
     if why is not None:
         _print_why(comparison, why, as_json=as_json)
     elif as_json:
-        from tensorcap.reports.result_json import json_pieces
+        from tensorcap.comparison.comparison import json_pieces
 
         print_json_pieces(json_pieces(comparison, examination))
     else:

@@ -41,16 +41,7 @@ def command(
 
     checked = preflight(reference, target, mapping=mapping, reference_repeat=reference_repeat)
     if as_json:
-        from tensorcap_formats.json_values import json_value
-
-        print_json(
-            {
-                "format": "tensorcap-preflight",
-                "version": 1,
-                "exit_status": checked.exit_status,
-                **json_value(checked),
-            }
-        )
+        print_json(checked.to_json())
     else:
         from tensorcap_cli.text.preflight import print_preflight
 

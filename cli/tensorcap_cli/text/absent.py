@@ -13,8 +13,8 @@ from tensorcap_cli.text.output import class_text
 
 if TYPE_CHECKING:
     from tensorcap.comparison.comparison import Comparison
+    from tensorcap.comparison.examination import Examination
     from tensorcap.comparison.pair import Pair
-    from tensorcap.reports.examination import Examination
 
 _FEW: Final = 3  # of one reason have a row each
 _NAMES: Final = 6

@@ -16,8 +16,8 @@ from tensorcap_cli.text.rows import print_modules, print_pairs
 
 if TYPE_CHECKING:
     from tensorcap.comparison.comparison import Comparison
+    from tensorcap.comparison.examination import Examination
     from tensorcap.comparison.pair import Pair
-    from tensorcap.reports.examination import Examination
     from tensorcap.runs.archive_summary import ArchiveSummary
 
 _WORST: Final = 3
@@ -175,7 +175,7 @@ def _print_first_within(comparison: Comparison, module: str, found: Pair) -> Non
 
 
 def _print_worst(comparison: Comparison, examination: Examination) -> None:
-    from tensorcap.reports.ranking import worst
+    from tensorcap.comparison.ranking import worst
 
     if not comparison.is_of_archives:
         return

@@ -13,12 +13,12 @@ from tensorcap_cli.text.output import cosine_text, number_text, percent_text, up
 
 if TYPE_CHECKING:
     from tensorcap.comparison.comparison import Comparison
+    from tensorcap.comparison.examination import Examination
     from tensorcap.comparison.pair import Pair
     from tensorcap.metrics.difference import Difference
     from tensorcap.metrics.location import Location
     from tensorcap.metrics.logits import LogitDifference
     from tensorcap.metrics.routing import RoutingDifference
-    from tensorcap.reports.examination import Examination
 
 _FEW: Final = 5
 _EVEN: Final = 2.0  # times what an index would hold if all held the same: below, none stands out

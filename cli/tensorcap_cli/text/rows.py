@@ -24,9 +24,9 @@ from tensorcap_cli.text.output import (
 
 if TYPE_CHECKING:
     from tensorcap.comparison.comparison import Comparison
+    from tensorcap.comparison.examination import Examination
     from tensorcap.comparison.pair import Pair
     from tensorcap.metrics.logits import LogitDifference
-    from tensorcap.reports.examination import Examination
 
 _ROWS: Final = 20
 _NARROW: Final = 130  # columns: below, a terminal gets fewer measures
@@ -72,7 +72,7 @@ def print_pairs(
         metrics: Columns in place of the usual ones.
         told: Keys of pairs that were told of already.
     """
-    from tensorcap.reports.ranking import by_error
+    from tensorcap.comparison.ranking import by_error
 
     is_mapped = comparison.mapping is not None
     shown = [
@@ -112,7 +112,7 @@ def _colors(
     pair: Pair, examination: Examination, columns: Sequence[str], comparison: Comparison, count: int
 ) -> list[str | None]:
     """Status and key by the status; each metric by itself, which is no verdict."""
-    from tensorcap.reports.ranking import shade
+    from tensorcap.comparison.ranking import shade
 
     of_status = _COLORS.get(pair.status, "red")
     precision = comparison.account.precision if comparison.account else ""
@@ -197,7 +197,7 @@ def _where(pair: Pair) -> str:
 
 def print_modules(comparison: Comparison, examination: Examination) -> None:
     """Print the spread of the error by class of module."""
-    from tensorcap.reports.ranking import by_module
+    from tensorcap.comparison.ranking import by_module
 
     groups = by_module(comparison.pairs, examination.classes)
     rows = [

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tensorcap.comparison.preflight.inputs import inputs, repeated
 from tensorcap.comparison.preflight.item import Item, Kind, UnknownError
@@ -22,6 +23,7 @@ from tensorcap.comparison.preflight.runs import (
     versions,
 )
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.json_values import json_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,11 @@ class Preflight:
     def exit_status(self) -> int:
         """1 if something explains a divergence, else 0 (PRE-9)."""
         return 1 if self.explaining else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to the object that `tcap preflight --json` prints."""
+        head = {"format": "tensorcap-preflight", "version": 1, "exit_status": self.exit_status}
+        return {**head, **json_object(self)}
 
 
 def preflight(reference: Archive, target: Archive, *, repeat: Archive | None = None) -> Preflight:

@@ -1,0 +1,34 @@
+"""What an examination adds to a comparison: preflight, error locations, logits, routing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tensorcap.comparison.preflight.checklist import Preflight
+from tensorcap.metrics.location import Location
+from tensorcap.metrics.logits import LogitDifference
+from tensorcap.metrics.routing import RoutingDifference
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What an examination adds to the metrics of the pairs, by key text of the pair.
+
+    Attributes:
+        preflight: What differs apart from the tensors; None for two records that were named.
+        classes: Class of the module of each site of the reference.
+        sources: Where in the code the op stands that made a record, as `modeling_llama.py:189 in forward`.
+        locations: Where the error lies.
+        logits: Distributions over the vocabulary compared.
+        routing: Choices of experts compared.
+        notes: What was not examined, and why, a sentence each.
+    """
+
+    preflight: Preflight | None = None
+    classes: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+    locations: Mapping[str, Location] = field(default_factory=dict)
+    logits: Mapping[str, LogitDifference] = field(default_factory=dict)
+    routing: Mapping[str, RoutingDifference] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
