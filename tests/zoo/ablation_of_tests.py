@@ -1,0 +1,303 @@
+"""What tests of the policy and of a replay, and families of hypotheses, decide alone on the zoo.
+
+An entry is captured once. It is compared as it is, and again with the failing findings of one test excused;
+its replay is judged once, and again without the findings of one test; what explains the guilty module is
+looked for again without each family that has an explanation.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+from unittest.mock import patch
+
+import torch
+
+from tensorcap.comparison.pair import ABSENT, Finding
+from tensorcap.comparison.pipeline import compare
+from tensorcap.comparison.policy_tests.context import Context, PolicyTest
+from tensorcap.comparison.policy_tests.tests import TESTS
+from tensorcap.diagnosis.context import PairContext
+from tensorcap.diagnosis.diagnosis import FAMILIES, Diagnosis, Family, diagnose
+from tensorcap.diagnosis.scoring import Explanation, Hypothesis, rank_explanations
+from tensorcap.localization import ranking
+from tensorcap.localization.localization import localize
+from tensorcap.localization.suspect import find_mistake
+from tensorcap.rerun.own_errors import BAD, OwnError
+from tensorcap.session.capture_session import capture_workload
+from tests.zoo.catalogue import ENTRIES
+from tests.zoo.effect import is_exercised
+from tests.zoo.entry import DTYPES, Entry, Mistake, build
+from tests.zoo.localisers import zoo_kind
+
+Test = tuple[str, str]  # class, name of the findings
+
+LEVELS: Final = ("module", "op")
+POLICY_TESTS: Final = tuple((type(test).__name__, name) for test in TESTS for name in test.names)
+MECHANISMS: Final[Mapping[str, tuple[str, Callable[..., Any]]]] = {  # what is put in the place of what
+    "second looks": (
+        "tensorcap.comparison.policy_tests.gains.RobustVerdict.of",
+        lambda _, first, measured, **__: (first, *measured),
+    ),
+    "flipped experts": ("tensorcap.comparison.judge.find_flips", lambda *_, **__: []),
+    "reordered rows": ("tensorcap.comparison.judge.aligned_leaves", lambda *_: ()),
+    "cancellation": ("tensorcap.comparison.policy_tests.growth.cancellation_scale", lambda *_: 1.0),
+    "padding": ("tensorcap.comparison.judge.Padding.without", lambda _, pair: pair),
+    "masks": ("tensorcap.comparison.judge.judge_masks", lambda _, __, pair: pair),
+    "passed through": ("tensorcap.comparison.pipeline.judge_pass_through", lambda _, __, pairs, ___: pairs),
+}
+REPLAY_TESTS: Final = ("own_error_leaf", "own_error_composite", "twin_ratio", "ulp_share", "outlier_element")
+FAMILY_NAMES: Final = tuple(family.name for family in FAMILIES)
+_FAILING: Final = ("suspect", "diverged")
+_FAMILY: Final = "family"  # the fact that names the family of an explanation
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a comparison says of a target.
+
+    Attributes:
+        is_red: Whether a required pair is suspect or worse.
+        module: That of the first divergence; None if there is none, or something is only absent.
+    """
+
+    is_red: bool
+    module: str | None
+
+
+@dataclass
+class Trial:
+    """What decided on one entry in one dtype.
+
+    Attributes:
+        entry: Its name.
+        dtype: Of the target.
+        is_mistake: Whether it is a mistake that the inputs exercise; else nobody should be accused.
+        compared: By level of capture, the verdict of all tests.
+        without: By level and test, the verdict without a test that failed somewhere; by level and mechanism
+            if it differs.
+        replayed: By test, whether a module that should be accused is so by it, and whether by it alone.
+        explained: Whether the guilty module's mistake was named right; None if it was not diagnosed.
+        families: By family that has an explanation, whether it is named right without it.
+        kinds: By family, the kind that is named without it; of "" with all.
+    """
+
+    entry: str
+    dtype: str
+    is_mistake: bool
+    compared: dict[str, Verdict] = field(default_factory=dict)
+    without: dict[tuple[str, Test | str], Verdict] = field(default_factory=dict)
+    replayed: dict[str, bool] = field(default_factory=dict)
+    explained: bool | None = None
+    families: dict[str, bool] = field(default_factory=dict)
+    kinds: dict[str, str | None] = field(default_factory=dict)
+
+    @property
+    def guilty(self) -> set[str]:
+        """Sites that are right answers."""
+        return _guilty(ENTRIES[self.entry])
+
+
+@dataclass(frozen=True)
+class _Excused:
+    """A test of the policy whose findings of one name never fail."""
+
+    test: PolicyTest
+    excused: Test | None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.test.names
+
+    @property
+    def is_local(self) -> bool:
+        return self.test.is_local
+
+    def judge(self, context: Context) -> Iterator[tuple[str, Finding]]:
+        for key, finding in self.test.judge(context):
+            is_excused = (type(self.test).__name__, finding.test) == self.excused
+            yield key, replace(finding, status="within-rounding") if is_excused else finding
+
+
+def try_apart(names: Sequence[str], parts: Sequence[str]) -> list[Trial]:
+    """Try entries of one architecture in both dtypes, in a process of its own.
+
+    Args:
+        names: Of the entries.
+        parts: `policy`, `hypotheses` or both.
+    """
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as folder:
+        trials = [_try(ENTRIES[name], dtype, parts, Path(folder)) for name in names for dtype in DTYPES]
+    print(f"{ENTRIES[names[0]].architecture}: done", file=sys.stderr)
+    return trials
+
+
+def _try(entry: Entry, dtype: str, parts: Sequence[str], folder: Path) -> Trial:
+    pair = build(entry, dtype)
+    trial = Trial(entry.name, dtype, isinstance(entry, Mistake) and is_exercised(entry, dtype))
+    mapping = None
+    if not isinstance(entry, Mistake) and entry.mapping is not None:
+        mapping = folder / f"{entry.name}.toml"
+        mapping.write_text(entry.mapping)
+    for level in LEVELS if "policy" in parts else LEVELS[:1]:
+        reference, target = folder / f"reference-{level}.h5", folder / f"target-{level}.h5"
+        if not reference.exists():
+            capture_workload(pair.reference, reference, level=level)
+        torch.manual_seed(0)
+        capture_workload(pair.target, target, level=level)
+        if "policy" in parts:
+            _compare_each_way(trial, level, partial(compare, reference, target, mapping=mapping))
+        if level == "module":
+            workload = replace(pair.reference, seed=0)
+            run = partial(localize, reference, target, reference_model=workload, mapping=mapping)
+            _localize_each_way(trial, entry, run, is_diagnosed="hypotheses" in parts)
+        target.unlink()
+    return trial
+
+
+def _compare_each_way(trial: Trial, level: str, run: Callable[[], Any]) -> None:
+    def verdict(excused: Test | None = None) -> tuple[Verdict, set[str]]:
+        tests = tuple(_Excused(test, excused) for test in TESTS)
+        with patch("tensorcap.comparison.judge.TESTS", tests):
+            comparison = run()
+        divergence = comparison.divergence
+        is_named = divergence is not None and divergence.pair.status not in ABSENT
+        is_red = any(pair.status in BAD for pair in comparison.pairs if pair.is_required)
+        failing = {f.test for pair in comparison.pairs for f in pair.findings if f.status in _FAILING}
+        return Verdict(is_red, divergence.module if is_named else None), failing
+
+    trial.compared[level], failing = verdict()
+    for test in POLICY_TESTS:
+        if test[1] in failing:
+            trial.without[level, test], _ = verdict(test)
+    for mechanism, (name, replacement) in MECHANISMS.items():
+        with patch(name, replacement):
+            less, _ = verdict()
+        if less != trial.compared[level]:
+            trial.without[level, mechanism] = less
+
+
+def _localize_each_way(trial: Trial, entry: Entry, run: Callable[[], Any], *, is_diagnosed: bool) -> None:
+    """Localize once; diagnose the guilty module again without each family that has an explanation."""
+    guilty = _guilty(entry) if trial.is_mistake else set()
+    truths = {entry.kind, *entry.also_kinds} if isinstance(entry, Mistake) else set()
+    original, holding = ranking._diagnose, set[str]()
+
+    def ranked(explanations: Sequence[Explanation]) -> tuple[Explanation, ...]:
+        holding.update(str(e.facts[_FAMILY]) for e in explanations if e.is_within)
+        return rank_explanations(explanations)
+
+    def watched(merged: Any, compute_dtype: str | None) -> Diagnosis | None:
+        if merged.evidence.module not in guilty or trial.explained is not None or not is_diagnosed:
+            return original(merged, compute_dtype)
+        holding.clear()
+        with (
+            patch("tensorcap.diagnosis.diagnosis.FAMILIES", tuple(map(_tagged, FAMILIES))),
+            patch("tensorcap.diagnosis.diagnosis.rank_explanations", ranked),
+        ):
+            whole = original(merged, compute_dtype)
+        trial.kinds[""] = _kind_of(whole)
+        trial.explained = trial.kinds[""] in truths
+        for family in sorted(holding):
+            with patch("tensorcap.localization.ranking.diagnose", partial(diagnose, without={family})):
+                trial.kinds[family] = _kind_of(original(merged, compute_dtype))
+            trial.families[family] = trial.kinds[family] in truths
+        return whole
+
+    with patch("tensorcap.localization.ranking._diagnose", watched):
+        own_errors = run().own_errors
+    trial.replayed = dict(_deciding(own for own in own_errors if not guilty or own.module in guilty))
+
+
+def _guilty(entry: Entry) -> set[str]:
+    return {entry.guilty, *entry.also} if isinstance(entry, Mistake) else set()
+
+
+def _tagged(family: Family) -> Family:
+    """The family, whose hypotheses say that they are of it."""
+
+    def propose(context: PairContext) -> Iterator[Hypothesis]:
+        for hypothesis in family.propose(context):
+            yield replace(hypothesis, facts={**hypothesis.facts, _FAMILY: family.name})
+
+    return replace(family, propose=propose)
+
+
+def _kind_of(diagnosis: Diagnosis | None) -> str | None:
+    mistake = find_mistake(diagnosis)
+    return zoo_kind(mistake.kind if mistake else None)
+
+
+def _deciding(own_errors: Iterable[OwnError]) -> Iterator[tuple[str, bool]]:
+    """Tests that a tensor failed, each with whether no other one failed on any."""
+    failing = [{f.test for f in own.findings if f.status in _FAILING} for own in own_errors if own.is_bad]
+    for test in set().union(*failing):
+        yield test, not any(tests - {test} for tests in failing)
+
+
+def policy_rows(trials: Sequence[Trial]) -> Iterator[tuple[object, ...]]:
+    """By level and test: mistakes that fail it, red and named by it alone; the same of correct ports."""
+    for level in LEVELS:
+        for test in POLICY_TESTS:
+            failed = red = named = unnamed = port_failed = port_red = 0
+            for trial in trials:
+                if (level, test) not in trial.without:
+                    continue
+                whole, less = trial.compared[level], trial.without[level, test]
+                is_red_alone = whole.is_red and not less.is_red
+                if trial.is_mistake:
+                    failed += 1
+                    red += is_red_alone
+                    named += whole.module in trial.guilty and less.module not in trial.guilty
+                    unnamed += whole.module not in trial.guilty and less.module in trial.guilty
+                else:
+                    port_failed += 1
+                    port_red += is_red_alone
+            is_shared = sum(name == test[1] for _, name in POLICY_TESTS) > 1
+            label = f"{test[1]} of {test[0]}" if is_shared else test[1]
+            yield level, label, failed, red, named, unnamed, port_failed, port_red
+
+
+def mechanism_rows(trials: Sequence[Trial]) -> Iterator[tuple[object, ...]]:
+    """By level and mechanism: what becomes of mistakes and of correct ports without it."""
+    for level in LEVELS:
+        for name in MECHANISMS:
+            changed = [
+                (t, t.compared[level], t.without[level, name]) for t in trials if (level, name) in t.without
+            ]
+            mistakes = [(t.guilty, whole, less) for t, whole, less in changed if t.is_mistake]
+            yield (
+                level,
+                name,
+                sum(whole.is_red and not less.is_red for _, whole, less in mistakes),
+                sum(whole.module in g and less.module not in g for g, whole, less in mistakes),
+                sum(whole.module not in g and less.module in g for g, whole, less in mistakes),
+                sum(less.is_red and not whole.is_red for t, whole, less in changed if not t.is_mistake),
+                sum(whole.is_red and not less.is_red for t, whole, less in changed if not t.is_mistake),
+            )
+
+
+def replay_rows(trials: Sequence[Trial]) -> Iterator[tuple[object, ...]]:
+    """By test of a replay: mistakes whose module fails it, by it alone; correct ports accused, likewise."""
+    for test in REPLAY_TESTS:
+        mistakes = [t.replayed[test] for t in trials if t.is_mistake and test in t.replayed]
+        ports = [t.replayed[test] for t in trials if not t.is_mistake and test in t.replayed]
+        yield test, len(mistakes), sum(mistakes), len(ports), sum(ports)
+
+
+def family_rows(trials: Sequence[Trial]) -> Iterator[tuple[object, ...]]:
+    """By family: mistakes it explains, named right only with it, wrong because of it; kinds of the first."""
+    for family in FAMILY_NAMES:
+        tried = [t for t in trials if family in t.families]
+        alone = [t for t in tried if t.explained and not t.families[family]]
+        wrong = [t for t in tried if not t.explained and t.families[family]]
+        kinds = sorted({str(t.kinds[""]) for t in alone})
+        yield family, len(tried), len(alone), len(wrong), ", ".join(kinds)
