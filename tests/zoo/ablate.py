@@ -19,6 +19,7 @@ from tests.zoo import ablation_of_matching as matching
 from tests.zoo import ablation_of_tests as tests
 from tests.zoo.architectures import ARCHITECTURES
 from tests.zoo.catalogue import ENTRIES
+from tests.zoo.deep_models import ARCHITECTURES as DEEP_MODELS
 
 PARTS: Final = ("policy", "matching", "hypotheses")
 _PROCESSES: Final = 2
@@ -33,10 +34,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 def policy_tables(trials: Sequence[tests.Trial]) -> str:
     """What tests of the policy decide, and tests of a replay."""
     of_mistakes = ("fails in mistakes", "red alone", "named alone", "misnamed by it")
-    head = ("level", "test", *of_mistakes, "fails in ports", "ports red by it alone")
+    head = ("setting", "test", *of_mistakes, "fails in ports", "ports red by it alone")
     policy = table(head, tests.policy_rows(trials))
     of_mistakes = ("mistakes green without", "misnamed without", "named only without")
-    head = ("level", "mechanism", *of_mistakes, "ports red without", "ports red only with")
+    head = ("setting", "mechanism", *of_mistakes, "ports red without", "ports red only with")
     mechanisms = table(head, tests.mechanism_rows(trials))
     replay = table(
         ("test of a replay", "mistakes accused", "alone", "ports accused", "by it alone"),
@@ -62,7 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tests.zoo.ablate", description=__doc__)
     parser.add_argument("--part", action="append", choices=PARTS, help="all if none is given")
     parser.add_argument(
-        "--only", action="append", metavar="GLOB", help="names of entries of the zoo, of ports, `traps`"
+        "--only",
+        action="append",
+        metavar="GLOB",
+        help="names of entries of the zoo, of ports; zoo, traps, deep",
     )
     options = parser.parse_args(arguments)
     globs, parts = options.only or ["*"], options.part or list(PARTS)
@@ -72,7 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     entries = chosen(ENTRIES) if {"policy", "hypotheses"} & {*parts} else []
     ports = chosen(matching.groups()) if "matching" in parts else []
-    if not (entries or ports):
+    deep = list(DEEP_MODELS) if "policy" in parts and chosen(["deep"]) else []
+    if not (entries or ports or deep):
         print(f"no entry and no port is named {', '.join(globs)}", file=sys.stderr)
         return 2
     groups = [[n for n in entries if ENTRIES[n].architecture == a] for a in ARCHITECTURES]
@@ -80,6 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.perf_counter()
     with ProcessPoolExecutor(_PROCESSES, multiprocessing.get_context("spawn")) as pool:
         tried = [pool.submit(tests.try_apart, group, parts) for group in groups]
+        tried += [pool.submit(tests.try_deep_apart, architecture) for architecture in deep]
         matched = [pool.submit(matching.match_apart, name) for name in ports]
         trials = [trial for done in tried for trial in done.result()]
         matches = _results(matched)

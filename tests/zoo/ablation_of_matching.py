@@ -1,13 +1,14 @@
 """What each pass of matching decides alone, on ports with their truth, on ports of the zoo and on traps.
 
-Ports are matched as they are, by values alone, and with a mistake in one leaf; of the ports as they are,
-parameters count too, which are right if they are equal to rounding. Ports of the zoo have usual names; what
-belongs together there is known from the run in float32, and asked for in bfloat16 and with noise in the first
-leaf.
+Ports are matched as they are, by values alone, and with a mistake in one leaf or, as a mistake of porting is,
+in the same leaf of every layer. Of the ports as they are, parameters count too, which are right if they are
+equal to rounding. Ports of the zoo have usual names; what belongs together there is known from the run in
+float32, and asked for in bfloat16 and with noise in the first leaf.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 import warnings
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from torch import nn
 
 import tensorcap
 from tensorcap.alignment.links import Link
@@ -54,7 +56,8 @@ _WITHOUT_LEAVES: Final = ("t5",)  # a scan, which only hands results out
 _TRAP: Final = "traps"
 _ZOO: Final = "zoo"
 _MISTAKES: Final = {"noise": "noisy", "factor": "scaled", "reversed": "reversed"}  # by situation
-_EVERY: Final = {"noise": 1, "factor": 3, "reversed": 3}  # of so many leaves one has it
+_EVERYWHERE: Final = ("factor", "reversed")  # in every layer, as a mistake of porting is
+_EVERY: Final = {"noise": 1, "factor": 2, "reversed": 1}  # of so many leaves one has it
 
 
 @dataclass(frozen=True)
@@ -124,17 +127,27 @@ def _match_port(matched: Matched, folder: Path) -> None:
     other.eval()
     for situation, mistake in _MISTAKES.items():
         for site in list(leaves(other))[:: _EVERY[situation]]:
-            hook = other.get_submodule(site).register_forward_hook(
-                lambda _, __, output, change=MISTAKES[mistake]: damaged(output, change)
-            )
+            hooks = [
+                module.register_forward_hook(
+                    lambda _, __, output, change=MISTAKES[mistake]: damaged(output, change)
+                )
+                for module in _places(other, site, is_everywhere=situation in _EVERYWHERE)
+            ]
             with torch.no_grad(), tensorcap.capture(other, folder / "wrong.h5"):
                 other(**others)
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
             with tensorcap.open_archive(folder / "wrong.h5") as target:
                 wrong = run._replace(target=target)
                 for name in (ALL, *PASS_NAMES):
                     links = _links(run.reference, target, name)
                     matched.add(situation, name, _tally(wrong, links, prefix=f"{site}: "))
+
+
+def _places(model: nn.Module, site: str, *, is_everywhere: bool) -> list[nn.Module]:
+    """The module of a site, or those at its place in every layer."""
+    pattern = re.sub(r"\d+", r"\\d+", re.escape(site)) if is_everywhere else re.escape(site)
+    return [module for path, module in model.named_modules() if re.fullmatch(pattern, path)]
 
 
 def _match_zoo_port(matched: Matched, port: Correct, folder: Path) -> None:
@@ -144,7 +157,9 @@ def _match_zoo_port(matched: Matched, port: Correct, folder: Path) -> None:
     archives = {}
     for name, workload in (("reference", wide.reference), ("truth", wide.target), ("zoo", narrow.target)):
         capture_workload(workload, folder / f"{name}.h5")
-    hook = first.register_forward_hook(lambda _, __, output: damaged(output, MISTAKES["noisy"]))
+    hook = first.register_forward_hook(
+        lambda _, __, output: damaged(output, lambda x: MISTAKES["noisy"](x).to(x.dtype))
+    )
     capture_workload(narrow.target, folder / "zoo, noise.h5")
     hook.remove()
     with ExitStack() as stack:
@@ -243,7 +258,7 @@ def pass_rows(matches: Sequence[Matched]) -> Iterator[tuple[object, ...]]:
             worse = sum(len(less.wrong - whole.wrong) for whole, less in pairs)
             better = sum(len(whole.wrong - less.wrong) for whole, less in pairs)
             alone += lost
-            parts = [f"{lost}"] + [
+            parts = [str(lost)] + [
                 f"{sign}{count} {what}"
                 for sign, count, what in (
                     ("+", gained, "right"),

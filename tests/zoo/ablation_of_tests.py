@@ -32,6 +32,8 @@ from tensorcap.localization.suspect import find_mistake
 from tensorcap.rerun.own_errors import BAD, OwnError
 from tensorcap.session.capture_session import capture_workload
 from tests.zoo.catalogue import ENTRIES
+from tests.zoo.deep_mistakes import MISTAKES as DEEP_MISTAKES
+from tests.zoo.deep_models import archive_of, make
 from tests.zoo.effect import is_exercised
 from tests.zoo.entry import DTYPES, Entry, Mistake, build
 from tests.zoo.localisers import zoo_kind
@@ -39,6 +41,8 @@ from tests.zoo.localisers import zoo_kind
 Test = tuple[str, str]  # class, name of the findings
 
 LEVELS: Final = ("module", "op")
+DEEP: Final = "deep twin"
+SETTINGS: Final = (*LEVELS, DEEP)
 POLICY_TESTS: Final = tuple((type(test).__name__, name) for test in TESTS for name in test.names)
 MECHANISMS: Final[Mapping[str, tuple[str, Callable[..., Any]]]] = {  # what is put in the place of what
     "second looks": (
@@ -54,6 +58,7 @@ MECHANISMS: Final[Mapping[str, tuple[str, Callable[..., Any]]]] = {  # what is p
 }
 REPLAY_TESTS: Final = ("own_error_leaf", "own_error_composite", "twin_ratio", "ulp_share", "outlier_element")
 FAMILY_NAMES: Final = tuple(family.name for family in FAMILIES)
+_WRONG_LAYER: Final = 3
 _FAILING: Final = ("suspect", "diverged")
 _FAMILY: Final = "family"  # the fact that names the family of an explanation
 
@@ -78,10 +83,10 @@ class Trial:
     Attributes:
         entry: Its name.
         dtype: Of the target.
-        is_mistake: Whether it is a mistake that the inputs exercise; else nobody should be accused.
-        compared: By level of capture, the verdict of all tests.
-        without: By level and test, the verdict without a test that failed somewhere; by level and mechanism
-            if it differs.
+        guilty: Sites that are right answers; none if nobody should be accused.
+        compared: By setting, the verdict of all tests.
+        without: By setting and test, the verdict without a test that failed somewhere; by setting and
+            mechanism if it differs.
         replayed: By test, whether a module that should be accused is so by it, and whether by it alone.
         explained: Whether the guilty module's mistake was named right; None if it was not diagnosed.
         families: By family that has an explanation, whether it is named right without it.
@@ -90,7 +95,7 @@ class Trial:
 
     entry: str
     dtype: str
-    is_mistake: bool
+    guilty: frozenset[str]
     compared: dict[str, Verdict] = field(default_factory=dict)
     without: dict[tuple[str, Test | str], Verdict] = field(default_factory=dict)
     replayed: dict[str, bool] = field(default_factory=dict)
@@ -99,9 +104,9 @@ class Trial:
     kinds: dict[str, str | None] = field(default_factory=dict)
 
     @property
-    def guilty(self) -> set[str]:
-        """Sites that are right answers."""
-        return _guilty(ENTRIES[self.entry])
+    def is_mistake(self) -> bool:
+        """Whether it is a mistake that the inputs exercise."""
+        return bool(self.guilty)
 
 
 @dataclass(frozen=True)
@@ -140,9 +145,38 @@ def try_apart(names: Sequence[str], parts: Sequence[str]) -> list[Trial]:
     return trials
 
 
+def try_deep_apart(architecture: str) -> list[Trial]:
+    """Compare bfloat16 twins of a deep model, right ones and wrong ones, in a process of its own."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    trials = []
+    with tempfile.TemporaryDirectory() as folder:
+        for layers, scale, names in (
+            (32, 0.02, [""]),
+            (32, 0.06, [""]),
+            (32, 0.15, [""]),
+            (8, 0.06, DEEP_MISTAKES),
+        ):
+            reference, target = Path(folder) / f"{layers}-{scale}.h5", Path(folder) / "target.h5"
+            archive_of(make(architecture, std=scale, layers=layers), reference)
+            for name in names:
+                if name == "without_one_plus" and architecture != "gemma2":
+                    continue
+                twin = make(architecture, std=scale, layers=layers, dtype="bfloat16")
+                guilty = {DEEP_MISTAKES[name](twin, _WRONG_LAYER)} if name else ()
+                trial = Trial(f"{architecture} {scale} {name}", "bfloat16", frozenset(guilty))
+                archive_of(twin, target)
+                _compare_each_way(trial, DEEP, partial(compare, reference, target))
+                trials.append(trial)
+    print(f"deep {architecture}: done", file=sys.stderr)
+    return trials
+
+
 def _try(entry: Entry, dtype: str, parts: Sequence[str], folder: Path) -> Trial:
     pair = build(entry, dtype)
-    trial = Trial(entry.name, dtype, isinstance(entry, Mistake) and is_exercised(entry, dtype))
+    is_mistake = isinstance(entry, Mistake) and is_exercised(entry, dtype)
+    guilty = {entry.guilty, *entry.also} if isinstance(entry, Mistake) and is_mistake else ()
+    trial = Trial(entry.name, dtype, frozenset(guilty))
     mapping = None
     if not isinstance(entry, Mistake) and entry.mapping is not None:
         mapping = folder / f"{entry.name}.toml"
@@ -187,7 +221,7 @@ def _compare_each_way(trial: Trial, level: str, run: Callable[[], Any]) -> None:
 
 def _localize_each_way(trial: Trial, entry: Entry, run: Callable[[], Any], *, is_diagnosed: bool) -> None:
     """Localize once; diagnose the guilty module again without each family that has an explanation."""
-    guilty = _guilty(entry) if trial.is_mistake else set()
+    guilty = trial.guilty
     truths = {entry.kind, *entry.also_kinds} if isinstance(entry, Mistake) else set()
     original, holding = ranking._diagnose, set[str]()
 
@@ -217,10 +251,6 @@ def _localize_each_way(trial: Trial, entry: Entry, run: Callable[[], Any], *, is
     trial.replayed = dict(_deciding(own for own in own_errors if not guilty or own.module in guilty))
 
 
-def _guilty(entry: Entry) -> set[str]:
-    return {entry.guilty, *entry.also} if isinstance(entry, Mistake) else set()
-
-
 def _tagged(family: Family) -> Family:
     """The family, whose hypotheses say that they are of it."""
 
@@ -244,8 +274,8 @@ def _deciding(own_errors: Iterable[OwnError]) -> Iterator[tuple[str, bool]]:
 
 
 def policy_rows(trials: Sequence[Trial]) -> Iterator[tuple[object, ...]]:
-    """By level and test: mistakes that fail it, red and named by it alone; the same of correct ports."""
-    for level in LEVELS:
+    """By setting and test: mistakes that fail it, red and named by it alone; the same of correct ports."""
+    for level in SETTINGS:
         for test in POLICY_TESTS:
             failed = red = named = unnamed = port_failed = port_red = 0
             for trial in trials:
@@ -267,8 +297,8 @@ def policy_rows(trials: Sequence[Trial]) -> Iterator[tuple[object, ...]]:
 
 
 def mechanism_rows(trials: Sequence[Trial]) -> Iterator[tuple[object, ...]]:
-    """By level and mechanism: what becomes of mistakes and of correct ports without it."""
-    for level in LEVELS:
+    """By setting and mechanism: what becomes of mistakes and of correct ports without it."""
+    for level in SETTINGS:
         for name in MECHANISMS:
             changed = [
                 (t, t.compared[level], t.without[level, name]) for t in trials if (level, name) in t.without
