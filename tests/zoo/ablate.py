@@ -54,7 +54,8 @@ def matching_tables(matches: Sequence[matching.Matched]) -> str:
 
 def family_table(trials: Sequence[tests.Trial]) -> str:
     """What families of hypotheses decide."""
-    head = ("family", "explains", "alone", "wrong by it", "kinds that it alone names")
+    of_each = [f"{what}, {by}" for by in tests.EVIDENCE for what in ("explains", "alone", "wrong by it")]
+    head = ("family", *of_each, "kinds that it alone names")
     return table(head, tests.family_rows(trials))
 
 

@@ -28,7 +28,7 @@ from tensorcap.diagnosis.diagnosis import FAMILIES, Diagnosis, Family, diagnose
 from tensorcap.diagnosis.scoring import Explanation, Hypothesis, rank_explanations
 from tensorcap.localization import ranking
 from tensorcap.localization.localization import localize
-from tensorcap.localization.suspect import find_mistake
+from tensorcap.localization.suspect import Localization, find_mistake
 from tensorcap.rerun.own_errors import BAD, OwnError
 from tensorcap.session.capture_session import capture_workload
 from tests.zoo.catalogue import ENTRIES
@@ -56,6 +56,7 @@ MECHANISMS: Final[Mapping[str, tuple[str, Callable[..., Any]]]] = {  # what is p
     "masks": ("tensorcap.comparison.judge.judge_masks", lambda _, __, pair: pair),
     "passed through": ("tensorcap.comparison.pipeline.judge_pass_through", lambda _, __, pairs, ___: pairs),
 }
+EVIDENCE: Final = ("replay", "archives")  # with the reference's model and without
 REPLAY_TESTS: Final = ("own_error_leaf", "own_error_composite", "twin_ratio", "ulp_share", "outlier_element")
 FAMILY_NAMES: Final = tuple(family.name for family in FAMILIES)
 _WRONG_LAYER: Final = 3
@@ -77,6 +78,21 @@ class Verdict:
 
 
 @dataclass
+class Naming:
+    """How a mistake is named.
+
+    Attributes:
+        kind: The kind of the zoo that is named; None if there is none.
+        is_right: Whether it is true.
+        without: By family that has an explanation, whether the kind is right without it.
+    """
+
+    kind: str | None
+    is_right: bool
+    without: dict[str, bool] = field(default_factory=dict)
+
+
+@dataclass
 class Trial:
     """What decided on one entry in one dtype.
 
@@ -88,9 +104,7 @@ class Trial:
         without: By setting and test, the verdict without a test that failed somewhere; by setting and
             mechanism if it differs.
         replayed: By test, whether a module that should be accused is so by it, and whether by it alone.
-        explained: Whether the guilty module's mistake was named right; None if it was not diagnosed.
-        families: By family that has an explanation, whether it is named right without it.
-        kinds: By family, the kind that is named without it; of "" with all.
+        named: By evidence, how the guilty module's mistake is named, if it is a suspect.
     """
 
     entry: str
@@ -99,9 +113,7 @@ class Trial:
     compared: dict[str, Verdict] = field(default_factory=dict)
     without: dict[tuple[str, Test | str], Verdict] = field(default_factory=dict)
     replayed: dict[str, bool] = field(default_factory=dict)
-    explained: bool | None = None
-    families: dict[str, bool] = field(default_factory=dict)
-    kinds: dict[str, str | None] = field(default_factory=dict)
+    named: dict[str, Naming] = field(default_factory=dict)
 
     @property
     def is_mistake(self) -> bool:
@@ -190,9 +202,14 @@ def _try(entry: Entry, dtype: str, parts: Sequence[str], folder: Path) -> Trial:
         if "policy" in parts:
             _compare_each_way(trial, level, partial(compare, reference, target, mapping=mapping))
         if level == "module":
-            workload = replace(pair.reference, seed=0)
-            run = partial(localize, reference, target, reference_model=workload, mapping=mapping)
-            _localize_each_way(trial, entry, run, is_diagnosed="hypotheses" in parts)
+            run = partial(localize, reference, target, mapping=mapping)
+            with_model = partial(run, reference_model=replace(pair.reference, seed=0))
+            localization = _name_each_way(trial, "replay", entry, with_model, parts)
+            guilty = trial.guilty
+            own_errors = [own for own in localization.own_errors if not guilty or own.module in guilty]
+            trial.replayed = dict(_deciding(own_errors))
+            if "hypotheses" in parts and trial.is_mistake:
+                _name_each_way(trial, "archives", entry, run, parts)
         target.unlink()
     return trial
 
@@ -219,9 +236,10 @@ def _compare_each_way(trial: Trial, level: str, run: Callable[[], Any]) -> None:
             trial.without[level, mechanism] = less
 
 
-def _localize_each_way(trial: Trial, entry: Entry, run: Callable[[], Any], *, is_diagnosed: bool) -> None:
+def _name_each_way(
+    trial: Trial, by: str, entry: Entry, run: Callable[[], Localization], parts: Sequence[str]
+) -> Localization:
     """Localize once; diagnose the guilty module again without each family that has an explanation."""
-    guilty = trial.guilty
     truths = {entry.kind, *entry.also_kinds} if isinstance(entry, Mistake) else set()
     original, holding = ranking._diagnose, set[str]()
 
@@ -230,7 +248,7 @@ def _localize_each_way(trial: Trial, entry: Entry, run: Callable[[], Any], *, is
         return rank_explanations(explanations)
 
     def watched(merged: Any, compute_dtype: str | None) -> Diagnosis | None:
-        if merged.evidence.module not in guilty or trial.explained is not None or not is_diagnosed:
+        if merged.evidence.module not in trial.guilty or by in trial.named or "hypotheses" not in parts:
             return original(merged, compute_dtype)
         holding.clear()
         with (
@@ -238,17 +256,14 @@ def _localize_each_way(trial: Trial, entry: Entry, run: Callable[[], Any], *, is
             patch("tensorcap.diagnosis.diagnosis.rank_explanations", ranked),
         ):
             whole = original(merged, compute_dtype)
-        trial.kinds[""] = _kind_of(whole)
-        trial.explained = trial.kinds[""] in truths
+        naming = trial.named[by] = Naming(_kind_of(whole), _kind_of(whole) in truths)
         for family in sorted(holding):
             with patch("tensorcap.localization.ranking.diagnose", partial(diagnose, without={family})):
-                trial.kinds[family] = _kind_of(original(merged, compute_dtype))
-            trial.families[family] = trial.kinds[family] in truths
+                naming.without[family] = _kind_of(original(merged, compute_dtype)) in truths
         return whole
 
     with patch("tensorcap.localization.ranking._diagnose", watched):
-        own_errors = run().own_errors
-    trial.replayed = dict(_deciding(own for own in own_errors if not guilty or own.module in guilty))
+        return run()
 
 
 def _tagged(family: Family) -> Family:
@@ -326,8 +341,12 @@ def replay_rows(trials: Sequence[Trial]) -> Iterator[tuple[object, ...]]:
 def family_rows(trials: Sequence[Trial]) -> Iterator[tuple[object, ...]]:
     """By family: mistakes it explains, named right only with it, wrong because of it; kinds of the first."""
     for family in FAMILY_NAMES:
-        tried = [t for t in trials if family in t.families]
-        alone = [t for t in tried if t.explained and not t.families[family]]
-        wrong = [t for t in tried if not t.explained and t.families[family]]
-        kinds = sorted({str(t.kinds[""]) for t in alone})
-        yield family, len(tried), len(alone), len(wrong), ", ".join(kinds)
+        cells: list[object] = []
+        kinds: set[str] = set()
+        for by in EVIDENCE:
+            namings = [t.named[by] for t in trials if by in t.named and family in t.named[by].without]
+            alone = [n for n in namings if n.is_right and not n.without[family]]
+            wrong = [n for n in namings if not n.is_right and n.without[family]]
+            kinds.update(str(n.kind) for n in alone)
+            cells += [len(namings), len(alone), len(wrong)]
+        yield family, *cells, ", ".join(sorted(kinds))

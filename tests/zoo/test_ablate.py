@@ -6,7 +6,15 @@ import pytest
 
 from tests.zoo import ablate
 from tests.zoo.ablation_of_matching import ALL, PASS_NAMES, SITUATIONS, Matched, Tally, match_apart, pass_rows
-from tests.zoo.ablation_of_tests import Trial, Verdict, family_rows, mechanism_rows, policy_rows, try_apart
+from tests.zoo.ablation_of_tests import (
+    Naming,
+    Trial,
+    Verdict,
+    family_rows,
+    mechanism_rows,
+    policy_rows,
+    try_apart,
+)
 
 GAIN = ("GainTest", "gain")
 
@@ -66,14 +74,12 @@ def test_a_mechanism_protects_the_ports_that_are_red_without_it() -> None:
 
 def test_a_family_counts_alone_if_no_other_one_names_the_mistake() -> None:
     trials = [
-        Trial("one", "float32", frozenset({"a"}), explained=True, families={"norms": False}, kinds={"": "x"}),
-        Trial("two", "float32", frozenset({"a"}), explained=True, families={"norms": True}, kinds={"": "y"}),
-        Trial(
-            "three", "float32", frozenset({"a"}), explained=False, families={"norms": True}, kinds={"": "z"}
-        ),
+        Trial("one", "float32", frozenset({"a"}), named={"replay": Naming("x", True, {"norms": False})}),
+        Trial("two", "float32", frozenset({"a"}), named={"replay": Naming("y", True, {"norms": True})}),
+        Trial("three", "float32", frozenset({"a"}), named={"replay": Naming("z", False, {"norms": True})}),
     ]
     rows = {row[0]: row[1:] for row in family_rows(trials)}
-    assert rows["norms"] == (3, 1, 1, "x")
+    assert rows["norms"] == (3, 1, 1, 0, 0, 0, "x")
 
 
 def test_a_pass_counts_what_is_right_only_with_it() -> None:
@@ -91,8 +97,7 @@ def test_a_pass_counts_what_is_right_only_with_it() -> None:
 
 def test_a_rope_mistake_is_named_by_rotary_embeddings_alone() -> None:
     wide, _ = try_apart(["llama_rope_theta"], ["hypotheses"])
-    assert wide.explained
-    assert wide.families == {"rotary embeddings": False}
+    assert wide.named["replay"] == Naming("rope", True, {"rotary embeddings": False})
 
 
 @pytest.mark.slow
