@@ -36,8 +36,8 @@ def policy_tables(trials: Sequence[tests.Trial]) -> str:
     of_mistakes = ("fails in mistakes", "red alone", "named alone", "misnamed by it")
     head = ("setting", "test", *of_mistakes, "fails in ports", "ports red by it alone")
     policy = table(head, tests.policy_rows(trials))
-    of_mistakes = ("mistakes green without", "misnamed without", "named only without")
-    head = ("setting", "mechanism", *of_mistakes, "ports red without", "ports red only with")
+    of_both = ("mistakes green without", "misnamed without", "named only without")
+    head = ("setting", "mechanism", *of_both, "ports red without", "ports red only with")
     mechanisms = table(head, tests.mechanism_rows(trials))
     replay = table(
         ("test of a replay", "mistakes accused", "alone", "ports accused", "by it alone"),
