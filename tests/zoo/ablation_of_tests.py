@@ -7,6 +7,7 @@ looked for again without each family that has an explanation.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import tempfile
 import warnings
@@ -151,8 +152,13 @@ def try_apart(names: Sequence[str], parts: Sequence[str]) -> list[Trial]:
     """
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    trials = []
     with tempfile.TemporaryDirectory() as folder:
-        trials = [_try(ENTRIES[name], dtype, parts, Path(folder)) for name in names for dtype in DTYPES]
+        for name, dtype in itertools.product(names, DTYPES):
+            try:
+                trials.append(_try(ENTRIES[name], dtype, parts, Path(folder)))
+            except Exception as failure:  # whatever it is, the others count
+                print(f"{name}, {dtype}: left out: {type(failure).__name__}: {failure}", file=sys.stderr)
     print(f"{ENTRIES[names[0]].architecture}: done", file=sys.stderr)
     return trials
 
