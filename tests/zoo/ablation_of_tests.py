@@ -124,10 +124,11 @@ class Trial:
 
 @dataclass(frozen=True)
 class _Excused:
-    """A test of the policy whose findings of one name never fail."""
+    """A test of the policy whose findings of one name never fail; what fails is added to `failing`."""
 
     test: PolicyTest
     excused: Test | None
+    failing: set[Test]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -139,8 +140,10 @@ class _Excused:
 
     def judge(self, context: Context) -> Iterator[tuple[str, Finding]]:
         for key, finding in self.test.judge(context):
-            is_excused = (type(self.test).__name__, finding.test) == self.excused
-            yield key, replace(finding, status="within-rounding") if is_excused else finding
+            test = type(self.test).__name__, finding.test
+            if finding.status in _FAILING:
+                self.failing.add(test)
+            yield key, replace(finding, status="within-rounding") if test == self.excused else finding
 
 
 def try_apart(names: Sequence[str], parts: Sequence[str]) -> list[Trial]:
@@ -221,20 +224,19 @@ def _try(entry: Entry, dtype: str, parts: Sequence[str], folder: Path) -> Trial:
 
 
 def _compare_each_way(trial: Trial, level: str, run: Callable[[], Any]) -> None:
-    def verdict(excused: Test | None = None) -> tuple[Verdict, set[str]]:
-        tests = tuple(_Excused(test, excused) for test in TESTS)
+    def verdict(excused: Test | None = None) -> tuple[Verdict, set[Test]]:
+        failing: set[Test] = set()
+        tests = tuple(_Excused(test, excused, failing) for test in TESTS)
         with patch("tensorcap.comparison.judge.TESTS", tests):
             comparison = run()
         divergence = comparison.divergence
         is_named = divergence is not None and divergence.pair.status not in ABSENT
         is_red = any(pair.status in BAD for pair in comparison.pairs if pair.is_required)
-        failing = {f.test for pair in comparison.pairs for f in pair.findings if f.status in _FAILING}
         return Verdict(is_red, divergence.module if is_named else None), failing
 
     trial.compared[level], failing = verdict()
-    for test in POLICY_TESTS:
-        if test[1] in failing:
-            trial.without[level, test], _ = verdict(test)
+    for test in failing:
+        trial.without[level, test], _ = verdict(test)
     for mechanism, (name, replacement) in MECHANISMS.items():
         with patch(name, replacement):
             less, _ = verdict()
