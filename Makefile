@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := hf,zarr,compress
 
-.PHONY: demo test test-slow zoo golden check clean
+.PHONY: demo test test-slow zoo ablate golden check clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -17,6 +17,10 @@ test-slow: $(VENV)/.installed-max
 
 zoo: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.zoo.run
+
+# What each test of the policy, pass of matching and family of hypotheses decides alone: for specs/ablation.md.
+ablate: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.zoo.ablate
 
 # Hold what this tree prints and writes against a commit: make golden REF=main. Only for changes that are none of behaviour.
 golden: $(VENV)/.installed-dev

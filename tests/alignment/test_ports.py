@@ -19,10 +19,9 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import Key
 from tests.alignment.ports.capturing import Run, is_close, outputs
+from tests.alignment.ports.scoring import find_sources, true_sources, wrong_links
 from tests.alignment.ports.truth import Pair
 from tests.support.archives import new_archive
-
-Sources = dict[str, frozenset[str]]  # the target's records behind each of the reference's
 
 
 class Proposal(NamedTuple):
@@ -35,49 +34,6 @@ class Proposal(NamedTuple):
 def proposal(run: Run) -> Proposal:
     alignment = propose(run.reference, run.target).alignment
     return Proposal(run, alignment, resolve(alignment, run.reference, run.target).links)
-
-
-def find_sources(links: Iterable[Link]) -> Sources:
-    found: Sources = {}
-    for link in links:
-        all_of_it = frozenset(record.key.text for record in link.target)
-        for i, record in enumerate(link.reference):
-            one = frozenset({link.target[i].key.text}) if not link.layout.steps else all_of_it
-            found[record.key.text] = one
-    return found
-
-
-def true_sources(pairs: Iterable[Pair]) -> dict[str, set[frozenset[str]]]:
-    found: dict[str, set[frozenset[str]]] = {}
-    for pair in pairs:
-        for ones, others in pair.expanded():
-            for key in ones:
-                found.setdefault(key, set()).add(frozenset(others))
-    return found
-
-
-def wrong_links(run: Run, links: Iterable[Link]) -> list[tuple[str, list[str]]]:
-    """Links that are not in the truth; of a site that only hands on, the values decide."""
-    truth, originals = run.truth, run.truth.originals()
-    exact = true_sources((*truth.pairs, *truth.extras, *truth.given))
-    target = outputs(run.target)
-
-    def values(keys: Iterable[str]) -> frozenset[bytes]:
-        return frozenset(target[key].tobytes() for key in keys)
-
-    wrong = []
-    for key, sources in find_sources(links).items():
-        if Key.parse(key).slot.partition(".")[0] != "output":
-            continue
-        original = key
-        while original not in exact and originals.get(original, original) != original:
-            original = originals[original]
-        right = exact.get(original, set())
-        if sources in right:
-            continue
-        if key in exact or not sources <= target.keys() or values(sources) not in map(values, right):
-            wrong.append((key, sorted(sources)))
-    return wrong
 
 
 def test_every_pair_is_found(proposal: Proposal) -> None:

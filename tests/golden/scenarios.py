@@ -600,7 +600,7 @@ compare {ref} {tgt} --map {name}.toml --by-module
 _TRAPS_INPUTS: Final = """
 from pathlib import Path
 from tests.alignment.ports.traps import TRAPS
-from tests.alignment.test_traps import archive_of
+from tests.alignment.ports.scoring import archive_of
 for name, trap in TRAPS.items():
     archive_of(Path(f"{name}.ref.h5"), trap.reference)
     archive_of(Path(f"{name}.tgt.h5"), trap.target)

@@ -99,7 +99,8 @@ _KINDS: Final[Mapping[str, str]] = {
 }
 
 
-def _kind(kind: str | None) -> str | None:
+def zoo_kind(kind: str | None) -> str | None:
+    """What the zoo calls a kind of diagnosis; None for none."""
     if kind is None:
         return None
     return next((name for glob, name in _KINDS.items() if fnmatch.fnmatchcase(kind, glob)), kind)
@@ -116,7 +117,7 @@ def _seeded(workload: Workload | None) -> Workload | None:
 
 
 def _suspects(found: Localization) -> Sequence[Suspect]:
-    return [Suspect(s.module, _kind(s.diagnosis.kind if s.diagnosis else None)) for s in found.suspects]
+    return [Suspect(s.module, zoo_kind(s.diagnosis.kind if s.diagnosis else None)) for s in found.suspects]
 
 
 def replay(

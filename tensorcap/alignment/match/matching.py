@@ -55,10 +55,6 @@ class Matching(Pairs):
         candidates = self._candidates.values()
         self.accept_best([c for c in candidates if c.is_named and (c.reference, c.target) not in explained])
 
-    def accept_leaves(self) -> None:
-        """Accept main outputs of modules without children that values prove, list by list."""
-        self.accept_best([c for c in self._proven(is_plain=True) if self._is_leaf(c)])
-
     def accept_proven(self, *, is_plain: bool) -> None:
         """Accept what values prove until nothing changes; if plain, main outputs only, list by list."""
         before = -1

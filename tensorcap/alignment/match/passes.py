@@ -79,19 +79,12 @@ def pair_by_names(state: MatchState) -> None:
     state.matching.accept_named({(fusion.whole, part) for fusion in state.sums for part in fusion.parts})
 
 
-def pair_leaves_by_values(state: MatchState) -> None:
-    """Pair main outputs of modules without children that values prove (mutual nearest neighbours).
-
-    1. Candidates are templates whose fingerprints are each other's nearest, see `fingerprints.agreements`.
-    2. They are accepted greedily, see `Matching.accept_best`.
-    """
-    state.matching.accept_leaves()
-
-
 def pair_main_outputs_by_values(state: MatchState) -> None:
     """Pair main outputs that values prove, leaves before modules that contain others, until nothing changes.
 
-    Pairs of leaves make the modules around them alike, and those tell further leaves apart.
+    1. Candidates are templates whose fingerprints are each other's nearest, see `fingerprints.agreements`.
+    2. They are accepted greedily, see `Matching.accept_best`.
+    3. Pairs of leaves make the modules around them alike, and those tell further leaves apart.
     """
     state.matching.accept_proven(is_plain=True)
 

@@ -33,7 +33,6 @@ from tensorcap.alignment.match.passes import (
     Pass,
     pair_all_outputs_by_values,
     pair_by_names,
-    pair_leaves_by_values,
     pair_main_outputs_by_values,
     pair_remaining_names,
     run_passes,
@@ -55,7 +54,6 @@ PASSES: Final = (
     Pass("sums", find_sums),  # known before names, which would pair a sum with its part
     Pass("names", pair_by_names, needs_values=False),
     Pass("fusion_rules", fuse_by_rules, needs_values=False),
-    Pass("leaf_values", pair_leaves_by_values),  # what is inside tells which modules are alike
     Pass("sums", fuse_sums),
     Pass("main_values", pair_main_outputs_by_values),
     Pass(

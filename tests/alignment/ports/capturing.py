@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,12 +22,13 @@ class Run(NamedTuple):
     target: Archive
 
 
-def captured(port: Port, folder: Path) -> Run:
+def captured(port: Port, folder: Path, **options: Any) -> Run:
+    """Capture both sides of a port; further arguments are those of `capture`."""
     model, inputs = port.reference()
     other, others = port.target(model.state_dict(), inputs)
     archives = []
     for name, made, given in (("ref", model, inputs), ("tgt", other.eval(), others)):
-        with torch.no_grad(), tensorcap.capture(made, folder / f"{name}.h5"):
+        with torch.no_grad(), tensorcap.capture(made, folder / f"{name}.h5", **options):
             made(**given)
         archives.append(tensorcap.open_archive(folder / f"{name}.h5"))
     return Run(port.truth, *archives)
