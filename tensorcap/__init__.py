@@ -10,34 +10,19 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tensorcap.adapters.max.model import MaxModel
-    from tensorcap.alignment.aligned import Aligned, align
-    from tensorcap.alignment.mapping import Alignment
-    from tensorcap.comparison.calibration_runs import Calibrated, calibrate
-    from tensorcap.comparison.comparison import Comparison
-    from tensorcap.comparison.pair import Pair
-    from tensorcap.comparison.pipeline import compare, compare_records
-    from tensorcap.comparison.preflight.checklist import Preflight
-    from tensorcap.diagnosis.diagnosis import Diagnosis
-    from tensorcap.localization.archive_bisection import Bisection
-    from tensorcap.localization.bisection import bisect
-    from tensorcap.localization.live_bisection import LiveBisection
-    from tensorcap.localization.localization import localize
-    from tensorcap.localization.suspect import Localization
-    from tensorcap.localization.verification import Verification
-    from tensorcap.metrics.difference import Difference
-    from tensorcap.recording.plain_log import PlainLog
-    from tensorcap.recording.probes import probe
-    from tensorcap.recording.summary import Summary
-    from tensorcap.rerun.injection import inject
-    from tensorcap.rerun.module_replay import replay
-    from tensorcap.rerun.replay_result import Replay
-    from tensorcap.runs.graph import Graph
-    from tensorcap.session.capture_session import Capture, capture
-    from tensorcap.session.program import Called, capture_called
+    from tensorcap.alignment import Aligned, Alignment, align
+    from tensorcap.comparison import Calibrated, Comparison, Pair, calibrate, compare, compare_records
+    from tensorcap.comparison.preflight import Preflight
+    from tensorcap.diagnosis import Diagnosis
+    from tensorcap.localization import Bisection, LiveBisection, Localization, Verification, bisect, localize
+    from tensorcap.metrics import Difference
+    from tensorcap.recording import PlainLog, Summary, probe
+    from tensorcap.rerun import Replay, inject, replay
+    from tensorcap.runs import Graph
+    from tensorcap.session import Called, Capture, capture, capture_called
     from tensorcap.verbs import diagnose, preflight
     from tensorcap.verification import verify
-    from tensorcap.workload.port import Port
-    from tensorcap.workload.workload import Workload
+    from tensorcap.workload import Port, Workload
     from tensorcap_formats.archive import Archive
     from tensorcap_formats.check import ArchiveCheck
     from tensorcap_formats.check import check_archive as check

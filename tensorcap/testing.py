@@ -18,16 +18,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tensorcap.comparison.comparison import Comparison
-from tensorcap.comparison.pair import Pair
-from tensorcap.comparison.pipeline import compare
-from tensorcap.comparison.ranking import worst
-from tensorcap.metrics.difference import Difference
+from tensorcap.comparison import Comparison, Pair, compare, worst
+from tensorcap.metrics import Difference
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.open import open_archive
 
 if TYPE_CHECKING:
-    from tensorcap.workload.workload import Workload
+    from tensorcap.workload import Workload
 
 _WORST: Final = 3  # pairs that a failure names: more are not read
 
@@ -85,7 +82,7 @@ def assert_matches(
 
 def _capture(reference: Archive, target: Any, inputs: Any, path: Path) -> None:
     """Run a target under capture, at the sites and slots that the reference has."""
-    from tensorcap.session.capture_session import capture_workload
+    from tensorcap.session import capture_workload
     from tensorcap_formats.run_info import ScopeInfo
 
     scope = reference.info.scope or ScopeInfo()
@@ -100,8 +97,8 @@ def _capture(reference: Archive, target: Any, inputs: Any, path: Path) -> None:
 
 def _make_workload(reference: Archive, target: Any, inputs: Any) -> Workload:
     """Make the workload of a target: a model is run on the reference's inputs, a function is called."""
-    from tensorcap.adapters.protocol import adapter_for
-    from tensorcap.workload.workload import Workload, archived_inputs
+    from tensorcap.adapters import adapter_for
+    from tensorcap.workload import Workload, archived_inputs
     from tensorcap_formats.errors import UsageError
 
     if not isinstance(target, Workload):

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Literal
 from tensorcap_formats.open import Source, opened
 
 if TYPE_CHECKING:
-    from tensorcap.alignment.aligned import MappingSource
-    from tensorcap.comparison.preflight.checklist import Preflight
-    from tensorcap.diagnosis.diagnosis import Diagnosis
+    from tensorcap.alignment import MappingSource
+    from tensorcap.comparison.preflight import Preflight
+    from tensorcap.diagnosis import Diagnosis
 
 
 def diagnose(
@@ -37,8 +37,8 @@ def diagnose(
         UsageError: The values are complex or were not kept, or the mapping does not fit.
         ReadError: An archive cannot be read.
     """
-    from tensorcap.alignment.aligned import sides
-    from tensorcap.diagnosis.diagnosis import diagnose as diagnose_pair
+    from tensorcap.alignment import sides
+    from tensorcap.diagnosis import diagnose as diagnose_pair
 
     with opened(reference) as trusted, opened(target) as tested:
         if target_key is None:
@@ -65,8 +65,8 @@ def preflight(
         UsageError: The mapping does not fit the archives.
         ReadError: Inputs or parameters cannot be read.
     """
-    from tensorcap.alignment.aligned import sides
-    from tensorcap.comparison.preflight.checklist import preflight as preflight_archives
+    from tensorcap.alignment import sides
+    from tensorcap.comparison.preflight import preflight as preflight_archives
 
     with ExitStack() as stack:
         trusted, tested = (stack.enter_context(opened(source)) for source in (reference, target))

@@ -9,20 +9,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
-from tensorcap.adapters.protocol import adapter_for
-from tensorcap.alignment.aligned import Aligned, MappingSource, align, sides
-from tensorcap.alignment.names.rule_files import read_rules
-from tensorcap.alignment.order import Order, order_between
-from tensorcap.comparison.comparison import Comparison
-from tensorcap.comparison.pipeline import compare
-from tensorcap.comparison.preflight.checklist import preflight
-from tensorcap.localization.evidence import gather_evidence
-from tensorcap.localization.ranking import rank_suspects
-from tensorcap.localization.verification import Verification
-from tensorcap.localization.weights import WeightComparison, compare_weights
+from tensorcap.adapters import adapter_for
+from tensorcap.alignment import Aligned, MappingSource, Order, align, order_between, sides
+from tensorcap.alignment.names import read_rules
+from tensorcap.comparison import Comparison, compare
+from tensorcap.comparison.preflight import preflight
+from tensorcap.localization import (
+    Verification,
+    WeightComparison,
+    compare_weights,
+    gather_evidence,
+    rank_suspects,
+)
 from tensorcap.reports.verification_files import replaced_folder, write_files
-from tensorcap.session.capture_session import capture_workload
-from tensorcap.workload.workload import Workload
+from tensorcap.session import capture_workload
+from tensorcap.workload import Workload
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.open import Source, opened
 from tensorcap_formats.progress import Progress, Silent

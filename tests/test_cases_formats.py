@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from tensorcap.comparison.pipeline import compare
+from tensorcap.comparison import compare
 from tensorcap_cli.main import main
 from tensorcap_formats.dtypes import Array, dtype
 from tensorcap_formats.keys import Key

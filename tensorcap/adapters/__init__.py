@@ -5,3 +5,44 @@ Read `protocol` first, then a framework's folder. All folders name the same subj
 `modules`, `parameters`, `inputs`, `description`, `tensors`, `tap`, `substitution`, `roots`, `rerun`.
 `edits` describes changes of a module's call for the diagnosis; `dumps` writes archives as other tools do.
 """
+
+from tensorcap.adapters.dumps import export
+from tensorcap.adapters.edits import (
+    MASK_EXTENTS,
+    Absent,
+    Added,
+    Argument,
+    CallMutation,
+    Edit,
+    Filled,
+    Masked,
+    Operation,
+    Ordered,
+    Rerun,
+    Rounded,
+    Shifted,
+    Transposed,
+)
+from tensorcap.adapters.protocol import Adapter, CalledRoot, adapter_for, adapter_named
+
+__all__ = [
+    "MASK_EXTENTS",
+    "Absent",
+    "Adapter",
+    "Added",
+    "Argument",
+    "CallMutation",
+    "CalledRoot",
+    "Edit",
+    "Filled",
+    "Masked",
+    "Operation",
+    "Ordered",
+    "Rerun",
+    "Rounded",
+    "Shifted",
+    "Transposed",
+    "adapter_for",
+    "adapter_named",
+    "export",
+]

@@ -19,14 +19,13 @@ from fnmatch import fnmatchcase
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-from tensorcap.recording.options import CaptureOptions
-from tensorcap.recording.recorder import Recorder
+from tensorcap.recording import CaptureOptions, Recorder
 from tensorcap_formats.errors import UsageError, missing_package
 
 if TYPE_CHECKING:
     from tensorcap.adapters.edits import Rerun
-    from tensorcap.recording.substitution import Substitution
-    from tensorcap.workload.workload import StoredInput, Workload
+    from tensorcap.recording import Substitution
+    from tensorcap.workload import StoredInput, Workload
     from tensorcap_formats.keys import Key
 
 _ADAPTERS: Final = {  # root package of the model's class, or of a base class; sorted

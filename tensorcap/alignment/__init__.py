@@ -4,3 +4,53 @@ In come two archives and, if there is one, a map file; out come two views with e
 Read `mapping` (entries), `links` and `resolution` (their records), then `layout` and `tokens` (what makes
 tensors comparable), `names` and `match` (how a mapping is computed), `views`, and last `aligned`, the face.
 """
+
+from tensorcap.alignment.aligned import (
+    NO_MAPPING,
+    Aligned,
+    MappingSource,
+    align,
+    aligned_if_needed,
+    fitting,
+    in_reference_layout,
+    sides,
+)
+from tensorcap.alignment.coverage import Coverage, MappingSummary, Reasons
+from tensorcap.alignment.equivalence_map import component_mapping, read_mapping, write_component_mapping
+from tensorcap.alignment.links import Link
+from tensorcap.alignment.map_file import map_text, write_map
+from tensorcap.alignment.mapping import Alignment, Entry, LeftOver, parse_values, values_text
+from tensorcap.alignment.order import Order, order_between
+from tensorcap.alignment.resolution import resolve
+from tensorcap.alignment.views import GatheredArchive, MappedArchive, ReversedArchive
+
+__all__ = [
+    "NO_MAPPING",
+    "Aligned",
+    "Alignment",
+    "Coverage",
+    "Entry",
+    "GatheredArchive",
+    "LeftOver",
+    "Link",
+    "MappedArchive",
+    "MappingSource",
+    "MappingSummary",
+    "Order",
+    "Reasons",
+    "ReversedArchive",
+    "align",
+    "aligned_if_needed",
+    "component_mapping",
+    "fitting",
+    "in_reference_layout",
+    "map_text",
+    "order_between",
+    "parse_values",
+    "read_mapping",
+    "resolve",
+    "sides",
+    "values_text",
+    "write_component_mapping",
+    "write_map",
+]

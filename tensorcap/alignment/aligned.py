@@ -17,17 +17,12 @@ from tensorcap.alignment.equivalence_map import read_mapping
 from tensorcap.alignment.links import Link
 from tensorcap.alignment.map_file import parse_map
 from tensorcap.alignment.mapping import Alignment, Entry
-from tensorcap.alignment.match.proposal import By, propose
-from tensorcap.alignment.match.token_layouts import match_tokens, pair_equal_keys
-from tensorcap.alignment.match.weights import WEIGHTS
-from tensorcap.alignment.names.rule_files import read_rules
-from tensorcap.alignment.names.rulesets import Rules
+from tensorcap.alignment.match import WEIGHTS, By, match_tokens, pair_equal_keys, propose
+from tensorcap.alignment.names import Rules, read_rules
 from tensorcap.alignment.resolution import ResolvedMapping, resolve, resolve_fitting
-from tensorcap.alignment.tokens.alignment import TokenAlignment
+from tensorcap.alignment.tokens import TokenAlignment
 from tensorcap.alignment.views import GatheredArchive, MappedArchive, apply_mapping
-from tensorcap.runs.archive_summary import ArchiveSummary
-from tensorcap.runs.record_kinds import is_inner
-from tensorcap.runs.views import PartialArchive
+from tensorcap.runs import ArchiveSummary, PartialArchive, is_inner
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.json_values import json_value

@@ -6,12 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from tensorcap.alignment.layout.dims import Dims, steps_between, token_dims
-from tensorcap.alignment.layout.layout import Layout
-from tensorcap.alignment.layout.patterns import Shape
+from tensorcap.alignment.layout import Dims, Layout, Shape, steps_between, token_dims
 from tensorcap.alignment.mapping import Entry
-from tensorcap.alignment.tokens.alignment import LAST, VALID, How, TokenAlignment, TokenRule
-from tensorcap.alignment.tokens.gathering import Gather, Gathering
+from tensorcap.alignment.tokens import LAST, VALID, Gather, Gathering, How, TokenAlignment, TokenRule
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.errors import UsageError

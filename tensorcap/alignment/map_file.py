@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast, get_args
 
-from tensorcap.alignment.layout.dims import Dims
+from tensorcap.alignment.layout import Dims
 from tensorcap.alignment.mapping import (
     Alignment,
     Entry,
@@ -17,7 +17,7 @@ from tensorcap.alignment.mapping import (
     parse_values,
     values_text,
 )
-from tensorcap.alignment.tokens.alignment import How, TokenRule
+from tensorcap.alignment.tokens import How, TokenRule
 from tensorcap_formats.errors import ReadError, UsageError, WriteError, abbreviate
 
 if sys.version_info >= (3, 11):

@@ -13,9 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from tensorcap.alignment.layout.dims import Dims
-from tensorcap.alignment.layout.layout import Layout
-from tensorcap.alignment.tokens.alignment import TOKEN_STEPS, TokenRule
+from tensorcap.alignment.layout import Dims, Layout
+from tensorcap.alignment.tokens import TOKEN_STEPS, TokenRule
 from tensorcap_formats.errors import UsageError, abbreviate
 
 Evidence = Literal["user", "name", "rule", "structure", "shape", "values"]

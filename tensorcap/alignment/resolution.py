@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tensorcap.alignment.layout.layout import Layout
+from tensorcap.alignment.layout import Layout
 from tensorcap.alignment.links import Gatherings, Link, LinkMaker
 from tensorcap.alignment.mapping import Alignment, Entry
-from tensorcap.alignment.tokens.alignment import TokenAlignment
+from tensorcap.alignment.tokens import TokenAlignment
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import Key

@@ -14,13 +14,11 @@ from typing import Any
 import numpy as np
 
 from tensorcap.alignment.coverage import MappingSummary, summary_of
-from tensorcap.alignment.layout.layout import Layout
-from tensorcap.alignment.layout.multi_tensor_steps import Sum
+from tensorcap.alignment.layout import Layout, Sum
 from tensorcap.alignment.links import Link
 from tensorcap.alignment.mapping import LeftOver
 from tensorcap.alignment.resolution import ResolvedMapping
-from tensorcap.alignment.tokens.axes import TokenAxes
-from tensorcap.alignment.tokens.gathering import Gather
+from tensorcap.alignment.tokens import Gather, TokenAxes
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, dtype_of
 from tensorcap_formats.errors import ReadError, UsageError

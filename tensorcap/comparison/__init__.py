@@ -5,3 +5,96 @@ In come two archives with equal keys (`tensorcap.alignment` makes them so); out 
 then what decides: `exact`, `thresholds`, `calibration`, `judge` with `policy` and `policy_tests`, `routing`;
 then what is said besides: `divergence`, `warnings`, `blind_spots`, `baseline`, `explanation`, `preflight`.
 """
+
+from tensorcap.comparison.baseline import label_of
+from tensorcap.comparison.blind_spots import RunSummary
+from tensorcap.comparison.calibration import CALIBRATED, Calibration, kind_of
+from tensorcap.comparison.calibration_runs import Calibrated, calibrate, write_calibration
+from tensorcap.comparison.comparison import Comparison, json_pieces
+from tensorcap.comparison.divergence import (
+    Divergence,
+    Inputs,
+    called_sites,
+    caller_of,
+    first_divergence,
+    is_circumstance,
+)
+from tensorcap.comparison.exact import judge_by_metadata
+from tensorcap.comparison.examination import Examination
+from tensorcap.comparison.explanation import Explanation, explain
+from tensorcap.comparison.injected import Injected
+from tensorcap.comparison.padding import Padding
+from tensorcap.comparison.pair import (
+    ABSENT,
+    GREEN,
+    JUDGED,
+    SEVERITY,
+    STATUSES,
+    Finding,
+    Pair,
+    Ratio,
+    Status,
+    worst_status,
+)
+from tensorcap.comparison.pairing import Selection
+from tensorcap.comparison.pipeline import compare, compare_records, paired
+from tensorcap.comparison.policy import LETTERS, POLICY, Limits, Precision, describe_test
+from tensorcap.comparison.ranking import by_error, by_module, contents, error_of, shade, worst
+from tensorcap.comparison.robust_errors import sample
+from tensorcap.comparison.thresholds import METRICS, KeyThresholds, Thresholds, judge_metric, metric_named
+
+__all__ = [
+    "ABSENT",
+    "CALIBRATED",
+    "GREEN",
+    "JUDGED",
+    "LETTERS",
+    "METRICS",
+    "POLICY",
+    "SEVERITY",
+    "STATUSES",
+    "Calibrated",
+    "Calibration",
+    "Comparison",
+    "Divergence",
+    "Examination",
+    "Explanation",
+    "Finding",
+    "Injected",
+    "Inputs",
+    "KeyThresholds",
+    "Limits",
+    "Padding",
+    "Pair",
+    "Precision",
+    "Ratio",
+    "RunSummary",
+    "Selection",
+    "Status",
+    "Thresholds",
+    "by_error",
+    "by_module",
+    "calibrate",
+    "called_sites",
+    "caller_of",
+    "compare",
+    "compare_records",
+    "contents",
+    "describe_test",
+    "error_of",
+    "explain",
+    "first_divergence",
+    "is_circumstance",
+    "json_pieces",
+    "judge_by_metadata",
+    "judge_metric",
+    "kind_of",
+    "label_of",
+    "metric_named",
+    "paired",
+    "sample",
+    "shade",
+    "worst",
+    "worst_status",
+    "write_calibration",
+]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from tensorcap.comparison.pair import Pair, Ratio
-from tensorcap.metrics.difference import Difference
+from tensorcap.metrics import Difference
 
 LABELS: Final = (  # upper end of R, label
     (0.95, "over-precise"),

@@ -15,11 +15,10 @@ import numpy as np
 
 from tensorcap.comparison.pair import Pair
 from tensorcap.comparison.policy import Policy, Precision
-from tensorcap.comparison.policy_tests.context import Gain
+from tensorcap.comparison.policy_tests import Gain
 from tensorcap.comparison.routing import Flips
-from tensorcap.metrics.routing import is_routing
-from tensorcap.runs.calls import Calls
-from tensorcap.runs.record_kinds import is_gradient, is_parameter
+from tensorcap.metrics import is_routing
+from tensorcap.runs import Calls, is_gradient, is_parameter
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import ReadError
 from tensorcap_formats.keys import ROOT_SITE

@@ -13,7 +13,7 @@ import numpy as np
 
 from tensorcap.comparison.pair import Finding, Pair, Status
 from tensorcap.comparison.thresholds import METRICS, metric_named, read_toml
-from tensorcap.runs.calls import Calls
+from tensorcap.runs import Calls
 from tensorcap_formats.errors import UsageError, abbreviate
 from tensorcap_formats.keys import Key
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from tensorcap.comparison.calibration import CALIBRATED, Calibration, CalibrationBuilder, check_settings
 from tensorcap.comparison.comparison import Comparison
 from tensorcap.comparison.pipeline import compare
-from tensorcap.runs.calls import Calls
+from tensorcap.runs import Calls
 from tensorcap_formats.errors import UsageError, WriteError
 from tensorcap_formats.open import open_archive
 

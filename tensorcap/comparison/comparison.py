@@ -15,7 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from tensorcap.alignment.coverage import MappingSummary
+from tensorcap.alignment import MappingSummary
 from tensorcap.comparison.blind_spots import RunSummary
 from tensorcap.comparison.calibration import Calibration
 from tensorcap.comparison.divergence import Divergence
@@ -23,9 +23,8 @@ from tensorcap.comparison.examination import Examination
 from tensorcap.comparison.pair import STATUSES, Pair, Status
 from tensorcap.comparison.policy import Policy
 from tensorcap.comparison.ranking import by_module
-from tensorcap.metrics.difference import Tolerance
-from tensorcap.metrics.location import ErrorMap
-from tensorcap.runs.archive_summary import ArchiveSummary
+from tensorcap.metrics import ErrorMap, Tolerance
+from tensorcap.runs import ArchiveSummary
 from tensorcap_formats.json_values import json_value
 from tensorcap_formats.keys import module_of
 from tensorcap_formats.records import Record

@@ -8,10 +8,8 @@ from typing import Final
 
 from tensorcap.comparison.pair import ABSENT, Pair
 from tensorcap.comparison.policy import POLICY
-from tensorcap.comparison.policy_tests.tests import LOCAL_TESTS
-from tensorcap.runs.calls import is_state
-from tensorcap.runs.ops import ops_of, passed_in
-from tensorcap.runs.record_kinds import is_gradient, is_inner, is_parameter
+from tensorcap.comparison.policy_tests import LOCAL_TESTS
+from tensorcap.runs import is_gradient, is_inner, is_parameter, is_state, ops_of, passed_in
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
 

@@ -20,8 +20,8 @@ import numpy as np
 
 from tensorcap.comparison.pair import Decision, Finding, Pair, Status, decide
 from tensorcap.comparison.thresholds import Thresholds
-from tensorcap.metrics.difference import Difference, Tolerance
-from tensorcap.runs.record_kinds import is_inner, is_parameter
+from tensorcap.metrics import Difference, Tolerance
+from tensorcap.runs import is_inner, is_parameter
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, DType, decode
 from tensorcap_formats.float_formats import DTYPE_FORMATS, MASK_SENTINELS, UNIT_ROUNDOFFS

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tensorcap.comparison.preflight.checklist import Preflight
-from tensorcap.metrics.location import Location
-from tensorcap.metrics.logits import LogitDifference
-from tensorcap.metrics.routing import RoutingDifference
+from tensorcap.comparison.preflight import Preflight
+from tensorcap.metrics import Location, LogitDifference, RoutingDifference
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from tensorcap.comparison.pair import Pair
-from tensorcap.recording.options import parse_steps
-from tensorcap.recording.substitution import HELD
-from tensorcap.runs.record_kinds import is_inner
+from tensorcap.recording import HELD, parse_steps
+from tensorcap.runs import is_inner
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import ROOT_SITE, Key

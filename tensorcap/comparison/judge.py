@@ -14,9 +14,7 @@ from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.padding import Padding
 from tensorcap.comparison.pair import Decision, Finding, Pair, decide
 from tensorcap.comparison.policy import Policy, Precision
-from tensorcap.comparison.policy_tests.context import Context, is_whole, measured_pair
-from tensorcap.comparison.policy_tests.growth import judge_total_error
-from tensorcap.comparison.policy_tests.tests import TESTS
+from tensorcap.comparison.policy_tests import TESTS, Context, is_whole, judge_total_error, measured_pair
 from tensorcap.comparison.routing import (
     Flips,
     StepsAfterFlips,
@@ -30,10 +28,8 @@ from tensorcap.comparison.routing import (
     shuffled_calls,
 )
 from tensorcap.comparison.thresholds import KeyThresholds, Thresholds
-from tensorcap.metrics.routing import is_routing
-from tensorcap.runs.calls import Calls
-from tensorcap.runs.ops import ops_of
-from tensorcap.runs.record_kinds import is_inner
+from tensorcap.metrics import is_routing
+from tensorcap.runs import Calls, is_inner, ops_of
 from tensorcap_formats.archive import Archive
 
 _MOVED: Final = "experts flipped before it, so that its rows are not those of the reference"

@@ -9,9 +9,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from tensorcap.alignment.coverage import Reasons
-from tensorcap.alignment.layout.fits import find_layout
-from tensorcap.alignment.views import MappedArchive
+from tensorcap.alignment import MappedArchive, Reasons
+from tensorcap.alignment.layout import find_layout
 from tensorcap.comparison.pair import Decision, Origin, Pair, decide
 from tensorcap.comparison.pairing import Selection
 from tensorcap_formats.archive import Archive

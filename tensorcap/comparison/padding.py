@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from tensorcap.comparison.pair import Pair
-from tensorcap.runs.calls import is_state
+from tensorcap.runs import is_state
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, decode
 from tensorcap_formats.keys import ROOT_SITE

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from tensorcap.metrics.difference import Difference
+from tensorcap.metrics import Difference
 from tensorcap_formats.records import Record
 
 Status = Literal[

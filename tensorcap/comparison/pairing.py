@@ -15,10 +15,8 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 from tensorcap.comparison.pair import Decision, Pair, Status, decide
-from tensorcap.recording.options import CaptureOptions, parse_steps
-from tensorcap.recording.record_filter import RecordFilter
-from tensorcap.runs.ops import Ops, ops_of, places
-from tensorcap.runs.record_kinds import is_gradient, is_inner, is_parameter
+from tensorcap.recording import CaptureOptions, RecordFilter, parse_steps
+from tensorcap.runs import Ops, is_gradient, is_inner, is_parameter, ops_of, places
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError, no_such_tensor
 from tensorcap_formats.keys import PROBES, ROOT_SITE, Key, matches, module_of

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from tensorcap.alignment.aligned import MappingSource, in_reference_layout, sides
-from tensorcap.alignment.views import MappedArchive
+from tensorcap.alignment import MappedArchive, MappingSource, in_reference_layout, sides
 from tensorcap.comparison.baseline import RELATIVE_EPSILON, with_ratios
 from tensorcap.comparison.blind_spots import RunSummary
 from tensorcap.comparison.calibration import Calibration
@@ -23,10 +22,8 @@ from tensorcap.comparison.pairing import Selection, pair_records, partner_texts
 from tensorcap.comparison.policy import POLICY, Precision
 from tensorcap.comparison.thresholds import KeyThresholds, Thresholds
 from tensorcap.comparison.warnings import pair_warnings, run_warnings
-from tensorcap.metrics.difference import Difference, Tolerance
-from tensorcap.metrics.measurement import measure_pairs
-from tensorcap.runs.archive_summary import ArchiveSummary
-from tensorcap.runs.ops import FACTS, is_fact, ops_of
+from tensorcap.metrics import Difference, Tolerance, measure_pairs
+from tensorcap.runs import FACTS, ArchiveSummary, is_fact, ops_of
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import Key, escape

@@ -14,10 +14,8 @@ import numpy as np
 
 from tensorcap.comparison.pair import Finding, Pair, Status
 from tensorcap.comparison.policy import Policy
-from tensorcap.metrics.routing import is_routing
-from tensorcap.runs.calls import Call, Calls
-from tensorcap.runs.ops import Ops
-from tensorcap.runs.record_kinds import is_inner
+from tensorcap.metrics import is_routing
+from tensorcap.runs import Call, Calls, Ops, is_inner
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, decode
 from tensorcap_formats.keys import module_of

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from tensorcap.comparison.pair import Finding, Status
-from tensorcap.metrics.difference import Difference, Tolerance
+from tensorcap.metrics import Difference, Tolerance
 from tensorcap_formats.errors import ReadError, UsageError, abbreviate
 from tensorcap_formats.keys import matches
 

@@ -4,3 +4,19 @@ A pair of records comes in, a `Diagnosis` goes out. `diagnosis` reads the pair (
 of hypotheses propose mistakes (`simple` to `error_location`; `mutation_trials` call the reference's module
 again), scores them (`scoring`) and ranks those that hold.
 """
+
+from tensorcap.diagnosis.context import PairContext
+from tensorcap.diagnosis.diagnosis import FAMILIES, Diagnosis, Family, diagnose
+from tensorcap.diagnosis.scoring import Explanation, Hypothesis, Scorer, rank_explanations
+
+__all__ = [
+    "FAMILIES",
+    "Diagnosis",
+    "Explanation",
+    "Family",
+    "Hypothesis",
+    "PairContext",
+    "Scorer",
+    "diagnose",
+    "rank_explanations",
+]

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from tensorcap.adapters.edits import Rerun
-from tensorcap.comparison.policy import POLICY
+from tensorcap.adapters import Rerun
+from tensorcap.comparison import POLICY
 from tensorcap.diagnosis.repeated_call import RepeatedCall, repeat_call
 from tensorcap.diagnosis.scoring import Values, relative_error
 from tensorcap_formats.archive import Archive

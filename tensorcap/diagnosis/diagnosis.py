@@ -12,9 +12,9 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from tensorcap.adapters.edits import Rerun
+from tensorcap.adapters import Rerun
 from tensorcap.diagnosis.activations import propose_activations
-from tensorcap.diagnosis.attention.hypotheses import propose_attention_cores
+from tensorcap.diagnosis.attention import propose_attention_cores
 from tensorcap.diagnosis.context import PairContext, read_pair
 from tensorcap.diagnosis.error_location import propose_error_locations
 from tensorcap.diagnosis.inner_inputs import propose_mistakes_in_inner_inputs

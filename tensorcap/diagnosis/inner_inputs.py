@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tensorcap.diagnosis.activations import propose_activations
-from tensorcap.diagnosis.attention.hypotheses import propose_attention_cores
+from tensorcap.diagnosis.attention import propose_attention_cores
 from tensorcap.diagnosis.context import PairContext, read_last_inputs
 from tensorcap.diagnosis.scoring import Hypothesis
 

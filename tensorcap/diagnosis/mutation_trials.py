@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tensorcap.adapters.edits import CallMutation, Ordered
+from tensorcap.adapters import CallMutation, Ordered
 from tensorcap.diagnosis.constants import hint_for_factor, name_factor
 from tensorcap.diagnosis.context import PairContext
 from tensorcap.diagnosis.golden_section import minimize_over_logarithm

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tensorcap.adapters.edits import (
+from tensorcap.adapters import (
     MASK_EXTENTS,
     Absent,
     Added,

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.adapters.edits import CallMutation, Operation, Rerun
+from tensorcap.adapters import CallMutation, Operation, Rerun
 from tensorcap.diagnosis.scoring import Values, relative_error
 
 _REPEATS: Final = 1e-5  # relative error that a call made again may have, by the order of sums

@@ -5,3 +5,40 @@ Two archives, and a model if there is one, go in; a `Localization` or a bisectio
 errors and non-finite values begin), `ranking`, `localization`; then `archive_bisection`, `live_bisection`,
 `bisection`; `weights` and `verification` are parts of what `tensorcap.verification` does.
 """
+
+from tensorcap.localization.archive_bisection import Bisection, bisect_archives
+from tensorcap.localization.bisection import bisect
+from tensorcap.localization.curves import ChangePoint, Curve, CurvePoint, change_points, runs_of
+from tensorcap.localization.evidence import Evidence, EvidenceSource, gather_evidence
+from tensorcap.localization.live_bisection import LiveBisection, bisect_live
+from tensorcap.localization.localization import localize
+from tensorcap.localization.nonfinite import NonfiniteOrigin
+from tensorcap.localization.ranking import rank_suspects
+from tensorcap.localization.suspect import Localization, Suspect, find_mistake
+from tensorcap.localization.verification import Verification
+from tensorcap.localization.weights import WeightComparison, compare_weights
+
+__all__ = [
+    "Bisection",
+    "ChangePoint",
+    "Curve",
+    "CurvePoint",
+    "Evidence",
+    "EvidenceSource",
+    "LiveBisection",
+    "Localization",
+    "NonfiniteOrigin",
+    "Suspect",
+    "Verification",
+    "WeightComparison",
+    "bisect",
+    "bisect_archives",
+    "bisect_live",
+    "change_points",
+    "compare_weights",
+    "find_mistake",
+    "gather_evidence",
+    "localize",
+    "rank_suspects",
+    "runs_of",
+]

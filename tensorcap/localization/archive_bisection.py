@@ -6,14 +6,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from tensorcap.alignment.aligned import NO_MAPPING, MappingSource, sides
-from tensorcap.comparison.comparison import Comparison
-from tensorcap.comparison.divergence import Divergence
-from tensorcap.comparison.exact import judge_by_metadata
-from tensorcap.comparison.pair import ABSENT, Pair
-from tensorcap.comparison.pairing import Selection
-from tensorcap.comparison.pipeline import compare, paired
-from tensorcap.runs.record_kinds import is_result
+from tensorcap.alignment import NO_MAPPING, MappingSource, sides
+from tensorcap.comparison import (
+    ABSENT,
+    Comparison,
+    Divergence,
+    Pair,
+    Selection,
+    compare,
+    judge_by_metadata,
+    paired,
+)
+from tensorcap.runs import is_result
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.open import Source, opened

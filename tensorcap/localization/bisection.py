@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from tensorcap.alignment.aligned import MappingSource
+from tensorcap.alignment import MappingSource
 from tensorcap.localization.archive_bisection import Bisection, bisect_archives
 from tensorcap.localization.live_bisection import Level, LiveBisection, MakesArchive, bisect_live
 from tensorcap_formats.errors import UsageError
@@ -13,7 +13,7 @@ from tensorcap_formats.open import Source
 from tensorcap_formats.progress import Progress
 
 if TYPE_CHECKING:
-    from tensorcap.workload.workload import Workload
+    from tensorcap.workload import Workload
 
 
 def bisect(

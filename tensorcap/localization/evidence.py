@@ -9,17 +9,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from tensorcap.alignment.aligned import MappingSource, sides
-from tensorcap.comparison.comparison import Comparison
-from tensorcap.comparison.divergence import Inputs, called_sites, caller_of, is_circumstance
-from tensorcap.comparison.pair import ABSENT, SEVERITY, Finding, Pair, Status
-from tensorcap.comparison.pipeline import compare
+from tensorcap.alignment import MappingSource, sides
+from tensorcap.comparison import (
+    ABSENT,
+    SEVERITY,
+    Comparison,
+    Finding,
+    Inputs,
+    Pair,
+    Status,
+    called_sites,
+    caller_of,
+    compare,
+    is_circumstance,
+)
 from tensorcap.localization.suspect import By
-from tensorcap.rerun.injection import inject
-from tensorcap.rerun.module_replay import OpenReplay, replay_within
-from tensorcap.rerun.own_errors import BAD, InjectionJudge, OwnError
-from tensorcap.runs.calls import Calls
-from tensorcap.runs.record_kinds import is_inner, is_parameter
+from tensorcap.rerun import BAD, InjectionJudge, OpenReplay, OwnError, inject, replay_within
+from tensorcap.runs import Calls, is_inner, is_parameter
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import ROOT_SITE
@@ -27,8 +33,8 @@ from tensorcap_formats.open import open_archive
 from tensorcap_formats.progress import Progress, Silent
 
 if TYPE_CHECKING:
-    from tensorcap.adapters.edits import Rerun
-    from tensorcap.workload.workload import Workload
+    from tensorcap.adapters import Rerun
+    from tensorcap.workload import Workload
 
 RerunCall = Callable[[str, str], "Rerun | None"]
 

@@ -18,19 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from tensorcap.alignment.aligned import NO_MAPPING, MappingSource, aligned_if_needed, fitting
-from tensorcap.alignment.mapping import Alignment
-from tensorcap.comparison.comparison import Comparison
-from tensorcap.comparison.divergence import Divergence
-from tensorcap.comparison.pair import Pair
-from tensorcap.comparison.pipeline import compare
-from tensorcap.comparison.policy import POLICY
-from tensorcap.recording.substitution import Substitution
-from tensorcap.rerun.injection import reverse_aligned
-from tensorcap.runs.ops import ops_of
-from tensorcap.runs.record_kinds import is_inner, is_result
-from tensorcap.runs.views import PartialArchive
-from tensorcap.session.capture_session import capture_workload
+from tensorcap.alignment import NO_MAPPING, Alignment, MappingSource, aligned_if_needed, fitting
+from tensorcap.comparison import POLICY, Comparison, Divergence, Pair, compare
+from tensorcap.recording import Substitution
+from tensorcap.rerun import reverse_aligned
+from tensorcap.runs import PartialArchive, is_inner, is_result, ops_of
+from tensorcap.session import capture_workload
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError, abbreviate
 from tensorcap_formats.json_values import json_value
@@ -40,7 +33,7 @@ from tensorcap_formats.progress import Progress, Silent
 from tensorcap_formats.records import Record
 
 if TYPE_CHECKING:
-    from tensorcap.workload.workload import Workload
+    from tensorcap.workload import Workload
 
 Blame = Literal["module", "caller"]
 Level = Literal["module", "op"]

@@ -8,18 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tensorcap.alignment.aligned import MappingSource, sides
-from tensorcap.comparison.pipeline import compare
+from tensorcap.alignment import MappingSource, sides
+from tensorcap.comparison import compare
 from tensorcap.localization.evidence import gather_evidence
 from tensorcap.localization.ranking import noise_between, rank_suspects
 from tensorcap.localization.suspect import Localization
-from tensorcap.session.capture_session import capture_workload
+from tensorcap.session import capture_workload
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.open import Source, opened
 from tensorcap_formats.progress import Progress, Silent
 
 if TYPE_CHECKING:
-    from tensorcap.workload.workload import Workload
+    from tensorcap.workload import Workload
     from tensorcap_formats.progress import Progress
 
 

@@ -8,10 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from tensorcap.comparison.comparison import Comparison
-from tensorcap.comparison.divergence import called_sites, caller_of
-from tensorcap.runs.ops import ops_of, passed_in
-from tensorcap.runs.record_kinds import is_inner, is_parameter
+from tensorcap.comparison import Comparison, called_sites, caller_of
+from tensorcap.runs import is_inner, is_parameter, ops_of, passed_in
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.json_values import json_value
 from tensorcap_formats.keys import ROOT_SITE, Key

@@ -7,22 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tensorcap.alignment.views import MappedArchive
-from tensorcap.comparison.baseline import label_of
-from tensorcap.comparison.comparison import Comparison
-from tensorcap.comparison.divergence import called_sites, caller_of
-from tensorcap.comparison.pair import Pair
-from tensorcap.comparison.pipeline import compare
-from tensorcap.comparison.policy import POLICY
-from tensorcap.diagnosis.diagnosis import Diagnosis, diagnose
+from tensorcap.alignment import MappedArchive
+from tensorcap.comparison import POLICY, Comparison, Pair, called_sites, caller_of, compare, label_of
+from tensorcap.diagnosis import Diagnosis, diagnose
 from tensorcap.localization.curves import ChangePoint, CurvePoint, change_points
 from tensorcap.localization.evidence import Evidence, EvidenceSource, is_within
 from tensorcap.localization.nonfinite import find_nonfinite_origin
 from tensorcap.localization.suspect import By, Localization, Noise, Precise, Suspect, find_mistake
-from tensorcap.rerun.own_errors import OwnError
-from tensorcap.runs.calls import Calls
-from tensorcap.runs.record_kinds import is_inner, is_parameter, is_result
-from tensorcap.runs.views import PartialArchive
+from tensorcap.rerun import OwnError
+from tensorcap.runs import Calls, PartialArchive, is_inner, is_parameter, is_result
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import TensorcapError
 from tensorcap_formats.keys import ROOT_SITE

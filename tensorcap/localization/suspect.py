@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tensorcap.comparison.pair import Finding, Status
-from tensorcap.diagnosis.diagnosis import Diagnosis
-from tensorcap.diagnosis.scoring import Explanation
+from tensorcap.comparison import Finding, Status
+from tensorcap.diagnosis import Diagnosis, Explanation
 from tensorcap.localization.curves import ChangePoint
 from tensorcap.localization.nonfinite import NonfiniteOrigin
-from tensorcap.rerun.own_errors import OwnError
+from tensorcap.rerun import OwnError
 from tensorcap_formats.json_values import json_value
 
 By = Literal["replay", "injection", "archives"]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tensorcap.alignment.order import Order
-from tensorcap.comparison.comparison import Comparison
-from tensorcap.comparison.preflight.checklist import Preflight
+from tensorcap.alignment import Order
+from tensorcap.comparison import Comparison
+from tensorcap.comparison.preflight import Preflight
 from tensorcap.localization.suspect import Localization, Suspect
 from tensorcap.localization.weights import WeightComparison
 

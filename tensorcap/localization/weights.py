@@ -8,16 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tensorcap.adapters.protocol import adapter_for
-from tensorcap.alignment.aligned import align
-from tensorcap.alignment.names.rulesets import Rules
-from tensorcap.comparison.comparison import Comparison
-from tensorcap.comparison.pair import Pair
-from tensorcap.comparison.pipeline import compare
-from tensorcap.diagnosis.diagnosis import Diagnosis, diagnose
-from tensorcap.runs.record_kinds import is_parameter
-from tensorcap.runs.views import PartialArchive
-from tensorcap.session.capture_session import capture
+from tensorcap.adapters import adapter_for
+from tensorcap.alignment import align
+from tensorcap.alignment.names import Rules
+from tensorcap.comparison import Comparison, Pair, compare
+from tensorcap.diagnosis import Diagnosis, diagnose
+from tensorcap.runs import PartialArchive, is_parameter
+from tensorcap.session import capture
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import ReadError, UsageError
 from tensorcap_formats.open import open_archive

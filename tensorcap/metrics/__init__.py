@@ -6,3 +6,38 @@ engines: `numpy_engine`, and `compiled_engine` with `kernels`, `kernel_loops`, `
 `machine_code`. Both add up `totals` with `error_bins` and `scaled_sums`. `location`, `logits` and `routing`
 are further passes, over `value_blocks`.
 """
+
+from tensorcap.metrics.difference import Difference, Nonfinite, Tolerance
+from tensorcap.metrics.error_bins import quantiles
+from tensorcap.metrics.location import ErrorMap, Location, locate
+from tensorcap.metrics.logits import LogitDifference, agreement, are_logits, logit_metrics
+from tensorcap.metrics.measurement import measure, measure_pairs
+from tensorcap.metrics.numpy_engine import UNIT, NumpyEngine, exact_difference
+from tensorcap.metrics.operands import Operands
+from tensorcap.metrics.routing import WIDEST, RoutingDifference, is_routing, routing_metrics
+from tensorcap.metrics.totals import Totals
+
+__all__ = [
+    "UNIT",
+    "WIDEST",
+    "Difference",
+    "ErrorMap",
+    "Location",
+    "LogitDifference",
+    "Nonfinite",
+    "NumpyEngine",
+    "Operands",
+    "RoutingDifference",
+    "Tolerance",
+    "Totals",
+    "agreement",
+    "are_logits",
+    "exact_difference",
+    "is_routing",
+    "locate",
+    "logit_metrics",
+    "measure",
+    "measure_pairs",
+    "quantiles",
+    "routing_metrics",
+]

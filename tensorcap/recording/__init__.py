@@ -6,3 +6,46 @@ calls, records) and `summary` (the outcome). `structure` lists the tensors of an
 them; `probes`, `watch`, `source_rewrite` and `function_lookup` record values within code, and `substitution`
 replaces them by archived ones.
 """
+
+from tensorcap.recording.options import CaptureOptions, Level, parse_size, parse_steps
+from tensorcap.recording.plain_log import Logged, PlainLog
+from tensorcap.recording.point import Phase, Point
+from tensorcap.recording.probes import hand_over, probe, probing
+from tensorcap.recording.record_filter import NothingLeftError, RecordFilter
+from tensorcap.recording.recorder import Call, Recorder
+from tensorcap.recording.structure import Kinds, Leaf, rebuilt, walk
+from tensorcap.recording.substitution import HELD, Kind, Slot, Substitution, no_fit
+from tensorcap.recording.summary import Summary, Tally, summarise
+from tensorcap.recording.watch import find_watched, watching
+
+__all__ = [
+    "HELD",
+    "Call",
+    "CaptureOptions",
+    "Kind",
+    "Kinds",
+    "Leaf",
+    "Level",
+    "Logged",
+    "NothingLeftError",
+    "Phase",
+    "PlainLog",
+    "Point",
+    "RecordFilter",
+    "Recorder",
+    "Slot",
+    "Substitution",
+    "Summary",
+    "Tally",
+    "find_watched",
+    "hand_over",
+    "no_fit",
+    "parse_size",
+    "parse_steps",
+    "probe",
+    "probing",
+    "rebuilt",
+    "summarise",
+    "walk",
+    "watching",
+]

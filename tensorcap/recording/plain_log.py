@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, TextIO
 
 from tensorcap.recording.options import as_tuple
 from tensorcap.recording.record_filter import fits_key
-from tensorcap.runs.window import stored_summary
+from tensorcap.runs import stored_summary
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.statistics import Statistics, StatisticsBuilder
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 
 from tensorcap.recording.options import CaptureOptions, span_text
-from tensorcap.runs.window import parse_window
+from tensorcap.runs import parse_window
 from tensorcap_formats.errors import UsageError, abbreviate
 from tensorcap_formats.keys import PROBES, Key, module_of
 

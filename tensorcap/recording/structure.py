@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from tensorcap.workload.sources import NAMED, class_name
+from tensorcap.workload import NAMED, class_name
 
 MAX_DEPTH: Final = 24
 MAX_NODES: Final = 20_000  # of one argument: a larger graph of objects is hardly meant as an argument

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
 
-from tensorcap.localization.curves import runs_of
-from tensorcap.rerun.own_errors import OwnError
+from tensorcap.localization import runs_of
+from tensorcap.rerun import OwnError
 from tensorcap_formats.errors import ReadError, UsageError, WriteError, abbreviate
 
 Pattern = Literal["step", "spike", "error"]

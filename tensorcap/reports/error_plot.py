@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from tensorcap.comparison.pair import GREEN
+from tensorcap.comparison import GREEN
 from tensorcap.reports.layer_report import Layer
 from tensorcap_formats.errors import missing_package
 

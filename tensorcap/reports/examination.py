@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Literal, NamedTuple, TypeVar
 
-from tensorcap.comparison.comparison import Comparison
-from tensorcap.comparison.examination import Examination
-from tensorcap.comparison.pair import Pair
-from tensorcap.comparison.preflight.checklist import preflight
-from tensorcap.comparison.ranking import contents, worst
-from tensorcap.metrics.difference import Difference
-from tensorcap.metrics.location import Location, locate
-from tensorcap.metrics.logits import LogitDifference, are_logits, logit_metrics
-from tensorcap.metrics.routing import WIDEST, RoutingDifference, is_routing, routing_metrics
-from tensorcap.runs.ops import ops_of
+from tensorcap.comparison import Comparison, Examination, Pair, contents, worst
+from tensorcap.comparison.preflight import preflight
+from tensorcap.metrics import (
+    WIDEST,
+    Difference,
+    Location,
+    LogitDifference,
+    RoutingDifference,
+    are_logits,
+    is_routing,
+    locate,
+    logit_metrics,
+    routing_metrics,
+)
+from tensorcap.runs import ops_of
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.records import Record
 

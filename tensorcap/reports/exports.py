@@ -13,10 +13,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any, Final
 
-from tensorcap.comparison.comparison import Comparison
-from tensorcap.comparison.examination import Examination
-from tensorcap.comparison.pair import Pair
-from tensorcap.metrics.difference import Difference
+from tensorcap.comparison import Comparison, Examination, Pair
+from tensorcap.metrics import Difference
 from tensorcap_formats.errors import WriteError
 from tensorcap_formats.json_values import json_value
 from tensorcap_formats.keys import module_of

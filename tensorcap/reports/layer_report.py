@@ -8,10 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tensorcap.comparison.comparison import Comparison
-from tensorcap.comparison.pair import Pair, Status
-from tensorcap.comparison.ranking import error_of
-from tensorcap.runs.record_kinds import is_inner
+from tensorcap.comparison import Comparison, Pair, Status, error_of
+from tensorcap.runs import is_inner
 from tensorcap.wording import printable
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key

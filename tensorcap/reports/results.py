@@ -15,19 +15,24 @@ from typing import Any, Final, get_type_hints
 
 import numpy as np
 
-from tensorcap.comparison.blind_spots import RunSummary
-from tensorcap.comparison.calibration import Calibration
-from tensorcap.comparison.comparison import Comparison, json_pieces
-from tensorcap.comparison.divergence import Divergence, first_divergence
-from tensorcap.comparison.examination import Examination
-from tensorcap.comparison.pair import Finding, Pair, Status
-from tensorcap.comparison.policy import LETTERS
-from tensorcap.comparison.preflight.checklist import Preflight
-from tensorcap.comparison.thresholds import KeyThresholds, Thresholds, judge_metric
-from tensorcap.metrics.difference import Difference, Tolerance
-from tensorcap.metrics.location import Location
-from tensorcap.metrics.logits import LogitDifference
-from tensorcap.metrics.routing import RoutingDifference
+from tensorcap.comparison import (
+    LETTERS,
+    Calibration,
+    Comparison,
+    Divergence,
+    Examination,
+    Finding,
+    KeyThresholds,
+    Pair,
+    RunSummary,
+    Status,
+    Thresholds,
+    first_divergence,
+    json_pieces,
+    judge_metric,
+)
+from tensorcap.comparison.preflight import Preflight
+from tensorcap.metrics import Difference, Location, LogitDifference, RoutingDifference, Tolerance
 from tensorcap.reports.decoding import decode_as, json_converter
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, DType, dtype

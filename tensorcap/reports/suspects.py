@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tensorcap.localization.curves import ChangePoint
-from tensorcap.localization.nonfinite import NonfiniteOrigin
-from tensorcap.localization.suspect import Localization, Suspect
+from tensorcap.localization import ChangePoint, Localization, NonfiniteOrigin, Suspect
 from tensorcap.wording import FEW, counted, some
 
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from tensorcap.comparison.comparison import Comparison
+from tensorcap.comparison import Comparison
 from tensorcap.reports.error_plot import plot_errors
 from tensorcap.reports.layer_report import Layer, Spread, by_component, depth_of, layer_report, layers_of
 from tensorcap.reports.verification_text import order_text, summarize_verification
-from tensorcap.runs.tree import Tree
+from tensorcap.runs import Tree
 from tensorcap.wording import printable
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import MissingPackageError, UsageError, WriteError
@@ -27,7 +27,7 @@ from tensorcap_formats.json_values import json_value
 from tensorcap_formats.keys import ROOT_SITE
 
 if TYPE_CHECKING:
-    from tensorcap.localization.verification import Verification
+    from tensorcap.localization import Verification
 
 Sides = tuple[Archive, Archive]
 FREE, INJECTED = "without_injection", "with_injection"

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from tensorcap.alignment.order import Order
-from tensorcap.comparison.comparison import Comparison
-from tensorcap.comparison.pair import ABSENT, Pair
-from tensorcap.comparison.preflight.item import item_text
-from tensorcap.comparison.ranking import error_of
+from tensorcap.alignment import Order
+from tensorcap.comparison import ABSENT, Comparison, Pair, error_of
+from tensorcap.comparison.preflight import item_text
 from tensorcap.reports.layer_report import Layer, depth_of
 from tensorcap.reports.suspects import context_lines, suspect_lines
 from tensorcap.wording import FEW, counted, some
 
 if TYPE_CHECKING:
-    from tensorcap.localization.verification import Verification
-    from tensorcap.localization.weights import WeightComparison
+    from tensorcap.localization import Verification, WeightComparison
 
 
 _SUSPECTS: Final = 5  # that are described

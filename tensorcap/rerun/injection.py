@@ -9,12 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tensorcap.adapters.protocol import adapter_for
-from tensorcap.alignment.aligned import NO_MAPPING, Aligned, MappingSource, align
-from tensorcap.alignment.map_file import map_text
-from tensorcap.alignment.views import ReversedArchive
-from tensorcap.recording.substitution import Substitution
-from tensorcap.session.capture_session import Capture, capture_workload
+from tensorcap.adapters import adapter_for
+from tensorcap.alignment import NO_MAPPING, Aligned, MappingSource, ReversedArchive, align, map_text
+from tensorcap.recording import Substitution
+from tensorcap.session import Capture, capture_workload
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import module_site
@@ -22,7 +20,7 @@ from tensorcap_formats.open import Source, opened
 from tensorcap_formats.progress import Progress, Silent
 
 if TYPE_CHECKING:
-    from tensorcap.workload.workload import Workload
+    from tensorcap.workload import Workload
     from tensorcap_formats.progress import Progress
 
 

@@ -16,18 +16,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tensorcap.adapters.edits import Rerun
-from tensorcap.adapters.protocol import adapter_for
-from tensorcap.alignment.aligned import NO_MAPPING, MappingSource, aligned_if_needed, sides
-from tensorcap.comparison.pair import ABSENT, Pair
-from tensorcap.comparison.pipeline import compare
-from tensorcap.comparison.policy import POLICY, Precision
-from tensorcap.recording.substitution import Substitution
+from tensorcap.adapters import Rerun, adapter_for
+from tensorcap.alignment import NO_MAPPING, MappingSource, aligned_if_needed, sides
+from tensorcap.comparison import ABSENT, POLICY, Pair, Precision, compare
+from tensorcap.recording import Substitution
 from tensorcap.rerun.injection import reverse_aligned
 from tensorcap.rerun.own_errors import ReplayJudge
 from tensorcap.rerun.replay_result import Replay, Way, notes_of
-from tensorcap.runs.record_kinds import is_inner
-from tensorcap.session.capture_session import capture_workload
+from tensorcap.runs import is_inner
+from tensorcap.session import capture_workload
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import ROOT_SITE, Key
@@ -36,7 +33,7 @@ from tensorcap_formats.progress import Progress, Silent
 from tensorcap_formats.records import Record
 
 if TYPE_CHECKING:
-    from tensorcap.workload.workload import Workload
+    from tensorcap.workload import Workload
     from tensorcap_formats.progress import Progress
 
 _NO_TWIN = "The reference's model was not named: no twin says how much it rounds itself."

@@ -14,15 +14,24 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from tensorcap.alignment.views import MappedArchive
-from tensorcap.comparison.divergence import Inputs, called_sites, caller_of, is_circumstance
-from tensorcap.comparison.injected import Injected
-from tensorcap.comparison.padding import Padding
-from tensorcap.comparison.pair import JUDGED, Finding, Pair, Status, worst_status
-from tensorcap.comparison.pipeline import compare_records
-from tensorcap.comparison.policy import POLICY, Precision
-from tensorcap.runs.calls import Calls
-from tensorcap.runs.record_kinds import is_inner, is_parameter
+from tensorcap.alignment import MappedArchive
+from tensorcap.comparison import (
+    JUDGED,
+    POLICY,
+    Finding,
+    Injected,
+    Inputs,
+    Padding,
+    Pair,
+    Precision,
+    Status,
+    called_sites,
+    caller_of,
+    compare_records,
+    is_circumstance,
+    worst_status,
+)
+from tensorcap.runs import Calls, is_inner, is_parameter
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import decode
 from tensorcap_formats.keys import Key

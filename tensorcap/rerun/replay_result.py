@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tensorcap.comparison.pair import Finding
+from tensorcap.comparison import Finding
 from tensorcap.rerun.own_errors import OwnError
 from tensorcap.wording import counted, some
 from tensorcap_formats.json_values import json_value

@@ -5,3 +5,50 @@ modules, attention cores, depth), `graph` and `ops` (ops within modules), `tree`
 text), `window` (a part of a tensor: read, printed, written), `views` (archives made of another one), and
 `archive_summary` (an archive in a line).
 """
+
+from tensorcap.runs.archive_summary import ArchiveSummary
+from tensorcap.runs.calls import Call, Calls, is_state
+from tensorcap.runs.graph import Graph, Node, Value
+from tensorcap.runs.ops import FACTS, Ops, is_fact, ops_of, passed_in, places
+from tensorcap.runs.record_kinds import is_gradient, is_inner, is_parameter, is_result
+from tensorcap.runs.tree import Shape, Tree, TreeNode, compressed, full, paths, ranges, shape_text, tree_lines
+from tensorcap.runs.views import PartialArchive, TensorArchive, find_tensor
+from tensorcap.runs.window import array_summary, parse_window, read_window, stored_summary, summary, write_npy
+
+__all__ = [
+    "FACTS",
+    "ArchiveSummary",
+    "Call",
+    "Calls",
+    "Graph",
+    "Node",
+    "Ops",
+    "PartialArchive",
+    "Shape",
+    "TensorArchive",
+    "Tree",
+    "TreeNode",
+    "Value",
+    "array_summary",
+    "compressed",
+    "find_tensor",
+    "full",
+    "is_fact",
+    "is_gradient",
+    "is_inner",
+    "is_parameter",
+    "is_result",
+    "is_state",
+    "ops_of",
+    "parse_window",
+    "passed_in",
+    "paths",
+    "places",
+    "ranges",
+    "read_window",
+    "shape_text",
+    "stored_summary",
+    "summary",
+    "tree_lines",
+    "write_npy",
+]

@@ -3,3 +3,20 @@
 Read `capture_session` (`capture`, `capture_workload`), `program` (the first model that a block or a script
 calls), and `recipe` (how a workload is built from a path and options, or again from an archive).
 """
+
+from tensorcap.session.capture_session import Capture, capture, capture_workload
+from tensorcap.session.program import Called, ScriptRun, calls_text, capture_called
+from tensorcap.session.recipe import INPUT_OPTIONS, Recipe, parse_setting
+
+__all__ = [
+    "INPUT_OPTIONS",
+    "Called",
+    "Capture",
+    "Recipe",
+    "ScriptRun",
+    "calls_text",
+    "capture",
+    "capture_called",
+    "capture_workload",
+    "parse_setting",
+]

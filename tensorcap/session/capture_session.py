@@ -14,15 +14,20 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
-from tensorcap.adapters.protocol import Adapter, adapter_for
-from tensorcap.recording.options import CaptureOptions, Level
-from tensorcap.recording.plain_log import Logged, PlainLog
-from tensorcap.recording.point import Point
-from tensorcap.recording.record_filter import RecordFilter
-from tensorcap.recording.recorder import Recorder
-from tensorcap.recording.summary import Summary, Tally, summarise
-from tensorcap.workload.metadata import describe_process, now, redact
-from tensorcap.workload.sources import class_name
+from tensorcap.adapters import Adapter, adapter_for
+from tensorcap.recording import (
+    CaptureOptions,
+    Level,
+    Logged,
+    PlainLog,
+    Point,
+    Recorder,
+    RecordFilter,
+    Summary,
+    Tally,
+    summarise,
+)
+from tensorcap.workload import class_name, describe_process, now, redact
 from tensorcap_formats.errors import CaptureError, TensorcapError, UsageError
 from tensorcap_formats.keys import module_site
 from tensorcap_formats.writing import Writer
@@ -30,8 +35,8 @@ from tensorcap_formats.writing import Writer
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from tensorcap.recording.substitution import Substitution
-    from tensorcap.workload.workload import Workload
+    from tensorcap.recording import Substitution
+    from tensorcap.workload import Workload
     from tensorcap_formats.progress import Progress
 
 _UNDER_CAPTURE: Final[set[int]] = set()  # ids of models

@@ -16,14 +16,11 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, Final, TextIO
 
-from tensorcap.adapters.protocol import CalledRoot, adapter_named
-from tensorcap.recording.options import CaptureOptions
-from tensorcap.recording.plain_log import PlainLog
+from tensorcap.adapters import CalledRoot, adapter_named
+from tensorcap.recording import CaptureOptions, PlainLog
 from tensorcap.session.capture_session import Capture, capture
 from tensorcap.wording import counted, some
-from tensorcap.workload.patch import replaced
-from tensorcap.workload.script import Script, as_main, compile_script
-from tensorcap.workload.workload import FRAMEWORKS, MODEL_MODULES
+from tensorcap.workload import FRAMEWORKS, MODEL_MODULES, Script, as_main, compile_script, replaced
 from tensorcap_formats.errors import CaptureError, TensorcapError, abbreviate, missing_package
 from tensorcap_formats.progress import Progress
 from tensorcap_formats.writing import Writer

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from tensorcap.adapters.protocol import Adapter, adapter_for, adapter_named
-from tensorcap.workload.metadata import redact
-from tensorcap.workload.workload import FRAMEWORKS, StoredInput, Workload, load_file
+from tensorcap.adapters import Adapter, adapter_for, adapter_named
+from tensorcap.workload import FRAMEWORKS, StoredInput, Workload, load_file, redact
 from tensorcap_formats.errors import MissingPackageError, UsageError, abbreviate
 
 if TYPE_CHECKING:

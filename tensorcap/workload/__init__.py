@@ -4,3 +4,51 @@ Read `workload` (the pair itself, and archived inputs), `port` (both sides of a 
 program that runs a model), `metadata` and `sources` (what an archive keeps of them, without secrets), and
 `patch` (an attribute replaced until a block ends).
 """
+
+from tensorcap.workload.metadata import (
+    HIDDEN,
+    describe_process,
+    environment,
+    jsonable,
+    now,
+    redact,
+    redact_command,
+)
+from tensorcap.workload.patch import replaced
+from tensorcap.workload.port import Port, load_port
+from tensorcap.workload.script import Script, as_main, compile_script
+from tensorcap.workload.sources import NAMED, class_name, file_of, find_sources
+from tensorcap.workload.workload import (
+    FRAMEWORKS,
+    MODEL_MODULES,
+    StoredInput,
+    Workload,
+    archived_inputs,
+    load_file,
+)
+
+__all__ = [
+    "FRAMEWORKS",
+    "HIDDEN",
+    "MODEL_MODULES",
+    "NAMED",
+    "Port",
+    "Script",
+    "StoredInput",
+    "Workload",
+    "archived_inputs",
+    "as_main",
+    "class_name",
+    "compile_script",
+    "describe_process",
+    "environment",
+    "file_of",
+    "find_sources",
+    "jsonable",
+    "load_file",
+    "load_port",
+    "now",
+    "redact",
+    "redact_command",
+    "replaced",
+]

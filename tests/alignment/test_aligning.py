@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensorcap.alignment.aligned import align, sides
-from tensorcap.alignment.mapping import Alignment, Entry, LeftOver
-from tensorcap.comparison.pipeline import compare
+from tensorcap.alignment import Alignment, Entry, LeftOver, align, sides
+from tensorcap.comparison import compare
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tests.support.archives import new_archive, write_archive

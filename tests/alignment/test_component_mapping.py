@@ -8,9 +8,15 @@ from typing import Any
 
 import pytest
 
-from tensorcap.alignment.equivalence_map import component_mapping, read_mapping, write_component_mapping
-from tensorcap.alignment.mapping import Alignment, Entry, LeftOver
-from tensorcap.alignment.tokens.alignment import TokenRule
+from tensorcap.alignment import (
+    Alignment,
+    Entry,
+    LeftOver,
+    component_mapping,
+    read_mapping,
+    write_component_mapping,
+)
+from tensorcap.alignment.tokens import TokenRule
 from tensorcap_formats.errors import ReadError, TensorcapError, UsageError, WriteError
 
 _EXAMPLE: dict[str, Any] = {

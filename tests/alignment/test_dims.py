@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 
 from tensorcap import compare
-from tensorcap.alignment.layout.dims import Dims, steps_between
-from tensorcap.alignment.layout.layout import Layout
-from tensorcap.alignment.mapping import Alignment, Entry
-from tensorcap.alignment.resolution import resolve
-from tensorcap.alignment.views import MappedArchive
-from tensorcap.comparison.comparison import Comparison
+from tensorcap.alignment import Alignment, Entry, MappedArchive, resolve
+from tensorcap.alignment.layout import Dims, Layout, steps_between
+from tensorcap.comparison import Comparison
 from tensorcap_formats.dtypes import DTYPES, Array
 from tensorcap_formats.errors import UsageError
 from tests.support.archives import new_archive

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensorcap.alignment.match.pairs import Drift
+from tensorcap.alignment.match import Drift
 
 PAIRS = [(order, 1e-6) for order in range(8)] + [(order, 0.02) for order in range(8, 40)]
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from tensorcap.alignment.match.fingerprints import Fingerprint, agreements, groups, rounding_of
+from tensorcap.alignment.match import Fingerprint, agreements, groups, rounding_of
 from tensorcap_formats.dtypes import Array, dtype
 from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record

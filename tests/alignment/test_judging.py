@@ -8,10 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensorcap.alignment.mapping import Alignment, Entry, LeftOver
-from tensorcap.alignment.match.evidence import order_doubt
-from tensorcap.alignment.match.proposal import propose
-from tensorcap.alignment.resolution import resolve
+from tensorcap.alignment import Alignment, Entry, LeftOver, resolve
+from tensorcap.alignment.match import order_doubt, propose
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.open import open_archive

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorcap.alignment.layout.layout import Layout, parse_step
+from tensorcap.alignment.layout import Layout, parse_step
 from tensorcap_formats.dtypes import DTYPES, Array
 from tensorcap_formats.errors import UsageError
 

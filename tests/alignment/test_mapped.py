@@ -8,11 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensorcap.alignment.equivalence_map import read_mapping
-from tensorcap.alignment.map_file import map_text
-from tensorcap.alignment.mapping import Alignment, Entry, LeftOver, parse_values, values_text
-from tensorcap.alignment.resolution import resolve
-from tensorcap.alignment.views import MappedArchive
+from tensorcap.alignment import (
+    Alignment,
+    Entry,
+    LeftOver,
+    MappedArchive,
+    map_text,
+    parse_values,
+    read_mapping,
+    resolve,
+    values_text,
+)
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import ReadError, UsageError
 from tensorcap_formats.open import open_archive

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import tensorcap
-from tensorcap.alignment.aligned import align
+from tensorcap.alignment import align
 from tests.alignment.conftest import PORTS
 
 MISTAKES: dict[str, Callable[[Tensor], Tensor]] = {

@@ -11,10 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from tensorcap.alignment.links import Link
-from tensorcap.alignment.mapping import Alignment
-from tensorcap.alignment.match.proposal import propose
-from tensorcap.alignment.resolution import resolve
+from tensorcap.alignment import Alignment, Link, resolve
+from tensorcap.alignment.match import propose
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import Key

@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.alignment.mapping import Alignment
-from tensorcap.alignment.match.proposal import propose
-from tensorcap.alignment.names.rulesets import Rules
-from tensorcap.alignment.names.site_templates import plain_name
-from tensorcap.alignment.resolution import resolve
+from tensorcap.alignment import Alignment, resolve
+from tensorcap.alignment.match import propose
+from tensorcap.alignment.names import Rules, plain_name
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import Key

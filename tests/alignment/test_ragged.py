@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tensorcap import compare
-from tensorcap.alignment.layout.layout import Layout
-from tensorcap.comparison.comparison import Comparison
+from tensorcap.alignment.layout import Layout
+from tensorcap.comparison import Comparison
 from tests.support.archives import write_archive
 
 RANDOM = np.random.default_rng(0)

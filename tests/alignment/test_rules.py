@@ -15,11 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tensorcap
-from tensorcap.alignment.mapping import Alignment
-from tensorcap.alignment.match.proposal import By, propose
-from tensorcap.alignment.names.rule_files import builtin_rules, catalogue, read_rules, wrapper_rules
-from tensorcap.alignment.names.rulesets import Rules
-from tensorcap.alignment.resolution import resolve
+from tensorcap.alignment import Alignment, resolve
+from tensorcap.alignment.match import By, propose
+from tensorcap.alignment.names import Rules, builtin_rules, catalogue, read_rules, wrapper_rules
 from tensorcap_cli.main import main
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array

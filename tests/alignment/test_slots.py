@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.alignment.mapping import Alignment
-from tensorcap.alignment.match.proposal import propose
-from tensorcap.alignment.resolution import resolve
+from tensorcap.alignment import Alignment, resolve
+from tensorcap.alignment.match import propose
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError

@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 
 from tensorcap import compare
-from tensorcap.alignment.equivalence_map import read_mapping
-from tensorcap.alignment.map_file import map_text
-from tensorcap.alignment.mapping import Alignment, Entry
-from tensorcap.alignment.resolution import resolve
-from tensorcap.alignment.tokens.alignment import TokenAlignment, TokenRule
-from tensorcap.alignment.tokens.sequences import Tokens
-from tensorcap.alignment.views import GatheredArchive, MappedArchive
-from tensorcap.comparison.comparison import Comparison
+from tensorcap.alignment import (
+    Alignment,
+    Entry,
+    GatheredArchive,
+    MappedArchive,
+    map_text,
+    read_mapping,
+    resolve,
+)
+from tensorcap.alignment.tokens import TokenAlignment, TokenRule, Tokens
+from tensorcap.comparison import Comparison
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.alignment.names.tree_difference import tree_differences
-from tensorcap.runs.tree import Tree, compressed, full, paths, tree_lines
+from tensorcap.alignment.names import tree_differences
+from tensorcap.runs import Tree, compressed, full, paths, tree_lines
 from tensorcap_formats.dtypes import DTYPES
 from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive

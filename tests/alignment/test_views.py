@@ -8,11 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensorcap.alignment.mapping import Alignment, Entry
-from tensorcap.alignment.resolution import resolve
-from tensorcap.alignment.views import GatheredArchive, MappedArchive, ReversedArchive
-from tensorcap.runs.graph import Node, Value
-from tensorcap.runs.views import PartialArchive, TensorArchive
+from tensorcap.alignment import Alignment, Entry, GatheredArchive, MappedArchive, ReversedArchive, resolve
+from tensorcap.runs import Node, PartialArchive, TensorArchive, Value
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, bits_of, dtype_of
 from tensorcap_formats.keys import Key

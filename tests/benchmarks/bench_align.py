@@ -22,9 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tensorcap.alignment.aligned import Aligned, align
-from tensorcap.alignment.mapping import Alignment, Entry
-from tensorcap.alignment.tokens.alignment import TokenRule
+from tensorcap.alignment import Aligned, Alignment, Entry, align
+from tensorcap.alignment.tokens import TokenRule
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.keys import Key

@@ -24,9 +24,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from tensorcap.metrics import NumpyEngine, Operands
 from tensorcap.metrics.compiled_engine import CompiledEngine
-from tensorcap.metrics.numpy_engine import NumpyEngine
-from tensorcap.metrics.operands import Operands
 from tensorcap_formats.dtypes import bits_of, dtype, dtype_of
 from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive

@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tensorcap.adapters.dumps import export
+from tensorcap.adapters import export
 from tensorcap_formats.open import open_archive
 from tests.benchmarks.bench_compare import Row, Usage, build, read_plainly, run
 

@@ -448,7 +448,7 @@ def test_a_full_or_closed_standard_output_is_no_traceback(folder: Path) -> None:
 
 
 def test_an_archive_does_not_decide_that_code_of_a_model_is_run() -> None:
-    from tensorcap.session.recipe import Recipe
+    from tensorcap.session import Recipe
     from tensorcap_formats.run_info import RunInfo, WorkloadInfo
 
     options = {"trust_remote_code": True, "dtype": "float16"}

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import tensorcap
-from tensorcap.session.capture_session import capture_workload
+from tensorcap.session import capture_workload
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import CaptureError, UsageError
 from tests.support.transformers_models import llama

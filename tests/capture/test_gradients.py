@@ -18,8 +18,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import tensorcap
-from tensorcap.comparison.preflight.checklist import preflight
-from tensorcap.session.capture_session import capture_workload
+from tensorcap.comparison.preflight import preflight
+from tensorcap.session import capture_workload
 from tensorcap_formats.errors import UsageError
 
 

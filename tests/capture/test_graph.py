@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import tensorcap
-from tensorcap.runs.graph import Graph
+from tensorcap.runs import Graph
 from tensorcap_formats.errors import CorruptArchiveError, ReadError, TensorNotFoundError
 from tests.support.archives import new_archive
 from tests.support.transformers_models import LLAMA, random_model

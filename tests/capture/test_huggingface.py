@@ -12,9 +12,8 @@ import torch
 import transformers
 
 import tensorcap
-from tensorcap.session.capture_session import capture_workload
-from tensorcap.session.recipe import Recipe, parse_setting
-from tensorcap.workload.workload import archived_inputs
+from tensorcap.session import Recipe, capture_workload, parse_setting
+from tensorcap.workload import archived_inputs
 from tensorcap_formats.errors import ReadError, UsageError
 
 LLAMA = {

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import tensorcap
-from tensorcap.recording.options import parse_size, parse_steps
+from tensorcap.recording import parse_size, parse_steps
 from tensorcap_formats.errors import CaptureError, UsageError
 
 

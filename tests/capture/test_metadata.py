@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tensorcap
-from tensorcap.workload.metadata import HIDDEN, environment, jsonable, redact, redact_command
+from tensorcap.workload import HIDDEN, environment, jsonable, redact, redact_command
 
 HF = "hf_" + "a1B2" * 8  # put together here, so that no scanner takes this file for a leak
 OPENAI = "sk-" + "proj-" + "a1B2" * 8

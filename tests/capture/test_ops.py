@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils import _python_dispatch
 
 import tensorcap
-from tensorcap.runs.graph import Graph
+from tensorcap.runs import Graph
 from tensorcap_formats.errors import UsageError
 from tests.support import transformers_models
 

@@ -11,10 +11,9 @@ import torch
 from torch import nn
 
 import tensorcap
-from tensorcap.adapters.protocol import adapter_named
-from tensorcap.session.capture_session import capture_workload
-from tensorcap.session.recipe import Recipe
-from tensorcap.workload.workload import Workload
+from tensorcap.adapters import adapter_named
+from tensorcap.session import Recipe, capture_workload
+from tensorcap.workload import Workload
 from tensorcap_formats.errors import UsageError
 
 

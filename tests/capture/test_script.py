@@ -18,9 +18,8 @@ import torch
 from torch import nn
 
 import tensorcap
-from tensorcap.session import program
-from tensorcap.session.program import ScriptRun
-from tensorcap.workload.script import Script
+from tensorcap.session import ScriptRun, program
+from tensorcap.workload import Script
 from tensorcap_formats.errors import CaptureError, UsageError, WriteError
 
 ROOT = Path(__file__).parents[2]

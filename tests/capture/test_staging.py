@@ -22,10 +22,7 @@ from torch import nn
 import tensorcap
 from tensorcap.adapters.torch.staging import Staging
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves
-from tensorcap.recording.options import CaptureOptions
-from tensorcap.recording.point import Point
-from tensorcap.recording.record_filter import RecordFilter
-from tensorcap.recording.recorder import Call, Recorder
+from tensorcap.recording import Call, CaptureOptions, Point, Recorder, RecordFilter
 from tensorcap_formats.dtypes import DType
 from tensorcap_formats.errors import UsageError, WriteError
 from tensorcap_formats.keys import Key

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.recording.structure import Kinds, Leaf, walk
-from tensorcap.workload.sources import class_name
+from tensorcap.recording import Kinds, Leaf, walk
+from tensorcap.workload import class_name
 
 ONE = np.ones(1)
 KINDS = Kinds(tensors=(np.ndarray,))

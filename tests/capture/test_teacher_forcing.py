@@ -12,8 +12,7 @@ import torch
 from click.testing import CliRunner
 
 import tensorcap
-from tensorcap.session.capture_session import capture_workload
-from tensorcap.session.recipe import Recipe
+from tensorcap.session import Recipe, capture_workload
 from tensorcap_cli.main import main
 from tensorcap_formats.errors import CaptureError, UsageError
 

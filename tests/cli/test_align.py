@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from tensorcap.alignment.equivalence_map import read_mapping
+from tensorcap.alignment import read_mapping
 from tensorcap_cli.main import main
 from tensorcap_formats.dtypes import Array
 from tests.support.archives import write_archive

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from tensorcap.comparison.policy import LETTERS, POLICY, Limits
+from tensorcap.comparison import LETTERS, POLICY, Limits
 
 SPEC: Final = Path(__file__).parents[2] / "specs/policy.md"
 BEGIN: Final = "<!-- made by python -m tests.comparison.limits_table -->\n"

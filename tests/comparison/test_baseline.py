@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.comparison.baseline import label_of
-from tensorcap.comparison.pair import Ratio
-from tensorcap.comparison.pipeline import compare
+from tensorcap.comparison import Ratio, compare, label_of
 
 MakeArchive = Callable[..., Any]
 X = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.comparison.pipeline import compare
-from tensorcap.comparison.policy import POLICY
-from tensorcap.comparison.policy_tests.growth import judge_total_error
-from tensorcap.runs.calls import Calls
+from tensorcap.comparison import POLICY, compare
+from tensorcap.comparison.policy_tests import judge_total_error
+from tensorcap.runs import Calls
 from tensorcap_formats.dtypes import Array
 
 MakeArchive = Callable[..., Any]

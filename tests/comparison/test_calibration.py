@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.comparison.calibration import Calibration
-from tensorcap.comparison.calibration_runs import calibrate, write_calibration
-from tensorcap.comparison.pipeline import compare
+from tensorcap.comparison import Calibration, calibrate, compare, write_calibration
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tests.support.archives import write_archive

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.comparison.pipeline import compare
-from tensorcap.runs.calls import Calls
+from tensorcap.comparison import compare
+from tensorcap.runs import Calls
 from tensorcap_formats.dtypes import Array
 
 MakeArchive = Callable[..., Any]

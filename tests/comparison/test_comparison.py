@@ -11,10 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.comparison.comparison import Comparison
-from tensorcap.comparison.divergence import first_divergence
-from tensorcap.comparison.pair import SEVERITY, STATUSES, Finding, Pair, Status, worst_status
-from tensorcap.comparison.pipeline import compare, compare_records
+from tensorcap.comparison import (
+    SEVERITY,
+    STATUSES,
+    Comparison,
+    Finding,
+    Pair,
+    Status,
+    compare,
+    compare_records,
+    first_divergence,
+    worst_status,
+)
 from tensorcap_formats.dtypes import Array, dtype
 from tensorcap_formats.errors import TensorNotFoundError
 from tests.support.progress import RecordedProgress

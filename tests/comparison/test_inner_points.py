@@ -10,16 +10,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from tensorcap.comparison.calibration import kind_of
-from tensorcap.comparison.comparison import Comparison
-from tensorcap.comparison.divergence import first_divergence
-from tensorcap.comparison.pipeline import compare
-from tensorcap.comparison.policy import POLICY
-from tensorcap.comparison.preflight.checklist import preflight
-from tensorcap.comparison.thresholds import Thresholds
+from tensorcap.comparison import POLICY, Comparison, Thresholds, compare, first_divergence, kind_of
+from tensorcap.comparison.preflight import preflight
 from tensorcap.reports.examination import examine
 from tensorcap.reports.results import judge_again, load_result, save_result
-from tensorcap.runs.calls import Calls
+from tensorcap.runs import Calls
 from tensorcap_formats.dtypes import Array, dtype
 from tensorcap_formats.keys import Key
 from tests.support.floats import bfloat16_bits, to_bfloat16

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 import tensorcap
-from tensorcap.comparison.comparison import Comparison
-from tensorcap.comparison.pipeline import compare
+from tensorcap.comparison import Comparison, compare
 from tests.zoo.deep_mistakes import MISTAKES
 from tests.zoo.deep_models import archive_of, make, tokens
 

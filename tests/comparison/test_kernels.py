@@ -12,11 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tensorcap.metrics import NumpyEngine, Operands, Tolerance, Totals
 from tensorcap.metrics.compiled_engine import CompiledEngine
-from tensorcap.metrics.difference import Tolerance
-from tensorcap.metrics.numpy_engine import NumpyEngine
-from tensorcap.metrics.operands import Operands
-from tensorcap.metrics.totals import Totals
 from tensorcap_formats.dtypes import Array, bits_of, dtype_of
 
 ENGINES: Final = (NumpyEngine, CompiledEngine)

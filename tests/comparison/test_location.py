@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.metrics.location import Location, locate
+from tensorcap.metrics import Location, locate
 from tensorcap_formats.dtypes import Array, dtype
 from tensorcap_formats.errors import UsageError
 

@@ -15,9 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.comparison.pipeline import compare
-from tensorcap.metrics.logits import LogitDifference, agreement, are_logits, logit_metrics
-from tensorcap.metrics.routing import RoutingDifference, is_routing, routing_metrics
+from tensorcap.comparison import compare
+from tensorcap.metrics import (
+    LogitDifference,
+    RoutingDifference,
+    agreement,
+    are_logits,
+    is_routing,
+    logit_metrics,
+    routing_metrics,
+)
 from tensorcap.reports.examination import examine
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError

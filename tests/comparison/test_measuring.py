@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.metrics import machine_code, measurement
-from tensorcap.metrics.difference import Difference, Tolerance
-from tensorcap.metrics.measurement import measure, measure_pairs
+from tensorcap.metrics import Difference, Tolerance, machine_code, measure, measure_pairs, measurement
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, dtype
 from tensorcap_formats.errors import UsageError

@@ -12,12 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tensorcap.metrics import UNIT as BLOCK
+from tensorcap.metrics import (
+    Difference,
+    Nonfinite,
+    NumpyEngine,
+    Operands,
+    Tolerance,
+    exact_difference,
+    quantiles,
+)
 from tensorcap.metrics.compiled_engine import CompiledEngine
-from tensorcap.metrics.difference import Difference, Nonfinite, Tolerance
-from tensorcap.metrics.error_bins import quantiles
-from tensorcap.metrics.numpy_engine import UNIT as BLOCK
-from tensorcap.metrics.numpy_engine import NumpyEngine, exact_difference
-from tensorcap.metrics.operands import Operands
 from tensorcap_formats.dtypes import DTYPES, Array, bits_of, decode, dtype, dtype_of
 from tensorcap_formats.float_formats import FLOAT_FORMATS
 from tests.support.floats import to_bfloat16

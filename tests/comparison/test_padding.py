@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.comparison.pipeline import compare
+from tensorcap.comparison import compare
 from tensorcap_formats.dtypes import Array
 
 MakeArchive = Callable[..., Any]

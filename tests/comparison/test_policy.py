@@ -9,14 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.comparison.blind_spots import RunSummary
-from tensorcap.comparison.comparison import Comparison
-from tensorcap.comparison.divergence import first_divergence
-from tensorcap.comparison.pair import Finding, Pair, Status
-from tensorcap.comparison.pipeline import compare
-from tensorcap.comparison.policy import POLICY
-from tensorcap.comparison.policy_tests.tests import LOCAL_TESTS, TESTS
-from tensorcap.comparison.robust_errors import sample
+from tensorcap.comparison import (
+    POLICY,
+    Comparison,
+    Finding,
+    Pair,
+    RunSummary,
+    Status,
+    compare,
+    first_divergence,
+    sample,
+)
+from tensorcap.comparison.policy_tests import LOCAL_TESTS, TESTS
 from tensorcap_formats.dtypes import Array, dtype
 from tensorcap_formats.errors import UsageError
 from tests.comparison.limits_table import limits_table, written_table

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tensorcap.comparison.comparison import Comparison
-from tensorcap.comparison.pipeline import compare
+from tensorcap.comparison import Comparison, compare
 from tests.zoo.deep_mistakes import MISTAKES
 from tests.zoo.deep_models import ARCHITECTURES, SCALES, archive_of, make
 

@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.comparison.preflight.checklist import Preflight, preflight
-from tensorcap.comparison.preflight.configuration import config_differences
-from tensorcap.comparison.preflight.item import Item
+from tensorcap.comparison.preflight import Item, Preflight, config_differences, preflight
 from tensorcap_formats.dtypes import Array
 
 MakeArchive = Callable[..., Any]

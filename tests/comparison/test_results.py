@@ -12,10 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.comparison.comparison import Comparison
-from tensorcap.comparison.pipeline import compare, compare_records
-from tensorcap.comparison.ranking import by_module, shade, worst
-from tensorcap.comparison.thresholds import Thresholds
+from tensorcap.comparison import Comparison, Thresholds, by_module, compare, compare_records, shade, worst
 from tensorcap.reports.decoding import decode_as
 from tensorcap.reports.examination import examine
 from tensorcap.reports.results import Result, judge_again, load_result, save_result

@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.comparison.comparison import Comparison
-from tensorcap.comparison.pipeline import compare
-from tensorcap.comparison.thresholds import METRICS, Thresholds, metric_named
+from tensorcap.comparison import METRICS, Comparison, Thresholds, compare, metric_named
 from tensorcap_formats.errors import ReadError, UsageError
 
 MakeArchive = Callable[..., Any]

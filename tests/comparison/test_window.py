@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.runs.window import array_summary, parse_window, read_window, summary, write_npy
+from tensorcap.runs import array_summary, parse_window, read_window, summary, write_npy
 from tensorcap_formats.dtypes import Array, dtype
 from tensorcap_formats.errors import UsageError, WriteError
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.diagnosis.diagnosis import Diagnosis, diagnose
+from tensorcap.diagnosis import Diagnosis, diagnose
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.open import open_archive
 from tests.support.archives import write_archive

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.diagnosis.diagnosis import Diagnosis
+from tensorcap.diagnosis import Diagnosis
 from tensorcap_formats.dtypes import Array
 from tests.diagnosis.conftest import Diagnose
 from tests.support.floats import to_bfloat16

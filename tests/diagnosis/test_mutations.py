@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tensorcap.adapters.edits import Added, CallMutation, Filled, Ordered, Rerun, Shifted
-from tensorcap.diagnosis.diagnosis import Diagnosis, diagnose
-from tensorcap.localization.localization import localize
-from tensorcap.rerun.module_replay import replay_within
-from tensorcap.runs.views import PartialArchive
-from tensorcap.session.capture_session import capture_workload
-from tensorcap.workload.workload import Workload
+from tensorcap.adapters import Added, CallMutation, Filled, Ordered, Rerun, Shifted
+from tensorcap.diagnosis import Diagnosis, diagnose
+from tensorcap.localization import localize
+from tensorcap.rerun import replay_within
+from tensorcap.runs import PartialArchive
+from tensorcap.session import capture_workload
+from tensorcap.workload import Workload
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.open import open_archive
 from tests.support.archives import write_archive

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.diagnosis.scoring import Hypothesis, Scorer, rank_explanations
+from tensorcap.diagnosis import Hypothesis, Scorer, rank_explanations
 from tensorcap_formats.errors import UsageError
 from tests.diagnosis.conftest import Diagnose
 

@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from tensorcap.workload.workload import Workload
+from tensorcap.workload import Workload
 
 NORM = "model.layers.1.post_attention_layernorm"
 Plant = Callable[[Any], None]

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import tensorcap
-from tensorcap.localization.weights import compare_weights
+from tensorcap.localization import compare_weights
 from tensorcap.verification import Runnable, verify
-from tensorcap.workload.workload import Workload
+from tensorcap.workload import Workload
 from tests.support.progress import RecordedProgress
 
 X = torch.linspace(-1, 1, 12).reshape(2, 6)

@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensorcap.alignment.mapping import Alignment, Entry
-from tensorcap.localization.archive_bisection import Bisection, bisect_archives
-from tensorcap.localization.bisection import bisect
-from tensorcap.workload.workload import Workload
+from tensorcap.alignment import Alignment, Entry
+from tensorcap.localization import Bisection, bisect, bisect_archives
+from tensorcap.workload import Workload
 from tensorcap_formats.dtypes import DTYPES, Array
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.open import open_archive

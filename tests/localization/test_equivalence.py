@@ -18,7 +18,7 @@ from tensorcap.reports.equivalence import (
     stage3,
     write_stage,
 )
-from tensorcap.rerun.own_errors import OwnError
+from tensorcap.rerun import OwnError
 from tensorcap_formats.errors import ReadError, UsageError
 
 # R of each component, in execution order: the method's documents say that the earliest step is to blame

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import tensorcap
-from tensorcap.localization.live_bisection import bisect_live
-from tensorcap.workload.workload import Workload
+from tensorcap.localization import bisect_live
+from tensorcap.workload import Workload
 from tensorcap_formats.errors import UsageError
 from tests.support.progress import RecordedProgress
 

@@ -11,18 +11,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tensorcap.alignment.mapping import Alignment, Entry
-from tensorcap.comparison.pipeline import compare
-from tensorcap.diagnosis.diagnosis import Diagnosis
-from tensorcap.diagnosis.scoring import Explanation
-from tensorcap.localization.curves import Curve, CurvePoint, change_points
-from tensorcap.localization.evidence import Evidence, EvidenceSource
-from tensorcap.localization.localization import localize
-from tensorcap.localization.ranking import rank_suspects
-from tensorcap.localization.suspect import Suspect
+from tensorcap.alignment import Alignment, Entry
+from tensorcap.comparison import compare
+from tensorcap.diagnosis import Diagnosis, Explanation
+from tensorcap.localization import (
+    Curve,
+    CurvePoint,
+    Evidence,
+    EvidenceSource,
+    Suspect,
+    change_points,
+    localize,
+    rank_suspects,
+)
 from tensorcap.reports.suspects import context_lines, suspect_lines
-from tensorcap.session.capture_session import capture_workload
-from tensorcap.workload.workload import Workload
+from tensorcap.session import capture_workload
+from tensorcap.workload import Workload
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.open import open_archive

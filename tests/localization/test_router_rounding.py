@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tensorcap.rerun.module_replay import replay
-from tensorcap.session.capture_session import capture_workload
-from tensorcap.workload.workload import Workload
+from tensorcap.rerun import replay
+from tensorcap.session import capture_workload
+from tensorcap.workload import Workload
 
 WEIGHTS = "0/router/output.1"
 

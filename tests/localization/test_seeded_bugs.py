@@ -16,12 +16,10 @@ import pytest
 import torch
 from torch import nn
 
-from tensorcap.comparison.comparison import Comparison
-from tensorcap.comparison.pipeline import compare
-from tensorcap.rerun.injection import inject
-from tensorcap.rerun.module_replay import replay
-from tensorcap.session.capture_session import capture_workload
-from tensorcap.workload.workload import Workload
+from tensorcap.comparison import Comparison, compare
+from tensorcap.rerun import inject, replay
+from tensorcap.session import capture_workload
+from tensorcap.workload import Workload
 from tests.localization.llama import Plant, low_sum, narrow, normed, without_activation
 from tests.support.transformers_models import random_model
 

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor, nn
 
 import tensorcap
-from tensorcap.alignment.aligned import align
+from tensorcap.alignment import align
 from tensorcap.reports.error_plot import plot_errors
 from tensorcap.reports.layer_report import Layer, depth_of
 from tensorcap.verification import Runnable, verify
-from tensorcap.workload.port import Port
-from tensorcap.workload.workload import Workload
+from tensorcap.workload import Port, Workload
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.open import opened
 from tests.alignment.ports import llama

@@ -15,7 +15,7 @@ from max.nn.layer import Module, add_layer_hook, layer
 import tensorcap
 from tensorcap import MaxModel, Workload, open_archive
 from tensorcap.adapters.max import engine, graph_builder
-from tensorcap.session.capture_session import capture_workload
+from tensorcap.session import capture_workload
 from tensorcap_formats.errors import UsageError
 from tests.max.nets import (
     AFTER,

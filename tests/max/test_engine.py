@@ -17,7 +17,7 @@ from tensorcap import MaxModel, Workload
 from tensorcap.adapters.max import engine, tensors
 from tensorcap.adapters.max.description import describe
 from tensorcap.adapters.max.modules import devices_of, tree
-from tensorcap.session.capture_session import capture_workload
+from tensorcap.session import capture_workload
 from tensorcap_formats.dtypes import DTYPES
 from tensorcap_formats.errors import CaptureError
 from tests.max.nets import TYPES, X, chain

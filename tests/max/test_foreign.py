@@ -18,9 +18,9 @@ from max.nn.layer import Layer, Module
 
 import tensorcap
 from tensorcap import open_archive
-from tensorcap.recording.substitution import Substitution
-from tensorcap.session.program import ScriptRun
-from tensorcap.workload.script import Script
+from tensorcap.recording import Substitution
+from tensorcap.session import ScriptRun
+from tensorcap.workload import Script
 from tensorcap_formats.errors import CaptureError
 from tests.max.nets import AFTER, TYPES, Chain, Scale, X, chain, in_subgraph, somebody_elses, with_wrong_first
 

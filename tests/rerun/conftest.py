@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import tensorcap
-from tensorcap.recording.substitution import Slot, Substitution
-from tensorcap.session.capture_session import Capture
+from tensorcap.recording import Slot, Substitution
+from tensorcap.session import Capture
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.open import open_archive

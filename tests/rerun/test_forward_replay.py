@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from tensorcap.rerun.module_replay import replay
-from tensorcap.session.capture_session import capture_workload
-from tensorcap.workload.workload import Workload
+from tensorcap.rerun import replay
+from tensorcap.session import capture_workload
+from tensorcap.workload import Workload
 from tensorcap_formats.errors import UsageError
 from tests.localization.llama import (
     NORM,

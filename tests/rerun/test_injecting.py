@@ -14,14 +14,11 @@ import torch
 from torch import nn
 
 import tensorcap
-from tensorcap.alignment.aligned import align
-from tensorcap.alignment.mapping import Alignment, Entry
-from tensorcap.comparison.comparison import Comparison
-from tensorcap.comparison.pair import Pair
-from tensorcap.comparison.pipeline import compare
-from tensorcap.rerun.injection import inject, reverse
-from tensorcap.session.capture_session import Capture, capture_workload
-from tensorcap.workload.workload import Workload
+from tensorcap.alignment import Alignment, Entry, align
+from tensorcap.comparison import Comparison, Pair, compare
+from tensorcap.rerun import inject, reverse
+from tensorcap.session import Capture, capture_workload
+from tensorcap.workload import Workload
 from tensorcap_formats.errors import TensorNotFoundError
 from tensorcap_formats.open import open_archive
 from tests.alignment.ports.capturing import is_close
@@ -411,7 +408,7 @@ def test_a_sum_goes_into_its_first_tensor_and_irreversible_steps_give_none(
 
 @pytest.mark.spec("INJ-10")
 def test_matched_tokens_are_put_in_the_places_of_the_same_tokens(tmp_path: Path) -> None:
-    from tensorcap.alignment.tokens.alignment import TokenRule
+    from tensorcap.alignment.tokens import TokenRule
 
     class Embedding(nn.Module):
         def __init__(self) -> None:

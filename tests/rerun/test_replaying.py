@@ -11,12 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from tensorcap.localization.localization import localize
-from tensorcap.rerun.module_replay import replay
-from tensorcap.rerun.own_errors import OwnError, shares_off
-from tensorcap.rerun.replay_result import Replay
-from tensorcap.session.capture_session import capture_workload
-from tensorcap.workload.workload import Workload
+from tensorcap.localization import localize
+from tensorcap.rerun import OwnError, Replay, replay, shares_off
+from tensorcap.session import capture_workload
+from tensorcap.workload import Workload
 from tensorcap_formats.errors import UsageError
 from tests.localization.llama import (
     NORM,

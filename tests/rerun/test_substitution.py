@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import tensorcap
-from tensorcap.recording.substitution import Substitution
+from tensorcap.recording import Substitution
 from tensorcap_formats.errors import TensorNotFoundError, UsageError
 from tensorcap_formats.open import open_archive
 from tests.rerun.conftest import Archived, slot_of

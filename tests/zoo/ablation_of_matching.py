@@ -23,12 +23,10 @@ import torch
 from torch import nn
 
 import tensorcap
-from tensorcap.alignment.links import Link
-from tensorcap.alignment.match import parameter_pairs, proposal
-from tensorcap.alignment.match.proposal import By, propose
-from tensorcap.alignment.resolution import resolve
-from tensorcap.runs.record_kinds import is_parameter
-from tensorcap.session.capture_session import capture_workload
+from tensorcap.alignment import Link, resolve
+from tensorcap.alignment.match import By, parameter_pairs, proposal, propose
+from tensorcap.runs import is_parameter
+from tensorcap.session import capture_workload
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import Key
 from tests.alignment.conftest import PORTS

@@ -20,18 +20,21 @@ from unittest.mock import patch
 
 import torch
 
-from tensorcap.comparison.pair import ABSENT, Finding
-from tensorcap.comparison.pipeline import compare
-from tensorcap.comparison.policy_tests.context import Context, PolicyTest
-from tensorcap.comparison.policy_tests.tests import TESTS
-from tensorcap.diagnosis.context import PairContext
-from tensorcap.diagnosis.diagnosis import FAMILIES, Diagnosis, Family, diagnose
-from tensorcap.diagnosis.scoring import Explanation, Hypothesis, rank_explanations
-from tensorcap.localization import ranking
-from tensorcap.localization.localization import localize
-from tensorcap.localization.suspect import Localization, find_mistake
-from tensorcap.rerun.own_errors import BAD, OwnError
-from tensorcap.session.capture_session import capture_workload
+from tensorcap.comparison import ABSENT, Finding, compare
+from tensorcap.comparison.policy_tests import TESTS, Context, PolicyTest
+from tensorcap.diagnosis import (
+    FAMILIES,
+    Diagnosis,
+    Explanation,
+    Family,
+    Hypothesis,
+    PairContext,
+    diagnose,
+    rank_explanations,
+)
+from tensorcap.localization import Localization, find_mistake, localize, ranking
+from tensorcap.rerun import BAD, OwnError
+from tensorcap.session import capture_workload
 from tests.zoo.catalogue import ENTRIES
 from tests.zoo.deep_mistakes import MISTAKES as DEEP_MISTAKES
 from tests.zoo.deep_models import archive_of, make

@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 import transformers
 
-from tensorcap.workload.workload import Workload
+from tensorcap.workload import Workload
 
 VOCABULARY: Final = 256
 _MATRIX_STD: Final = 0.06

@@ -21,11 +21,9 @@ from typing import Final
 
 import torch
 
-from tensorcap.comparison.pair import Finding
-from tensorcap.comparison.policy import POLICY
-from tensorcap.rerun.module_replay import replay
-from tensorcap.rerun.own_errors import OwnError
-from tensorcap.session.capture_session import capture_workload
+from tensorcap.comparison import POLICY, Finding
+from tensorcap.rerun import OwnError, replay
+from tensorcap.session import capture_workload
 from tests.zoo.architectures import ARCHITECTURES
 from tests.zoo.catalogue import ENTRIES
 from tests.zoo.effect import is_exercised

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tensorcap.workload.workload import Workload
+from tensorcap.workload import Workload
 from tensorcap_formats.keys import ROOT_SITE
 from tests.zoo.architectures import ARCHITECTURES, make
 from tests.zoo.entry import Mistake

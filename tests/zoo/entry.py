@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tensorcap.workload.workload import Workload
+from tensorcap.workload import Workload
 from tests.zoo.architectures import ARCHITECTURES, make
 
 Kind = Literal[

@@ -8,12 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from tensorcap.comparison.pair import ABSENT
-from tensorcap.comparison.pipeline import compare
-from tensorcap.localization.localization import localize
-from tensorcap.localization.suspect import Localization
+from tensorcap.comparison import ABSENT, compare
+from tensorcap.localization import Localization, localize
 from tensorcap.rerun import module_replay
-from tensorcap.workload.workload import Workload
+from tensorcap.workload import Workload
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Final
 
 import torch
 
-from tensorcap.session.capture_session import capture_workload
+from tensorcap.session import capture_workload
 from tests.zoo.architectures import ARCHITECTURES
 from tests.zoo.catalogue import ENTRIES
 from tests.zoo.effect import is_exercised

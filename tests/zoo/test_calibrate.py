@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tensorcap.comparison.pair import Finding
-from tensorcap.rerun.own_errors import OwnError
+from tensorcap.comparison import Finding
+from tensorcap.rerun import OwnError
 from tests.zoo import calibrate
 from tests.zoo.calibrate import LIMITS, Value, rows_of, table, values_of
 from tests.zoo.catalogue import ENTRIES

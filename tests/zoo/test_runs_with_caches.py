@@ -11,10 +11,10 @@ import pytest
 import torch
 import transformers
 
-from tensorcap.comparison.pipeline import compare
-from tensorcap.localization.localization import localize
-from tensorcap.session.capture_session import capture_workload
-from tensorcap.workload.workload import Workload
+from tensorcap.comparison import compare
+from tensorcap.localization import localize
+from tensorcap.session import capture_workload
+from tensorcap.workload import Workload
 from tests.zoo.architectures import VOCABULARY, make
 
 PROMPT = 34

@@ -13,8 +13,8 @@ from tensorcap_cli.text.output import print_json
 from tensorcap_cli.text.progress import spinner
 
 if TYPE_CHECKING:
-    from tensorcap.alignment.mapping import Alignment
-    from tensorcap.alignment.match.proposal import By
+    from tensorcap.alignment import Alignment
+    from tensorcap.alignment.match import By
 
 
 @click.command("align", cls=Command, short_help="Find which tensors of two archives belong together.")
@@ -61,7 +61,7 @@ def command(
     Exit status: 0 every tensor of REF is mapped, or it is known why not; 1 one is neither; 2 wrong usage, or
     a map that does not fit; 3 an archive cannot be read.
     """
-    from tensorcap.alignment.aligned import align
+    from tensorcap.alignment import align
     from tensorcap_formats.open import open_archive
 
     if mapping is None and by == "none":
@@ -92,11 +92,11 @@ def command(
 def _write(alignment: Alignment, output: str, title: str, *, replace: bool) -> None:
     """Write a mapping in the form that the file's name asks for."""
     if output.endswith(".json"):
-        from tensorcap.alignment.equivalence_map import write_component_mapping
+        from tensorcap.alignment import write_component_mapping
 
         for remark in write_component_mapping(alignment, output, replace=replace):
             click.echo(f"note: {remark}", err=True)
     else:
-        from tensorcap.alignment.map_file import write_map
+        from tensorcap.alignment import write_map
 
         write_map(alignment, output, title=title, replace=replace)

@@ -95,7 +95,7 @@ def command(
 def _bisect_archives(
     reference: str, target: str, mapping: str | None, limits: dict[str, Any], *, as_json: bool
 ) -> int:
-    from tensorcap.localization.archive_bisection import bisect_archives
+    from tensorcap.localization import bisect_archives
     from tensorcap_cli.text.bisection import print_bisection
 
     with spinner("bisecting") as bar:
@@ -113,7 +113,7 @@ def _bisect_live(
     *,
     as_json: bool,
 ) -> int:
-    from tensorcap.localization.live_bisection import bisect_live
+    from tensorcap.localization import bisect_live
     from tensorcap_cli.text.bisection import print_live_bisection
     from tensorcap_formats.open import open_archive
 
@@ -153,9 +153,8 @@ def _counting(bar: Bar | None) -> _Counted | None:
 
 def _reference_ops(trusted: Archive, path: Path, sites: tuple[str, ...]) -> Path:
     """Run the reference again, as its archive says, for the ops of some modules."""
-    from tensorcap.session.capture_session import capture_workload
-    from tensorcap.session.recipe import Recipe
-    from tensorcap.workload.workload import archived_inputs
+    from tensorcap.session import Recipe, capture_workload
+    from tensorcap.workload import archived_inputs
 
     workload = Recipe.of(trusted).build(archived_inputs(trusted))
     capture_workload(workload, path, level="op", ops_in=sites)

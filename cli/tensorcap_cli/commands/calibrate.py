@@ -59,8 +59,7 @@ def command(
     Exit status: 0 written; 2 wrong usage, too few passing runs or too few tensors; 3 an archive cannot be
     read.
     """
-    from tensorcap.comparison.calibration import CALIBRATED
-    from tensorcap.comparison.calibration_runs import calibrate, write_calibration
+    from tensorcap.comparison import CALIBRATED, calibrate, write_calibration
 
     done = calibrate(
         archives,

@@ -134,7 +134,7 @@ def max_command(
 def _capture(
     framework: str, model: str | None, like: str | None, options: dict[str, Any], *, as_json: bool
 ) -> None:
-    from tensorcap.session.capture_session import capture_workload
+    from tensorcap.session import capture_workload
     from tensorcap_formats.open import open_archive
 
     with ExitStack() as files:

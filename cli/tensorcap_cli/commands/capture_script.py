@@ -13,7 +13,7 @@ from tensorcap_cli.text.capture import print_outcome
 from tensorcap_cli.text.progress import StageLines
 
 if TYPE_CHECKING:
-    from tensorcap.session.program import ScriptRun
+    from tensorcap.session import ScriptRun
 
 
 @click.command("script", cls=Command, context_settings={"allow_interspersed_args": False})
@@ -59,8 +59,8 @@ def script_command(
     Exit status: that of the script if it is not 0. Else 0 captured; 1 nothing was, or not all that was
     asked for; 2 wrong usage, before the script runs or as soon as the model is known; 130 interrupted.
     """
-    from tensorcap.session.program import ScriptRun
-    from tensorcap.workload.script import Script
+    from tensorcap.session import ScriptRun
+    from tensorcap.workload import Script
     from tensorcap_formats.errors import UsageError
 
     recording = recording_arguments(options, None, as_json=as_json)
@@ -90,7 +90,7 @@ def script_command(
 
 def _print_end(run: ScriptRun, *, as_json: bool) -> int:
     """Print what came of a run, save what is told as an error."""
-    from tensorcap.session.program import calls_text
+    from tensorcap.session import calls_text
     from tensorcap_formats.errors import TensorcapError
 
     if isinstance(run.error, TensorcapError) and run.error.hint:

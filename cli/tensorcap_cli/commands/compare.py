@@ -22,8 +22,7 @@ from tensorcap_cli.text.output import print_json, print_json_pieces, split_key
 from tensorcap_cli.text.progress import byte_bar
 
 if TYPE_CHECKING:
-    from tensorcap.comparison.comparison import Comparison
-    from tensorcap.comparison.examination import Examination
+    from tensorcap.comparison import Comparison, Examination
     from tensorcap_formats.archive import Archive
 
 _ON_ARCHIVES: Final = (
@@ -146,7 +145,7 @@ def command(
     if why is not None:
         _print_why(comparison, why, as_json=as_json)
     elif as_json:
-        from tensorcap.comparison.comparison import json_pieces
+        from tensorcap.comparison import json_pieces
 
         print_json_pieces(json_pieces(comparison, examination))
     else:
@@ -159,7 +158,7 @@ def command(
 
 
 def _print_why(comparison: Comparison, key: str, *, as_json: bool) -> None:
-    from tensorcap.comparison.explanation import explain
+    from tensorcap.comparison import explain
 
     explanation = explain(comparison, key)
     if as_json:
@@ -180,8 +179,8 @@ def _check_folders(**outputs: str | None) -> None:
 def _compared(
     reference: str, target: str, metrics: tuple[str, ...], whole: bool, options: dict[str, Any]
 ) -> tuple[Comparison, Examination]:
-    from tensorcap.alignment.aligned import in_reference_layout, sides
-    from tensorcap.comparison.pipeline import compare, compare_records
+    from tensorcap.alignment import in_reference_layout, sides
+    from tensorcap.comparison import compare, compare_records
     from tensorcap.reports.examination import examine
     from tensorcap_cli.text.rows import LOGIT_COLUMNS, ROUTING_COLUMNS
     from tensorcap_formats.open import open_archive
@@ -248,7 +247,7 @@ def _is_single(archive: Archive) -> bool:
 
 
 def _saved(path: str, options: dict[str, Any]) -> tuple[Comparison, Examination]:
-    from tensorcap.comparison.thresholds import Thresholds
+    from tensorcap.comparison import Thresholds
     from tensorcap.reports.results import judge_again, load_result
 
     for name, value in options.items():

@@ -48,7 +48,7 @@ def command(
     Exit status: 0 written; 1 DIR is not empty, or could not be written; 2 wrong usage, a glob that matches
     nothing, or a tensor that the format has no place for; 3 ARCHIVE cannot be read.
     """
-    from tensorcap.adapters.dumps import export
+    from tensorcap.adapters import export
     from tensorcap_formats.open import open_archive
 
     with open_archive(source) as opened, byte_bar("exporting") as bar:

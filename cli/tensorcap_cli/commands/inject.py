@@ -73,7 +73,7 @@ def command(
     Exit status: 0 all that was asked for was replaced wherever it was called; 1 something was not, or the
     run failed; 2 wrong usage, or a tensor that does not fit; 3 an input file cannot be read.
     """
-    from tensorcap.rerun.injection import inject
+    from tensorcap.rerun import inject
     from tensorcap_cli.text.injection import print_injection
     from tensorcap_formats.errors import UsageError
     from tensorcap_formats.open import open_archive

@@ -23,8 +23,8 @@ from tensorcap_cli.options.sections import Command
 from tensorcap_cli.text.progress import StageLines
 
 if TYPE_CHECKING:
-    from tensorcap.localization.suspect import Localization
-    from tensorcap.workload.workload import Workload
+    from tensorcap.localization import Localization
+    from tensorcap.workload import Workload
     from tensorcap_formats.archive import Archive
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -95,7 +95,7 @@ def localize_sides(reference: str, target: str | None, options: dict[str, Any]) 
     Returns:
         The localization, and a note for the user, which may be empty.
     """
-    from tensorcap.localization.localization import localize
+    from tensorcap.localization import localize
     from tensorcap_formats.open import open_archive
 
     model, target_model = options.pop("reference_model"), options.pop("target_model")

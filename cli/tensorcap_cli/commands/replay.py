@@ -70,7 +70,7 @@ def command(
     Exit status: 0 nothing is suspect; 1 something is, was not judged, or is missing in TGT, or the run does
     not repeat itself; 2 wrong usage; 3 an input file cannot be read.
     """
-    from tensorcap.rerun.module_replay import replay
+    from tensorcap.rerun import replay
     from tensorcap_cli.text.replay import print_replay
     from tensorcap_formats.open import open_archive
 

@@ -98,7 +98,7 @@ def command(
         if key is None:
             _show_run(opened, as_json)
         else:
-            from tensorcap.runs.views import find_tensor
+            from tensorcap.runs import find_tensor
 
             holder = find_tensor(opened, key)
             _show_tensor(opened, holder, holder.get(key) if holder is opened else holder.records[0], request)
@@ -156,7 +156,7 @@ def _show_points(points: Sequence[PointInfo]) -> None:
 
 def _show_tensor(archive: Archive, holder: Archive, record: Record, request: _Request) -> None:
     """Show a tensor as asked; a view has a holder of its own."""
-    from tensorcap.runs.window import parse_window, read_window
+    from tensorcap.runs import parse_window, read_window
 
     index = request.part
     window = parse_window(index, record.shape) if index is not None else None
@@ -172,7 +172,7 @@ def _show_tensor(archive: Archive, holder: Archive, record: Record, request: _Re
 
 
 def _write(archive: Archive, record: Record, path: str, window: Any, force: bool) -> None:
-    from tensorcap.runs.window import write_npy
+    from tensorcap.runs import write_npy
 
     written = write_npy(archive, record, path, window=window, replace=force)
     note = "" if written.name == record.dtype.name else f", widened from {record.dtype.name}"
@@ -190,7 +190,7 @@ def _as_json(archive: Archive, record: Record, index: str | None, values: Any) -
 
 
 def _print_tensor(archive: Archive, holder: Archive, record: Record, index: str | None, window: Any) -> None:
-    from tensorcap.runs.window import array_summary, read_window, summary
+    from tensorcap.runs import array_summary, read_window, summary
 
     part = array_summary(read_window(holder, record, window)) if window is not None else None
     place = f"number {record.order} in execution order" if archive.is_ordered else "execution order unknown"

@@ -13,8 +13,8 @@ from tensorcap_cli.options.sections import Command
 from tensorcap_cli.text.output import print_json
 
 if TYPE_CHECKING:
-    from tensorcap.alignment.names.tree_difference import TreeDifference
-    from tensorcap.runs.tree import Tree
+    from tensorcap.alignment.names import TreeDifference
+    from tensorcap.runs import Tree
 
 _FORMATS = ("text", "full", "compressed", "paths")
 _SAME_NAMES = "The names are equal; types and shapes are not known on both sides."
@@ -79,7 +79,7 @@ def command(
         raise click.UsageError("--json and --format exclude each other.")
     given = {name: value for name, value in options.items() if value}
     if "config" in given:
-        from tensorcap.session.recipe import parse_setting
+        from tensorcap.session import parse_setting
 
         given["config"] = dict(map(parse_setting, given["config"]))
     if given and not any(is_workload(path) for path in (source, other) if path):
@@ -91,10 +91,10 @@ def command(
 
 
 def _tree(path: str, options: dict[str, Any]) -> Tree:
-    from tensorcap.runs.tree import Tree
+    from tensorcap.runs import Tree
 
     if is_workload(path):
-        from tensorcap.session.recipe import Recipe
+        from tensorcap.session import Recipe
         from tensorcap_formats.run_info import RunInfo
 
         recipe = Recipe(path, options if not path.rpartition(":")[0].endswith(".py") else {})
@@ -111,7 +111,7 @@ def _tree(path: str, options: dict[str, Any]) -> Tree:
 def _print(tree: Tree, form: str, depth: int | None, *, params: bool, as_json: bool) -> None:
     import json
 
-    from tensorcap.runs.tree import compressed, full, paths, tree_lines
+    from tensorcap.runs import compressed, full, paths, tree_lines
 
     if as_json:
         facts = _facts(tree)
@@ -148,7 +148,7 @@ def _facts(tree: Tree) -> dict[str, Any]:
 
 
 def _parameters(tree: Tree, depth: int | None) -> dict[str, Any]:
-    from tensorcap.runs.tree import paths
+    from tensorcap.runs import paths
 
     shown = {"", *paths(tree.root, depth)}
     return {
@@ -161,7 +161,7 @@ def _parameters(tree: Tree, depth: int | None) -> dict[str, Any]:
 
 def _print_differences(reference: Tree, target: Tree, *, as_json: bool) -> int:
     """Print what differs, and give the exit status."""
-    from tensorcap.alignment.names.tree_difference import tree_differences
+    from tensorcap.alignment.names import tree_differences
 
     found = tree_differences(reference, target)
     if as_json:

@@ -19,8 +19,7 @@ from tensorcap_cli.text.progress import StageLines
 
 if TYPE_CHECKING:
     from tensorcap.verification import Runnable
-    from tensorcap.workload.port import Port
-    from tensorcap.workload.workload import Workload
+    from tensorcap.workload import Port, Workload
     from tensorcap_formats.archive import Archive
 
 _OF_FUNCTIONS: Final = ("dtype", "device", "num_hidden_layers", "perturb", "seed")
@@ -78,7 +77,7 @@ def command(
     usage; 3 an archive or a tensor cannot be read.
     """
     from tensorcap.verification import verify
-    from tensorcap.workload.port import load_port
+    from tensorcap.workload import load_port
 
     port = load_port(reference) if target is None else None
     if port is not None:
@@ -108,7 +107,7 @@ def command(
 
 
 def _of_port(port: Port, options: dict[str, Any]) -> tuple[Runnable, Runnable]:
-    from tensorcap.adapters.protocol import adapter_for
+    from tensorcap.adapters import adapter_for
     from tensorcap.verification import Runnable
 
     given = {name: value for name, value in options.items() if value not in (None, False, ())}
@@ -170,7 +169,7 @@ def _generates(reference: Archive, options: Mapping[str, Any]) -> bool:
 
 def _for(path: str, options: dict[str, Any]) -> dict[str, Any]:
     """The options that a workload takes: a function of the user's makes its own inputs."""
-    from tensorcap.session.recipe import Recipe
+    from tensorcap.session import Recipe
 
     if Recipe(path).kind == "huggingface":
         return options

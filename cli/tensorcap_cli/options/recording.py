@@ -117,7 +117,7 @@ def recording_arguments(
     Raises:
         UsageError: Options contradict each other, or one cannot be read.
     """
-    from tensorcap.recording.plain_log import PlainLog
+    from tensorcap.recording import PlainLog
     from tensorcap_formats.errors import UsageError
     from tensorcap_formats.run_info import ScopeInfo
 

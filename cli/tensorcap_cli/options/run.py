@@ -11,8 +11,8 @@ import click
 from tensorcap_cli.options.sections import RunOption
 
 if TYPE_CHECKING:
-    from tensorcap.session.recipe import Recipe
-    from tensorcap.workload.workload import StoredInput
+    from tensorcap.session import Recipe
+    from tensorcap.workload import StoredInput
     from tensorcap_formats.archive import Archive
 
 _ARCHIVES: Final = (".h5", ".hdf5", ".zarr", ".safetensors", ".npz", ".npy", ".pt")
@@ -157,8 +157,8 @@ def make_recipe(
     Raises:
         UsageError: There is no model, or the archive does not say how its run was made.
     """
-    from tensorcap.session.recipe import INPUT_OPTIONS, parse_setting
-    from tensorcap.workload.workload import archived_inputs
+    from tensorcap.session import INPUT_OPTIONS, parse_setting
+    from tensorcap.workload import archived_inputs
 
     given = {
         name: value
@@ -184,8 +184,8 @@ def make_target_recipe(
     2. A Hugging Face model runs on the archive's inputs, unless the options have others.
     3. A function's workload has inputs of its own.
     """
-    from tensorcap.session.recipe import INPUT_OPTIONS
-    from tensorcap.workload.workload import archived_inputs
+    from tensorcap.session import INPUT_OPTIONS
+    from tensorcap.workload import archived_inputs
 
     recipe, inputs = make_recipe(model, before if model is None else None, options)
     if model is not None and recipe.kind == "huggingface" and not any(options.get(n) for n in INPUT_OPTIONS):
@@ -194,7 +194,7 @@ def make_target_recipe(
 
 
 def _recipe(model: str | None, given: dict[str, Any], framework: str | None) -> Recipe:
-    from tensorcap.session.recipe import Recipe
+    from tensorcap.session import Recipe
     from tensorcap_formats.errors import UsageError
 
     if model is None:
@@ -204,7 +204,7 @@ def _recipe(model: str | None, given: dict[str, Any], framework: str | None) -> 
 
 def _recipe_like(before: Archive, given: dict[str, Any]) -> Recipe:
     """The recipe of an archive, with changes."""
-    from tensorcap.session.recipe import Recipe
+    from tensorcap.session import Recipe
 
     recipe = Recipe.of(before)
     if "config" in given:

@@ -12,9 +12,7 @@ from tensorcap.wording import counted, one_line
 from tensorcap_cli.text.output import class_text
 
 if TYPE_CHECKING:
-    from tensorcap.comparison.comparison import Comparison
-    from tensorcap.comparison.examination import Examination
-    from tensorcap.comparison.pair import Pair
+    from tensorcap.comparison import Comparison, Examination, Pair
 
 _FEW: Final = 3  # of one reason have a row each
 _NAMES: Final = 6
@@ -23,7 +21,7 @@ _GROUPS: Final = 8
 
 def is_absent_place(pair: Pair) -> bool:
     """Whether the target lacks a place within a module, of which there may be hundreds."""
-    from tensorcap.comparison.pair import ABSENT
+    from tensorcap.comparison import ABSENT
 
     return pair.reference is not None and ":" in pair.reference.key.site and pair.status in ABSENT
 
@@ -34,7 +32,7 @@ def print_absent(comparison: Comparison, examination: Examination) -> frozenset[
     Returns:
         The keys of the pairs that were told of.
     """
-    from tensorcap.comparison.pair import ABSENT
+    from tensorcap.comparison import ABSENT
 
     ops: dict[str, list[Pair]] = {}
     reasons: dict[str, list[Pair]] = {}

@@ -11,10 +11,7 @@ from tensorcap.wording import counted, one_line
 from tensorcap_cli.text.comparison import side_text
 
 if TYPE_CHECKING:
-    from tensorcap.alignment.aligned import Aligned
-    from tensorcap.alignment.coverage import Coverage
-    from tensorcap.alignment.mapping import Entry, LeftOver
-    from tensorcap.alignment.order import Order
+    from tensorcap.alignment import Aligned, Coverage, Entry, LeftOver, Order
 
 _SHOWN: Final = 8  # unexplained tensors
 
@@ -26,7 +23,7 @@ def print_aligned(aligned: Aligned, *, show_all: bool) -> None:
         aligned: The mapping, and the two archives.
         show_all: Entries of arguments, and all reasons, too.
     """
-    from tensorcap.runs.archive_summary import ArchiveSummary
+    from tensorcap.runs import ArchiveSummary
 
     click.echo(f"reference  {side_text(ArchiveSummary.of(aligned.reference))}")
     click.echo(f"target     {side_text(ArchiveSummary.of(aligned.target.source))}")
@@ -67,7 +64,7 @@ def _print_entries(entries: Sequence[Entry], *, show_all: bool) -> None:
 
 
 def _indices(entry: Entry) -> str:
-    from tensorcap.alignment.mapping import values_text
+    from tensorcap.alignment import values_text
 
     found = (f"{name} = {values_text(values)}" for name, values in entry.variables.items())
     return "".join(f"   {text}" for text in found)
@@ -85,7 +82,7 @@ def _print_left_over(left_over: Sequence[LeftOver], side: str) -> None:
 
 def _folded(places: Iterable[str]) -> list[str]:
     """Places with `{i}` for numbers, and how many there are of each."""
-    from tensorcap.alignment.names.site_templates import fold
+    from tensorcap.alignment.names import fold
 
     found: dict[str, list[str]] = {}
     for place in places:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def headline(archive: Archive) -> str:
     """One line that says what an archive is and whether it is whole."""
-    from tensorcap.runs.archive_summary import ArchiveSummary
+    from tensorcap.runs import ArchiveSummary
 
     side, records = ArchiveSummary.of(archive), archive.records
     parts = [

@@ -10,9 +10,8 @@ from tensorcap.wording import counted, one_line
 from tensorcap_cli.text.output import class_text, number_text, print_json
 
 if TYPE_CHECKING:
-    from tensorcap.comparison.divergence import Divergence
-    from tensorcap.localization.archive_bisection import Bisection
-    from tensorcap.localization.live_bisection import LiveBisection
+    from tensorcap.comparison import Divergence
+    from tensorcap.localization import Bisection, LiveBisection
 
 
 def print_bisection(bisection: Bisection, *, as_json: bool) -> None:

@@ -11,9 +11,8 @@ from tensorcap.wording import counted, some
 from tensorcap_cli.text.output import print_json, print_table, size_text
 
 if TYPE_CHECKING:
-    from tensorcap.recording.plain_log import PlainLog
-    from tensorcap.recording.summary import Summary
-    from tensorcap.session.capture_session import Capture
+    from tensorcap.recording import PlainLog, Summary
+    from tensorcap.session import Capture
 
 _FEW: Final = 8  # as many names are printed, more are counted
 

@@ -15,10 +15,8 @@ from tensorcap_cli.text.preflight import print_preflight
 from tensorcap_cli.text.rows import print_modules, print_pairs
 
 if TYPE_CHECKING:
-    from tensorcap.comparison.comparison import Comparison
-    from tensorcap.comparison.examination import Examination
-    from tensorcap.comparison.pair import Pair
-    from tensorcap.runs.archive_summary import ArchiveSummary
+    from tensorcap.comparison import Comparison, Examination, Pair
+    from tensorcap.runs import ArchiveSummary
 
 _WORST: Final = 3
 _LONGEST: Final = 60  # characters of a value
@@ -175,7 +173,7 @@ def _print_first_within(comparison: Comparison, module: str, found: Pair) -> Non
 
 
 def _print_worst(comparison: Comparison, examination: Examination) -> None:
-    from tensorcap.comparison.ranking import worst
+    from tensorcap.comparison import worst
 
     if not comparison.is_of_archives:
         return
@@ -240,7 +238,7 @@ def _print_outcome(comparison: Comparison, examination: Examination) -> None:
 
 def _verdict(comparison: Comparison) -> tuple[str, str]:
     """The whole in one sentence, and its color."""
-    from tensorcap.comparison.pair import ABSENT
+    from tensorcap.comparison import ABSENT
 
     counts, divergence = comparison.counts, comparison.divergence
     if comparison.exit_status == 0:

@@ -10,8 +10,7 @@ from tensorcap.wording import counted, one_line
 from tensorcap_cli.text.output import DASH, number_text, percent_text, print_table
 
 if TYPE_CHECKING:
-    from tensorcap.diagnosis.diagnosis import Diagnosis
-    from tensorcap.diagnosis.scoring import Explanation
+    from tensorcap.diagnosis import Diagnosis, Explanation
 
 _NEAREST: Final = 5
 

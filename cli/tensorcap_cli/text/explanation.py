@@ -10,12 +10,12 @@ from tensorcap.wording import one_line
 from tensorcap_cli.text.output import DASH, print_table, short_number
 
 if TYPE_CHECKING:
-    from tensorcap.comparison.explanation import Explanation
+    from tensorcap.comparison import Explanation
 
 
 def print_explanation(explanation: Explanation) -> None:
     """Print each stage and test that looked at a pair, and which decided."""
-    from tensorcap.comparison.policy import describe_test
+    from tensorcap.comparison import describe_test
 
     click.secho(f"{explanation.key}: {explanation.status}, by {explanation.decided_by}", bold=True)
     click.echo()

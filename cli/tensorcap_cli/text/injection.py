@@ -12,8 +12,8 @@ from tensorcap.wording import counted, some
 from tensorcap_cli.text.output import print_json, print_table
 
 if TYPE_CHECKING:
-    from tensorcap.recording.substitution import Slot, Substitution
-    from tensorcap.session.capture_session import Capture
+    from tensorcap.recording import Slot, Substitution
+    from tensorcap.session import Capture
 
 _FEW: Final = 8  # as many slots of a kind are named
 
@@ -42,7 +42,7 @@ def print_injection(done: Capture, *, as_json: bool) -> int:
 
 def _is_done(substitution: Substitution) -> bool:
     """Whether no tensor was met that was asked for and not replaced, what objects hold aside."""
-    from tensorcap.recording.substitution import HELD
+    from tensorcap.recording import HELD
 
     return not any(
         slot.absent or (slot.status == "left" and slot.reason != HELD) for slot in substitution.slots

@@ -10,7 +10,7 @@ from tensorcap.wording import one_line
 from tensorcap_cli.text.output import print_json
 
 if TYPE_CHECKING:
-    from tensorcap.localization.suspect import Localization
+    from tensorcap.localization import Localization
 
 _SHOWN: Final = 5
 

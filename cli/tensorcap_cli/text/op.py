@@ -9,7 +9,7 @@ from tensorcap.wording import one_line
 from tensorcap_cli.text.output import class_text, cut
 
 if TYPE_CHECKING:
-    from tensorcap.runs.graph import Graph, Node, Value
+    from tensorcap.runs import Graph, Node, Value
     from tensorcap_formats.archive import Archive
     from tensorcap_formats.records import Record
 
@@ -19,8 +19,7 @@ _TAKERS: Final = 3
 
 def place_lines(archive: Archive, record: Record) -> Iterator[str]:
     """Say what is known of the place within a module that a record is of, a line each."""
-    from tensorcap.runs.graph import Graph
-    from tensorcap.runs.ops import passed_in
+    from tensorcap.runs import Graph, passed_in
     from tensorcap_formats.errors import TensorNotFoundError
 
     key = record.key

@@ -12,13 +12,8 @@ from tensorcap.wording import counted, one_line
 from tensorcap_cli.text.output import cosine_text, number_text, percent_text, upper_text
 
 if TYPE_CHECKING:
-    from tensorcap.comparison.comparison import Comparison
-    from tensorcap.comparison.examination import Examination
-    from tensorcap.comparison.pair import Pair
-    from tensorcap.metrics.difference import Difference
-    from tensorcap.metrics.location import Location
-    from tensorcap.metrics.logits import LogitDifference
-    from tensorcap.metrics.routing import RoutingDifference
+    from tensorcap.comparison import Comparison, Examination, Pair
+    from tensorcap.metrics import Difference, Location, LogitDifference, RoutingDifference
 
 _FEW: Final = 5
 _EVEN: Final = 2.0  # times what an index would hold if all held the same: below, none stands out
@@ -96,7 +91,7 @@ def print_location(location: Location, indent: str = "  ") -> None:
 
 def print_extras(comparison: Comparison, examination: Examination) -> None:
     """Print the pairs that are logits or choices of experts."""
-    from tensorcap.metrics.logits import are_logits
+    from tensorcap.metrics import are_logits
 
     is_named = not comparison.is_of_archives
     keys = {p.key for p in comparison.pairs if p.reference and (is_named or are_logits(p.reference.key))}

@@ -9,8 +9,7 @@ import click
 from tensorcap.wording import one_line
 
 if TYPE_CHECKING:
-    from tensorcap.comparison.preflight.checklist import Preflight
-    from tensorcap.comparison.preflight.item import Item
+    from tensorcap.comparison.preflight import Item, Preflight
 
 _ITEMS: Final = 10
 _MINOR: Final = 4
@@ -23,7 +22,7 @@ def print_preflight(found: Preflight, *, is_brief: bool) -> None:
         found: What was found.
         is_brief: Leave out what is equal, and most of what explains nothing.
     """
-    from tensorcap.comparison.preflight.item import item_text
+    from tensorcap.comparison.preflight import item_text
 
     explaining, minor = found.explaining, [item for item in found.items if not item.explains]
     if explaining:
@@ -50,7 +49,7 @@ def print_preflight(found: Preflight, *, is_brief: bool) -> None:
 
 
 def _short_item(item: Item) -> str:
-    from tensorcap.comparison.preflight.item import side_texts
+    from tensorcap.comparison.preflight import side_texts
 
     ours, theirs = side_texts(item, 24)
     return f"{one_line(item.name)} ({ours} / {theirs})"

@@ -10,7 +10,7 @@ from tensorcap.wording import counted, one_line
 from tensorcap_cli.text.output import DASH, number_text, print_json, print_table
 
 if TYPE_CHECKING:
-    from tensorcap.rerun.replay_result import Replay
+    from tensorcap.rerun import Replay
 
 _SHOWN: Final = 20
 
@@ -40,7 +40,7 @@ def print_replay(result: Replay, *, as_json: bool) -> None:
         color = "yellow" if result.exit_status else "green"
         click.secho(f"{what} an error of its own: {judged} within rounding.", fg=color, bold=True)
         return
-    from tensorcap.comparison.policy import describe_test
+    from tensorcap.comparison import describe_test
 
     rows = []
     for own in bad[:_SHOWN]:

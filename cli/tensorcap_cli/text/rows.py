@@ -23,10 +23,8 @@ from tensorcap_cli.text.output import (
 )
 
 if TYPE_CHECKING:
-    from tensorcap.comparison.comparison import Comparison
-    from tensorcap.comparison.examination import Examination
-    from tensorcap.comparison.pair import Pair
-    from tensorcap.metrics.logits import LogitDifference
+    from tensorcap.comparison import Comparison, Examination, Pair
+    from tensorcap.metrics import LogitDifference
 
 _ROWS: Final = 20
 _NARROW: Final = 130  # columns: below, a terminal gets fewer measures
@@ -72,7 +70,7 @@ def print_pairs(
         metrics: Columns in place of the usual ones.
         told: Keys of pairs that were told of already.
     """
-    from tensorcap.comparison.ranking import by_error
+    from tensorcap.comparison import by_error
 
     is_mapped = comparison.mapping is not None
     shown = [
@@ -112,7 +110,7 @@ def _colors(
     pair: Pair, examination: Examination, columns: Sequence[str], comparison: Comparison, count: int
 ) -> list[str | None]:
     """Status and key by the status; each metric by itself, which is no verdict."""
-    from tensorcap.comparison.ranking import shade
+    from tensorcap.comparison import shade
 
     of_status = _COLORS.get(pair.status, "red")
     precision = comparison.account.precision if comparison.account else ""
@@ -178,7 +176,7 @@ def _logit_cell(found: LogitDifference | None, name: str) -> str:
 
 
 def _where(pair: Pair) -> str:
-    from tensorcap.comparison.policy import describe_test
+    from tensorcap.comparison import describe_test
 
     d = pair.difference
     if pair.reason or d is None:
@@ -197,7 +195,7 @@ def _where(pair: Pair) -> str:
 
 def print_modules(comparison: Comparison, examination: Examination) -> None:
     """Print the spread of the error by class of module."""
-    from tensorcap.comparison.ranking import by_module
+    from tensorcap.comparison import by_module
 
     groups = by_module(comparison.pairs, examination.classes)
     rows = [
@@ -236,7 +234,7 @@ def check_metrics(names: Sequence[str]) -> None:
 
 def metric_names() -> list[str]:
     """What `--metric` takes."""
-    from tensorcap.metrics.difference import Difference
+    from tensorcap.metrics import Difference
 
     known = [name for name, kind in Difference.__annotations__.items() if _is_number(str(kind))]
     return [*known, "r", *LOGIT_COLUMNS, *ROUTING_COLUMNS]

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from tensorcap.adapters.torch.tensors import from_stored
-from tensorcap.workload.workload import StoredInput, archived_inputs
+from tensorcap.workload import StoredInput, archived_inputs
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import CaptureError, UsageError
 from tensorcap_formats.keys import ROOT_SITE

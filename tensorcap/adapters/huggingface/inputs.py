@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from tensorcap.adapters.torch.tensors import dtype_named, from_stored
-from tensorcap.workload.workload import StoredInput, archived_inputs
+from tensorcap.workload import StoredInput, archived_inputs
 from tensorcap_formats.errors import UsageError, abbreviate
 from tensorcap_formats.open import open_archive
 

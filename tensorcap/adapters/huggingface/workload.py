@@ -12,7 +12,7 @@ from tensorcap.adapters.huggingface.generation import Generation, quiet, tokens_
 from tensorcap.adapters.huggingface.inputs import load_arguments, vocabulary_size, with_forward_defaults
 from tensorcap.adapters.huggingface.model import load_config, load_model
 from tensorcap.adapters.torch.tensors import device_named
-from tensorcap.workload.workload import StoredInput, Workload
+from tensorcap.workload import StoredInput, Workload
 from tensorcap_formats.errors import UsageError, missing_package
 from tensorcap_formats.open import open_archive
 

@@ -18,11 +18,8 @@ from tensorcap.adapters.max.roots import Roots
 from tensorcap.adapters.max.tap import ModelTap
 from tensorcap.adapters.max.tensors import dtype_named
 from tensorcap.adapters.protocol import Adapter, CalledRoot, Site
-from tensorcap.recording.options import CaptureOptions
-from tensorcap.recording.recorder import Recorder
-from tensorcap.recording.substitution import Substitution
-from tensorcap.workload.sources import find_sources
-from tensorcap.workload.workload import StoredInput, Workload
+from tensorcap.recording import CaptureOptions, Recorder, Substitution
+from tensorcap.workload import StoredInput, Workload, find_sources
 from tensorcap_formats.errors import UsageError
 
 _A_LIST: Final = "a list, whose members are called one by one"

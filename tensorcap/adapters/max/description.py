@@ -11,8 +11,7 @@ from tensorcap.adapters.max.engine import VERSION, DeviceRef, Module
 from tensorcap.adapters.max.model import MaxModel
 from tensorcap.adapters.max.modules import devices_of, tree
 from tensorcap.adapters.max.parameters import own_weights
-from tensorcap.workload.metadata import jsonable, redact
-from tensorcap.workload.sources import class_name, file_of
+from tensorcap.workload import class_name, file_of, jsonable, redact
 from tensorcap_formats.keys import module_site
 
 

@@ -17,11 +17,8 @@ from tensorcap.adapters.max.playback import capture_prints, play_back, symbolic_
 from tensorcap.adapters.max.substitution import InjectedWeights
 from tensorcap.adapters.max.trace import Tracer
 from tensorcap.adapters.max.trace_events import Event
-from tensorcap.recording.options import CaptureOptions
-from tensorcap.recording.probes import probing
-from tensorcap.recording.recorder import Recorder
-from tensorcap.recording.substitution import Substitution
-from tensorcap.workload.patch import replaced
+from tensorcap.recording import CaptureOptions, Recorder, Substitution, probing
+from tensorcap.workload import replaced
 from tensorcap_formats.errors import CaptureError, TensorcapError
 
 _REPLAYS: Final = (

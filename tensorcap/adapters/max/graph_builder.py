@@ -24,10 +24,8 @@ from tensorcap.adapters.max.inputs import ModelInputs
 from tensorcap.adapters.max.modules import devices_of, restored_modules, tree
 from tensorcap.adapters.max.parameters import is_in_graph, own_weights
 from tensorcap.adapters.max.trace import KINDS, Tracer
-from tensorcap.recording.probes import probing
-from tensorcap.recording.structure import walk
-from tensorcap.recording.substitution import Kind
-from tensorcap.workload.sources import class_name
+from tensorcap.recording import Kind, probing, walk
+from tensorcap.workload import class_name
 from tensorcap_formats.errors import CaptureError, UsageError, abbreviate
 from tensorcap_formats.keys import escape
 

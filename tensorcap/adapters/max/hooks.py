@@ -12,7 +12,7 @@ from typing import Any
 
 from tensorcap.adapters.max.engine import Graph, Layer, is_subgraph, ops
 from tensorcap.adapters.max.trace import Tracer
-from tensorcap.workload.patch import replaced
+from tensorcap.workload import replaced
 
 CallWrapper = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
 

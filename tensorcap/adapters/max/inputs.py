@@ -15,10 +15,8 @@ from tensorcap.adapters.max.graph_plan import GraphSource, source_of
 from tensorcap.adapters.max.modules import argument_names, module_of
 from tensorcap.adapters.max.playback import record_array
 from tensorcap.adapters.max.tensors import ARRAYS, as_buffer, from_stored, stored
-from tensorcap.recording.recorder import Call, Recorder
-from tensorcap.recording.structure import rebuilt, walk
-from tensorcap.workload.sources import class_name
-from tensorcap.workload.workload import StoredInput, Workload
+from tensorcap.recording import Call, Recorder, rebuilt, walk
+from tensorcap.workload import StoredInput, Workload, class_name
 from tensorcap_formats.dtypes import DTYPES, decode, encode
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.float_formats import FLOAT_FORMATS

@@ -10,7 +10,7 @@ from typing import Any
 from tensorcap.adapters.max.engine import DeviceRef, Module
 from tensorcap.adapters.max.graph_plan import source_of
 from tensorcap.adapters.max.parameters import GRAPH_VALUE, own_weights
-from tensorcap.workload.sources import class_name
+from tensorcap.workload import class_name
 from tensorcap_formats.errors import UsageError
 
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 from tensorcap.adapters.max.engine import Module
 from tensorcap.adapters.max.graph_plan import GraphSource
 from tensorcap.adapters.max.playback import record_array
-from tensorcap.recording.recorder import Call, Recorder
-from tensorcap.workload.sources import class_name
+from tensorcap.recording import Call, Recorder
+from tensorcap.workload import class_name
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import escape
 

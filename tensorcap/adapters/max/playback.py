@@ -22,8 +22,7 @@ from tensorcap.adapters.max.trace_events import (
     PlainValue,
     PrintedTensor,
 )
-from tensorcap.recording.record_filter import NothingLeftError
-from tensorcap.recording.recorder import Call, Recorder
+from tensorcap.recording import Call, NothingLeftError, Recorder
 from tensorcap_formats.keys import PROBES, ROOT_SITE, inner_site, module_site
 
 _NOT_RUN: Final = "the graph did not run what computes it"

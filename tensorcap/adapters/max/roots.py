@@ -13,7 +13,7 @@ from typing import Any
 from tensorcap.adapters.max.engine import Graph, Layer, Module
 from tensorcap.adapters.max.hooks import wrap_calls
 from tensorcap.adapters.protocol import CalledRoot, RootPattern, number_root
-from tensorcap.workload.patch import replaced
+from tensorcap.workload import replaced
 
 
 class Roots:

@@ -26,7 +26,7 @@ from tensorcap.adapters.max.trace_events import (
     PrintedTensor,
     SubgraphTensor,
 )
-from tensorcap.recording.substitution import Kind, Substitution, no_fit
+from tensorcap.recording import Kind, Substitution, no_fit
 from tensorcap_formats.dtypes import DTYPES, cast
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import Key, module_site

@@ -16,9 +16,7 @@ from tensorcap.adapters.max.parameters import load_weights
 from tensorcap.adapters.max.playback import capture_prints, play_back, symbolic_shapes
 from tensorcap.adapters.max.substitution import feed
 from tensorcap.adapters.max.tensors import NotCapturableError, stored
-from tensorcap.recording.options import CaptureOptions
-from tensorcap.recording.recorder import Recorder
-from tensorcap.recording.substitution import Substitution
+from tensorcap.recording import CaptureOptions, Recorder, Substitution
 from tensorcap_formats.dtypes import decode
 
 

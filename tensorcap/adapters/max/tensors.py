@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 
 from tensorcap.adapters.max.engine import CPU, Buffer, DeviceRef, Dim, MaxDType
-from tensorcap.recording.structure import Kinds
+from tensorcap.recording import Kinds
 from tensorcap_formats.dtypes import DTYPES, Array, DType, bits_of, dtype_of
 from tensorcap_formats.errors import UsageError
 

@@ -36,8 +36,7 @@ from tensorcap.adapters.max.trace_events import (
     SubgraphTensor,
     SubgraphTrace,
 )
-from tensorcap.recording.structure import Kinds, rebuilt, walk
-from tensorcap.recording.substitution import Kind
+from tensorcap.recording import Kind, Kinds, rebuilt, walk
 from tensorcap_formats.keys import escape
 
 KINDS: Final = Kinds(tensors=(Value,), opaque=(Layer, Graph), texts=(MaxDType, DeviceRef, Dim))

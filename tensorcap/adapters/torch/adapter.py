@@ -26,11 +26,8 @@ from tensorcap.adapters.torch.substitution import Exchange
 from tensorcap.adapters.torch.tap import tap
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves
 from tensorcap.adapters.torch.tensors import device_named, dtype_named
-from tensorcap.recording.options import CaptureOptions
-from tensorcap.recording.recorder import Recorder
-from tensorcap.recording.substitution import Substitution
-from tensorcap.workload.sources import class_name, find_sources
-from tensorcap.workload.workload import StoredInput, Workload
+from tensorcap.recording import CaptureOptions, Recorder, Substitution
+from tensorcap.workload import StoredInput, Workload, class_name, find_sources
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import Key
 

@@ -19,8 +19,7 @@ from torch import nn
 
 from tensorcap.adapters.torch.direct_calls import enter_contexts
 from tensorcap.adapters.torch.module_tap import ModuleTap
-from tensorcap.recording.point import Point
-from tensorcap.recording.recorder import Call, Recorder
+from tensorcap.recording import Call, Point, Recorder
 from tensorcap_formats.errors import UsageError
 
 _Function = TypeVar("_Function", bound=Callable[..., None])

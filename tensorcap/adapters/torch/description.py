@@ -10,8 +10,7 @@ from torch import nn
 
 from tensorcap.adapters.torch.modules import tree
 from tensorcap.adapters.torch.tensors import dtype_name
-from tensorcap.workload.metadata import jsonable, redact
-from tensorcap.workload.sources import class_name, file_of
+from tensorcap.workload import class_name, file_of, jsonable, redact
 from tensorcap_formats.keys import module_site
 
 

@@ -20,8 +20,7 @@ import torch
 from torch import nn
 from torch.fx import _symbolic_trace
 
-from tensorcap.recording.point import Point
-from tensorcap.recording.recorder import Call, Recorder
+from tensorcap.recording import Call, Point, Recorder
 
 
 def _with_nested(code: CodeType) -> Iterator[CodeType]:

@@ -35,12 +35,8 @@ from tensorcap.adapters.torch.ops import OpRecorder
 from tensorcap.adapters.torch.parameters import record_parameters
 from tensorcap.adapters.torch.staging import Staging
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves
-from tensorcap.recording.options import CaptureOptions
-from tensorcap.recording.point import Point
-from tensorcap.recording.recorder import Call, Recorder
-from tensorcap.workload.metadata import redact
-from tensorcap.workload.sources import class_name
-from tensorcap.workload.workload import Workload
+from tensorcap.recording import Call, CaptureOptions, Point, Recorder
+from tensorcap.workload import Workload, class_name, redact
 from tensorcap_formats.errors import CaptureError, UsageError, abbreviate
 from tensorcap_formats.keys import escape
 

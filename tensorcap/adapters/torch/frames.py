@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import torch
 
 import tensorcap_formats
-from tensorcap.workload.metadata import redact
+from tensorcap.workload import redact
 
 _TORCH: Final = os.path.join(torch.__path__[0], "")
 _OURS: Final = (sys.modules[__name__.partition(".")[0]], tensorcap_formats)

@@ -23,12 +23,9 @@ from torch import nn
 
 from tensorcap.adapters.torch.modules import argument_names
 from tensorcap.adapters.torch.tensor_leaves import KINDS, TensorLeaves, untraced
-from tensorcap.recording.point import Point
-from tensorcap.recording.recorder import Call
-from tensorcap.recording.structure import walk
+from tensorcap.recording import Call, Point, walk
 from tensorcap.wording import some
-from tensorcap.workload.sources import class_name
-from tensorcap.workload.workload import Workload
+from tensorcap.workload import Workload, class_name
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import escape
 

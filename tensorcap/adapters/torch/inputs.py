@@ -12,9 +12,8 @@ from torch import nn
 
 from tensorcap.adapters.torch.tensor_leaves import KINDS, untraced
 from tensorcap.adapters.torch.tensors import from_stored, stored
-from tensorcap.recording.recorder import Call, Recorder
-from tensorcap.recording.structure import walk
-from tensorcap.workload.workload import StoredInput, Workload
+from tensorcap.recording import Call, Recorder, walk
+from tensorcap.workload import StoredInput, Workload
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import escape
 

@@ -15,8 +15,7 @@ from tensorcap.adapters.torch.gradients import Gradients
 from tensorcap.adapters.torch.phase import phase_of
 from tensorcap.adapters.torch.substitution import Exchange
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves, untraced
-from tensorcap.recording.point import Point
-from tensorcap.recording.recorder import Call, Recorder
+from tensorcap.recording import Call, Point, Recorder
 from tensorcap_formats.keys import escape
 
 _TRACED: Final = "under torch.jit.trace"

@@ -19,8 +19,8 @@ from tensorcap.adapters.torch.direct_calls import around_direct_calls
 from tensorcap.adapters.torch.frames import TRACED, TRANSFORMED
 from tensorcap.adapters.torch.ops import OpRecorder
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves
-from tensorcap.recording.point import Point
-from tensorcap.workload.sources import class_name
+from tensorcap.recording import Point
+from tensorcap.workload import class_name
 from tensorcap_formats.errors import UsageError, abbreviate
 
 _CALL: Final = nn.Module._call_impl.__code__

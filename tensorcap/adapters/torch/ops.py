@@ -22,7 +22,7 @@ from tensorcap.adapters.torch.frames import Frames, Source
 from tensorcap.adapters.torch.operators import Operator, leaves_of, plain, tensors_of
 from tensorcap.adapters.torch.storage import Ledger
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves, untraced
-from tensorcap.recording.recorder import Call
+from tensorcap.recording import Call
 from tensorcap_formats.errors import WriteError
 from tensorcap_formats.keys import Key
 

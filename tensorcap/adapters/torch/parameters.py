@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves, untraced
-from tensorcap.recording.recorder import Call
+from tensorcap.recording import Call
 from tensorcap_formats.keys import escape
 
 _NO_DATA: Final = "meta: no data, neither before the run nor in a call of the module"

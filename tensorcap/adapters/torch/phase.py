@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from tensorcap.recording.point import Phase
+from tensorcap.recording import Phase
 
 _CACHES: Final = ("past_key_values", "past_key_value", "cache_params", "layer_past", "cache", "past")
 _TOKENS: Final = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")

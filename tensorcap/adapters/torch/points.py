@@ -11,10 +11,8 @@ import torch
 
 from tensorcap.adapters.torch.capture_gaps import COMPILED, is_compiled, run_while_compiling
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves, untraced
+from tensorcap.recording import Call, find_watched, hand_over, probing, watching
 from tensorcap.recording.point import Kind
-from tensorcap.recording.probes import hand_over, probing
-from tensorcap.recording.recorder import Call
-from tensorcap.recording.watch import find_watched, watching
 from tensorcap_formats.keys import PROBES, ROOT_SITE, inner_site
 
 _SLOTS: Final = {"function": "return", "probe": "value"}  # the slot that is lost with a whole call

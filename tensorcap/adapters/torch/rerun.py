@@ -27,10 +27,7 @@ from tensorcap.adapters.torch.mutations import (
 )
 from tensorcap.adapters.torch.substitution import Exchange
 from tensorcap.adapters.torch.tensor_leaves import KINDS
-from tensorcap.recording.point import Point
-from tensorcap.recording.recorder import Call
-from tensorcap.recording.structure import rebuilt, walk
-from tensorcap.recording.substitution import Substitution
+from tensorcap.recording import Call, Point, Substitution, rebuilt, walk
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import Key, escape, module_site
 

@@ -28,7 +28,7 @@ from tensorcap.adapters.torch.direct_calls import (
     release,
 )
 from tensorcap.adapters.torch.scripted import scripted_as_written
-from tensorcap.workload.patch import replaced
+from tensorcap.workload import replaced
 
 _is_compiling: Final = torch.compiler.is_compiling
 

@@ -24,7 +24,7 @@ import torch
 
 from tensorcap.adapters.torch.host_copy import HostCopy, Transfer, host_copy_for
 from tensorcap.adapters.torch.tensors import logical_dtype
-from tensorcap.recording.recorder import Call, Recorder
+from tensorcap.recording import Call, Recorder
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.errors import WriteError
 

@@ -13,9 +13,7 @@ import torch
 
 from tensorcap.adapters.torch.tensor_leaves import KINDS
 from tensorcap.adapters.torch.tensors import NotCapturableError, dtype_name, from_stored, plain
-from tensorcap.recording.recorder import Call
-from tensorcap.recording.structure import rebuilt, walk
-from tensorcap.recording.substitution import Kind, Substitution, no_fit
+from tensorcap.recording import Call, Kind, Substitution, no_fit, rebuilt, walk
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.float_formats import MASK_SENTINELS

@@ -29,8 +29,7 @@ from tensorcap.adapters.torch.modules import argument_names, tree
 from tensorcap.adapters.torch.scripted import scripted_as_written
 from tensorcap.adapters.torch.substitution import Exchange
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves
-from tensorcap.recording.point import Point
-from tensorcap.recording.recorder import Recorder
+from tensorcap.recording import Point, Recorder
 from tensorcap_formats.keys import escape, module_site
 
 _REMOVED: Final = "its hook was removed before the block ended"

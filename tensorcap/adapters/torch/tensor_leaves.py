@@ -16,9 +16,7 @@ from torch import nn
 
 from tensorcap.adapters.torch.staging import Staging
 from tensorcap.adapters.torch.tensors import NotCapturableError, on_host, plain, stored
-from tensorcap.recording.record_filter import NothingLeftError
-from tensorcap.recording.recorder import Call, Recorder
-from tensorcap.recording.structure import Kinds, walk
+from tensorcap.recording import Call, Kinds, NothingLeftError, Recorder, walk
 from tensorcap_formats.errors import WriteError
 from tensorcap_formats.keys import escape
 

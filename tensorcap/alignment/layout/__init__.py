@@ -3,3 +3,27 @@
 Read `steps` and `multi_tensor_steps` (what there is), `layout` (a list of steps), `patterns` and `dims` (the
 notations), then `candidates` and `fits` (which steps two shapes allow, and which the values confirm).
 """
+
+from tensorcap.alignment.layout.candidates import LayoutChoice, fits_shapes, plain
+from tensorcap.alignment.layout.dims import Dims, steps_between, token_dims
+from tensorcap.alignment.layout.fits import CLOSE, Fit, find_layout, residual
+from tensorcap.alignment.layout.layout import Layout, parse_step
+from tensorcap.alignment.layout.multi_tensor_steps import Sum
+from tensorcap.alignment.layout.patterns import Shape
+
+__all__ = [
+    "CLOSE",
+    "Dims",
+    "Fit",
+    "Layout",
+    "LayoutChoice",
+    "Shape",
+    "Sum",
+    "find_layout",
+    "fits_shapes",
+    "parse_step",
+    "plain",
+    "residual",
+    "steps_between",
+    "token_dims",
+]

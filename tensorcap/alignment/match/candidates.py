@@ -8,11 +8,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tensorcap.alignment.layout.fits import Fit
+from tensorcap.alignment.layout import Fit
 from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.match.fingerprints import Agreement
 from tensorcap.alignment.match.weights import WEIGHTS
-from tensorcap.alignment.names.site_templates import Index, SiteTemplate, name_of, plain_name
+from tensorcap.alignment.names import Index, SiteTemplate, name_of, plain_name
 
 Place = tuple[Index, Index]  # numbers of the reference's member, and of the target's
 

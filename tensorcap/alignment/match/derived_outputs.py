@@ -29,7 +29,7 @@ from tensorcap.alignment.match.fusion_rules import places_of
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.match.passes import MatchState
 from tensorcap.alignment.match.weights import WEIGHTS
-from tensorcap.alignment.names.site_templates import Index, SiteTemplate
+from tensorcap.alignment.names import Index, SiteTemplate
 
 
 def find_handed_on(state: MatchState) -> None:

@@ -7,14 +7,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from tensorcap.alignment.layout.fits import CLOSE, Fit
+from tensorcap.alignment.layout import CLOSE, Fit
 from tensorcap.alignment.mapping import Entry, Evidence, LeftOver, Values
 from tensorcap.alignment.match.candidates import Candidate, Fusion, Place
 from tensorcap.alignment.match.fusion import tensors_of
 from tensorcap.alignment.match.sides import Side
 from tensorcap.alignment.match.slots import Slots, describe_lack
 from tensorcap.alignment.match.weights import WEIGHTS
-from tensorcap.alignment.names.site_templates import Index, Member, SiteTemplate, pattern
+from tensorcap.alignment.names import Index, Member, SiteTemplate, pattern
 from tensorcap_formats.records import Record
 
 Made = tuple[list[Entry], list[LeftOver]]

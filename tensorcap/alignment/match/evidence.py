@@ -16,13 +16,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Final
 
-from tensorcap.alignment.layout.fits import Fit
+from tensorcap.alignment.layout import Fit
 from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.match.candidates import Candidate, Fusion, Place
 from tensorcap.alignment.match.fingerprints import Agreement, rounding_of, statistics_distance
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.match.weights import WEIGHTS
-from tensorcap.alignment.names.site_templates import Index, SiteTemplate
+from tensorcap.alignment.names import Index, SiteTemplate
 from tensorcap_formats.records import Record
 
 Shapes = tuple[str, str, tuple[int, ...], tuple[int, ...]]  # classes of two modules, shapes of what they hold

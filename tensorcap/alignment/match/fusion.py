@@ -12,13 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from tensorcap.alignment.layout.fits import CLOSE, Fit
+from tensorcap.alignment.layout import CLOSE, Fit
 from tensorcap.alignment.match.candidates import Fusion
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.match.sides import Side
 from tensorcap.alignment.match.slots import Slots
 from tensorcap.alignment.match.weights import WEIGHTS
-from tensorcap.alignment.names.site_templates import Index, SiteTemplate
+from tensorcap.alignment.names import Index, SiteTemplate
 from tensorcap_formats.records import Record
 
 _PARTS: Final = 4  # tensors whose order in a fused one is looked for

@@ -29,8 +29,7 @@ from tensorcap.alignment.match.passes import MatchState
 from tensorcap.alignment.match.sides import Side
 from tensorcap.alignment.match.slots import Slots
 from tensorcap.alignment.match.weights import WEIGHTS
-from tensorcap.alignment.names.rulesets import Fused, Rules
-from tensorcap.alignment.names.site_templates import Index, Member, SiteTemplate, name_of
+from tensorcap.alignment.names import Fused, Index, Member, Rules, SiteTemplate, name_of
 
 Named = tuple[SiteTemplate, Index]  # a site template, and what its rules add to its numbers
 

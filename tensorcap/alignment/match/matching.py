@@ -23,7 +23,7 @@ from tensorcap.alignment.match.fingerprints import Agreement, agreements
 from tensorcap.alignment.match.pairs import Pairs
 from tensorcap.alignment.match.sides import Side
 from tensorcap.alignment.match.weights import WEIGHTS
-from tensorcap.alignment.names.site_templates import Canonical, Index, SiteTemplate, name_of, plain_name
+from tensorcap.alignment.names import Canonical, Index, SiteTemplate, name_of, plain_name
 
 _DRIFT: Final = 0.01  # of the values, that runs are taken to differ by at most for being equal
 _PRODUCT: Final = 4096  # of sites with equal values on both sides; more prove nothing about one another

@@ -12,7 +12,7 @@ from tensorcap.alignment.match.candidates import Candidate, Place
 from tensorcap.alignment.match.fingerprints import UNRELATED, Fingerprint
 from tensorcap.alignment.match.sides import Side
 from tensorcap.alignment.match.weights import WEIGHTS
-from tensorcap.alignment.names.site_templates import SiteTemplate
+from tensorcap.alignment.names import SiteTemplate
 
 _REACH: Final = 4  # of what pairs mostly differ by, that others may
 

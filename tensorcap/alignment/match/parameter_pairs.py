@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tensorcap.alignment.layout.fits import Fit
+from tensorcap.alignment.layout import Fit
 from tensorcap.alignment.mapping import Entry, LeftOver
 from tensorcap.alignment.match.candidates import Candidate, Fusion, Place
 from tensorcap.alignment.match.entries import Made, entries_of_fusion, entries_of_pair, placed
@@ -31,12 +31,12 @@ from tensorcap.alignment.match.passes import (
 from tensorcap.alignment.match.sides import Side
 from tensorcap.alignment.match.slots import Slots
 from tensorcap.alignment.match.unmatched import Rivals, rivals
-from tensorcap.alignment.names.rulesets import Rules
-from tensorcap.alignment.names.site_templates import (
+from tensorcap.alignment.names import (
     PARAMETER_SLOTS,
     Canonical,
     Member,
     NameTemplate,
+    Rules,
     SiteTemplate,
     Survey,
     fold,

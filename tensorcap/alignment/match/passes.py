@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from tensorcap.alignment.match.candidates import Candidate, Fusion
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.match.slots import Slots
-from tensorcap.alignment.names.rulesets import Rules
+from tensorcap.alignment.names import Rules
 
 
 @dataclass(slots=True)

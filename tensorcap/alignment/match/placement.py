@@ -24,7 +24,7 @@ from tensorcap.alignment.match.candidates import (
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.match.passes import MatchState
 from tensorcap.alignment.match.weights import WEIGHTS
-from tensorcap.alignment.names.site_templates import Index, SiteTemplate
+from tensorcap.alignment.names import Index, SiteTemplate
 
 _ROUNDING: Final = 1e-9  # of sums that were added up in another order
 _MOST: Final = 250_000  # pairs between two known ones

@@ -41,9 +41,7 @@ from tensorcap.alignment.match.placement import complete_templates, pair_by_plac
 from tensorcap.alignment.match.sides import Side
 from tensorcap.alignment.match.slots import Slots
 from tensorcap.alignment.match.unmatched import Unmatched, leave_over
-from tensorcap.alignment.names.rule_files import builtin_rules
-from tensorcap.alignment.names.rulesets import Rules
-from tensorcap.alignment.names.site_templates import Survey
+from tensorcap.alignment.names import Rules, Survey, builtin_rules
 from tensorcap.alignment.resolution import ResolvedMapping, resolve_fitting
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError

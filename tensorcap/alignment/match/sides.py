@@ -13,7 +13,7 @@ from tensorcap.alignment.match.fingerprints import (
     fingerprint_of_all,
     groups,
 )
-from tensorcap.alignment.names.site_templates import Index, Member, Survey, site_templates
+from tensorcap.alignment.names import Index, Member, Survey, collect_site_templates
 from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import Statistics
 
@@ -35,7 +35,7 @@ class Side:
     """
 
     def __init__(self, survey: Survey, fingerprints: Fingerprints, *, uses_values: bool) -> None:
-        self.templates = site_templates(survey)
+        self.templates = collect_site_templates(survey)
         self.by_site = {
             m.site: (template, index)
             for template in self.templates.values()

@@ -7,15 +7,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tensorcap.alignment.layout.candidates import LayoutChoice, fits_shapes, plain
-from tensorcap.alignment.layout.fits import CLOSE, Fit, find_layout, residual
-from tensorcap.alignment.layout.layout import Layout
+from tensorcap.alignment.layout import (
+    CLOSE,
+    Fit,
+    Layout,
+    LayoutChoice,
+    find_layout,
+    fits_shapes,
+    plain,
+    residual,
+)
 from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.match.candidates import Candidate, Place
 from tensorcap.alignment.match.evidence import PairEvidence, Shapes
 from tensorcap.alignment.match.fingerprints import Fingerprints
 from tensorcap.alignment.match.matching import Matching
-from tensorcap.alignment.names.site_templates import Member
+from tensorcap.alignment.names import Member
 from tensorcap.alignment.resolution import pair_slots
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.records import Record

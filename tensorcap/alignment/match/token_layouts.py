@@ -15,7 +15,7 @@ from typing import Final
 from tensorcap.alignment.links import Gatherings, Link
 from tensorcap.alignment.mapping import Alignment, Entry
 from tensorcap.alignment.resolution import ResolvedMapping, resolve, resolve_each, resolve_fitting
-from tensorcap.alignment.tokens.alignment import LAST, VALID, TokenAlignment, TokenRule
+from tensorcap.alignment.tokens import LAST, VALID, TokenAlignment, TokenRule
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import ROOT_SITE, Key

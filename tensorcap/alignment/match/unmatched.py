@@ -14,8 +14,7 @@ from tensorcap.alignment.links import Link
 from tensorcap.alignment.mapping import Entry, LeftOver
 from tensorcap.alignment.match.derived_outputs import ScaledResults
 from tensorcap.alignment.match.matching import Matching
-from tensorcap.alignment.names.rulesets import Rules
-from tensorcap.alignment.names.site_templates import Survey, fold
+from tensorcap.alignment.names import Rules, Survey, fold
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.records import Record
 

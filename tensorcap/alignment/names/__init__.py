@@ -3,3 +3,44 @@
 Read `patterns` and `rulesets` (what a rule says), `rule_files` (where rules come from), `site_templates`
 (sites folded over layer numbers), then `tree_difference`.
 """
+
+from tensorcap.alignment.names.rule_files import builtin_rules, catalogue, read_rules, wrapper_rules
+from tensorcap.alignment.names.rulesets import Fused, Rules
+from tensorcap.alignment.names.site_templates import (
+    PARAMETER_SLOTS,
+    Canonical,
+    Index,
+    Member,
+    NameTemplate,
+    SiteTemplate,
+    Survey,
+    collect_site_templates,
+    fold,
+    name_of,
+    pattern,
+    plain_name,
+)
+from tensorcap.alignment.names.tree_difference import TreeDifference, tree_differences
+
+__all__ = [
+    "PARAMETER_SLOTS",
+    "Canonical",
+    "Fused",
+    "Index",
+    "Member",
+    "NameTemplate",
+    "Rules",
+    "SiteTemplate",
+    "Survey",
+    "TreeDifference",
+    "builtin_rules",
+    "catalogue",
+    "collect_site_templates",
+    "fold",
+    "name_of",
+    "pattern",
+    "plain_name",
+    "read_rules",
+    "tree_differences",
+    "wrapper_rules",
+]

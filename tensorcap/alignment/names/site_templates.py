@@ -300,7 +300,7 @@ class SiteTemplate:
         return result
 
 
-def site_templates(survey: Survey) -> dict[str, SiteTemplate]:
+def collect_site_templates(survey: Survey) -> dict[str, SiteTemplate]:
     """Group all sites with results into templates, in natural order of names; other results come last."""
     members = {m.site: m for t in survey.templates.values() for m in t.members.values() if m.result}
     literal = _literal({site: (m.module, *sorted(m.parameters.items())) for site, m in members.items()})

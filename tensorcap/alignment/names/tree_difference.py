@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from tensorcap.alignment.names.site_templates import fold, plain_name
-from tensorcap.runs.tree import Shape, Tree, TreeNode, ranges, shape_text
+from tensorcap.runs import Shape, Tree, TreeNode, ranges, shape_text
 
 Kind = Literal["missing", "extra", "nested", "count", "type", "activation", "shape"]
 KINDS: Final[tuple[Kind, ...]] = ("missing", "extra", "nested", "count", "type", "activation", "shape")

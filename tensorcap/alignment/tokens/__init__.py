@@ -4,3 +4,21 @@ differently.
 Read `sequences` (what a run was fed), `alignment` (pairs of tokens), `axes` (where a tensor has tokens), then
 `gathering` (tensors reduced to the tokens that both sides have).
 """
+
+from tensorcap.alignment.tokens.alignment import LAST, TOKEN_STEPS, VALID, How, TokenAlignment, TokenRule
+from tensorcap.alignment.tokens.axes import TokenAxes
+from tensorcap.alignment.tokens.gathering import Gather, Gathering
+from tensorcap.alignment.tokens.sequences import Tokens
+
+__all__ = [
+    "LAST",
+    "TOKEN_STEPS",
+    "VALID",
+    "Gather",
+    "Gathering",
+    "How",
+    "TokenAlignment",
+    "TokenAxes",
+    "TokenRule",
+    "Tokens",
+]

@@ -8,8 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.alignment.layout.dims import Dims, token_dims
-from tensorcap.alignment.layout.patterns import Shape
+from tensorcap.alignment.layout import Dims, Shape, token_dims
 from tensorcap.alignment.tokens.sequences import Tokens
 from tensorcap_formats.dtypes import Array
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tensorcap.alignment.layout.dims import Dims
-from tensorcap.alignment.layout.patterns import Shape
+from tensorcap.alignment.layout import Dims, Shape
 from tensorcap.alignment.tokens.alignment import TokenAlignment
 from tensorcap.alignment.tokens.axes import Axes, TokenAxes, candidates
 from tensorcap_formats.dtypes import Array

@@ -12,10 +12,8 @@ from tensorcap.comparison.pair import Finding, Pair
 from tensorcap.comparison.policy import Policy, Precision
 from tensorcap.comparison.robust_errors import RobustErrors
 from tensorcap.comparison.routing import Flips, StepsAfterFlips
-from tensorcap.metrics.difference import Difference
-from tensorcap.runs.calls import Calls
-from tensorcap.runs.ops import Ops
-from tensorcap.runs.record_kinds import is_parameter
+from tensorcap.metrics import Difference
+from tensorcap.runs import Calls, Ops, is_parameter
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.records import Record
 

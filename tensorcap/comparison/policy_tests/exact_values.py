@@ -16,8 +16,8 @@ from tensorcap.comparison.exact import judge_parameter
 from tensorcap.comparison.pair import Finding
 from tensorcap.comparison.policy_tests.context import Context, MeasuredPair, is_whole
 from tensorcap.comparison.policy_tests.growth import judge_total_error
-from tensorcap.metrics.routing import is_routing
-from tensorcap.runs.record_kinds import is_parameter
+from tensorcap.metrics import is_routing
+from tensorcap.runs import is_parameter
 from tensorcap_formats.records import Record
 
 

@@ -24,8 +24,8 @@ from tensorcap.comparison.pair import Finding, Pair
 from tensorcap.comparison.policy import Policy, Precision
 from tensorcap.comparison.policy_tests.context import Context, Gain, MeasuredPair
 from tensorcap.comparison.robust_errors import RobustError
-from tensorcap.metrics.routing import is_routing
-from tensorcap.runs.calls import Call
+from tensorcap.metrics import is_routing
+from tensorcap.runs import Call
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.records import Record
 

@@ -16,7 +16,7 @@ from tensorcap.comparison.pair import Finding, Status
 from tensorcap.comparison.policy import Limits, Policy, Precision
 from tensorcap.comparison.policy_tests.context import Context
 from tensorcap.comparison.policy_tests.op_gains import cancellation_scale
-from tensorcap.runs.record_kinds import is_gradient, is_inner
+from tensorcap.runs import is_gradient, is_inner
 
 
 class GrowthTest:

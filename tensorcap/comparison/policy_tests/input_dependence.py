@@ -17,7 +17,7 @@ import numpy as np
 from tensorcap.comparison.pair import Finding, Status
 from tensorcap.comparison.policy_tests.context import Context, MeasuredPair
 from tensorcap.comparison.robust_errors import sample
-from tensorcap.runs.calls import Call
+from tensorcap.runs import Call
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.float_formats import rounded

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from tensorcap.comparison.pair import Finding, Status
 from tensorcap.comparison.policy import Policy, Precision
 from tensorcap.comparison.policy_tests.context import Context
-from tensorcap.runs.record_kinds import is_inner
+from tensorcap.runs import is_inner
 
 
 class OutlierTest:

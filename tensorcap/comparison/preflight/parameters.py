@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from tensorcap.comparison.exact import parameter_rounding
 from tensorcap.comparison.preflight.item import Item, UnknownError, item
-from tensorcap.metrics.measurement import measure
-from tensorcap.runs.record_kinds import is_parameter
+from tensorcap.metrics import measure
+from tensorcap.runs import is_parameter
 from tensorcap.wording import some
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.records import Record

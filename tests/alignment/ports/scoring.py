@@ -8,11 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tensorcap.alignment.links import Link
-from tensorcap.alignment.mapping import Alignment
-from tensorcap.alignment.match.proposal import propose
-from tensorcap.alignment.match.unmatched import place_of
-from tensorcap.alignment.resolution import resolve
+from tensorcap.alignment import Alignment, Link, resolve
+from tensorcap.alignment.match import place_of, propose
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import Key
 from tests.alignment.ports.capturing import Run, outputs
