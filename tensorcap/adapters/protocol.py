@@ -143,7 +143,7 @@ class Adapter(Protocol):
         """
 
     def perturb(self, workload: Workload, dtype: str) -> Workload:
-        """The workload with its inputs changed by the machine epsilon of a dtype, at random (POL-54).
+        """The workload with its inputs changed by the machine epsilon of a dtype, at random (POL-64).
 
         Raises:
             UsageError: There is nothing to perturb, or no such dtype.

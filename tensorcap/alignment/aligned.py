@@ -60,11 +60,11 @@ class Aligned:
 
     @property
     def exit_status(self) -> int:
-        """The exit status of `tcap align` (ALN-61)."""
+        """The exit status of `tcap align` (ALN-81)."""
         return self.summary.exit_status
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to the object that `tcap align --json` prints (ALN-62)."""
+        """Convert to the object that `tcap align --json` prints (ALN-82)."""
         members = {
             "format": "tensorcap-alignment",
             "version": 1,
@@ -181,7 +181,7 @@ def sides(
     3. A mapping that is computed because modules lack a partner, see `compute_if_needed`. Its entries of
        equal names move no elements: that is an error until somebody allows it.
     4. Equal keys of unlike shapes: a rule for runs without an axis for rows, packed ones, or ones of last
-       tokens (ALN-85, ALN-86).
+       tokens (ALN-39, ALN-40).
 
     Args:
         reference: The trusted archive.
@@ -241,7 +241,7 @@ def compute_if_needed(reference: Archive, target: Archive) -> ResolvedMapping | 
     """Compute a mapping if equal keys leave modules of both sides without a partner.
 
     It goes by all evidence between runs that list their modules, else by names alone, since values alone are
-    no reason to call a file of other names equal (CMP-74).
+    no reason to call a file of other names equal (CMP-20).
 
     Returns:
         The mapping; None if equal keys, or the names that it finds, pair the records as they are.

@@ -120,7 +120,7 @@ class MappingSummary:
 
     @property
     def exit_status(self) -> int:
-        """0 if something is mapped and everything else of the reference is explained, else 1 (ALN-61)."""
+        """0 if something is mapped and everything else of the reference is explained, else 1 (ALN-81)."""
         return 0 if self.reference.mapped and not self.reference.unexplained else 1
 
 

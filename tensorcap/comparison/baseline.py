@@ -1,4 +1,4 @@
-"""The distance of a target from its reference in units of a baseline's distance: the three-way test (POL-50).
+"""The distance of a target from its reference in units of a baseline's distance: the three-way test (POL-60).
 
 A baseline is a second reference run in the target's precision, or of a perturbed input. The ratio is a
 label and no verdict: a correct port may lie at half or at twice the baseline's distance.

@@ -1,6 +1,6 @@
-"""What the policy's tests say of two runs as a whole, and what these runs cannot show (POL-40 to POL-44).
+"""What the policy's tests say of two runs as a whole, and what these runs cannot show (POL-50 to POL-54).
 
-Features of a model that the inputs of a run never reached, as far as its configuration tells (POL-43).
+Features of a model that the inputs of a run never reached, as far as its configuration tells (POL-53).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two archives compared: the result, and its JSON (RES-1 to RES-6, `specs/result.schema.json`).
+"""Two archives compared: the result, and its JSON (RES-1 to RES-5, `specs/result.schema.json`).
 
 What each status means is normative in `specs/comparison.md`.
 """

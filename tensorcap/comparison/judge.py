@@ -185,7 +185,7 @@ class PolicyJudge:
         ]
 
     def _decided(self, pair: Pair, findings: Sequence[Finding]) -> Pair:
-        """Decide a pair by its findings, with limits of a calibration in place of the policy's (POL-62)."""
+        """Decide a pair by its findings, with limits of a calibration in place of the policy's (POL-72)."""
         pair = decide(pair, Decision.of_findings("policy", findings, pair.reason))
         if self._calibration is None or pair.difference is None:
             return pair

@@ -20,7 +20,7 @@ _TOLD: Final = 3  # tensors in one sentence
 
 
 def with_mapping(pairs: Sequence[Pair], target: MappedArchive, selection: Selection) -> list[Pair]:
-    """Say of each pair what the mapping says of it (CMP-74, CMP-75).
+    """Say of each pair what the mapping says of it (CMP-20, CMP-21).
 
     Args:
         pairs: As `pair_records` gives them for the mapped target.

@@ -1,4 +1,4 @@
-"""Rows of padding: what a model makes of tokens that a run's mask leaves out is nobody's mistake (POL-81).
+"""Rows of padding: what a model makes of tokens that a run's mask leaves out is nobody's mistake (POL-31).
 
 A token of padding that may attend to nothing gets zeros of one implementation of attention, and the mean of
 all values of another.

@@ -162,7 +162,7 @@ class Pair:
         reason: Why the status is what it is, where that is not plain from it; else "".
         findings: What the tests said that led to the status.
         baseline: How far the target lies from the reference in units of a baseline's distance, or None.
-        is_optional: Whether it may be missing: `--require` names others, it is a cast (CMP-71), or a mapping
+        is_optional: Whether it may be missing: `--require` names others, it is a cast (CMP-31), or a mapping
             explains that it has no counterpart.
         origin: What a mapping made the target's side of; None if keys are equal and no mapping was used.
         history: What each stage that looked at the pair said of it, in order; results in files lack it.

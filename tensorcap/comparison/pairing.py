@@ -1,8 +1,8 @@
 """Pair the records of two archives by key, and say why some have no partner.
 
-Ops are paired in order (CMP-70): ops of one name are numbered within a module's call, so that one more of
+Ops are paired in order (CMP-30): ops of one name are numbered within a module's call, so that one more of
 them, a cast say, would shift all that follow. The ops and the calls of modules in a call are two sequences;
-what they have in common, in order, is paired. `Absences` says why a record has no partner (CMP-6, CMP-73).
+what they have in common, in order, is paired. `Absences` says why a record has no partner (CMP-6, CMP-33).
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ _OF_POINTS: Final[Mapping[str, str]] = {  # what was never passed, by the kind o
 
 
 class Absences:
-    """What the target says of a record that it does not have (CMP-6, CMP-73).
+    """What the target says of a record that it does not have (CMP-6, CMP-33).
 
     Args:
         reference: The trusted archive.

@@ -236,12 +236,12 @@ class Policy:
         return factor * precision.rounding * math.sqrt(start + growth * depth)
 
     def sampled(self, limits: Limits, elements: int) -> Limits:
-        """Widen limits of a ratio of two RMS by how far so few elements may put it off (POL-80)."""
+        """Widen limits of a ratio of two RMS by how far so few elements may put it off (POL-30)."""
         factor = self.widened_by(elements)
         return Limits(factor * limits.green, factor * limits.suspect)
 
     def widened_by(self, elements: int) -> float:
-        """Return the factor by which a limit of a ratio of two RMS over some elements is widened (POL-80)."""
+        """Return the factor by which a limit of a ratio of two RMS over some elements is widened (POL-30)."""
         return 1 + self.few / math.sqrt(max(1, elements))
 
     def in_proportion(self, limits: Limits, precision: Precision) -> Limits:
@@ -377,7 +377,7 @@ class Policy:
         return Finding("ulp_share", share, limit, status, text)
 
     def counted(self, limits: Limits, elements: int) -> Limits:
-        """Limits of a share of so many elements, widened by what a count may be off by (POL-80)."""
+        """Limits of a share of so many elements, widened by what a count may be off by (POL-30)."""
         count = max(1, elements)
 
         def widened(share: float) -> float:

@@ -1,6 +1,6 @@
 """Rank the pairs of a comparison, sum up errors by class of module, and colour metrics by precision.
 
-The colour of a metric, green, yellow or red, is for a glance and no verdict (RES-33).
+The colour of a metric, green, yellow or red, is for a glance and no verdict (RES-34).
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class Diagnosis:
         return int(self.status == "unexplained")
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to the members that `tcap diagnose --json` prints (DIA-60)."""
+        """Convert to the members that `tcap diagnose --json` prints (DIA-50)."""
         return {
             "format": "tensorcap-diagnosis",
             "version": 1,

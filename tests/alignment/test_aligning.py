@@ -36,7 +36,7 @@ def renamed(tmp_path: Path, *, knows_modules: bool) -> tuple[Archive, Archive]:
     )
 
 
-@pytest.mark.spec("CMP-74")
+@pytest.mark.spec("CMP-20")
 def test_modules_that_names_leave_over_on_both_sides_are_mapped_by_values(
     tmp_path: Path,
 ) -> None:
@@ -53,7 +53,7 @@ def test_modules_that_names_leave_over_on_both_sides_are_mapped_by_values(
     assert (found.mapping.path, dict(found.mapping.evidence)) == ("", {"values": 2, "name": 1})
 
 
-@pytest.mark.spec("CMP-74")
+@pytest.mark.spec("CMP-20")
 def test_values_alone_pair_no_files_that_list_no_modules(tmp_path: Path) -> None:
     found = compare(*renamed(tmp_path, knows_modules=False))
     assert found.counts == {"identical": 1, "missing-in-target": 2, "missing-in-reference": 2}
@@ -61,7 +61,7 @@ def test_values_alone_pair_no_files_that_list_no_modules(tmp_path: Path) -> None
     assert found.exit_status == 1
 
 
-@pytest.mark.spec("CMP-74")
+@pytest.mark.spec("CMP-20")
 def test_names_that_differ_by_wrappers_pair_files_that_list_no_modules(tmp_path: Path) -> None:
     reference = archive_of(tmp_path / "r.h5", {"layers.0": DRAWN[0], "layers.1": DRAWN[1], "norm": DRAWN[2]})
     target = archive_of(
@@ -74,13 +74,13 @@ def test_names_that_differ_by_wrappers_pair_files_that_list_no_modules(tmp_path:
     assert found.divergence.pair.key == "0/layers.1/output"
 
 
-@pytest.mark.spec("CMP-74")
+@pytest.mark.spec("CMP-20")
 def test_none_pairs_equal_keys_alone(tmp_path: Path) -> None:
     found = compare(*renamed(tmp_path, knows_modules=True), mapping="none")
     assert found.counts == {"identical": 1, "missing-in-target": 2, "missing-in-reference": 2}
 
 
-@pytest.mark.spec("CMP-74")
+@pytest.mark.spec("CMP-20")
 def test_a_computed_mapping_moves_no_elements_where_names_are_equal(tmp_path: Path) -> None:
     ones = {"first": DRAWN[0], "turned": DRAWN[1], "batched": DRAWN[2]}
     others = {"a": DRAWN[0], "turned": DRAWN[1].T, "batched": DRAWN[2][None]}
@@ -107,7 +107,7 @@ def test_a_pair_of_unlike_shapes_says_what_would_bring_it_together(tmp_path: Pat
     assert found["0/square/output"].status == "diverged"
 
 
-@pytest.mark.spec("CMP-75")
+@pytest.mark.spec("CMP-21")
 def test_what_a_mapping_explains_may_be_missing_and_what_it_does_not_is_unmapped(tmp_path: Path) -> None:
     reference = archive_of(
         tmp_path / "r.h5",
@@ -143,7 +143,7 @@ def test_what_a_mapping_explains_may_be_missing_and_what_it_does_not_is_unmapped
     }
 
 
-@pytest.mark.spec("CMP-75")
+@pytest.mark.spec("CMP-21")
 def test_what_a_user_requires_may_not_be_missing_though_a_mapping_explains_it(tmp_path: Path) -> None:
     reference = archive_of(tmp_path / "r.h5", {"first": DRAWN[0], "drop": DRAWN[1]})
     target = archive_of(tmp_path / "t.h5", {"a": DRAWN[0]})
@@ -154,7 +154,7 @@ def test_what_a_user_requires_may_not_be_missing_though_a_mapping_explains_it(tm
     assert compare(reference, target, mapping=alignment, require="first").exit_status == 0
 
 
-@pytest.mark.spec("ALN-61")
+@pytest.mark.spec("ALN-81")
 def test_every_record_is_mapped_explained_or_neither(tmp_path: Path) -> None:
     reference = archive_of(
         tmp_path / "r.h5",
@@ -174,7 +174,7 @@ def test_every_record_is_mapped_explained_or_neither(tmp_path: Path) -> None:
     assert found.exit_status == 1
 
 
-@pytest.mark.spec("ALN-60")
+@pytest.mark.spec("ALN-80")
 def test_the_least_moves_that_explain_another_order_are_told(tmp_path: Path) -> None:
     reference = archive_of(tmp_path / "r.h5", {name: DRAWN[i] for i, name in enumerate("abcde")})
     target = archive_of(tmp_path / "t.h5", {name: DRAWN["abcde".index(name)] for name in "acdbe"})
@@ -187,7 +187,7 @@ def test_the_least_moves_that_explain_another_order_are_told(tmp_path: Path) -> 
     assert (move.after, move.target_after) == ("0/a/output", "0/d/output")
 
 
-@pytest.mark.spec("ALN-60")
+@pytest.mark.spec("ALN-80")
 def test_parts_of_a_fused_tensor_are_made_when_it_is(tmp_path: Path) -> None:
     reference = archive_of(tmp_path / "r.h5", {"q": DRAWN[0], "k": DRAWN[1], "o": DRAWN[2]})
     target = archive_of(tmp_path / "t.h5", {"qk": np.concatenate(DRAWN[:2], -1), "o": DRAWN[2]})
@@ -202,7 +202,7 @@ def test_sides_that_were_mapped_are_not_mapped_again(tmp_path: Path) -> None:
     assert sides(reference, target) == (reference, target)
 
 
-@pytest.mark.spec("CMP-74")
+@pytest.mark.spec("CMP-20")
 def test_numbers_that_are_no_tensors_are_compared_under_the_references_names(tmp_path: Path) -> None:
     for name, site, count in (("r.h5", "first", 3), ("t.h5", "a", 4)):
         tensors, values = {f"0/{site}/output.0": DRAWN[0]}, {f"0/{site}/output.1": count}

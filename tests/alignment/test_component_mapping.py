@@ -40,7 +40,7 @@ def _write(folder: Path, content: object) -> Path:
     return path
 
 
-@pytest.mark.spec("ALN-43")
+@pytest.mark.spec("ALN-63")
 def test_entries_variables_and_reasons_are_read(tmp_path: Path) -> None:
     found = read_mapping(_write(tmp_path, _EXAMPLE))
     assert [e.reference for e in found.entries] == [
@@ -60,7 +60,7 @@ def test_entries_variables_and_reasons_are_read(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.spec("ALN-43")
+@pytest.mark.spec("ALN-63")
 @pytest.mark.parametrize(
     ("first", "second", "is_turned"),
     [
@@ -83,14 +83,14 @@ def test_reasons_of_pairs_of_lists_are_of_the_side_that_they_name(tmp_path: Path
         assert read_mapping(path).left_over == (LeftOver(side, ("z",), "why"),)  # type: ignore[arg-type]  # a literal
 
 
-@pytest.mark.spec("ALN-43")
+@pytest.mark.spec("ALN-63")
 def test_toml_is_told_from_json_by_content(tmp_path: Path) -> None:
     path = tmp_path / "map.json"
     path.write_text('[[pair]]\nreference = "x"\ntarget = "y"\n')
     assert read_mapping(path).entries[0].reference == ("x",)
 
 
-@pytest.mark.spec("ALN-43")
+@pytest.mark.spec("ALN-63")
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -139,7 +139,7 @@ def test_damaged_files_are_refused(tmp_path: Path, text: str) -> None:
         read_mapping(tmp_path / "none.json")
 
 
-@pytest.mark.spec("ALN-44")
+@pytest.mark.spec("ALN-64")
 def test_all_that_the_format_has_comes_back(tmp_path: Path) -> None:
     found = read_mapping(_write(tmp_path, _EXAMPLE))
     made = component_mapping(found, reference="HF", target="vLLM")
@@ -147,7 +147,7 @@ def test_all_that_the_format_has_comes_back(tmp_path: Path) -> None:
     assert made.remarks == ()
 
 
-@pytest.mark.spec("ALN-44")
+@pytest.mark.spec("ALN-64")
 def test_what_the_format_lacks_is_kept_apart_and_told(tmp_path: Path) -> None:
     entries = (
         Entry(("q.{i}", "k.{i}"), ("qk.{i}",), {"i": ("0", "1")}, ("split -1 4,2",), "values", "by hand"),
@@ -173,7 +173,7 @@ def test_what_the_format_lacks_is_kept_apart_and_told(tmp_path: Path) -> None:
         write_component_mapping(Alignment(entries), path)
 
 
-@pytest.mark.spec("ALN-44")
+@pytest.mark.spec("ALN-64")
 def test_equal_names_of_sides_and_rules_for_tokens_are_refused() -> None:
     whole = Alignment((Entry(("a",), ("b",)),))
     with pytest.raises(UsageError, match="both sides are named 'x'"):

@@ -24,7 +24,7 @@ def _layout(target: str, reference: str, shapes: list[tuple[int, ...]], shape: t
     return steps_between(Dims.parse(target), Dims.parse(reference), shapes, shape)
 
 
-@pytest.mark.spec("ALN-58")
+@pytest.mark.spec("ALN-78")
 @pytest.mark.parametrize(
     "text",
     [
@@ -43,7 +43,7 @@ def test_dims_are_written_as_they_were_read(text: str) -> None:
     assert Dims.parse(text).text == text
 
 
-@pytest.mark.spec("ALN-58")
+@pytest.mark.spec("ALN-78")
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -62,7 +62,7 @@ def test_dims_that_make_no_sense_are_refused(text: str, message: str) -> None:
         Dims.parse(text)
 
 
-@pytest.mark.spec("ALN-59")
+@pytest.mark.spec("ALN-79")
 @pytest.mark.parametrize(
     ("target", "reference", "shapes", "shape", "steps"),
     [
@@ -127,7 +127,7 @@ def test_steps_follow_from_the_names_of_axes(
     assert layout.shapes(shapes) == (shape,)
 
 
-@pytest.mark.spec("ALN-58")
+@pytest.mark.spec("ALN-78")
 @pytest.mark.parametrize(
     ("target", "reference", "shapes", "shape", "message"),
     [
@@ -164,7 +164,7 @@ def test_dims_that_do_not_fit_are_refused(
         _layout(target, reference, shapes, shape)
 
 
-@pytest.mark.spec("ALN-58")
+@pytest.mark.spec("ALN-78")
 def test_axes_behind_dots_count_from_the_end() -> None:
     dims = Dims.parse("b ... s d")
     assert [dims.at("s", ndim) for ndim in (2, 3, 4, 5)] == [None, 1, 2, 3]
@@ -173,7 +173,7 @@ def test_axes_behind_dots_count_from_the_end() -> None:
     assert Dims.parse("b (s d)").at("s", 2) is None
 
 
-@pytest.mark.spec("ALN-59")
+@pytest.mark.spec("ALN-79")
 def test_a_mesh_of_two_axes_is_put_together_from_the_last_one_on() -> None:
     whole = RNG.standard_normal((4, 3, 8))
     summands = RNG.standard_normal((2, 4, 3, 8))
@@ -199,7 +199,7 @@ def _ranks(site: str, arrays: list[Array]) -> dict[str, Array]:
     return {f"{f'rank{r}/' if r else ''}0/{site}/output": array for r, array in enumerate(arrays)}
 
 
-@pytest.mark.spec("ALN-59")
+@pytest.mark.spec("ALN-79")
 def test_shards_replicas_and_partial_sums_of_four_ranks_make_the_references_tensors(tmp_path: Path) -> None:
     q, k = RNG.standard_normal((S, HQ, D)), RNG.standard_normal((S, HKV, D))
     x, w, bias = (RNG.standard_normal(shape) for shape in ((S, HQ * D), (6, HQ * D), (6,)))
@@ -225,7 +225,7 @@ def test_shards_replicas_and_partial_sums_of_four_ranks_make_the_references_tens
     }
 
 
-@pytest.mark.spec("ALN-59")
+@pytest.mark.spec("ALN-79")
 def test_a_bias_that_each_rank_adds_is_seen_three_times(tmp_path: Path) -> None:
     x, w, bias = (RNG.standard_normal(shape) for shape in ((S, HQ * D), (6, HQ * D), (6,)))
     n = HQ * D // TP
@@ -246,7 +246,7 @@ def test_shards_of_two_dtypes_are_refused_before_they_are_read(tmp_path: Path) -
         _compared(tmp_path, {"0/q_proj/output": np.zeros((S, 4))}, _ranks("q", shards), entry)
 
 
-@pytest.mark.spec("ALN-59")
+@pytest.mark.spec("ALN-79")
 def test_kv_heads_that_should_be_copies_and_are_not_are_told(tmp_path: Path) -> None:
     k = RNG.standard_normal((S, HKV, D))
     ranks = [k[:, r // 2 : r // 2 + 1].copy() for r in range(TP)]
@@ -257,7 +257,7 @@ def test_kv_heads_that_should_be_copies_and_are_not_are_told(tmp_path: Path) -> 
     assert "tensors 2 and 3 are no copies: 1 of 20 elements differ" in pair.reason
 
 
-@pytest.mark.spec("ALN-59")
+@pytest.mark.spec("ALN-79")
 @pytest.mark.parametrize(("at", "is_right"), [(0, True), (1, False)], ids=["layers", "batch"])
 def test_the_axis_of_stacked_layers_is_the_one_that_is_named(
     tmp_path: Path, at: int, *, is_right: bool

@@ -41,7 +41,7 @@ def _left(alignment: Alignment, place: str, side: str = "reference") -> LeftOver
 X, Y, Z = (_drawn(2, 5, 8, seed=i) for i in (1, 2, 3))
 
 
-@pytest.mark.spec("ALN-80")
+@pytest.mark.spec("ALN-34")
 def test_values_that_differ_by_more_than_rounding_are_reported_with_both_numbers(tmp_path: Path) -> None:
     one, other = {"0/a/output": X, "0/b/output": Y}, {"0/u/output": X * np.float32(1.001), "0/v/output": Y}
     alignment, _, _ = _proposed(tmp_path, one, other)
@@ -49,7 +49,7 @@ def test_values_that_differ_by_more_than_rounding_are_reported_with_both_numbers
     assert "but" not in _entry(alignment, "b").reason
 
 
-@pytest.mark.spec("ALN-80")
+@pytest.mark.spec("ALN-34")
 @pytest.mark.parametrize(("factor", "is_told"), [(1.004, False), (1.05, True)])
 def test_what_is_rounding_is_that_of_the_coarser_run(tmp_path: Path, factor: float, is_told: bool) -> None:
     one = {"0/a/output": X, "0/b/output": Y}
@@ -58,7 +58,7 @@ def test_what_is_rounding_is_that_of_the_coarser_run(tmp_path: Path, factor: flo
     assert ("but values differ" in _entry(alignment, "a").reason) == is_told  # 8 times 2^-8 is 0.03
 
 
-@pytest.mark.spec("ALN-80")
+@pytest.mark.spec("ALN-34")
 @pytest.mark.parametrize(("factor", "is_told"), [(1.003, False), (1.006, True)])
 def test_what_is_rounding_in_float16_is_eight_times_its_unit_roundoff(
     tmp_path: Path, factor: float, is_told: bool
@@ -69,7 +69,7 @@ def test_what_is_rounding_in_float16_is_eight_times_its_unit_roundoff(
     assert ("but values differ" in _entry(alignment, "a").reason) == is_told  # 8 times 2^-11 is 0.004
 
 
-@pytest.mark.spec("ALN-80")
+@pytest.mark.spec("ALN-34")
 def test_one_layer_of_many_that_differs_is_counted(tmp_path: Path) -> None:
     layers = {f"0/layers.{i}/output": _drawn(4, 8, seed=i) for i in range(4)}
     other = {key: a + np.float32(key == "0/layers.2/output") for key, a in layers.items()}
@@ -77,7 +77,7 @@ def test_one_layer_of_many_that_differs_is_counted(tmp_path: Path) -> None:
     assert "but values of 1 of 4 differ by " in _entry(alignment, "layers.{i}").reason
 
 
-@pytest.mark.spec("ALN-80")
+@pytest.mark.spec("ALN-34")
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -97,14 +97,14 @@ def test_a_layer_is_doubted_that_is_not_the_one_that_layouts_are_tried_on(
         assert " but " in _entry(alignment, "layers.{i}").reason
 
 
-@pytest.mark.spec("ALN-80")
+@pytest.mark.spec("ALN-34")
 def test_masks_that_are_infinite_in_the_same_places_are_equal(tmp_path: Path) -> None:
     mask = np.where(np.tri(6, dtype=np.bool_), np.float32(0), np.float32("-inf"))
     alignment, _, _ = _proposed(tmp_path, {"0/a/output": mask}, {"0/a/output": mask.copy()})
     assert "but" not in _entry(alignment, "a").reason
 
 
-@pytest.mark.spec("ALN-80")
+@pytest.mark.spec("ALN-34")
 def test_whole_numbers_may_not_differ_at_all(tmp_path: Path) -> None:
     ids = np.arange(1 << 40, (1 << 40) + 16).reshape(2, 8)
     one, other = {"0/a/output": ids}, {"0/a/output": ids + 1}
@@ -112,14 +112,14 @@ def test_whole_numbers_may_not_differ_at_all(tmp_path: Path) -> None:
     assert "expected at most 0" in _entry(alignment, "a").reason
 
 
-@pytest.mark.spec("ALN-80")
+@pytest.mark.spec("ALN-34")
 def test_an_argument_that_differs_is_named(tmp_path: Path) -> None:
     one = {"0/a/input.x": Y, "0/a/output": X}
     alignment, _, _ = _proposed(tmp_path, one, {**one, "0/a/input.x": Y * np.float32(1.25)})
     assert "but its argument x differs by 0.2" in " ".join(e.reason for e in alignment.entries)
 
 
-@pytest.mark.spec("ALN-80")
+@pytest.mark.spec("ALN-34")
 def test_a_layout_of_equal_shapes_is_reported_and_one_of_unlike_shapes_is_not(tmp_path: Path) -> None:
     square = _drawn(1, 8, 8)
     one = {"0/a/output": square, "0/b/output": X}
@@ -130,7 +130,7 @@ def test_a_layout_of_equal_shapes_is_reported_and_one_of_unlike_shapes_is_not(tm
     assert told not in _entry(alignment, "b").reason
 
 
-@pytest.mark.spec("ALN-81")
+@pytest.mark.spec("ALN-35")
 def test_equal_values_are_settled_by_order_and_told(tmp_path: Path) -> None:
     one = {"0/a/output": X, "0/b/output": X, "0/c/output": Y}
     other = {"0/u/output": X, "0/v/output": X, "0/w/output": Y}
@@ -141,7 +141,7 @@ def test_equal_values_are_settled_by_order_and_told(tmp_path: Path) -> None:
     assert _entry(alignment, "c").evidence == "values"
 
 
-@pytest.mark.spec("ALN-81")
+@pytest.mark.spec("ALN-35")
 def test_values_that_fit_in_several_layouts_are_no_evidence(tmp_path: Path) -> None:
     symmetric = _drawn(8, 8) + _drawn(8, 8).T
     alignment, _, _ = _proposed(tmp_path, {"0/a/output": symmetric}, {"0/u/output": symmetric})
@@ -150,7 +150,7 @@ def test_values_that_fit_in_several_layouts_are_no_evidence(tmp_path: Path) -> N
     assert "ambiguous: other layouts fit as well" in entry.reason
 
 
-@pytest.mark.spec("ALN-81")
+@pytest.mark.spec("ALN-35")
 def test_numbers_in_another_order_are_told(tmp_path: Path) -> None:
     layers = [_drawn(2, 9, seed=i) for i in range(4)]
     one = {f"0/layers.{i}/output": layer for i, layer in enumerate(layers)}
@@ -163,7 +163,7 @@ def test_numbers_in_another_order_are_told(tmp_path: Path) -> None:
         assert all(("but their numbers do not rise" in e.reason) == is_told for e in alignment.entries)
 
 
-@pytest.mark.spec("ALN-82")
+@pytest.mark.spec("ALN-36")
 @pytest.mark.parametrize(
     ("parts", "whole", "is_told"),
     [
@@ -188,7 +188,7 @@ def test_an_order_of_parts_that_names_contradict_is_reported(
     assert bool(order_doubt(parts, whole)) == is_told
 
 
-@pytest.mark.spec("ALN-83")
+@pytest.mark.spec("ALN-37")
 def test_parameters_of_paired_modules_are_paired_with_their_own_layouts(tmp_path: Path) -> None:
     weight, bias, scale = _drawn(9, 4), _drawn(9), _drawn(1)
     one = {"0/a/output": X, "0/a/param.weight": weight, "0/a/param.bias": bias, "0/a/buffer.s": scale}
@@ -204,7 +204,7 @@ def test_parameters_of_paired_modules_are_paired_with_their_own_layouts(tmp_path
     assert alignment.left_over == ()
 
 
-@pytest.mark.spec("ALN-83")
+@pytest.mark.spec("ALN-37")
 def test_square_weights_are_transposed_as_those_of_unlike_sizes_are(tmp_path: Path) -> None:
     square, wide = _drawn(6, 6), _drawn(6, 18)
     one = {"0/a/param.w": square, "0/b/param.w": wide}
@@ -220,7 +220,7 @@ def test_square_weights_are_transposed_as_those_of_unlike_sizes_are(tmp_path: Pa
     assert reasons == {"both": False, "none": False, "wide": True}
 
 
-@pytest.mark.spec("ALN-83")
+@pytest.mark.spec("ALN-37")
 def test_fused_parameters_without_values_of_their_own_are_laid_out_as_results(tmp_path: Path) -> None:
     parts = [_drawn(2, 5, n, seed=n) for n in (8, 4, 4)]
     parts[2] = parts[2] + 1
@@ -236,7 +236,7 @@ def test_fused_parameters_without_values_of_their_own_are_laid_out_as_results(tm
     assert entry.steps == ("split 0 8,4,4",)
 
 
-@pytest.mark.spec("ALN-83")
+@pytest.mark.spec("ALN-37")
 def test_weights_of_ranks_are_joined(tmp_path: Path) -> None:
     weight = _drawn(12, 4)
     one = {"0/a/output": X, "0/a/param.weight": weight}
@@ -249,7 +249,7 @@ def test_weights_of_ranks_are_joined(tmp_path: Path) -> None:
     assert np.array_equal(link.make(target.read)[0], weight)
 
 
-@pytest.mark.spec("ALN-83")
+@pytest.mark.spec("ALN-37")
 def test_gradients_are_paired_as_what_they_are_gradients_of(tmp_path: Path) -> None:
     g, h = _drawn(2, 5, 8, seed=8), _drawn(2, 5, 8, seed=9)
     one = {"0/a/input.x": Z, "0/a/output.0": X, "0/a/output.1": Y}
@@ -271,7 +271,7 @@ def test_gradients_are_paired_as_what_they_are_gradients_of(tmp_path: Path) -> N
     assert "but" not in _entry(alignment, "a/grad_output.0").reason
 
 
-@pytest.mark.spec("ALN-83")
+@pytest.mark.spec("ALN-37")
 def test_a_wrong_gradient_is_paired_and_reported_for_the_main_output_only(
     tmp_path: Path,
 ) -> None:
@@ -286,7 +286,7 @@ def test_a_wrong_gradient_is_paired_and_reported_for_the_main_output_only(
     assert not _left(alignment, "a/grad_input.x").is_explained
 
 
-@pytest.mark.spec("ALN-83")
+@pytest.mark.spec("ALN-37")
 def test_weights_in_a_coarser_dtype_than_the_run_are_not_doubted(tmp_path: Path) -> None:
     weight = _drawn(9, 4)
     one = {"0/a/output": X, "0/a/param.weight": weight}
@@ -295,7 +295,7 @@ def test_weights_in_a_coarser_dtype_than_the_run_are_not_doubted(tmp_path: Path)
     assert "but" not in _entry(alignment, "a/param.weight").reason
 
 
-@pytest.mark.spec("ALN-83")
+@pytest.mark.spec("ALN-37")
 def test_a_symmetric_weight_of_paired_modules_is_ambiguous(tmp_path: Path) -> None:
     symmetric = _drawn(8, 8) + _drawn(8, 8).T
     one, other = ({f"0/{name}/output": X, f"0/{name}/param.weight": symmetric} for name in "au")
@@ -305,7 +305,7 @@ def test_a_symmetric_weight_of_paired_modules_is_ambiguous(tmp_path: Path) -> No
     assert "ambiguous: other layouts fit as well" in entry.reason
 
 
-@pytest.mark.spec("ALN-83")
+@pytest.mark.spec("ALN-37")
 def test_weights_of_paired_modules_say_how_those_of_others_are_laid_out(tmp_path: Path) -> None:
     wide, square = _drawn(5, 7), _drawn(6, 6)
     one = {"0/a/output": X, "0/a/param.w": wide, "0/b/param.w": square}
@@ -325,7 +325,7 @@ def test_weights_that_are_nearly_one_are_laid_out_by_what_differs_in_them(tmp_pa
     assert _entry(alignment, "a/param.weight").steps == ("rope_halves 8",)
 
 
-@pytest.mark.spec("ALN-80")
+@pytest.mark.spec("ALN-34")
 def test_statistics_alone_tell_that_a_layer_is_constant(tmp_path: Path) -> None:
     layers = {f"0/layers.{i}/output": _drawn(4, 9, seed=i) for i in range(4)}
     wrong = {**layers, "0/layers.3/output": np.zeros((4, 9), np.float32)}
@@ -344,7 +344,7 @@ def test_names_alone_pair_arguments_whatever_their_values(tmp_path: Path) -> Non
     assert alignment.left_over == ()
 
 
-@pytest.mark.spec("ALN-84")
+@pytest.mark.spec("ALN-38")
 def test_an_argument_shares_the_reason_of_the_site_that_gave_it(tmp_path: Path) -> None:
     one = {"0/r/output": Z, "0/b/input.cos": Z, "0/b/output": Y}
     alignment, _, _ = _proposed(tmp_path, one, {"0/v/output": Y})
@@ -353,7 +353,7 @@ def test_an_argument_shares_the_reason_of_the_site_that_gave_it(tmp_path: Path) 
     assert argument.is_explained == site.is_explained
 
 
-@pytest.mark.spec("ALN-84")
+@pytest.mark.spec("ALN-38")
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
@@ -373,7 +373,7 @@ def test_what_only_a_factor_or_signs_are_wrong_of_is_not_explained(
     assert (left.reason, left.is_explained) == (reason, False)
 
 
-@pytest.mark.spec("ALN-84")
+@pytest.mark.spec("ALN-38")
 def test_nothing_comes_of_weights_in_a_file_that_has_no_order(tmp_path: Path) -> None:
     parts = [f"layers.{i}.{part}.weight" for i in range(3) for part in ("q", "norm")]
     one = {name: _drawn(4, 9, seed=seed) for seed, name in enumerate(parts)}
@@ -385,7 +385,7 @@ def test_nothing_comes_of_weights_in_a_file_that_has_no_order(tmp_path: Path) ->
     assert [left.is_explained for left in alignment.left_over] == [False, False]
 
 
-@pytest.mark.spec("ALN-83")
+@pytest.mark.spec("ALN-37")
 def test_weights_of_a_file_without_slots_are_fused_too(tmp_path: Path) -> None:
     parts = {
         f"layers.{i}.{n}.weight": _drawn(5, 4, seed=9 * i + j) for i in (0, 1) for j, n in enumerate("qkv")
@@ -403,7 +403,7 @@ def test_weights_of_a_file_without_slots_are_fused_too(tmp_path: Path) -> None:
     assert "but" not in entry.reason
 
 
-@pytest.mark.spec("ALN-84")
+@pytest.mark.spec("ALN-38")
 def test_an_unmatched_argument_is_explained_by_its_values(tmp_path: Path) -> None:
     one = {"0/a/output": X, "0/b/input.x": X, "0/b/input.mask": Z, "0/b/output": Y}
     alignment, _, _ = _proposed(tmp_path, one, {"0/u/output": X, "0/v/output": Y})
@@ -414,7 +414,7 @@ def test_an_unmatched_argument_is_explained_by_its_values(tmp_path: Path) -> Non
     assert harmless.is_explained
 
 
-@pytest.mark.spec("ALN-84")
+@pytest.mark.spec("ALN-38")
 def test_an_argument_is_not_explained_where_what_comes_of_it_differs(tmp_path: Path) -> None:
     one = {"0/a/output": X, "0/b/input.mask": Z, "0/b/output": Y}
     alignment, _, _ = _proposed(tmp_path, one, {"0/a/output": X, "0/b/output": Y + 1})
@@ -422,7 +422,7 @@ def test_an_argument_is_not_explained_where_what_comes_of_it_differs(tmp_path: P
     assert (left.reason, left.is_explained) == ("no counterpart was found at b", False)
 
 
-@pytest.mark.spec("ALN-84")
+@pytest.mark.spec("ALN-38")
 def test_parameters_and_gradients_that_are_missing_are_told(tmp_path: Path) -> None:
     one = {"0/a/output": X, "0/a/grad_output": Z, "0/b/param.weight": Y}
     alignment, _, _ = _proposed(tmp_path, one, {"0/a/output": X})
@@ -431,7 +431,7 @@ def test_parameters_and_gradients_that_are_missing_are_told(tmp_path: Path) -> N
         assert (left.reason, left.is_explained) == ("no counterpart was found", False)
 
 
-@pytest.mark.spec("ALN-84")
+@pytest.mark.spec("ALN-38")
 def test_what_a_later_call_contradicts_is_left_over_with_the_reason(tmp_path: Path) -> None:
     one = {"0/a/output": X, "0/a@1/output": X, "0/b/output": Y}
     other = {"0/a/output": X[None], "0/a@1/output": np.stack([X, Z]), "0/b/output": Y}
@@ -442,7 +442,7 @@ def test_what_a_later_call_contradicts_is_left_over_with_the_reason(tmp_path: Pa
     assert [entry.text for entry in alignment.entries] == ["b = b"]
 
 
-@pytest.mark.spec("ALN-84")
+@pytest.mark.spec("ALN-38")
 def test_steps_and_calls_that_one_side_has_alone_are_told(tmp_path: Path) -> None:
     one = {"0/a/output": X, "0/a@1/output": Z, "1/a/output": Y}
     alignment, _, _ = _proposed(tmp_path, one, {"0/a/output": X})

@@ -41,7 +41,7 @@ def damaged(value: Any, mistake: Callable[[Tensor], Tensor]) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.spec("ALN-22", "ALN-25", "ALN-27", "ALN-76")
+@pytest.mark.spec("ALN-22", "ALN-25", "ALN-27", "ALN-31")
 @pytest.mark.parametrize("mistake", MISTAKES)
 @pytest.mark.parametrize("name", [name for name in PORTS if name != "t5"])  # its scan only hands results out
 def test_a_mistake_is_found_where_the_mapping_of_the_right_port_finds_it(

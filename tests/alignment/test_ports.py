@@ -92,7 +92,7 @@ def test_what_is_left_over_is_what_has_no_counterpart(proposal: Proposal, side: 
     assert left & demanded == set()
 
 
-@pytest.mark.spec("ALN-84")
+@pytest.mark.spec("ALN-38")
 def test_every_record_is_in_a_link_or_left_over(proposal: Proposal) -> None:
     for name, archive in (("reference", proposal.run.reference), ("target", proposal.run.target)):
         linked = {record.key.text for link in proposal.links for record in getattr(link, name)}

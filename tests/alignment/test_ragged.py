@@ -41,7 +41,7 @@ def statuses(found: Comparison) -> dict[str, str]:
     return {pair.key: pair.status for pair in found.pairs}
 
 
-@pytest.mark.spec("ALN-85")
+@pytest.mark.spec("ALN-39")
 def test_a_run_without_an_axis_for_rows_is_compared_by_rule(tmp_path: Path) -> None:
     found = compared(tmp_path, full(), rows_left_out(full()), rtol=0.0, atol=0.0)
     assert found.exit_status == 0
@@ -53,14 +53,14 @@ def test_a_run_without_an_axis_for_rows_is_compared_by_rule(tmp_path: Path) -> N
     assert found.mapping.evidence == {"rule": 6}
 
 
-@pytest.mark.spec("ALN-85")
+@pytest.mark.spec("ALN-39")
 def test_a_reference_without_an_axis_for_rows_is_compared_by_rule(tmp_path: Path) -> None:
     found = compared(tmp_path, rows_left_out(full()), full(), rtol=0.0, atol=0.0)
     assert found.exit_status == 0
     assert {pair.origin.steps for pair in found.pairs if pair.origin} == {("squeeze 0",)}
 
 
-@pytest.mark.spec("ALN-85")
+@pytest.mark.spec("ALN-39")
 def test_an_error_in_a_run_without_rows_is_found(tmp_path: Path) -> None:
     other = rows_left_out(full())
     other["0/layers.2/output"] = other["0/layers.2/output"][::-1].copy()
@@ -71,7 +71,7 @@ def test_an_error_in_a_run_without_rows_is_found(tmp_path: Path) -> None:
     assert found.exit_status == 1
 
 
-@pytest.mark.spec("ALN-85")
+@pytest.mark.spec("ALN-39")
 @pytest.mark.parametrize("lacking", [("layers.1",), ("layers.1", "layers.3")])
 def test_single_modules_that_lose_the_axis_are_errors(tmp_path: Path, lacking: tuple[str, ...]) -> None:
     other = full()
@@ -84,7 +84,7 @@ def test_single_modules_that_lose_the_axis_are_errors(tmp_path: Path, lacking: t
     assert found.exit_status == 1
 
 
-@pytest.mark.spec("ALN-86")
+@pytest.mark.spec("ALN-40")
 def test_single_modules_of_several_rows_that_lose_an_axis_are_errors(tmp_path: Path) -> None:
     one = {text: np.concatenate([array, array[:, ::-1]]) for text, array in full().items()}
     other = dict(one)
@@ -97,7 +97,7 @@ def test_single_modules_of_several_rows_that_lose_an_axis_are_errors(tmp_path: P
     assert compared(tmp_path, one, flat, rtol=0.0).exit_status == 0
 
 
-@pytest.mark.spec("ALN-85")
+@pytest.mark.spec("ALN-39")
 def test_one_tensor_of_max_is_enough(tmp_path: Path) -> None:
     one, other = {"0/norm/output": HIDDEN["layers.0"]}, {"0/norm/output": HIDDEN["layers.0"][0]}
     reference = write_archive(tmp_path / "r.h5", one)
@@ -113,7 +113,7 @@ def test_one_tensor_of_max_is_enough(tmp_path: Path) -> None:
     assert (statuses(of_max), of_max.exit_status) == ({"0/norm/output": "identical"}, 0)
 
 
-@pytest.mark.spec("ALN-85")
+@pytest.mark.spec("ALN-39")
 def test_no_rule_is_asked_where_equal_keys_alone_are_wanted(tmp_path: Path) -> None:
     found = compared(tmp_path, full(), rows_left_out(full()), mapping="none")
     assert set(statuses(found).values()) == {"shape-mismatch"}
@@ -122,7 +122,7 @@ def test_no_rule_is_asked_where_equal_keys_alone_are_wanted(tmp_path: Path) -> N
 LAST = {"1,v": LOGITS[:, -1], "v": LOGITS[0, -1], "1,1,v": LOGITS[:, -1:]}
 
 
-@pytest.mark.spec("ALN-86")
+@pytest.mark.spec("ALN-40")
 @pytest.mark.parametrize("form", LAST)
 def test_logits_of_the_last_token_are_compared_with_that_one(tmp_path: Path, form: str) -> None:
     other = {**rows_left_out(full()), "0/lm_head/output": LAST[form]}
@@ -140,7 +140,7 @@ def test_logits_of_the_last_token_are_compared_with_that_one(tmp_path: Path, for
     assert compared(tmp_path, full(), other, rtol=1e-3).exit_status == 1
 
 
-@pytest.mark.spec("ALN-86")
+@pytest.mark.spec("ALN-40")
 def test_several_modules_at_the_end_may_have_last_tokens_only(tmp_path: Path) -> None:
     other = rows_left_out(full())
     other["0/layers.3/output"] = other["0/layers.3/output"][-1:]
@@ -150,13 +150,13 @@ def test_several_modules_at_the_end_may_have_last_tokens_only(tmp_path: Path) ->
     assert "0/layers.3/output (1 of 5 tokens), 0/lm_head/output (1 of 5 tokens)" in found.warnings[0]
 
 
-@pytest.mark.spec("ALN-86")
+@pytest.mark.spec("ALN-40")
 def test_logits_of_another_token_are_an_error(tmp_path: Path) -> None:
     other = {**rows_left_out(full()), "0/lm_head/output": LOGITS[:, 3]}
     assert compared(tmp_path, full(), other, rtol=1e-3).exit_status == 1
 
 
-@pytest.mark.spec("ALN-86")
+@pytest.mark.spec("ALN-40")
 def test_a_module_that_loses_tokens_before_the_end_is_an_error(tmp_path: Path) -> None:
     other = rows_left_out(full())
     other["0/layers.1/output"] = other["0/layers.1/output"][-1:]
@@ -165,7 +165,7 @@ def test_a_module_that_loses_tokens_before_the_end_is_an_error(tmp_path: Path) -
     assert found.exit_status == 1
 
 
-@pytest.mark.spec("ALN-86")
+@pytest.mark.spec("ALN-40")
 def test_without_ids_the_embedding_tells_the_tokens(tmp_path: Path) -> None:
     one = {f"0/{k.split('/')[1].replace('layers.0', 'embed_tokens')}/output": v for k, v in full().items()}
     del one["0/@root/output"]
@@ -197,7 +197,7 @@ def packed(one: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.spec("ALN-86")
+@pytest.mark.spec("ALN-40")
 def test_a_packed_run_is_compared_with_a_padded_one_by_its_tokens(tmp_path: Path) -> None:
     one = padded()
     found = compared(tmp_path, one, packed(one), rtol=0.0, exclude="0/@root/input.*")
@@ -210,7 +210,7 @@ def test_a_packed_run_is_compared_with_a_padded_one_by_its_tokens(tmp_path: Path
     assert [key for key, status in statuses(red).items() if status == "diverged"] == ["0/layers.3/output"]
 
 
-@pytest.mark.spec("ALN-86")
+@pytest.mark.spec("ALN-40")
 def test_runs_that_were_fed_other_tokens_are_not_cut_to_what_they_share(tmp_path: Path) -> None:
     other = {text: array[:3] for text, array in rows_left_out(full()).items()}
     found = compared(tmp_path, full(), other)

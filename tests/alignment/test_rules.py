@@ -72,7 +72,7 @@ def reasons(alignment: Alignment) -> dict[str, tuple[str, bool]]:
 # Renaming
 
 
-@pytest.mark.spec("ALN-31")
+@pytest.mark.spec("ALN-51")
 @pytest.mark.parametrize(
     ("rule", "before", "after"),
     [
@@ -97,7 +97,7 @@ def test_whole_components_are_replaced(tmp_path: Path, rule: str, before: str, a
     assert rules_of(tmp_path, f"[[rename]]\n{rule}\n").canonical(before) == after
 
 
-@pytest.mark.spec("ALN-32")
+@pytest.mark.spec("ALN-52")
 def test_rules_are_done_in_order_and_all_again_until_no_name_changes(tmp_path: Path) -> None:
     text = """
     [[rename]]
@@ -113,7 +113,7 @@ def test_rules_are_done_in_order_and_all_again_until_no_name_changes(tmp_path: P
     assert rules_of(tmp_path, text).canonical("a.x") == "d.x"
 
 
-@pytest.mark.spec("ALN-32")
+@pytest.mark.spec("ALN-52")
 @pytest.mark.parametrize(
     "pairs",
     [
@@ -133,7 +133,7 @@ def test_a_renaming_without_end_is_refused_where_it_stands(
 # The catalogue
 
 
-@pytest.mark.spec("ALN-36")
+@pytest.mark.spec("ALN-56")
 @pytest.mark.parametrize("name", FILES)
 def test_examples_of_the_catalogue_hold(name: str) -> None:
     rules = FILES[name]
@@ -171,7 +171,7 @@ def test_every_renaming_of_the_catalogue_is_needed_for_its_examples(name: str) -
         assert any(rest.canonical(one) != rest.canonical(other) for one, other in pairs), where
 
 
-@pytest.mark.spec("ALN-36")
+@pytest.mark.spec("ALN-56")
 @pytest.mark.parametrize("name", PORTS)
 def test_no_two_modules_of_a_model_get_one_name(name: str) -> None:
     pytest.importorskip("transformers")
@@ -184,14 +184,14 @@ def test_no_two_modules_of_a_model_get_one_name(name: str) -> None:
 WRAPPERS = ("module", "_orig_mod", "base_model.model", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
-@pytest.mark.spec("ALN-36")
+@pytest.mark.spec("ALN-56")
 @given(st.lists(st.sampled_from(WRAPPERS), max_size=5), st.lists(st.sampled_from(WRAPPERS), max_size=3))
 def test_wrappers_come_in_any_nesting(before: list[str], within: list[str]) -> None:
     name = ".".join([*before, "layers.2", *within, "submodule.mlp"])
     assert wrapper_rules().canonical(name) == "layers.2.submodule.mlp"
 
 
-@pytest.mark.spec("ALN-36")
+@pytest.mark.spec("ALN-56")
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -239,7 +239,7 @@ CASE_35 = {
 }
 
 
-@pytest.mark.spec("ALN-36")
+@pytest.mark.spec("ALN-56")
 def test_case_35_prefixes_are_mapped_one_to_one_by_names_alone(tmp_path: Path) -> None:
     arrays = {name: drawn(seed) for seed, name in enumerate(CASE_35.values())}
     wrapped = {name: drawn(seed + 50) for seed, name in enumerate(CASE_35)}
@@ -266,7 +266,7 @@ def test_case_35_the_first_divergence_is_that_of_the_natural_order(tmp_path: Pat
 # Wrapped models
 
 
-@pytest.mark.spec("ALN-35")
+@pytest.mark.spec("ALN-55")
 @pytest.mark.parametrize("wrapping", ["compiled", "parallel", "adapted", "all", "within", "moved"])
 def test_a_wrapped_model_is_mapped_by_names_alone(wrapping: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
@@ -321,7 +321,7 @@ def test_a_wrapped_model_is_mapped_by_names_alone(wrapping: str, tmp_path: Path)
     assert all(left.is_explained for left in alignment.left_over if left.side == "reference")
 
 
-@pytest.mark.spec("ALN-35")
+@pytest.mark.spec("ALN-55")
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -368,7 +368,7 @@ def _fused(tensors: Mapping[str, Array], layers: int = 2, order: str = "qkv") ->
     }
 
 
-@pytest.mark.spec("ALN-33")
+@pytest.mark.spec("ALN-53")
 def test_parts_and_whole_are_told_by_names_alone(tmp_path: Path) -> None:
     one = _attention(0)
     alignment, _ = aligned(tmp_path, one, _fused(_attention(100)))
@@ -379,7 +379,7 @@ def test_parts_and_whole_are_told_by_names_alone(tmp_path: Path) -> None:
     assert entry.reason.startswith("by the rule of their names")
 
 
-@pytest.mark.spec("ALN-33")
+@pytest.mark.spec("ALN-53")
 def test_a_whole_of_the_reference_is_joined_by_names_alone(tmp_path: Path) -> None:
     alignment, _ = aligned(tmp_path, _fused(_attention(0)), _attention(100))
     (entry,) = alignment.entries
@@ -387,7 +387,7 @@ def test_a_whole_of_the_reference_is_joined_by_names_alone(tmp_path: Path) -> No
     assert (entry.steps, entry.evidence) == (("concat -1",), "rule")
 
 
-@pytest.mark.spec("ALN-33")
+@pytest.mark.spec("ALN-53")
 def test_values_that_say_another_order_are_followed_and_told(tmp_path: Path) -> None:
     one = _attention(0)
     alignment, _ = aligned(tmp_path, one, _fused(one, order="qvk"), by="all")
@@ -397,7 +397,7 @@ def test_values_that_say_another_order_are_followed_and_told(tmp_path: Path) -> 
     assert "but its parts are q, v, k by values and q, k, v by name" in entry.reason
 
 
-@pytest.mark.spec("ALN-33")
+@pytest.mark.spec("ALN-53")
 def test_what_does_not_add_up_is_not_fused(tmp_path: Path) -> None:
     one = _attention(0)
     other = {name: array[..., :-1] for name, array in _fused(one).items()}
@@ -416,7 +416,7 @@ def _sides() -> tuple[dict[str, Array], dict[str, Array]]:
     return {"model.rotary_emb": drawn(7), **shared}, {**shared, "model.logits_processor": drawn(8)}
 
 
-@pytest.mark.spec("ALN-34")
+@pytest.mark.spec("ALN-54")
 def test_what_an_ecosystem_lacks_is_explained_by_the_rule(tmp_path: Path) -> None:
     one, other = _sides()
     alignment, _ = aligned(tmp_path, one, other, classes=({}, {"model.logits_processor": VLLM}))
@@ -428,7 +428,7 @@ def test_what_an_ecosystem_lacks_is_explained_by_the_rule(tmp_path: Path) -> Non
     assert found["model.logits_processor"][0].startswith("no counterpart by rule: the attention kernel")
 
 
-@pytest.mark.spec("ALN-36")
+@pytest.mark.spec("ALN-56")
 def test_sides_are_exchanged_where_the_reference_is_of_the_second_ecosystem(tmp_path: Path) -> None:
     one, other = _sides()
     classes = {"model.logits_processor": VLLM}
@@ -438,7 +438,7 @@ def test_sides_are_exchanged_where_the_reference_is_of_the_second_ecosystem(tmp_
     assert found["model.logits_processor"][1]
 
 
-@pytest.mark.spec("ALN-36")
+@pytest.mark.spec("ALN-56")
 @pytest.mark.parametrize("both", [True, False], ids=["both", "neither"])
 def test_nothing_is_expected_between_runs_of_one_ecosystem(tmp_path: Path, both: bool) -> None:
     one, other = _sides()
@@ -449,7 +449,7 @@ def test_nothing_is_expected_between_runs_of_one_ecosystem(tmp_path: Path, both:
     assert found["model.logits_processor"] == ("no counterpart was found", False)
 
 
-@pytest.mark.spec("ALN-34")
+@pytest.mark.spec("ALN-54")
 def test_a_users_expectation_is_of_its_side_only(tmp_path: Path) -> None:
     text = '[[expected]]\nonly_in = "target"\nsites = "probe"\nreason = "a probe of mine"\n'
     rules = rules_of(tmp_path, text)
@@ -461,7 +461,7 @@ def test_a_users_expectation_is_of_its_side_only(tmp_path: Path) -> None:
     assert reasons(alignment) == {"x.probe": ("no counterpart was found", False)}
 
 
-@pytest.mark.spec("ALN-34")
+@pytest.mark.spec("ALN-54")
 def test_what_is_expected_hides_no_mistake(tmp_path: Path) -> None:
     rules = rules_of(tmp_path, '[[expected]]\nsites = ["b", "c"]\nreason = "mine"\n')
     one, other = {"a": drawn(0), "b": drawn(1)}, {"a": drawn(0), "c": drawn(1) * 3}
@@ -474,7 +474,7 @@ def test_what_is_expected_hides_no_mistake(tmp_path: Path) -> None:
 # Users' files
 
 
-@pytest.mark.spec("ALN-37")
+@pytest.mark.spec("ALN-57")
 def test_a_users_rules_go_before_those_of_the_catalogue(tmp_path: Path) -> None:
     text = '[[rename]]\nfrom = "net.block{i}"\nto = "module.model.layers.{i}"\n'
     one = {f"model.layers.{i}.mlp": drawn(i) for i in range(4)}
@@ -485,7 +485,7 @@ def test_a_users_rules_go_before_those_of_the_catalogue(tmp_path: Path) -> None:
     assert {entry.evidence for entry in alignment.entries} == {"rule"}
 
 
-@pytest.mark.spec("ALN-37")
+@pytest.mark.spec("ALN-57")
 def test_tcap_align_takes_a_rule_file(tmp_path: Path) -> None:
     write(tmp_path / "ref.h5", {"a.x": drawn(0)})
     write(tmp_path / "tgt.h5", {"b.x": drawn(9)})
@@ -501,7 +501,7 @@ def test_tcap_align_takes_a_rule_file(tmp_path: Path) -> None:
     assert missing.output.count("\n") == 1
 
 
-@pytest.mark.spec("ALN-30")
+@pytest.mark.spec("ALN-50")
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -549,7 +549,7 @@ def test_what_is_wrong_with_a_file_is_reported_in_one_line_with_its_place(
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.spec("ALN-30")
+@pytest.mark.spec("ALN-50")
 def test_a_file_that_is_no_toml_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ReadError, match="is no TOML"):
         rules_of(tmp_path, "[[rename")
@@ -560,7 +560,7 @@ def test_a_file_that_is_no_toml_cannot_be_read(tmp_path: Path) -> None:
         read_rules(tmp_path / "binary.toml")
 
 
-@pytest.mark.spec("ALN-38")
+@pytest.mark.spec("ALN-58")
 def test_a_function_makes_names_that_no_pattern_can_tell(tmp_path: Path) -> None:
     (tmp_path / "names.py").write_text(
         "import re\n\ndef canonical(site: str) -> str:\n"
@@ -574,7 +574,7 @@ def test_a_function_makes_names_that_no_pattern_can_tell(tmp_path: Path) -> None
     assert found == {f"layers.{i}.mlp": f"stage_{i + 1}.MLP" for i in range(4)}
 
 
-@pytest.mark.spec("ALN-38")
+@pytest.mark.spec("ALN-58")
 @pytest.mark.parametrize(
     ("source", "function", "told"),
     [
@@ -597,7 +597,7 @@ def test_a_function_that_cannot_be_loaded_is_reported_in_one_line(
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.spec("ALN-38")
+@pytest.mark.spec("ALN-58")
 @pytest.mark.parametrize(
     ("body", "told"),
     [
@@ -615,7 +615,7 @@ def test_a_function_that_fails_is_reported_in_one_line(tmp_path: Path, body: str
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.spec("ALN-38")
+@pytest.mark.spec("ALN-58")
 def test_a_file_of_a_function_that_is_not_there_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ReadError, match=r"mine\.toml:1: .*none\.py cannot be read"):
         rules_of(tmp_path, 'function = "none.py:f"\n')

@@ -61,7 +61,7 @@ def unexplained(alignment: Alignment) -> list[str]:
     return [p for found in alignment.left_over if not found.is_explained for p in found.places]
 
 
-@pytest.mark.spec("ALN-75")
+@pytest.mark.spec("ALN-30")
 def test_a_second_result_is_found_under_another_name(tmp_path: Path) -> None:
     hidden, pooled = drawn(), drawn(1, D)
     one = {"@root/output.last_hidden_state": hidden, "@root/output.pooler_output": pooled}
@@ -73,7 +73,7 @@ def test_a_second_result_is_found_under_another_name(tmp_path: Path) -> None:
     assert alignment.left_over == ()
 
 
-@pytest.mark.spec("ALN-75")
+@pytest.mark.spec("ALN-30")
 def test_a_main_result_may_be_the_second_one_of_another_module(tmp_path: Path) -> None:
     one: dict[str, Array] = {}
     other: dict[str, Array] = {}
@@ -88,7 +88,7 @@ def test_a_main_result_may_be_the_second_one_of_another_module(tmp_path: Path) -
     assert alignment.left_over == ()
 
 
-@pytest.mark.spec("ALN-75")
+@pytest.mark.spec("ALN-30")
 def test_a_place_in_a_tuple_is_no_name_if_values_contradict_it_and_a_field_is(tmp_path: Path) -> None:
     main, u, v = drawn(), drawn(), drawn()
     one = {"attn/output.0": main, "attn/output.1": u, "attn/output.2": v}
@@ -101,7 +101,7 @@ def test_a_place_in_a_tuple_is_no_name_if_values_contradict_it_and_a_field_is(tm
     assert any("but the values are those of m/output.values" in entry.reason for entry in alignment.entries)
 
 
-@pytest.mark.spec("ALN-75")
+@pytest.mark.spec("ALN-30")
 def test_many_results_in_a_list_are_one_entry_with_an_offset(tmp_path: Path) -> None:
     states = [drawn() for _ in range(6)]
     one = {"m/output.logits": drawn(1, 9)} | {f"m/output.states.{i}": x for i, x in enumerate(states)}
@@ -115,7 +115,7 @@ def test_many_results_in_a_list_are_one_entry_with_an_offset(tmp_path: Path) -> 
     assert "m/output.states.{i} = n/output.all.{i+1}" in {entry.text for entry in alignment.entries}
 
 
-@pytest.mark.spec("ALN-75")
+@pytest.mark.spec("ALN-30")
 def test_what_of_several_results_is_left_over_is_reported_by_its_slot(tmp_path: Path) -> None:
     x, y, z = drawn(), drawn(), drawn()
     one = {"a/output.0": x, "a/output.1": y, "b/output.0": drawn(), "b/output.1": drawn(), "c/output": z}
@@ -124,7 +124,7 @@ def test_what_of_several_results_is_left_over_is_reported_by_its_slot(tmp_path: 
     assert sorted(left(alignment, "reference")) == ["a/output.1", "b"]
 
 
-@pytest.mark.spec("ALN-76")
+@pytest.mark.spec("ALN-31")
 def test_arguments_have_steps_of_their_own(tmp_path: Path) -> None:
     x, y = drawn(), drawn(1, S, 4 * 8)
     pairs = y.reshape(1, S, 4, 2, 4).swapaxes(-1, -2).reshape(y.shape)
@@ -133,7 +133,7 @@ def test_arguments_have_steps_of_their_own(tmp_path: Path) -> None:
     assert found == {"q/input.hidden": "p/input.x; unsqueeze 0", "q/output": "p/output; rope_halves 8"}
 
 
-@pytest.mark.spec("ALN-76")
+@pytest.mark.spec("ALN-31")
 def test_an_argument_in_another_order_of_one_shape_is_not_taken_as_it_is(tmp_path: Path) -> None:
     x, y = drawn(8, 8), drawn()
     one = {"a/input.x": x, "a/output": y}
@@ -141,7 +141,7 @@ def test_an_argument_in_another_order_of_one_shape_is_not_taken_as_it_is(tmp_pat
     assert found == {"a/input.x": "b/input.z; transpose 0 1", "a/output": "b/output"}
 
 
-@pytest.mark.spec("ALN-76")
+@pytest.mark.spec("ALN-31")
 @pytest.mark.parametrize("name", ["x", "hidden"])
 def test_arguments_that_differ_are_not_paired_if_the_results_agree(tmp_path: Path, name: str) -> None:
     y = drawn()
@@ -150,7 +150,7 @@ def test_arguments_that_differ_are_not_paired_if_the_results_agree(tmp_path: Pat
     assert found == {"drop/output": "mixer/output"}
 
 
-@pytest.mark.spec("ALN-76")
+@pytest.mark.spec("ALN-31")
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint32"])
 def test_whole_numbers_that_alone_are_left_are_paired_if_they_are_equal(tmp_path: Path, dtype: str) -> None:
     ids, y = np.array([[7, 300, 7, 2, 9]]), drawn()
@@ -159,7 +159,7 @@ def test_whole_numbers_that_alone_are_left_are_paired_if_they_are_equal(tmp_path
     assert found == {"e/input.input_ids": "e/input.tokens; unsqueeze 0", "e/output": "e/output; unsqueeze 0"}
 
 
-@pytest.mark.spec("ALN-76")
+@pytest.mark.spec("ALN-31")
 def test_whole_numbers_that_differ_are_paired_only_if_the_results_differ_too(tmp_path: Path) -> None:
     ids, y = np.array([7, 300, 7, 2, 9]), drawn()
     one = {"e/input.input_ids": ids, "e/output": y}
@@ -170,7 +170,7 @@ def test_whole_numbers_that_differ_are_paired_only_if_the_results_differ_too(tmp
     assert found["e/input.input_ids"] == "e/input.positions"
 
 
-@pytest.mark.spec("ALN-76")
+@pytest.mark.spec("ALN-31")
 def test_behind_a_mistake_arguments_are_paired_as_in_layers_before_it(tmp_path: Path) -> None:
     one: dict[str, Array] = {}
     other: dict[str, Array] = {}
@@ -186,7 +186,7 @@ def test_behind_a_mistake_arguments_are_paired_as_in_layers_before_it(tmp_path: 
         assert found[f"l.{i}.n/input.r"] == f"k.{i}.m/input.res"
 
 
-@pytest.mark.spec("ALN-76")
+@pytest.mark.spec("ALN-31")
 def test_two_arguments_with_equal_values_are_not_guessed_at(tmp_path: Path) -> None:
     x, y = drawn(), drawn()
     _, found = proposed(
@@ -195,7 +195,7 @@ def test_two_arguments_with_equal_values_are_not_guessed_at(tmp_path: Path) -> N
     assert found == {"a/output": "b/output"}
 
 
-@pytest.mark.spec("ALN-76")
+@pytest.mark.spec("ALN-31")
 def test_arguments_are_not_paired_twice_where_one_entry_says_it_all(tmp_path: Path) -> None:
     one: dict[str, Array] = {}
     other: dict[str, Array] = {}
@@ -220,7 +220,7 @@ def residual_kept_apart(offset: float = 0.0) -> tuple[dict[str, Array], dict[str
     return one, other
 
 
-@pytest.mark.spec("ALN-77")
+@pytest.mark.spec("ALN-32")
 def test_a_layer_may_be_the_sum_of_two_results(tmp_path: Path) -> None:
     alignment, found = proposed(tmp_path, *residual_kept_apart())
     for i in range(LAYERS):
@@ -230,7 +230,7 @@ def test_a_layer_may_be_the_sum_of_two_results(tmp_path: Path) -> None:
     assert unexplained(alignment) == []
 
 
-@pytest.mark.spec("ALN-77")
+@pytest.mark.spec("ALN-32")
 def test_a_sum_outdoes_an_equal_name(tmp_path: Path) -> None:
     one, other = residual_kept_apart()
     other = {key.replace("blocks", "layers"): array for key, array in other.items()}
@@ -249,13 +249,13 @@ def test_a_pass_that_does_not_exist_cannot_be_left_out(tmp_path: Path) -> None:
         proposed(tmp_path, *residual_kept_apart(), without={"sum"})
 
 
-@pytest.mark.spec("ALN-77")
+@pytest.mark.spec("ALN-32")
 def test_what_is_no_sum_is_not_taken_as_one(tmp_path: Path) -> None:
     _, found = proposed(tmp_path, *residual_kept_apart(0.05))
     assert not any(key.startswith("layers.") and key.count(".") == 1 for key in found)
 
 
-@pytest.mark.spec("ALN-77")
+@pytest.mark.spec("ALN-32")
 def test_means_of_zero_prove_no_sum_and_values_that_were_read_refute_one(tmp_path: Path) -> None:
     x, y, z = (a - a.mean(dtype=np.float64) for a in (drawn(), drawn(), drawn()))
     one = {"layer/output": (x * 1.2).astype(np.float32), "out/output": drawn()}
@@ -273,7 +273,7 @@ def test_means_of_zero_prove_no_sum_and_values_that_were_read_refute_one(tmp_pat
     assert found == {"out/output": "v/output"}
 
 
-@pytest.mark.spec("ALN-77")
+@pytest.mark.spec("ALN-32")
 def test_a_sum_is_not_taken_where_structure_knows_its_parts(tmp_path: Path) -> None:
     one: dict[str, Array] = {}
     whole = drawn()
@@ -290,7 +290,7 @@ def test_a_sum_is_not_taken_where_structure_knows_its_parts(tmp_path: Path) -> N
     assert found == {key: renamed(key) for key in one}
 
 
-@pytest.mark.spec("ALN-77")
+@pytest.mark.spec("ALN-32")
 def test_a_part_may_be_something_by_itself_too(tmp_path: Path) -> None:
     out, rest = drawn(), drawn()
     one = {"last_linear/output": out, "whole/output": out + rest}
@@ -331,7 +331,7 @@ def scanned() -> tuple[dict[str, Array], dict[str, Array]]:
     return one, other | {"scan/output.0": layers[-1]["whole"], "scan/output.1": stacked["whole"]}
 
 
-@pytest.mark.spec("ALN-78")
+@pytest.mark.spec("ALN-33")
 def test_of_equal_parts_those_are_stacked_that_are_like_the_whole(tmp_path: Path) -> None:
     weights: dict[str, tuple[int, ...]] = {f"block.{i}.attn.o": (D, D) for i in range(LAYERS)}
     weights |= {"scan.attn.o": (LAYERS, D, D)}
@@ -342,7 +342,7 @@ def test_of_equal_parts_those_are_stacked_that_are_like_the_whole(tmp_path: Path
         assert found[f"block.{i}/output.0"] == "scan/output.1; unstack 0"
 
 
-@pytest.mark.spec("ALN-78")
+@pytest.mark.spec("ALN-33")
 def test_a_list_is_stacked_as_a_whole_before_one_of_it_is_paired(tmp_path: Path) -> None:
     layers = [drawn(2, S, D) for _ in range(4)]
     one = {f"block.{i}/output": layer for i, layer in enumerate(layers)}
@@ -354,7 +354,7 @@ def test_a_list_is_stacked_as_a_whole_before_one_of_it_is_paired(tmp_path: Path)
     assert unexplained(alignment) == []
 
 
-@pytest.mark.spec("ALN-78")
+@pytest.mark.spec("ALN-33")
 def test_results_of_one_site_are_joined(tmp_path: Path) -> None:
     one: dict[str, Array] = {}
     other: dict[str, Array] = {}
@@ -369,7 +369,7 @@ def test_results_of_one_site_are_joined(tmp_path: Path) -> None:
     assert alignment.left_over == ()
 
 
-@pytest.mark.spec("ALN-78")
+@pytest.mark.spec("ALN-33")
 def test_results_of_one_site_are_taken_apart(tmp_path: Path) -> None:
     cos, sin = drawn(1, S, 8), drawn(1, S, 8)
     one = {"rotary/output.0": cos, "rotary/output.1": sin}

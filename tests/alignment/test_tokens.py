@@ -77,7 +77,7 @@ RIGHT = ([[5, 6, 7, 8, 9], [11, 12, 13, 0, 0]], [[1] * 5, [1, 1, 1, 0, 0]])
 LEFT = ([[5, 6, 7, 8, 9], [0, 0, 11, 12, 13]], [[1] * 5, [0, 0, 1, 1, 1]])
 
 
-@pytest.mark.spec("ALN-50")
+@pytest.mark.spec("ALN-70")
 def test_padding_on_either_side_is_left_out_and_the_rest_lies_in_one_order(tmp_path: Path) -> None:
     sides = _sides(tmp_path, _fed(RIGHT), _fed(LEFT))
     ours, theirs = _both(sides, "0/net/output")
@@ -85,7 +85,7 @@ def test_padding_on_either_side_is_left_out_and_the_rest_lies_in_one_order(tmp_p
     assert np.array_equal(theirs, ours)
 
 
-@pytest.mark.spec("ALN-57")
+@pytest.mark.spec("ALN-77")
 def test_what_was_matched_and_what_was_not_is_reported(tmp_path: Path) -> None:
     found = _matched(tmp_path, _fed(RIGHT), _fed(LEFT), VALID)
     assert found.text == (
@@ -98,7 +98,7 @@ def test_what_was_matched_and_what_was_not_is_reported(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.spec("ALN-57")
+@pytest.mark.spec("ALN-77")
 def test_a_comparison_tells_which_tokens_it_is_of(tmp_path: Path) -> None:
     sides = _archive(tmp_path / "ref.h5", _fed(RIGHT)), _archive(tmp_path / "tgt.h5", _fed(LEFT))
     found = compare(*sides, mapping=Alignment((Entry(("net",), ("net",)),), tokens=VALID))
@@ -109,7 +109,7 @@ def test_a_comparison_tells_which_tokens_it_is_of(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.spec("ALN-54")
+@pytest.mark.spec("ALN-74")
 def test_one_prefill_is_made_of_a_prefill_and_steps(tmp_path: Path) -> None:
     sides = _sides(tmp_path, _fed([[5, 6, 7, 8, 9]]), _fed([[5, 6, 7]], [[8]], [[9]]))
     ours, theirs = _both(sides, "0/net/output")
@@ -120,7 +120,7 @@ def test_one_prefill_is_made_of_a_prefill_and_steps(tmp_path: Path) -> None:
     assert [s.key.text for s in sides[1].sources["0/net/output"]] == [f"{i}/net/output" for i in range(3)]
 
 
-@pytest.mark.spec("ALN-54")
+@pytest.mark.spec("ALN-74")
 def test_steps_are_made_of_one_prefill_each_under_its_own_key(tmp_path: Path) -> None:
     sides = _sides(tmp_path, _fed([[5, 6, 7]], [[8]], [[9]]), _fed([[5, 6, 7, 8, 9]]))
     for step, ids in enumerate(([[5, 6, 7]], [[8]], [[9]])):
@@ -128,7 +128,7 @@ def test_steps_are_made_of_one_prefill_each_under_its_own_key(tmp_path: Path) ->
     assert [record.key.step for record in sides[1].records if record.key.site == "net"] == [0, 1, 2]
 
 
-@pytest.mark.spec("ALN-52")
+@pytest.mark.spec("ALN-72")
 def test_steps_of_padded_rows_go_on_with_their_rows(tmp_path: Path) -> None:
     stepped = _fed(LEFT, ([[10], [14]], [[1] * 6, [0, 0, 1, 1, 1, 1]]))
     whole = _fed(([[5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 0, 0]], [[1] * 6, [1] * 4 + [0] * 2]))
@@ -138,7 +138,7 @@ def test_steps_of_padded_rows_go_on_with_their_rows(tmp_path: Path) -> None:
     assert np.array_equal(theirs, ours)
 
 
-@pytest.mark.spec("ALN-52")
+@pytest.mark.spec("ALN-72")
 @pytest.mark.parametrize(
     ("second", "sequences"),
     [
@@ -158,7 +158,7 @@ def test_a_step_goes_on_by_mask_by_position_or_as_one_token_a_row(
     assert found.count == 4
 
 
-@pytest.mark.spec("ALN-52")
+@pytest.mark.spec("ALN-72")
 def test_a_mask_grows_by_the_positions_of_each_step(tmp_path: Path) -> None:
     steps = ([[5, 6, 7]], [[1, 0, 1]]), ([[8]], [[1, 0, 1, 1]]), ([[9]], [[1, 0, 1, 1, 1]])
     (found,) = Tokens.of(_archive(tmp_path / "a.h5", _fed(*steps))).sequences
@@ -168,14 +168,14 @@ def test_a_mask_grows_by_the_positions_of_each_step(tmp_path: Path) -> None:
     assert found.cells.tolist() == [0, 2, 0, 0]
 
 
-@pytest.mark.spec("ALN-52")
+@pytest.mark.spec("ALN-72")
 def test_a_step_goes_on_with_all_sequences(tmp_path: Path) -> None:
     fed = {**_fed([[5, 6], [7, 8]], [[9]]), "1/@root/input.position_ids": [[2]]}
     with pytest.raises(UsageError, match="goes on with 1 sequences, expected the 2 before"):
         Tokens.of(_archive(tmp_path / "a.h5", fed))
 
 
-@pytest.mark.spec("ALN-52")
+@pytest.mark.spec("ALN-72")
 def test_a_run_without_a_cache_feeds_each_step_anew(tmp_path: Path) -> None:
     grown = _fed([[5, 6]], [[5, 6, 7]], [[5, 6, 7, 8]])
     sides = _sides(tmp_path, _fed([[5, 6]], [[7]], [[8]]), grown, tokens=MATCH)
@@ -187,7 +187,7 @@ def test_a_run_without_a_cache_feeds_each_step_anew(tmp_path: Path) -> None:
 PACKED = [5, 6, 7, 8, 9, 11, 12, 13]
 
 
-@pytest.mark.spec("ALN-53")
+@pytest.mark.spec("ALN-73")
 @pytest.mark.parametrize(
     "bounds",
     [
@@ -211,7 +211,7 @@ def test_a_batch_is_compared_with_its_tokens_one_after_the_other(
             path.unlink()
 
 
-@pytest.mark.spec("ALN-53")
+@pytest.mark.spec("ALN-73")
 def test_steps_of_packed_sequences_go_on_with_each(tmp_path: Path) -> None:
     packed = {**_fed(PACKED, [10, 14]), "0/@root/input.cu_seqlens": [0, 5, 8]}
     whole = _fed(([[5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 0, 0]], [[1] * 6, [1] * 4 + [0] * 2]))
@@ -220,33 +220,33 @@ def test_steps_of_packed_sequences_go_on_with_each(tmp_path: Path) -> None:
     assert np.array_equal(theirs, ours)
 
 
-@pytest.mark.spec("ALN-53")
+@pytest.mark.spec("ALN-73")
 def test_positions_that_do_not_count_tell_no_sequences_apart(tmp_path: Path) -> None:
     fed = {**_fed([[0, 0, 5, 6]]), "0/@root/input.position_ids": [[0, 0, 0, 2]]}
     assert len(Tokens.of(_archive(tmp_path / "a.h5", fed)).sequences) == 1
 
 
-@pytest.mark.spec("ALN-53")
+@pytest.mark.spec("ALN-73")
 def test_packed_embeddings_of_another_number_are_not_taken_apart_by_lengths(tmp_path: Path) -> None:
     one = {"0/@root/input.inputs_embeds": VECTORS[:8].reshape(2, 4, 16)}
     with pytest.raises(UsageError, match="7 tokens follow each other, nothing says where"):
         _matched(tmp_path, one, _fed([1, 2, 3, 4, 5, 6, 7]), VALID)
 
 
-@pytest.mark.spec("ALN-53")
+@pytest.mark.spec("ALN-73")
 def test_packed_sequences_are_told_apart_where_the_target_orders_them_otherwise(tmp_path: Path) -> None:
     packed = {**_fed([11, 12, 13, 5, 6, 7, 8, 9]), "0/@root/input.cu_seqlens": [0, 3, 8]}
     ours, theirs = _both(_sides(tmp_path, _fed(RIGHT), packed, tokens=MATCH), "0/net/output")
     assert np.array_equal(theirs, ours)
 
 
-@pytest.mark.spec("ALN-53")
+@pytest.mark.spec("ALN-73")
 def test_packed_tokens_of_other_ids_are_not_taken_apart_by_lengths(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="8 tokens follow each other, nothing says where sequences begin"):
         _matched(tmp_path, _fed(RIGHT), _fed([11, 12, 13, 5, 6, 7, 8, 9]), VALID)
 
 
-@pytest.mark.spec("ALN-53")
+@pytest.mark.spec("ALN-73")
 def test_packed_tokens_of_several_steps_are_not_taken_apart_by_lengths(tmp_path: Path) -> None:
     stepped = _fed([[5, 6, 7], [8, 9, 10]], [[1], [2]])
     one = {key: array for key, array in stepped.items() if "input_ids" not in key}
@@ -258,7 +258,7 @@ def test_packed_tokens_of_several_steps_are_not_taken_apart_by_lengths(tmp_path:
 GOES_ON = {"0/@root/input.input_pos": np.array([0]), "1/@root/input.input_pos": np.array([3])}
 
 
-@pytest.mark.spec("ALN-51")
+@pytest.mark.spec("ALN-71")
 def test_rows_are_found_by_their_ids_first_the_same_then_the_longest_beginning(tmp_path: Path) -> None:
     one = _fed([[1, 5, 6, 7], [1, 8, 9, 10], [1, 2, 3, 4]])
     other = _fed([[1, 2, 3, 4], [1, 5, 6, 50], [1, 8, 51, 52]])
@@ -271,7 +271,7 @@ def test_rows_are_found_by_their_ids_first_the_same_then_the_longest_beginning(t
     assert found.text == "9 tokens are on both sides; the reference has 3 more; the target has 3 more"
 
 
-@pytest.mark.spec("ALN-51")
+@pytest.mark.spec("ALN-71")
 def test_equal_rows_come_first_and_in_their_order(tmp_path: Path) -> None:
     found = _matched(tmp_path, _fed([[1, 2, 3, 4]], [[1, 2, 3]]), _fed([[1, 2, 3]]), MATCH)
     assert found.pairs[:, 0].tolist() == [1, 1, 1]  # not the longer one, which begins alike
@@ -279,14 +279,14 @@ def test_equal_rows_come_first_and_in_their_order(tmp_path: Path) -> None:
     assert again.pairs[:, 1].tolist() == again.pairs[:, 3].tolist() == [0, 1, 2, 3]
 
 
-@pytest.mark.spec("ALN-51")
+@pytest.mark.spec("ALN-71")
 def test_a_beginning_that_two_rows_have_belongs_to_neither(tmp_path: Path) -> None:
     found = _matched(tmp_path, _fed([[1, 5, 6], [2, 7, 8]]), _fed([[1, 9, 9], [1, 8, 8], [2, 7, 8]]), MATCH)
     assert found.pairs[:, 1].tolist() == [3, 4, 5]
     assert found.text == "3 tokens are on both sides; the reference has 3 more; the target has 6 more"
 
 
-@pytest.mark.spec("ALN-57")
+@pytest.mark.spec("ALN-77")
 @pytest.mark.parametrize(
     ("one", "other", "rule", "message"),
     [
@@ -333,7 +333,7 @@ def test_tokens_that_cannot_be_matched_are_an_error(
         _matched(tmp_path, one, other, rule)
 
 
-@pytest.mark.spec("ALN-55")
+@pytest.mark.spec("ALN-75")
 def test_the_axes_of_tokens_are_found_by_size_where_one_way_fits(tmp_path: Path) -> None:
     one = {**_fed(RIGHT), "0/net/output": _heads(RIGHT[0])}
     other = {**_fed(LEFT), "0/net/output": _heads(LEFT[0])}
@@ -342,7 +342,7 @@ def test_the_axes_of_tokens_are_found_by_size_where_one_way_fits(tmp_path: Path)
     assert np.array_equal(theirs, ours)
 
 
-@pytest.mark.spec("ALN-55")
+@pytest.mark.spec("ALN-75")
 def test_tokens_that_were_flattened_are_found(tmp_path: Path) -> None:
     one = {**_fed(RIGHT), "0/net/output": VECTORS[np.array(RIGHT[0]).reshape(-1)]}
     other = {**_fed(LEFT), "0/net/output": VECTORS[np.array(LEFT[0]).reshape(-1)]}
@@ -361,7 +361,7 @@ def _square(ids: Any) -> Array:
     return np.ascontiguousarray(VECTORS[np.array(ids)][..., :5])
 
 
-@pytest.mark.spec("ALN-55")
+@pytest.mark.spec("ALN-75")
 def test_two_axes_of_one_size_are_not_guessed_at_and_the_pair_is_suspect(tmp_path: Path) -> None:
     one = {**_fed(RIGHT), "0/net/output": _square(RIGHT[0])}
     other = {**_fed(LEFT), "0/net/output": _square(LEFT[0])}
@@ -375,7 +375,7 @@ def test_two_axes_of_one_size_are_not_guessed_at_and_the_pair_is_suspect(tmp_pat
     assert caught.value.hint == "Say which by dims: 'b s ...' or 'b h s d'."
 
 
-@pytest.mark.spec("ALN-55")
+@pytest.mark.spec("ALN-75")
 def test_any_axis_of_one_serves_one_token(tmp_path: Path) -> None:
     one = {**_fed([[5, 6]], [[7]]), "1/net/output": VECTORS[[[[7]]]]}
     other = {**_fed([[5, 6, 7]]), "0/net/output": VECTORS[[[[5, 6, 7]]]]}
@@ -387,7 +387,7 @@ def test_any_axis_of_one_serves_one_token(tmp_path: Path) -> None:
     assert np.array_equal(theirs, ours)
 
 
-@pytest.mark.spec("ALN-55")
+@pytest.mark.spec("ALN-75")
 def test_a_tensor_without_tokens_is_compared_in_its_own_step_only(tmp_path: Path) -> None:
     scale = {f"{step}/scale/output": VECTORS[0] for step in (0, 1)}
     entries = Entry(("net",), ("net",)), Entry(("scale",), ("scale",))
@@ -399,7 +399,7 @@ def test_a_tensor_without_tokens_is_compared_in_its_own_step_only(tmp_path: Path
         _sides(tmp_path / "said", one, other, Entry(("scale",), ("scale",), steps=("valid_tokens",)))
 
 
-@pytest.mark.spec("ALN-55")
+@pytest.mark.spec("ALN-75")
 def test_two_axes_of_one_size_are_not_compared_in_grids_of_two_sizes(tmp_path: Path) -> None:
     one = {**_fed(([[5, 6, 7]], [[1, 1, 1]])), "0/net/output": VECTORS[[[5, 6, 7]]][..., :3]}
     other = {**_fed(([[5, 6, 7, 0]], [[1, 1, 1, 0]])), "0/net/output": VECTORS[[[5, 6, 7]]][..., :3]}
@@ -410,7 +410,7 @@ def test_two_axes_of_one_size_are_not_compared_in_grids_of_two_sizes(tmp_path: P
     assert "axes 1 and 2 of [1, 3, 3]" in sides[1].remark(sides[1].get("0/net/output"))
 
 
-@pytest.mark.spec("ALN-55")
+@pytest.mark.spec("ALN-75")
 def test_an_axis_that_only_one_reading_of_both_sides_has_is_found(tmp_path: Path) -> None:
     one = {**_fed(RIGHT), "0/net/output": _square(RIGHT[0])}
     ids, mask = [[5, 6, 7, 8, 9, 0], [0, 0, 0, 11, 12, 13]], [[1] * 5 + [0], [0, 0, 0, 1, 1, 1]]
@@ -420,7 +420,7 @@ def test_an_axis_that_only_one_reading_of_both_sides_has_is_found(tmp_path: Path
     assert np.array_equal(theirs, ours)
 
 
-@pytest.mark.spec("ALN-55")
+@pytest.mark.spec("ALN-75")
 @pytest.mark.parametrize("is_target", [True, False], ids=["target", "reference"])
 def test_one_row_stands_for_all(tmp_path: Path, is_target: bool) -> None:
     """Positions of right padding are the same in each row, those of left padding are not."""
@@ -431,7 +431,7 @@ def test_one_row_stands_for_all(tmp_path: Path, is_target: bool) -> None:
     assert ours.tolist() == theirs.tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
 
 
-@pytest.mark.spec("ALN-55")
+@pytest.mark.spec("ALN-75")
 def test_one_row_on_both_sides_stays_one(tmp_path: Path) -> None:
     full = ([[5, 6, 7], [8, 9, 10]], [[1] * 3] * 2)
     fed = {**_fed(full), "0/net/output": np.arange(3)[None]}
@@ -442,7 +442,7 @@ def test_one_row_on_both_sides_stays_one(tmp_path: Path) -> None:
     assert ours.tolist() == theirs.tolist() == [0, 1, 2, 0, 1, 2]
 
 
-@pytest.mark.spec("ALN-56")
+@pytest.mark.spec("ALN-76")
 def test_logits_that_a_run_kept_of_the_last_token_need_no_step(tmp_path: Path) -> None:
     reference = _archive(tmp_path / "ref.h5", _fed(RIGHT))
     last = {**_fed(LEFT), "0/net/output": VECTORS[[[9], [13]]]}
@@ -455,7 +455,7 @@ def test_logits_that_a_run_kept_of_the_last_token_need_no_step(tmp_path: Path) -
     assert np.array_equal(theirs, ours)
 
 
-@pytest.mark.spec("ALN-55")
+@pytest.mark.spec("ALN-75")
 def test_tokens_in_the_same_places_need_no_axes(tmp_path: Path) -> None:
     one = {**_fed(RIGHT), "0/net/output": _square(RIGHT[0])}
     sides = _sides(tmp_path, one, one)
@@ -467,7 +467,7 @@ def _reopened(tmp_path: Path) -> tuple[Archive, Archive]:
     return open_archive(tmp_path / "ref.h5"), open_archive(tmp_path / "tgt.h5")
 
 
-@pytest.mark.spec("ALN-55")
+@pytest.mark.spec("ALN-75")
 @pytest.mark.parametrize(
     ("entry", "rule"),
     [
@@ -485,7 +485,7 @@ def test_dims_say_which_axes_count_tokens(tmp_path: Path, entry: Entry, rule: To
     assert np.array_equal(theirs, ours)
 
 
-@pytest.mark.spec("ALN-55")
+@pytest.mark.spec("ALN-75")
 @pytest.mark.parametrize("side", ["target", "reference"])
 def test_dims_of_an_entry_that_do_not_fit_are_an_error(tmp_path: Path, side: str) -> None:
     wrong = {**_fed(LEFT), "0/net/output": VECTORS[:10]}  # flattened, which would be found without dims
@@ -496,7 +496,7 @@ def test_dims_of_an_entry_that_do_not_fit_are_an_error(tmp_path: Path, side: str
         _sides(tmp_path, one, other, entry)
 
 
-@pytest.mark.spec("ALN-55")
+@pytest.mark.spec("ALN-75")
 def test_dims_of_a_map_serve_those_tensors_that_they_fit(tmp_path: Path) -> None:
     one = {**_fed(RIGHT), "0/net/output": _heads(RIGHT[0])}
     other = {**_fed(LEFT), "0/net/output": _heads(LEFT[0])}
@@ -507,14 +507,14 @@ def test_dims_of_a_map_serve_those_tensors_that_they_fit(tmp_path: Path) -> None
     assert np.array_equal(theirs, ours)
 
 
-@pytest.mark.spec("ALN-55")
+@pytest.mark.spec("ALN-75")
 def test_a_tensor_that_dims_give_no_tokens_is_compared_as_it_is(tmp_path: Path) -> None:
     pooled = {**_fed(RIGHT), "0/net/output": VECTORS[:2]}
     entry = Entry(("net",), ("net",), reference_dims="b d")
     assert compare(*_sides(tmp_path, pooled, pooled, entry), only=["net"]).exit_status == 0
 
 
-@pytest.mark.spec("ALN-55")
+@pytest.mark.spec("ALN-75")
 def test_dims_of_a_batch_say_where_packed_tokens_are(tmp_path: Path) -> None:
     one = {**_fed(RIGHT), "0/net/output": _square(RIGHT[0])}
     other = {**_fed(PACKED), "0/net/output": VECTORS[PACKED][:, :5]}
@@ -531,7 +531,7 @@ def _heads(ids: Any) -> Array:
     return heads
 
 
-@pytest.mark.spec("ALN-54")
+@pytest.mark.spec("ALN-74")
 def test_tokens_of_several_steps_lie_where_the_reference_has_them(tmp_path: Path) -> None:
     one = {**_fed([[5, 6, 7, 8, 9]]), "0/net/output": _heads([[5, 6, 7, 8, 9]])}
     other = {**_fed([[5, 6, 7]], [[8]], [[9]])}
@@ -541,7 +541,7 @@ def test_tokens_of_several_steps_lie_where_the_reference_has_them(tmp_path: Path
     assert np.array_equal(theirs, ours)
 
 
-@pytest.mark.spec("ALN-54")
+@pytest.mark.spec("ALN-74")
 def test_a_step_that_the_target_does_later_is_found(tmp_path: Path) -> None:
     sides = _sides(tmp_path, _fed([[5, 6]]), _fed([[7, 8]], [[5, 6]]), tokens=MATCH)
     assert [s.key.text for s in sides[1].sources["0/net/output"]] == ["1/net/output"]
@@ -549,7 +549,7 @@ def test_a_step_that_the_target_does_later_is_found(tmp_path: Path) -> None:
     assert np.array_equal(theirs, ours)
 
 
-@pytest.mark.spec("ALN-54")
+@pytest.mark.spec("ALN-74")
 def test_axes_of_tokens_may_lie_elsewhere_in_the_target(tmp_path: Path) -> None:
     one = {**_fed([[5, 6, 7]]), "0/net/output": _heads([[5, 6, 7]])}
     other = {**_fed([[5, 6, 7]]), "0/net/output": _heads([[5, 6, 7]]).transpose(0, 2, 1, 3)}
@@ -557,7 +557,7 @@ def test_axes_of_tokens_may_lie_elsewhere_in_the_target(tmp_path: Path) -> None:
     assert np.array_equal(theirs, ours)
 
 
-@pytest.mark.spec("ALN-54")
+@pytest.mark.spec("ALN-74")
 def test_shards_of_positions_are_joined_where_sides_padded_to_other_lengths(tmp_path: Path) -> None:
     ids, mask = [[5, 6, 7, 8, 9, 0], [0, 0, 0, 11, 12, 13]], [[1] * 5 + [0], [0, 0, 0, 1, 1, 1]]
     halves = {
@@ -572,7 +572,7 @@ def test_shards_of_positions_are_joined_where_sides_padded_to_other_lengths(tmp_
     assert np.array_equal(theirs, ours)
 
 
-@pytest.mark.spec("ALN-54")
+@pytest.mark.spec("ALN-74")
 @pytest.mark.parametrize(
     ("second", "message"),
     [
@@ -588,7 +588,7 @@ def test_steps_that_are_put_together_agree(tmp_path: Path, second: Array, messag
         _sides(tmp_path, _fed([[5, 6, 7]]), other, entry)
 
 
-@pytest.mark.spec("ALN-54")
+@pytest.mark.spec("ALN-74")
 def test_layout_steps_are_done_on_whole_tensors_before_tokens_are_taken(tmp_path: Path) -> None:
     halves = {
         f"{rank}0/net/output": VECTORS[
@@ -603,7 +603,7 @@ def test_layout_steps_are_done_on_whole_tensors_before_tokens_are_taken(tmp_path
     assert np.array_equal(theirs, ours)
 
 
-@pytest.mark.spec("ALN-54")
+@pytest.mark.spec("ALN-74")
 def test_dims_of_packed_tokens_and_heads_become_those_of_a_batch(tmp_path: Path) -> None:
     one = {**_fed(RIGHT), "0/net/output": VECTORS[np.array(RIGHT[0])]}
     packed = VECTORS[PACKED].reshape(8, 4, 4).transpose(1, 0, 2)  # (head, token, element)
@@ -614,7 +614,7 @@ def test_dims_of_packed_tokens_and_heads_become_those_of_a_batch(tmp_path: Path)
     assert np.array_equal(theirs, ours)
 
 
-@pytest.mark.spec("ALN-56")
+@pytest.mark.spec("ALN-76")
 @pytest.mark.parametrize("is_target", [True, False], ids=["target", "reference"])
 @pytest.mark.parametrize("shape", [(2, 1, 16), (2, 16)], ids=["axis of one", "no axis"])
 def test_a_side_that_has_the_last_token_of_each_row_only_is_compared_with_it(
@@ -628,7 +628,7 @@ def test_a_side_that_has_the_last_token_of_each_row_only_is_compared_with_it(
     assert np.array_equal(theirs, ours)
 
 
-@pytest.mark.spec("ALN-56")
+@pytest.mark.spec("ALN-76")
 def test_the_last_token_is_that_of_each_row(tmp_path: Path) -> None:
     last = {**_fed(RIGHT), "0/net/output": VECTORS[[9, 13, 0]]}
     entry = Entry(("net",), ("net",), steps=("last_token",))
@@ -636,7 +636,7 @@ def test_the_last_token_is_that_of_each_row(tmp_path: Path) -> None:
         _sides(tmp_path, _fed(LEFT), last, entry)
 
 
-@pytest.mark.spec("ALN-56")
+@pytest.mark.spec("ALN-76")
 def test_last_tokens_and_all_tokens_are_taken_of_one_step(tmp_path: Path) -> None:
     one = {**_fed(RIGHT), "0/head/output": VECTORS[np.array(RIGHT[0])]}
     other = {**_fed(LEFT), "0/head/output": VECTORS[[[9], [13]]]}
@@ -646,7 +646,7 @@ def test_last_tokens_and_all_tokens_are_taken_of_one_step(tmp_path: Path) -> Non
     assert [a.tolist() for a in _both(sides, "0/net/output")] == [VECTORS[PACKED].tolist()] * 2
 
 
-@pytest.mark.spec("ALN-56")
+@pytest.mark.spec("ALN-76")
 def test_last_tokens_of_other_steps_are_not_compared(tmp_path: Path) -> None:
     one = {**_fed([[5, 6, 7]]), "0/net/output": VECTORS[[[7]]]}
     other = {**_fed([[5, 6]]), "0/net/output": VECTORS[[[6]]]}
@@ -654,7 +654,7 @@ def test_last_tokens_of_other_steps_are_not_compared(tmp_path: Path) -> None:
         _sides(tmp_path, one, other, Entry(("net",), ("net",), steps=("last_token",)))
 
 
-@pytest.mark.spec("ALN-56")
+@pytest.mark.spec("ALN-76")
 def test_the_last_tokens_of_steps_are_those_of_one_prefill(tmp_path: Path) -> None:
     other = {**_fed([[5, 6, 7]], [[8]]), "0/net/output": VECTORS[[[7]]]}
     entry = Entry(("net",), ("net",), steps=("last_token",))
@@ -663,7 +663,7 @@ def test_the_last_tokens_of_steps_are_those_of_one_prefill(tmp_path: Path) -> No
     assert np.array_equal(theirs, ours)
 
 
-@pytest.mark.spec("ALN-56")
+@pytest.mark.spec("ALN-76")
 def test_the_last_token_is_taken_only_where_it_is_said(tmp_path: Path) -> None:
     last = {**_fed(RIGHT), "0/net/output": VECTORS[[9, 13]][:, None]}
     entry = Entry(("net",), ("net",), steps=("valid_tokens",))
@@ -671,7 +671,7 @@ def test_the_last_token_is_taken_only_where_it_is_said(tmp_path: Path) -> None:
         _sides(tmp_path, _fed(LEFT), last, entry)
 
 
-@pytest.mark.spec("ALN-57")
+@pytest.mark.spec("ALN-77")
 def test_what_is_the_same_on_both_sides_keeps_its_digest(tmp_path: Path) -> None:
     fed = {**_fed(([[5, 6]], [[1, 1]])), "0/scale/output": VECTORS[0]}
     entries = Entry(("net",), ("net",)), Entry(("scale",), ("scale",))
@@ -681,7 +681,7 @@ def test_what_is_the_same_on_both_sides_keeps_its_digest(tmp_path: Path) -> None
     assert all(record.digest for side in sides for record in side.records)
 
 
-@pytest.mark.spec("ALN-57")
+@pytest.mark.spec("ALN-77")
 def test_a_row_of_a_gathered_tensor_says_which_token_it_is(tmp_path: Path) -> None:
     sides = _sides(tmp_path, _fed(RIGHT), _fed(LEFT))
     gather = sides[0].gathers["0/net/output"]
@@ -691,7 +691,7 @@ def test_a_row_of_a_gathered_tensor_says_which_token_it_is(tmp_path: Path) -> No
     assert stepped[0].gathers["0/net/output"].where(2) == place
 
 
-@pytest.mark.spec("ALN-57")
+@pytest.mark.spec("ALN-77")
 def test_a_step_of_the_reference_without_common_tokens_is_missing(tmp_path: Path) -> None:
     sides = _sides(tmp_path, _fed([[5, 6]], [[7]]), _fed([[5, 6]]))
     alignment = Alignment((Entry(("net",), ("net",)),), tokens=VALID)
@@ -702,7 +702,7 @@ def test_a_step_of_the_reference_without_common_tokens_is_missing(tmp_path: Path
     assert statuses["0/net/output"] == "identical"
 
 
-@pytest.mark.spec("ALN-50")
+@pytest.mark.spec("ALN-70")
 def test_a_map_file_says_how_tokens_are_matched(tmp_path: Path) -> None:
     rule = TokenRule(
         "match_tokens", "b s ...", {}, {"ids": "@root/input.prompt", "mask": "@root/input.valid"}
@@ -727,7 +727,7 @@ def test_a_map_file_says_how_tokens_are_matched(tmp_path: Path) -> None:
     assert read_mapping(path).tokens == rule
 
 
-@pytest.mark.spec("ALN-50")
+@pytest.mark.spec("ALN-70")
 def test_ids_and_masks_of_unusual_names_are_named(tmp_path: Path) -> None:
     other = {key.replace("input_ids", "x").replace("attention_mask", "y"): a for key, a in _fed(LEFT).items()}
     rule = TokenRule("valid_tokens", target={"ids": "@root/input.x", "mask": "@root/input.y"})
@@ -738,7 +738,7 @@ def test_ids_and_masks_of_unusual_names_are_named(tmp_path: Path) -> None:
         TokenAlignment.of(*_reopened(tmp_path), wrong)
 
 
-@pytest.mark.spec("ALN-50")
+@pytest.mark.spec("ALN-70")
 @pytest.mark.parametrize(
     ("table", "message"),
     [
@@ -798,7 +798,7 @@ def _case_31(tmp_path: Path, *, has_positions: bool) -> Comparison:
     return compare(*sides, atol=1e-4, only=[f"0/{name}/output" for name in names])
 
 
-@pytest.mark.spec("ALN-50")
+@pytest.mark.spec("ALN-70")
 def test_a_batch_padded_left_and_right_agrees_on_its_eight_tokens(tmp_path: Path) -> None:
     pairs = {pair.key: pair for pair in _case_31(tmp_path, has_positions=True).pairs if pair.difference}
     logits = pairs["0/lm_head/output"]
@@ -807,7 +807,7 @@ def test_a_batch_padded_left_and_right_agrees_on_its_eight_tokens(tmp_path: Path
     assert all(pair.status in ("match", "identical") for pair in pairs.values())
 
 
-@pytest.mark.spec("ALN-50")
+@pytest.mark.spec("ALN-70")
 def test_wrong_positions_of_a_padded_row_are_seen_where_positions_are_embedded(tmp_path: Path) -> None:
     found = _case_31(tmp_path, has_positions=False)
     assert found.divergence is not None
@@ -843,12 +843,12 @@ def _left_padded(tmp_path: Path, *, wrong: bool) -> Comparison:
     return compare(tmp_path / "ref.h5", tmp_path / "tgt.h5")
 
 
-@pytest.mark.spec("POL-81")
+@pytest.mark.spec("POL-31")
 def test_what_is_left_at_padding_is_no_difference(tmp_path: Path) -> None:
     assert _left_padded(tmp_path, wrong=False).exit_status == 0
 
 
-@pytest.mark.spec("POL-81")
+@pytest.mark.spec("POL-31")
 def test_a_mistake_beside_padding_is_still_one(tmp_path: Path) -> None:
     found = _left_padded(tmp_path, wrong=True)
     assert found.exit_status == 1

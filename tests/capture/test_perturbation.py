@@ -17,7 +17,7 @@ from tensorcap.workload import Workload
 from tensorcap_formats.errors import UsageError
 
 
-@pytest.mark.spec("POL-54")
+@pytest.mark.spec("POL-64")
 @pytest.mark.parametrize(("dtype", "epsilon"), [("bfloat16", 2**-7), ("float32", 2**-23)])
 def test_every_floating_input_is_off_by_the_machine_epsilon(dtype: str, epsilon: float) -> None:
     model = nn.Linear(4, 4)
@@ -31,7 +31,7 @@ def test_every_floating_input_is_off_by_the_machine_epsilon(dtype: str, epsilon:
     assert x.tolist() == [[1.0, -2.0, 4.0, 8.0]]
 
 
-@pytest.mark.spec("POL-54")
+@pytest.mark.spec("POL-64")
 def test_of_token_ids_the_embedding_is_perturbed(tmp_path: Path) -> None:
     config = {
         "architectures": ["LlamaForCausalLM"],

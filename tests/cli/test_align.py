@@ -92,7 +92,7 @@ def test_a_file_is_replaced_by_force_alone(folder: Path) -> None:
     assert len(read_mapping(folder / "map.toml").entries) == 2
 
 
-@pytest.mark.spec("ALN-62")
+@pytest.mark.spec("ALN-82")
 @pytest.mark.usefixtures("folder")
 def test_json_has_the_members_of_the_specification() -> None:
     found = json.loads(tcap("align", "more.h5", "tgt.h5", "--json", status=1).stdout)
@@ -117,7 +117,7 @@ def test_names_alone_pair_nothing_here() -> None:
     )
 
 
-@pytest.mark.spec("ALN-63")
+@pytest.mark.spec("ALN-83")
 def test_a_map_that_is_begun_is_completed(folder: Path) -> None:
     text = '[[pair]]\nreference = "model.layers.1.down_proj"\ntarget = "h.0.down"\n'
     (folder / "mine.toml").write_text(text)  # a mistake of the user's stands all the same

@@ -282,7 +282,7 @@ def test_a_result_that_contradicts_the_schema_is_refused(
     assert message in tcap("compare", "--from", "r.json", status=3).stderr
 
 
-@pytest.mark.spec("RES-5")
+@pytest.mark.spec("RES-6")
 @pytest.mark.usefixtures("pair")
 @pytest.mark.parametrize("option", ["--save", "--junit", "--csv"])
 def test_a_file_that_cannot_be_written_is_status_1(
@@ -293,7 +293,7 @@ def test_a_file_that_cannot_be_written_is_status_1(
     assert not list(folder.glob("*.partial"))
 
 
-@pytest.mark.spec("RES-5")
+@pytest.mark.spec("RES-6")
 @pytest.mark.parametrize("option", ["--save", "--junit", "--csv"])
 def test_a_folder_that_is_not_there_is_said_before_anything_is_read(
     tcap: Callable[..., Any], option: str
@@ -418,7 +418,7 @@ def test_metrics_that_are_asked_for_are_columns(tcap: Callable[..., Any]) -> Non
     assert 0 < float(row[1]) < 0.01
 
 
-@pytest.mark.spec("RES-32")
+@pytest.mark.spec("RES-33")
 @pytest.mark.usefixtures("pair")
 def test_preflight_is_a_command_of_its_own(
     tcap: Callable[..., Any],

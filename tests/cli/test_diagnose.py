@@ -23,7 +23,7 @@ def written(write: Write) -> Callable[[Any], None]:
     return run
 
 
-@pytest.mark.spec("DIA-10", "DIA-61")
+@pytest.mark.spec("DIA-4", "DIA-51")
 def test_an_explanation_is_printed_with_its_residual_and_hint(tcap: Any, written: Any) -> None:
     written(R / 8)
     assert tcap("diagnose", "ref.h5", "tgt.h5", "0/m/output").stdout == (
@@ -35,7 +35,7 @@ def test_an_explanation_is_printed_with_its_residual_and_hint(tcap: Any, written
     )
 
 
-@pytest.mark.spec("DIA-61")
+@pytest.mark.spec("DIA-51")
 def test_what_was_tried_is_printed_where_nothing_explains_it(tcap: Any, written: Any) -> None:
     written(R + np.random.default_rng(1).standard_normal(R.shape).astype(np.float32) / 10)
     lines = tcap("diagnose", "ref.h5", "tgt.h5", "m/output", status=1).stdout.splitlines()
@@ -51,7 +51,7 @@ def test_identical_values_are_said_to_be(tcap: Any, written: Any) -> None:
     assert tcap("diagnose", "ref.h5", "tgt.h5", "m/output").stdout == "0/m/output: the values are identical\n"
 
 
-@pytest.mark.spec("DIA-60")
+@pytest.mark.spec("DIA-50")
 def test_json_holds_all_of_it(tcap_json: Any, written: Any) -> None:
     written(-R)
     found = tcap_json("diagnose", "ref.h5", "tgt.h5", "m/output")

@@ -149,7 +149,7 @@ def hooked(step: Path, tensors: dict[str, Any]) -> None:
     (step / "tensor_names.txt").write_text("".join(f"{label}\n" for label in tensors))
 
 
-@pytest.mark.spec("MXF-24", "ALN-86")
+@pytest.mark.spec("MXF-24", "ALN-40")
 def test_a_dump_of_torch_is_compared_with_one_of_max_as_they_are(tcap: Tcap, folder: Path) -> None:
     random = np.random.default_rng(0)
     ids = np.array([[3, 1, 2, 5]])

@@ -157,7 +157,7 @@ def test_a_guilty_module_shows_the_first_variable_of_its_code_that_is_wrong(
     )
 
 
-@pytest.mark.spec("RES-34")
+@pytest.mark.spec("RES-32")
 def test_places_on_one_side_only_are_reported_by_class_and_have_no_rows(
     write: Callable[..., Path], tcap: Callable[..., Any]
 ) -> None:
@@ -184,7 +184,7 @@ def test_places_on_one_side_only_are_reported_by_class_and_have_no_rows(
     assert tcap("compare", "ref.h5", "tgt.h5", "--exclude", "*:*").exit_code == 0
 
 
-@pytest.mark.spec("RES-34")
+@pytest.mark.spec("RES-32")
 def test_many_tensors_missing_for_one_reason_are_one_line(
     write: Callable[..., Path], tcap: Callable[..., Any]
 ) -> None:

@@ -36,7 +36,7 @@ def runs(tcap: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("runs")
-@pytest.mark.spec("RPL-2")
+@pytest.mark.spec("RPL-3")
 def test_a_run_that_repeats_itself_is_reported_in_a_line(tcap: Any) -> None:
     done = tcap("replay", "reference.h5")
     assert done.exit_code == 0
@@ -55,7 +55,7 @@ def test_replay_names_the_module_that_makes_the_error(tcap: Any) -> None:
 
 
 @pytest.mark.usefixtures("runs")
-@pytest.mark.spec("RPL-4")
+@pytest.mark.spec("RPL-5")
 def test_the_target_is_run_on_what_the_reference_holds(tcap: Any) -> None:
     done = tcap("replay", "reference.h5", "--target-model", "m.py:target", "--json", status=1)
     found = json.loads(done.stdout)

@@ -23,7 +23,7 @@ twin = tensorcap.Port(models.reference, models.reference)
 """
 
 
-@pytest.mark.spec("VER-32", "VER-40")
+@pytest.mark.spec("VER-33", "VER-40")
 def test_the_wrong_activation_is_named_with_what_it_is(tcap: Tcap, folder: Path) -> None:
     done = tcap("verify", f"{MODELS}:reference", f"{MODELS}:port", "-o", "report", status=1)
     lines = done.stdout.splitlines()

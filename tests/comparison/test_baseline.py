@@ -20,7 +20,7 @@ def off(relative: float) -> Any:
     return X * (1 + np.float32(relative) * NOISE)
 
 
-@pytest.mark.spec("POL-50", "POL-51")
+@pytest.mark.spec("POL-60", "POL-61")
 def test_the_error_is_reported_in_units_of_the_baselines(make_archive: MakeArchive) -> None:
     keys = ["0/a/output", "0/b/output", "0/c/output", "0/d/output", "0/e/output"]
     target = [off(3e-3), off(3e-3), X, off(1e-3), off(1e-3)]
@@ -43,7 +43,7 @@ def test_the_error_is_reported_in_units_of_the_baselines(make_archive: MakeArchi
     assert comparison.baseline.path.name == "twin"
 
 
-@pytest.mark.spec("POL-51")
+@pytest.mark.spec("POL-61")
 def test_a_run_off_by_less_than_a_tenth_of_a_millionth_is_exact(make_archive: MakeArchive) -> None:
     reference = make_archive({"a": X.astype(np.float64)})
     target, twin = (make_archive({"a": X.astype(np.float64) * (1 + error)}) for error in (1e-3, 1e-8))
@@ -55,7 +55,7 @@ def test_a_run_off_by_less_than_a_tenth_of_a_millionth_is_exact(make_archive: Ma
     assert pair.baseline.r == pytest.approx(1e5, rel=1e-3)
 
 
-@pytest.mark.spec("POL-52")
+@pytest.mark.spec("POL-62")
 def test_a_ratio_is_a_label_and_no_verdict(make_archive: MakeArchive) -> None:
     values = (0.5, 1.0, 1.1, 2.0, 5.0, 50.0, 500.0)
     assert [label_of(value) for value in values] == [
@@ -74,7 +74,7 @@ def test_a_ratio_is_a_label_and_no_verdict(make_archive: MakeArchive) -> None:
     assert (comparison.counts, comparison.exit_status) == ({"within-rounding": 1}, 0)
 
 
-@pytest.mark.spec("POL-53")
+@pytest.mark.spec("POL-63")
 def test_sigma_is_over_all_steps_of_a_site(make_archive: MakeArchive) -> None:
     keys = ["0/a/output", "1/a/output"]
     comparison = compare(

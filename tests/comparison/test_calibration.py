@@ -37,7 +37,7 @@ def good(tmp_path: Path) -> list[Path]:
     ]
 
 
-@pytest.mark.spec("POL-60")
+@pytest.mark.spec("POL-70")
 def test_a_limit_is_a_quantile_with_a_margin(good: list[Path], tmp_path: Path) -> None:
     found = calibrate(good, metrics=["relative_frobenius"], quantile=0.75, margin=2.0)
     assert found.failing == ()
@@ -58,7 +58,7 @@ def test_a_limit_is_a_quantile_with_a_margin(good: list[Path], tmp_path: Path) -
     )
 
 
-@pytest.mark.spec("POL-61")
+@pytest.mark.spec("POL-71")
 def test_a_run_that_does_not_pass_takes_no_part(good: list[Path], tmp_path: Path) -> None:
     bad = write(tmp_path / "bad.h5", 3e-3, count=29)
     found = calibrate([*good, good[0], bad, good[0], good[0]])
@@ -69,7 +69,7 @@ def test_a_run_that_does_not_pass_takes_no_part(good: list[Path], tmp_path: Path
     assert found.calibration.runs == 2
 
 
-@pytest.mark.spec("POL-61")
+@pytest.mark.spec("POL-71")
 @pytest.mark.parametrize(
     ("choose", "options", "message"),
     [
@@ -91,7 +91,7 @@ def test_too_little_is_refused(
         calibrate(choose(good), **options)
 
 
-@pytest.mark.spec("POL-61")
+@pytest.mark.spec("POL-71")
 def test_too_few_tensors_and_mixed_precisions_are_refused(good: list[Path], tmp_path: Path) -> None:
     few = [write(tmp_path / f"few{i}.h5", 2e-3 * (i % 2), count=9) for i in range(4)]
     with pytest.raises(UsageError, match="no kind of module has the 20 samples"):
@@ -101,7 +101,7 @@ def test_too_few_tensors_and_mixed_precisions_are_refused(good: list[Path], tmp_
         calibrate([*good, *other])
 
 
-@pytest.mark.spec("POL-62")
+@pytest.mark.spec("POL-72")
 def test_limits_take_the_place_of_the_envelope(good: list[Path], tmp_path: Path) -> None:
     path = tmp_path / "calibration.toml"
     write_calibration(calibrate(good, margin=1.25).calibration, path)
@@ -116,7 +116,7 @@ def test_limits_take_the_place_of_the_envelope(good: list[Path], tmp_path: Path)
         compare(good[0], good[1], calibration=path, compute_dtype="float16")
 
 
-@pytest.mark.spec("POL-62")
+@pytest.mark.spec("POL-72")
 def test_limits_of_another_quantity_leave_the_envelope_where_it_is(good: list[Path], tmp_path: Path) -> None:
     path = tmp_path / "calibration.toml"
     write_calibration(calibrate(good, metrics=["max_abs"], margin=1e3).calibration, path)
@@ -133,7 +133,7 @@ HEAD = (
 LIMIT = '[[limit]]\nmodule = "m"\nslot = "output"\ncount = 20\n'
 
 
-@pytest.mark.spec("POL-61", "POL-60")
+@pytest.mark.spec("POL-71", "POL-70")
 @pytest.mark.parametrize(
     ("text", "message"),
     [

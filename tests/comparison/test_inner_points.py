@@ -84,7 +84,7 @@ def partners(comparison: Comparison) -> dict[str, str]:
 
 
 class TestPairing:
-    @pytest.mark.spec("CMP-70")
+    @pytest.mark.spec("CMP-30")
     def test_one_more_op_of_a_name_shifts_no_other(self, run_of: Callable[..., Any]) -> None:
         mul, other = f"{place('mul.Tensor')}/output", f"{place('mul.Tensor', 1)}/output"
         reference = run_of(
@@ -104,7 +104,7 @@ class TestPairing:
         }
         assert found.exit_status == 0
 
-    @pytest.mark.spec("CMP-70")
+    @pytest.mark.spec("CMP-30")
     def test_calls_of_modules_tell_which_of_two_sums_is_missing(self, run_of: Callable[..., Any]) -> None:
         add, last = f"{place('add.Tensor')}/output", f"{place('add.Tensor', 1)}/output"
         facts = {place("add.Tensor", n): fact("aten.add.Tensor") for n in (0, 1)}
@@ -120,7 +120,7 @@ class TestPairing:
         assert found.divergence is not None
         assert (found.divergence.pair.key, found.divergence.module) == (add, "m")
 
-    @pytest.mark.spec("CMP-70")
+    @pytest.mark.spec("CMP-30")
     def test_ops_of_other_shapes_pair_by_name_alone_where_nothing_else_fits(
         self, run_of: Callable[..., Any]
     ) -> None:
@@ -149,7 +149,7 @@ class TestPairing:
         target = make_archive({"0/own:Mlp.forward@1/gate": X}, run={"aliases": {"tied": "own"}})
         assert compare(reference, target).counts == {"identical": 1}
 
-    @pytest.mark.spec("CMP-70")
+    @pytest.mark.spec("CMP-30")
     def test_ops_of_a_module_of_several_names_pair_too(self, run_of: Callable[..., Any]) -> None:
         op = {"tied": place("mul.Tensor", module="tied"), "own": place("mul.Tensor", module="own")}
         ours, theirs = (
@@ -158,7 +158,7 @@ class TestPairing:
         )
         assert compare(ours, theirs).counts == {"identical": 1}
 
-    @pytest.mark.spec("CMP-71")
+    @pytest.mark.spec("CMP-31")
     def test_memory_without_values_is_left_out_and_a_cast_may_be_missing(
         self, run_of: Callable[..., Any]
     ) -> None:
@@ -178,7 +178,7 @@ class TestPairing:
         ]
         assert found.exit_status == 0
 
-    @pytest.mark.spec("CMP-71")
+    @pytest.mark.spec("CMP-31")
     def test_what_reserved_memory_held_before_it_was_written_is_left_out(
         self, run_of: Callable[..., Any]
     ) -> None:
@@ -195,7 +195,7 @@ class TestPairing:
         found = compare(run_of(keys, facts), run_of({**keys, given: -X}, facts))
         assert [pair.status for pair in found.pairs] == ["diverged", "identical"]
 
-    @pytest.mark.spec("CMP-71")
+    @pytest.mark.spec("CMP-31")
     @pytest.mark.parametrize("held", [True, False])
     def test_an_op_input_may_be_missing_if_another_target_record_holds_it(
         self, run_of: Callable[..., Any], held: bool
@@ -220,7 +220,7 @@ class TestPairing:
 
 
 class TestValues:
-    @pytest.mark.spec("CMP-72")
+    @pytest.mark.spec("CMP-32")
     def test_facts_are_no_values_and_arguments_of_ops_are(self, run_of: Callable[..., Any]) -> None:
         key = f"{place('mul.Tensor')}/output"
 
@@ -236,7 +236,7 @@ class TestValues:
         ]
         assert found.exit_status == 0
 
-    @pytest.mark.spec("CMP-72")
+    @pytest.mark.spec("CMP-32")
     def test_where_a_probe_was_passed_is_no_value(self, make_archive: MakeArchive) -> None:
         found = compare(
             *(
@@ -258,7 +258,7 @@ class TestAbsences:
     WHOLE: ClassVar = {"inputs": True, "grads": True, "params": True, "watch": ["f"]}
     RECORDS = ("0/m/input.x", "0/m/output", "1/m/output", "0/m/grad_output", "0/m/param.w", "0/m:f/gate")
 
-    @pytest.mark.spec("CMP-73")
+    @pytest.mark.spec("CMP-33")
     @pytest.mark.parametrize(
         ("scope", "missing", "reason"),
         [
@@ -284,7 +284,7 @@ class TestAbsences:
         assert pair.reason == f"the target's capture {reason}"
         assert found.exit_status == 1
 
-    @pytest.mark.spec("CMP-73")
+    @pytest.mark.spec("CMP-33")
     def test_what_came_after_the_limit_of_bytes_is_told_apart(self, make_archive: MakeArchive) -> None:
         reference = make_archive({f"0/m.{i}/output": X + i for i in range(3)})
         run = {
@@ -299,7 +299,7 @@ class TestAbsences:
         ]
         assert any("The capture of the target stopped at its limit" in text for text in found.warnings)
 
-    @pytest.mark.spec("CMP-73")
+    @pytest.mark.spec("CMP-33")
     @pytest.mark.parametrize(
         ("scope", "others", "reason"),
         [

@@ -46,7 +46,7 @@ def statuses(make_archive: MakeArchive, key: str, x: Array, y: Array, inputs: di
     return next(pair for pair in found.pairs if pair.key == key)
 
 
-@pytest.mark.spec("POL-81")
+@pytest.mark.spec("POL-31")
 @pytest.mark.parametrize(
     ("key", "x", "at"),
     [
@@ -69,7 +69,7 @@ def test_what_is_made_of_padding_is_not_held_against_anybody(
     assert statuses(make_archive, key, x, spoiled(x, *at), without).status == "diverged"
 
 
-@pytest.mark.spec("POL-81")
+@pytest.mark.spec("POL-31")
 @pytest.mark.parametrize(
     ("key", "x", "at"),
     [
@@ -84,7 +84,7 @@ def test_a_token_that_counts_is_judged(make_archive: MakeArchive, key: str, x: A
     assert pair.status == "diverged"
 
 
-@pytest.mark.spec("POL-81")
+@pytest.mark.spec("POL-31")
 def test_a_step_of_one_token_has_the_padding_of_its_cache_and_none_of_its_own(
     make_archive: MakeArchive,
 ) -> None:
@@ -97,7 +97,7 @@ def test_a_step_of_one_token_has_the_padding_of_its_cache_and_none_of_its_own(
     assert statuses(make_archive, "0/mlp/output", one, spoiled(one, 1, 0), given(new=1)).status == "diverged"
 
 
-@pytest.mark.spec("POL-81")
+@pytest.mark.spec("POL-31")
 def test_zeros_of_padding_are_not_suspect(make_archive: MakeArchive) -> None:
     zeros = BY_TOKEN.copy()
     zeros[1, FIRST] = 0
@@ -106,7 +106,7 @@ def test_zeros_of_padding_are_not_suspect(make_archive: MakeArchive) -> None:
     assert pair.difference.zero_rows == PADDED
 
 
-@pytest.mark.spec("POL-81")
+@pytest.mark.spec("POL-31")
 def test_masks_that_differ_leave_nothing_out(make_archive: MakeArchive) -> None:
     inputs = given()
     other = {**inputs, "0/@root/input.attention_mask": np.ones((ROWS, TOKENS), np.int64)}

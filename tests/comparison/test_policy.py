@@ -742,7 +742,7 @@ def account(comparison: Comparison) -> RunSummary:
     return comparison.account
 
 
-@pytest.mark.spec("POL-40", "POL-41", "POL-44")
+@pytest.mark.spec("POL-50", "POL-51", "POL-54")
 def test_the_report_says_what_was_found_and_what_it_cannot_see(make_archive: MakeArchive) -> None:
     found = account(run_pair(make_archive, {}, act="GELUActivation"))
     assert (found.precision, found.gains, found.policy) == ("bfloat16", 3, POLICY)
@@ -761,7 +761,7 @@ def test_the_report_says_what_was_found_and_what_it_cannot_see(make_archive: Mak
     assert found.sentences[0].startswith("Error 0.00")
 
 
-@pytest.mark.spec("POL-42")
+@pytest.mark.spec("POL-52")
 def test_without_inputs_only_two_tests_are_left_and_the_report_says_so(make_archive: MakeArchive) -> None:
     found = compare(make_archive({KEY: X}, run=BF16), make_archive({KEY: to_bfloat16(X)}, run=BF16))
     assert [finding.test for finding in found.pairs[0].findings] == ["growth", "outlier_element"]
@@ -771,7 +771,7 @@ def test_without_inputs_only_two_tests_are_left_and_the_report_says_so(make_arch
     )
 
 
-@pytest.mark.spec("POL-43")
+@pytest.mark.spec("POL-53")
 def test_features_that_the_inputs_did_not_reach_are_listed(make_archive: MakeArchive) -> None:
     config = {
         "sliding_window": 4096,

@@ -181,7 +181,7 @@ def test_everything_reads_back_equal(make_archive: MakeArchive, tmp_path: Path) 
     assert found.comparison.exit_status == comparison.exit_status
 
 
-@pytest.mark.spec("RES-6")
+@pytest.mark.spec("RES-5")
 def test_a_finding_is_saved_by_name_and_by_letter_and_read_by_either(
     make_archive: MakeArchive, tmp_path: Path
 ) -> None:
@@ -259,7 +259,7 @@ def test_groups_have_the_spread_of_their_errors(make_archive: MakeArchive) -> No
     assert (found["B"].count, found["B"].maximum, found["B"].statuses) == (1, 0.0, {"nonfinite": 1})
 
 
-@pytest.mark.spec("RES-33")
+@pytest.mark.spec("RES-34")
 @pytest.mark.parametrize(
     ("metric", "value", "precision", "expected"),
     [

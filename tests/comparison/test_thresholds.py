@@ -35,7 +35,7 @@ def statuses(comparison: Comparison) -> list[str]:
     return [pair.status for pair in comparison.pairs]
 
 
-@pytest.mark.spec("POL-30", "POL-32")
+@pytest.mark.spec("POL-40", "POL-42")
 def test_the_last_table_counts_and_goes_before_the_options(judged: Callable[..., Comparison]) -> None:
     text = """
         [[threshold]]
@@ -51,7 +51,7 @@ def test_the_last_table_counts_and_goes_before_the_options(judged: Callable[...,
     assert statuses(judged(only_b)) == ["diverged", "diverged", "diverged"]  # the others by the policy
 
 
-@pytest.mark.spec("POL-31", "POL-32")
+@pytest.mark.spec("POL-41", "POL-42")
 @pytest.mark.parametrize(
     ("limits", "status"),
     [
@@ -70,7 +70,7 @@ def test_metrics_may_be_limited(judged: Callable[..., Comparison], limits: str, 
     assert all(finding.text for pair in comparison.pairs for finding in pair.findings)
 
 
-@pytest.mark.spec("POL-33")
+@pytest.mark.spec("POL-43")
 def test_a_table_that_matches_nothing_is_a_slip(judged: Callable[..., Comparison]) -> None:
     with pytest.raises(UsageError, match=r"threshold for '0/a/outputs' matches no key of 3") as caught:
         judged('[[threshold]]\nmatch = "0/a/outputs"\nrtol = 1\n')
@@ -78,7 +78,7 @@ def test_a_table_that_matches_nothing_is_a_slip(judged: Callable[..., Comparison
     assert "'0/a/output'" in caught.value.hint
 
 
-@pytest.mark.spec("POL-30")
+@pytest.mark.spec("POL-40")
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -116,7 +116,7 @@ def test_a_file_that_is_not_there_cannot_be_read(tmp_path: Path) -> None:
         Thresholds.given(None, None, tmp_path / "none.toml")
 
 
-@pytest.mark.spec("POL-31")
+@pytest.mark.spec("POL-41")
 def test_a_misspelt_metric_is_answered_with_the_one_that_was_meant(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="metric 'relative_frobenus' is unknown") as caught:
         metric_named("relative_frobenus")
@@ -127,7 +127,7 @@ def test_a_misspelt_metric_is_answered_with_the_one_that_was_meant(tmp_path: Pat
         Thresholds.given(None, None, path)
 
 
-@pytest.mark.spec("POL-31")
+@pytest.mark.spec("POL-41")
 def test_metrics_are_those_of_the_specification() -> None:
     import re
 

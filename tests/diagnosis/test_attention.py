@@ -75,7 +75,7 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.spec("DIA-36", "DIA-37")
+@pytest.mark.spec("DIA-26", "DIA-30")
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("change", "kind"), MISTAKES)
 def test_what_an_attention_does_otherwise_is_named(
@@ -104,7 +104,7 @@ def test_what_an_attention_does_otherwise_is_named(
     assert whole.explanations[0].text.startswith(f"in {CORE}: ")
 
 
-@pytest.mark.spec("DIA-36")
+@pytest.mark.spec("DIA-26")
 def test_a_core_that_was_given_the_targets_values_is_known_by_them(diagnosed: Diagnose) -> None:
     rng = np.random.default_rng(5)
     q, k, v = (rng.standard_normal((1, TOKENS, n)) for n in (64, 32, 32))
@@ -117,7 +117,7 @@ def test_a_core_that_was_given_the_targets_values_is_known_by_them(diagnosed: Di
     assert found.explanations[0].kind == "attention-mask"
 
 
-@pytest.mark.spec("DIA-36")
+@pytest.mark.spec("DIA-26")
 def test_a_right_attention_in_low_precision_is_no_suspect(diagnosed: Diagnose) -> None:
     rng = np.random.default_rng(5)
     q, k, v = (rng.standard_normal((1, TOKENS, n)) for n in (64, 32, 32))

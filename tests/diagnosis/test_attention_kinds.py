@@ -85,7 +85,7 @@ MASKS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-@pytest.mark.spec("DIA-64")
+@pytest.mark.spec("DIA-27")
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("form", MASKS)
 def test_a_mask_of_padding_that_is_not_looked_at_is_named(
@@ -99,7 +99,7 @@ def test_a_mask_of_padding_that_is_not_looked_at_is_named(
     assert found.explanations[0].text == "tokens of the target see padded ones"
 
 
-@pytest.mark.spec("DIA-64")
+@pytest.mark.spec("DIA-27")
 @pytest.mark.parametrize(
     ("other", "text"),
     [
@@ -120,7 +120,7 @@ def test_what_of_a_causal_mask_is_not_looked_at_is_named(
     assert said[:1] == ([text] if text else [])
 
 
-@pytest.mark.spec("DIA-64")
+@pytest.mark.spec("DIA-27")
 @pytest.mark.parametrize("window", [5, 7, 0])
 def test_a_window_is_read_off_the_mask(diagnosed: Diagnose, window: int) -> None:
     made = Made(diagnosed, 20, 20, "float32")
@@ -133,7 +133,7 @@ def test_a_window_is_read_off_the_mask(diagnosed: Diagnose, window: int) -> None
     assert found.explanations[0].text == f"the target sees {sees}, the reference a window of 6 tokens"
 
 
-@pytest.mark.spec("DIA-64")
+@pytest.mark.spec("DIA-27")
 def test_tokens_that_see_nothing_do_not_count(diagnosed: Diagnose) -> None:
     made = Made(diagnosed, 20, 20, "float32")
     seen = causal(20)
@@ -145,7 +145,7 @@ def test_tokens_that_see_nothing_do_not_count(diagnosed: Diagnose) -> None:
     assert found.explanations[0].kind == "attention-scale"
 
 
-@pytest.mark.spec("DIA-65")
+@pytest.mark.spec("DIA-28")
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_bias_of_positions_belongs_to_the_scores(diagnosed: Diagnose, precision: str) -> None:
     made = Made(diagnosed, 20, 20, precision)
@@ -165,7 +165,7 @@ def test_a_bias_of_positions_belongs_to_the_scores(diagnosed: Diagnose, precisio
         assert made.named(ours, absent, beside).explanations[0].kind == "attention-bias"
 
 
-@pytest.mark.spec("DIA-65")
+@pytest.mark.spec("DIA-28")
 @pytest.mark.parametrize("is_captured", [True, False])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_sinks_take_part_in_the_softmax(diagnosed: Diagnose, precision: str, is_captured: bool) -> None:
@@ -182,7 +182,7 @@ def test_sinks_take_part_in_the_softmax(diagnosed: Diagnose, precision: str, is_
     assert not [e for e in found.explanations if e.kind.startswith("attention")]
 
 
-@pytest.mark.spec("DIA-65")
+@pytest.mark.spec("DIA-28")
 def test_sinks_of_the_target_are_not_those_that_it_should_have(diagnosed: Diagnose) -> None:
     made = Made(diagnosed, 20, 20, "float32")
     sinks = np.array([1.0, -0.5, 2.0, 0.25], np.float32)
@@ -199,7 +199,7 @@ def rotated(x: Array, angles: Array) -> Array:
     return np.concatenate([z.real, z.imag], axis=-1).reshape(2, len(angles), -1)
 
 
-@pytest.mark.spec("DIA-66")
+@pytest.mark.spec("DIA-29")
 @pytest.mark.parametrize("is_half_wide", [True, False])
 @pytest.mark.parametrize("change", [{"scale": 1.0}, {"window": True}])
 def test_a_step_attends_to_keys_of_the_steps_before(
@@ -226,7 +226,7 @@ def test_a_step_attends_to_keys_of_the_steps_before(
     assert found.explanations[0].kind == ("attention-mask" if "window" in change else "attention-scale")
 
 
-@pytest.mark.spec("DIA-36")
+@pytest.mark.spec("DIA-26")
 @pytest.mark.parametrize("is_head_first", [True, False])
 def test_queries_may_be_recorded_by_head(diagnosed: Diagnose, is_head_first: bool) -> None:
     made = Made(diagnosed, 20, 20, "float32")
@@ -237,7 +237,7 @@ def test_queries_may_be_recorded_by_head(diagnosed: Diagnose, is_head_first: boo
     assert found.explanations[0].kind == "attention-scale"
 
 
-@pytest.mark.spec("DIA-37")
+@pytest.mark.spec("DIA-30")
 def test_a_dropout_may_come_behind_the_last_product(diagnosed: Diagnose) -> None:
     made = Made(diagnosed, 20, 20, "float32")
     fused = np.concatenate(list(made.values.values()), axis=-1)

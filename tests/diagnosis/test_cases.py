@@ -98,7 +98,7 @@ def test_case_40_one_plus_weight_in_low_precision_is_one_channel_off(tcap: Run) 
     assert narrow["explanations"][0]["kind"] == "norm-weight-rounded"
 
 
-@pytest.mark.spec("DIA-11")
+@pytest.mark.spec("DIA-5")
 def test_case_40_another_dtype_is_reported(tcap: Run, tmp_path: Path) -> None:
     y = rms(X)
     write_in(tmp_path / "ref.h5", {"0/norm/output": y}, precision="bfloat16", run={})

@@ -22,7 +22,7 @@ def dropped(values: Array, share: float, rng: np.random.Generator) -> Array:
     return np.asarray(np.where(rng.random(values.shape) < share, 0, values / (1 - share)))
 
 
-@pytest.mark.spec("DIA-79")
+@pytest.mark.spec("DIA-46")
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("share", [0.1, 0.5])
 def test_dropout_is_reported_with_its_share(
@@ -35,7 +35,7 @@ def test_dropout_is_reported_with_its_share(
     assert found.explanations[0].facts["share"] == pytest.approx(share, abs=0.03)
 
 
-@pytest.mark.spec("DIA-79")
+@pytest.mark.spec("DIA-46")
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_dropout_of_what_is_added_to_a_residual_is_reported(
     diagnosed: Diagnose, rng: np.random.Generator, precision: str
@@ -57,7 +57,7 @@ NO_DROPOUT = [
 ]
 
 
-@pytest.mark.spec("DIA-79")
+@pytest.mark.spec("DIA-46")
 @pytest.mark.parametrize("make", NO_DROPOUT)
 def test_zeros_that_do_not_keep_the_mean_are_no_dropout(
     diagnosed: Diagnose, rng: np.random.Generator, make: object
@@ -67,7 +67,7 @@ def test_zeros_that_do_not_keep_the_mean_are_no_dropout(
     assert "dropout" not in {e.kind for e in found.explanations}
 
 
-@pytest.mark.spec("DIA-14")
+@pytest.mark.spec("DIA-8")
 def test_a_few_elements_are_no_evidence_of_dropout(diagnosed: Diagnose, rng: np.random.Generator) -> None:
     r = rng.standard_normal((2, 24, 64))
     t = r.copy()

@@ -22,14 +22,14 @@ def matrix(rows: list[str]) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
     return np.array([[letter == "1" for letter in row] for row in rows])
 
 
-@pytest.mark.spec("DIA-73")
+@pytest.mark.spec("DIA-39")
 @pytest.mark.parametrize(("rows", "way", "expected"), WAYS)
 def test_a_mask_sees_one_more_or_less(rows: list[str], way: str, expected: list[str]) -> None:
     found = change_extent(torch.from_numpy(matrix(rows))[None], way)
     assert np.array_equal(found.numpy()[0], matrix(expected))
 
 
-@pytest.mark.spec("DIA-73")
+@pytest.mark.spec("DIA-39")
 @pytest.mark.parametrize(("rows", "way", "expected"), WAYS)
 def test_a_mask_of_numbers_stays_one(rows: list[str], way: str, expected: list[str]) -> None:
     least = torch.finfo(torch.bfloat16).min

@@ -72,7 +72,7 @@ ACTIVATIONS = [
 ]
 
 
-@pytest.mark.spec("DIA-30")
+@pytest.mark.spec("DIA-20")
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(("ours", "theirs", "names"), ACTIVATIONS)
 def test_another_activation_is_named(
@@ -95,7 +95,7 @@ def test_another_activation_is_named(
     assert found.explanations[0].kind in ("activation", "identity")
 
 
-@pytest.mark.spec("DIA-30")
+@pytest.mark.spec("DIA-20")
 def test_the_same_activation_in_low_precision_is_no_other_one(
     diagnosed: Diagnose, rng: np.random.Generator
 ) -> None:
@@ -108,7 +108,7 @@ def test_the_same_activation_in_low_precision_is_no_other_one(
     assert {e.kind for e in found.explanations} <= {"inherited"}
 
 
-@pytest.mark.spec("DIA-31")
+@pytest.mark.spec("DIA-21")
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(
     ("target", "kind"),
@@ -140,7 +140,7 @@ NORMS = [
 ]
 
 
-@pytest.mark.spec("DIA-32")
+@pytest.mark.spec("DIA-22")
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(
     ("ours", "theirs", "kind", "with_weight"),
@@ -169,7 +169,7 @@ def test_another_variant_of_a_norm_is_named(
     assert found.explanations[0].kind == kind
 
 
-@pytest.mark.spec("DIA-32")
+@pytest.mark.spec("DIA-22")
 @pytest.mark.parametrize("order", ["first", "last"])
 def test_either_order_of_cast_and_weight_is_right_for_a_wide_reference(
     diagnosed: Diagnose, rng: np.random.Generator, order: str
@@ -235,7 +235,7 @@ LOW = [
 ]
 
 
-@pytest.mark.spec("DIA-33")
+@pytest.mark.spec("DIA-23")
 @pytest.mark.parametrize(("ours", "theirs", "kind"), LOW)
 def test_low_precision_within_a_norm_is_named(
     diagnosed: Diagnose, rng: np.random.Generator, ours: Any, theirs: Any, kind: str
@@ -258,7 +258,7 @@ ROUTES = [
 ]
 
 
-@pytest.mark.spec("DIA-34")
+@pytest.mark.spec("DIA-24")
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(("target", "name"), ROUTES)
 def test_the_order_of_softmax_and_choice_is_named(
@@ -274,7 +274,7 @@ def test_the_order_of_softmax_and_choice_is_named(
     assert found.explanations[0].facts["reference"] == "softmax, top-k, renormalised"
 
 
-@pytest.mark.spec("DIA-34")
+@pytest.mark.spec("DIA-24")
 def test_softmax_after_choice_is_no_mistake(diagnosed: Diagnose, rng: np.random.Generator) -> None:
     z = rng.standard_normal((40, 8))
     p = top(softmax(z), 2)
@@ -284,7 +284,7 @@ def test_softmax_after_choice_is_no_mistake(diagnosed: Diagnose, rng: np.random.
     assert found.status == "identical" or (found.before or 0) < 1e-6
 
 
-@pytest.mark.spec("DIA-62")
+@pytest.mark.spec("DIA-32")
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("is_renormalised", [False, True], ids=["as-they-were", "renormalised"])
 def test_weights_of_fewer_experts_are_told(
@@ -303,7 +303,7 @@ def test_weights_of_fewer_experts_are_told(
     assert found.explanations[0].facts == {"count": 2}
 
 
-@pytest.mark.spec("DIA-62")
+@pytest.mark.spec("DIA-32")
 def test_a_router_in_low_precision_is_reported(diagnosed: Diagnose, rng: np.random.Generator) -> None:
     z = to_bfloat16(rng.standard_normal((80, 8)))
     p = top(to_bfloat16(softmax(z.astype(float))).astype(float), 3)
@@ -317,7 +317,7 @@ def test_a_router_in_low_precision_is_reported(diagnosed: Diagnose, rng: np.rand
     assert "router-precision" not in {e.kind for e in right.explanations}
 
 
-@pytest.mark.spec("DIA-63")
+@pytest.mark.spec("DIA-33")
 @pytest.mark.parametrize("parts", [4, 16, 64])
 def test_products_that_are_summed_in_low_precision_are_reported_with_their_parts(
     diagnosed: Diagnose, rng: np.random.Generator, parts: int
@@ -334,7 +334,7 @@ def test_products_that_are_summed_in_low_precision_are_reported_with_their_parts
     assert found.explanations[0].facts == {"parts": parts}
 
 
-@pytest.mark.spec("DIA-63")
+@pytest.mark.spec("DIA-33")
 def test_a_product_that_is_rounded_once_is_no_sum_in_low_precision(
     diagnosed: Diagnose, rng: np.random.Generator
 ) -> None:
@@ -344,7 +344,7 @@ def test_a_product_that_is_rounded_once_is_no_sum_in_low_precision(
     assert "sum-precision" not in {e.kind for e in found.explanations}
 
 
-@pytest.mark.spec("DIA-35")
+@pytest.mark.spec("DIA-25")
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_transposed_weight_of_a_product_is_found(
     diagnosed: Diagnose, rng: np.random.Generator, precision: str
@@ -355,7 +355,7 @@ def test_the_transposed_weight_of_a_product_is_found(
     assert found.explanations[0].kind == "weight-transposed"
 
 
-@pytest.mark.spec("DIA-35")
+@pytest.mark.spec("DIA-25")
 def test_a_head_that_is_right_for_other_weights_is_found(
     diagnosed: Diagnose, rng: np.random.Generator
 ) -> None:
@@ -377,7 +377,7 @@ RECORDS = [
 ]
 
 
-@pytest.mark.spec("DIA-40")
+@pytest.mark.spec("DIA-34")
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(("kind", "make"), RECORDS)
 def test_other_records_are_found_in_the_values(
@@ -391,7 +391,7 @@ def test_other_records_are_found_in_the_values(
         assert found.explanations[0].facts["key"] == "0/m.a/output"
 
 
-@pytest.mark.spec("DIA-40")
+@pytest.mark.spec("DIA-34")
 def test_an_input_that_has_another_name_in_the_target_is_known(
     diagnosed: Diagnose, rng: np.random.Generator
 ) -> None:
@@ -402,7 +402,7 @@ def test_an_input_that_has_another_name_in_the_target_is_known(
     assert found.explanations[0].facts["slot"] == "input.hidden"
 
 
-@pytest.mark.spec("DIA-15")
+@pytest.mark.spec("DIA-9")
 def test_what_says_why_comes_before_the_record_that_is_held(
     diagnosed: Diagnose, rng: np.random.Generator
 ) -> None:
@@ -413,7 +413,7 @@ def test_what_says_why_comes_before_the_record_that_is_held(
     assert found.explanations[1].after == 0
 
 
-@pytest.mark.spec("DIA-41")
+@pytest.mark.spec("DIA-35")
 def test_a_table_of_positions_that_is_not_added_is_found(
     diagnosed: Diagnose, rng: np.random.Generator
 ) -> None:
@@ -424,7 +424,7 @@ def test_a_table_of_positions_that_is_not_added_is_found(
     assert found.explanations[0].facts["key"] == "0/positions/param.weight[0:10]"
 
 
-@pytest.mark.spec("DIA-21")
+@pytest.mark.spec("DIA-11")
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(("sign", "kind"), [(-1, "bias-dropped"), (1, "bias-added")])
 def test_a_captured_bias_is_named(
@@ -438,7 +438,7 @@ def test_a_captured_bias_is_named(
     assert found.explanations[0].facts == {"parameter": "bias"}
 
 
-@pytest.mark.spec("DIA-21")
+@pytest.mark.spec("DIA-11")
 @pytest.mark.parametrize(
     ("make", "kind"),
     [
@@ -460,7 +460,7 @@ def test_one_plus_a_weight_that_is_kept_in_low_precision_is_named(
     assert found.explanations[0].kind == kind
 
 
-@pytest.mark.spec("DIA-51")
+@pytest.mark.spec("DIA-48")
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_tokens_of_one_expert_are_told(
     diagnosed: Diagnose, rng: np.random.Generator, precision: str
@@ -474,7 +474,7 @@ def test_the_tokens_of_one_expert_are_told(
     assert found.explanations[0].facts["experts"] == [5]
 
 
-@pytest.mark.spec("DIA-51")
+@pytest.mark.spec("DIA-48")
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_padded_tokens_are_told(diagnosed: Diagnose, rng: np.random.Generator, precision: str) -> None:
     r, e = rng.standard_normal((2, 3, 12, 32))
@@ -485,7 +485,7 @@ def test_padded_tokens_are_told(diagnosed: Diagnose, rng: np.random.Generator, p
     assert found.explanations[0].kind == "only-padded"
 
 
-@pytest.mark.spec("DIA-38")
+@pytest.mark.spec("DIA-31")
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(
     ("make", "size"),
@@ -510,7 +510,7 @@ def test_a_module_that_is_right_for_its_inputs_is_no_suspect(
     assert [e.kind for e in found.explanations] == ["inherited"]
 
 
-@pytest.mark.spec("DIA-12")
+@pytest.mark.spec("DIA-6")
 def test_what_arrives_wrong_is_a_floor_and_is_said(diagnosed: Diagnose, rng: np.random.Generator) -> None:
     x, e, w = (
         rng.standard_normal((1, 40, 32)),

@@ -276,7 +276,7 @@ TENSORS = [
 ]
 
 
-@pytest.mark.spec("DIA-71")
+@pytest.mark.spec("DIA-37")
 @pytest.mark.parametrize(("kind", "change", "facts"), TENSORS)
 def test_a_parameter_that_is_missing_or_lies_otherwise_is_named(
     tmp_path: Path, rng: np.random.Generator, kind: str, change: Callable[[Any], Any], facts: dict[str, Any]
@@ -297,7 +297,7 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.spec("DIA-72")
+@pytest.mark.spec("DIA-38")
 @pytest.mark.parametrize(("kind", "change", "setting", "value"), SETTINGS)
 def test_another_setting_is_named_with_its_value(
     tmp_path: Path, rng: np.random.Generator, kind: str, change: dict[str, Any], setting: str, value: Any
@@ -333,7 +333,7 @@ ARGUMENTS = [
 ]
 
 
-@pytest.mark.spec("DIA-73")
+@pytest.mark.spec("DIA-39")
 @pytest.mark.parametrize(("kind", "change", "facts"), ARGUMENTS)
 def test_an_argument_that_is_not_looked_at_or_is_one_off_is_named(
     tmp_path: Path,
@@ -358,7 +358,7 @@ RESULTS = [
 ]
 
 
-@pytest.mark.spec("DIA-74")
+@pytest.mark.spec("DIA-40")
 @pytest.mark.parametrize(("kind", "change", "facts"), RESULTS)
 def test_a_result_of_a_call_within_that_is_elsewhere_is_named(
     tmp_path: Path, rng: np.random.Generator, kind: str, change: dict[str, Any], facts: dict[str, Any]
@@ -379,7 +379,7 @@ OPERATIONS = [
 ]
 
 
-@pytest.mark.spec("DIA-76")
+@pytest.mark.spec("DIA-42")
 @pytest.mark.parametrize(("kind", "change", "operation", "code"), OPERATIONS)
 def test_an_operation_that_is_another_one_is_reported_by_its_line(
     tmp_path: Path, rng: np.random.Generator, kind: str, change: dict[str, Any], operation: str, code: str
@@ -393,7 +393,7 @@ def test_an_operation_that_is_another_one_is_reported_by_its_line(
     assert code in Path(__file__).read_text().splitlines()[int(line) - 1]
 
 
-@pytest.mark.spec("DIA-80")
+@pytest.mark.spec("DIA-43")
 @pytest.mark.parametrize("is_in_turn", [False, True], ids=["at-once", "in-turn"])
 def test_a_module_that_computes_in_low_precision_is_reported(
     tmp_path: Path, rng: np.random.Generator, is_in_turn: bool
@@ -406,7 +406,7 @@ def test_a_module_that_computes_in_low_precision_is_reported(
     assert (first.kind, first.facts["is_in_turn"]) == ("code-precision", is_in_turn)
 
 
-@pytest.mark.spec("DIA-80")
+@pytest.mark.spec("DIA-43")
 def test_a_table_that_is_kept_in_low_precision_is_reported(tmp_path: Path) -> None:
     positions = torch.arange(300)[:, None]
     workload = Workload(Model(Angles, "angles"), {"positions": positions})
@@ -425,12 +425,12 @@ SEEN = [
         WINDOW, WINDOW & ~np.tril(np.ones((TOKENS, TOKENS), bool), -4), "argument", id="shorter-window"
     ),
     pytest.param(
-        WINDOW, WINDOW | (np.eye(TOKENS, k=-5) > 0), "argument", marks=pytest.mark.spec("DIA-76"), id="longer"
+        WINDOW, WINDOW | (np.eye(TOKENS, k=-5) > 0), "argument", marks=pytest.mark.spec("DIA-42"), id="longer"
     ),
 ]
 
 
-@pytest.mark.spec("DIA-73")
+@pytest.mark.spec("DIA-39")
 @pytest.mark.parametrize(("mask", "seen", "where"), SEEN)
 def test_a_mask_that_is_one_off_is_reported(
     tmp_path: Path, rng: np.random.Generator, mask: Array | None, seen: Array, where: str
@@ -450,7 +450,7 @@ def test_a_mask_that_is_one_off_is_reported(
     assert first.after < 2e-6
 
 
-@pytest.mark.spec("DIA-77")
+@pytest.mark.spec("DIA-44")
 def test_operations_are_not_altered_where_something_else_explains_the_pair(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
@@ -460,7 +460,7 @@ def test_operations_are_not_altered_where_something_else_explains_the_pair(
     assert not any("operation" in e.facts for e in found.explanations)
 
 
-@pytest.mark.spec("DIA-77")
+@pytest.mark.spec("DIA-44")
 def test_no_whole_number_changes_on_a_device(
     tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -476,7 +476,7 @@ def test_no_whole_number_changes_on_a_device(
         assert again.arguments["input.position_ids"].kind == "other"
 
 
-@pytest.mark.spec("DIA-10")
+@pytest.mark.spec("DIA-4")
 def test_noise_is_explained_by_no_change(tmp_path: Path, rng: np.random.Generator) -> None:
     workload = mixer_workload(rng)
     usual = mixed(values_of(workload))
@@ -484,7 +484,7 @@ def test_noise_is_explained_by_no_change(tmp_path: Path, rng: np.random.Generato
     assert found_by_mixer(workload, usual + noise, tmp_path).explanations == ()
 
 
-@pytest.mark.spec("DIA-75")
+@pytest.mark.spec("DIA-41")
 @pytest.mark.parametrize("order", [[1, 2, 3, 4, 5, 0], [3, 1, 0, 2, 5, 4], [0, 1, 2, 2, 4, 5]])
 def test_experts_in_any_order_are_found(tmp_path: Path, rng: np.random.Generator, order: list[int]) -> None:
     x = rng.standard_normal((TOKENS * 4, WIDTH)).astype(np.float32)
@@ -521,7 +521,7 @@ class CheckedExperts(Experts):
         return super().forward(hidden_states, valid, weights)
 
 
-@pytest.mark.spec("DIA-73")
+@pytest.mark.spec("DIA-39")
 def test_an_index_never_leaves_the_range_of_the_experts(tmp_path: Path, rng: np.random.Generator) -> None:
     found, asked = diagnosed_experts(rng, tmp_path, highest=EXPERTS - 1)
     assert "expert-order" in found.tried
@@ -529,7 +529,7 @@ def test_an_index_never_leaves_the_range_of_the_experts(tmp_path: Path, rng: np.
     assert asked == set(range(EXPERTS))
 
 
-@pytest.mark.spec("DIA-73")
+@pytest.mark.spec("DIA-39")
 def test_an_index_is_tried_one_higher_if_there_is_an_expert_of_that_number(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
@@ -579,7 +579,7 @@ CHANGES = [
 ]
 
 
-@pytest.mark.spec("DIA-70")
+@pytest.mark.spec("DIA-36")
 @pytest.mark.parametrize(("change", "other"), CHANGES)
 def test_a_call_that_is_made_again_makes_what_numpy_makes(
     tmp_path: Path, rng: np.random.Generator, change: CallMutation, other: Callable[[Any], dict[str, Any]]
@@ -594,7 +594,7 @@ def test_a_call_that_is_made_again_makes_what_numpy_makes(
             np.testing.assert_allclose(values, mixed(v, **expected), atol=2e-6)
 
 
-@pytest.mark.spec("DIA-70")
+@pytest.mark.spec("DIA-36")
 def test_the_model_is_as_before_afterwards(tmp_path: Path, rng: np.random.Generator) -> None:
     workload = mixer_workload(rng)
     mixer = workload.model.mixer
@@ -616,7 +616,7 @@ def test_the_model_is_as_before_afterwards(tmp_path: Path, rng: np.random.Genera
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in modules)
 
 
-@pytest.mark.spec("DIA-70")
+@pytest.mark.spec("DIA-36")
 def test_localising_calls_the_guilty_module_again(tmp_path: Path, rng: np.random.Generator) -> None:
     workload = mixer_workload(rng)
     v = values_of(workload)
@@ -630,7 +630,7 @@ def test_localising_calls_the_guilty_module_again(tmp_path: Path, rng: np.random
     assert (first.diagnosis.kind, first.diagnosis.facts["setting"]) == ("clip-differs", "limit")
 
 
-@pytest.mark.spec("DIA-70")
+@pytest.mark.spec("DIA-36")
 def test_nothing_is_tried_where_a_call_does_not_repeat_itself(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:

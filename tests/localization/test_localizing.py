@@ -284,7 +284,7 @@ class Renamed(nn.Module):
         return made
 
 
-@pytest.mark.spec("LCL-11", "POL-71")
+@pytest.mark.spec("LCL-11", "POL-81")
 def test_what_was_left_as_it_was_is_looked_at_and_accuses_nobody_who_inherits(tmp_path: Path) -> None:
     target = chain()
     target[4] = Renamed(target[4])  # the reference's input.x is not its input.hidden: that is not replaced
@@ -316,7 +316,7 @@ def test_a_renamed_argument_is_compared_with_its_counterpart(tmp_path: Path) -> 
     assert [one.module for one in found.suspects] == ["2.act"]
 
 
-@pytest.mark.spec("POL-71")
+@pytest.mark.spec("POL-81")
 def test_what_a_map_lost_makes_no_second_suspect(tmp_path: Path) -> None:
     target = chain()
     with torch.no_grad():

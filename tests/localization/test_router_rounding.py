@@ -71,7 +71,7 @@ def workload(choose: Callable[[Tensor], tuple[Tensor, Tensor]], dtype: Any) -> W
     return Workload(model.to(dtype).eval(), (x.to(dtype),))
 
 
-@pytest.mark.spec("RPL-11")
+@pytest.mark.spec("RPL-7")
 @pytest.mark.parametrize(
     ("choose", "is_bad"),
     [
@@ -92,7 +92,7 @@ def test_weights_of_experts_that_are_computed_in_low_precision_are_seen(
     assert any(f.test == "twin_ratio" for f in own.findings) == is_bad
 
 
-@pytest.mark.spec("RPL-11")
+@pytest.mark.spec("RPL-7")
 def test_weights_that_are_kept_in_a_narrower_dtype_are_no_mistake(tmp_path: Path) -> None:
     trusted = workload(wide, torch.float32)
     capture_workload(trusted, tmp_path / "ref.h5")

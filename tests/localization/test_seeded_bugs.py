@@ -147,7 +147,7 @@ def runs(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.spec("RPL-11")
+@pytest.mark.spec("RPL-7")
 @pytest.mark.parametrize("name", SEEDED)
 def test_a_seeded_mistake_is_seen_where_the_table_says_and_caught_by_replay(
     runs: Callable[..., Path], name: str

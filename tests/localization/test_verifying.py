@@ -114,7 +114,7 @@ def test_a_reference_that_cannot_be_replayed_leaves_the_injected_run_to_speak(tm
     assert [(one.module, one.by) for one in found.suspects] == [("1.fc", ("injection",))]
 
 
-@pytest.mark.spec("VER-21", "VER-22", "VER-30", "VER-31")
+@pytest.mark.spec("VER-21", "VER-22", "VER-30", "VER-32")
 def test_the_folder_holds_what_the_specification_lists(tmp_path: Path) -> None:
     folder = tmp_path / "report"
     verify(Workload(chain(), (X,)), Workload(wrong(), (X,)), folder)

@@ -64,7 +64,7 @@ def port(plant: Plant | None = None, activation: str = "silu", *, is_narrow: boo
     return workload(model)
 
 
-@pytest.mark.spec("RPL-4")
+@pytest.mark.spec("RPL-5")
 @pytest.mark.parametrize("has_twin", [False, True])
 @pytest.mark.parametrize("is_narrow", [False, True])
 def test_a_correct_port_makes_no_error_of_its_own(reference: Any, is_narrow: bool, has_twin: bool) -> None:
@@ -76,7 +76,7 @@ def test_a_correct_port_makes_no_error_of_its_own(reference: Any, is_narrow: boo
     assert any("no twin" in note for note in found.notes) == (is_narrow and not has_twin)
 
 
-@pytest.mark.spec("RPL-4", "RPL-14")
+@pytest.mark.spec("RPL-5", "RPL-10")
 @pytest.mark.parametrize("is_narrow", [False, True])
 @pytest.mark.parametrize(
     ("plant", "module"),
@@ -94,7 +94,7 @@ def test_only_the_wrong_module_makes_an_error(
     assert found.exit_status == 1
 
 
-@pytest.mark.spec("RPL-14")
+@pytest.mark.spec("RPL-10")
 @pytest.mark.parametrize(
     ("plant", "activation", "module"),
     [
@@ -110,7 +110,7 @@ def test_the_twin_shows_what_roundings_hide(
     assert {one.module for one in found.bad} == {module}
 
 
-@pytest.mark.spec("RPL-4")
+@pytest.mark.spec("RPL-5")
 def test_a_port_of_other_names_is_run_through_the_mapping(reference: Any, tmp_path: Path) -> None:
     ids = workload(llama()).inputs["input_ids"]  # type: ignore[call-overload]  # a mapping
     archive = reference()
@@ -126,7 +126,7 @@ def test_a_port_of_other_names_is_run_through_the_mapping(reference: Any, tmp_pa
         assert {one.module for one in found.bad} == {"model.layers.1.mlp.act_fn"}
 
 
-@pytest.mark.spec("RPL-4")
+@pytest.mark.spec("RPL-5")
 def test_a_model_with_nothing_in_common_is_refused(reference: Any) -> None:
     other = Workload(nn.Sequential(nn.Linear(3, 3)), (torch.ones(1, 3),))
     with pytest.raises(UsageError, match="has no argument or result"):
@@ -134,7 +134,7 @@ def test_a_model_with_nothing_in_common_is_refused(reference: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.spec("RPL-4", "RPL-14", "INJ-10")
+@pytest.mark.spec("RPL-5", "RPL-10", "INJ-10")
 @pytest.mark.parametrize("name", ["llama_rope_side_by_side", "llama_padded_vocabulary", "gpt2_gelu"])
 def test_a_map_of_a_few_tensors_leaves_the_others_as_they_are(name: str, tmp_path: Path) -> None:
     from tests.zoo.catalogue import ENTRIES

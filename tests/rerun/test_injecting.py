@@ -148,7 +148,7 @@ def compared(twins: Twins, path: Path) -> Comparison:
     return tensorcap.compare(twins.reference, path)
 
 
-@pytest.mark.spec("POL-70", "POL-72")
+@pytest.mark.spec("POL-80", "POL-82")
 def test_a_correct_twin_has_no_suspect(twins: Twins, tmp_path: Path) -> None:
     assert accused(twins, tmp_path / "own.h5") == {}
     comparison = compared(twins, tmp_path / "own.h5")
@@ -164,7 +164,7 @@ def test_a_correct_twin_has_no_suspect(twins: Twins, tmp_path: Path) -> None:
     assert str(twins.reference) in comparison.warnings[0]
 
 
-@pytest.mark.spec("POL-71")
+@pytest.mark.spec("POL-81")
 def test_an_attention_scale_shows_between_the_modules_and_in_no_result(twins: Twins, tmp_path: Path) -> None:
     twins.twin.model.layers[2].self_attn.scaling *= 2
     found = accused(twins, tmp_path / "own.h5")
@@ -321,7 +321,7 @@ def test_equal_keys_that_a_mapping_says_nothing_of_are_injected_too(tmp_path: Pa
         assert np.array_equal(own.load(own.get("0/q/output")), plain.q(x).numpy())
 
 
-@pytest.mark.spec("INJ-23", "POL-71")
+@pytest.mark.spec("INJ-23", "POL-81")
 def test_the_mapping_of_an_injection_shows_a_mistake_between_modules_of_a_port(
     tmp_path: Path,
 ) -> None:
@@ -519,7 +519,7 @@ class Adders(nn.Module):
         return made
 
 
-@pytest.mark.spec("POL-71")
+@pytest.mark.spec("POL-81")
 def test_what_an_object_holds_is_nobodys_own(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = Adders(), torch.randn(3, 4)

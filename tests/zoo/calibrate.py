@@ -1,7 +1,7 @@
 """Where the limits of a replay come from: `python -m tests.zoo.calibrate`, a table for `specs/policy.md`.
 
 Of each statistic: the largest value that a right module has, of correct ports and of mistakes in others, and
-the least that a guilty one has beyond the limit. Values are what they would be of many elements (POL-80).
+the least that a guilty one has beyond the limit. Values are what they would be of many elements (POL-30).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def cells(text: str, start: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-@pytest.mark.spec("RPL-10")
+@pytest.mark.spec("RPL-6")
 def test_the_specified_table_has_the_limits_and_right_modules_stay_below() -> None:
     rows = cells((SPECS / "policy.md").read_text(), "\n| statistic | green up to |")
     assert {row[0]: float(row[1]) for row in rows} == pytest.approx(dict(LIMITS))

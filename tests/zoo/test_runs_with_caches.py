@@ -89,7 +89,7 @@ def archives(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
     return captured
 
 
-@pytest.mark.spec("POL-80", "POL-13")
+@pytest.mark.spec("POL-30", "POL-13")
 def test_a_correct_cached_run_is_green(archives: Any) -> None:
     reference, target = archives("llama", "bfloat16", decode)
     assert compare(reference, target).exit_status == 0
@@ -151,7 +151,7 @@ def test_a_correct_run_is_green_and_has_no_suspect(
 
 
 @pytest.mark.slow
-@pytest.mark.spec("POL-81")
+@pytest.mark.spec("POL-31")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_attention_of_padding_by_another_implementation_makes_no_suspect(tmp_path: Path, dtype: str) -> None:
     inputs = {"input_ids": tokens(2, PROMPT + STEPS, 0)}
@@ -165,7 +165,7 @@ def test_attention_of_padding_by_another_implementation_makes_no_suspect(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.spec("CMP-40", "RPL-3", "LCL-4")
+@pytest.mark.spec("CMP-40", "RPL-4", "LCL-4")
 @pytest.mark.parametrize("name", ["llama", "gpt_oss"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_longer_cache_is_not_judged_and_makes_no_suspect(archives: Any, name: str, dtype: str) -> None:

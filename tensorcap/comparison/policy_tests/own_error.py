@@ -1,4 +1,4 @@
-"""Does a module of an injected run make a larger error than its own rounding? See POL-70, POL-71.
+"""Does a module of an injected run make a larger error than its own rounding? See POL-80, POL-81.
 
 In an injected run the arguments of a call are the reference's own values, so that the error of its result can
 have come from nowhere else. Formula: row error / rho, against `Policy.leaf_own` for leaves of known kind and
