@@ -37,8 +37,8 @@ def policy_tables(trials: Sequence[tests.Trial]) -> str:
     head = ("setting", "test", *of_mistakes, "fails in ports", "ports red by it alone")
     policy = table(head, tests.policy_rows(trials))
     of_both = ("mistakes green without", "misnamed without", "named only without")
-    head = ("setting", "mechanism", *of_both, "ports red without", "ports red only with")
-    mechanisms = table(head, tests.mechanism_rows(trials))
+    of_mechanisms = ("setting", "mechanism", *of_both, "ports red without", "ports red only with")
+    mechanisms = table(of_mechanisms, tests.mechanism_rows(trials))
     replay = table(
         ("test of a replay", "mistakes accused", "alone", "ports accused", "by it alone"),
         tests.replay_rows(trials),
