@@ -217,7 +217,8 @@ def _tally(run: Run, links: Sequence[Link], *, prefix: str = "") -> Tally:
 
 
 def _parameter_tally(run: Run, links: Sequence[Link]) -> Tally:
-    right, wrong = set(), set()
+    right: set[str] = set()
+    wrong: set[str] = set()
     for link in links:
         if not is_parameter(link.reference[0].key):
             continue

@@ -217,8 +217,9 @@ def _try(entry: Entry, dtype: str, parts: Sequence[str], folder: Path) -> Trial:
             run = partial(localize, reference, target, mapping=mapping)
             with_model = partial(run, reference_model=replace(pair.reference, seed=0))
             localization = _name_each_way(trial, "replay", entry, with_model, parts)
-            guilty = trial.guilty
-            own_errors = [own for own in localization.own_errors if not guilty or own.module in guilty]
+            own_errors = [
+                own for own in localization.own_errors if not trial.guilty or own.module in trial.guilty
+            ]
             trial.replayed = dict(_deciding(own_errors))
             if "hypotheses" in parts and trial.is_mistake:
                 _name_each_way(trial, "archives", entry, run, parts)
