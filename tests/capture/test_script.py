@@ -335,11 +335,11 @@ def test_nothing_is_left_of_it_in_torch(tmp_path: Path) -> None:
     assert (sys.argv, sys.path, sys.modules["__main__"]) == (arguments, path, main)
 
 
-@pytest.mark.spec("CAP-93")
 def test_every_file_whose_frames_are_left_out_of_tracebacks_exists() -> None:
     assert [path for path in program._OURS if not Path(path).is_file()] == []
 
 
+@pytest.mark.spec("CAP-93")
 def test_an_error_of_the_script_is_shown_as_python_shows_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
