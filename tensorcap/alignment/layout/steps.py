@@ -195,7 +195,7 @@ class Rearrange(EachStep):
 
 @dataclass(frozen=True)
 class Flip(EachStep):
-    """Count an axis from its end."""
+    """Reverse an axis: count it from its end."""
 
     name = "flip"
     usage = "flip AXIS"
