@@ -1,7 +1,7 @@
 """Diagnose one pair: which mistakes explain its values, and how much of the error each leaves.
 
-A family of mistakes is a generator of hypotheses about a `PairContext`, and a line in `FAMILIES`; a mistake of a family
-that is there is a line in its module.
+A family of mistakes is a generator of hypotheses about a `PairContext`, and a line in `FAMILIES`; another
+mistake of a family is a line in the family's module.
 """
 
 from __future__ import annotations
