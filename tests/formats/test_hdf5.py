@@ -255,7 +255,10 @@ def test_an_archive_that_another_program_holds_open_for_writing_says_so(tmp_path
     code = "import h5py, sys; f = h5py.File(sys.argv[1], 'w'); f['x'] = 1.0; f.flush(); "
     code += "print('ready', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", code, str(path)]
-    with subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    # MAX, if a test of the same process has used it, changes the environment behind os.environ
+    with subprocess.Popen(
+        command, text=True, env=dict(os.environ), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
         try:
