@@ -102,7 +102,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def captured(folder: Path) -> dict[str, Any]:
     done = tcap(folder, "capture", "max", f"{DECODER}:port", "--timeout", "1500", "-o", "tgt.h5", "--json")
-    assert "model: tcap_workload_max_decoder.Decoder, " in done.stderr
+    assert "capturing tcap_workload_max_decoder.Decoder from " in done.stderr
     assert "examples/max_decoder.py" in done.stderr
     told: dict[str, Any] = json.loads(done.stdout)
     return told
