@@ -13,6 +13,7 @@ NEEDED_BY = {
         "tensorcap/adapters/torch",
         "tests/alignment/ports",
         "tests/alignment/test_mistakes.py",
+        "tests/alignment/test_traps.py",
         "tests/capture",
         "tests/cli/test_import_export.py",
         "tests/cli/test_replay.py",
