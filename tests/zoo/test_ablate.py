@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.zoo import ablate
-from tests.zoo.ablation_of_matching import ALL, PASS_NAMES, SITUATIONS, Matched, Tally, match_apart, pass_rows
+from tests.zoo.ablation_of_matching import ALL, PASS_NAMES, SITUATIONS, Matched, Tally, pass_rows
 from tests.zoo.ablation_of_tests import (
     Naming,
     Trial,
@@ -98,9 +98,3 @@ def test_a_pass_counts_what_is_right_only_with_it() -> None:
 def test_a_rope_mistake_is_named_by_rotary_embeddings_alone() -> None:
     wide, _ = try_apart(["llama_rope_theta"], ["hypotheses"])
     assert wide.named["replay"] == Naming("rope", True, {"rotary embeddings": False})
-
-
-@pytest.mark.slow
-def test_fused_modules_of_a_port_are_paired_by_their_pass_alone() -> None:
-    rows = {row[0]: row[1:] for row in pass_rows([match_apart("gpt2")])}
-    assert int(str(rows["fused_values"][0]).partition(",")[0]) > 0
