@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import TYPE_CHECKING
 
 from tests.zoo import ablate
 from tests.zoo.ablation_of_matching import ALL, PASS_NAMES, SITUATIONS, Matched, Tally, pass_rows
@@ -15,6 +15,9 @@ from tests.zoo.ablation_of_tests import (
     policy_rows,
     try_apart,
 )
+
+if TYPE_CHECKING:
+    import pytest
 
 GAIN = ("GainTest", "gain")
 
