@@ -89,4 +89,4 @@ def localize(
             for what, error in (("replay", gathered.replay_error), ("injection", gathered.injection_error))
             if error is not None
         ]
-        return replace(localization, notes=(*localization.notes, *notes))
+        return replace(localization, notes=(*localization.notes, *notes), is_incomplete=bool(notes))

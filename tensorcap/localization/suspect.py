@@ -141,6 +141,7 @@ class Localization:
         notes: What else a reader should know, as sentences.
         open: Key texts of what is required, not green by more than growth, and no suspect answers for; none
             if there are suspects.
+        is_incomplete: Whether a replay or an injection that was asked for could not be made.
     """
 
     suspects: tuple[Suspect, ...]
@@ -153,11 +154,12 @@ class Localization:
     own_errors: Sequence[OwnError]
     notes: tuple[str, ...]
     open: tuple[str, ...] = ()
+    is_incomplete: bool = False
 
     @property
     def exit_status(self) -> int:
-        """1 if a module is suspected, or something is wrong that no module is suspected of; else 0."""
-        return int(bool(self.suspects or self.open))
+        """1 if a module is suspected, something is wrong without one, or evidence is missing; else 0."""
+        return int(bool(self.suspects or self.open or self.is_incomplete))
 
     def to_json(self) -> dict[str, Any]:
         """The members that `tcap localize --json` prints, as JSON values (LCL-20).

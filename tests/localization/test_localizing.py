@@ -568,6 +568,14 @@ def test_a_replay_that_does_not_fit_leaves_the_archives_and_a_note(tmp_path: Pat
     assert any(note.startswith("No replay: ") for note in found.notes)
 
 
+@pytest.mark.spec("LCL-1")
+def test_a_replay_that_was_asked_for_and_not_made_is_no_success(tmp_path: Path) -> None:
+    reference, archive = captured(tmp_path, chain())
+    other = Workload(nn.Sequential(nn.Flatten(), nn.Linear(8, 3)), (X,))
+    found = localize(reference, archive, reference_model=other)
+    assert (found.suspects, found.exit_status) == ((), 1)
+
+
 @pytest.mark.spec("LCL-10")
 def test_a_target_into_which_nothing_fits_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
