@@ -138,7 +138,7 @@ def _elsewhere(key: Key) -> Key:
 
 
 def _renamed_values(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Arguments, results that are no tensors, and facts of ops, under the reference's names of their sites."""
+    """Values that are no tensors, and facts of ops, under the reference's names of their sites."""
     renamed = {}
     for text, value in values.items():
         new_text = _renamed_key(text, names)

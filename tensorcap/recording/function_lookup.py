@@ -105,12 +105,12 @@ def _siblings(name: str) -> list[str]:
 
 def _layers(thing: Any) -> Iterator[Any]:
     """List an object, then all that its decorators wrap, from the outside to the inside."""
-    pending, seen = [thing], set[int]()
+    pending, visited = [thing], set[int]()
     while pending:
         layer = pending.pop(0)
-        if id(layer) in seen:
+        if id(layer) in visited:
             continue
-        seen.add(id(layer))
+        visited.add(id(layer))
         yield layer
         if isinstance(layer, type):
             continue

@@ -436,12 +436,12 @@ def _open_stream(number: int) -> TextIO:
 
 def _strip_frames(error: BaseException) -> None:
     """Take our own frames out of the tracebacks of an error and of its causes."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     pending: list[BaseException | None] = [error]
     while pending:
         current = pending.pop()
-        if current is not None and id(current) not in seen:
-            seen.add(id(current))
+        if current is not None and id(current) not in visited:
+            visited.add(id(current))
             current.__traceback__ = _without_ours(current.__traceback__)
             pending += [current.__cause__, current.__context__]
 

@@ -18,7 +18,7 @@ from tensorcap_cli.options.archives import (
     rtol_option,
 )
 from tensorcap_cli.options.sections import Command
-from tensorcap_cli.text.output import print_json, print_json_pieces, split_key
+from tensorcap_cli.text.output import option_text, print_json, print_json_pieces, split_key
 from tensorcap_cli.text.progress import byte_bar
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _compared(
 
     (reference_path, reference_key), (target_path, target_key) = split_key(reference), split_key(target)
     named = reference_key or target_key
-    unfit = [_option(name) for name in _ON_ARCHIVES if options[name]]
+    unfit = [option_text(name) for name in _ON_ARCHIVES if options[name]]
     if named and unfit:
         raise click.UsageError(f"{' and '.join(unfit)} do not go with ::KEY.")
     where, repeat, mapping = (options.pop(name) for name in ("where", "reference_repeat", "mapping"))
@@ -231,11 +231,6 @@ def _compared(
     return comparison, examination
 
 
-def _option(name: str) -> str:
-    """What the user calls a parameter."""
-    return "--map" if name == "mapping" else f"--{name.replace('_', '-')}"
-
-
 def _is_single(archive: Archive) -> bool:
     """Whether it is a file of one tensor, which may have any name."""
     return (
@@ -252,7 +247,7 @@ def _saved(path: str, options: dict[str, Any]) -> tuple[Comparison, Examination]
 
     for name, value in options.items():
         if value and name not in ("rtol", "atol", "thresholds"):
-            raise click.UsageError(f"{_option(name)} needs the tensors, expected no --from.")
+            raise click.UsageError(f"{option_text(name)} needs the tensors, expected no --from.")
     result = load_result(path)
     thresholds = Thresholds.given(rtol=options["rtol"], atol=options["atol"], path=options["thresholds"])
     return judge_again(result, thresholds), result.examination

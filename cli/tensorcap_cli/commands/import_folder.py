@@ -108,10 +108,10 @@ def _opened(source: str, raw: tuple[str, ...], by_time: bool) -> Archive:
 def _spec(text: str) -> RawSpec:
     from tensorcap_formats.foreign.raw_file import RawSpec
 
-    found = RawSpec.parse(text)
-    if found is None:
+    spec = RawSpec.parse(text)
+    if spec is None:
         raise click.UsageError(f"--raw {text}: expected GLOB:DTYPE:SIZES, as '*-output:float32:1,5,32'.")
-    return found
+    return spec
 
 
 def _print(opened: Archive, path: Path, others: dict[str, str]) -> None:

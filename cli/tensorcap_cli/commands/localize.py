@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -19,7 +18,7 @@ from tensorcap_cli.options.run import (
     run_options,
     target_model_option,
 )
-from tensorcap_cli.options.sections import Command
+from tensorcap_cli.options.sections import Command, with_options
 from tensorcap_cli.text.progress import StageLines
 
 if TYPE_CHECKING:
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
     from tensorcap.workload import Workload
     from tensorcap_formats.archive import Archive
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-_OPTIONS: Final = (
+localize_options: Final = with_options(  # of `localize_sides`
     reference_model_option,
     target_model_option,
     target_repeat_option,
@@ -36,13 +34,6 @@ _OPTIONS: Final = (
     compute_dtype_option,
     run_options,
 )
-
-
-def localize_options(function: _Function) -> _Function:
-    """Give a command the options of `localize_sides`."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
 
 
 @click.command("localize", cls=Command, short_help="Rank the modules that may be guilty, with reasons.")

@@ -91,14 +91,14 @@ def _computed(
     archive: Archive, records: list[Record], known: list[Statistics | None]
 ) -> list[Statistics | None]:
     done, total = 0, sum(r.nbytes for r, s in zip(records, known, strict=True) if s is None)
+    statistics: list[Statistics | None] = []
     with byte_bar("reading") as bar:
-        found: list[Statistics | None] = []
         for record in records:
-            found.append(archive.statistics(record))
+            statistics.append(archive.statistics(record))
             done += record.nbytes if record.statistics is None else 0
             if bar:
                 bar.advance(done, total)
-        return found
+    return statistics
 
 
 def _sorted(

@@ -15,6 +15,7 @@ from tensorcap_cli.options.run import (
     target_model_option,
 )
 from tensorcap_cli.options.sections import Command
+from tensorcap_cli.text.output import print_result
 from tensorcap_cli.text.progress import StageLines
 
 
@@ -92,5 +93,4 @@ def command(
             twin=twin,
             progress=StageLines(),
         )
-    print_replay(result, as_json=as_json)
-    click.get_current_context().exit(result.exit_status)
+    print_result(result, print_replay, as_json=as_json)

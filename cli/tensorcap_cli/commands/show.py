@@ -89,8 +89,8 @@ def command(
     """
     from tensorcap_formats.open import open_archive
 
-    path, found = split_key(archive)
-    key = key or found
+    path, named_key = split_key(archive)
+    key = key or named_key
     request = _Request(index, npy, force, as_json)
     if key is None and (index is not None or npy is not None):
         raise click.UsageError("--slice and --npy need a KEY.")
@@ -107,8 +107,8 @@ def command(
 def _show_run(archive: Archive, as_json: bool) -> None:
     if as_json:
         names = ("container", "is_foreign", "is_complete", "is_ordered", "skipped", "run", "values")
-        found = {name: getattr(archive, name) for name in names}
-        print_json({"path": str(archive.path), "records": len(archive), **found})
+        members = {name: getattr(archive, name) for name in names}
+        print_json({"path": str(archive.path), "records": len(archive), **members})
         return
     click.echo(headline(archive))
     for name, text in _described(archive):
@@ -182,11 +182,8 @@ def _write(archive: Archive, record: Record, path: str, window: Any, force: bool
 def _as_json(archive: Archive, record: Record, index: str | None, values: Any) -> dict[str, Any]:
     from tensorcap_formats.json_values import json_value
 
-    found = {
-        "path": str(archive.path),
-        **record_json(archive, record, archive.statistics(record)),
-    }
-    return found if index is None else {**found, "slice": index, "values": json_value(values)}
+    members = {"path": str(archive.path), **record_json(archive, record, archive.statistics(record))}
+    return members if index is None else {**members, "slice": index, "values": json_value(values)}
 
 
 def _print_tensor(archive: Archive, holder: Archive, record: Record, index: str | None, window: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from tensorcap_cli.options.sections import RunOption
+from tensorcap_cli.options.sections import run_option
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -27,11 +27,10 @@ _STDERR: Final = 2
 def time_limit_option(function: _Function) -> _Function:
     """Give a command `--timeout`; its `output`, if it has one, says where the log lies."""
 
-    @click.option(
+    @run_option(
         "--timeout",
         type=click.FloatRange(min=0, min_open=True),
         metavar="SECONDS",
-        cls=RunOption,
         help="Run in a process of its own, and end it after this time; its log is kept.",
     )
     @functools.wraps(function)

@@ -30,7 +30,7 @@ def print_absent(comparison: Comparison, examination: Examination) -> frozenset[
     """Print what one side lacks and no row is worth, in groups.
 
     Returns:
-        The keys of the pairs that were told of.
+        The keys of the pairs that were printed.
     """
     from tensorcap.comparison import ABSENT
 
@@ -60,7 +60,7 @@ def print_absent(comparison: Comparison, examination: Examination) -> frozenset[
             click.echo(f"  … {len(ops) - _GROUPS} more classes; all with --all")
         if any(pair.is_required for pairs in ops.values() for pair in pairs):
             click.echo("  What computes the same in other ops is compared without them: --exclude '*:*'")
-    return frozenset(pair.key for found in (many, ops) for pairs in found.values() for pair in pairs)
+    return frozenset(pair.key for groups in (many, ops) for pairs in groups.values() for pair in pairs)
 
 
 def _print_ops(name: str, pairs: list[Pair]) -> None:
@@ -72,16 +72,16 @@ def _print_ops(name: str, pairs: list[Pair]) -> None:
         else next(iter(sites))
     )
     click.echo(f"  {class_text(name) or one_line(name)} ({where})")
-    for side, found in (
+    for side, records in (
         ("reference", [p.reference for p in pairs]),
         ("target", [p.target for p in pairs]),
     ):
-        names = _counts(record.key.site.partition(":")[2] for record in found if record is not None)
+        names = _counts(record.key.site.partition(":")[2] for record in records if record is not None)
         if names:
             click.echo(f"    only in the {side}: {names}")
 
 
 def _counts(names: Iterable[str]) -> str:
-    found = Counter(names).most_common()
-    some = ", ".join(f"{count} {name}" for name, count in found[:_NAMES])
-    return some + (f", … {len(found) - _NAMES} more" if len(found) > _NAMES else "")
+    counts = Counter(names).most_common()
+    some = ", ".join(f"{count} {name}" for name, count in counts[:_NAMES])
+    return some + (f", … {len(counts) - _NAMES} more" if len(counts) > _NAMES else "")

@@ -105,9 +105,9 @@ def print_extras(comparison: Comparison, examination: Examination) -> None:
         _print_routing(routing)
 
 
-def _first(found: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+def _first(results: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     """Those of unlike contents: the output of a head is that of the model too."""
-    distinct = {value: (key, value) for key, value in found.items()}
+    distinct = {value: (key, value) for key, value in results.items()}
     return list(distinct.values())[:_FEW]
 
 

@@ -178,12 +178,12 @@ class ForwardWrapper:
             module_tap.follow_inputs(token, args, kwargs)
         else:
             args, kwargs = module_tap.process_inputs(call, args, kwargs)
-        seen = sum(point.calls for point in self._inner)
+        before = sum(point.calls for point in self._inner)
         output = self._original(*args, **kwargs)
         if torch._C._get_tracing_state() is None:
             if call is None:
                 module_tap.follow_output(token, output)
-            elif sum(point.calls for point in self._inner) == seen:
+            elif sum(point.calls for point in self._inner) == before:
                 _lose_fused(module_tap.recorder, self._inner, call)
             output = module_tap.end(module_tap.recorder.leave(module_tap.point, token), output)
         return output

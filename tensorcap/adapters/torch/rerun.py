@@ -185,9 +185,9 @@ class ModuleRerun:
 
     def _is_on_cpu(self) -> bool:
         """Whether whole numbers may change: an index out of range spoils other devices for the process."""
-        held = [slot.registry[slot.name] for slot in self._find_slots().values()]
+        tensors = [slot.registry[slot.name] for slot in self._find_slots().values()]
         inputs = [leaf.value for leaf in walk(self._inputs, KINDS) if isinstance(leaf.value, torch.Tensor)]
-        return all(tensor.device.type == "cpu" for tensor in (*held, *inputs))
+        return all(tensor.device.type == "cpu" for tensor in (*tensors, *inputs))
 
     def _count_step(self, *_: Any) -> None:
         self._step += 1

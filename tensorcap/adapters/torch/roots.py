@@ -220,12 +220,12 @@ def _ancestors(module: nn.Module) -> list[nn.Module]:
         if issubclass(type(candidate), nn.Module) and not isinstance(candidate, torch.jit.ScriptModule):
             for child in candidate.__dict__.get("_modules", {}).values():
                 parents.setdefault(id(child), []).append(candidate)
-    seen = {id(module)}
+    known = {id(module)}
     queue = [module]
-    for held in queue:  # it grows
-        for parent in parents.get(id(held), ()):
-            if id(parent) not in seen:
-                seen.add(id(parent))
+    for inner in queue:  # it grows
+        for parent in parents.get(id(inner), ()):
+            if id(parent) not in known:
+                known.add(id(parent))
                 queue.append(parent)
     return queue[1:]
 
