@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from tensorcap.diagnosis import Diagnosis
     from tensorcap.localization import Bisection, LiveBisection, Localization, Verification, bisect, localize
     from tensorcap.metrics import Difference
+    from tensorcap.port_verification import verify
     from tensorcap.recording import PlainLog, Summary, probe
     from tensorcap.rerun import Replay, inject, replay
     from tensorcap.runs import Graph
     from tensorcap.session import Called, Capture, capture, capture_called
     from tensorcap.verbs import diagnose, preflight
-    from tensorcap.verification import verify
     from tensorcap.workload import Port, Workload
     from tensorcap_formats.archive import Archive
     from tensorcap_formats.check import ArchiveCheck
@@ -81,7 +81,7 @@ _PLACES = {
     "probe": "tensorcap.recording",
     "recover": "tensorcap_formats.writing.recovery",
     "replay": "tensorcap.rerun",
-    "verify": "tensorcap.verification",
+    "verify": "tensorcap.port_verification",
 }
 __all__ = [
     "Aligned",

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 from tensorcap.recording import CaptureOptions, Recorder
 from tensorcap_formats.errors import UsageError, missing_package
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tensorcap.workload import StoredInput, Workload
     from tensorcap_formats.keys import Key
 
+_Module = TypeVar("_Module")
 _ADAPTERS: Final = {  # root package of the model's class, or of a base class; sorted
     "max": "tensorcap.adapters.max.adapter:MaxAdapter",
     "torch": "tensorcap.adapters.torch.adapter:TorchAdapter",
@@ -49,6 +50,28 @@ class Site:
     aliases: tuple[str, ...] = ()
     reason: str = ""
     is_capturable: bool = True
+
+
+def first_names(named: Iterable[tuple[str, _Module]]) -> tuple[dict[str, _Module], dict[str, str]]:
+    """Each module by its first name, and the first name by each further one of modules that have several."""
+    modules: dict[str, _Module] = {}
+    first: dict[int, str] = {}
+    aliases: dict[str, str] = {}
+    for name, module in named:
+        known = first.setdefault(id(module), name)
+        if known == name:
+            modules[name] = module
+        else:
+            aliases[name] = known
+    return modules, aliases
+
+
+def further_names(aliases: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """The further names of each module, by its first name, of the aliases that `first_names` gives."""
+    further: dict[str, tuple[str, ...]] = {}
+    for alias, name in aliases.items():
+        further[name] = (*further.get(name, ()), alias)
+    return further
 
 
 @dataclass(slots=True)
@@ -91,6 +114,10 @@ def number_root(name: str, called: Iterable[CalledRoot]) -> CalledRoot:
     """Make the entry of a further model of a class, numbered if others of that class were called before."""
     same = sum(root.name.partition("@")[0] == name for root in called)
     return CalledRoot(f"{name}@{same}" if same else name)
+
+
+class NotCapturableError(Exception):
+    """A tensor has no elements that an archive can store; the text says why. Never leaves an adapter."""
 
 
 class Adapter(Protocol):

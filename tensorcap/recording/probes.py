@@ -23,7 +23,7 @@ class _Party(Protocol):
 _P = TypeVar("_P", bound=_Party)
 
 
-class Prober(Protocol):
+class ProbeReceiver(Protocol):
     """A capture to which probes hand values; an adapter implements it."""
 
     @property
@@ -40,7 +40,7 @@ class Prober(Protocol):
         """
 
 
-class Taker(Protocol):
+class ValueReceiver(Protocol):
     """A capture to which watched functions and probes hand values; an adapter implements it."""
 
     @property
@@ -91,23 +91,23 @@ def probe(name: str, value: _T) -> _T:
     """
     if not isinstance(name, str) or not name:
         raise UsageError(f"probe: the name is {name!r}, expected a text that is not empty")
-    if _PROBERS:
-        probers = tuple(_PROBERS)  # as other threads may change it
-        for prober in choose_under_way(probers):
-            prober.probed(name, value, is_alone=len(probers) == 1)
+    if _RECEIVERS:
+        receivers = tuple(_RECEIVERS)  # as other threads may change it
+        for receiver in choose_under_way(receivers):
+            receiver.probed(name, value, is_alone=len(receivers) == 1)
     return value
 
 
 @contextmanager
-def probing(prober: Prober) -> Iterator[None]:
+def collect_probes(receiver: ProbeReceiver) -> Iterator[None]:
     """Hand the values of probes to a capture until the block ends."""
     with _LOCK:
-        _PROBERS.append(prober)
+        _RECEIVERS.append(receiver)
     try:
         yield
     finally:
         with _LOCK:
-            _PROBERS.remove(prober)
+            _RECEIVERS.remove(receiver)
 
 
 def choose_under_way(parties: Sequence[_P]) -> Sequence[_P]:
@@ -117,15 +117,15 @@ def choose_under_way(parties: Sequence[_P]) -> Sequence[_P]:
     return [party for party in parties if party.is_under_way] or parties
 
 
-def hand_over(taker: Taker, name: str, value: object, *, is_alone: bool) -> None:
+def hand_over(receiver: ValueReceiver, name: str, value: object, *, is_alone: bool) -> None:
     """Record the value of a probe, and the module that it lies in."""
-    call = taker.begin(name, "probe", is_alone=is_alone)
+    call = receiver.begin(name, "probe", is_alone=is_alone)
     if call is not None:
-        outer, point = taker.recorder.current, call.point
-        taker.take(call, "value", value)
+        outer, point = receiver.recorder.current, call.point
+        receiver.take(call, "value", value)
         if point.records or point.values or not point.lost:  # else it would seem to be captured
-            taker.take(call, "module", outer.point.site if outer else ROOT_SITE)
+            receiver.take(call, "module", outer.point.site if outer else ROOT_SITE)
 
 
 _LOCK: Final = threading.Lock()
-_PROBERS: Final[list[Prober]] = []
+_RECEIVERS: Final[list[ProbeReceiver]] = []

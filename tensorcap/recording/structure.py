@@ -10,7 +10,17 @@ from __future__ import annotations
 import enum
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Set, ValuesView
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Set,
+    ValuesView,
+)
 from copy import copy
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -27,6 +37,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from tensorcap.workload import NAMED, class_name
+from tensorcap_formats.keys import escape
 
 MAX_DEPTH: Final = 24
 MAX_NODES: Final = 20_000  # of one argument: a larger graph of objects is hardly meant as an argument
@@ -75,6 +86,34 @@ class Leaf(NamedTuple):
     value: Any
     is_tensor: bool = False
     reason: str = ""
+
+
+def leaf_slot(slot: str, name: str) -> str:
+    """The slot of a leaf: that of the whole value, and the leaf's path in it, escaped.
+
+    Example:
+        >>> leaf_slot("input.cache", "0.k"), leaf_slot("output", "")
+        ('input.cache.0.k', 'output')
+    """
+    return f"{slot}.{escape(name)}" if name else slot
+
+
+def argument_slots(names: Sequence[str], count: int, keywords: Iterable[str]) -> Iterator[str]:
+    """The slot of each argument of a call.
+
+    Args:
+        names: The names of its positional parameters.
+        count: The number of its positional arguments.
+        keywords: The names of its other arguments.
+
+    Example:
+        >>> list(argument_slots(["x"], 2, ["mask"]))
+        ['input.x', 'input.args.0', 'input.mask']
+    """
+    for i in range(count):
+        yield f"input.{escape(names[i])}" if i < len(names) else f"input.args.{i - len(names)}"
+    for name in keywords:
+        yield f"input.{escape(name)}"
 
 
 def walk(value: object, kinds: Kinds) -> list[Leaf]:

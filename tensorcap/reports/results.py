@@ -33,7 +33,7 @@ from tensorcap.comparison import (
 )
 from tensorcap.comparison.preflight import Preflight
 from tensorcap.metrics import Difference, Location, LogitDifference, RoutingDifference, Tolerance
-from tensorcap.reports.decoding import decode_as, json_converter
+from tensorcap.reports.json_decoder import decode_as, json_converter
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, DType, dtype
 from tensorcap_formats.errors import (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib.util
 import os
@@ -21,7 +20,7 @@ from tensorcap.recording import CaptureOptions, PlainLog
 from tensorcap.session.capture_session import Capture, capture
 from tensorcap.wording import counted, some
 from tensorcap.workload import FRAMEWORKS, MODEL_MODULES, Script, as_main, compile_script, replaced
-from tensorcap_formats.errors import CaptureError, TensorcapError, abbreviate, missing_package
+from tensorcap_formats.errors import CaptureError, TensorcapError, abbreviate, did_you_mean, missing_package
 from tensorcap_formats.progress import Progress
 from tensorcap_formats.writing import Writer
 
@@ -325,11 +324,9 @@ class ScriptRun:
         where = self.script.target
         called = calls_text(self.roots)
         if self._root is not None and self.roots:
-            names = [root.name for root in self.roots]
-            close = difflib.get_close_matches(self._root, names, n=3)
-            hint = f"Did you mean {' or '.join(map(repr, close))}?" if close else None
             return CaptureError(
-                f"{where}: no model {abbreviate(self._root)!r} was called, but {called}", hint=hint
+                f"{where}: no model {abbreviate(self._root)!r} was called, but {called}",
+                hint=did_you_mean(self._root, [root.name for root in self.roots]),
             )
         if self.roots:
             return CaptureError(

@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -56,6 +57,15 @@ class Workload:
                 f"inputs of a workload: found a {type(self.inputs).__name__}, expected a mapping or a tuple",
                 hint="A model of one argument takes (x,), or {'name': x}.",
             )
+
+    def call(self, model: Any) -> Any:
+        """Run a model, which is or stands for that of the workload, once on the inputs.
+
+        Returns:
+            What the model, or the workload's own function, returns.
+        """
+        run = model if self.run is None else partial(self.run, model)
+        return run(**self.inputs) if isinstance(self.inputs, Mapping) else run(*self.inputs)
 
 
 class StoredInput(NamedTuple):

@@ -12,7 +12,7 @@ import pytest
 
 from tensorcap.comparison import POLICY, Comparison, Thresholds, compare, first_divergence, kind_of
 from tensorcap.comparison.preflight import preflight
-from tensorcap.reports.examination import examine
+from tensorcap.reports.pair_examination import examine
 from tensorcap.reports.results import judge_again, load_result, save_result
 from tensorcap.runs import Calls
 from tensorcap_formats.dtypes import Array, dtype

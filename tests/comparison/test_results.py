@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from tensorcap.comparison import Comparison, Thresholds, by_module, compare, compare_records, shade, worst
-from tensorcap.reports.decoding import decode_as
-from tensorcap.reports.examination import examine
+from tensorcap.reports.json_decoder import decode_as
+from tensorcap.reports.pair_examination import examine
 from tensorcap.reports.results import Result, judge_again, load_result, save_result
 from tensorcap_formats.dtypes import Array
 

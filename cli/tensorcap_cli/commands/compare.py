@@ -181,7 +181,7 @@ def _compared(
 ) -> tuple[Comparison, Examination]:
     from tensorcap.alignment import in_reference_layout, sides
     from tensorcap.comparison import compare, compare_records
-    from tensorcap.reports.examination import examine
+    from tensorcap.reports.pair_examination import examine
     from tensorcap_cli.text.rows import LOGIT_COLUMNS, ROUTING_COLUMNS
     from tensorcap_formats.open import open_archive
 

@@ -18,7 +18,7 @@ from tensorcap_cli.text.output import option_text, print_json_pieces
 from tensorcap_cli.text.progress import StageLines
 
 if TYPE_CHECKING:
-    from tensorcap.verification import Runnable
+    from tensorcap.port_verification import Runnable
     from tensorcap.workload import Port, Workload
     from tensorcap_formats.archive import Archive
 
@@ -76,7 +76,7 @@ def command(
     Exit status: 0 `tcap compare` would give both comparisons a 0, and no module is accused; 1 not so; 2 wrong
     usage; 3 an archive or a tensor cannot be read.
     """
-    from tensorcap.verification import verify
+    from tensorcap.port_verification import verify
     from tensorcap.workload import load_port
 
     port = load_port(reference) if target is None else None
@@ -108,7 +108,7 @@ def command(
 
 def _of_port(port: Port, options: dict[str, Any]) -> tuple[Runnable, Runnable]:
     from tensorcap.adapters import adapter_for
-    from tensorcap.verification import Runnable
+    from tensorcap.port_verification import Runnable
 
     dtype, device, seed = (options.pop(name) for name in ("dtype", "device", "seed"))
     for name, value in options.items():
@@ -130,7 +130,7 @@ def _of_port(port: Port, options: dict[str, Any]) -> tuple[Runnable, Runnable]:
 
 def _sides(reference: str, target: str | None, output: Path, options: dict[str, Any]) -> tuple[Any, Any]:
     """What each side is: a path of an archive, or how to make a workload."""
-    from tensorcap.verification import Runnable
+    from tensorcap.port_verification import Runnable
 
     changes = {name: value for name, value in options.items() if value not in (None, False, ())}
     if target is None and not changes:

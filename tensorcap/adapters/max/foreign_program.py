@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from tensorcap.adapters.max.engine import Graph, InferenceSession, Model, Module, is_subgraph
 from tensorcap.adapters.max.hooks import trace_subgraphs, wrap_calls
+from tensorcap.adapters.max.injector import InjectedWeights
 from tensorcap.adapters.max.playback import capture_prints, play_back, symbolic_shapes
-from tensorcap.adapters.max.substitution import InjectedWeights
 from tensorcap.adapters.max.trace import Tracer
 from tensorcap.adapters.max.trace_events import Event
-from tensorcap.recording import CaptureOptions, Recorder, Substitution, probing
+from tensorcap.recording import CaptureOptions, Recorder, Substitution, collect_probes
 from tensorcap.workload import replaced
 from tensorcap_formats.errors import CaptureError, TensorcapError
 
@@ -91,7 +91,7 @@ class ForeignProgram:
         binds = "init_all" if hasattr(InferenceSession, "init_all") else "load"
         with ExitStack() as stack:
             stack.enter_context(wrap_calls(self._call, map(type, self._modules.values())))
-            stack.enter_context(probing(self))
+            stack.enter_context(collect_probes(self))
             stack.enter_context(trace_subgraphs(self._tracer))
             stack.enter_context(replaced(Graph, "output", self._output))
             if "compile_async" in vars(InferenceSession):

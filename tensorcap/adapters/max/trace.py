@@ -8,7 +8,7 @@ of them is shared by everybody. An event holds no tensor: it has the index of an
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from tensorcap.adapters.max.engine import (
@@ -36,8 +36,7 @@ from tensorcap.adapters.max.trace_events import (
     SubgraphTensor,
     SubgraphTrace,
 )
-from tensorcap.recording import Kind, Kinds, rebuilt, walk
-from tensorcap_formats.keys import escape
+from tensorcap.recording import Kind, Kinds, argument_slots, leaf_slot, rebuilt, walk
 
 KINDS: Final = Kinds(tensors=(Value,), opaque=(Layer, Graph), texts=(MaxDType, DeviceRef, Dim))
 _IN_SUBGRAPH: Final = (
@@ -119,7 +118,7 @@ class Tracer:
         self._path.append(name)
         number = self._enter(name)
         try:
-            slots = list(_slots(type(layer), len(args), kwargs))
+            slots = argument_slots(argument_names(type(layer)), len(args), kwargs)
             values = [
                 self._noted_value(name, number, "input", slot, value)
                 for slot, value in zip(slots, [*args, *kwargs.values()], strict=True)
@@ -259,7 +258,7 @@ class Tracer:
     def note(self, slot: str, value: object) -> None:
         """Note all leaves of a value."""
         for leaf in walk(value, KINDS):
-            name = f"{slot}.{escape(leaf.name)}" if leaf.name else slot
+            name = leaf_slot(slot, leaf.name)
             if leaf.is_tensor:
                 self._current_events.append(self._leaf_event(name, leaf.value))
             elif leaf.reason:
@@ -278,7 +277,7 @@ class Tracer:
         def change(path: str, natural: Any) -> Any:
             if not isinstance(natural, TensorValue):
                 return natural
-            return injector(name, call, kind, f"{slot}.{escape(path)}" if path else slot, natural)
+            return injector(name, call, kind, leaf_slot(slot, path), natural)
 
         return rebuilt(value, KINDS, change)
 
@@ -319,12 +318,3 @@ class Tracer:
         if index == len(self.values):
             self.values.append(value)
         return GraphTensor(slot, index, False, dims)
-
-
-def _slots(cls: type, positional: int, kwargs: Iterable[str]) -> Iterator[str]:
-    """The slot of each argument of a call."""
-    names = argument_names(cls)
-    for i in range(positional):
-        yield f"input.{escape(names[i])}" if i < len(names) else f"input.args.{i - len(names)}"
-    for name in kwargs:
-        yield f"input.{escape(name)}"

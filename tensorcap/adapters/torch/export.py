@@ -30,10 +30,10 @@ from tensorcap.adapters.torch.frames import Source
 from tensorcap.adapters.torch.module_tap import ModuleTap
 from tensorcap.adapters.torch.modules import argument_names, tree
 from tensorcap.adapters.torch.op_mode import modules_below
+from tensorcap.adapters.torch.op_recorder import OpRecorder
 from tensorcap.adapters.torch.operators import Operator
-from tensorcap.adapters.torch.ops import OpRecorder
 from tensorcap.adapters.torch.parameters import record_parameters
-from tensorcap.adapters.torch.staging import Staging
+from tensorcap.adapters.torch.staging_buffer import StagingBuffer
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves
 from tensorcap.recording import Call, CaptureOptions, Point, Recorder
 from tensorcap.workload import Workload, class_name, redact
@@ -112,7 +112,7 @@ def _run(
     points = {name: recorder.points[name] for name in modules}
     names = modules_below(class_name(model), plan.ops_in, points) if plan.ops_in else modules
     sites = frozenset(points[name].site for name in names)
-    with torch.no_grad(), Staging(recorder) as staging:
+    with torch.no_grad(), StagingBuffer(recorder) as staging:
         leaves = TensorLeaves(recorder, staging)
         with record_parameters(modules, leaves) if plan.params else contextlib.nullcontext():
             _GraphRun(program, model, leaves, sites).run(args, kwargs)

@@ -23,7 +23,7 @@ from torch import nn
 
 from tensorcap.adapters.torch.modules import argument_names
 from tensorcap.adapters.torch.tensor_leaves import KINDS, TensorLeaves, untraced
-from tensorcap.recording import Call, Point, walk
+from tensorcap.recording import Call, Point, leaf_slot, walk
 from tensorcap.wording import some
 from tensorcap.workload import Workload, class_name
 from tensorcap_formats.errors import UsageError
@@ -154,7 +154,7 @@ class Gradients:
             tensor = leaf.value
             if not leaf.is_tensor or type(tensor) not in (torch.Tensor, nn.Parameter):
                 continue
-            name = f"grad_{slot}.{escape(leaf.name)}" if leaf.name else f"grad_{slot}"
+            name = leaf_slot(f"grad_{slot}", leaf.name)
             is_wanted = recorder.wants(call, name)
             if is_wanted and slot == "output" and tensor.is_floating_point():
                 self._expected[call.point.site] = None

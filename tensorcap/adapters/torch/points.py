@@ -11,7 +11,7 @@ import torch
 
 from tensorcap.adapters.torch.capture_gaps import COMPILED, is_compiled, run_while_compiling
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves, untraced
-from tensorcap.recording import Call, find_watched, hand_over, probing, watching
+from tensorcap.recording import Call, collect_probes, find_watched, hand_over, watch_functions
 from tensorcap.recording.point import Kind
 from tensorcap_formats.keys import PROBES, ROOT_SITE, inner_site
 
@@ -34,16 +34,16 @@ def tap_points(watch: Iterable[str], leaves: TensorLeaves, *, eager: bool) -> It
         UsageError: A function to watch is not there, or cannot be watched.
     """
     watched = find_watched(watch, partial(_refusal, eager=eager))
-    taker = _Taker(leaves)
-    with watching(watched, taker), probing(taker):
+    receiver = _PointReceiver(leaves)
+    with watch_functions(watched, receiver), collect_probes(receiver):
         try:
             yield
         finally:
-            taker.is_over = True
+            receiver.is_over = True
 
 
-class _Taker:
-    """Takes the values of functions and probes for one capture (`tensorcap.recording.probes.Taker`).
+class _PointReceiver:
+    """Takes the values of functions and probes for one capture (`tensorcap.recording.probes.ValueReceiver`).
 
     Attributes:
         recorder: The recorder of the capture.

@@ -27,9 +27,8 @@ from tensorcap.adapters.torch.gradients import Gradients
 from tensorcap.adapters.torch.module_tap import ModuleTap
 from tensorcap.adapters.torch.modules import argument_names, tree
 from tensorcap.adapters.torch.scripted import scripted_as_written
-from tensorcap.adapters.torch.substitution import Exchange
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves
-from tensorcap.recording import Point, Recorder
+from tensorcap.recording import Point, Recorder, Substitution
 from tensorcap_formats.keys import escape, module_site
 
 _REMOVED: Final = "its hook was removed before the block ended"
@@ -48,7 +47,7 @@ def tap(
     *,
     inputs: bool,
     gradients: Gradients | None = None,
-    exchange: Exchange | None = None,
+    substitution: Substitution | None = None,
 ) -> Iterator[None]:
     """Hook the named modules, and the root, until the block ends, however it ends.
 
@@ -67,7 +66,9 @@ def tap(
                 continue
             slots = tuple(f"input.{escape(n)}" for n in argument_names(module, signatures))
             point, with_inputs = recorder.points[name], inputs or is_root
-            module_tap = ModuleTap(point, recorder, leaves, slots, with_inputs, is_root, gradients, exchange)
+            module_tap = ModuleTap(
+                point, recorder, leaves, slots, with_inputs, is_root, gradients, substitution
+            )
             if id(module) in fused:
                 parts = [points[id(m)] for m in layers.get(id(module), ()) if id(m) in points]
                 inner = [part for part in parts if part is not point]
@@ -144,13 +145,13 @@ class _Before(_Hook):
         hooks: Any = module._forward_hooks
         if next(reversed(hooks), None) != tapped.after_id and not _is_last(hooks, tapped.after_id):
             hooks[tapped.after_id] = hooks.pop(tapped.after_id)  # in time for this call
-        if tapped.inputs or tapped.exchange is not None:
+        if tapped.inputs or tapped.substitution is not None:
             hooks = module._forward_pre_hooks
             if next(reversed(hooks), None) != tapped.before_id and not _is_last(hooks, tapped.before_id):
                 hooks[tapped.before_id] = hooks.pop(tapped.before_id)  # in time for the next call
                 tapped.recorder.lose(tapped.point, "input", _OVERTAKEN, required=tapped.is_root)
             inputs = tapped.process_inputs(call, args, kwargs)
-            return None if tapped.exchange is None else inputs
+            return None if tapped.substitution is None else inputs
         return None
 
 

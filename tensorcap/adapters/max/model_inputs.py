@@ -15,7 +15,7 @@ from tensorcap.adapters.max.graph_plan import GraphSource, source_of
 from tensorcap.adapters.max.modules import argument_names, module_of
 from tensorcap.adapters.max.playback import record_array
 from tensorcap.adapters.max.tensors import ARRAYS, as_buffer, from_stored, stored
-from tensorcap.recording import Call, Recorder, rebuilt, walk
+from tensorcap.recording import Call, Recorder, argument_slots, rebuilt, walk
 from tensorcap.workload import StoredInput, Workload, class_name
 from tensorcap_formats.dtypes import DTYPES, decode, encode
 from tensorcap_formats.errors import UsageError
@@ -107,10 +107,8 @@ def name_arguments(
         names = argument_names(type(model.module))
     else:
         names = tuple(inspect.signature(model.forward).parameters)[1:]
-    for i, value in enumerate(args):
-        yield (escape(names[i]) if i < len(names) else f"args.{i - len(names)}"), value
-    for name, value in kwargs.items():
-        yield escape(name), value
+    slots = argument_slots(names, len(args), kwargs)
+    return zip((slot.removeprefix("input.") for slot in slots), (*args, *kwargs.values()), strict=True)
 
 
 def _types(

@@ -9,8 +9,8 @@ from typing import Any, Final
 import torch
 
 from tensorcap.adapters.huggingface.generation import Generation, quiet, tokens_fed
-from tensorcap.adapters.huggingface.inputs import load_arguments, vocabulary_size, with_forward_defaults
 from tensorcap.adapters.huggingface.model import load_config, load_model
+from tensorcap.adapters.huggingface.model_inputs import load_arguments, vocabulary_size, with_forward_defaults
 from tensorcap.adapters.torch.tensors import device_named
 from tensorcap.workload import StoredInput, Workload
 from tensorcap_formats.errors import UsageError, missing_package

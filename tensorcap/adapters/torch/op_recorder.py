@@ -24,7 +24,6 @@ from tensorcap.adapters.torch.storage import Ledger
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves, untraced
 from tensorcap.recording import Call
 from tensorcap_formats.errors import WriteError
-from tensorcap_formats.keys import Key
 
 _COMPILED: Final = "inside a compiled graph (torch.compile)"
 _HIGHER_ORDER: Final = "a higher-order op, which is not looked into"
@@ -281,7 +280,7 @@ class OpRecorder:
             return {"lost": "not asked for"}
         if not self._leaves.tensor(call, slot, tensor):
             return {"lost": call.point.lost.get(slot, ("beyond the limit of bytes", 1))[0]}
-        return {"record": _key(call, slot)}
+        return {"record": call.key(slot).text}
 
     def _hold_record(self, call: Call, slot: str, tensor: Any, required: bool) -> None:
         """Enter a new record of a tensor into the ledger; of equal records the first counts."""
@@ -293,7 +292,7 @@ class OpRecorder:
                 recorder = self._recorder
                 is_whole = required or not recorder.has_slices
                 is_whole = is_whole or recorder.part(call, slot, tuple(dense.shape)) is None
-                self._ledger.hold(dense, _key(call, slot), is_whole=is_whole)
+                self._ledger.hold(dense, call.key(slot).text, is_whole=is_whole)
 
     def _record_outputs(
         self,
@@ -338,7 +337,7 @@ class OpRecorder:
             if self._ledger.knows(dense):
                 view = self._ledger.view(dense)
                 if view is not None:
-                    self._ledger.hold_view(dense, _key(call, slot))
+                    self._ledger.hold_view(dense, call.key(slot).text)
                     return view
                 if self._ledger.is_unfilled(dense):
                     return {"unfilled": True}
@@ -346,10 +345,6 @@ class OpRecorder:
                 self._ledger.note_unfilled(dense)
                 return {"unfilled": True}
         return self._record_tensor(call, slot, tensor)
-
-
-def _key(call: Call, slot: str) -> str:
-    return Key(call.point.site, slot, call.step, call.number).text
 
 
 def _weights(name: str, module: nn.Module) -> list[tuple[str, torch.Tensor, bool]]:

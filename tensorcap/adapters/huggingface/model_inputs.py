@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ import torch
 
 from tensorcap.adapters.torch.tensors import dtype_named, from_stored
 from tensorcap.workload import StoredInput, archived_inputs
-from tensorcap_formats.errors import UsageError, abbreviate
+from tensorcap_formats.errors import UsageError, abbreviate, did_you_mean
 from tensorcap_formats.open import open_archive
 
 _IDS: Final = re.compile(r"\s*-?\d+(?:(?:\s*,\s*|\s+)-?\d+)*\s*")  # one row
@@ -89,10 +88,9 @@ def _check_names(path: str, model: Any, arguments: Mapping[str, torch.Tensor]) -
     parameters = inspect.signature(model.forward).parameters
     for name in arguments:
         if name not in parameters:
-            close = difflib.get_close_matches(name, list(parameters), n=3)
             raise UsageError(
                 f"{path}: {type(model).__name__} has no argument {abbreviate(name)!r}",
-                hint=f"Did you mean {' or '.join(map(repr, close))}?" if close else None,
+                hint=did_you_mean(name, parameters),
             )
 
 
