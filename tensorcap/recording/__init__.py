@@ -10,7 +10,7 @@ replaces them by archived ones.
 from tensorcap.recording.options import CaptureOptions, Level, parse_size, parse_steps
 from tensorcap.recording.plain_log import Logged, PlainLog
 from tensorcap.recording.point import Phase, Point
-from tensorcap.recording.probes import collect_probes, hand_over, probe
+from tensorcap.recording.probes import collect_probes, probe
 from tensorcap.recording.record_filter import NothingLeftError, RecordFilter
 from tensorcap.recording.recorder import Call, Recorder
 from tensorcap.recording.structure import Kinds, Leaf, argument_slots, leaf_slot, rebuilt, walk
@@ -40,7 +40,6 @@ __all__ = [
     "argument_slots",
     "collect_probes",
     "find_watched",
-    "hand_over",
     "leaf_slot",
     "no_fit",
     "parse_size",

@@ -62,7 +62,7 @@ def write_junit(
             outcome = ElementTree.SubElement(case, kind, message=_plain(message))
             outcome.text = _plain(_details(pair)) if pair else None
     ElementTree.indent(report)
-    with _replaced(path) as file:
+    with replaced_file(path) as file:
         file.write('<?xml version="1.0" encoding="UTF-8"?>\n')
         ElementTree.ElementTree(report).write(file, encoding="unicode")
         file.write("\n")
@@ -78,7 +78,7 @@ def write_csv(
     """
     classes = examination.classes if examination else {}
     metrics = [field.name for field in fields(Difference) if field.name != "errors"]
-    with _replaced(path) as file:
+    with replaced_file(path) as file:
         out = csv.writer(file, lineterminator="\n")
         out.writerow([*_FIRST_COLUMNS, *metrics, "r", "reason", "findings"])
         for pair in comparison.pairs:
@@ -141,8 +141,12 @@ def _plain(text: str) -> str:
 
 
 @contextmanager
-def _replaced(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
-    """Write beside a file, and put it in its place once it is whole."""
+def replaced_file(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
+    """Write beside a file, and put it in its place once it is whole.
+
+    Raises:
+        WriteError: It cannot be written.
+    """
     path = Path(path)
     partial = path.with_name(path.name + ".partial")
     try:

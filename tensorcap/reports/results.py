@@ -33,6 +33,7 @@ from tensorcap.comparison import (
 )
 from tensorcap.comparison.preflight import Preflight
 from tensorcap.metrics import Difference, Location, LogitDifference, RoutingDifference, Tolerance
+from tensorcap.reports.exports import replaced_file
 from tensorcap.reports.json_decoder import decode_as, json_converter
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, DType, dtype
@@ -41,7 +42,6 @@ from tensorcap_formats.errors import (
     NewerVersionError,
     ReadError,
     TensorcapError,
-    WriteError,
 )
 from tensorcap_formats.keys import Key, module_of, module_path
 from tensorcap_formats.records import Record
@@ -85,15 +85,8 @@ def save_result(
     Raises:
         WriteError: It cannot be written.
     """
-    path = Path(path)
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with open(partial, "w", encoding="utf-8") as file:
-            file.writelines(json_pieces(comparison, examination))
-        os.replace(partial, path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise WriteError(f"{path}: cannot be written: {error.strerror or error}") from error
+    with replaced_file(path) as file:
+        file.writelines(json_pieces(comparison, examination))
 
 
 def load_result(path: str | os.PathLike[str]) -> Result:

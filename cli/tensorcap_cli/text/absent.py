@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from tensorcap.wording import counted, one_line
-from tensorcap_cli.text.output import class_text
+from tensorcap_cli.text.output import class_text, print_heading
 
 if TYPE_CHECKING:
     from tensorcap.comparison import Comparison, Examination, Pair
@@ -47,13 +47,11 @@ def print_absent(comparison: Comparison, examination: Examination) -> frozenset[
             ops.setdefault(examination.classes.get(module, "") or module, []).append(pair)
     many = {reason: pairs for reason, pairs in reasons.items() if len(pairs) > _FEW}
     if many:
-        click.echo()
-        click.secho("MISSING", bold=True)
+        print_heading("MISSING")
         for reason, pairs in many.items():
             click.echo(f"  {counted(len(pairs), 'tensor')}, {one_line(reason)}; the first is {pairs[0].key}")
     if ops:
-        click.echo()
-        click.secho("PLACES WITHIN MODULES ON ONE SIDE ONLY", bold=True)
+        print_heading("PLACES WITHIN MODULES ON ONE SIDE ONLY")
         for name, pairs in list(ops.items())[:_GROUPS]:
             _print_ops(name, pairs)
         if len(ops) > _GROUPS:

@@ -9,6 +9,7 @@ import click
 
 from tensorcap.wording import counted, one_line
 from tensorcap_cli.text.comparison import side_text
+from tensorcap_cli.text.output import print_heading
 
 if TYPE_CHECKING:
     from tensorcap.alignment import Aligned, Coverage, Entry, LeftOver, Order
@@ -29,8 +30,7 @@ def print_aligned(aligned: Aligned, *, show_all: bool) -> None:
     click.echo(f"target     {side_text(ArchiveSummary.of(aligned.target.source))}")
     entries = aligned.alignment.entries
     for evidence in dict.fromkeys(entry.evidence for entry in entries):
-        click.echo()
-        click.secho(f"BY {evidence.upper()}", bold=True)
+        print_heading(f"BY {evidence.upper()}")
         _print_entries([entry for entry in entries if entry.evidence == evidence], show_all=show_all)
     for side in ("reference", "target"):
         _print_left_over([left for left in aligned.alignment.left_over if left.side == side], side)
@@ -73,8 +73,7 @@ def _indices(entry: Entry) -> str:
 def _print_left_over(left_over: Sequence[LeftOver], side: str) -> None:
     if not left_over:
         return
-    click.echo()
-    click.secho(f"LEFT OVER IN THE {side.upper()}", bold=True)
+    print_heading(f"LEFT OVER IN THE {side.upper()}")
     for left in sorted(left_over, key=lambda left: left.is_explained):
         mark = " " if left.is_explained else "?"
         click.echo(f"{mark} {one_line(', '.join(_folded(left.places)))}: {one_line(left.reason)}")

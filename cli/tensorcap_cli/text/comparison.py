@@ -9,7 +9,7 @@ import click
 
 from tensorcap.wording import counted, one_line
 from tensorcap_cli.text.absent import is_absent_place, print_absent
-from tensorcap_cli.text.output import class_text, cut, number_text
+from tensorcap_cli.text.output import class_text, cut, number_text, print_heading
 from tensorcap_cli.text.pair import print_details, print_extras, print_location, print_origin
 from tensorcap_cli.text.preflight import print_brief_preflight
 from tensorcap_cli.text.rows import print_modules, print_pairs
@@ -119,8 +119,7 @@ def _print_divergence(comparison: Comparison, examination: Examination) -> None:
     divergence = comparison.divergence
     if divergence is None:
         return
-    click.echo()
-    click.secho(f"FIRST DIVERGENCE  {divergence.pair.key}  ({divergence.pair.status})", fg="red", bold=True)
+    print_heading(f"FIRST DIVERGENCE  {divergence.pair.key}  ({divergence.pair.status})", fg="red")
     if divergence.is_run_input or divergence.is_growth:
         click.secho(f"  {divergence.explanation}", bold=True)
     else:
@@ -184,8 +183,7 @@ def _print_worst(comparison: Comparison, examination: Examination) -> None:
     pairs = [pair for pair in worst(shown, _WORST + 1) if pair.key != first][:_WORST]
     if not pairs:
         return
-    click.echo()
-    click.secho("WORST", bold=True)
+    print_heading("WORST")
     for pair in pairs:
         d = pair.difference
         measures = ""

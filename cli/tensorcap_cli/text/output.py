@@ -39,6 +39,12 @@ def print_json_pieces(pieces: Iterable[str]) -> None:
         click.echo(piece, nl=False)
 
 
+def print_heading(text: str, fg: str | None = None) -> None:
+    """Print an empty line and a heading."""
+    click.echo()
+    click.secho(text, fg=fg, bold=True)
+
+
 def terminal_width() -> int | None:
     """Columns of the terminal that stdout is, None if it is a file or a pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

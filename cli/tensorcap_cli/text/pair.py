@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from tensorcap.wording import counted, one_line
-from tensorcap_cli.text.output import cosine_text, number_text, percent_text, upper_text
+from tensorcap_cli.text.output import cosine_text, number_text, percent_text, print_heading, upper_text
 
 if TYPE_CHECKING:
     from tensorcap.comparison import Comparison, Examination, Pair
@@ -96,12 +96,10 @@ def print_extras(comparison: Comparison, examination: Examination) -> None:
     is_named = not comparison.is_of_archives
     keys = {p.key for p in comparison.pairs if p.reference and (is_named or are_logits(p.reference.key))}
     for key, logits in _first({key: d for key, d in examination.logits.items() if key in keys}):
-        click.echo()
-        click.secho(f"LOGITS  {key}", bold=True)
+        print_heading(f"LOGITS  {key}")
         _print_logits(logits)
     for key, routing in _first(examination.routing):
-        click.echo()
-        click.secho(f"ROUTING  {key}", bold=True)
+        print_heading(f"ROUTING  {key}")
         _print_routing(routing)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from tensorcap.wording import one_line
+from tensorcap_cli.text.output import print_heading
 
 if TYPE_CHECKING:
     from tensorcap.comparison.preflight import Item, Preflight
@@ -47,8 +48,7 @@ def _print_explaining(preflight: Preflight) -> list[Item]:
 
     explaining = preflight.explaining
     if explaining:
-        click.echo()
-        click.secho("BEFORE ANY TENSOR  these alone make outputs differ", fg="red", bold=True)
+        print_heading("BEFORE ANY TENSOR  these alone make outputs differ", fg="red")
         for item in explaining[:_ITEMS]:
             click.echo(f"  {item_text(item)}")
         if len(explaining) > _ITEMS:

@@ -11,7 +11,7 @@ import torch
 
 from tensorcap.adapters.torch.capture_gaps import COMPILED, is_compiled, run_while_compiling
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves, untraced
-from tensorcap.recording import Call, collect_probes, find_watched, hand_over, watch_functions
+from tensorcap.recording import Call, collect_probes, find_watched, watch_functions
 from tensorcap.recording.point import Kind
 from tensorcap_formats.keys import PROBES, ROOT_SITE, inner_site
 
@@ -91,8 +91,13 @@ class _PointReceiver:
                 self._leaves.record(call, slot, value, only_tensors=only_tensors)
 
     def probed(self, name: str, value: object, *, is_alone: bool) -> None:
-        """Record the value of a probe."""
-        hand_over(self, name, value, is_alone=is_alone)
+        """Record the value of a probe, and the module that it lies in."""
+        call = self.begin(name, "probe", is_alone=is_alone)
+        if call is not None:
+            outer, point = self.recorder.current, call.point
+            self.take(call, "value", value)
+            if point.records or point.values or not point.lost:  # else it would seem to be captured
+                self.take(call, "module", outer.point.site if outer else ROOT_SITE)
 
     def _lose(self, name: str, kind: Kind, reason: str) -> None:
         if self.recorder.is_recording:
