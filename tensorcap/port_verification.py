@@ -195,7 +195,7 @@ def _compare_weights(
     rules: str | os.PathLike[str] | None,
     progress: Progress,
 ) -> WeightComparison | None:
-    """Compare the weights of unlike frameworks, which somebody had to convert; None of the same framework."""
+    """Compare the weights of two frameworks, which a port converts; None if both sides have the same one."""
     model = target_run.workload.model
     if trusted.info.framework == RunInfo.of(adapter_for(model).describe(model)).framework:
         return None

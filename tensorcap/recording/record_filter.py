@@ -96,7 +96,7 @@ class RecordFilter:
         Args:
             model: The model's class, for the message.
             sites: Escaped names of all sites, aliases too.
-            further: Globs that must match likewise.
+            further: Further globs that must match.
 
         Raises:
             UsageError: A glob for sites matches none; or one for keys names a site that does not exist.

@@ -20,8 +20,6 @@ _Node = TypeVar("_Node", bound=ast.AST)
 _Block = TypeVar("_Block", ast.For, ast.With, ast.match_case)
 RETURN: Final = "return"  # stands for what the function returns; no variable can have this name
 _HAND_OVER: Final = "__tensorcap__"  # the one local variable that is added; not mangled in a class
-_MODULE: Final = "tensorcap.recording.watch"
-_BEGIN: Final = "begin"
 _SCOPES: Final = (
     ast.FunctionDef,
     ast.AsyncFunctionDef,
@@ -151,7 +149,7 @@ class _Rewriter(ast.NodeTransformer):
         parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
         parameters += [a for a in (arguments.vararg, arguments.kwarg) if a is not None]
         entry: list[ast.stmt] = [
-            ast.ImportFrom(_MODULE, [ast.alias(_BEGIN, _HAND_OVER)], 0),
+            ast.ImportFrom("tensorcap.recording.watch", [ast.alias("begin", _HAND_OVER)], 0),
             ast.Assign([ast.Name(_HAND_OVER, ast.Store())], _call(ast.Constant(self._key))),
             *self._hand_over([p.arg for p in parameters], at),
         ]

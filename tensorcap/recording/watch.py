@@ -120,12 +120,15 @@ def begin(key: int) -> Callable[[str, _T], _T]:
     if rewritten is None:  # the capture is over
         return _pass_on
     listeners = rewritten.listeners
-    takes = []
-    for listener in choose_under_way(listeners):
-        take = listener.begin(is_alone=len(listeners) == 1)
-        if take is not None:
-            takes.append(take)
-    return _VariableRecorders(takes) if takes else _pass_on
+    begun = [listener.begin(is_alone=len(listeners) == 1) for listener in choose_under_way(listeners)]
+    recorders = [recorder for recorder in begun if recorder is not None]
+
+    def record(name: str, value: _T) -> _T:
+        for recorder in recorders:
+            recorder(name, value)
+        return value
+
+    return record if recorders else _pass_on
 
 
 def _pass_on(name: str, value: _T) -> _T:
@@ -190,18 +193,6 @@ class _VariableRecorder:
         self._taker.take(self._call, slot, value, only_tensors=only_tensors)
         if name == RETURN and count == 1:
             self._taker.recorder.finish(self._call)
-
-
-class _VariableRecorders:
-    """Records the variables of one call of a function, for all captures that watch it."""
-
-    def __init__(self, takes: list[_VariableRecorder]) -> None:
-        self._takes = takes
-
-    def __call__(self, name: str, value: _T) -> _T:
-        for take in self._takes:
-            take(name, value)
-        return value
 
 
 @dataclass

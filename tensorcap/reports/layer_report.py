@@ -24,7 +24,7 @@ class Layer:
 
     Attributes:
         key: Key text of the reference's record.
-        class_name: Class of the module in the reference, "" where unknown.
+        class_name: Class of the module in the reference, "" if unknown.
         component: What kind of module it is: its path below the numbered block that it is in.
         status: Of the pair.
         mse: Mean squared error; None if nothing was measured.

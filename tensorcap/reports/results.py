@@ -61,7 +61,6 @@ _AS_THEY_ARE: Final = (  # members of a comparison that JSON has under the same 
 )
 _WORST_FIRST: Final[tuple[Status, ...]] = ("diverged", "unjudged", "match")
 _NAMES: Final = {letter: name for name, letter in LETTERS.items()}
-_UNDECIDED: Final = "the saved metrics do not tell"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,14 +163,14 @@ def _judge_pair(pair: Pair, limits: KeyThresholds) -> Pair:
     return replace(
         pair,
         status=status,
-        reason=_UNDECIDED if status == "unjudged" else "",
+        reason="the saved metrics do not tell" if status == "unjudged" else "",
         difference=replace(d, mismatches=_outside(findings)),
         findings=tuple(findings),
     )
 
 
 def _outside(findings: Sequence[Finding]) -> int | None:
-    """How many elements are outside the tolerance, where that is known."""
+    """How many elements are outside the tolerance; None if that is not known."""
     for finding in findings:
         if finding.test == "tolerance" and finding.value == finding.value:
             return int(finding.value)

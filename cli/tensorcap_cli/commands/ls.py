@@ -71,7 +71,7 @@ def command(archive: str, globs: tuple[str, ...], *, sort: str, stats: bool, as_
 
 
 def _print_rows(archive: Archive, rows: list[tuple[Record, Statistics | None]]) -> None:
-    """Print the table; with a column for the code where there are ops."""
+    """Print the table, with a column for the code if there are ops."""
     from tensorcap.runs import ops_of
 
     ops = ops_of(archive)

@@ -39,7 +39,7 @@ def headline(archive: Archive) -> str:
 
 
 def _steps(archive: Archive) -> str:
-    """How many steps have records, and of what they are where the run made a difference."""
+    """How many steps have records, and their phases if the run had several."""
     from collections import Counter
 
     steps = sorted({record.key.step for record in archive.records})

@@ -67,7 +67,7 @@ def print_report(
 
 
 def _print_mapping(comparison: Comparison) -> None:
-    """What said which tensors belong together, where that were not equal keys."""
+    """Print which mapping paired the tensors, if it was not by equal keys."""
     mapping = comparison.mapping
     if mapping is None:
         return
@@ -161,7 +161,7 @@ def _print_arguments(comparison: Comparison, module: str, pair: Pair) -> None:
 
 
 def _print_first_within(comparison: Comparison, module: str, first: Pair) -> None:
-    """Print the first place within the code of a module that is not green, where one is before the pair."""
+    """Print the first place within the code of a module that is not green, if it is before the pair."""
     assert first.reference is not None
     start = f"{first.reference.key.text.partition(first.reference.key.site)[0]}{module}:"
     for pair in comparison.pairs:

@@ -35,7 +35,7 @@ def print_details(pair: Pair, examination: Examination) -> None:
 
 
 def print_origin(pair: Pair, indent: str = "  ") -> None:
-    """Print what of the target a mapping compares, where the key or the layout is another one."""
+    """Print what of the target a mapping compares, if the key or the layout differs."""
     origin = pair.origin
     if origin is None or (origin.target == (pair.key,) and not origin.steps):
         return

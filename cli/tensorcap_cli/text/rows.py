@@ -49,7 +49,7 @@ _HEADERS: Final = {
     "mismatches": "outside",
 }
 _LOGIT_METRICS: Final = {"kl": "kl_mean", "js": "js_mean", "rank": "rank_mean"}
-_IDENTICAL: Final = {"psnr_db": math.inf, "sqnr_db": math.inf}  # by digests, where nothing was measured
+_IDENTICAL: Final = {"psnr_db": math.inf, "sqnr_db": math.inf}  # of equal digests: nothing is measured
 
 
 def print_pairs(

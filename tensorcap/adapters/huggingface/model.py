@@ -19,7 +19,7 @@ from tensorcap.adapters.torch.tensors import dtype_named
 from tensorcap.wording import some
 from tensorcap_formats.errors import ReadError, TensorcapError, UsageError, abbreviate, did_you_mean
 
-_FEW: Final = 4  # so many names are listed, more are counted
+_FEW: Final = 4  # names that are listed; the others are counted
 _LAYER_COUNTS: Final = ("num_hidden_layers", "num_decoder_layers", "decoder_layers")
 
 

@@ -23,7 +23,6 @@ from tensorcap.workload import StoredInput, Workload, find_sources
 from tensorcap_formats.errors import UsageError
 
 _A_LIST: Final = "a list, whose members are called one by one"
-_UNUSED: Final = "none of its weights is in the graph"
 _FUSED: Final = "code around it uses its weights and does not call it"
 
 
@@ -67,7 +66,7 @@ class MaxAdapter(Adapter):
                 if recorder.last_step >= 0 and not point.calls and weights:
                     unused = model_tap.unused
                     is_used = any(map(is_in_graph, weights)) if unused is None else name not in unused
-                    point.note = _FUSED if is_used else _UNUSED
+                    point.note = _FUSED if is_used else "none of its weights is in the graph"
 
     def describe(self, model: Any) -> dict[str, Any]:
         """Classes, weights, configuration."""

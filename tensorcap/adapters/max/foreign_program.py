@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 from tensorcap.adapters.max.engine import Graph, InferenceSession, Model, Module, is_subgraph
@@ -31,12 +32,12 @@ _NO_CONTROL: Final = (
 )
 
 
+@dataclass(eq=False)
 class _ProgramGraph:
     """A graph of the model that the program makes.
 
     Attributes:
         graph: The graph.
-        name: Its name.
         tracer: Traces the calls in it.
         injected: The weights that stand in it for archived tensors.
         events: Its trace events, once it is complete.
@@ -45,15 +46,18 @@ class _ProgramGraph:
         runs: How often it was run under capture.
     """
 
-    def __init__(self, graph: Graph, tracer: Tracer, injected: InjectedWeights | None) -> None:
-        self.graph = graph
-        self.name = str(graph.name)
-        self.tracer = tracer
-        self.injected = injected
-        self.events: Sequence[Event] = ()
-        self.own = 0
-        self.taps = 0
-        self.runs = 0
+    graph: Graph
+    tracer: Tracer
+    injected: InjectedWeights | None
+    events: Sequence[Event] = ()
+    own: int = 0
+    taps: int = 0
+    runs: int = 0
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return str(self.graph.name)
 
 
 class ForeignProgram:

@@ -45,7 +45,6 @@ _IN_SUBGRAPH: Final = (
 )
 _PRINTED_OVER: Final = "its subgraph was run again, and only what the last run prints is left"
 _IN_BRANCH: Final = "within a branch or a loop of the graph (inner=True, --inner, shows what was run last)"
-_BUFFER: Final = "a buffer that the graph writes to, such as a cache"
 
 
 class Injector(Protocol):
@@ -299,7 +298,7 @@ class Tracer:
     def _leaf_event(self, slot: str, value: Any) -> Event:
         """The event of one leaf, which is added to the outputs of the graph if that is possible."""
         if isinstance(value, BufferValue):
-            return LostValue(slot, _BUFFER)
+            return LostValue(slot, "a buffer that the graph writes to, such as a cache")
         if not isinstance(value, TensorValue):
             return LostValue(slot, f"a {type(value).__name__.lstrip('_')} of the graph")
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,8 +30,6 @@ from tensorcap.workload import StoredInput, Workload, class_name, find_sources
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import Key
 
-_NO_FORWARD: Final = "has no forward of its own"
-
 
 class TorchAdapter(Adapter):
     """Sites are modules; a site's name is the module's path."""
@@ -53,7 +51,7 @@ class TorchAdapter(Adapter):
         sites = []
         for name, module in modules.items():
             gap = gaps[name]
-            note = gap or (_NO_FORWARD if has_no_forward(module) else "")
+            note = gap or ("has no forward of its own" if has_no_forward(module) else "")
             sites.append(Site(name, further.get(name, ()), note, is_capturable=not gap))
         return sites
 

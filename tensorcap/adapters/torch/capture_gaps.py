@@ -24,10 +24,8 @@ from tensorcap_formats.errors import UsageError
 
 _Function = TypeVar("_Function", bound=Callable[..., None])
 _FUNCTIONS: Final = (FunctionType, MethodType)
-_SCRIPTED: Final = "scripted or traced (torch.jit); capture the module that it was made from"
 COMPILED: Final = "inside a compiled graph (torch.compile); --eager runs it as plain code"
 _FUSED: Final = "inside the fast path of torch.nn.TransformerEncoderLayer; --eager runs it as plain code"
-_ATTENTION: Final = "scaled_dot_product_attention"
 
 
 def capture_gaps(modules: Mapping[str, nn.Module], *, eager: bool) -> dict[str, str]:
@@ -43,7 +41,7 @@ def capture_gaps(modules: Mapping[str, nn.Module], *, eager: bool) -> dict[str, 
         gap = inside.get(name.rpartition(".")[0], "") if name else ""
         below = gap
         if isinstance(module, torch.jit.ScriptModule):
-            gap = below = gap or _SCRIPTED
+            gap = below = gap or "scripted or traced (torch.jit); capture the module that it was made from"
         elif not eager and getattr(module, "_compiled_call_impl", None) is not None:
             gap = below = gap or COMPILED
         elif not eager and (_is_compiled_wrapper(module) or is_compiled(module.forward)):
@@ -111,7 +109,7 @@ def eager_mode() -> Iterator[None]:
 def fused_layers(modules: Iterable[nn.Module]) -> dict[int, list[nn.Module]]:
     """The layers that torch may compute by one kernel: by the layer's id, all modules in it, itself first.
 
-    Layers that somebody has hooked are not among them: torch computes them in parts.
+    Layers with hooks are not among them: torch computes them in parts.
     """
     if not torch.backends.mha.get_fastpath_enabled():
         return {}
@@ -229,6 +227,6 @@ def attention_note(model: nn.Module, modules: Iterable[nn.Module]) -> str:
 
 
 def _names_attention(code: CodeType) -> bool:
-    return _ATTENTION in code.co_names or any(
+    return "scaled_dot_product_attention" in code.co_names or any(
         _names_attention(c) for c in code.co_consts if isinstance(c, CodeType)
     )

@@ -2,7 +2,7 @@
 
 During a capture, `forward` is replaced in the class that defines it, so that no module, copy or pickle
 carries anything of ours. The replacement passes on calls from `__call__`, which hooks have recorded, and
-those of a compiler; if somebody keeps it after the capture, it only passes on.
+those of a compiler; if it is kept after the capture, it only passes on.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def acquire(cls: type) -> Replacement | None:
 
 
 def release(replacement: Replacement) -> None:
-    """Undo one `acquire`; a `forward` that somebody else has put there since stays."""
+    """Undo one `acquire`; a `forward` that other code has put there since stays."""
     owner = replacement.owner
     with _LOCK:
         replacement.users -= 1

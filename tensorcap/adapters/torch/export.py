@@ -36,7 +36,7 @@ from tensorcap.adapters.torch.parameters import record_parameters
 from tensorcap.adapters.torch.staging_buffer import StagingBuffer
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves
 from tensorcap.recording import Call, CaptureOptions, Point, Recorder
-from tensorcap.workload import Workload, class_name, redact
+from tensorcap.workload import Workload, class_name, redact, replaced
 from tensorcap_formats.errors import CaptureError, UsageError, abbreviate
 from tensorcap_formats.keys import escape
 
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 _INNER: Final = (os.path.dirname(torch.__file__) + os.sep, "<eval_with_key>")  # files of torch's own code
 _FRAME: Final = re.compile(r'File "(.+)", line (\d+), in (.+)')
-_EMPTY: Final = "no node of the exported graph lies in it"
 
 
 def export(workload: Workload, plan: CaptureOptions) -> Callable[[Recorder], None]:
@@ -157,7 +156,7 @@ class _GraphRun:
         root.end(recorder.leave(point, id(self)), result)
         for point in recorder.points.values():
             if point.kind == "module" and point.is_capturable and not (point.calls or point.reason):
-                point.reason = _EMPTY
+                point.reason = "no node of the exported graph lies in it"
 
     def _compute(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         from torch.export.graph_signature import InputKind, OutputKind
@@ -294,20 +293,16 @@ def _all_frames() -> Iterator[bool]:
     """
     from torch.fx.proxy import TracerBase
 
-    tracer: Any = TracerBase
-    original = vars(tracer).get("_filter_traceback_frames")
-    if original is None:
+    name = "_filter_traceback_frames"
+    if name not in vars(TracerBase):
         yield False
         return
 
-    def ours(_: Any, summary: traceback.StackSummary) -> traceback.StackSummary:
+    def frames_of_model(_: Any, summary: traceback.StackSummary) -> traceback.StackSummary:
         return traceback.StackSummary.from_list(_of_model(summary))
 
-    tracer._filter_traceback_frames = ours
-    try:
+    with replaced(TracerBase, name, lambda _: frames_of_model):
         yield True
-    finally:
-        tracer._filter_traceback_frames = original
 
 
 @contextlib.contextmanager

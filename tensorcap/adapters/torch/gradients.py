@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 
 _NO_BACKWARD: Final = "no backward pass was seen in the block that reaches what the model returned"
 _NO_GRAPH: Final = "nothing that the model returned required a gradient: under no_grad, or all is frozen"
-_TAKEN_AWAY: Final = "another hook took the gradient away before ours"
-_FEW: Final = 4  # as many modules are named, more are counted
-_CHECKPOINT: Final = "torch.utils.checkpoint"
+_FEW: Final = 4  # modules that are named; the others are counted
 
 
 @dataclass(eq=False, slots=True)
@@ -76,7 +74,7 @@ class Gradients:
         self._leaves = leaves
         self._recorder = leaves.recorder
         self._handles: list[RemovableHandle] = []
-        self._enough = 1024  # so many handles are kept before those of graphs that are gone are dropped
+        self._enough = 1024  # handles that are kept before those of graphs that are gone are dropped
         self._step: int | None = None  # the step of the last gradient
         self._expected: dict[str, None] = {}  # sites, in the order of their calls
         self._came: set[str] = set()
@@ -173,14 +171,14 @@ class Gradients:
             call: The call that it belongs to.
             slot: The slot of the gradient.
             number: How many came before of this slot and call; the second is recorded as `SLOT:2`.
-            gradient: Its values; None if a hook of somebody else took them away.
+            gradient: Its values; None if another hook took them away.
         """
         recorder = self._recorder
         if not recorder.wants(call, slot):
             return
         self._came.add(call.point.site)
         if gradient is None:
-            recorder.lose(call.point, slot, _TAKEN_AWAY, call=call)
+            recorder.lose(call.point, slot, "another hook took the gradient away before ours", call=call)
             return
         with torch.no_grad(), untraced():
             self._leaves.record(call, f"{slot}:{number + 1}" if number else slot, gradient)
@@ -280,7 +278,7 @@ def _nodes(method: str) -> Iterator[Any]:
 
     It looks at the stack of frames, since torch shows a checkpoint in no other way.
     """
-    module = sys.modules.get(_CHECKPOINT)
+    module = sys.modules.get("torch.utils.checkpoint")
     if module is None:
         return
     code = getattr(module.CheckpointFunction, method).__code__

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,10 +17,6 @@ from tensorcap.adapters.torch.phase import phase_of
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves, untraced
 from tensorcap.recording import Call, Point, Recorder, Substitution
 from tensorcap_formats.keys import escape
-
-_TRACED: Final = "under torch.jit.trace"
-_PAUSED: Final = "the capture was paused when it returned"
-_BEGUN_BEFORE: Final = "its call began before recording did"
 
 
 @dataclass(slots=True)
@@ -67,7 +63,7 @@ class ModuleTap:
         if self.gradients is not None:
             self.gradients.end(token)  # of a call that failed
         if torch._C._get_tracing_state() is not None:
-            recorder.lose(point, "output", _TRACED)
+            recorder.lose(point, "output", "under torch.jit.trace")
             return None
         if torch._C._current_graph_task_id() != -1:
             recorder.recompute(point, token)
@@ -127,10 +123,10 @@ class ModuleTap:
         recorder = self.recorder
         if call is None:
             if recorder.is_recording and torch._C._current_graph_task_id() == -1:
-                recorder.lose(self.point, "output", _BEGUN_BEFORE)
+                recorder.lose(self.point, "output", "its call began before recording did")
             return output
         if recorder.is_paused:
-            recorder.lose(self.point, "output", _PAUSED)
+            recorder.lose(self.point, "output", "the capture was paused when it returned")
         elif recorder.failure is None:
             with untraced():
                 self.leaves.record(call, "output", output, required=False)

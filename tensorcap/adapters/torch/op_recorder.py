@@ -25,7 +25,6 @@ from tensorcap.adapters.torch.tensor_leaves import TensorLeaves, untraced
 from tensorcap.recording import Call
 from tensorcap_formats.errors import WriteError
 
-_COMPILED: Final = "inside a compiled graph (torch.compile)"
 _HIGHER_ORDER: Final = "a higher-order op, which is not looked into"
 _PLAIN_CLASSES: Final = (torch.Tensor, nn.Parameter)
 _NO_MEMORY: Final = -1  # in the place of the id of a parameter, or buffer, that had no memory at first
@@ -169,7 +168,7 @@ class OpRecorder:
             reason = f"{func}: {_HIGHER_ORDER}"
         if not reason:
             source = self._frames.source(frame)
-            reason = _COMPILED
+            reason = "inside a compiled graph (torch.compile)"
         if source is None:
             recorder.lose(call.point, "op", reason)
             self._count_skipped(reason)

@@ -16,9 +16,6 @@ from tensorcap.recording.point import Kind
 from tensorcap_formats.keys import PROBES, ROOT_SITE, inner_site
 
 _SLOTS: Final = {"function": "return", "probe": "value"}  # the slot that is lost with a whole call
-_TRACED: Final = "under torch.jit.trace"
-_WHOSE: Final = "outside of a call of a model, while several captures were under way"
-_PAUSED: Final = "the capture was paused then"
 
 
 @contextmanager
@@ -68,14 +65,14 @@ class _PointReceiver:
             return None
         recorder = self.recorder
         if torch._C._get_tracing_state() is not None:
-            self._lose(name, kind, _TRACED)
+            self._lose(name, kind, "under torch.jit.trace")
             return None
         if torch._C._current_graph_task_id() != -1 and torch.is_grad_enabled():
             # a backward pass that computes anew; one of the user's own runs without gradients
             self._recompute(name, kind)
             return None
         if not is_alone and recorder.current is None:
-            self._lose(name, kind, _WHOSE)
+            self._lose(name, kind, "outside of a call of a model, while several captures were under way")
             return None
         return recorder.inner(name, kind, in_module=kind == "function")
 
@@ -85,7 +82,7 @@ class _PointReceiver:
         if self.is_over:
             return
         if recorder.is_paused:
-            recorder.lose(call.point, slot, _PAUSED, call=call)
+            recorder.lose(call.point, slot, "the capture was paused then", call=call)
         elif recorder.is_recording:
             with untraced():
                 self._leaves.record(call, slot, value, only_tensors=only_tensors)

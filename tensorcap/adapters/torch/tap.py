@@ -31,9 +31,7 @@ from tensorcap.adapters.torch.tensor_leaves import TensorLeaves
 from tensorcap.recording import Point, Recorder, Substitution
 from tensorcap_formats.keys import escape, module_site
 
-_REMOVED: Final = "its hook was removed before the block ended"
 _OVERTAKEN: Final = "a hook that was added in the block came after ours and may have changed it"
-_ADDED: Final = "added in the block, so without a hook"
 _REPLACED: Final = "another module took its place in the block, without a hook"
 _MAYBE_COMPILED: Final = "not seen to be called, or inside code that torch.compile made before"
 
@@ -92,7 +90,7 @@ def tap(
 def _report_removed(hooked: Iterable[tuple[nn.Module, ModuleTap]]) -> None:
     for module, tapped in hooked:
         if not (tapped.before_id in module._forward_pre_hooks and tapped.after_id in module._forward_hooks):
-            tapped.recorder.lose(tapped.point, "output", _REMOVED)
+            tapped.recorder.lose(tapped.point, "output", "its hook was removed before the block ended")
 
 
 def _report_unhooked(modules: Mapping[str, nn.Module], root: nn.Module, recorder: Recorder) -> None:
@@ -101,7 +99,7 @@ def _report_unhooked(modules: Mapping[str, nn.Module], root: nn.Module, recorder
     for name, module in tree(root)[0].items():
         if name not in modules:
             if id(module) not in known:
-                recorder.add_point(name, module_site(name), _ADDED)
+                recorder.add_point(name, module_site(name), "added in the block, so without a hook")
         elif module is not modules[name]:
             recorder.lose(recorder.points[name], "output", _REPLACED)
     answers: dict[type, bool] = {}
@@ -174,7 +172,7 @@ class _After(_Hook):
 
 
 def _is_last(hooks: Any, own: int) -> bool:
-    """Whether no hook of somebody else comes after ours, or ours is not there."""
+    """Whether only hooks of ours come after this one, or it is not there."""
     if own not in hooks:
         return True
     for key in reversed(hooks):
