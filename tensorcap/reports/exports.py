@@ -32,15 +32,13 @@ _FIRST_COLUMNS: Final = (
 )
 
 
-def write_junit(
-    path: str | os.PathLike[str], comparison: Comparison, examination: Examination | None = None
-) -> None:
+def write_junit(path: str | os.PathLike[str], comparison: Comparison, examination: Examination) -> None:
     """Write a JUnit report: a case for each pair, and one that fails if nothing was compared.
 
     Raises:
         WriteError: It cannot be written.
     """
-    classes = examination.classes if examination else {}
+    classes = examination.classes
     cases = list(_cases(comparison))
     counts = Counter(kind for _, kind, _ in cases)
     report = ElementTree.Element("testsuites")
@@ -68,15 +66,13 @@ def write_junit(
         file.write("\n")
 
 
-def write_csv(
-    path: str | os.PathLike[str], comparison: Comparison, examination: Examination | None = None
-) -> None:
+def write_csv(path: str | os.PathLike[str], comparison: Comparison, examination: Examination) -> None:
     """Write one line for each pair, with every metric that is a number.
 
     Raises:
         WriteError: It cannot be written.
     """
-    classes = examination.classes if examination else {}
+    classes = examination.classes
     metrics = [field.name for field in fields(Difference) if field.name != "errors"]
     with replaced_file(path) as file:
         out = csv.writer(file, lineterminator="\n")

@@ -344,14 +344,14 @@ class _Stopped(SystemExit):
     """Ends the script as `SystemExit` does, which is no error of its own; a thread ends by it silently."""
 
 
-def calls_text(roots: Sequence[CalledRoot], few: int = 8) -> str:
+def calls_text(roots: Sequence[CalledRoot]) -> str:
     """Models and how often they were called, as a text.
 
     Example:
         >>> calls_text([CalledRoot("Draft", 12), CalledRoot("Softmax", 1)])
         'Draft (12 calls), Softmax (1 call)'
     """
-    return some([f"{root.name} ({counted(root.calls, 'call')})" for root in roots], few)
+    return some([f"{root.name} ({counted(root.calls, 'call')})" for root in roots], 8)
 
 
 @contextmanager

@@ -117,8 +117,9 @@ def make_recipe(
     Raises:
         UsageError: There is no model, or the archive does not say how its run was made.
     """
-    from tensorcap.session import INPUT_OPTIONS, parse_setting
+    from tensorcap.session import INPUT_OPTIONS, Recipe, parse_setting
     from tensorcap.workload import archived_inputs
+    from tensorcap_formats.errors import UsageError
 
     changes = {
         name: value
@@ -127,10 +128,12 @@ def make_recipe(
     }
     if "config" in changes:
         changes["config"] = dict(map(parse_setting, changes["config"]))
-    if before is None or model is not None:
-        recipe = _recipe(model, changes, framework)
-    else:
+    if model is not None:
+        recipe = Recipe(model, {"seed": 0, **changes}, framework)
+    elif before is not None:
         recipe = _recipe_like(before, changes)
+    else:
+        raise UsageError("no model, expected MODEL or --like ARCHIVE")
     has_inputs = before is not None and changes.keys().isdisjoint(INPUT_OPTIONS)
     return recipe, archived_inputs(before) if before is not None and has_inputs else None
 
@@ -151,15 +154,6 @@ def make_target_recipe(
     if model is not None and recipe.kind == "huggingface" and not any(options.get(n) for n in INPUT_OPTIONS):
         inputs = archived_inputs(before)
     return recipe, inputs
-
-
-def _recipe(model: str | None, changes: dict[str, Any], framework: str | None) -> Recipe:
-    from tensorcap.session import Recipe
-    from tensorcap_formats.errors import UsageError
-
-    if model is None:
-        raise UsageError("no model, expected MODEL or --like ARCHIVE")
-    return Recipe(model, {"seed": 0, **changes}, framework)
 
 
 def _recipe_like(before: Archive, changes: dict[str, Any]) -> Recipe:

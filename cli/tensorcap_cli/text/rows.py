@@ -58,7 +58,7 @@ def print_pairs(
     order: str,
     show_all: bool,
     metrics: Sequence[str],
-    printed: Collection[str] = (),
+    printed: Collection[str],
 ) -> None:
     """Print a row for each pair that is worth one.
 

@@ -37,7 +37,7 @@ def play_back(
     names: Collection[str],
     *,
     with_inputs: bool,
-    printed: Callable[[str], Any] = lambda _: None,
+    printed: Callable[[str], Any],
 ) -> None:
     """Report the calls of a run to a recorder, in the order in which the model was traced.
 
