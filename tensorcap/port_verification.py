@@ -21,7 +21,7 @@ from tensorcap.localization import (
     gather_evidence,
     rank_suspects,
 )
-from tensorcap.reports.verification_files import replaced_folder, write_files
+from tensorcap.reports.verification_files import replace_folder, write_files
 from tensorcap.session import capture_workload
 from tensorcap.workload import Workload
 from tensorcap_formats.archive import Archive
@@ -95,7 +95,7 @@ def verify(
     """
     progress = progress or Silent()
     final = Path(output)
-    with replaced_folder(final, force=force) as folder, ExitStack() as stack:
+    with replace_folder(final, force=force) as folder, ExitStack() as stack:
         progress.stage("capturing the reference")
         reference_run = _make(reference_model, None)
         trusted = stack.enter_context(_open_side(reference_model, reference_run, folder / REFERENCE))

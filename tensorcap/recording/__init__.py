@@ -13,7 +13,7 @@ from tensorcap.recording.point import Phase, Point
 from tensorcap.recording.probes import collect_probes, probe
 from tensorcap.recording.record_filter import NothingLeftError, RecordFilter
 from tensorcap.recording.recorder import Call, Recorder
-from tensorcap.recording.structure import Kinds, Leaf, argument_slots, leaf_slot, rebuilt, walk
+from tensorcap.recording.structure import Kinds, Leaf, argument_slots, leaf_slot, rebuild, walk
 from tensorcap.recording.substitution import HELD, Kind, Slot, Substitution, no_fit
 from tensorcap.recording.summary import Summary, Tally, summarise
 from tensorcap.recording.watch import find_watched, watch_functions
@@ -45,7 +45,7 @@ __all__ = [
     "parse_size",
     "parse_steps",
     "probe",
-    "rebuilt",
+    "rebuild",
     "summarise",
     "walk",
     "watch_functions",

@@ -130,7 +130,7 @@ def walk(value: object, kinds: Kinds) -> list[Leaf]:
     return _with_unique_names(walker.leaves)
 
 
-def rebuilt(value: Any, kinds: Kinds, change: Callable[[str, Any], Any]) -> Any:
+def rebuild(value: Any, kinds: Kinds, change: Callable[[str, Any], Any]) -> Any:
     """Return the value with other tensors in it; containers of changed tensors are copied, not written to.
 
     Mappings, lists, tuples, named tuples, deques and dataclasses are entered, with the names of `walk`. What
@@ -147,7 +147,7 @@ def rebuilt(value: Any, kinds: Kinds, change: Callable[[str, Any], Any]) -> Any:
     Example:
         >>> import numpy as np
         >>> old = {"rope": (np.ones(2), None)}
-        >>> new = rebuilt(old, Kinds((np.ndarray,)), lambda name, tensor: np.zeros(2))
+        >>> new = rebuild(old, Kinds((np.ndarray,)), lambda name, tensor: np.zeros(2))
         >>> new["rope"], old["rope"][0]
         ((array([0., 0.]), None), array([1., 1.]))
     """

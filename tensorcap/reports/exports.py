@@ -60,7 +60,7 @@ def write_junit(path: str | os.PathLike[str], comparison: Comparison, examinatio
             outcome = ElementTree.SubElement(case, kind, message=_plain(message))
             outcome.text = _plain(_details(pair)) if pair else None
     ElementTree.indent(report)
-    with replaced_file(path) as file:
+    with replace_file(path) as file:
         file.write('<?xml version="1.0" encoding="UTF-8"?>\n')
         ElementTree.ElementTree(report).write(file, encoding="unicode")
         file.write("\n")
@@ -74,7 +74,7 @@ def write_csv(path: str | os.PathLike[str], comparison: Comparison, examination:
     """
     classes = examination.classes
     metrics = [field.name for field in fields(Difference) if field.name != "errors"]
-    with replaced_file(path) as file:
+    with replace_file(path) as file:
         out = csv.writer(file, lineterminator="\n")
         out.writerow([*_FIRST_COLUMNS, *metrics, "r", "reason", "findings"])
         for pair in comparison.pairs:
@@ -137,7 +137,7 @@ def _plain(text: str) -> str:
 
 
 @contextmanager
-def replaced_file(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
+def replace_file(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
     """Write beside a file, and put it in its place once it is whole.
 
     Raises:

@@ -33,7 +33,7 @@ from tensorcap.comparison import (
 )
 from tensorcap.comparison.preflight import Preflight
 from tensorcap.metrics import Difference, Location, LogitDifference, RoutingDifference, Tolerance
-from tensorcap.reports.exports import replaced_file
+from tensorcap.reports.exports import replace_file
 from tensorcap.reports.json_decoder import decode_as, json_converter
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, DType, dtype
@@ -84,7 +84,7 @@ def save_result(
     Raises:
         WriteError: It cannot be written.
     """
-    with replaced_file(path) as file:
+    with replace_file(path) as file:
         file.writelines(json_pieces(comparison, examination))
 
 

@@ -19,7 +19,7 @@ from tensorcap.adapters import CalledRoot, adapter_named
 from tensorcap.recording import CaptureOptions, PlainLog
 from tensorcap.session.capture_session import Capture, capture
 from tensorcap.wording import counted, some
-from tensorcap.workload import FRAMEWORKS, MODEL_MODULES, Script, as_main, compile_script, replaced
+from tensorcap.workload import FRAMEWORKS, MODEL_MODULES, Script, as_main, compile_script, replace_attribute
 from tensorcap_formats.errors import CaptureError, TensorcapError, abbreviate, did_you_mean, missing_package
 from tensorcap_formats.progress import Progress
 from tensorcap_formats.writing import Writer
@@ -175,10 +175,10 @@ class ScriptRun:
             main = stack.enter_context(as_main(self.script))
             for name, watch in watches.items():
                 watch(functools.partial(self._look_out, name, stack))
-            code = self._code(main)
+            code = self._compile(main)
             for name in _REPLACES_PROCESS:
-                stack.enter_context(replaced(os, name, self._replacing))
-            stack.enter_context(replaced(os, "_exit", self._exiting))
+                stack.enter_context(replace_attribute(os, name, self._wrap_exec))
+            stack.enter_context(replace_attribute(os, "_exit", self._wrap_exit))
             if code is not None:
                 try:
                     exec(code, vars(main))
@@ -257,7 +257,7 @@ class ScriptRun:
         self.capture = started
         return True
 
-    def _code(self, main: ModuleType) -> CodeType | None:
+    def _compile(self, main: ModuleType) -> CodeType | None:
         """Compile the code to run; None if a package that is imported before it fails."""
         try:
             return compile_script(self.script, main)
@@ -302,7 +302,7 @@ class ScriptRun:
                 stream = _open_stream(number)
             setattr(sys, name, stream)
 
-    def _exiting(self, original: Callable[[int], None]) -> Callable[[int], None]:
+    def _wrap_exit(self, original: Callable[[int], None]) -> Callable[[int], None]:
         def _exit(status: int) -> None:
             if os.getpid() == self._process:
                 self.status = status
@@ -312,7 +312,7 @@ class ScriptRun:
 
         return _exit
 
-    def _replacing(self, original: Callable[..., None]) -> Callable[..., None]:
+    def _wrap_exec(self, original: Callable[..., None]) -> Callable[..., None]:
         def exec_(*args: Any) -> None:
             if os.getpid() == self._process:
                 self.finish()

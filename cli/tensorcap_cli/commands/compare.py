@@ -135,12 +135,12 @@ def command(
     if saved is not None:
         if reference is not None:
             raise click.UsageError("--from reads saved results, expected no archives beside it.")
-        comparison, examination = _saved(saved, options)
+        comparison, examination = _judge_saved(saved, options)
     elif reference is None or target is None:
         raise click.UsageError("Missing argument: expected REF and TGT, or --from FILE.")
     else:
         whole = bool(save) or as_json
-        comparison, examination = _compared(reference, target, metrics, whole, options)
+        comparison, examination = _compare(reference, target, metrics, whole, options)
     _write(comparison, examination, save, junit, csv)
     if why is not None:
         _print_why(comparison, why, as_json=as_json)
@@ -176,7 +176,7 @@ def _check_folders(**outputs: str | None) -> None:
             raise click.UsageError(f"--{option} {path}: there is no folder {Path(path).parent}.")
 
 
-def _compared(
+def _compare(
     reference: str, target: str, metrics: tuple[str, ...], whole: bool, options: dict[str, Any]
 ) -> tuple[Comparison, Examination]:
     from tensorcap.alignment import in_reference_layout, sides
@@ -241,7 +241,7 @@ def _is_single(archive: Archive) -> bool:
     )
 
 
-def _saved(path: str, options: dict[str, Any]) -> tuple[Comparison, Examination]:
+def _judge_saved(path: str, options: dict[str, Any]) -> tuple[Comparison, Examination]:
     from tensorcap.comparison import Thresholds
     from tensorcap.reports.results import judge_again, load_result
 

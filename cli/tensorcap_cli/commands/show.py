@@ -111,7 +111,7 @@ def _show_run(archive: Archive, as_json: bool) -> None:
         print_json({"path": str(archive.path), "records": len(archive), **members})
         return
     click.echo(headline(archive))
-    for name, text in _described(archive):
+    for name, text in _describe_run(archive):
         click.echo(f"  {name:<14}{text}")
     if archive.info.points:
         _show_points(archive.info.points)
@@ -121,10 +121,10 @@ def _show_run(archive: Archive, as_json: bool) -> None:
         click.echo(f"  {'skipped':<14}{skipped_line(archive)}")
 
 
-def _described(archive: Archive) -> list[tuple[str, str]]:
+def _describe_run(archive: Archive) -> list[tuple[str, str]]:
     """The parts of the run's metadata that fit a line each, as they are."""
     run, info = archive.run, archive.info
-    lines = [(name, _joined(run[name])) for name in _LINES if run.get(name) not in (None, "", {}, [])]
+    lines = [(name, _join(run[name])) for name in _LINES if run.get(name) not in (None, "", {}, [])]
     if info.duration_seconds is not None:
         lines.append(("duration", f"{info.duration_seconds:.3g} s"))
     if info.modules:
@@ -132,7 +132,7 @@ def _described(archive: Archive) -> list[tuple[str, str]]:
     return lines
 
 
-def _joined(value: Any, limit: int = 300) -> str:
+def _join(value: Any, limit: int = 300) -> str:
     """Names and values of the metadata in one line; of nested ones the names only."""
     if isinstance(value, Mapping):
         value = [

@@ -34,7 +34,7 @@ def load_arguments(
     if inputs is None and not sources:
         raise UsageError(f"{path}: no inputs, expected --prompt, --input-ids or --inputs")
     if inputs is None and sources == ["prompt"]:
-        return _tokenized(path, model, options)
+        return _tokenize(path, model, options)
     if inputs is None and sources == ["input_ids"]:
         return {"input_ids": _parse_ids(options["input_ids"], model)}
     if inputs is None:
@@ -50,7 +50,7 @@ def load_arguments(
     return arguments
 
 
-def _tokenized(path: str, model: Any, options: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def _tokenize(path: str, model: Any, options: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     from transformers import AutoTokenizer
 
     trust = bool(options.get("trust_remote_code"))

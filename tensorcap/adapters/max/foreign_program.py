@@ -19,7 +19,7 @@ from tensorcap.adapters.max.playback import capture_prints, play_back, symbolic_
 from tensorcap.adapters.max.trace import Tracer
 from tensorcap.adapters.max.trace_events import Event
 from tensorcap.recording import CaptureOptions, Recorder, Substitution, collect_probes
-from tensorcap.workload import replaced
+from tensorcap.workload import replace_attribute
 from tensorcap_formats.errors import CaptureError, TensorcapError
 
 _REPLAYS: Final = (
@@ -97,14 +97,14 @@ class ForeignProgram:
             stack.enter_context(wrap_calls(self._call, map(type, self._modules.values())))
             stack.enter_context(collect_probes(self))
             stack.enter_context(trace_subgraphs(self._tracer))
-            stack.enter_context(replaced(Graph, "output", self._output))
+            stack.enter_context(replace_attribute(Graph, "output", self._output))
             if "compile_async" in vars(InferenceSession):
-                stack.enter_context(replaced(InferenceSession, "compile_async", self._compile))
-            stack.enter_context(replaced(InferenceSession, binds, self._bind))
-            stack.enter_context(replaced(Model, "execute", self._execute))
+                stack.enter_context(replace_attribute(InferenceSession, "compile_async", self._compile))
+            stack.enter_context(replace_attribute(InferenceSession, binds, self._bind))
+            stack.enter_context(replace_attribute(Model, "execute", self._execute))
             for name in _REPLAYS:
                 if name in vars(Model):
-                    stack.enter_context(replaced(Model, name, functools.partial(self._refuse, name)))
+                    stack.enter_context(replace_attribute(Model, name, functools.partial(self._refuse, name)))
             yield
 
     @contextmanager

@@ -21,7 +21,7 @@ from tensorcap.adapters.max.engine import (
 from tensorcap.adapters.max.graph_plan import CompiledGraph, GraphSource, InjectionPoint, Instrumentation
 from tensorcap.adapters.max.hooks import trace_subgraphs, wrap_calls
 from tensorcap.adapters.max.model_inputs import ModelInputs
-from tensorcap.adapters.max.modules import devices_of, restored_modules, tree
+from tensorcap.adapters.max.modules import devices_of, restore_modules, tree
 from tensorcap.adapters.max.parameters import is_in_graph, own_weights
 from tensorcap.adapters.max.trace import KINDS, Tracer
 from tensorcap.recording import Kind, collect_probes, leaf_slot, walk
@@ -136,7 +136,7 @@ def _trace(
     flag = TensorType(MaxDType.bool, [], DeviceRef.CPU())
     types = [*model_inputs.types, *points.values(), *([flag] * len(points))]
     own = len(model_inputs.types)
-    with restored_modules(modules), Graph(type(model.module).__name__, input_types=types) as graph:
+    with restore_modules(modules), Graph(type(model.module).__name__, input_types=types) as graph:
         for name, weight in model.module.raw_state_dict().items():
             weight.name = name  # as in its state_dict
         inputs = list(graph.inputs)

@@ -53,7 +53,7 @@ def argument_names(cls: Any) -> tuple[str, ...]:
 
 
 @contextmanager
-def restored_modules(modules: Mapping[str, Module]) -> Iterator[None]:
+def restore_modules(modules: Mapping[str, Module]) -> Iterator[None]:
     """Put the attributes of modules and weights back when the block ends, in which a graph is made of them.
 
     A weight keeps its value in the first graph that it was traced into, and so do tables such as those of

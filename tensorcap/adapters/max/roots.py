@@ -13,7 +13,7 @@ from typing import Any
 from tensorcap.adapters.max.engine import Graph, Layer, Module
 from tensorcap.adapters.max.hooks import wrap_calls
 from tensorcap.adapters.protocol import CalledRoot, RootSearch
-from tensorcap.workload import replaced
+from tensorcap.workload import replace_attribute
 
 
 class Roots:
@@ -22,7 +22,7 @@ class Roots:
     def __init__(self, pattern: str | None, take: Callable[[Any], bool]) -> None:
         """Look for a root; arguments as for `RootSearch`."""
         self._search = RootSearch(pattern, take)
-        self._met: list[tuple[Module, CalledRoot]] = []
+        self._known: list[tuple[Module, CalledRoot]] = []
         self._thread = threading.local()
 
     @contextmanager
@@ -37,7 +37,7 @@ class Roots:
 
                 return classmethod(initialise)
 
-            with replaced(Layer, "__init_subclass__", with_new):
+            with replace_attribute(Layer, "__init_subclass__", with_new):
                 yield self._search.called
 
     def _call(
@@ -50,7 +50,7 @@ class Roots:
             is_wanted = not self._search.is_over and self._search.number is None and self._fits(layer)
             is_taken = is_wanted and self._search.take(layer, self._entry(layer))
         else:
-            is_taken = self._meet(layer)
+            is_taken = self._count_outermost(layer)
         self._thread.is_busy = True
         try:
             if is_taken:  # the capture has its own way around this very call
@@ -59,7 +59,7 @@ class Roots:
         finally:
             self._thread.is_busy = is_within
 
-    def _meet(self, module: Module) -> bool:
+    def _count_outermost(self, module: Module) -> bool:
         """Count a call of an outermost module; whether it is taken now."""
         entry = self._entry(module)
         entry.calls += 1
@@ -70,16 +70,16 @@ class Roots:
         elif self._search.number is None:
             is_wanted = self._fits(module)
         else:
-            fitting = [known for known, _ in self._met if self._fits(known)]
+            fitting = [known for known, _ in self._known if self._fits(known)]
             is_wanted = len(fitting) > self._search.number and fitting[self._search.number] is module
         return is_wanted and self._search.take(module, entry)
 
     def _entry(self, module: Module) -> CalledRoot:
-        for known, entry in self._met:
+        for known, entry in self._known:
             if known is module:
                 return entry
-        self._met.append((module, self._search.add(type(module).__qualname__)))
-        return self._met[-1][1]
+        self._known.append((module, self._search.add(type(module).__qualname__)))
+        return self._known[-1][1]
 
     def _fits(self, module: Module) -> bool:
         return self._search.fits(type(module).__qualname__, type(module).__module__)

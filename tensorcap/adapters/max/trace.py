@@ -36,7 +36,7 @@ from tensorcap.adapters.max.trace_events import (
     SubgraphTensor,
     SubgraphTrace,
 )
-from tensorcap.recording import Kind, Kinds, argument_slots, leaf_slot, rebuilt, walk
+from tensorcap.recording import Kind, Kinds, argument_slots, leaf_slot, rebuild, walk
 
 KINDS: Final = Kinds(tensors=(Value,), opaque=(Layer, Graph), texts=(MaxDType, DeviceRef, Dim))
 _IN_SUBGRAPH: Final = (
@@ -119,12 +119,12 @@ class Tracer:
         try:
             slots = argument_slots(argument_names(type(layer)), len(args), kwargs)
             values = [
-                self._noted_value(name, number, "input", slot, value)
+                self._note_value(name, number, "input", slot, value)
                 for slot, value in zip(slots, [*args, *kwargs.values()], strict=True)
             ]
             kwargs = dict(zip(kwargs, values[len(args) :], strict=True))
             result = original(layer, *values[: len(args)], **kwargs)
-            result = self._noted_value(name, number, "output", "output", result)
+            result = self._note_value(name, number, "output", "output", result)
         finally:
             self._path.pop()
             self._active.discard(id(layer))
@@ -170,15 +170,15 @@ class Tracer:
             return list(run(args))
         rename = subgraph.renamer(prefix.rstrip("."), self._names.values())
         inputs = [value._mlir_value for value in graph.inputs]
-        injected_args = self._injected("input", subgraph, rename, inputs, args)
+        injected_args = self._inject("input", subgraph, rename, inputs, args)
         results = list(run(injected_args))
-        injected_results = self._injected("output", subgraph, rename, subgraph.outputs, results)
+        injected_results = self._inject("output", subgraph, rename, subgraph.outputs, results)
         natural = dict(zip((*inputs, *subgraph.outputs), (*args, *results), strict=False))
         injected = natural | dict(zip(inputs, injected_args, strict=False))
         self._note_subgraph(subgraph, rename, natural, injected)
         return injected_results
 
-    def _injected(
+    def _inject(
         self,
         kind: Kind,
         subgraph: SubgraphTrace,
@@ -265,7 +265,7 @@ class Tracer:
             else:
                 self._current_events.append(PlainValue(name, leaf.value))
 
-    def _noted_value(self, name: str, call: int, kind: Kind, slot: str, value: Any) -> Any:
+    def _note_value(self, name: str, call: int, kind: Kind, slot: str, value: Any) -> Any:
         """Note a value of a call, and return the value after injection."""
         if self.inputs or kind == "output" or not name:
             self.note(slot, value)
@@ -278,7 +278,7 @@ class Tracer:
                 return natural
             return injector(name, call, kind, leaf_slot(slot, path), natural)
 
-        return rebuilt(value, KINDS, change)
+        return rebuild(value, KINDS, change)
 
     def _label(self, value: TensorValue) -> str:
         """Have a value printed, and return its label; an empty one if values are not printed."""

@@ -13,7 +13,7 @@ from torch import nn
 from tensorcap.adapters.protocol import Adapter, CalledRoot, Site, further_names
 from tensorcap.adapters.torch.capture_gaps import attention_note, capture_gaps, eager_mode
 from tensorcap.adapters.torch.description import describe
-from tensorcap.adapters.torch.gradients import Gradients, backward, own_gradients, with_labels
+from tensorcap.adapters.torch.gradients import Gradients, backward, clear_gradients, with_labels
 from tensorcap.adapters.torch.model_inputs import map_tensors, perturb, record_inputs, with_archived_inputs
 from tensorcap.adapters.torch.modules import cast_model, has_no_forward, tree
 from tensorcap.adapters.torch.op_mode import record_ops
@@ -146,7 +146,7 @@ class TorchAdapter(Adapter):
         """Call the model, or the workload's own function, once."""
         if grads:
             workload = with_labels(workload)
-        with torch.set_grad_enabled(grads), own_gradients(workload.model) if grads else nullcontext():
+        with torch.set_grad_enabled(grads), clear_gradients(workload.model) if grads else nullcontext():
             result = workload.call(workload.model)
             if grads:
                 backward(workload.model, result)

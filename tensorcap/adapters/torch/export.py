@@ -36,7 +36,7 @@ from tensorcap.adapters.torch.parameters import record_parameters
 from tensorcap.adapters.torch.staging_buffer import StagingBuffer
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves
 from tensorcap.recording import Call, CaptureOptions, Point, Recorder
-from tensorcap.workload import Workload, class_name, redact, replaced
+from tensorcap.workload import Workload, class_name, redact, replace_attribute
 from tensorcap_formats.errors import CaptureError, UsageError, abbreviate
 from tensorcap_formats.keys import escape
 
@@ -301,7 +301,7 @@ def _all_frames() -> Iterator[bool]:
     def frames_of_model(_: Any, summary: traceback.StackSummary) -> traceback.StackSummary:
         return traceback.StackSummary.from_list(_of_model(summary))
 
-    with replaced(TracerBase, name, lambda _: frames_of_model):
+    with replace_attribute(TracerBase, name, lambda _: frames_of_model):
         yield True
 
 

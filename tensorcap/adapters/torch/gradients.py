@@ -302,7 +302,7 @@ def with_labels(workload: Workload) -> Workload:
 
 
 @contextmanager
-def own_gradients(model: nn.Module) -> Iterator[None]:
+def clear_gradients(model: nn.Module) -> Iterator[None]:
     """Clear the gradients of parameters for the block, and restore them afterwards."""
     before = {parameter: parameter.grad for parameter in model.parameters()}
     for parameter in before:

@@ -13,7 +13,7 @@ import torch
 
 from tensorcap.adapters.torch.tensor_leaves import KINDS
 from tensorcap.adapters.torch.tensors import NotCapturableError, dtype_name, from_stored, plain
-from tensorcap.recording import Call, Kind, Substitution, leaf_slot, no_fit, rebuilt, walk
+from tensorcap.recording import Call, Kind, Substitution, leaf_slot, no_fit, rebuild, walk
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.float_formats import MASK_SENTINELS
@@ -65,7 +65,7 @@ class _CallInjector:
         return replaced
 
     def _value(self, slot: str, value: Any) -> Any:
-        return rebuilt(value, KINDS, lambda name, natural: self._tensor(leaf_slot(slot, name), natural))
+        return rebuild(value, KINDS, lambda name, natural: self._tensor(leaf_slot(slot, name), natural))
 
     def _tensor(self, slot: str, natural: Any) -> Any:
         key, record = self._call.key(slot), self._left.pop(slot, None)
@@ -86,14 +86,14 @@ class _CallInjector:
             if is_same and earlier_bits.tobytes() == bits.tobytes():
                 self._substitution.note_injected(key, "")
                 return copy
-        replacement, cast = self._fitted(key, bits, record.dtype, own)
+        replacement, cast = self._fit(key, bits, record.dtype, own)
         if torch.is_grad_enabled() and natural.requires_grad:
             replacement = _WithGradientOf.apply(natural, replacement)  # type: ignore[no-untyped-call] # torch's own
         self._copies.setdefault(id(natural), []).append((natural, bits, replacement))
         self._substitution.note_injected(key, cast)
         return replacement
 
-    def _fitted(self, key: Key, bits: Array, dtype: DType, own: torch.Tensor) -> tuple[torch.Tensor, str]:
+    def _fit(self, key: Key, bits: Array, dtype: DType, own: torch.Tensor) -> tuple[torch.Tensor, str]:
         """A tensor like the model's own with archived values; and how they were cast, or an empty text."""
         path = self._substitution.archive.path
         if tuple(own.shape) != bits.shape:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import nn
@@ -25,6 +25,7 @@ from tensorcap.adapters.torch.tensor_leaves import TensorLeaves, untraced
 from tensorcap.recording import Call
 from tensorcap_formats.errors import WriteError
 
+_T = TypeVar("_T")
 _HIGHER_ORDER: Final = "a higher-order op, which is not looked into"
 _PLAIN_CLASSES: Final = (torch.Tensor, nn.Parameter)
 _NO_MEMORY: Final = -1  # in the place of the id of a parameter, or buffer, that had no memory at first
@@ -126,23 +127,21 @@ class OpRecorder:
             result = compute()
             self._note_writes(operator, args, kwargs)
             return result
-        facts: dict[str, Any] | None = None
-        with self._lock, untraced():
-            try:
-                facts = {**self._describe(operator, call, *place, args, kwargs), **further}
-            except WriteError:
-                raise
-            except Exception as error:
-                self._recorder.lose(call.point, "op", f"{type(error).__name__}: {error}")
+        facts = self._try(call, lambda: {**self._describe(operator, call, *place, args, kwargs), **further})
         result = compute()
+        self._try(call, lambda: self._record_outputs(operator, call, facts, args, kwargs, result))
+        return result
+
+    def _try(self, call: Call, action: Callable[[], _T]) -> _T | None:
+        """Do something to record an op, unseen by modes; an error is a loss, and None is returned."""
         with self._lock, untraced():
             try:
-                self._record_outputs(operator, call, facts, args, kwargs, result)
+                return action()
             except WriteError:
                 raise
             except Exception as error:
                 self._recorder.lose(call.point, "op", f"{type(error).__name__}: {error}")
-        return result
+                return None
 
     def _locate(
         self, func: Any, operator: Operator | None, frame: FrameType, gap: str

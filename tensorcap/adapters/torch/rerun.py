@@ -23,12 +23,12 @@ from tensorcap.adapters.torch.module_mutations import (
     TensorSlot,
     apply_edit,
     find_settings,
-    mutated_module,
+    mutate_module,
     with_forward,
 )
 from tensorcap.adapters.torch.modules import argument_names, tree
 from tensorcap.adapters.torch.tensor_leaves import KINDS
-from tensorcap.recording import Call, Point, Substitution, argument_slots, leaf_slot, rebuilt, walk
+from tensorcap.recording import Call, Point, Substitution, argument_slots, leaf_slot, rebuild, walk
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import Key, module_site
 
@@ -156,7 +156,7 @@ class ModuleRerun:
                     stack.enter_context(with_forward(module, self._stub(module, mutation.results.get(name))))
             self._calls = {}
             try:
-                stack.enter_context(mutated_module(self._module, self._find_slots(), mutation))
+                stack.enter_context(mutate_module(self._module, self._find_slots(), mutation))
                 args, kwargs = self._edit_inputs(mutation.arguments)
                 rounded = None
                 if mutation.steps:
@@ -247,7 +247,7 @@ class ModuleRerun:
                 edit = edits.get(f"{slot}.{name}" if name else slot)
                 return tensor if edit is None else apply_edit(tensor, edit)
 
-            return rebuilt(value, KINDS, edit_leaf)
+            return rebuild(value, KINDS, edit_leaf)
 
         values = [edit_value(slot, value) for slot, value in self._name_slots(self._module, args, kwargs)]
         return tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
@@ -309,6 +309,6 @@ class ModuleRerun:
 
 def _copy(value: Any) -> Any:
     """Copy a value of a call, its tensors too."""
-    return rebuilt(
+    return rebuild(
         value, KINDS, lambda _, tensor: tensor.clone() if isinstance(tensor, torch.Tensor) else tensor
     )

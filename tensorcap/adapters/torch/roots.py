@@ -27,13 +27,13 @@ from tensorcap.adapters.torch.direct_calls import (
     is_symbolic,
     release,
 )
-from tensorcap.adapters.torch.scripted import scripted_as_written
-from tensorcap.workload import replaced
+from tensorcap.adapters.torch.scripted import script_as_written
+from tensorcap.workload import replace_attribute
 
 _is_compiling: Final = torch.compiler.is_compiling
 
 
-class _Met(NamedTuple):
+class _KnownModule(NamedTuple):
     """A module that was the outermost of a call, and its root."""
 
     module: weakref.ref[nn.Module]
@@ -51,7 +51,7 @@ class Roots:
         """Look for a root; arguments as for `RootSearch`. A scripted root is taken only by a pattern."""
         self._search = RootSearch(pattern, take)
         self._taken: nn.Module | None = None
-        self._met: dict[int, _Met] = {}
+        self._known: dict[int, _KnownModule] = {}
         self._roots: list[weakref.ref[nn.Module]] = []  # of those that the search has
         self._lock = threading.RLock()
         self._thread = _Thread()
@@ -64,10 +64,12 @@ class Roots:
         with ExitStack() as stack:
             stack.callback(_release_all, replacements)
             for name in ("__init__", "__setstate__"):
-                stack.enter_context(replaced(nn.Module, name, functools.partial(_wrap_maker, replacements)))
-            stack.enter_context(replaced(nn.Module, "__call__", self._wrap_call))
+                stack.enter_context(
+                    replace_attribute(nn.Module, name, functools.partial(_wrap_maker, replacements))
+                )
+            stack.enter_context(replace_attribute(nn.Module, "__call__", self._wrap_call))
             stack.enter_context(around_direct_calls(self._within))
-            stack.enter_context(scripted_as_written())
+            stack.enter_context(script_as_written())
             yield self._search.called
 
     def _wrap_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,12 +110,12 @@ class Roots:
     def _outermost(self, module: nn.Module) -> None:
         if is_symbolic() or torch._C._get_tracing_state() is not None:
             return  # no run of the model
-        met = self._met.get(id(module))
+        met = self._known.get(id(module))
         if met is None or met.module() is not module:
             if os.getpid() != self._process or getattr(module, "_is_replica", False):
                 return  # a forked process, a thread of DataParallel
             with self._lock:
-                met = self._met[id(module)] = self._meet(module)
+                met = self._known[id(module)] = self._find_root(module)
         met.root.calls += 1
 
     def _look_inside(self, module: nn.Module) -> None:
@@ -123,16 +125,16 @@ class Roots:
                 if not self._search.is_over and os.getpid() == self._process:
                     self._choose(module)
 
-    def _meet(self, module: nn.Module) -> _Met:
+    def _find_root(self, module: nn.Module) -> _KnownModule:
         taken = self._taken
         if taken is not None and any(module is inner for inner in taken.modules()):
-            return _Met(weakref.ref(module), self._entry(taken))
+            return _KnownModule(weakref.ref(module), self._entry(taken))
         above = _ancestors(module)
         root = _root_of(module, above)
         entry = self._entry(root)
         if not self._search.is_over:
             self._consider(module, above, root)
-        return _Met(weakref.ref(module), entry)
+        return _KnownModule(weakref.ref(module), entry)
 
     def _consider(self, module: nn.Module, above: list[nn.Module], root: nn.Module) -> None:
         """Choose a new root, or a module around the called one, if it is the wanted one."""
@@ -156,7 +158,7 @@ class Roots:
     def _choose(self, root: nn.Module) -> None:
         if self._search.take(root, self._entry(root)):
             self._taken = root
-            self._met.clear()  # what was met before may be of this root
+            self._known.clear()  # what was met before may be of this root
 
     def _entry(self, root: nn.Module) -> CalledRoot:
         for reference, entry in zip(self._roots, self._search.called, strict=True):

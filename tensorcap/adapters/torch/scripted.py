@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from tensorcap.adapters.torch.capture_gaps import ForwardWrapper
-from tensorcap.adapters.torch.direct_calls import original_forwards
-from tensorcap.workload import replaced
+from tensorcap.adapters.torch.direct_calls import restore_forwards
+from tensorcap.workload import replace_attribute
 
 
 @contextmanager
-def scripted_as_written() -> Iterator[None]:
+def script_as_written() -> Iterator[None]:
     """Have torch.jit.script see modules, in the block, without our hooks and replacements."""
     recursive: Any = getattr(torch.jit, "_recursive", None)
     if not hasattr(recursive, "create_script_module"):
@@ -26,12 +26,12 @@ def scripted_as_written() -> Iterator[None]:
     def as_written(create: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(create)
         def create_script_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            with original_forwards(), _without_hooks(module):
+            with restore_forwards(), _without_hooks(module):
                 return create(module, *args, **kwargs)
 
         return create_script_module
 
-    with replaced(recursive, "create_script_module", as_written):
+    with replace_attribute(recursive, "create_script_module", as_written):
         yield
 
 

@@ -26,7 +26,7 @@ from tensorcap.adapters.torch.direct_calls import direct_calls
 from tensorcap.adapters.torch.gradients import Gradients
 from tensorcap.adapters.torch.module_tap import ModuleTap
 from tensorcap.adapters.torch.modules import argument_names, tree
-from tensorcap.adapters.torch.scripted import scripted_as_written
+from tensorcap.adapters.torch.scripted import script_as_written
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves
 from tensorcap.recording import Point, Recorder, Substitution
 from tensorcap_formats.keys import escape, module_site
@@ -79,7 +79,7 @@ def tap(
             hooks.callback(after.remove)
             hooked.append((module, module_tap))
         hooks.enter_context(direct_calls(hooked))
-        hooks.enter_context(scripted_as_written())
+        hooks.enter_context(script_as_written())
         try:
             yield
         finally:
