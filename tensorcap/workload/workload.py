@@ -58,6 +58,13 @@ class Workload:
                 hint="A model of one argument takes (x,), or {'name': x}.",
             )
 
+    @property
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The inputs as positional arguments and arguments by name, of which one is empty."""
+        if isinstance(self.inputs, Mapping):
+            return (), dict(self.inputs)
+        return tuple(self.inputs), {}
+
     def call(self, model: Any) -> Any:
         """Run a model, which is or stands for that of the workload, once on the inputs.
 
@@ -65,7 +72,8 @@ class Workload:
             What the model, or the workload's own function, returns.
         """
         run = model if self.run is None else partial(self.run, model)
-        return run(**self.inputs) if isinstance(self.inputs, Mapping) else run(*self.inputs)
+        args, kwargs = self.arguments
+        return run(*args, **kwargs)
 
 
 class StoredInput(NamedTuple):

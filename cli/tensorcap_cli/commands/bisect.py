@@ -13,7 +13,7 @@ from tensorcap_cli.options.archives import (
     map_option,
     rtol_option,
 )
-from tensorcap_cli.options.run import make_target_recipe, run_options, target_model_option
+from tensorcap_cli.options.run import make_target, run_options, target_model_option
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.options.time_limit import time_limit_option
 from tensorcap_cli.text.output import print_result
@@ -119,10 +119,9 @@ def _bisect_live(
     from tensorcap_formats.open import open_archive
 
     with open_archive(reference) as trusted, spinner("bisecting") as bar:
-        recipe, inputs = make_target_recipe(target_model, trusted, options)
         bisection = bisect_live(
             trusted,
-            recipe.build(inputs),
+            make_target(target_model, trusted, options),
             mapping=mapping,
             reference_ops=lambda path, sites: _reference_ops(trusted, path, sites),
             progress=bar and _Counted(bar),

@@ -11,7 +11,7 @@ from tensorcap_cli.options.sections import run_option, with_options
 
 if TYPE_CHECKING:
     from tensorcap.session import Recipe
-    from tensorcap.workload import StoredInput
+    from tensorcap.workload import StoredInput, Workload
     from tensorcap_formats.archive import Archive
 
 _ARCHIVES: Final = (".h5", ".hdf5", ".zarr", ".safetensors", ".npz", ".npy", ".pt")
@@ -154,6 +154,12 @@ def make_target_recipe(
     if model is not None and recipe.kind == "huggingface" and not any(options.get(n) for n in INPUT_OPTIONS):
         inputs = archived_inputs(before)
     return recipe, inputs
+
+
+def make_target(model: str | None, before: Archive, options: dict[str, Any]) -> Workload:
+    """Make the workload of `make_target_recipe`."""
+    recipe, inputs = make_target_recipe(model, before, options)
+    return recipe.build(inputs)
 
 
 def _recipe_like(before: Archive, changes: dict[str, Any]) -> Recipe:

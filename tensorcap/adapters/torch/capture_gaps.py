@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import CodeType, FunctionType, MethodType
 from typing import Any, Final, TypeVar
@@ -122,44 +122,31 @@ def fused_layers(modules: Iterable[nn.Module]) -> dict[int, list[nn.Module]]:
     }
 
 
-@contextmanager
-def wrap_forward(
-    module: nn.Module, module_tap: ModuleTap, inner: Iterable[Point], note_compiled: Callable[[], None]
-) -> Iterator[None]:
-    """Record the calls of a module without a hook, by its `forward`, until the block ends.
-
-    Args:
-        module: The module.
-        module_tap: Records the calls.
-        inner: If torch may compute the module by one kernel, the points of the modules in it.
-        note_compiled: Called while the call is being compiled.
-    """
-    wrapper = ForwardWrapper(module, module_tap, tuple(inner), note_compiled)
-    module.forward = wrapper
-    try:
-        yield
-    finally:
-        if vars(module).get("forward") is wrapper:
-            wrapper.unwrap()
-
-
 class ForwardWrapper:
-    """Stands in the place of a module's `forward`."""
+    """Stands in the place of a module's `forward`, and records its calls without a hook."""
 
     def __init__(
         self,
         module: nn.Module,
         module_tap: ModuleTap,
-        inner: tuple[Point, ...],
+        inner: Sequence[Point],
         note_compiled: Callable[[], None],
     ) -> None:
-        """Keep the original `forward`; the arguments are those of `wrap_forward`."""
+        """Take the place of the original `forward`, until `unwrap`.
+
+        Args:
+            module: The module.
+            module_tap: Records the calls.
+            inner: If torch may compute the module by one kernel, the points of the modules in it.
+            note_compiled: Called while the call is being compiled.
+        """
         self._module = module
         self._is_own = "forward" in vars(module)
         self._original: Any = module.forward
         self._module_tap = module_tap
         self._inner = inner
         self._note_compiled = note_compiled
+        module.forward = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the original `forward`, and record the call if it is not being compiled."""
@@ -187,7 +174,9 @@ class ForwardWrapper:
         return output
 
     def unwrap(self) -> None:
-        """Give the module its own `forward` back."""
+        """Give the module its own `forward` back, unless other code has replaced it meanwhile."""
+        if vars(self._module).get("forward") is not self:
+            return
         if self._is_own:
             self._module.forward = self._original
         else:

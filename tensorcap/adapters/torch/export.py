@@ -16,7 +16,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import dropwhile
 from typing import TYPE_CHECKING, Any, Final
@@ -70,9 +70,7 @@ def export(workload: Workload, plan: CaptureOptions) -> Callable[[Recorder], Non
             f"{name}: level export runs a graph and not the model's code, found {' and '.join(unfit)}",
             hint="Take level op.",
         )
-    is_named = isinstance(workload.inputs, Mapping)
-    args = () if is_named else tuple(workload.inputs)
-    kwargs = dict(workload.inputs) if is_named else {}
+    args, kwargs = workload.arguments
     try:
         with _quiet(), _kept_attributes(model), _all_frames() as has_all_frames:
             program = torch.export.export(model, args, kwargs, strict=False)

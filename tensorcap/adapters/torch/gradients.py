@@ -72,7 +72,7 @@ class Gradients:
         """
         self.inputs = inputs
         self._leaves = leaves
-        self._recorder = leaves.recorder
+        self.recorder = leaves.recorder
         self._handles: list[RemovableHandle] = []
         self._enough = 1024  # handles that are kept before those of graphs that are gone are dropped
         self._step: int | None = None  # the step of the last gradient
@@ -90,7 +90,7 @@ class Gradients:
         """
         places_by_parameter: dict[nn.Parameter, list[tuple[Point, str]]] = {}
         for name, module in modules.items():
-            point = self._recorder.points[name]
+            point = self.recorder.points[name]
             for own, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
                 if parameter.requires_grad and point.wanted is not False:
                     places_by_parameter.setdefault(parameter, []).append((point, f"grad_param.{escape(own)}"))
@@ -113,7 +113,7 @@ class Gradients:
         self._under_way.pop(token, None)
         node = next(_nodes("backward"), None)
         part = None if node is None else self._parts.get(node)
-        if part is not None and point.site in part.calls and self.is_recording:
+        if part is not None and point.site in part.calls and self.recorder.is_recording:
             calls = part.calls[point.site]
             number = part.repeated[point.site] % len(calls)  # each pass repeats all of them
             part.repeated[point.site] += 1
@@ -143,10 +143,10 @@ class Gradients:
                 self._follow(tracked, slot, value)
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
-                self._recorder.lose(tracked.call.point, f"grad_{slot}", reason)
+                self.recorder.lose(tracked.call.point, f"grad_{slot}", reason)
 
     def _follow(self, tracked: _TrackedCall, slot: str, value: object) -> None:
-        call, recorder = tracked.call, self._recorder
+        call, recorder = tracked.call, self.recorder
         is_repeated = torch._C._current_graph_task_id() != -1
         for leaf in walk(value, KINDS):
             tensor = leaf.value
@@ -173,7 +173,7 @@ class Gradients:
             number: How many came before of this slot and call; the second is recorded as `SLOT:2`.
             gradient: Its values; None if another hook took them away.
         """
-        recorder = self._recorder
+        recorder = self.recorder
         if not recorder.wants(call, slot):
             return
         self._came.add(call.point.site)
@@ -184,14 +184,9 @@ class Gradients:
             self._leaves.record(call, f"{slot}:{number + 1}" if number else slot, gradient)
 
     @property
-    def is_recording(self) -> bool:
-        """Whether a gradient that comes now is recorded."""
-        return self._recorder.is_recording
-
-    @property
     def step(self) -> int:
         """The step of the last gradient of an activation; before the first, the run's last step."""
-        return max(0, self._recorder.last_step) if self._step is None else self._step
+        return max(0, self.recorder.last_step) if self._step is None else self._step
 
     @step.setter
     def step(self, step: int) -> None:
@@ -205,7 +200,7 @@ class Gradients:
 
     def _report_missing(self) -> None:
         """Report missing gradients: a loss if there is none at all, else a note, since some may be absent."""
-        recorder = self._recorder
+        recorder = self.recorder
         if not self._came:
             if recorder.last_step >= 0:
                 reason = _NO_BACKWARD if self._handles else _NO_GRAPH
@@ -229,7 +224,7 @@ class _TensorHook:
 
     def __call__(self, gradient: torch.Tensor | None) -> None:
         gradients, call, times = self._gradients, self._followed.call, self._followed.times
-        if gradient is not None and gradients.is_recording:
+        if gradient is not None and gradients.recorder.is_recording:
             gradients.step = call.step
             gradients.record(call, self._slot, times[self._slot], gradient)
             times[self._slot] += 1
@@ -246,7 +241,7 @@ class _ParameterHook:
         self._ordinal = -1
 
     def __call__(self, parameter: torch.Tensor) -> None:
-        if not self._gradients.is_recording:
+        if not self._gradients.recorder.is_recording:
             return
         step = self._gradients.step
         self._times = self._times + 1 if step == self._step else 0

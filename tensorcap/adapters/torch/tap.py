@@ -17,10 +17,10 @@ from torch import nn
 
 from tensorcap.adapters.torch.capture_gaps import (
     COMPILED,
+    ForwardWrapper,
     fused_layers,
     holds_compiled,
     run_while_compiling,
-    wrap_forward,
 )
 from tensorcap.adapters.torch.direct_calls import direct_calls
 from tensorcap.adapters.torch.gradients import Gradients
@@ -70,7 +70,8 @@ def tap(
             if id(module) in fused:
                 parts = [points[id(m)] for m in layers.get(id(module), ()) if id(m) in points]
                 inner = [part for part in parts if part is not point]
-                hooks.enter_context(wrap_forward(module, module_tap, inner, _compile_note(recorder, point)))
+                wrapper = ForwardWrapper(module, module_tap, inner, _compile_note(recorder, point))
+                hooks.callback(wrapper.unwrap)
                 continue
             before = module.register_forward_pre_hook(_Before(module_tap), with_kwargs=True)
             after = module.register_forward_hook(_After(module_tap), with_kwargs=True)
