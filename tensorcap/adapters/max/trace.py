@@ -23,7 +23,7 @@ from tensorcap.adapters.max.engine import (
     is_nested,
 )
 from tensorcap.adapters.max.modules import argument_names
-from tensorcap.adapters.max.tensors import NotCapturableError, logical_dtype
+from tensorcap.adapters.max.tensors import logical_dtype
 from tensorcap.adapters.max.trace_events import (
     EnterModule,
     EnterProbe,
@@ -36,6 +36,7 @@ from tensorcap.adapters.max.trace_events import (
     SubgraphTensor,
     SubgraphTrace,
 )
+from tensorcap.adapters.protocol import NotCapturableError
 from tensorcap.recording import Kind, Kinds, argument_slots, leaf_slot, rebuild, walk
 
 KINDS: Final = Kinds(tensors=(Value,), opaque=(Layer, Graph), texts=(MaxDType, DeviceRef, Dim))

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from tensorcap.adapters.protocol import NotCapturableError
 from tensorcap.adapters.torch.tensor_leaves import KINDS
-from tensorcap.adapters.torch.tensors import NotCapturableError, dtype_name, from_stored, plain
+from tensorcap.adapters.torch.tensors import dtype_name, from_stored, plain
 from tensorcap.recording import Call, Kind, Substitution, leaf_slot, no_fit, rebuild, walk
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.errors import UsageError

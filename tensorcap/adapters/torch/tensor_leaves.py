@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from tensorcap.adapters.protocol import NotCapturableError
 from tensorcap.adapters.torch.staging_buffer import StagingBuffer
-from tensorcap.adapters.torch.tensors import NotCapturableError, on_host, plain, stored
+from tensorcap.adapters.torch.tensors import on_host, plain, stored
 from tensorcap.recording import Call, Kinds, NothingLeftError, Recorder, leaf_slot, walk
 from tensorcap_formats.errors import WriteError
 
