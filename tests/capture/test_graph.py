@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import tensorcap
-from tensorcap.alignment import sides
+from tensorcap.alignment import Alignment, Entry, sides
 from tensorcap.runs import Graph
 from tensorcap_formats.errors import CorruptArchiveError, ReadError, TensorNotFoundError
 from tests.support.archives import new_archive
@@ -281,3 +281,25 @@ def test_references_between_ops_are_renamed_with_their_records(tmp_path: Path) -
         ]
         for value, own in zip(node.inputs, bare.node(node.where).inputs, strict=True):
             assert np.array_equal(mapped.read(value), bare.read(own))
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        pytest.param({"outputs": [{"slot": "output", "record": "0/a b//"}]}, id="no-key"),
+        pytest.param({"inputs": [7], "outputs": []}, id="no-reference"),
+        pytest.param({"inputs": "x", "outputs": []}, id="no-list"),
+    ],
+)
+def test_damaged_references_are_refused_in_a_view_as_in_the_archive(
+    tmp_path: Path, facts: dict[str, Any]
+) -> None:
+    values = {"0/tgt:aten.t.default/op": {**FACTS, **facts}}
+    reference = new_archive(tmp_path / "a.h5", {"0/ref:aten.t.default/output": np.zeros(2)})
+    target = new_archive(tmp_path / "b.h5", {"0/tgt:aten.t.default/output": np.zeros(2)}, values=values)
+    mapping = Alignment((Entry(("ref:aten.t.default",), ("tgt:aten.t.default",)),))
+    with reference, target:
+        _, mapped = sides(reference, target, mapping)
+        for archive in (target, mapped):
+            with pytest.raises(CorruptArchiveError, match="is not as specified"):
+                Graph.of(archive)
