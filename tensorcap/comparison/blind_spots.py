@@ -5,6 +5,7 @@ Features of a model that the inputs of a run never reached, as far as its config
 
 from __future__ import annotations
 
+import math
 import shlex
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 
 from tensorcap.comparison.pair import Pair
-from tensorcap.comparison.policy import Policy, Precision
-from tensorcap.comparison.policy_tests import Gain
+from tensorcap.comparison.policy import POLICY, Policy, Precision
+from tensorcap.comparison.policy_tests import Gain, GainLog
 from tensorcap.comparison.routing import Flips
 from tensorcap.metrics import is_routing
 from tensorcap.runs import Calls, is_gradient, is_parameter
@@ -100,35 +101,33 @@ def summarize_runs(
     *,
     calls: Calls,
     pairs: Sequence[Pair],
-    gains: Sequence[Gain],
-    untested: tuple[str, ...],
-    has_inputs: bool,
+    gain_log: GainLog,
     left_out: int,
     flips: Sequence[Flips],
-    policy: Policy,
     precision: Callable[[Pair], Precision],
-    is_injected: bool = False,
+    is_injected: bool,
 ) -> RunSummary:
-    """Sum up what the tests found; the arguments are what they worked on."""
+    """Summarize what the tests found; the arguments are what they worked on."""
     measured = [
         pair
         for pair in pairs
         if pair.reference and pair.difference is not None and pair.row_error is not None
     ]
     coarsest = max((precision(p) for p in measured if p.is_inexact), key=lambda p: p.unit, default=None)
-    growth = () if is_injected else _growth(measured, calls, policy, precision, has_inputs=has_inputs)
+    gains, untested, has_inputs = gain_log.gains, tuple(gain_log.untested), gain_log.has_inputs
+    growth = () if is_injected else _growth(measured, calls, precision, has_inputs=has_inputs)
     worst = max(gains, key=lambda gain: gain.finding.value / gain.finding.limit, default=None)
     if is_injected:  # what went into modules is known without having been compared
         untested, has_inputs = (), True
     blind = _blind(reference, untested, growth, flips, coarsest, has_inputs=has_inputs, left_out=left_out)
     if is_injected and coarsest is not None:
-        least = policy.leaf_own.green * coarsest.rounding
+        least = POLICY.leaf_own.green * coarsest.rounding
         if coarsest.is_wide:
-            least = policy.in_proportion(policy.wide_own, coarsest).green
+            least = POLICY.in_proportion(POLICY.wide_own, coarsest).green
         blind.append(f"An own error of a leaf below {least:.2g} cannot be seen.")
     blind += unexercised(reference)
     return RunSummary(
-        policy=policy,
+        policy=POLICY,
         precision=coarsest.name if coarsest else "",
         growth=growth,
         worst_gain=worst,
@@ -143,7 +142,6 @@ def summarize_runs(
 def _growth(
     measured: Sequence[Pair],
     calls: Calls,
-    policy: Policy,
     precision: Callable[[Pair], Precision],
     *,
     has_inputs: bool,
@@ -164,15 +162,24 @@ def _growth(
         assert error is not None
         used = precision(by_depth[depth][-1])
         limit = (
-            policy.in_proportion(policy.wide_total, used).green
+            POLICY.in_proportion(POLICY.wide_total, used).green
             if used.is_wide
-            else policy.envelope_at(depth, used)
+            else POLICY.envelope_at(depth, used)
         )
         hidden = (limit**2 - error**2) ** 0.5 if error < limit else limit
-        visible = policy.visible(entering, used) if has_inputs else hidden
+        visible = _visible_error(entering, used) if has_inputs else hidden
         found.append(DepthError(depth, error, limit, visible))
         entering = error
     return tuple(found)
+
+
+def _visible_error(inputs: float, precision: Precision) -> float:
+    """Return the smallest own error of a leaf that its gain shows if its inputs are that far off."""
+    if precision.is_wide:
+        limit = POLICY.in_proportion(POLICY.wide_own, precision).green
+        return math.hypot(limit, POLICY.leaf_gain.green * inputs)
+    allowed = POLICY.leaf_gain.green * math.hypot(inputs, 2 * precision.rounding)
+    return math.sqrt(allowed**2 - inputs**2)
 
 
 def _ends_block(pair: Pair) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from tensorcap.comparison.calibration import CALIBRATED, Calibration, CalibrationBuilder, check_settings
 from tensorcap.comparison.comparison import Comparison
+from tensorcap.comparison.divergence import has_only_grown
 from tensorcap.comparison.pipeline import compare
 from tensorcap.runs import Calls
 from tensorcap_formats.errors import UsageError, WriteError
@@ -17,7 +18,6 @@ from tensorcap_formats.open import open_archive
 
 QUANTILE: Final = 0.99
 MARGIN: Final = 1.5
-_ONLY_GROWTH: Final = {"growth"}  # a suspect by the growth alone may well be good: that is what is calibrated
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +118,12 @@ def _require_different(pairs: Sequence[tuple[str | os.PathLike[str], str | os.Pa
 
 
 def _trouble(comparison: Comparison) -> str:
-    """Why a run does not pass, or "": identical runs are no evidence, and no pair may be worse than grown."""
+    """Return why a run does not pass, or "".
+
+    Identical runs are no evidence. A pair whose error only grew may well be good: that is what is calibrated.
+    """
     for pair in comparison.pairs:
-        is_grown = pair.status == "suspect" and all(
-            finding.test in _ONLY_GROWTH for finding in pair.findings if finding.status == "suspect"
-        )
-        if pair.is_required and not pair.is_green and not is_grown:
+        if pair.is_required and not pair.is_green and not has_only_grown(pair):
             return f"{pair.key} is {pair.status}"
     if not any(pair.difference is not None for pair in comparison.pairs):
         return "nothing differs"

@@ -8,7 +8,7 @@ from typing import Final
 
 from tensorcap.comparison.pair import ABSENT, Pair
 from tensorcap.comparison.policy import POLICY
-from tensorcap.comparison.policy_tests import LOCAL_TESTS
+from tensorcap.comparison.policy_tests import GROWTH_TESTS, LOCAL_TESTS
 from tensorcap.runs import is_gradient, is_inner, is_parameter, is_state, ops_of, passed_in
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
@@ -26,8 +26,6 @@ class Divergence:
         class_name: Class of that module, "" where the reference does not say.
         is_run_input: Whether it is an input of the whole run, so that no module is to blame.
         explanation: How the module was found, as a sentence.
-        is_growth: Whether errors only grew past what is expected, so that `module` is a place and not to
-            blame.
     """
 
     pair: Pair
@@ -35,7 +33,11 @@ class Divergence:
     class_name: str
     is_run_input: bool
     explanation: str
-    is_growth: bool = False
+
+    @property
+    def is_growth(self) -> bool:
+        """Whether errors only grew past what is expected, so that `module` is a place and not to blame."""
+        return has_only_grown(self.pair)
 
 
 def first_divergence(reference: Archive, pairs: Sequence[Pair]) -> Divergence | None:
@@ -54,8 +56,8 @@ def first_divergence(reference: Archive, pairs: Sequence[Pair]) -> Divergence | 
     inputs = Inputs(reference, pairs)
     pair = min(red, key=lambda p: _weight(p, inputs))
     assert pair.reference is not None
-    found = _explained(reference, pair, pair.reference.key)
-    return replace(found, explanation=_GROWN, is_growth=True) if _has_only_grown(pair) else found
+    divergence = _explained(reference, pair, pair.reference.key)
+    return replace(divergence, explanation=_GROWN) if divergence.is_growth else divergence
 
 
 def _explained(reference: Archive, pair: Pair, key: Key) -> Divergence:
@@ -145,8 +147,10 @@ def _has_worse_rows(pair: Pair) -> bool:
     return found.row_error_p95 > POLICY.outlier_spread * found.row_error_median
 
 
-def _has_only_grown(pair: Pair) -> bool:
-    return pair.status == "suspect" and {f.test for f in pair.findings if f.status == "suspect"} == {"growth"}
+def has_only_grown(pair: Pair) -> bool:
+    """Whether a pair is suspect for nothing but errors that grew past what is expected."""
+    suspect = {f.test for f in pair.findings if f.status == "suspect"}
+    return pair.status == "suspect" and bool(suspect) and suspect <= GROWTH_TESTS
 
 
 class Inputs:

@@ -177,15 +177,7 @@ class _Run:
         )
         measured = self._measured(settled)
         injected = _injected(target)
-        judge_rest = PolicyJudge(
-            reference,
-            target,
-            policy=POLICY,
-            precision=self._precision,
-            given=self._given,
-            calibration=self._calibration,
-            injected=injected,
-        )
+        judge_rest = PolicyJudge(reference, target, self._precision, self._given, self._calibration, injected)
         judged, account = judge_rest.judge(measured)
         if injected is None:  # else records that are the same in the reference are not in the target
             judged = judge_pass_through(reference, target, judged, self._given)

@@ -5,6 +5,7 @@ Rows that a run has in another order than its reference, since experts flipped: 
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,11 +14,11 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from tensorcap.comparison.pair import Finding, Pair, Status
-from tensorcap.comparison.policy import Policy
+from tensorcap.comparison.policy import POLICY, Limits
 from tensorcap.metrics import is_routing
 from tensorcap.runs import Call, Calls, Ops, is_inner
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.dtypes import Array, decode
+from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import module_of
 from tensorcap_formats.records import Record
 
@@ -44,23 +45,20 @@ class Flips:
     unexplained: int
     is_by_scores: bool = True
 
-    def finding(self, policy: Policy) -> Finding:
-        """The verdict on the router's choices."""
+    def finding(self) -> Finding:
+        """Judge the router's choices.
+
+        If groups of experts or biases have a say, nobody knows how near a tie was, so that flips are counted.
+        """
         if not self.is_by_scores:
-            return self._finding_by_count(policy)
-        share = self.unexplained / self.rows
+            text = f"{self.flipped} of {self.rows} rows chose other experts, not by the scores alone"
+            return Limits(POLICY.routing_flipped, math.inf).finding("routing", self.flipped / self.rows, text)
+        share, limit = self.unexplained / self.rows, POLICY.routing_unexplained
         status: Status = "within-rounding" if not self.unexplained else "suspect"
-        if share > policy.routing_unexplained:
+        if share > limit:
             status = "diverged"
         text = f"{self.flipped} of {self.rows} rows chose other experts, {self.unexplained} not by a near tie"
-        return Finding("routing", share, policy.routing_unexplained, status, text)
-
-    def _finding_by_count(self, policy: Policy) -> Finding:
-        """Where groups of experts or biases have a say, nobody knows how near a tie was."""
-        share = self.flipped / self.rows
-        status: Status = "within-rounding" if share <= policy.routing_flipped else "suspect"
-        text = f"{self.flipped} of {self.rows} rows chose other experts, not by the scores alone"
-        return Finding("routing", share, policy.routing_flipped, status, text)
+        return Finding("routing", share, limit, status, text)
 
 
 class Router(NamedTuple):
@@ -90,7 +88,6 @@ def find_flips(
     routers: Sequence[Router],
     pairs: Mapping[str, Pair],
     *,
-    policy: Policy,
     noise: Callable[[Pair], float],
 ) -> list[Flips]:
     """Look at every router whose scores and choices were captured and whose choices differ.
@@ -100,32 +97,23 @@ def find_flips(
         target: The archive under test.
         routers: Those of the reference.
         pairs: Pairs by key text.
-        policy: Where the margin stands.
         noise: What rounding does to a row of a pair, relative.
     """
-    found = []
+    all_flips = []
     flipped: set[tuple[int, int]] = set()  # ranks and steps in which an earlier router chose other experts
     for router in routers:
-        by, of = pairs.get(router.scores or ""), pairs.get(router.chosen)
-        if by is None or of is None or of.status == "identical" or of.difference is None:
+        scores, chosen = pairs.get(router.scores or ""), pairs.get(router.chosen)
+        if scores is None or chosen is None or chosen.status == "identical" or chosen.difference is None:
             continue
-        if by.difference is None and by.status != "identical":
+        if not scores.is_compared:
             continue
         is_behind = router.place in flipped
-        flips = _flips(
-            reference,
-            target,
-            by,
-            of,
-            margin=policy.routing_margin,
-            noise=noise(by),
-            is_behind=is_behind,
-        )
+        flips = _flips(reference, target, scores, chosen, noise=noise(scores), is_behind=is_behind)
         if flips is not None:
-            found.append(flips)
+            all_flips.append(flips)
             if flips.flipped:
                 flipped.add(router.place)
-    return found
+    return all_flips
 
 
 def scores_by_choices(routers: Sequence[Router], pairs: Mapping[str, Pair]) -> dict[str, Pair]:
@@ -153,10 +141,10 @@ class StepsAfterFlips:
 
     Args:
         flipped: The routers that did.
-        typical: The share of rows above which the median row is not what it was.
     """
 
-    def __init__(self, flipped: Sequence[Flips], typical: float) -> None:
+    def __init__(self, flipped: Sequence[Flips]) -> None:
+        typical = POLICY.routing_typical
         self._in_step = _first_orders([flip.pair for flip in flipped])
         self._of_most = _first_orders([flip.pair for flip in flipped if flip.flipped > typical * flip.rows])
         self._first_steps: dict[int, int] = {}  # by rank
@@ -217,14 +205,7 @@ def _router(call: Call) -> Router | None:
 
 
 def _flips(
-    reference: Archive,
-    target: Archive,
-    scores: Pair,
-    chosen: Pair,
-    *,
-    margin: float,
-    noise: float,
-    is_behind: bool,
+    reference: Archive, target: Archive, scores: Pair, chosen: Pair, *, noise: float, is_behind: bool
 ) -> Flips | None:
     ours, theirs = _values(reference, chosen, 0), _values(target, chosen, 1)
     r = _values(reference, scores, 0).astype(np.float64)
@@ -250,14 +231,14 @@ def _flips(
         d = _values(target, scores, 1).astype(np.float64) - r
         reach = np.maximum(reach, np.sqrt((d**2).mean(axis=1)))
     with np.errstate(invalid="ignore"):
-        unexplained = flipped & (best - worst > margin * reach)
+        unexplained = flipped & (best - worst > POLICY.routing_margin * reach)
     return Flips(chosen, rows, int(flipped.sum()), int(unexplained.sum()), is_by_scores)
 
 
 def _values(archive: Archive, pair: Pair, side: int) -> Array:
     record = (pair.reference, pair.target)[side]
     assert record is not None
-    return decode(archive.read(record), record.dtype).reshape(-1, record.shape[-1])
+    return archive.load(record).reshape(-1, record.shape[-1])
 
 
 def _mask(chosen: Array, experts: int) -> Array:
@@ -283,23 +264,6 @@ def copies_of(pairs: Sequence[Pair], chosen: Sequence[Pair]) -> dict[str, Pair]:
 _ROWS: Final = 256  # of the reference are looked for
 _NEAR: Final = 4096
 _ELEMENTS: Final = 1 << 22  # of one side are read; a longer tensor is not aligned
-
-
-@dataclass(frozen=True, slots=True)
-class AlignedLeaf:
-    """A leaf inside experts whose rows were brought together.
-
-    Attributes:
-        source: The pair of its input.
-        result: The pair of its output; None where it could not be aligned.
-        input_error: Median over rows of the relative error of the input.
-        output_error: The same of the output.
-    """
-
-    source: Pair
-    result: Pair | None
-    input_error: float
-    output_error: float | None
 
 
 def shuffled_calls(calls: Calls, flips: Sequence[Flips], copies: Mapping[str, Pair]) -> dict[str, Flips]:
@@ -355,33 +319,30 @@ def _given_choices(
             yield call, chosen[0]
 
 
-def aligned_leaves(
+def aligned_errors(
     reference: Archive,
     target: Archive,
     calls: Calls,
     pairs: Mapping[str, Pair],
     shuffled: Mapping[str, Flips],
-) -> Iterator[AlignedLeaf]:
-    """Bring the rows of leaves inside experts together by what the leaves were given."""
+) -> dict[str, float]:
+    """Align the rows of leaves inside experts by the leaves' inputs.
+
+    Returns:
+        Row errors of aligned inputs and outputs, by key text.
+    """
+    errors = {}
     for leaf in calls.leaves:
-        source = _pair_of(leaf.inputs, pairs, shuffled)
-        if source is None or source.reference is None:
+        source, result = (_pair_of(records, pairs, shuffled) for records in (leaf.inputs, leaf.outputs))
+        sides = _rows(reference, target, source)
+        if source is None or sides is None:
             continue
-        sides = [_rows(archive, record) for archive, record in _sides(reference, target, source)]
-        if any(side is None for side in sides):
-            continue
-        x, y = sides
-        assert x is not None
-        assert y is not None
-        order, partner = _partners(x, y, _reach(shuffled[source.key]))
-        result = _pair_of(leaf.outputs, pairs, shuffled)
-        output_error = None
-        if result is not None:
-            made = [_rows(archive, record) for archive, record in _sides(reference, target, result)]
-            if all(side is not None and len(side) == len(x) for side in made):
-                output_error = _error(made[0], made[1], order, partner)
-        input_error = _error(x, y, order, partner)
-        yield AlignedLeaf(source, result if output_error is not None else None, input_error, output_error)
+        order, partner = _partners(*sides, _reach(shuffled[source.key]))
+        errors[source.key] = _error(*sides, order, partner)
+        outputs = _rows(reference, target, result)
+        if result is not None and outputs is not None and all(len(side) == len(sides[0]) for side in outputs):
+            errors[result.key] = _error(*outputs, order, partner)
+    return errors
 
 
 def _pair_of(
@@ -395,17 +356,15 @@ def _pair_of(
     return None
 
 
-def _sides(reference: Archive, target: Archive, pair: Pair) -> list[tuple[Archive, Record]]:
-    assert pair.reference is not None
-    assert pair.target is not None
-    return [(reference, pair.reference), (target, pair.target)]
-
-
-def _rows(archive: Archive, record: Record) -> Array | None:
-    if not 0 < record.size <= _ELEMENTS or not record.stored:
+def _rows(reference: Archive, target: Archive, pair: Pair | None) -> tuple[Array, Array] | None:
+    """Read the rows of both sides of a pair, zeros for what is not finite; None if they cannot be read."""
+    if pair is None or pair.reference is None or pair.target is None:
         return None
-    values = decode(archive.read(record), record.dtype).reshape(-1, record.shape[-1]).astype(np.float64)
-    return np.where(np.isfinite(values), values, 0.0)
+    sides = (reference, pair.reference), (target, pair.target)
+    if not all(0 < record.size <= _ELEMENTS and record.stored for _, record in sides):
+        return None
+    x, y = (a.load(r).reshape(-1, r.shape[-1]).astype(np.float64) for a, r in sides)
+    return np.where(np.isfinite(x), x, 0.0), np.where(np.isfinite(y), y, 0.0)
 
 
 def _reach(flips: Flips) -> int:
@@ -426,20 +385,9 @@ def _partners(x: Array, y: Array, reach: int) -> tuple[Array, Array]:
     return order, partner
 
 
-def _error(x: Array | None, y: Array | None, order: Array, partner: Array) -> float:
-    assert x is not None
-    assert y is not None
+def _error(x: Array, y: Array, order: Array, partner: Array) -> float:
+    """Compute the median over rows of the relative error."""
     d, r = y[partner] - x[order], x[order]
     sizes = (r**2).sum(axis=1)
     errors = (d**2).sum(axis=1)[sizes > 0] / sizes[sizes > 0]
     return float(np.sqrt(np.median(errors))) if errors.size else 0.0
-
-
-def calls_that_align(aligned: Sequence[AlignedLeaf]) -> dict[str, float]:
-    """Row errors by key text, as they are once rows were brought together."""
-    errors = {}
-    for found in aligned:
-        errors[found.source.key] = found.input_error
-        if found.result is not None and found.output_error is not None:
-            errors[found.result.key] = found.output_error
-    return errors

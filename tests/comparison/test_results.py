@@ -20,6 +20,7 @@ from tensorcap_formats.dtypes import Array
 
 MakeArchive = Callable[..., Any]
 KEY = "0/mlp/output"
+BF16 = {"dtype": "bfloat16"}
 
 
 @pytest.fixture
@@ -179,6 +180,19 @@ def test_everything_reads_back_equal(make_archive: MakeArchive, tmp_path: Path) 
     assert ours.worst_gain.finding == theirs.worst_gain.finding
     assert found.examination == examination
     assert found.comparison.exit_status == comparison.exit_status
+
+
+@pytest.mark.spec("RES-10")
+def test_a_saved_divergence_by_growth_alone_is_read_back_as_one(
+    make_archive: MakeArchive, tmp_path: Path
+) -> None:
+    x = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    reference = make_archive({KEY: x})
+    for run, is_growth in ((BF16, True), (None, False)):  # 2 % off: float32 runs have a limit that is certain
+        save_result(tmp_path / "r.json", compare(reference, make_archive({KEY: x * 1.02}, run=run)))
+        divergence = load_result(tmp_path / "r.json").comparison.divergence
+        assert divergence is not None
+        assert divergence.is_growth is is_growth
 
 
 @pytest.mark.spec("RES-5")
