@@ -177,7 +177,7 @@ class PolicyJudge:
         record = pair.reference
         if record is None or pair.status not in ("unjudged", "shape-mismatch") or pair.findings:
             return pair
-        if not is_inner(record.key) or self.thresholds.of(pair.key):
+        if not is_inner(record.key) or self.thresholds.limits_for(pair.key):
             return pair
         is_moved = pair.key in moved
         if not is_moved and after_flips.is_in_step(record):
@@ -187,7 +187,7 @@ class PolicyJudge:
 
     def _as_masks(self, pair: Pair) -> Pair:
         is_settled = pair.status not in ("unjudged", "nonfinite") or bool(pair.findings)
-        if is_settled or self.thresholds.of(pair.key):
+        if is_settled or self.thresholds.limits_for(pair.key):
             return pair
         return judge_masks(self.reference, self.target, pair)
 
@@ -208,7 +208,7 @@ class PolicyJudge:
 
     def _is_open(self, pair: Pair) -> bool:
         """Whether the policy has to judge the pair: nothing was given for it, and nothing decided it."""
-        return pair.status == "unjudged" and not pair.findings and not self.thresholds.of(pair.key)
+        return pair.status == "unjudged" and not pair.findings and not self.thresholds.limits_for(pair.key)
 
     @cached_property
     def _calls(self) -> Calls:

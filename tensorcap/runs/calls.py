@@ -96,7 +96,7 @@ class Calls:
         self.calls: Sequence[Call] = tuple(calls.values())
         self._is_ordered = archive.is_ordered
         self._modules = archive.info.modules
-        self._parents = {site for call in self.calls for site in _above(call.site)}
+        self._parents = {site for call in self.calls for site in enclosing_sites(call.site)}
         self._ends = _ends_of_blocks(archive.records)
         self._records = archive.records
 
@@ -180,7 +180,7 @@ class Calls:
         if not self._is_ordered:
             return
         attentions = [call for call in self.calls if self._is_attention(call.site)]
-        inner = {site for call in attentions for site in _above(call.site)}
+        inner = {site for call in attentions for site in enclosing_sites(call.site)} - {ROOT_SITE}
         for call in attentions:
             if call.site not in inner and not self.is_leaf(call.site):
                 yield from self._core(call)
@@ -241,9 +241,10 @@ def _is_float(record: Record) -> bool:
     return record.dtype.is_inexact
 
 
-def _above(site: str) -> Iterator[str]:
-    while "." in site:
-        site = site.rpartition(".")[0]
+def enclosing_sites(site: str) -> Iterator[str]:
+    """Yield the sites of the modules around one, the nearest first and the root last; none for the root."""
+    while site != ROOT_SITE:
+        site = site.rpartition(".")[0] or ROOT_SITE
         yield site
 
 

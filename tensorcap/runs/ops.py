@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -165,13 +165,3 @@ def passed_in(archive: Archive, key: Key) -> str:
         return module
     site = archive.values.get(f"{key.where}/{_MODULE}")
     return site if isinstance(site, str) and site else PROBES
-
-
-def places(archive: Archive, ops: Ops) -> Iterator[str]:
-    """The places of ops that have records, in the order of their first records."""
-    seen = set()
-    for record in archive.records:
-        place = record.key.where
-        if place in ops and place not in seen:
-            seen.add(place)
-            yield place

@@ -666,7 +666,7 @@ class TestReports:
         result = load_result(tmp_path / "r.json")
         assert result.examination.sources == {key: "modeling_my.py:189 in forward"}
         assert result.examination.classes == {"m": "my.Mlp"}
-        again = judge_again(result, Thresholds.given(1e-3, None)).divergence
+        again = judge_again(result, Thresholds.parse(1e-3, None)).divergence
         assert again is not None
         assert (again.module, again.class_name) == ("m", "my.Mlp")
 

@@ -447,9 +447,9 @@ def test_findings_of_local_tests_speak_of_the_module_itself() -> None:
 
 
 def test_attributes_of_tests_say_what_their_findings_mean() -> None:
-    assert GROWTH_TESTS == {"growth"}
-    assert ROUNDED_INPUT_TESTS == {"outlier_element", "input_dependence"}
-    assert EVIDENCE_TESTS == {"gain", "attention_gain", "gain_tail", "attention_gain_tail", "outlier_element"}
+    assert {"growth"} == GROWTH_TESTS
+    assert {"outlier_element", "input_dependence"} == ROUNDED_INPUT_TESTS
+    assert {"gain", "attention_gain", "gain_tail", "attention_gain_tail", "outlier_element"} == EVIDENCE_TESTS
 
 
 def test_the_table_of_limits_in_the_specification_is_that_of_the_policy() -> None:

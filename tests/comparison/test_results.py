@@ -37,7 +37,7 @@ def saved(make_archive: MakeArchive, tmp_path: Path) -> Callable[..., Result]:
 
 
 def again(result: Result, rtol: float | None = None, atol: float | None = None) -> Any:
-    (pair,) = judge_again(result, Thresholds.given(rtol, atol)).pairs
+    (pair,) = judge_again(result, Thresholds.parse(rtol, atol)).pairs
     return pair
 
 
@@ -121,9 +121,9 @@ def test_what_judged_before_is_said_until_it_is_replaced(
         return found.tolerance.rtol if found.tolerance else None, found.thresholds
 
     assert limits(Thresholds()) == (1e-3, old)
-    assert limits(Thresholds.given(None, None, new)) == (1e-3, new)
-    assert limits(Thresholds.given(0.5, None)) == (0.5, None)
-    assert limits(Thresholds.given(0.5, None, new)) == (0.5, new)
+    assert limits(Thresholds.parse(None, None, new)) == (1e-3, new)
+    assert limits(Thresholds.parse(0.5, None)) == (0.5, None)
+    assert limits(Thresholds.parse(0.5, None, new)) == (0.5, new)
 
 
 @pytest.mark.spec("RES-11", "CMP-17")
@@ -131,7 +131,7 @@ def test_values_in_doubt_stay_in_doubt(make_archive: MakeArchive, tmp_path: Path
     target = make_archive({KEY: np.array([1.0, 0.0])})
     target.remark = lambda record: "1 of 2 chunks are missing"
     save_result(tmp_path / "r.json", compare(make_archive({KEY: np.ones(2)}), target))
-    found = judge_again(load_result(tmp_path / "r.json"), Thresholds.given(None, 9.0))
+    found = judge_again(load_result(tmp_path / "r.json"), Thresholds.parse(None, 9.0))
     assert (found.pairs[0].status, found.exit_status) == ("suspect", 1)
 
 
@@ -144,7 +144,7 @@ def test_numbers_that_were_returned_are_judged_again(
 ) -> None:
     archives = [make_archive({KEY: np.ones(2)}, values={"0/mlp/output.n": n}) for n in (4.0, 4.01)]
     save_result(tmp_path / "r.json", compare(*archives, atol=saved_atol))
-    found = judge_again(load_result(tmp_path / "r.json"), Thresholds.given(None, atol))
+    found = judge_again(load_result(tmp_path / "r.json"), Thresholds.parse(None, atol))
     assert [value.is_within for value in found.value_differences] == [status == 0]
     assert found.exit_status == status
 
@@ -225,7 +225,7 @@ def test_a_finding_is_saved_by_name_and_by_letter_and_read_by_either(
 def test_of_two_named_records_no_divergence_is_sought(make_archive: MakeArchive, tmp_path: Path) -> None:
     reference, target = make_archive({"a": np.ones(2)}), make_archive({"b": np.ones(2) * 2})
     save_result(tmp_path / "r.json", compare_records(reference, "a", target, "b"))
-    found = judge_again(load_result(tmp_path / "r.json"), Thresholds.given(None, 0.5))
+    found = judge_again(load_result(tmp_path / "r.json"), Thresholds.parse(None, 0.5))
     assert (found.divergence, found.pairs[0].status, found.is_of_archives) == (None, "diverged", False)
 
 

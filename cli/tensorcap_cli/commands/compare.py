@@ -254,7 +254,7 @@ def _saved(path: str, options: dict[str, Any]) -> tuple[Comparison, Examination]
         if value and name not in ("rtol", "atol", "thresholds"):
             raise click.UsageError(f"{_option(name)} needs the tensors, expected no --from.")
     result = load_result(path)
-    thresholds = Thresholds.given(rtol=options["rtol"], atol=options["atol"], path=options["thresholds"])
+    thresholds = Thresholds.parse(rtol=options["rtol"], atol=options["atol"], path=options["thresholds"])
     return judge_again(result, thresholds), result.examination
 
 
