@@ -15,7 +15,7 @@ import numpy as np
 
 from tensorcap.comparison.pair import Decision, Finding, Pair, Status, decide
 from tensorcap.comparison.thresholds import Thresholds
-from tensorcap.metrics import Difference, Tolerance
+from tensorcap.metrics import Tolerance
 from tensorcap.runs import is_inner, is_parameter
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, DType, decode
@@ -92,16 +92,6 @@ def parameter_rounding(ours: Record, theirs: Record) -> Tolerance | None:
         return Tolerance(0.0, 0.0)
     form = DTYPE_FORMATS[coarse.name]
     return Tolerance(form.unit_roundoff, form.smallest / 2)
-
-
-def judge_parameter(pair: Pair, difference: Difference) -> Finding:
-    """Judge a parameter that was measured with the tolerance of its rounding (POL-28)."""
-    unlike = difference.unequal if difference.mismatches is None else difference.mismatches
-    text = f"{unlike} of {difference.measured} numbers that the model holds are not those of the reference"
-    if pair.reference and pair.target and pair.reference.dtype.name != pair.target.dtype.name:
-        coarse = coarser_dtype(pair.reference.dtype, pair.target.dtype)
-        text += f", rounded to {coarse.name}" if coarse else ""
-    return Finding("parameter", unlike, 0, "diverged" if unlike else "within-rounding", text)
 
 
 def coarser_dtype(one: DType, other: DType) -> DType | None:

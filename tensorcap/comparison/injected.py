@@ -70,8 +70,7 @@ class Injected:
         Returns:
             None if the inputs are not known, or the tensor belongs to an object that models write to.
         """
-        keys = self.keys_of(pair)
-        if not keys or not self._replaced:
+        if not self._replaced or not self.keys_of(pair):
             return None
         left: dict[Key, None] = {}
         for record in self._records(pair):
@@ -83,7 +82,7 @@ class Injected:
 
     def was_replaced(self, pair: Pair) -> bool:
         """Whether the tensor was replaced by another one after it was recorded."""
-        return any(map(self.is_replaced, self.keys_of(pair)))
+        return bool(self._replaced) and any(map(self.is_replaced, self.keys_of(pair)))
 
     def is_replaced(self, key: Key) -> bool:
         """Whether the tensor of a key of the run was replaced by another one after it was recorded."""

@@ -1,4 +1,4 @@
-"""Decide measured pairs: first by values and by what the user gave, then by the tests of the policy."""
+"""Judge measured pairs: first by values and by a user's thresholds, then by the tests of the policy."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ _WHOLE_ERRORS: Final = {"row_error_median", "row_error_p95", "relative_frobenius
 
 
 def judge(pair: Pair, limits: KeyThresholds, remark: str = "") -> Pair:
-    """Decide a pair that was measured, if it needs no policy.
+    """Judge a pair that was measured, if it needs no policy.
 
-    1. Values that may not be those that were meant are `suspect`, whatever they are.
+    1. Values that may not be those that the key names are `suspect`, whatever they are.
     2. Equal bits, masks of non-finite elements that differ, and equal values decide.
-    3. What the user gave for the key decides; else the pair stays `unjudged`.
+    3. The user's thresholds for the key decide; without any the pair stays `unjudged`.
 
     Args:
         pair: The pair with its difference.
-        limits: What the user gave for its key; the difference was measured with this tolerance.
-        remark: Why the values may not be those that were meant (CMP-17), or "".
+        limits: The user's thresholds for its key; the difference was measured with this tolerance.
+        remark: Why the values may not be those that the key names (CMP-17), or "".
     """
     difference = pair.difference
     if difference is None:
@@ -58,8 +58,8 @@ def judge(pair: Pair, limits: KeyThresholds, remark: str = "") -> Pair:
     if difference.mask_mismatches:
         return decide(pair, Decision("values", "nonfinite", pair.reason))
     if not difference.unequal:  # other bits, same values: within every tolerance there is
-        is_nothing = difference.elements and not difference.measured
-        reason = "no element is finite on both sides" if is_nothing else ""
+        is_empty = difference.elements and not difference.measured
+        reason = "no element is finite on both sides" if is_empty else ""
         return decide(pair, Decision("values", "match", reason))
     pair = decide(pair, Decision("values", None, f"{difference.unequal} of {difference.elements} differ"))
     if not limits:
@@ -69,34 +69,34 @@ def judge(pair: Pair, limits: KeyThresholds, remark: str = "") -> Pair:
 
 @dataclass(frozen=True)
 class PolicyJudge:
-    """Judges the pairs that nothing was given for, by tests that look at the whole of both runs.
+    """Judges the pairs that the user gave no thresholds for, by tests that use the whole of both runs.
 
     Attributes:
         reference: The trusted archive.
         target: The archive under test.
         precision: The precision that the runs can agree in; None if neither says what it computed in.
-        thresholds: What a user gave; pairs that it is about are left as they are.
+        thresholds: The user's thresholds; pairs that they apply to are left as they are.
         calibration: Limits that known-good runs gave, in place of the policy's of the same quantity.
-        injected: Which values of the target show a module's own error, if it is an injected run.
+        injected: Which values of the target show a module's own error; none if it is no injected run.
     """
 
     reference: Archive
     target: Archive
     precision: Precision | None
     thresholds: Thresholds
-    calibration: Calibration | None = None
-    injected: Injected | None = None
+    calibration: Calibration | None
+    injected: Injected
 
     def judge(self, pairs: Sequence[Pair]) -> tuple[list[Pair], RunSummary]:
         """Judge the pairs that are `unjudged`.
 
         1. Masks of two kinds are compared as masks; rows of padding are taken out of the errors.
         2. Routers that chose other experts are found; ops behind them whose rows moved are `excluded`.
-        3. Rows that other choices shuffled are brought together.
+        3. Rows that other choices shuffled are aligned.
         4. Every test of `policy_tests.tests.TESTS` is run; the worst of a pair's findings is its status.
 
         Returns:
-            All pairs in their order, and what the tests say of the runs as a whole.
+            All pairs in their order, and a summary of the runs.
         """
         archives = self.reference, self.target
         pairs = [self._as_masks(pair) for pair in pairs]
@@ -207,7 +207,7 @@ class PolicyJudge:
         return replace(finding, status="suspect") if is_doubtful else finding
 
     def _is_open(self, pair: Pair) -> bool:
-        """Whether the policy has to judge the pair: nothing was given for it, and nothing decided it."""
+        """Whether the policy has to judge the pair: no threshold applies to it, and nothing decided it."""
         return pair.status == "unjudged" and not pair.findings and not self.thresholds.limits_for(pair.key)
 
     @cached_property

@@ -105,7 +105,7 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
             status, reason = explain(record)
             if not reason and ops and ops.is_cast(record.key.where):
                 is_optional, reason = True, _CAST
-            elif not reason and (key := _input_key(others, wanted)):
+            elif not reason and (key := others.input_key(*wanted.rpartition("/")[::2])):
                 is_optional, reason = True, f"{_INPUT_KEY} {key}"
         pair = Pair(text, "unjudged", record, partner, is_optional=is_optional)
         pairs.append(decide(pair, Decision("pairing", status, reason)))
@@ -120,12 +120,6 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
         if not selection.why_not(text)
     ]
     return pairs
-
-
-def _input_key(others: Ops, wanted: str) -> str:
-    """Return the key or parameter with the values of an op's input in the target; "" if there is none."""
-    place, _, slot = wanted.rpartition("/")
-    return others.given_from(place, slot) if place in others else ""
 
 
 def _losses(points: Iterable[PointInfo], selection: Selection) -> Iterator[Pair]:

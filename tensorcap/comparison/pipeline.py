@@ -168,10 +168,10 @@ class _Run:
             _require_precision(self.calibration, precision)
         judged = with_hints((judge_by_metadata(reference, target, pair) for pair in pairs), reference, target)
         judged = self._measured(judged)
-        injected = (Injected(mapped.source, mapped.sources) if mapped else Injected(target)) or None
+        injected = Injected(mapped.source, mapped.sources) if mapped else Injected(target)
         policy_judge = PolicyJudge(reference, target, precision, thresholds, self.calibration, injected)
         judged, account = policy_judge.judge(judged)
-        if injected is None:  # else records that are the same in the reference are not in the target
+        if not injected:  # else records that are the same in the reference are not in the target
             judged = judge_pass_through(reference, target, judged, thresholds)
         if baseline is not None:
             judged = with_ratios(judged, self._against(baseline, judged), _exact_below(account))

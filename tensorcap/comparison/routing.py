@@ -1,6 +1,7 @@
-"""Experts that a run chose unlike its reference, and whether the error of the scores explains it.
+"""Routers that chose other experts than in the reference, and rows that are in another order since.
 
-Rows that a run has in another order than its reference, since experts flipped: which belongs to which.
+A flip is explained if the error of the scores is as large as the margin between experts (POL-18). Rows inside
+experts are aligned by the nearest input (POL-19).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _BY_SCORES: Final = 0.99  # of the reference's rows hold the largest scores: tie
 
 @dataclass(frozen=True, slots=True)
 class Flips:
-    """What became of the choices of one call of a router.
+    """How the choices of one call of a router differ from the reference's.
 
     Attributes:
         pair: The pair of the chosen numbers.
@@ -62,11 +63,11 @@ class Flips:
 
 
 class Router(NamedTuple):
-    """What chooses experts: a module that gives out scores and choices, or an op.
+    """A call that chooses experts: of a module that returns scores and choices, or of an op.
 
     Attributes:
         place: Rank and step.
-        scores: Key text of the scores of all experts, None where they were not captured.
+        scores: Key text of the scores of all experts, None if they were not captured.
         chosen: Key text of the numbers of the chosen ones.
     """
 
@@ -76,7 +77,7 @@ class Router(NamedTuple):
 
 
 def find_routers(calls: Calls, ops: Ops, pairs: Mapping[str, Pair]) -> list[Router]:
-    """Every router of the reference, modules in execution order and then ops."""
+    """Find every router of the reference: modules in execution order, then ops."""
     of_calls = [router for call in calls.calls if (router := _router(call)) is not None]
     of_ops = [router for pair in pairs.values() if (router := _router_op(pair, ops, pairs)) is not None]
     return of_calls + of_ops
@@ -90,14 +91,14 @@ def find_flips(
     *,
     noise: Callable[[Pair], float],
 ) -> list[Flips]:
-    """Look at every router whose scores and choices were captured and whose choices differ.
+    """Find how the choices of every router differ whose scores and choices were captured.
 
     Args:
         reference: The trusted archive.
         target: The archive under test.
         routers: Those of the reference.
         pairs: Pairs by key text.
-        noise: What rounding does to a row of a pair, relative.
+        noise: Relative error of a row of a pair that rounding alone makes.
     """
     all_flips = []
     flipped: set[tuple[int, int]] = set()  # ranks and steps in which an earlier router chose other experts
@@ -117,27 +118,12 @@ def find_flips(
 
 
 def scores_by_choices(routers: Sequence[Router], pairs: Mapping[str, Pair]) -> dict[str, Pair]:
-    """The pair of the scores by the key text of the choices, of each router that has both."""
+    """Return the pair of the scores by the key text of the choices, of each router that has both."""
     return {r.chosen: pairs[r.scores] for r in routers if r.scores is not None and r.scores in pairs}
 
 
-@dataclass(frozen=True, slots=True)
-class AfterFlips:
-    """After which routers that chose other experts a tensor was made.
-
-    Attributes:
-        of_step: After some of the same step.
-        of_earlier: After some of an earlier step, whose results caches hold.
-        of_most_rows: After some of the same step that flipped so many rows that the median row is another.
-    """
-
-    of_step: bool
-    of_earlier: bool
-    of_most_rows: bool
-
-
 class StepsAfterFlips:
-    """Tells which tensors were made after routers that chose other experts.
+    """Knows which tensors were computed after routers that chose other experts.
 
     Args:
         flipped: The routers that did.
@@ -152,14 +138,16 @@ class StepsAfterFlips:
             self._first_steps[rank] = min(self._first_steps.get(rank, step), step)
 
     def is_in_step(self, record: Record) -> bool:
-        """Whether a record was made after experts flipped, in the same step."""
+        """Whether a record was computed after experts flipped, in the same step."""
         return _is_after(record, self._in_step)
 
-    def of(self, record: Record, *, is_shuffled: bool) -> AfterFlips:
-        """Tell after which routers a record was made; the rows of a shuffled one are those of its step's."""
-        of_earlier = record.key.step > self._first_steps.get(record.key.rank, _NEVER)
-        of_step = is_shuffled or self.is_in_step(record)
-        return AfterFlips(of_step, of_earlier, _is_after(record, self._of_most))
+    def has_other_rows(self, record: Record) -> bool:
+        """Whether experts flipped before it, in the same step, in so many rows that the median is another."""
+        return _is_after(record, self._of_most)
+
+    def is_in_later_step(self, record: Record) -> bool:
+        """Whether experts flipped in an earlier step, whose results caches hold."""
+        return record.key.step > self._first_steps.get(record.key.rank, _NEVER)
 
 
 def _first_orders(flipped: Sequence[Pair]) -> dict[tuple[int, int], int]:
@@ -177,7 +165,7 @@ def _is_after(record: Record, first: Mapping[tuple[int, int], int]) -> bool:
 
 
 def _router_op(pair: Pair, ops: Ops, pairs: Mapping[str, Pair]) -> Router | None:
-    """The router that a record of choices, made by an op, is of."""
+    """Return the router whose choices a record holds, if an op computed it."""
     chosen = pair.reference
     if chosen is None or chosen.key.slot != "output.1" or ops.name(chosen.key.where) != "topk":
         return None
@@ -195,7 +183,7 @@ def _are_scores(scores: Record, chosen: Record) -> bool:
 
 
 def _router(call: Call) -> Router | None:
-    """The router that a call is of, by its outputs."""
+    """Return the router of a call, by its outputs."""
     for chosen in call.outputs:
         if not is_routing(chosen):
             continue
@@ -248,7 +236,7 @@ def _mask(chosen: Array, experts: int) -> Array:
 
 
 def copies_of(pairs: Sequence[Pair], chosen: Sequence[Pair]) -> dict[str, Pair]:
-    """Pairs that hold the very choices of a router again, as arguments of others, by key text."""
+    """Return pairs that hold a router's choices again, as arguments of other calls, by key text."""
     known = {
         (pair.reference.digest, pair.target.digest): pair
         for pair in chosen
@@ -261,38 +249,38 @@ def copies_of(pairs: Sequence[Pair], chosen: Sequence[Pair]) -> dict[str, Pair]:
     }
 
 
-_ROWS: Final = 256  # of the reference are looked for
+_ROWS: Final = 256  # of the reference are aligned
 _NEAR: Final = 4096
-_ELEMENTS: Final = 1 << 22  # of one side are read; a longer tensor is not aligned
+_ELEMENTS: Final = 1 << 22  # of one side; a longer tensor is not aligned
 
 
 def shuffled_calls(calls: Calls, flips: Sequence[Flips], copies: Mapping[str, Pair]) -> dict[str, Flips]:
-    """Key texts of records whose rows are ordered by expert, where experts flipped, with the flips.
+    """Return the flips by key text of records whose rows are ordered by expert, if experts flipped.
 
     They are the records of calls below a module that got the choices as an argument, within its call.
     """
-    found: dict[str, Flips] = {}
-    for call, chosen in _given_choices(calls, flips, copies):
-        for below in calls.within(call):
-            for record in (*below.inputs, *below.outputs):
-                found[record.key.text] = chosen
-    return found
+    return {
+        record.key.text: chosen
+        for call, chosen in _calls_with_choices(calls, flips, copies)
+        for below in calls.within(call)
+        for record in (*below.inputs, *below.outputs)
+    }
 
 
 def moved_ops(
     calls: Calls, reference: Archive, flips: Sequence[Flips], copies: Mapping[str, Pair]
 ) -> set[str]:
-    """Key texts of records of places within the code of modules that got other choices, and of modules below.
+    """Return key texts of records within the code of modules that got other choices, and of modules below.
 
     Args:
         calls: The reference's calls.
         reference: The trusted archive.
-        flips: What became of the choices.
+        flips: How the choices of routers differ.
         copies: Pairs that hold choices again.
     """
-    found: set[str] = set()
+    moved: set[str] = set()
     inner: dict[tuple[int, int], list[Record]] = {}
-    for call, _ in _given_choices(calls, flips, copies):
+    for call, _ in _calls_with_choices(calls, flips, copies):
         if not inner:
             for record in reference.records:
                 if is_inner(record.key):
@@ -303,14 +291,14 @@ def moved_ops(
             if record.order > call.end:
                 break
             if f"{module_of(record.key.site)}.".startswith(f"{call.site}."):
-                found.add(record.key.text)
-    return found
+                moved.add(record.key.text)
+    return moved
 
 
-def _given_choices(
+def _calls_with_choices(
     calls: Calls, flips: Sequence[Flips], copies: Mapping[str, Pair]
 ) -> Iterator[tuple[Call, Flips]]:
-    """Calls that got the choices of a router as an argument, with what became of these."""
+    """Yield the calls that got the choices of a router as an argument, with its flips."""
     by_key = {flip.pair.key: flip for flip in flips}
     for call in calls.calls:
         keys = [record.key.text for record in call.inputs]
@@ -368,13 +356,13 @@ def _rows(reference: Archive, target: Archive, pair: Pair | None) -> tuple[Array
 
 
 def _reach(flips: Flips) -> int:
-    """How many places away a row may be: each flip moves others, and sorting by expert need not be stable."""
+    """Return how many rows away a row may be: each flip moves others, and sorting need not be stable."""
     record = flips.pair.reference
     return max(_NEAR, 2 * flips.flipped * (record.shape[-1] if record is not None else 1))
 
 
 def _partners(x: Array, y: Array, reach: int) -> tuple[Array, Array]:
-    """Some rows of the reference and, for each, the nearest of the target's at most `reach` places away."""
+    """Choose rows of the reference, and for each the nearest of the target's at most `reach` rows away."""
     order = np.unique(np.linspace(0, len(x) - 1, min(len(x), _ROWS)).astype(np.int64))
     sizes = (y**2).sum(axis=1)
     partner = np.empty_like(order)

@@ -13,7 +13,7 @@ from tensorcap_formats.run_info import ErrorInfo
 
 
 def _ending(error: ErrorInfo | None) -> str:
-    """Return why an archive is incomplete: an exception ended its run, or it is a dump that lacks something."""
+    """Return why an archive is incomplete: an exception ended its run, or a dump lacks something."""
     if error is None or not error.text:
         return "its run ended early"
     return f"its run ended early ({error.text})" if error.type else error.text

@@ -105,7 +105,7 @@ class Context:
         shuffled: Keys whose rows are ordered by expert, where experts flipped.
         choices: Findings of routers by the key text of each record that holds their choices.
         after_flips: Which tensors were made after a router chose other experts.
-        injected: Which values of the target show a module's own error; None if it is no injected run.
+        injected: Which values of the target show a module's own error; none if it is no injected run.
         gain_log: Filled by the tests of gains.
     """
 
@@ -121,7 +121,7 @@ class Context:
     shuffled: Mapping[str, Flips]
     choices: Mapping[str, Finding]
     after_flips: StepsAfterFlips
-    injected: Injected | None
+    injected: Injected
     gain_log: GainLog = field(default_factory=GainLog)
 
     @cached_property
@@ -160,14 +160,6 @@ class Context:
         errors = [self.errors.get(pair.key) for pair in pairs]
         known = [error for error in errors if error is not None]
         return known if len(known) == len(errors) else None
-
-    def own_kind(self, pair: Pair) -> str | None:
-        """Return what an injected run's pair shows of a module's own error: see `Injected.own`."""
-        return self.injected.own(pair) if self.injected is not None else None
-
-    def was_replaced(self, pair: Pair) -> bool:
-        """Whether another value than that of a pair went on, so that it says nothing of a gain."""
-        return self.injected is not None and self.injected.was_replaced(pair)
 
 
 class PolicyTest(ABC):

@@ -12,9 +12,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tensorcap.comparison.exact import judge_parameter
+from tensorcap.comparison.exact import coarser_dtype
 from tensorcap.comparison.pair import Finding
-from tensorcap.comparison.policy import POLICY
+from tensorcap.comparison.policy import POLICY, Limits
 from tensorcap.comparison.policy_tests.context import Context, MeasuredPair, PolicyTest, is_whole
 from tensorcap.comparison.policy_tests.growth import judge_total_error
 from tensorcap.metrics import is_routing
@@ -69,7 +69,7 @@ class ParameterTest(PolicyTest):
         """Judge parameters and buffers, which were measured with the tolerance of one rounding."""
         for pair in context.open_measured():
             if not pair.is_whole and is_parameter(pair.reference.key):
-                yield pair.key, judge_parameter(pair, pair.difference)
+                yield pair.key, _judge_parameter(pair)
 
 
 class CoarserDtypeTest(PolicyTest):
@@ -117,6 +117,17 @@ def _judge_whole_numbers(pair: MeasuredPair) -> Finding:
         text = f"{text}, and the scores that they were chosen by were not captured"
         return Finding("integers", unequal, 0, "suspect", text)
     return Finding("integers", unequal, 0, "diverged", text)
+
+
+def _judge_parameter(pair: MeasuredPair) -> Finding:
+    """Judge a parameter that was measured with the tolerance of its rounding (POL-28)."""
+    difference = pair.difference
+    unlike = difference.unequal if difference.mismatches is None else difference.mismatches
+    text = f"{unlike} of {difference.measured} numbers that the model holds are not those of the reference"
+    coarse = coarser_dtype(pair.reference.dtype, pair.target.dtype)
+    if coarse is not None and pair.reference.dtype.name != pair.target.dtype.name:
+        text += f", rounded to {coarse.name}"
+    return Limits(0, 0).finding("parameter", unlike, text)
 
 
 def _least_error(reference: Record, target: Record) -> float | None:

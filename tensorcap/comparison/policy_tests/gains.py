@@ -105,7 +105,7 @@ class _Gains:
         kept: dict[tuple[int, str], float] = {}  # the worst rows of earlier steps, which caches hold
         for core in self._calls.cores():
             sources = self._compared(core.sources)
-            if sources is None or any(map(self._context.was_replaced, sources)):
+            if sources is None or any(map(self._context.injected.was_replaced, sources)):
                 continue
             place = core.sources[0].key.rank, core.attention
             for result in core.results:
@@ -121,7 +121,7 @@ class _Gains:
         """Find the gain of experts over rows that got the same choices: others compute something else."""
         inputs = self._compared(call.inputs) or []
         chosen = [pair for pair in inputs if pair.reference is not None and is_routing(pair.reference)]
-        if not chosen or any(map(self._context.was_replaced, inputs)):
+        if not chosen or any(map(self._context.injected.was_replaced, inputs)):
             return
         rows = _count_rows(chosen[0])
         sources = [pair for pair in inputs if pair.is_inexact and _count_rows(pair) == rows]
@@ -150,7 +150,7 @@ class _Gains:
             if any(record.dtype.is_inexact for record in leaf.outputs):
                 log.untested[leaf.site] = None
             return
-        if any(map(self._context.was_replaced, inputs)):
+        if any(map(self._context.injected.was_replaced, inputs)):
             return
         if any(not pair.is_inexact and pair.status != "identical" for pair in inputs):
             return  # other tokens, other experts: the outputs have nothing to do with each other

@@ -46,16 +46,16 @@ def _total_errors(context: Context, *, is_wide: bool) -> Iterator[tuple[str, Fin
     """Judge tensors by `wide_error`, or by `growth`, which also judges rows of other experts if wide."""
     for pair, error in context.open_results():
         record, precision = pair.reference, pair.precision
-        after = context.after_flips.of(record, is_shuffled=pair.key in context.shuffled)
-        is_of_other = is_wide != (precision.is_wide and not after.of_most_rows)
-        if is_of_other or context.own_kind(pair) is not None:
+        has_other_rows = context.after_flips.has_other_rows(record)
+        is_of_other = is_wide != (precision.is_wide and not has_other_rows)
+        if is_of_other or context.injected.own(pair) is not None:
             continue
         scaled = error * cancellation_scale(context, pair)
-        if after.of_most_rows:
+        if has_other_rows:
             yield pair.key, _judge_other_experts(scaled)
             continue
         times = POLICY.rough if is_inner(record.key) or is_gradient(record.key) else 1.0
-        if after.of_earlier and not is_wide:
+        if not is_wide and context.after_flips.is_in_later_step(record):
             times = max(times, POLICY.routing_growth)
         depth = context.calls.depth(record)
         yield pair.key, judge_total_error(scaled, depth, precision, elements=pair.elements, times=times)

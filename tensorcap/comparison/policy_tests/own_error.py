@@ -24,7 +24,7 @@ class OwnErrorTest(PolicyTest):
     def judge(self, context: Context) -> Iterator[tuple[str, Finding]]:
         """Judge results whose arguments were all replaced, and arguments that such a call's code made."""
         for pair, error in context.open_results():
-            own = context.own_kind(pair)
+            own = context.injected.own(pair)
             if own is None:
                 continue
             site = pair.reference.key.site
