@@ -118,8 +118,8 @@ def _rows(reference: Array, error: Array) -> dict[str, Any]:
     outliers = np.abs(error[there]) / (np.abs(reference[there]) + rms)
     count = len(ratios)
     if not count:
-        error = None if errors.any() else 0.0
-        return {"row_error_median": error, "row_error_p95": error, "outlier": error, "zero_rows": 0}
+        exact = None if errors.any() else 0.0
+        return {"row_error_median": exact, "row_error_p95": exact, "outlier": exact, "zero_rows": 0}
     return {
         "row_error_median": float(ratios[-(-count // 2) - 1]),
         "row_error_p95": float(ratios[-(-95 * count // 100) - 1]),

@@ -33,9 +33,9 @@ class Selection:
     """What a user narrowed a comparison to, as globs over key texts.
 
     Attributes:
-        only: Compare what fits one of these; everything where it is empty.
+        only: Compare what fits one of these; everything if it is empty.
         exclude: Leave out what fits one of these.
-        require: What fits none of these may be missing; nothing may where it is empty.
+        require: What fits none of these may be missing; nothing may if it is empty.
     """
 
     only: tuple[str, ...] = ()

@@ -36,7 +36,7 @@ LETTERS: Final[Mapping[str, str]] = {
     "wide_error": "wide",
     "pass_through": "echo",
 }
-# What a test's value is, for a reader, of tests whose name does not say it
+# Descriptions of the values of tests whose name does not say them
 _PHRASES: Final[Mapping[str, str]] = {
     "own_error_leaf": "own error",
     "own_error_composite": "own error",
@@ -63,7 +63,7 @@ def _(value: Finding) -> Any:
 
 
 def describe_test(name: str) -> str:
-    """Return what a test's value is, in words.
+    """Describe the value of a test in words.
 
     Example:
         >>> describe_test("gain"), describe_test("attention_gain"), describe_test("max_abs")
@@ -125,19 +125,19 @@ class Policy:
         leaf_tail: Limits of test `gain_tail`.
         core_tail: Limits of test `attention_gain_tail`.
         expert_row: Limits of test `attention_gain_tail` of the worst row of experts.
-        second_look: How many times what was measured may be what a second look's rows show, or less.
+        second_look: How many times smaller a robust error may be than the measured one and still count.
         outlier: Test `outlier_element`: how many times the row error an outlier may be.
         outlier_spread: The same: how many times the median the worst rows may be and still count as usual.
         envelope: Test `growth`: `e0 * rho * sqrt(e1 + e2 * n)` at block n.
         few: How many standard deviations of a ratio of two RMS over `n` elements, `1 / sqrt(n)`, limits of
             such ratios are widened by.
-        rough: Times the limits of `growth` and of float32 runs, of places within a module's code and of
+        rough: Factor on the limits of `growth` and of float32 runs, of places within a module's code and of
             gradients: powers multiply a relative error, and what cancels makes it larger.
         leaf_own: Limits of test `own_error_leaf`, in roundings.
         composite_own: Limits of test `own_error_composite`.
-        replayed_leaf: Limits of test `own_error_leaf` where a model was replayed, in roundings.
-        replayed_composite: Limits of test `own_error_composite` there.
-        replayed_tail: Times these limits, of the 95th percentile of rows.
+        replayed_leaf: Limits of test `own_error_leaf` in a replay, in roundings.
+        replayed_composite: Limits of test `own_error_composite` in a replay.
+        replayed_tail: Factor on these limits, for the 95th percentile of rows.
         twin_ratio: Limits of test `twin_ratio`.
         twin_precise: R below which a target rounds less than the twin, which is no mistake.
         twin_bits: Limits of test `ulp_share`, shares of elements.
@@ -147,11 +147,11 @@ class Policy:
         explained_bins: Test `input_dependence`: count of bins of the input's value.
         wide_total: float32 against float32: limits of the whole error; of float64 in proportion to u.
         wide_own: The same, of a module's own error.
-        wide_noise: The same: what the order of accumulation alone may do to a row.
+        wide_noise: The same: the relative error that the order of accumulation alone makes in a row.
         routing_margin: Flips of experts are explained up to this many times the error of their scores.
         routing_unexplained: Share of rows whose flips may be unexplained before the router is guilty.
-        routing_flipped: Share of rows that may flip where scores alone do not decide.
-        routing_growth: Times the limit of `growth` in steps behind one in which experts flipped.
+        routing_flipped: Share of rows that may flip if scores alone do not decide.
+        routing_growth: Factor on the limit of `growth` in steps behind one in which experts flipped.
         routing_typical: Test `growth`: share of rows behind a router that may have other experts before the
             median row is not what it was.
     """

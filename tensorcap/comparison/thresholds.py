@@ -61,7 +61,7 @@ class Threshold:
         match: Glob over key texts.
         tolerance: Allowed for each element, or None.
         metric: A metric that is limited, or "".
-        limit: The largest value of the metric that is green, or the smallest where more is better.
+        limit: The largest value of the metric that is green, or the smallest if more is better.
     """
 
     match: str

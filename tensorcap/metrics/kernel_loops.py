@@ -411,7 +411,7 @@ def count_errors(x, y, n, tables, bins):
 
 @njit(fastmath=_QUOTIENTS, **OPTIONS)
 def row_outlier(x, y, low, high, rms):
-    """Largest |d| / (|r| + rms) of a row in float32, as bits; where it is no number they are large."""
+    """Largest |d| / (|r| + rms) of a row in float32, as bits; if it is no number they are large."""
     _wide()
     a = x[low:high]
     b = y[low:high]

@@ -1,4 +1,4 @@
-"""What a test of the policy works on: both runs, pairs by key, their errors, routers that flipped."""
+"""The context of the policy's tests: both runs, pairs by key, their errors, routers that flipped."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class MeasuredPair(Pair):
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What one module adds to an error.
+    """The error that one module adds to that of its inputs.
 
     Attributes:
         site: The leaf, the attention, or the module of an op.
@@ -74,7 +74,7 @@ class Gain:
 
 @dataclass(slots=True)
 class GainLog:
-    """What the tests of gains leave for the summary of the runs.
+    """Results of the tests of gains that the summary of the runs needs.
 
     Attributes:
         gains: Every gain.
@@ -100,9 +100,9 @@ class Context:
         pairs: The pairs that are not excluded by key text, in their order; those with values that were
             measured are `MeasuredPair`s.
         open_keys: Keys of the pairs that the policy judges; findings of others are not used.
-        errors: Row errors by key text, of rows that were brought together if they were shuffled.
-        aligned: Keys whose rows were brought together (POL-19).
-        shuffled: Keys whose rows are ordered by expert, where experts flipped.
+        errors: Row errors by key text, of aligned rows if they were shuffled.
+        aligned: Keys whose rows were aligned (POL-19).
+        shuffled: Keys whose rows are ordered by expert, if experts flipped.
         choices: Findings of routers by the key text of each record that holds their choices.
         after_flips: Which tensors were made after a router chose other experts.
         injected: Which values of the target show a module's own error; none if it is no injected run.
@@ -191,7 +191,8 @@ def measured_pair(pair: Pair, runs_precision: Precision | None) -> MeasuredPair 
     """Return a pair as one whose values were measured; None if they were not."""
     if pair.reference is None or pair.target is None or pair.difference is None:
         return None
-    return MeasuredPair(*(getattr(pair, field.name) for field in fields(Pair)), runs_precision=runs_precision)
+    members = {field.name: getattr(pair, field.name) for field in fields(Pair)}
+    return MeasuredPair(**members, runs_precision=runs_precision)
 
 
 def is_whole(record: Record) -> bool:

@@ -1,9 +1,9 @@
 """Tests that need no model of rounding: whole numbers, parameters, dtypes, rows of zeros, statistics.
 
 Whole numbers are equal or wrong, the choices of routers aside (POL-17, POL-18). Parameters may differ by one
-rounding to the coarser dtype (POL-28). A record coarser than everything that both runs name was cast where no
-run says so (POL-3). Rows of zeros in the reference have no relative error (POL-20). Records without values
-have norms and means, which prove a least error by the triangle inequality (POL-21).
+rounding to the coarser dtype (POL-28). A record that is coarser than all dtypes that both runs name was cast,
+though no run says so (POL-3). Rows of zeros in the reference have no relative error (POL-20). Records without
+values have norms and means, which prove a least error by the triangle inequality (POL-21).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Formula: kappa, the largest error of an element relative to it and to the RMS of its row, against
 `Policy.outlier` times the usual row error. A mistake in one index or one mask position changes few elements
 by much, which a median of rows hides. Not tested behind routers that chose other experts in the same step,
-whose rows are others, nor within a module's code where masked elements were left out (POL-29).
+whose rows are others, nor within a module's code if masked elements were left out (POL-29).
 """
 
 from __future__ import annotations
