@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
+from tensorcap.alignment import MappedArchive
 from tensorcap.comparison.pair import Pair
 from tensorcap.recording import HELD, parse_steps
 from tensorcap.runs import enclosing_sites, is_inner
@@ -22,12 +23,14 @@ class Injected:
     """Which tensors of an injected run were replaced after they were recorded (INJ-20).
 
     Args:
-        archive: The run, under its own keys.
-        sources: Its records behind each record under other keys, by key text; None if keys are its own.
+        target: The run, under its own keys or mapped to those of a reference; it need not be an injected one.
     """
 
-    def __init__(self, archive: Archive, sources: Mapping[str, Sequence[Record]] | None = None) -> None:
-        self._sources = sources or {}
+    def __init__(self, target: Archive) -> None:
+        archive = target
+        self._sources: Mapping[str, Sequence[Record]] = {}
+        if isinstance(target, MappedArchive):
+            archive, self._sources = target.source, target.sources
         self._replaced: dict[tuple[str, str], list[tuple[int, tuple[range, ...]]]] = {}
         self._written: set[tuple[str, str]] = set()
         for slot in archive.info.injected.slots if archive.info.injected else ():

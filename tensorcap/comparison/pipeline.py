@@ -168,7 +168,7 @@ class _Run:
             _require_precision(self.calibration, precision)
         judged = with_hints((judge_by_metadata(reference, target, pair) for pair in pairs), reference, target)
         judged = self._measured(judged)
-        injected = Injected(mapped.source, mapped.sources) if mapped else Injected(target)
+        injected = Injected(target)
         policy_judge = PolicyJudge(reference, target, precision, thresholds, self.calibration, injected)
         judged, account = policy_judge.judge(judged)
         if not injected:  # else records that are the same in the reference are not in the target

@@ -217,8 +217,8 @@ class Policy:
         Raises:
             UsageError: `compute_dtype` is no floating dtype.
         """
-        named = [self.precision(compute_dtype)] if compute_dtype else self._computed_in(target)
-        named += self._computed_in(reference)
+        names = (compute_dtype or _compute_dtype(target), _compute_dtype(reference))
+        named = [self.precision(name) for name in names if name]
         return max(named, key=lambda p: p.unit, default=None)
 
     def precision_of_pair(self, runs: Precision | None, reference: Record, target: Record) -> Precision:
@@ -259,12 +259,10 @@ class Policy:
             return precision.rounding
         return self.wide_noise * precision.unit / self.units["float32"]
 
-    def _computed_in(self, run: RunInfo) -> list[Precision]:
-        """Return the precision that a run says it computed in, or nothing."""
-        for name in (run.compute_dtype, run.dtype):
-            if name in self.units:
-                return [self.precision(name)]
-        return []
-
 
 POLICY: Final = Policy()
+
+
+def _compute_dtype(run: RunInfo) -> str:
+    """Return the dtype of floats that a run says it computed in, "" if it does not say."""
+    return next((name for name in (run.compute_dtype, run.dtype) if name in UNIT_ROUNDOFFS), "")

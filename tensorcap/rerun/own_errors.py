@@ -279,11 +279,9 @@ class InjectionJudge:
         self._precision = POLICY.precision_of_runs(reference.info, injected.info, None)
         self._inputs = {call.place: call.inputs for call in self._makers.calls.calls}
         self._paired = {pair.key for pair in self._pairs}
-        self._reference, self._run = reference, injected
+        self._reference = reference
+        self._run = injected.source if isinstance(injected, MappedArchive) else injected
         self._injected = Injected(injected)
-        if isinstance(injected, MappedArchive):
-            self._run = injected.source
-            self._injected = Injected(injected.source, injected.sources)
         self._errors: dict[str, float | None] = {}
         for pair in self._pairs:
             for key in self._injected.keys_of(pair):

@@ -112,14 +112,13 @@ def compare_buffers(reference: Archive, target: Archive) -> Iterator[Item]:
 
 def compare_settings(reference: Archive, target: Archive) -> Iterator[Item]:
     """Compare settings of the framework that change the results of its operators."""
-    sides = [archive.info.settings for archive in (reference, target)]
-    if not all(sides):
+    ours, theirs = reference.info.settings, target.info.settings
+    if not (ours and theirs):
         raise UnknownError("not both runs say how their framework was set")
     for name in _SETTINGS:
-        one, other = sides[0].get(name), sides[1].get(name)
-        if name in sides[0] and name in sides[1] and one != other:
-            text = "The same operators give other numbers."
-            yield make_item("settings", name, one, other, text, explains=name == _SETTINGS[0])
+        if name in ours and name in theirs and ours[name] != theirs[name]:
+            text, explains = "The same operators give other numbers.", name == _SETTINGS[0]
+            yield make_item("settings", name, ours[name], theirs[name], text, explains=explains)
 
 
 def compare_precision(reference: Archive, target: Archive) -> Iterator[Item]:
@@ -136,10 +135,10 @@ def compare_precision(reference: Archive, target: Archive) -> Iterator[Item]:
 
 def compare_versions(reference: Archive, target: Archive) -> Iterator[Item]:
     """Compare versions of packages."""
-    sides = [archive.info.packages for archive in (reference, target)]
-    if not all(sides):
+    ours, theirs = reference.info.packages, target.info.packages
+    if not (ours and theirs):
         raise UnknownError("not both runs list their packages")
-    for name in sides[0]:
-        one, other = sides[0][name], sides[1].get(name)
+    for name, one in ours.items():
+        other = theirs.get(name)
         if other and one != other:
             yield make_item("versions", name, one, other, "Another version of the code.", explains=False)
