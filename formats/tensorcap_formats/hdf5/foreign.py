@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -228,12 +227,11 @@ def require_filters(dataset: h5py.Dataset, source: str) -> None:
             raise ReadError(f"{source}: is compressed by HDF5 filter {number}, which is not installed")
 
 
-def open_foreign_hdf5(path: Path, file: InputFile, root: h5py.Group, resources: ExitStack) -> Archive:
+def open_foreign_hdf5(file: InputFile, root: h5py.Group, resources: ExitStack) -> Archive:
     """Open all numeric datasets that hard links lead to; what else is there is named in `skipped`.
 
     Args:
-        path: Of the file.
-        file: The same file, to be read at positions.
+        file: The file, to be read at positions.
         root: Its root group.
         resources: What to let go of when the archive is closed; emptied.
 
@@ -266,11 +264,11 @@ def open_foreign_hdf5(path: Path, file: InputFile, root: h5py.Group, resources: 
                     others[full] = "no tensor: its type is no number, or it has no elements"
                     continue
                 reader = DatasetReader(
-                    node, file, f"{path}: {full}", storage=types[0].storage, memory_type=types[1]
+                    node, file, f"{file.path}: {full}", storage=types[0].storage, memory_type=types[1]
                 )
                 tensors.append(ForeignTensor(full, types[0], node.shape, reader.read_foreign))
             else:
                 others[full] = "no tensor: a named datatype"
     if not tensors:
-        raise NotAnArchiveError(f"{path}: none of its {len(others)} HDF5 objects is a numeric dataset")
-    return ForeignArchive(path, "hdf5", tensors, resources=resources.pop_all(), skipped=others)
+        raise NotAnArchiveError(f"{file.path}: none of its {len(others)} HDF5 objects is a numeric dataset")
+    return ForeignArchive(file.path, "hdf5", tensors, resources=resources, skipped=others)

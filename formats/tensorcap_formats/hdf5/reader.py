@@ -7,6 +7,7 @@ then the library gives the place of each tensor. Any other HDF5 file gives its n
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -28,7 +29,8 @@ from tensorcap_formats.hdf5.foreign import (
     require_inside,
 )
 from tensorcap_formats.hdf5.header import SIGNATURE
-from tensorcap_formats.index import Index, decode_index, decode_json, decode_sealed
+from tensorcap_formats.index import Index, decode_index
+from tensorcap_formats.indexed_archive import IndexedArchive
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.records import Record
 
@@ -60,60 +62,30 @@ def open_hdf5(path: Path) -> Archive:
         note = Note.unpack(file.read(0, min(HEAD_SIZE, file.size)))
         tail = note.read_tail(file) if note else None
         if note and tail is not None:
-            archive: Archive = _open_by_note(path, file, note, tail, resources)
-        else:
-            archive = _open_by_library(path, file, resources, is_ours=note is not None)
-        resources.pop_all()
-    return archive
+            return _open_by_note(file, note, tail, resources)
+        return _open_by_library(file, resources, is_ours=note is not None)
 
 
-class _OurArchive(Archive):
-    """Base of the two ways to read an archive of ours: by its note, or by the library."""
-
-    def __init__(
-        self,
-        path: Path,
-        index: Index,
-        run: dict[str, Any],
-        resources: ExitStack,
-        *,
-        trusts_digests: bool,
-    ) -> None:
-        super().__init__(
-            path,
-            "hdf5",
-            index.records,
-            is_ordered=index.is_ordered,
-            is_complete=index.is_complete,
-            run=run,
-            values=index.values,
-            algorithm=index.algorithm,
-            root=index.root,
-            trusts_digests=trusts_digests,
-        )
-        self._resources = resources
-
-    def close(self) -> None:
-        self._resources.close()
-
-
-class _NotedArchive(_OurArchive):
+class _NotedArchive(IndexedArchive):
     """An archive as we wrote it: the note's table says where each tensor lies."""
 
     is_direct = True
-    _file: InputFile
-    _offsets: tuple[int, ...]
+
+    def __init__(self, file: InputFile, index: Index, offsets: Sequence[int], resources: ExitStack) -> None:
+        super().__init__(file.path, "hdf5", index, resources, trusts_digests=True)
+        self._file = file
+        self._offsets = offsets
 
     def _read_flat(self, record: Record, start: int, out: Array) -> None:
         self._file.read_into(self._offsets[record.row] + start * record.dtype.itemsize, out)
 
 
-def _open_by_note(path: Path, file: InputFile, note: Note, tail: bytes, resources: ExitStack) -> Archive:
+def _open_by_note(file: InputFile, note: Note, tail: bytes, resources: ExitStack) -> Archive:
     def part(at: int, size: int) -> bytes:
         return tail[at - note.tail_at : at - note.tail_at + size]
 
-    index = decode_index(part(note.index_at, note.index_size), str(path))
-    run = decode_json(part(note.run_at, note.run_size), f"{path}: run")
+    path, run = file.path, part(note.run_at, note.run_size)
+    index = decode_index(part(note.index_at, note.index_size), run, str(path), is_unaltered=True)
     if note.offsets_count != len(index.records):
         raise CorruptArchiveError(
             f"{path}: table has {note.offsets_count} offsets, expected one for each of "
@@ -127,26 +99,22 @@ def _open_by_note(path: Path, file: InputFile, note: Note, tail: bytes, resource
                 f"{path}: {record.key.text}: {record.nbytes} bytes lie {where}, expected between "
                 f"{HEAD_SIZE} and {note.tail_at} (ARC-42)"
             )
-    archive = _NotedArchive(path, index, run, resources.pop_all(), trusts_digests=True)
-    archive._file = file
-    archive._offsets = offsets
-    return archive
+    return _NotedArchive(file, index, offsets, resources)
 
 
-class _LibraryArchive(_OurArchive):
+class _LibraryArchive(IndexedArchive):
     """An archive that another tool touched: h5py finds each tensor when it is read.
 
     Nothing proves that the tool left every dataset as it was, so the digest of a tensor that is read from its
     beginning to its end is checked.
     """
 
-    _file: InputFile
-    _root: h5py.Group
-
-    def __init__(self, path: Path, index: Index, run: dict[str, Any], resources: ExitStack) -> None:
-        super().__init__(path, index, run, resources, trusts_digests=False)
+    def __init__(self, file: InputFile, root: h5py.Group, index: Index, resources: ExitStack) -> None:
+        super().__init__(file.path, "hdf5", index, resources)
+        self._file = file
+        self._root = root
         self._readers: dict[int, DatasetReader] = {}
-        self._digests = RunningDigests(path, index.algorithm)
+        self._digests = RunningDigests(file.path, index.algorithm)
 
     def _read_flat(self, record: Record, start: int, out: Array) -> None:
         reader = self._readers.get(record.row)
@@ -171,7 +139,8 @@ class _LibraryArchive(_OurArchive):
         return reader
 
 
-def _open_by_library(path: Path, file: InputFile, resources: ExitStack, *, is_ours: bool) -> Archive:
+def _open_by_library(file: InputFile, resources: ExitStack, *, is_ours: bool) -> Archive:
+    path = file.path
     if not is_hdf5(file):
         raise NotAnArchiveError(f"{path}: is no HDF5 file: it has no HDF5 signature")
     import h5py
@@ -186,18 +155,14 @@ def _open_by_library(path: Path, file: InputFile, resources: ExitStack, *, is_ou
             ) from None
         index_text = _text(root, INDEX_NAME, path)
         if not is_ours and not (index_text or b"").startswith(b'{"tensorcap"'):
-            return open_foreign_hdf5(path, file, root, resources)
+            return open_foreign_hdf5(file, root, resources)
         run_text = _text(root, RUN_NAME, path)
         if index_text is None or run_text is None:
             missing = INDEX_NAME if index_text is None else RUN_NAME
             raise CorruptArchiveError(
                 f"{path}: has no text {missing!r}, expected that of an archive (ARC-20)"
             )
-        index = decode_sealed(index_text, run_text, str(path))
-        run = decode_json(run_text, f"{path}: run")
-        archive = _LibraryArchive(path, index, run, resources.pop_all())
-        archive._file, archive._root = file, root
-        return archive
+        return _LibraryArchive(file, root, decode_index(index_text, run_text, str(path)), resources)
 
 
 def _text(root: h5py.Group, name: str, path: Path) -> bytes | None:

@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from tensorcap_formats.archive import BLOCK_BYTES, Archive
-from tensorcap_formats.content import (
-    checked_blocks,
-    content_of,
-    describe_records,
-    encode_index_and_run,
-    write_errors,
-)
+from tensorcap_formats.content import build_index, checked_blocks, content_of, write_errors
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import missing_package
 from tensorcap_formats.flat_arrays import Slabs
@@ -27,12 +21,12 @@ from tensorcap_formats.hdf5.flat_file import (
     HEAD_SIZE,
     INDEX_NAME,
     RUN_NAME,
-    Placed,
     align_offset,
     finish_flat_file,
     write_at,
 )
 from tensorcap_formats.hdf5.header import datatype_of, string_type
+from tensorcap_formats.index import Index, encode_index
 from tensorcap_formats.records import Record
 
 if TYPE_CHECKING:
@@ -60,66 +54,37 @@ def write_hdf5(
         MissingPackageError: Compression was asked for, and hdf5plugin is not installed.
     """
     originals = source.records if records is None else records
-    chosen, algorithm = describe_records(source, originals)
+    index = build_index(source, originals)
     if compress is not None:
-        _write_compressed(source, path, originals, chosen, algorithm, compress)
+        _write_compressed(source, path, originals, index, compress)
         return
-    offsets: dict[tuple[str, int], int] = {}
-    placed = []
+    places: dict[tuple[str, int], int] = {}
+    offsets: list[int | None] = []
     end = HEAD_SIZE
     with write_errors(path):
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            for original, record in zip(originals, chosen, strict=True):
+            for original, record in zip(originals, index.records, strict=True):
                 if not record.stored or not record.nbytes:
-                    placed.append(Placed(record, None))
+                    offsets.append(None)
                     continue
                 content = record.digest, record.nbytes
-                if content not in offsets:
-                    offsets[content] = at = end
+                if content not in places:
+                    places[content] = at = end
                     for block in checked_blocks(source, original):
                         write_at(fd, at, block.view("u1"))
                         at += block.nbytes
                     end = align_offset(at)
-                placed.append(Placed(record, offsets[content]))
-            finish_flat_file(
-                fd,
-                placed,
-                end,
-                values=source.values,
-                run=source.run,
-                algorithm=algorithm,
-                is_complete=source.is_complete,
-                is_ordered=source.is_ordered,
-                fsync=False,
-            )
+                offsets.append(places[content])
+            finish_flat_file(fd, index, offsets, end)
         finally:
             os.close(fd)
 
 
 def _write_compressed(
-    source: Archive,
-    path: Path,
-    originals: Sequence[Record],
-    chosen: Sequence[Record],
-    algorithm: str,
-    compress: str,
+    source: Archive, path: Path, originals: Sequence[Record], index: Index, compress: str
 ) -> None:
-    """Write the file; scalars and empty tensors stay as they are, which HDF5 cannot cut into chunks.
-
-    Args:
-        source: Where the bytes come from.
-        path: Of the new file.
-        originals: Records of the source.
-        chosen: The same, numbered anew, with digests and statistics.
-        algorithm: Of the digests.
-        compress: `zstd` or `blosc2`.
-
-    Raises:
-        ReadError: The source cannot be read, or fails a checksum.
-        WriteError: The disk is full.
-        MissingPackageError: hdf5plugin is not installed.
-    """
+    """Write the file; scalars and empty tensors stay as they are, which HDF5 cannot cut into chunks."""
     try:
         import h5py
         import hdf5plugin
@@ -127,10 +92,10 @@ def _write_compressed(
         raise missing_package(f"compressing {path}", error.name or "hdf5plugin", extra="compress") from None
     filters: dict[str, Any] = {"zstd": hdf5plugin.Zstd, "blosc2": hdf5plugin.Blosc2}
     pipeline = filters[compress]()
-    index, run = encode_index_and_run(source, chosen, algorithm)
+    index_json, run_json = encode_index(index)
     datasets: dict[object, Any] = {}
     with write_errors(path), h5py.File(path, "x", libver=("earliest", "v108")) as file:
-        for original, record in zip(originals, chosen, strict=True):
+        for original, record in zip(originals, index.records, strict=True):
             if not record.stored:
                 continue
             parent, _, name = record.key.path.rpartition("/")
@@ -145,7 +110,7 @@ def _write_compressed(
             for number, chunk in enumerate(slabs.fill(checked_blocks(source, original), kind)):
                 dataset.write(slabs, number, chunk)
             datasets[content_of(record)] = group[name]
-        for name, text in ((INDEX_NAME, index), (RUN_NAME, run)):
+        for name, text in ((INDEX_NAME, index_json), (RUN_NAME, run_json)):
             scalar = _Dataset(file, name, string_type(len(text)), ())
             scalar.write(scalar.create(None, len(text)), 0, np.array([text]))
 

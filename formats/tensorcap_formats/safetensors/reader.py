@@ -11,7 +11,8 @@ from tensorcap_formats.content import content_of, holders
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import CorruptArchiveError
 from tensorcap_formats.foreign_archive import ForeignArchive
-from tensorcap_formats.index import check_version, decode_json, decode_sealed
+from tensorcap_formats.index import check_version, decode_index
+from tensorcap_formats.indexed_archive import IndexedArchive
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.records import Record
 from tensorcap_formats.safetensors.foreign import foreign_tensors
@@ -29,11 +30,11 @@ def open_safetensors(path: Path) -> Archive:
         file = resources.enter_context(closing(InputFile(path)))
         entries, metadata = read_header(file)
         if "tensorcap" in metadata:
-            return SafetensorsArchive(file, entries, metadata, resources=resources)
+            return SafetensorsArchive(file, entries, metadata, resources)
         return ForeignArchive(path, "safetensors", foreign_tensors(file, entries), resources=resources)
 
 
-class SafetensorsArchive(Archive):
+class SafetensorsArchive(IndexedArchive):
     """An archive of ours in a safetensors file: index and run are in the header's metadata (ARC-62)."""
 
     is_direct = True
@@ -43,27 +44,13 @@ class SafetensorsArchive(Archive):
         file: InputFile,
         entries: Mapping[str, HeaderEntry],
         metadata: Mapping[str, str],
-        *,
         resources: ExitStack,
     ) -> None:
-        """Check the index against the header; takes `resources` over once that has succeeded."""
+        """Check the index against the header."""
         source = str(file.path)
         check_version(metadata, source)
-        run = metadata.get("run", "").encode("utf-8", "surrogatepass")
-        index = decode_sealed(metadata.get("index", "").encode("utf-8", "surrogatepass"), run, source)
-        header_end = min((entry.offset for entry in entries.values()), default=file.size)
-        super().__init__(
-            file.path,
-            "safetensors",
-            index.records,
-            is_ordered=index.is_ordered,
-            is_complete=index.is_complete,
-            run=decode_json(run, f"{source}: run"),
-            values=index.values,
-            algorithm=index.algorithm,
-            root=index.root,
-            trusts_digests=file.read(header_end - len(OUR_PADDING), len(OUR_PADDING)) == OUR_PADDING,
-        )
+        data, run = (metadata.get(name, "").encode("utf-8", "surrogatepass") for name in ("index", "run"))
+        index = decode_index(data, run, source)
         kept = holders(index.records)
         for record in kept.values():
             entry = entries.get(record.key.text)
@@ -80,11 +67,9 @@ class SafetensorsArchive(Archive):
             )
         self._file = file
         self._offsets = {content: entries[r.key.text].offset for content, r in kept.items()}
-        self._resources = resources.pop_all()
+        header_end = min((entry.offset for entry in entries.values()), default=file.size)
+        padding = file.read(header_end - len(OUR_PADDING), len(OUR_PADDING))
+        super().__init__(file.path, "safetensors", index, resources, trusts_digests=padding == OUR_PADDING)
 
     def _read_flat(self, record: Record, start: int, out: Array) -> None:
         self._file.read_into(self._offsets[content_of(record)] + start * record.dtype.itemsize, out)
-
-    def close(self) -> None:
-        """Let go of the files; a second call does nothing."""
-        self._resources.close()

@@ -8,15 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.content import (
-    checked_blocks,
-    describe_records,
-    encode_index_and_run,
-    holders,
-    write_errors,
-)
+from tensorcap_formats.content import build_index, checked_blocks, holders, write_errors
 from tensorcap_formats.errors import WriteError
-from tensorcap_formats.index import FORMAT_VERSION, encode_json
+from tensorcap_formats.index import FORMAT_VERSION, encode_index, encode_json
 from tensorcap_formats.records import Record
 from tensorcap_formats.safetensors.header import MAX_HEADER_BYTES, METADATA, OUR_PADDING, stored_form
 
@@ -34,11 +28,11 @@ def write_safetensors(source: Archive, path: Path, *, records: Sequence[Record] 
         WriteError: The header would be above the limit of the format, or the disk is full.
     """
     originals = source.records if records is None else records
-    chosen, algorithm = describe_records(source, originals)
+    index = build_index(source, originals)
     # Large elements first: each tensor then lies at a multiple of its element size, which torch insists on.
-    kept = sorted(holders(chosen).values(), key=lambda r: -r.dtype.itemsize)
-    index, run = encode_index_and_run(source, chosen, algorithm)
-    texts = {"tensorcap": FORMAT_VERSION, "index": index.decode(), "run": run.decode()}
+    kept = sorted(holders(index.records).values(), key=lambda r: -r.dtype.itemsize)
+    index_json, run_json = encode_index(index)
+    texts = {"tensorcap": FORMAT_VERSION, "index": index_json.decode(), "run": run_json.decode()}
     header: dict[str, Any] = {METADATA: texts}
     end = 0
     for record in kept:
@@ -52,7 +46,7 @@ def write_safetensors(source: Archive, path: Path, *, records: Sequence[Record] 
     text += OUR_PADDING + b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER_BYTES:
         raise WriteError(
-            f"{path}: {len(chosen)} records need a header of {len(text)} bytes, "
+            f"{path}: {len(originals)} records need a header of {len(text)} bytes, "
             f"expected at most {MAX_HEADER_BYTES} (ARC-80)",
             hint="Write an .h5 or .zarr archive: they have no such limit.",
         )

@@ -26,7 +26,6 @@ from tensorcap_formats.errors import (
     WriteError,
     abbreviate,
 )
-from tensorcap_formats.hdf5 import Placed
 from tensorcap_formats.index import check_shape, encode_json, finite_number
 from tensorcap_formats.keys import Key
 from tensorcap_formats.output_path import OPEN_TO_READ, journal_path
@@ -39,6 +38,14 @@ _OPEN_JOURNAL: Final = (  # a pipe that lies there does not block, and nothing i
 )
 _LOCK_TRIES: Final = 10
 _LOCK_PAUSE_SECONDS: Final = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A record and the offset of its bytes in the flat file; None if it has no bytes there."""
+
+    record: Record
+    offset: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,14 @@ from typing import Any, Final
 
 from tensorcap_formats.digests import ALGORITHMS
 from tensorcap_formats.errors import MissingPackageError, ReadError, UnfinishedArchiveError, WriteError
-from tensorcap_formats.hdf5 import HEAD_SIZE, Placed, finish_flat_file, is_finished_flat_file, open_hdf5
+from tensorcap_formats.hdf5 import HEAD_SIZE, finish_flat_file, is_finished_flat_file, open_hdf5
+from tensorcap_formats.index import Index
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.json_values import json_object
 from tensorcap_formats.open import open_present
 from tensorcap_formats.output_path import journal_path, partial_path, resolved
 from tensorcap_formats.progress import Progress, Silent
-from tensorcap_formats.writing.journal import Journal, JournalContent, read_journal
+from tensorcap_formats.writing.journal import Journal, JournalContent, Placed, read_journal
 from tensorcap_formats.writing.publishing import container_of, publish, refuse_to_replace_others
 
 _BLOCK_BYTES: Final = 4 << 20
@@ -195,16 +196,9 @@ def _finish(partial: Path, content: JournalContent, whole: list[Placed]) -> None
     fd = os.open(partial, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         os.ftruncate(fd, end)  # frees what nobody confirmed: on a full disk, the room for the metadata
-        finish_flat_file(
-            fd,
-            sorted(whole, key=lambda p: p.record.order),
-            end,
-            values=content.values,
-            run=run,
-            algorithm=content.algorithm,
-            is_complete=False,
-            is_ordered=True,
-            fsync=True,
-        )
+        placed = sorted(whole, key=lambda p: p.record.order)
+        records = [p.record for p in placed]
+        index = Index(records, content.values, run, content.algorithm, is_complete=False)
+        finish_flat_file(fd, index, [p.offset for p in placed], end, fsync=True)
     finally:
         os.close(fd)

@@ -14,13 +14,13 @@ import numpy as np
 from tensorcap_formats.digests import ALGORITHMS, DEFAULT_ALGORITHM, digest
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.errors import CorruptArchiveError, UsageError, WriteError
-from tensorcap_formats.hdf5 import HEAD_SIZE, Placed, align_offset, finish_flat_file, write_at
-from tensorcap_formats.index import check_shape, encode_json
+from tensorcap_formats.hdf5 import HEAD_SIZE, align_offset, finish_flat_file, write_at
+from tensorcap_formats.index import Index, check_shape, encode_json
 from tensorcap_formats.keys import Key
 from tensorcap_formats.output_path import partial_path, recovery_command, resolved
 from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import Statistics, StatisticsBuilder
-from tensorcap_formats.writing.journal import Journal
+from tensorcap_formats.writing.journal import Journal, Placed
 from tensorcap_formats.writing.publishing import container_of, publish, refuse_to_replace_others
 
 _NO_JSON: Final = (TypeError, ValueError, RecursionError)
@@ -240,17 +240,16 @@ class Writer:
             target = path or self.path
             try:
                 placed = sorted(self._placed, key=lambda p: p.record.order)
-                finish_flat_file(
-                    self._fd,
-                    placed,
-                    self._end,
-                    values=self._values,
-                    run=self._run if run is None else run,
-                    algorithm=DEFAULT_ALGORITHM,
-                    is_complete=complete,
-                    is_ordered=ordered,
-                    fsync=self._fsync,
+                index = Index(
+                    [p.record for p in placed],
+                    self._values,
+                    self._run if run is None else run,
+                    DEFAULT_ALGORITHM,
+                    complete,
+                    ordered,
                 )
+                offsets = [p.offset for p in placed]
+                finish_flat_file(self._fd, index, offsets, self._end, fsync=self._fsync)
                 os.close(self._fd)
                 self._fd = -1
                 publish(self._partial, target, self.container, fsync=self._fsync)

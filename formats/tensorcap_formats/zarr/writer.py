@@ -9,16 +9,10 @@ from typing import Final
 import numpy as np
 
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.content import (
-    checked_blocks,
-    describe_records,
-    encode_index_and_run,
-    holders,
-    write_errors,
-)
+from tensorcap_formats.content import build_index, checked_blocks, holders, write_errors
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.flat_arrays import Slabs
-from tensorcap_formats.index import FORMAT_VERSION, encode_json
+from tensorcap_formats.index import FORMAT_VERSION, encode_index, encode_json
 from tensorcap_formats.records import Record
 from tensorcap_formats.zarr.header import (
     INDEX_NAME,
@@ -52,13 +46,13 @@ def write_zarr(
         MissingPackageError: Compression was asked for, and numcodecs is not installed.
     """
     originals = source.records if records is None else records
-    chosen, algorithm = describe_records(source, originals)
-    index, run = encode_index_and_run(source, chosen, algorithm)
+    index = build_index(source, originals)
+    index_json, run_json = encode_index(index)
     group = encode_json({"zarr_format": 3, "node_type": "group", "attributes": {}})
     groups = {""}
     with write_errors(path):
         path.mkdir()
-        for record in holders(chosen).values():
+        for record in holders(index.records).values():
             *parents, name = array_path(record.key).split("/")
             for depth in range(1, len(parents) + 1):
                 parent = "/".join(parents[:depth])
@@ -74,7 +68,7 @@ def write_zarr(
                 record.dtype.name,
                 compress=compress,
             )
-        for name, text in ((INDEX_NAME, index), (RUN_NAME, run)):
+        for name, text in ((INDEX_NAME, index_json), (RUN_NAME, run_json)):
             data = np.frombuffer(text, np.uint8)
             write_array(path / name, [data], data.shape, "|u1", "uint8", compress=compress)
         root = {"zarr_format": 3, "node_type": "group", "attributes": {"tensorcap": FORMAT_VERSION}}
