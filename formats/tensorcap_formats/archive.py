@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -96,12 +95,7 @@ class Archive(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __len__(self) -> int:
@@ -192,11 +186,7 @@ class Archive(ABC):
             UsageError: They are not all within the tensor, or the archive has no bytes of it.
             ReadError: The bytes cannot be had.
         """
-        self._require_stored(record)
-        if not 0 <= start <= stop <= record.size:
-            raise UsageError(
-                f"{self.path}: {record.key.text}: has no elements {start} to {stop} among {record.size}"
-            )
+        self._require_range(record, start, stop)
         out = np.empty(stop - start, record.dtype.storage)
         self.read_into(record, start, out)
         return out
@@ -208,12 +198,7 @@ class Archive(ABC):
             UsageError: They are not all within the tensor, or the archive has no bytes of it.
             ReadError: The bytes cannot be had.
         """
-        self._require_stored(record)
-        if not 0 <= start <= start + out.size <= record.size:
-            raise UsageError(
-                f"{self.path}: {record.key.text}: has no elements {start} to {start + out.size} "
-                f"among {record.size}"
-            )
+        self._require_range(record, start, start + out.size)
         if out.size:
             self._read_flat(record, start, out)
 
@@ -238,6 +223,13 @@ class Archive(ABC):
             raise UsageError(
                 f"{self.path}: {record.key.text}: only its statistics were kept",
                 hint="Capture again without --stats-only to have its values.",
+            )
+
+    def _require_range(self, record: Record, start: int, stop: int) -> None:
+        self._require_stored(record)
+        if not 0 <= start <= stop <= record.size:
+            raise UsageError(
+                f"{self.path}: {record.key.text}: has no elements {start} to {stop} among {record.size}"
             )
 
     def canonical(self, text: str) -> str:

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from tensorcap_formats.archive import BLOCK_BYTES, Archive
-from tensorcap_formats.digests import ALGORITHMS, DEFAULT_ALGORITHM
+from tensorcap_formats.digests import ALGORITHMS, DEFAULT_ALGORITHM, check_digest
 from tensorcap_formats.dtypes import Array
-from tensorcap_formats.errors import CorruptArchiveError, TensorcapError, WriteError
+from tensorcap_formats.errors import TensorcapError, WriteError
 from tensorcap_formats.index import Index
 from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import StatisticsBuilder
@@ -46,11 +46,8 @@ def checked_blocks(archive: Archive, record: Record, block_bytes: int = BLOCK_BY
         if hasher:
             hasher.update(block.view("u1").data)
         yield block
-    if hasher and hasher.hexdigest() != record.digest:
-        raise CorruptArchiveError(
-            f"{archive.path}: {record.key.text}: digest of its bytes is {hasher.hexdigest()}, "
-            f"expected {record.digest}"
-        )
+    if hasher:
+        check_digest(archive.path, record, hasher)
 
 
 def build_index(source: Archive, records: Sequence[Record]) -> Index:

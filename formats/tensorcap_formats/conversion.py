@@ -11,7 +11,6 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.content import holders, write_errors
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError, WriteError
-from tensorcap_formats.hdf5 import write_hdf5
 from tensorcap_formats.open import Source, opened
 from tensorcap_formats.output_path import (
     build_beside,
@@ -24,7 +23,12 @@ from tensorcap_formats.output_path import (
 from tensorcap_formats.progress import Progress
 from tensorcap_formats.records import Record
 from tensorcap_formats.view import ArchiveView
-from tensorcap_formats.writing import CONTAINER_SUFFIXES, container_of, refuse_to_replace_others
+from tensorcap_formats.writing import (
+    CONTAINER_SUFFIXES,
+    container_of,
+    refuse_to_replace_others,
+    write_container,
+)
 
 _COMPRESSIONS: Final = {
     "hdf5": ("zstd", "blosc2"),
@@ -90,30 +94,11 @@ def convert(
             watched = _WatchedArchive(archive, progress, _bytes_to_read(records, container))
         target = resolved(path)
         with build_beside(target) as building, write_errors(path):
-            _write(watched, building, container, records, compress)
+            write_container(watched, building, container, records, compress=compress)
             if isinstance(watched, _WatchedArchive):
                 watched.finish()
             put_in_place(building, target)
         return path
-
-
-def _write(
-    source: Archive, path: Path, container: str, records: Sequence[Record], compress: str | None
-) -> None:
-    if container == "hdf5":
-        write_hdf5(source, path, records=records, compress=compress)
-    elif container == "zarr":
-        from tensorcap_formats.zarr import write_zarr
-
-        write_zarr(source, path, records=records, compress=compress is not None)
-    elif container == "safetensors":
-        from tensorcap_formats.safetensors import write_safetensors
-
-        write_safetensors(source, path, records=records)
-    else:
-        from tensorcap_formats.foreign import write_npz
-
-        write_npz(source, path, records=records, compress=compress is not None)
 
 
 def _bytes_to_read(records: Sequence[Record], container: str) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -26,16 +27,13 @@ class Hasher(Protocol):
         ...
 
 
-def _blake2b() -> Hasher:
-    return hashlib.blake2b(digest_size=16)
-
-
 def _algorithms() -> dict[str, Callable[[], Hasher]]:
+    blake2b = partial(hashlib.blake2b, digest_size=16)
     try:
         import xxhash
     except ImportError:  # a vendor's frozen environment: slower, and read everywhere
-        return {"blake2b_128": _blake2b}
-    return {"xxh3_128": xxhash.xxh3_128, "blake2b_128": _blake2b}
+        return {"blake2b_128": blake2b}
+    return {"xxh3_128": xxhash.xxh3_128, "blake2b_128": blake2b}
 
 
 ALGORITHMS: Final = _algorithms()
@@ -48,6 +46,19 @@ def digest(data: Any, algorithm: str = DEFAULT_ALGORITHM) -> str:
     hasher = ALGORITHMS[algorithm]()
     hasher.update(data)
     return hasher.hexdigest()
+
+
+def check_digest(path: Path, record: Record, hasher: Hasher) -> None:
+    """Compare the digest of a record of the archive at `path` with that of all its bytes.
+
+    Raises:
+        CorruptArchiveError: They differ.
+    """
+    if hasher.hexdigest() != record.digest:
+        raise CorruptArchiveError(
+            f"{path}: {record.key.text}: digest of its bytes is {hasher.hexdigest()}, "
+            f"expected {record.digest}"
+        )
 
 
 class RunningDigests:
@@ -78,8 +89,5 @@ class RunningDigests:
         hasher.update(part.view("u1").data)
         if start + part.size < record.size:
             self._begun[record.row] = start + part.size, hasher
-        elif hasher.hexdigest() != record.digest:
-            raise CorruptArchiveError(
-                f"{self._path}: {record.key.text}: digest of its bytes is {hasher.hexdigest()}, "
-                f"expected {record.digest}"
-            )
+        else:
+            check_digest(self._path, record, hasher)

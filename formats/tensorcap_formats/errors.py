@@ -33,6 +33,9 @@ class TensorcapError(Exception):
         super().__init__(message)
         self.hint = hint
 
+    def __str__(self) -> str:  # OSError would format its own arguments
+        return str(self.args[0])
+
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), str(self), self.hint)
 
@@ -55,9 +58,6 @@ class ReadError(TensorcapError, OSError):
     """An input cannot be read."""
 
     exit_status = 3
-
-    def __str__(self) -> str:  # OSError would format its own arguments
-        return str(self.args[0])
 
 
 class NotAnArchiveError(ReadError):
@@ -82,9 +82,6 @@ class UnsafeFileError(ReadError):
 
 class WriteError(TensorcapError, OSError):
     """An output could not be written; what was there before is still there."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class CaptureError(TensorcapError, RuntimeError):

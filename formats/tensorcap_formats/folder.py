@@ -12,6 +12,28 @@ from pathlib import Path
 from tensorcap_formats.errors import CorruptArchiveError, ReadError, UnsafeFileError
 
 
+def list_folder(folder: Path) -> list[str]:
+    """The names of what is in a folder, in no order.
+
+    Raises:
+        ReadError: The system refuses to open it.
+    """
+    try:
+        return os.listdir(folder)
+    except OSError as error:
+        raise ReadError(f"{folder}: cannot be opened: {error.strerror}") from None
+
+
+def refuse_link_out(path: Path, folder: Path, *, hint: str | None = None) -> None:
+    """Refuse a link that leads out of a folder.
+
+    Raises:
+        UnsafeFileError: The path is one.
+    """
+    if path.is_symlink() and not os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep):
+        raise UnsafeFileError(f"{path}: is a link to a file outside of {folder}", hint=hint)
+
+
 def files_below(folder: Path, suffixes: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
     """Name and path of each file with one of the suffixes.
 
@@ -20,17 +42,13 @@ def files_below(folder: Path, suffixes: tuple[str, ...]) -> Iterator[tuple[str, 
     Raises:
         UnsafeFileError: A file is a link that leads out of the folder.
     """
-    home = os.path.realpath(folder) + os.sep
     for where, folders, files in os.walk(folder):
         folders.sort()
         for file in sorted(files):
             path = Path(where, file)
             if path.suffix.lower() not in suffixes:
                 continue
-            if path.is_symlink() and not os.path.realpath(path).startswith(home):
-                raise UnsafeFileError(
-                    f"{path}: is a link to a file outside of {folder}", hint="Put a copy in its place."
-                )
+            refuse_link_out(path, folder, hint="Put a copy in its place.")
             yield path.relative_to(folder).with_suffix("").as_posix(), path
 
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import NotAnArchiveError, ReadError, UnfinishedArchiveError
+from tensorcap_formats.folder import list_folder
 from tensorcap_formats.hdf5 import is_hdf5, open_hdf5
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.output_path import is_locked
@@ -89,17 +90,14 @@ def _nothing_to_open(path: Path, locked: bool | None) -> ReadError:
 
 
 def _folder_opener(path: Path) -> Callable[[Path], Archive]:
-    try:
-        listed = os.listdir(path)
-    except OSError as error:
-        raise ReadError(f"{path}: cannot be opened: {error.strerror}") from None
+    listed = list_folder(path)
     names = {name.lower() for name in listed}
     suffixes = {os.path.splitext(name)[1] for name in names}
     if names & {"zarr.json", ".zgroup", ".zarray"}:
         from tensorcap_formats.zarr import open_zarr
 
         return open_zarr
-    from tensorcap_formats.foreign import is_dump, open_dump
+    from tensorcap_formats.foreign import is_dump, open_dump, open_npy_folder, open_torch_folder
 
     if is_dump(path, listed):
         return open_dump
@@ -108,12 +106,8 @@ def _folder_opener(path: Path) -> Callable[[Path], Archive]:
 
         return open_safetensors_folder
     if ".npy" in suffixes:
-        from tensorcap_formats.foreign import open_npy_folder
-
         return open_npy_folder
     if suffixes & {".pt", ".pth", ".bin"}:
-        from tensorcap_formats.foreign import open_torch_folder
-
         return open_torch_folder
     raise NotAnArchiveError(f"{path}: holds nothing that is one of: {_KINDS}")
 
@@ -126,13 +120,11 @@ def _file_opener(path: Path) -> Callable[[Path], Archive]:
             return open_hdf5
     finally:
         file.close()
-    if first.startswith(b"\x93NUMPY"):
-        from tensorcap_formats.foreign import open_npy
+    from tensorcap_formats.foreign import open_max, open_npy, open_torch_file, raw_file_hint
 
+    if first.startswith(b"\x93NUMPY"):
         return open_npy
     if first.startswith(_MAX_CHECKPOINT) or path.suffix == ".max":
-        from tensorcap_formats.foreign import open_max
-
         return open_max
     if first.startswith(b"PK"):
         return _zip_opener(path)
@@ -142,30 +134,20 @@ def _file_opener(path: Path) -> Callable[[Path], Archive]:
 
         return open_safetensors
     if first[:1] == b"\x80" or path.suffix in (".pt", ".pth", ".pkl", ".bin"):
-        from tensorcap_formats.foreign import open_torch_file
-
         return open_torch_file
     if first and not any(first):
         raise UnfinishedArchiveError(
             f"{path}: begins with zeros: an archive whose writer did not end, or a damaged file",
             hint="Give `tcap recover` the path without .partial.",
         )
-    from tensorcap_formats.foreign import raw_file_hint
-
     raise NotAnArchiveError(
         f"{path}: begins with {first!r}, expected one of: {_KINDS}", hint=raw_file_hint(path)
     )
 
 
 def _zip_opener(path: Path) -> Callable[[Path], Archive]:
-    from tensorcap_formats.foreign import ZipMembers
+    from tensorcap_formats.foreign import ZipMembers, open_npz, open_torch_file
 
     with closing(ZipMembers(path)) as members:
         is_torch = any(name.endswith("/data.pkl") for name in members.sizes)
-    if is_torch:
-        from tensorcap_formats.foreign import open_torch_file
-
-        return open_torch_file
-    from tensorcap_formats.foreign import open_npz
-
-    return open_npz
+    return open_torch_file if is_torch else open_npz

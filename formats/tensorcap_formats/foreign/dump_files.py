@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tensorcap_formats.errors import CorruptArchiveError, UnsafeFileError
+from tensorcap_formats.folder import refuse_link_out
 from tensorcap_formats.foreign.dump_labels import Label, probe_key, rooted
 from tensorcap_formats.foreign.max_file import MAX_SUFFIX
 from tensorcap_formats.foreign.raw_file import RawSpec
@@ -81,7 +81,6 @@ def tensor_files(
     dump: DumpContents, folder: str, names: Sequence[str], parse: Callable[[str], Label | None]
 ) -> Iterator[DumpFile]:
     """The files of tensors in a folder; what else there is, is noted."""
-    home = os.path.realpath(dump.path) + os.sep
     for name in names:
         path, shown = dump.path / folder / name, f"{folder}/{name}" if folder else name
         stem, suffix = os.path.splitext(name)
@@ -91,22 +90,17 @@ def tensor_files(
         elif spec is None and suffix.lower() not in (MAX_SUFFIX, TORCH):
             if name not in (NAMES_FILE, METADATA):
                 dump.others[shown] = f"no {MAX_SUFFIX} or .pt file"
-        elif path.is_symlink() and not os.path.realpath(path).startswith(home):
-            raise UnsafeFileError(
-                f"{path}: is a link to a file outside of {dump.path}", hint="Put a copy in its place."
-            )
         else:
+            refuse_link_out(path, dump.path, hint="Put a copy in its place.")
             # a label has dots, so that a raw file's has no suffix unless it has one of those for raw files
             text = name if spec and suffix.lower() not in (".bin", ".raw", ".data") else stem
             yield DumpFile(path, text, 0, parse(text), raw=spec)
 
 
-def content(path: Path) -> bytes:
+def read_list(path: Path) -> bytes:
     """All of a list of names."""
     with closing(InputFile(path)) as file:
-        if file.size > _MAX_BYTES:
-            raise CorruptArchiveError(f"{path}: has {file.size} bytes, expected at most {_MAX_BYTES}")
-        return file.read(0, file.size)
+        return file.read_all(_MAX_BYTES)
 
 
 def note_unlisted(dump: DumpContents, folder: str, files: Sequence[DumpFile]) -> None:

@@ -20,14 +20,15 @@ from typing import Any, Final
 
 from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, ReadError
 from tensorcap_formats.flat_arrays import Bands
+from tensorcap_formats.folder import list_folder
 from tensorcap_formats.foreign.dump_files import (
     METADATA,
     NAMES_FILE,
     TORCH,
     DumpContents,
     DumpFile,
-    content,
     note_unlisted,
+    read_list,
     take_root,
     tensor_files,
 )
@@ -94,7 +95,7 @@ def open_dump(path: Path, *, raw: Sequence[RawSpec] = (), by_time: bool = False)
         UnsafeFileError: A file is a link that leads out of the folder.
         ReadError: The system cannot read it.
     """
-    names = _listed(path)
+    names = sorted(list_folder(path), key=natural)
     several = [name for name in _SIDES if name in names]
     if several:
         raise NotAnArchiveError(
@@ -140,18 +141,15 @@ def _steps(names: Sequence[str]) -> list[str]:
     return sorted((name for name in names if _STEP.fullmatch(name)), key=int)
 
 
-def _listed(folder: Path) -> list[str]:
-    try:
-        return sorted(os.listdir(folder), key=natural)
-    except OSError as error:
-        raise ReadError(f"{folder}: cannot be opened: {error.strerror}") from None
-
-
 def _find_printed(dump: DumpContents, names: Sequence[str]) -> None:
     """The files of hooks, of all steps."""
     steps = [name for name in _steps(names) if (dump.path / name).is_dir()]
     for step, folder in [(0, ""), *((int(name), name) for name in steps)]:
-        inner = _listed(dump.path / folder) if folder else [name for name in names if name not in steps]
+        inner = (
+            sorted(list_folder(dump.path / folder), key=natural)
+            if folder
+            else [name for name in names if name not in steps]
+        )
         files = list(tensor_files(dump, folder, inner, parse_label))
         if not files and NAMES_FILE not in inner:
             continue
@@ -171,7 +169,7 @@ def _order_by_names(dump: DumpContents, folder: str, files: Sequence[DumpFile]) 
     """Put the files in the order of the list of names, and report files and names without the other."""
     path = dump.path / folder / NAMES_FILE
     try:
-        text = content(path).decode()
+        text = read_list(path).decode()
     except UnicodeDecodeError:
         raise CorruptArchiveError(f"{path}: is no UTF-8 text") from None
     lines = [line.removesuffix("\r") for line in text.split("\n") if line.strip()]
@@ -302,7 +300,7 @@ def find_verified(dump: DumpContents, names: Sequence[str]) -> list[Key]:
         What was put in the place of the model's own tensors.
     """
     path = dump.path / METADATA
-    layers = decode_json(content(path), str(path))
+    layers = decode_json(read_list(path), str(path))
     files = list(tensor_files(dump, "", names, parse_file_name))
     expected: dict[str, int] = {}
     for name, layer in layers.items():

@@ -6,7 +6,7 @@ import math
 import struct
 from collections.abc import Iterable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +25,7 @@ from tensorcap_formats.errors import (
 from tensorcap_formats.foreign.raw_file import raw_file_hint
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import check_shape
-from tensorcap_formats.input_file import InputFile, StoredElements
+from tensorcap_formats.input_file import InputFile, read_stored
 from tensorcap_formats.keys import MAX_KEY_BYTES
 
 MAX_SUFFIX: Final = ".max"
@@ -51,23 +51,6 @@ _START: Final = struct.Struct("<8sIIQI")  # magic, version, size of the metadata
 _MAX_SIZE: Final = 0xFFFFFFFF  # of an axis
 
 
-@dataclass(frozen=True, slots=True)
-class MaxHeader:
-    """What a `.max` file says of its tensor.
-
-    Attributes:
-        label: Of the print that wrote it, as far as a file name can hold it.
-        dtype: Logical dtype.
-        shape: In elements.
-        offset: Byte at which the elements begin.
-    """
-
-    label: str
-    dtype: DType
-    shape: tuple[int, ...]
-    offset: int
-
-
 def open_max(path: Path) -> Archive:
     """Open one file; its tensor is named as the file.
 
@@ -88,18 +71,18 @@ def read_max_tensor(path: Path, name: str) -> ForeignTensor:
         ReadError: The system cannot read it.
     """
     with closing(InputFile(path)) as file:
-        header = _read_header(file)
-        expected = header.offset + math.prod(header.shape) * header.dtype.itemsize
+        dtype, shape, offset = _read_header(file)
+        expected = offset + math.prod(shape) * dtype.itemsize
         if file.size != expected:
             raise CorruptArchiveError(
-                f"{path}: has {file.size} bytes, expected {expected} for {header.dtype.name} of shape "
-                f"{header.shape} from byte {header.offset} on (MXF-7)"
+                f"{path}: has {file.size} bytes, expected {expected} for {dtype.name} of shape {shape} "
+                f"from byte {offset} on (MXF-7)"
             )
-        read = StoredElements(path, header.offset, file.size, header.dtype.itemsize).read
-    return ForeignTensor(name, header.dtype, header.shape, read)
+    return ForeignTensor(name, dtype, shape, partial(read_stored, path, expected, dtype.itemsize, offset))
 
 
-def _read_header(file: InputFile) -> MaxHeader:
+def _read_header(file: InputFile) -> tuple[DType, tuple[int, ...], int]:
+    """Dtype and shape of the tensor, and the byte at which its elements begin."""
     path = file.path
     first = file.read(0, min(file.size, _START.size))
     if first[: len(MAGIC)] != MAGIC:
@@ -139,7 +122,7 @@ def _read_header(file: InputFile) -> MaxHeader:
         raise CorruptArchiveError(
             f"{where}: its elements begin at byte {offset}, expected {24 + size} or later (MXF-7)"
         )
-    return MaxHeader(label, dtype, tuple(shape), offset)
+    return dtype, tuple(shape), offset
 
 
 def write_max(path: Path, label: str, dtype: DType, shape: tuple[int, ...], blocks: Iterable[Array]) -> None:

@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,7 +35,7 @@ from tensorcap_formats.foreign.strided import StridedTensor
 from tensorcap_formats.foreign.zip_members import ZipMembers
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import check_shape, decode_json, encode_json
-from tensorcap_formats.input_file import InputFile, StoredElements
+from tensorcap_formats.input_file import InputFile, read_stored
 from tensorcap_formats.keys import Key, unescape
 from tensorcap_formats.records import Record
 
@@ -112,7 +113,7 @@ def open_npz(path: Path) -> Archive:
                 skipped[name] = f"an array of {header.written!r}"
                 continue
             _check_size(header, header.dtype, size, where)
-            read = _MemberReader(members, member).read
+            read = partial(members.read_into, member)
             dtype = logical.get(name, header.dtype)
             if dtype.storage != header.dtype.storage:
                 raise CorruptArchiveError(
@@ -125,23 +126,12 @@ def open_npz(path: Path) -> Archive:
         return ForeignArchive(path, "npz", tensors, resources=resources, skipped=skipped)
 
 
-class _MemberReader:
-    """Reads bytes of one member of a zip file."""
-
-    def __init__(self, members: ZipMembers, name: str) -> None:
-        self._members = members
-        self._name = name
-
-    def read(self, start: int, out: Array) -> None:
-        self._members.read_into(self._name, start, out)
-
-
 def _npy_file(path: Path) -> tuple[_NpyHeader, ReadBytes]:
     with closing(InputFile(path)) as file:
         header = _parse_header(file.read(0, min(file.size, _MAX_HEADER_BYTES)), str(path))
         if header.dtype is not None:
             _check_size(header, header.dtype, file.size, str(path))
-        return header, StoredElements(path, 0, file.size, 1).read
+        return header, partial(read_stored, path, file.size, 1, 0)
 
 
 def _check_size(header: _NpyHeader, dtype: DType, size: int, where: str) -> None:
@@ -173,7 +163,7 @@ def _original_name(name: str) -> str:
     try:
         if not Key.parse(name).is_bare:
             return name
-    except UsageError:  # not a key, but what `npz_output.member_name` makes of one
+    except UsageError:  # not a key, but what `_member_name` makes of one
         pass
     return unescape(name)
 
@@ -190,9 +180,7 @@ def _logical_dtypes(members: ZipMembers) -> dict[str, DType]:
     return {key: DTYPES[name] for key, name in names.items()}
 
 
-def write_npz(
-    source: Archive, path: Path, *, records: Sequence[Record] | None = None, compress: bool = False
-) -> None:
+def write_npz(source: Archive, path: Path, records: Sequence[Record], *, compress: bool = False) -> None:
     """Write an .npz file at a path where nothing is yet.
 
     It has no run, no order and no links: equal tensors are written as often as they have names. Of dtypes
@@ -202,7 +190,7 @@ def write_npz(
     Args:
         source: Where the records and their bytes come from.
         path: Of the new file.
-        records: Which; all of the source by default.
+        records: Which.
         compress: Deflate the members.
 
     Raises:
@@ -210,13 +198,12 @@ def write_npz(
         ReadError: The source cannot be read, or fails a checksum.
         WriteError: The disk is full.
     """
-    chosen = source.records if records is None else records
-    for record in chosen:
+    for record in records:
         if not record.stored:
             raise UsageError(f"{record.key.text}: only its statistics were kept, which .npz has no place for")
     method = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
     with write_errors(path), zipfile.ZipFile(path, "x", method) as file:
-        for record in chosen:
+        for record in records:
             member = zipfile.ZipInfo(f"{_member_name(record)}.npy")
             member.compress_type = method
             with file.open(member, "w", force_zip64=True) as out:
@@ -228,7 +215,7 @@ def write_npz(
                 np.lib.format.write_array_header_1_0(out, header)
                 for block in checked_blocks(source, record):
                     out.write(block.view("u1").data)
-        dtypes = {_member_name(r): r.dtype.name for r in chosen if not r.dtype.is_native}
+        dtypes = {_member_name(r): r.dtype.name for r in records if not r.dtype.is_native}
         file.writestr(zipfile.ZipInfo(_DTYPES_MEMBER), encode_json(dtypes))
 
 

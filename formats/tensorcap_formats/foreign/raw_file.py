@@ -7,6 +7,7 @@ import math
 import re
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,7 @@ from tensorcap_formats.dtypes import DTYPES, DType
 from tensorcap_formats.errors import CorruptArchiveError, UsageError
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import check_shape
-from tensorcap_formats.input_file import InputFile, StoredElements
+from tensorcap_formats.input_file import InputFile, read_stored
 
 _SPEC: Final = re.compile(r"(.+):(\w+):((?:\d{1,18}(?:,\d{1,18})*)?)", re.DOTALL)
 
@@ -76,9 +77,8 @@ class RawSpec:
                 f"{path}: has {size} bytes, expected {expected} for {self.dtype.name} of shape {self.shape} "
                 "(MXF-40)"
             )
-        return ForeignTensor(
-            name, self.dtype, self.shape, StoredElements(path, 0, size, self.dtype.itemsize).read
-        )
+        read = partial(read_stored, path, size, self.dtype.itemsize, 0)
+        return ForeignTensor(name, self.dtype, self.shape, read)
 
 
 def raw_file_hint(path: Path) -> str:

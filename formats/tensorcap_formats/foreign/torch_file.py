@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ from tensorcap_formats.foreign.torch_pickle import Name, TensorView, read_pickle
 from tensorcap_formats.foreign.zip_members import ZipMembers
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import check_shape
-from tensorcap_formats.input_file import InputFile, StoredElements
+from tensorcap_formats.input_file import InputFile, read_stored
 from tensorcap_formats.keys import MAX_KEY_BYTES
 
 SUFFIXES: Final = (".pt", ".pth", ".bin")
@@ -197,9 +198,9 @@ def _tensor(name: str, view: TensorView, members: ZipMembers, root: str, bands: 
             raise CorruptArchiveError(
                 f"{where}: reaches to element {last} of a storage of {size // logical.itemsize}"
             )
-    reader = StoredElements(members.path, members.offset(member), members.file_size, logical.itemsize)
+    offset = members.offset(member)
     tensor = StridedTensor(
-        reader.read,
+        partial(read_stored, members.path, members.file_size, logical.itemsize, offset),
         logical.storage,
         offset=view.offset,
         shape=view.shape,

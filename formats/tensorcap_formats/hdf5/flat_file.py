@@ -13,7 +13,7 @@ import hashlib
 import os
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Final
 
 from tensorcap_formats.hdf5.header import (
@@ -67,20 +67,7 @@ class Note:
 
     def pack(self) -> bytes:
         """The bytes of the note, to be written at offset 96."""
-        return _NOTE.pack(
-            _NOTE_MAGIC,
-            _NOTE_VERSION,
-            0,
-            self.file_size,
-            self.tail_at,
-            self.index_at,
-            self.index_size,
-            self.run_at,
-            self.run_size,
-            self.offsets_at,
-            self.offsets_count,
-            self.guard,
-        )
+        return _NOTE.pack(_NOTE_MAGIC, _NOTE_VERSION, 0, *astuple(self))
 
     @classmethod
     def unpack(cls, head: bytes) -> Note | None:

@@ -26,6 +26,7 @@ from tensorcap_formats.errors import (
 from tensorcap_formats.flat_arrays import read_flat
 from tensorcap_formats.float_formats import FLOAT_FORMATS
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
+from tensorcap_formats.hdf5.header import NATIVE_FLOATS
 from tensorcap_formats.input_file import InputFile, check_expansion
 
 if TYPE_CHECKING:
@@ -39,8 +40,7 @@ _FLOATS: Final = {
         (form.bits - 1, form.mantissa_bits, form.exponent_bits, 0, form.mantissa_bits),
         form.bias,
     ): name
-    for name, form in FLOAT_FORMATS.items()
-    if name in ("float8_e5m2", "float16", "bfloat16", "float32", "float64")
+    for name, form in ((name, FLOAT_FORMATS[name]) for name in NATIVE_FLOATS)
 }
 
 

@@ -101,7 +101,10 @@ def _recover_locked(path: Path, target: Path, progress: Progress) -> Recovered:
     file = InputFile(partial)
     try:
         finished = is_finished_flat_file(file)  # by its writer, or by a recovery that was killed itself
-        records, was_complete = _count_records(partial) if finished else (0, False)
+        records, was_complete = 0, False
+        if finished:
+            with open_hdf5(partial) as archive:
+                records, was_complete = len(archive), archive.is_complete
         if not was_complete and os.path.lexists(resolved(target)):
             raise WriteError(
                 f"{target}: an archive is there, which an incomplete one does not replace",
@@ -137,12 +140,6 @@ def _find_renamed(path: Path, content: JournalContent) -> Recovered:
         f"{path}: {partial_path(path).name} is gone, nothing to recover",
         hint=f"Delete {journal_path(path).name}.",
     )
-
-
-def _count_records(finished: Path) -> tuple[int, bool]:
-    """Count the records of a finished flat file; second, whether its run ended as it should."""
-    with open_hdf5(finished) as archive:
-        return len(archive), archive.is_complete
 
 
 def output_differs(path: Path, target: Path) -> bool:

@@ -30,7 +30,7 @@ from tensorcap_formats.errors import (
     missing_package,
 )
 from tensorcap_formats.flat_arrays import BAND_BYTES, Bands, read_flat
-from tensorcap_formats.folder import OpenFolder
+from tensorcap_formats.folder import OpenFolder, refuse_link_out
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import check_shape
 from tensorcap_formats.input_file import check_expansion
@@ -78,14 +78,11 @@ def _tensors(path: Path, store: OpenFolder) -> tuple[list[ForeignTensor], dict[s
 
 def _arrays(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Folder and metadata of each array; also looks for links out of the store."""
-    home = os.path.realpath(root) + os.sep
     for folder, folders, files in os.walk(root):
         if folder.count(os.sep) - str(root).count(os.sep) > _MAX_DEPTH:
             raise CorruptArchiveError(f"{root}: has groups more than {_MAX_DEPTH} deep")
         for name in (*folders, *files):
-            path = os.path.join(folder, name)
-            if os.path.islink(path) and not os.path.realpath(path).startswith(home):
-                raise UnsafeFileError(f"{path}: is a link to a file outside of {root}")
+            refuse_link_out(Path(folder, name), root)
         for name in (METADATA_NAME, ".zarray"):
             if name in files:
                 metadata = read_metadata(Path(folder, name))

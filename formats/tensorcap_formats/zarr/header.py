@@ -65,9 +65,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
         CorruptArchiveError: It is missing, absurdly long, or no JSON object.
     """
     with closing(open_part(path, "metadata of the array is missing")) as file:
-        if file.size > MAX_METADATA_BYTES:
-            raise CorruptArchiveError(f"{path}: has {file.size} bytes, expected at most {MAX_METADATA_BYTES}")
-        return decode_json(file.read(0, file.size), str(path))
+        return decode_json(file.read_all(MAX_METADATA_BYTES), str(path))
 
 
 def open_part(path: Path, what: str) -> InputFile:

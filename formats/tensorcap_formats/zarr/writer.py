@@ -27,9 +27,7 @@ from tensorcap_formats.zarr.header import (
 _COMPRESSED_CHUNK_BYTES: Final = 4 * 1024 * 1024  # a reader keeps one, decoded, for each thread
 
 
-def write_zarr(
-    source: Archive, path: Path, *, records: Sequence[Record] | None = None, compress: bool = False
-) -> None:
+def write_zarr(source: Archive, path: Path, records: Sequence[Record], *, compress: bool = False) -> None:
     """Write an archive as a zarr v3 store at a path where nothing is yet.
 
     The metadata of the root is written last, so that nothing opens a store that was not finished.
@@ -37,7 +35,7 @@ def write_zarr(
     Args:
         source: Where the records and their bytes come from.
         path: Of the new folder.
-        records: Which, in the order of the new archive; all of the source by default.
+        records: Which, in the order of the new archive.
         compress: Compress the chunks by zstd.
 
     Raises:
@@ -45,8 +43,7 @@ def write_zarr(
         WriteError: The disk is full, or two keys differ in case only on a file system that does not care.
         MissingPackageError: Compression was asked for, and numcodecs is not installed.
     """
-    originals = source.records if records is None else records
-    index = build_index(source, originals)
+    index = build_index(source, records)
     index_json, run_json = encode_index(index)
     group = encode_json({"zarr_format": 3, "node_type": "group", "attributes": {}})
     groups = {""}
@@ -62,7 +59,7 @@ def write_zarr(
                     (path / parent / METADATA_NAME).write_bytes(group)
             write_array(
                 path.joinpath(*parents, name),
-                checked_blocks(source, originals[record.row]),
+                checked_blocks(source, records[record.row]),
                 record.shape,
                 record.dtype.storage,
                 record.dtype.name,
