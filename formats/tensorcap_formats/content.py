@@ -1,4 +1,4 @@
-"""Records and bytes on their way from one archive to another: checked, and hashed if they were not."""
+"""What a copy of an archive needs of it: an index, and bytes that are checked against their digests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from tensorcap_formats.archive import BLOCK_BYTES, Archive
+from tensorcap_formats.archive import Archive
 from tensorcap_formats.digests import ALGORITHMS, DEFAULT_ALGORITHM, check_digest
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import TensorcapError, WriteError
@@ -32,7 +32,7 @@ def holders(records: Iterable[Record]) -> dict[Content, Record]:
     return first
 
 
-def checked_blocks(archive: Archive, record: Record, block_bytes: int = BLOCK_BYTES) -> Iterator[Array]:
+def checked_blocks(archive: Archive, record: Record) -> Iterator[Array]:
     """Yield the stored elements as `Archive.blocks` does, and check the record's digest at the end.
 
     They are not checked if there is no digest, or if its algorithm is not installed.
@@ -42,7 +42,7 @@ def checked_blocks(archive: Archive, record: Record, block_bytes: int = BLOCK_BY
     """
     make = ALGORITHMS.get(archive.algorithm or "")
     hasher = make() if make and record.digest else None
-    for block in archive.blocks(record, block_bytes):
+    for block in archive.blocks(record):
         if hasher:
             hasher.update(block.view("u1").data)
         yield block

@@ -50,8 +50,8 @@ def convert(
 ) -> Path:
     """Write records of an archive as a new archive; what was at the path stays until that is complete.
 
-    Order numbers, values, run, completeness, and statistics without bytes are kept; bytes are held against
-    their digests on the way. Tensors of a file from elsewhere keep their bare names, and the execution order
+    Order numbers, values, run, completeness, and statistics without bytes are kept; bytes are checked against
+    their digests. Tensors of a file from elsewhere keep their bare names, and the execution order
     stays unknown. An `.npz` file has room for names and tensors only (see `foreign.write_npz`).
 
     Args:
@@ -69,8 +69,8 @@ def convert(
     Raises:
         UsageError: Container or compression is unknown, nothing is selected, or the path is the source's.
         ReadError: The source cannot be read, or fails a checksum.
-        WriteError: Something that is no archive of ours is at the path, somebody writes it, or the disk is
-            full.
+        WriteError: Something that is no archive of ours is at the path, another process writes it, or the
+            disk is full.
     """
     path = Path(path)
     container = container_of(path, container, {**CONTAINER_SUFFIXES, ".npz": "npz"})
@@ -124,5 +124,5 @@ class _WatchedArchive(ArchiveView):
         self._progress.advance(self._done, self._total)
 
     def finish(self) -> None:
-        """Report that all is read: what turned out to be equal was not read again."""
+        """Report that all is read: equal tensors were read only once."""
         self._progress.advance(self._total, self._total)

@@ -20,7 +20,7 @@ class Hasher(Protocol):
     """A hash in progress, by either algorithm."""
 
     def update(self, data: Any, /) -> None:
-        """Take more bytes in."""
+        """Add bytes."""
 
     def hexdigest(self) -> str:
         """The hash of all bytes so far, in hexadecimal."""
@@ -70,7 +70,7 @@ class RunningDigests:
     def __init__(self, path: Path, algorithm: str) -> None:
         self._path = path
         self._make = ALGORITHMS.get(algorithm)
-        self._begun: dict[int, tuple[int, Hasher]] = {}  # by row: elements so far
+        self._hashers: dict[int, tuple[int, Hasher]] = {}  # by row: elements hashed so far
 
     def add(self, record: Record, start: int, part: Array) -> None:
         """Add elements that were read, if they follow those of the record's last read.
@@ -81,13 +81,13 @@ class RunningDigests:
         if self._make is None:
             return
         # taken out while in use: of two threads that read one record, one goes unchecked
-        done, hasher = self._begun.pop(record.row, (0, None))
+        done, hasher = self._hashers.pop(record.row, (0, None))
         if start == 0:
             done, hasher = 0, self._make()
         if hasher is None or done != start:
             return
         hasher.update(part.view("u1").data)
         if start + part.size < record.size:
-            self._begun[record.row] = start + part.size, hasher
+            self._hashers[record.row] = start + part.size, hasher
         else:
             check_digest(self._path, record, hasher)

@@ -1,7 +1,7 @@
 """Every error that tensorcap raises on purpose, each with the exit status that `tcap` ends with.
 
 TensorcapError
-├── UsageError (2)            what was asked for makes no sense
+├── UsageError (2)            the request cannot be met
 │   └── TensorNotFoundError   an archive has no such tensor
 ├── ReadError (3)             an input cannot be read
 │   ├── NotAnArchiveError     not a file that we can open
@@ -45,7 +45,7 @@ def _rebuild(cls: type[TensorcapError], message: str, hint: str | None) -> Tenso
 
 
 class UsageError(TensorcapError, ValueError):
-    """What was asked for makes no sense: an unknown name, options that exclude each other."""
+    """The request cannot be met: an unknown name, options that exclude each other."""
 
     exit_status = 2
 

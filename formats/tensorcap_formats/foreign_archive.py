@@ -25,8 +25,8 @@ class ForeignTensor:
         dtype: Logical dtype.
         shape: As the file has it.
         read: Fills a one-dimensional array with the stored elements from a number on, in C order; raises
-            ReadError if they cannot be had.
-        remark: Says what a reader should know of the tensor's bytes; "" if there is nothing.
+            ReadError if they cannot be read.
+        remark: Gives a warning about the tensor's bytes; "" if there is none.
     """
 
     name: str
@@ -45,7 +45,7 @@ class ForeignArchive(Archive):
         container: str,
         tensors: Iterable[ForeignTensor],
         *,
-        resources: ExitStack,
+        resources: ExitStack | None = None,
         values: Mapping[str, Any] | None = None,
         skipped: Mapping[str, str] | None = None,
         run: Mapping[str, Any] | None = None,
@@ -59,9 +59,9 @@ class ForeignArchive(Archive):
             path: The file or folder.
             container: As in `Archive`.
             tensors: In the order of execution if `is_ordered`, else in any.
-            resources: What `close` closes; the archive takes it over once it is made.
-            values: What is no tensor, by name.
-            skipped: What the file has beside tensors and values, by name: why it is not read.
+            resources: What `close` closes; the archive takes it over if nothing is raised.
+            values: Values that are no tensors, by name.
+            skipped: Why other things in the file are not read, by name.
             run: As in `Archive`.
             is_ordered: As in `Archive`.
             is_complete: As in `Archive`.
@@ -95,7 +95,7 @@ class ForeignArchive(Archive):
             values={key_of(name, str(path)).text: value for name, value in (values or {}).items()},
             skipped=skipped,
         )
-        self._resources = resources.pop_all()
+        self._resources = (resources or ExitStack()).pop_all()
 
     def _read_flat(self, record: Record, start: int, out: Array) -> None:
         self._tensors[record.row].read(start, out)
@@ -105,7 +105,7 @@ class ForeignArchive(Archive):
         return self._tensors[record.row].remark()
 
     def close(self) -> None:
-        """Let go of the files; a second call does nothing."""
+        """Close the files; a second call does nothing."""
         self._resources.close()
 
 

@@ -249,7 +249,7 @@ def decode_json(data: bytes, source: str) -> dict[str, Any]:
 
 
 def finite_number(text: str) -> float:
-    """The float64 that a JSON number stands for; ValueError for NaN, infinity, and what rounds to it."""
+    """The float64 of a JSON number; ValueError for NaN, infinity, and what rounds to it."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{abbreviate(text)} is no number of float64")
@@ -282,5 +282,5 @@ def _columns(index: Mapping[str, Any], count: int, source: str) -> dict[str, lis
 
 
 def _first_duplicate(keys: Iterable[str]) -> str:
-    seen: set[str] = set()
-    return next(k for k in keys if k in seen or seen.add(k))  # type: ignore[func-returns-value]  # add gives None
+    earlier: set[str] = set()
+    return next(k for k in keys if k in earlier or earlier.add(k))  # type: ignore[func-returns-value]  # add gives None

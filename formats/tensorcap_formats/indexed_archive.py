@@ -15,7 +15,7 @@ class IndexedArchive(Archive):
     def __init__(
         self, path: Path, container: str, index: Index, resources: ExitStack, *, trusts_digests: bool = False
     ) -> None:
-        """Take over what the index says, and the resources, which `close` closes."""
+        """Take over the resources, which `close` closes."""
         super().__init__(
             path,
             container,
@@ -31,5 +31,5 @@ class IndexedArchive(Archive):
         self._resources = resources.pop_all()
 
     def close(self) -> None:
-        """Let go of the files; a second call does nothing."""
+        """Close the files; a second call does nothing."""
         self._resources.close()

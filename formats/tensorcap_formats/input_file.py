@@ -13,7 +13,7 @@ import numpy as np
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, ReadError, UnsafeFileError
 
-_FREE_BYTES: Final = 256 * 1024 * 1024  # below this no file harms anybody, however far it expands
+_ALWAYS_ALLOWED_BYTES: Final = 256 * 1024 * 1024  # so much is harmless, however far a file expands
 _MAX_RATIO: Final = 200
 
 
@@ -92,7 +92,7 @@ class InputFile:
         return self.read(0, self.size)
 
     def close(self) -> None:
-        """Let go of the file; a second call does nothing."""
+        """Close the file; a second call does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -125,7 +125,7 @@ def check_expansion(stored_bytes: int, declared_bytes: int, where: str) -> None:
     Raises:
         UnsafeFileError: It does.
     """
-    if declared_bytes > max(_FREE_BYTES, _MAX_RATIO * stored_bytes):
+    if declared_bytes > max(_ALWAYS_ALLOWED_BYTES, _MAX_RATIO * stored_bytes):
         raise UnsafeFileError(
             f"{where}: {stored_bytes} stored bytes claim to expand to {declared_bytes}, "
             f"expected at most {_MAX_RATIO} times as many",

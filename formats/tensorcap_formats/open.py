@@ -1,4 +1,4 @@
-"""Open any archive or file of tensors: its kind is recognized by content, hardly ever by name."""
+"""Open any archive or file of tensors: its kind is recognized by its content, and only then by its suffix."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _raw_opener(path: str | os.PathLike[str]) -> Callable[[], Archive] | None:
 
 
 def open_present(path: Path) -> Archive:
-    """Open what lies at `path` now, even if it is being written anew; else as `open_archive`."""
+    """Open what is at `path` now, even if it is being written anew; else as `open_archive`."""
     return _folder_opener(path)(path) if path.is_dir() else _file_opener(path)(path)
 
 

@@ -1,4 +1,4 @@
-"""What the run metadata of an archive say, parsed (`specs/archive.md`, section 8).
+"""The run metadata of an archive, parsed (`specs/archive.md`, section 8).
 
 Each entry may be absent. One that is damaged (a list for a mapping, a number for a text) counts as absent,
 and so does a damaged part of an entry: nothing here raises.
@@ -22,7 +22,7 @@ _NUMBER: Final = re.compile(r"[0-9]{1,18}")
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """What a run says of a parameter or a buffer.
+    """A parameter or a buffer.
 
     Attributes:
         shape: Its shape; None if it is not known.
@@ -35,7 +35,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class ModuleInfo:
-    """What a run says of a module.
+    """A module of the model.
 
     Attributes:
         path: Its path in the model, as the model spells it; "" for the model itself.
@@ -59,16 +59,16 @@ class ModuleInfo:
 
 @dataclass(frozen=True, slots=True)
 class PointInfo:
-    """What became of a site under capture (ARC-71).
+    """Whether a site was captured (ARC-71).
 
     Attributes:
         site: The site, as keys spell it.
         status: `captured`, `never-called`, `excluded` or `not-capturable`.
         kind: `module`, `function` or `probe`.
-        reason: What else there is to say, "" for nothing.
+        reason: Why, or a remark; "" for none.
         calls: How often it was called; None if unknown.
         unfinished: How many calls did not return.
-        slots: What could not be captured at a site that otherwise was; empty for an entry of the whole site.
+        slots: Slots that could not be captured of a site that was; empty for an entry of the whole site.
     """
 
     site: str
@@ -91,14 +91,14 @@ class ScopeInfo:
         level: `op` or `export` if ops were recorded, else "".
         ops_in: Globs of the modules whose ops were recorded, all if empty.
         watch: Functions whose variables were recorded.
-        slices: What parts of tensors were kept.
+        slices: Which parts of tensors were kept.
         steps: Which steps, "" for all.
         sample: How many calls of each site; None for all.
         max_bytes: Limit of the archive; None for none.
         grads: Whether gradients were recorded.
         params: Whether parameters and buffers were recorded.
         eager: Whether compiled code ran as plain code.
-        inner: Whether what lies within subgraphs was recorded.
+        inner: Whether the inside of subgraphs was recorded.
     """
 
     include: tuple[str, ...] = ()
@@ -131,7 +131,7 @@ class StopInfo:
 
     @property
     def text(self) -> str:
-        """What was reached and where.
+        """The limit, and where it was reached.
 
         Example:
             >>> StopInfo("0/a/output", 900).text
@@ -143,13 +143,13 @@ class StopInfo:
 
 @dataclass(frozen=True, slots=True)
 class InjectedSlot:
-    """What became of a slot whose values were to be replaced (INJ-21).
+    """Whether the values of a slot were replaced (INJ-21).
 
     Attributes:
         site: The site.
         slot: The slot.
         status: `injected`, or why it was not.
-        reason: What else there is to say, "" for nothing.
+        reason: Why, or a remark; "" for none.
         calls: The steps in which values were replaced, as a text, by the call's number within its step.
     """
 
@@ -162,7 +162,7 @@ class InjectedSlot:
 
 @dataclass(frozen=True, slots=True)
 class InjectionInfo:
-    """What was put in the place of a run's own tensors (INJ-20).
+    """The injection of a run: values of an archive that replaced its own (INJ-20).
 
     Attributes:
         source: The archive whose values were taken, "" if unknown.
@@ -179,7 +179,7 @@ class InjectionInfo:
 
 @dataclass(frozen=True, slots=True)
 class ErrorInfo:
-    """What a run ended by, if not as it should.
+    """The error that a run ended with.
 
     Attributes:
         type: Class of the exception, "" if there was none.
@@ -210,14 +210,14 @@ class WorkloadInfo:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What an archive says of its run.
+    """The run metadata of an archive.
 
     Attributes:
         framework: Name of the framework, "" if unknown.
-        settings: Settings of the framework that change what its operators give.
+        settings: Settings of the framework that change the results of its operators.
         model_class: Class of the model with its package, "" if unknown.
         config: The model's configuration.
-        attention_implementation: How the model says that it computes attention, "" if unknown.
+        attention_implementation: As the model names it, "" if unknown.
         modules: The model's modules by site, in the order of its tree; empty if they are not listed.
         aliases: Sites of shared modules that have the records, by their other sites.
         dtype: Dtype of most of the model's parameters, "" if unknown.
@@ -225,15 +225,15 @@ class RunInfo:
         device: Where it ran, "" if unknown.
         packages: Versions of packages, by name.
         workload: How to repeat the run.
-        inputs: SHA-256 of what the model was given, by key text; "" if an input has none.
-        scope: What was to be recorded; None if the run does not say.
-        points: What became of each site.
+        inputs: SHA-256 of each input of the model, by key text; "" if it has none.
+        scope: What was to be recorded; None if unknown.
+        points: Whether each site was captured.
         steps: Count of steps; None if unknown.
         phases: Of each step `prefill`, `decode` or `forward`, "" if unknown.
         stopped: Where recording stopped at its limit of bytes; None if it did not.
-        injected: What was put in the place of the run's own tensors; None for a run of its own values.
-        error: What the run ended by; None if nothing is known.
-        notes: What else a reader has to know, a sentence each.
+        injected: The injection; None for a run of its own values.
+        error: The error that the run ended with; None if nothing is known.
+        notes: Remarks for a reader, a sentence each.
         control: How far each output is from that of a graph without taps.
         duration_seconds: How long the run took; None if unknown.
     """

@@ -1,4 +1,4 @@
-"""Archives made of another archive's records: some of them, under other keys, in another layout."""
+"""Archives made of another archive's records: fewer of them, under other keys, or in another layout."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ArchiveView(Archive):
         return self.source.info
 
     def remark(self, record: Record) -> str:
-        """What is to be known of the tensors behind the record."""
+        """The remarks on the source's tensors behind the record."""
         remarks = (self.source.remark(one) for one in self.sources.get(record.key.text, ()))
         return "; ".join(dict.fromkeys(remark for remark in remarks if remark))
 

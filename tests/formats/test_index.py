@@ -87,9 +87,9 @@ def test_records_are_written_as_columns() -> None:
     written, run = encode_index(Index(RECORDS, INDEX["values"], {}, "xxh3_128", is_ordered=False))
     assert run == b"{}"
     assert written.startswith(b'{"tensorcap":"1.0",')
-    found = json.loads(written)
-    del found["seal"]
-    assert found == INDEX
+    index = json.loads(written)
+    del index["seal"]
+    assert index == INDEX
 
 
 def sealed(body: bytes, run: bytes) -> bytes:

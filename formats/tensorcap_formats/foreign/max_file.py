@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable
-from contextlib import ExitStack, closing
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -58,11 +58,11 @@ def open_max(path: Path) -> Archive:
         ReadError: As `read_max_tensor`.
     """
     tensor = read_max_tensor(path, path.stem)
-    return ForeignArchive(path, "max", [tensor], resources=ExitStack(), is_direct=True)
+    return ForeignArchive(path, "max", [tensor], is_direct=True)
 
 
 def read_max_tensor(path: Path, name: str) -> ForeignTensor:
-    """The tensor of one file, under a name; its elements are read when they are asked for.
+    """Read the header of one file; the elements of its tensor are read when they are asked for.
 
     Raises:
         NotAnArchiveError: The file is none of this kind, of an unknown dtype, or of several tensors.
@@ -130,32 +130,32 @@ def write_max(path: Path, label: str, dtype: DType, shape: tuple[int, ...], bloc
 
     Args:
         path: Of a new file.
-        label: What is printed; the file keeps it with `_` in the place of `/`.
+        label: What is printed; the file keeps it with `_` for `/`.
         dtype: Logical dtype.
         shape: In elements.
         blocks: The stored elements in C order, in any number of arrays.
 
     Raises:
-        UsageError: The format has no such dtype, label or shape.
+        UsageError: The format does not allow the dtype, the label or the shape.
         WriteError: The file cannot be written.
     """
-    kept = label.replace("/", "_").encode("utf-8", "surrogatepass")
+    encoded = label.replace("/", "_").encode("utf-8", "surrogatepass")
     if dtype.name not in MAX_DTYPE_CODES:
         known = ", ".join(sorted(MAX_DTYPE_CODES))
         raise UsageError(
             f"{path}: .max files have no dtype {dtype.name!r} (MXF-6)", hint=f"They have: {known}."
         )
-    if not 0 < len(kept) <= MAX_KEY_BYTES or b"\0" in kept:
+    if not 0 < len(encoded) <= MAX_KEY_BYTES or b"\0" in encoded:
         raise UsageError(
-            f"{path}: label {abbreviate(label)!r} has {len(kept)} bytes, expected 1 to {MAX_KEY_BYTES} "
+            f"{path}: label {abbreviate(label)!r} has {len(encoded)} bytes, expected 1 to {MAX_KEY_BYTES} "
             "without NUL (MXF-5)"
         )
     if any(size > _MAX_SIZE for size in shape):
         raise UsageError(f"{path}: shape {shape} has an axis of more than {_MAX_SIZE} elements (MXF-4)")
-    size = 4 + len(kept) + 2 + 4 * len(shape) + 8
+    size = 4 + len(encoded) + 2 + 4 * len(shape) + 8
     with write_errors(path), path.open("xb") as file:
-        file.write(_START.pack(MAGIC, 0, 1, size, len(kept)))
-        file.write(kept + bytes([MAX_DTYPE_CODES[dtype.name], len(shape)]))
+        file.write(_START.pack(MAGIC, 0, 1, size, len(encoded)))
+        file.write(encoded + bytes([MAX_DTYPE_CODES[dtype.name], len(shape)]))
         file.write(struct.pack(f"<{len(shape)}IQ", *shape, 24 + size))
         for block in blocks:
             file.write(np.ascontiguousarray(block).view("u1").data)

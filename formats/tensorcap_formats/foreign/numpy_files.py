@@ -1,6 +1,6 @@
 """Arrays as numpy saves them: .npy, .npz, and folders of .npy; and an .npz file of an archive's tensors.
 
-The header of an array is parsed without running anything and without trusting it.
+The header of an array is checked against the file, and nothing in it is run.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ def open_npy(path: Path) -> Archive:
 
     Raises:
         UnsafeFileError: It holds Python objects.
-        CorruptArchiveError: Its header lies.
+        CorruptArchiveError: Its header contradicts the file.
         NotAnArchiveError: It holds no numbers.
     """
     header, read = _npy_file(path)
     if header.dtype is None:
         raise NotAnArchiveError(f"{path}: holds {header.written!r}, expected numbers")
     tensor = _tensor(path.stem, header, header.dtype, read, Bands())
-    return ForeignArchive(path, "npy", [tensor], resources=ExitStack())
+    return ForeignArchive(path, "npy", [tensor])
 
 
 def open_npy_folder(path: Path) -> Archive:
@@ -72,7 +72,7 @@ def open_npy_folder(path: Path) -> Archive:
 
     Raises:
         UnsafeFileError: One holds Python objects, or is a link out of the folder.
-        CorruptArchiveError: The header of one lies.
+        CorruptArchiveError: The header of one contradicts the file.
     """
     tensors, bands = [], Bands()
     files = list(files_below(path, (_SUFFIX,)))
@@ -85,7 +85,7 @@ def open_npy_folder(path: Path) -> Archive:
             tensors.append(_tensor(name, header, header.dtype, read, bands))
     if not tensors:
         raise NotAnArchiveError(f"{path}: holds no .npy file with numbers")
-    return ForeignArchive(path, "npy-folder", tensors, resources=ExitStack(), skipped=skipped)
+    return ForeignArchive(path, "npy-folder", tensors, skipped=skipped)
 
 
 def open_npz(path: Path) -> Archive:
@@ -93,7 +93,7 @@ def open_npz(path: Path) -> Archive:
 
     Raises:
         UnsafeFileError: One holds Python objects, or expands absurdly.
-        CorruptArchiveError: A header or the directory lies.
+        CorruptArchiveError: A header or the directory contradicts the file.
         NotAnArchiveError: It is no zip file of arrays.
     """
     with ExitStack() as resources:
@@ -159,11 +159,11 @@ def _tensor(name: str, header: _NpyHeader, dtype: DType, read: ReadBytes, bands:
 
 
 def _original_name(name: str) -> str:
-    """The name that a key of ours stands for; a full key is itself."""
+    """The name that a bare key was made of; a full key is its own name."""
     try:
         if not Key.parse(name).is_bare:
             return name
-    except UsageError:  # not a key, but what `_member_name` makes of one
+    except UsageError:  # not a key, but a member name made of one
         pass
     return unescape(name)
 
@@ -256,7 +256,7 @@ def _parse_header(first: bytes, where: str) -> _NpyHeader:
         where: For messages.
 
     Raises:
-        CorruptArchiveError: It is no header, or one that makes no sense.
+        CorruptArchiveError: It is no header, or an invalid one.
         UnsafeFileError: The array holds Python objects, as pickle.
         NotAnArchiveError: Its numbers are of a type that is no tensor dtype.
     """

@@ -1,11 +1,11 @@
-"""Files of raw numbers, which say nothing of themselves: dtype and shape are given by hand."""
+"""Files of raw numbers, whose dtype and shape the user names."""
 
 from __future__ import annotations
 
 import fnmatch
 import math
 import re
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ _SPEC: Final = re.compile(r"(.+):(\w+):((?:\d{1,18}(?:,\d{1,18})*)?)", re.DOTALL
 
 @dataclass(frozen=True, slots=True)
 class RawSpec:
-    """What raw files hold.
+    """Dtype and shape of raw files.
 
     Attributes:
         name: Of the file, or a glob that names of files match.
@@ -66,7 +66,7 @@ class RawSpec:
         """The tensor of a file, under a name.
 
         Raises:
-            CorruptArchiveError: The file has not the bytes of such a tensor, or more.
+            CorruptArchiveError: The file has fewer or more bytes than such a tensor.
             ReadError: The system cannot read it.
         """
         with closing(InputFile(path)) as file:
@@ -82,7 +82,7 @@ class RawSpec:
 
 
 def raw_file_hint(path: Path) -> str:
-    """What to do with a file of no known kind, which may hold raw numbers."""
+    """The hint for a file of no known kind, which may hold raw numbers."""
     return f"If it holds raw numbers, say which: {path.name}:float32:2,3"
 
 
@@ -93,4 +93,4 @@ def open_raw(spec: RawSpec) -> Archive:
         ReadError: As `RawSpec.tensor`.
     """
     path = Path(spec.name)
-    return ForeignArchive(path, "raw", [spec.tensor(path, path.stem)], resources=ExitStack(), is_direct=True)
+    return ForeignArchive(path, "raw", [spec.tensor(path, path.stem)], is_direct=True)

@@ -1,4 +1,4 @@
-"""The flat file that every archive is written as: a reserved head, tensors, and what describes them.
+"""The flat file that every archive is written as: a reserved head, tensors, and their description.
 
 Bytes 0 to 2047 stay zero until the end, so that nothing opens an unfinished file. `finish_flat_file`
 
@@ -44,7 +44,7 @@ _NOTE_VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """The private note: where the parts of the file lie, and a hash that shows if that still holds.
+    """The private note: where the parts of the file are, and a hash that shows if the file was altered.
 
     Attributes:
         file_size: Size of the whole file, in bytes.
@@ -78,7 +78,7 @@ class Note:
         return cls(*fields) if magic == _NOTE_MAGIC and version == _NOTE_VERSION else None
 
     def guarded(self, tail: bytes | bytearray) -> Note:
-        """The note with the guard that `tail`, all bytes from `tail_at` on, asks for."""
+        """The note with the guard of `tail`, all bytes from `tail_at` on."""
         hasher = hashlib.blake2b(self.pack()[:-_GUARD_SIZE], digest_size=_GUARD_SIZE)
         hasher.update(tail)
         return replace(self, guard=hasher.digest())
@@ -119,7 +119,7 @@ def finish_flat_file(
 
     Args:
         fd: The file, open for writing.
-        index: All records, in execution order, and what else there is to say.
+        index: All records, in execution order, and the run.
         offsets: For each record where its bytes lie in the file; None if it has no bytes there.
         end: Offset at which the last tensor ends; everything behind is overwritten or cut.
         fsync: Whether to survive a power cut, and not only a kill.
@@ -155,7 +155,7 @@ def finish_flat_file(
         offsets_count=len(offsets),
     )
     write_at(fd, index_at, tail)
-    os.ftruncate(fd, note.file_size)  # an earlier attempt, or a tensor nobody confirmed, reached further
+    os.ftruncate(fd, note.file_size)  # an earlier attempt, or an unconfirmed tensor, reached further
     write_at(fd, SUPERBLOCK_SIZE, note.guarded(tail).pack())
     if fsync:
         os.fsync(fd)

@@ -121,7 +121,7 @@ class DatasetReader:
         storage: str,
         memory_type: Any = None,
     ) -> None:
-        """Look at how the dataset is stored.
+        """Check how the dataset is stored.
 
         Args:
             dataset: The dataset, in an open file.
@@ -174,7 +174,7 @@ class DatasetReader:
         self.read(start, out)
 
     def require_written(self) -> None:
-        """Refuse a dataset with parts that HDF5 would read as zeros because nobody wrote them."""
+        """Refuse a dataset with parts that HDF5 would read as zeros because they were never written."""
         shape, chunk = self._dataset.shape, self._dataset.chunks
         if not math.prod(shape):
             return
@@ -233,7 +233,7 @@ def open_foreign_hdf5(file: InputFile, root: h5py.Group, resources: ExitStack) -
     Args:
         file: The file, to be read at positions.
         root: Its root group.
-        resources: What to let go of when the archive is closed; emptied.
+        resources: What to close with the archive; emptied.
 
     Raises:
         NotAnArchiveError: Nothing in it is a numeric dataset.
@@ -243,7 +243,7 @@ def open_foreign_hdf5(file: InputFile, root: h5py.Group, resources: ExitStack) -
     tensors: list[ForeignTensor] = []
     others: dict[str, str] = {}
     groups: list[tuple[str, h5py.Group]] = [("", root)]
-    seen = {h5py.h5o.get_info(root.id).addr}
+    addresses = {h5py.h5o.get_info(root.id).addr}
     while groups:
         prefix, group = groups.pop()
         for name in group:
@@ -255,8 +255,8 @@ def open_foreign_hdf5(file: InputFile, root: h5py.Group, resources: ExitStack) -
             node = group[name]
             if isinstance(node, h5py.Group):
                 address = h5py.h5o.get_info(node.id).addr
-                if address not in seen:  # a group may contain itself
-                    seen.add(address)
+                if address not in addresses:  # a group may contain itself
+                    addresses.add(address)
                     groups.append((f"{full}/", node))
             elif isinstance(node, h5py.Dataset):
                 types = logical_dtype(node)

@@ -1,14 +1,14 @@
 """Read HDF5: our archives by their private note, without an HDF5 library; all others through h5py.
 
-An archive that another tool rewrote (h5repack) or edited is still ours, and its index still holds; only
-then the library gives the place of each tensor. Any other HDF5 file gives its numeric datasets by name.
+An archive that another tool rewrote (h5repack) or edited is still ours: its index is valid, and the library
+finds each tensor. Any other HDF5 file gives its numeric datasets by name.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,7 +41,7 @@ _USER_BLOCKS: Final = (0, 512, 1024, 2048, 4096, 8192, 16384)  # where HDF5 look
 
 
 def is_hdf5(file: InputFile) -> bool:
-    """Whether the HDF5 signature stands where the format puts it."""
+    """Whether the HDF5 signature is at one of the offsets that the format allows."""
     return any(
         file.size >= at + len(SIGNATURE) and file.read(at, len(SIGNATURE)) == SIGNATURE for at in _USER_BLOCKS
     )
@@ -57,8 +57,7 @@ def open_hdf5(path: Path) -> Archive:
         UnfinishedArchiveError: Another program has it open for writing.
     """
     with ExitStack() as resources:
-        file = InputFile(path)
-        resources.callback(file.close)
+        file = resources.enter_context(closing(InputFile(path)))
         note = Note.unpack(file.read(0, min(HEAD_SIZE, file.size)))
         tail = note.read_tail(file) if note else None
         if note and tail is not None:
@@ -67,7 +66,7 @@ def open_hdf5(path: Path) -> Archive:
 
 
 class _NotedArchive(IndexedArchive):
-    """An archive as we wrote it: the note's table says where each tensor lies."""
+    """An archive as we wrote it: the note's table has the offset of each tensor."""
 
     is_direct = True
 
@@ -105,8 +104,8 @@ def _open_by_note(file: InputFile, note: Note, tail: bytes, resources: ExitStack
 class _LibraryArchive(IndexedArchive):
     """An archive that another tool touched: h5py finds each tensor when it is read.
 
-    Nothing proves that the tool left every dataset as it was, so the digest of a tensor that is read from its
-    beginning to its end is checked.
+    The tool may have altered any dataset, so the digest of a tensor that is read from its beginning to its
+    end is checked.
     """
 
     def __init__(self, file: InputFile, root: h5py.Group, index: Index, resources: ExitStack) -> None:

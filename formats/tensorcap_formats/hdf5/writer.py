@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES: Final = BLOCK_BYTES  # below the library's cache of 1 MiB, or each read would decode anew
 _ZSTD_FILTER: Final = 32015  # number in the registry of HDF5
-_ENCODED: Final = b"\x03\x00"  # what H5Tdecode wants in front of a datatype message
+_ENCODED: Final = b"\x03\x00"  # H5Tdecode expects it before a datatype message
 
 
 def write_hdf5(

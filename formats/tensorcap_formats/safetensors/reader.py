@@ -23,7 +23,7 @@ def open_safetensors(path: Path) -> Archive:
     """Open a safetensors file: an archive of ours, or a checkpoint from elsewhere.
 
     Raises:
-        CorruptArchiveError: The header lies, or the index in it does.
+        CorruptArchiveError: The header, or the index in it, contradicts the file.
         NewerVersionError: A newer tensorcap wrote it.
     """
     with ExitStack() as resources:
@@ -51,8 +51,8 @@ class SafetensorsArchive(IndexedArchive):
         check_version(metadata, source)
         data, run = (metadata.get(name, "").encode("utf-8", "surrogatepass") for name in ("index", "run"))
         index = decode_index(data, run, source)
-        kept = holders(index.records)
-        for record in kept.values():
+        stored = holders(index.records)
+        for record in stored.values():
             entry = entries.get(record.key.text)
             if entry is None or (entry.code, entry.shape) != stored_form(record):
                 present = f"{entry.code} of shape {list(entry.shape)}" if entry else "missing"
@@ -61,12 +61,12 @@ class SafetensorsArchive(IndexedArchive):
                     f"{source}: tensor {record.key.text!r} is {present}, "
                     f"expected {code} of shape {list(shape)} (ARC-62)"
                 )
-        if len(kept) != len(entries):
+        if len(stored) != len(entries):
             raise CorruptArchiveError(
-                f"{source}: header names {len(entries)} tensors, expected {len(kept)} as the index (ARC-62)"
+                f"{source}: header names {len(entries)} tensors, expected {len(stored)} as the index (ARC-62)"
             )
         self._file = file
-        self._offsets = {content: entries[r.key.text].offset for content, r in kept.items()}
+        self._offsets = {content: entries[r.key.text].offset for content, r in stored.items()}
         header_end = min((entry.offset for entry in entries.values()), default=file.size)
         padding = file.read(header_end - len(OUR_PADDING), len(OUR_PADDING))
         super().__init__(file.path, "safetensors", index, resources, trusts_digests=padding == OUR_PADDING)

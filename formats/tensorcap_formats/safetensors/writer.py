@@ -28,13 +28,13 @@ def write_safetensors(source: Archive, path: Path, records: Sequence[Record]) ->
         WriteError: The header would be above the limit of the format, or the disk is full.
     """
     index = build_index(source, records)
-    # Large elements first: each tensor then lies at a multiple of its element size, which torch insists on.
-    kept = sorted(holders(index.records).values(), key=lambda r: -r.dtype.itemsize)
+    # Large elements first: each tensor then begins at a multiple of its element size, as torch demands.
+    stored = sorted(holders(index.records).values(), key=lambda r: -r.dtype.itemsize)
     index_json, run_json = encode_index(index)
     texts = {"tensorcap": FORMAT_VERSION, "index": index_json.decode(), "run": run_json.decode()}
     header: dict[str, Any] = {METADATA: texts}
     end = 0
-    for record in kept:
+    for record in stored:
         name = record.key.text
         if name == METADATA:
             raise WriteError(f"{path}: a tensor is named {name!r}, a name that the format needs for itself")
@@ -51,6 +51,6 @@ def write_safetensors(source: Archive, path: Path, records: Sequence[Record]) ->
         )
     with write_errors(path), path.open("xb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        for record in kept:
+        for record in stored:
             for block in checked_blocks(source, records[record.row]):
                 file.write(block.view("u1").data)

@@ -41,7 +41,7 @@ def container_of(path: Path, container: str | None, suffixes: Mapping[str, str] 
 
 
 def refuse_to_replace_others(path: Path) -> None:
-    """Refuse an output path at which something lies that is no archive of ours.
+    """Refuse an output path that is taken by something else than an archive of ours.
 
     Raises:
         WriteError: There is a checkpoint, a dump of another tool, a text, or a folder with other things.
@@ -59,7 +59,7 @@ def refuse_to_replace_others(path: Path) -> None:
 
 
 def refuse_to_replace_archive(path: Path) -> None:
-    """Refuse an output path, of something that is no archive, at which an archive of ours lies.
+    """Refuse the path of an output that is no archive, if an archive of ours is there.
 
     Raises:
         WriteError: There is one, or what may be a damaged one.

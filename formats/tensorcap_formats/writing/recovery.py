@@ -1,4 +1,4 @@
-"""Save what an unfinished archive holds, in place: nothing is copied, and it may be killed and run again."""
+"""Finish the archive of a killed writer, in place: nothing is copied, and it may be killed and run again."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _BLOCK_BYTES: Final = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """How much a recovery saved.
+    """The result of a recovery.
 
     Attributes:
         path: The archive that was made.
-        records: Count of records that are whole.
-        lost: Count of records that the journal names and whose bytes are not what it says.
+        records: Count of intact records.
+        lost: Count of records of the journal whose bytes do not have their digest.
         torn: Count of journal lines that were cut short.
         was_complete: Whether only the last rename was missing: the run had ended as it should.
     """
@@ -111,13 +111,13 @@ def _recover_locked(path: Path, target: Path, progress: Progress) -> Recovered:
                 hint="Give another path with -o.",
             )
         refuse_to_replace_others(target)
-        whole = [] if finished else _find_whole(file, content, progress)
+        intact = [] if finished else _intact_records(file, content, progress)
     finally:
         file.close()
     try:
         if not finished:
-            _finish(partial, content, whole)
-            records = len(whole)
+            _finish(partial, content, intact)
+            records = len(intact)
         publish(partial, target, container)
     except OSError as error:
         if isinstance(error, ReadError | WriteError):
@@ -147,7 +147,7 @@ def output_differs(path: Path, target: Path) -> bool:
     return resolved(path).absolute() != resolved(target).absolute()
 
 
-def _find_whole(file: InputFile, content: JournalContent, progress: Progress) -> list[Placed]:
+def _intact_records(file: InputFile, content: JournalContent, progress: Progress) -> list[Placed]:
     """Find the records whose bytes are in the file and have the digest that the journal says."""
     if content.algorithm not in ALGORITHMS:
         raise MissingPackageError(
@@ -163,10 +163,10 @@ def _find_whole(file: InputFile, content: JournalContent, progress: Progress) ->
         digests[at, nbytes] = _digest(file, at, nbytes, content.algorithm)
         done += nbytes
         progress.advance(done, total)
-    return [p for p in content.placed if _is_whole(p, digests)]
+    return [p for p in content.placed if _is_intact(p, digests)]
 
 
-def _is_whole(placed: Placed, digests: Mapping[tuple[int, int], str]) -> bool:
+def _is_intact(placed: Placed, digests: Mapping[tuple[int, int], str]) -> bool:
     record = placed.record
     if placed.offset is None:
         return not (record.stored and record.nbytes)
@@ -180,20 +180,20 @@ def _digest(file: InputFile, offset: int, nbytes: int, algorithm: str) -> str:
     return hasher.hexdigest()
 
 
-def _finish(partial: Path, content: JournalContent, whole: list[Placed]) -> None:
+def _finish(partial: Path, content: JournalContent, intact: list[Placed]) -> None:
     run = {
         **content.run,
         "error": {
             "type": "Killed",
-            "message": f"the writer ended before the archive was complete, {len(whole)} tensors are left",
-            "last_point": whole[-1].record.key.text if whole else None,
+            "message": f"the writer ended before the archive was complete, {len(intact)} tensors are left",
+            "last_point": intact[-1].record.key.text if intact else None,
         },
     }
-    end = max((p.offset + p.record.nbytes for p in whole if p.offset is not None), default=HEAD_SIZE)
+    end = max((p.offset + p.record.nbytes for p in intact if p.offset is not None), default=HEAD_SIZE)
     fd = os.open(partial, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        os.ftruncate(fd, end)  # frees what nobody confirmed: on a full disk, the room for the metadata
-        placed = sorted(whole, key=lambda p: p.record.order)
+        os.ftruncate(fd, end)  # on a full disk, what is not confirmed makes room for the metadata
+        placed = sorted(intact, key=lambda p: p.record.order)
         records = [p.record for p in placed]
         index = Index(records, content.values, run, content.algorithm, is_complete=False)
         finish_flat_file(fd, index, [p.offset for p in placed], end, fsync=True)

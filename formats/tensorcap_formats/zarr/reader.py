@@ -1,6 +1,6 @@
 """Read archives of ours in zarr v3 stores.
 
-Reading does not go through the zarr library, which takes a lost chunk for one of zeros; here it is an error.
+Reading does not go through the zarr library, which reads a missing chunk as zeros; here it is an error.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ class ZarrArchive(IndexedArchive):
     """An archive of ours in a zarr store (ARC-61).
 
     Any program may alter one chunk of it and nothing else, so a tensor that is read from its beginning to
-    its end is held against its digest on the way; and a folder that is put in the place of the one that was
-    opened is not read under the old one's index.
+    its end is checked against its digest; and another folder that takes the place of the one that was opened
+    is not read.
     """
 
     def __init__(self, folder: OpenFolder, attributes: dict[str, Any], resources: ExitStack) -> None:
-        """Read index and run, and see whether each array that the index names is there."""
+        """Read index and run, and check that each array that the index names is there."""
         path = folder.path
         check_version(attributes, str(path))
         self._decoded = threading.local()
@@ -106,7 +106,7 @@ class ZarrArchive(IndexedArchive):
         return b"".join(_pieces(array))
 
     def close(self) -> None:
-        """Let go of the folder and of decoded chunks; files are open only while they are read."""
+        """Close the folder and drop decoded chunks; files are open only while they are read."""
         super().close()
         self._arrays.clear()
         self._decoded = threading.local()
@@ -180,7 +180,7 @@ class ZarrArray:
                     f"{file.path}: chunk has {file.size} bytes, more than the {chunk.nbytes} that it holds"
                 )
             stored = file.read(0, file.size)
-            size = _zstd_content_size(stored)  # the library leaves what a smaller one does not fill as it was
+            size = _zstd_content_size(stored)  # the library does not fill the rest of a smaller one
             if size != chunk.nbytes:
                 raise CorruptArchiveError(
                     f"{file.path}: zstd frame holds {size} bytes, expected {chunk.nbytes} (ARC-65)"
@@ -202,7 +202,7 @@ class ZarrArray:
 
 
 def _pieces(array: ZarrArray) -> Iterator[bytes]:
-    """The array piece by piece: nothing is allocated for bytes that it only claims to have."""
+    """The array piece by piece, so that nothing is allocated for bytes that are not there."""
     for start in range(0, array.size, BLOCK_BYTES):
         out = np.empty(min(BLOCK_BYTES, array.size - start), np.uint8)
         array.read(start, out)
