@@ -140,16 +140,15 @@ class Archive(ABC):
             TensorNotFoundError: One of the patterns in `only` matches nothing.
         """
         only, exclude = list(only), list(exclude)
-        records = list(self.records)
-        if only:
-            texts = [(r, r.key.text) for r in records]
-            hits = {pattern: {r.row for r, t in texts if matches(t, pattern)} for pattern in only}
-            for pattern, rows in hits.items():
-                if not rows:
-                    raise no_such_tensor(str(self.path), pattern, self._by_text.keys())
-            rows = set().union(*hits.values())
-            records = [r for r in records if r.row in rows]
-        return [r for r in records if not any(matches(r.key.text, pattern) for pattern in exclude)]
+        for pattern in only:
+            if not any(matches(record.key.text, pattern) for record in self.records):
+                raise no_such_tensor(str(self.path), pattern, self._by_text.keys())
+        return [
+            record
+            for record in self.records
+            if (not only or any(matches(record.key.text, pattern) for pattern in only))
+            and not any(matches(record.key.text, pattern) for pattern in exclude)
+        ]
 
     def read(self, record: Record) -> Array:
         """The tensor's stored elements, in its shape; see `dtypes.decode` for values."""

@@ -11,7 +11,7 @@ from typing import Any
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.errors import CorruptArchiveError, UsageError, abbreviate
-from tensorcap_formats.index import check_shape
+from tensorcap_formats.index import parse_shape
 from tensorcap_formats.keys import Key, check_length, escape_bare, natural
 from tensorcap_formats.records import Record
 
@@ -77,7 +77,7 @@ class ForeignArchive(Archive):
                 raise CorruptArchiveError(
                     f"{path}: two tensors are named {abbreviate(tensor.name)!r}, expected each name once"
                 )
-            check_shape(tensor.shape, tensor.dtype.itemsize, f"{path}: {abbreviate(tensor.name)!r}")
+            parse_shape(tensor.shape, tensor.dtype.itemsize, f"{path}: {abbreviate(tensor.name)!r}")
         ordered = [keyed[text] for text in (keyed if is_ordered else sorted(keyed, key=natural))]
         self.is_direct = is_direct
         self._tensors = [tensor for _, tensor in ordered]

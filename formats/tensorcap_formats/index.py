@@ -125,12 +125,12 @@ def decode_index(data: bytes, run: bytes, source: str, *, is_unaltered: bool = F
             raise CorruptArchiveError(
                 f"{source}: index: record {row}: dtype {abbreviate(dtype)!r} is unknown (ARC-31)"
             )
-        check_shape(shape, logical.itemsize, f"{source}: index: record {row}")
+        shape = parse_shape(shape, logical.itemsize, f"{source}: index: record {row}")
         records.append(
             Record(
                 key,
                 logical,
-                tuple(shape),
+                shape,
                 order,
                 digests[32 * row : 32 * row + 32],
                 statistics,
@@ -182,20 +182,20 @@ def check_version(index: Mapping[str, Any], source: str) -> None:
         )
 
 
-def check_shape(shape: object, itemsize: int, source: str) -> None:
-    """Refuse a shape that is none, or that no machine could hold (ARC-34)."""
-    good = (
-        isinstance(shape, list | tuple)
-        and len(shape) <= MAX_RANK
-        and all(type(n) is int and n >= 0 for n in shape)
+def parse_shape(value: object, itemsize: int, source: str) -> tuple[int, ...]:
+    """The sizes of a list or a tuple; refuses what is no shape, or what no machine could hold (ARC-34)."""
+    if (
+        isinstance(value, list | tuple)
+        and len(value) <= MAX_RANK
+        and all(type(n) is int and n >= 0 for n in value)
         # numpy makes no empty array of absurd sizes either
-        and math.prod(max(n, 1) for n in shape) * itemsize <= MAX_TENSOR_BYTES
+        and math.prod(max(n, 1) for n in value) * itemsize <= MAX_TENSOR_BYTES
+    ):
+        return tuple(value)
+    raise CorruptArchiveError(
+        f"{source}: shape is {abbreviate(repr(value))}, expected up to {MAX_RANK} sizes "
+        f"of at most {MAX_TENSOR_BYTES} bytes in all (ARC-34)"
     )
-    if not good:
-        raise CorruptArchiveError(
-            f"{source}: shape is {abbreviate(repr(shape))}, expected up to {MAX_RANK} sizes "
-            f"of at most {MAX_TENSOR_BYTES} bytes in all (ARC-34)"
-        )
 
 
 def root_hash(records: Iterable[Record]) -> str:

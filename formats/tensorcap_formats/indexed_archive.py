@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.dtypes import Array
 from tensorcap_formats.index import Index
+from tensorcap_formats.input_file import InputFile
+from tensorcap_formats.records import Record
 
 
 class IndexedArchive(Archive):
@@ -33,3 +37,35 @@ class IndexedArchive(Archive):
     def close(self) -> None:
         """Close the files; a second call does nothing."""
         self._resources.close()
+
+
+class FlatArchive(IndexedArchive):
+    """An archive in one file, in which the elements of each tensor lie one after the other.
+
+    Args:
+        file: The file.
+        container: As in `Archive`.
+        index: Its index.
+        offsets: Where each record's bytes begin in the file; any number for a record without bytes.
+        resources: What `close` closes.
+        trusts_digests: As in `Archive`.
+    """
+
+    is_direct = True
+
+    def __init__(
+        self,
+        file: InputFile,
+        container: str,
+        index: Index,
+        offsets: Sequence[int],
+        resources: ExitStack,
+        *,
+        trusts_digests: bool,
+    ) -> None:
+        super().__init__(file.path, container, index, resources, trusts_digests=trusts_digests)
+        self._file = file
+        self._offsets = offsets
+
+    def _read_flat(self, record: Record, start: int, out: Array) -> None:
+        self._file.read_into(self._offsets[record.row] + start * record.dtype.itemsize, out)

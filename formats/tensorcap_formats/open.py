@@ -6,7 +6,6 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -39,9 +38,11 @@ def open_archive(path: str | os.PathLike[str]) -> Archive:
         UsageError: The sizes of raw numbers are absurd.
         ReadError: One of its subclasses says why it cannot be read.
     """
-    raw = _raw_opener(path)
-    if raw is not None:
-        return raw()
+    if os.fspath(path).count(":") >= 2 and not os.path.exists(path):
+        from tensorcap_formats.foreign import RawSpec, open_raw
+
+        if spec := RawSpec.parse(os.fspath(path)):
+            return open_raw(spec)
     path = Path(path)
     locked = is_locked(path)
     if not os.path.exists(path):
@@ -59,16 +60,6 @@ def opened(source: Source) -> Iterator[Archive]:
         return
     with open_archive(source) as archive:
         yield archive
-
-
-def _raw_opener(path: str | os.PathLike[str]) -> Callable[[], Archive] | None:
-    """The function that opens a path with a dtype and a shape behind it; None for any other path."""
-    if os.fspath(path).count(":") < 2 or os.path.exists(path):
-        return None
-    from tensorcap_formats.foreign import RawSpec, open_raw
-
-    spec = RawSpec.parse(os.fspath(path))
-    return partial(open_raw, spec) if spec else None
 
 
 def open_present(path: Path) -> Archive:

@@ -145,17 +145,16 @@ class StatisticsBuilder:
             self._zeros += int(np.count_nonzero(values == 0))
         if self._dtype.is_inexact and not (math.isfinite(low) and math.isfinite(high)):
             finite = np.isfinite(values)
-            self._finite -= values.size - int(np.count_nonzero(finite))
             self._nan += int(np.count_nonzero(np.isnan(values)))
             self._posinf += int(np.count_nonzero(values == np.inf))
             self._neginf += int(np.count_nonzero(values == -np.inf))
             finite_values = values[finite]
+            if not finite_values.size:
+                return
+            self._finite -= values.size - finite_values.size
             values = np.where(finite, values, 0)
-            low = finite_values.min().item() if finite_values.size else None
-            high = finite_values.max().item() if finite_values.size else None
+            low, high = finite_values.min().item(), finite_values.max().item()
         self._finite += values.size
-        if low is None:
-            return
         self._minimum = low if self._minimum is None else min(self._minimum, low)
         self._maximum = high if self._maximum is None else max(self._maximum, high)
         self._add_sums(values, rows, max(abs(low), abs(high)))

@@ -24,7 +24,7 @@ from tensorcap_formats.errors import (
 )
 from tensorcap_formats.foreign.raw_file import raw_file_hint
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
-from tensorcap_formats.index import check_shape
+from tensorcap_formats.index import parse_shape
 from tensorcap_formats.input_file import InputFile, read_stored
 from tensorcap_formats.keys import MAX_KEY_BYTES
 
@@ -115,14 +115,14 @@ def _read_header(file: InputFile) -> tuple[DType, tuple[int, ...], int]:
     if code not in _DTYPES:
         raise NotAnArchiveError(f"{path}: dtype code {code} is unknown (MXF-6)")
     dtype = _DTYPES[code]
-    *shape, offset = struct.unpack(f"<{rank}IQ", file.read(_START.size + label_size + 2, 4 * rank + 8))
+    *sizes, offset = struct.unpack(f"<{rank}IQ", file.read(_START.size + label_size + 2, 4 * rank + 8))
     where = f"{path}: {abbreviate(label)!r}"
-    check_shape(shape, dtype.itemsize, where)
+    shape = parse_shape(sizes, dtype.itemsize, where)
     if offset < 24 + size:
         raise CorruptArchiveError(
             f"{where}: its elements begin at byte {offset}, expected {24 + size} or later (MXF-7)"
         )
-    return dtype, tuple(shape), offset
+    return dtype, shape, offset
 
 
 def write_max(path: Path, label: str, dtype: DType, shape: tuple[int, ...], blocks: Iterable[Array]) -> None:

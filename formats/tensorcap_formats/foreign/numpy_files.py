@@ -34,7 +34,7 @@ from tensorcap_formats.folder import files_below, others_below
 from tensorcap_formats.foreign.strided import StridedTensor
 from tensorcap_formats.foreign.zip_members import ZipMembers
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
-from tensorcap_formats.index import check_shape, decode_json, encode_json
+from tensorcap_formats.index import decode_json, encode_json, parse_shape
 from tensorcap_formats.input_file import InputFile, read_stored
 from tensorcap_formats.keys import Key, unescape
 from tensorcap_formats.records import Record
@@ -274,7 +274,7 @@ def _parse_header(first: bytes, where: str) -> _NpyHeader:
     dtype, order, problem = _dtype_of(written, where)
     if not isinstance(shape, tuple):
         raise CorruptArchiveError(f"{where}: shape is {abbreviate(repr(shape))}, expected a tuple")
-    check_shape(shape, dtype.itemsize if dtype else 1, where)
+    parse_shape(shape, dtype.itemsize if dtype else 1, where)
     return _NpyHeader(
         dtype, abbreviate(str(written)), order == ">", is_fortran and len(shape) > 1, shape, size, problem
     )

@@ -15,7 +15,7 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import DTYPES, DType
 from tensorcap_formats.errors import CorruptArchiveError, UsageError
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
-from tensorcap_formats.index import check_shape
+from tensorcap_formats.index import parse_shape
 from tensorcap_formats.input_file import InputFile, read_stored
 
 _SPEC: Final = re.compile(r"(.+):(\w+):((?:\d{1,18}(?:,\d{1,18})*)?)", re.DOTALL)
@@ -53,7 +53,7 @@ class RawSpec:
             return None
         dtype, shape = DTYPES[match[2]], tuple(int(size) for size in match[3].split(",") if size)
         try:
-            check_shape(shape, dtype.itemsize, text)
+            parse_shape(shape, dtype.itemsize, text)
         except CorruptArchiveError as error:
             raise UsageError(str(error)) from None
         return cls(match[1], dtype, shape)

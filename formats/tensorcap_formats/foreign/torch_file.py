@@ -21,7 +21,7 @@ from tensorcap_formats.foreign.strided import StridedTensor, last_element
 from tensorcap_formats.foreign.torch_pickle import Name, TensorView, read_pickle
 from tensorcap_formats.foreign.zip_members import ZipMembers
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
-from tensorcap_formats.index import check_shape
+from tensorcap_formats.index import parse_shape
 from tensorcap_formats.input_file import InputFile, read_stored
 from tensorcap_formats.keys import MAX_KEY_BYTES
 
@@ -196,7 +196,7 @@ def _tensor(name: str, view: TensorView, members: ZipMembers, root: str, bands: 
     declared = view.storage.numel * (DTYPES[view.storage.dtype].itemsize if view.storage.dtype else 1)
     if declared != size:
         raise CorruptArchiveError(f"{where}: its storage has {size} bytes, expected {declared}")
-    check_shape(view.shape, logical.itemsize, where)
+    parse_shape(view.shape, logical.itemsize, where)
     if math.prod(view.shape):
         last = last_element(view.offset, view.shape, view.strides)
         if (last + 1) * logical.itemsize > size:

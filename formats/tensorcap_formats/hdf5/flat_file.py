@@ -85,15 +85,13 @@ class Note:
 
     def read_tail(self, file: InputFile) -> bytes | None:
         """All bytes behind the tensors, if the file is still as it was written; else None."""
-        inside = (
-            HEAD_SIZE <= self.tail_at <= self.index_at
-            and self.index_at + self.index_size <= self.file_size
-            and self.tail_at <= self.run_at
-            and self.run_at + self.run_size <= self.file_size
-            and self.tail_at <= self.offsets_at
-            and self.offsets_at + 8 * self.offsets_count <= self.file_size
+        parts = (
+            (self.index_at, self.index_size),
+            (self.run_at, self.run_size),
+            (self.offsets_at, 8 * self.offsets_count),
         )
-        if not inside or file.size != self.file_size:
+        are_inside = all(self.tail_at <= at and at + size <= self.file_size for at, size in parts)
+        if self.tail_at < HEAD_SIZE or not are_inside or file.size != self.file_size:
             return None
         tail = file.read(self.tail_at, self.file_size - self.tail_at)
         return tail if self.guarded(tail) == self else None

@@ -7,7 +7,6 @@ finds each tensor. Any other HDF5 file gives its numeric datasets by name.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -30,7 +29,7 @@ from tensorcap_formats.hdf5.foreign import (
 )
 from tensorcap_formats.hdf5.header import SIGNATURE
 from tensorcap_formats.index import Index, decode_index
-from tensorcap_formats.indexed_archive import IndexedArchive
+from tensorcap_formats.indexed_archive import FlatArchive, IndexedArchive
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.records import Record
 
@@ -65,20 +64,6 @@ def open_hdf5(path: Path) -> Archive:
         return _open_by_library(file, resources, is_ours=note is not None)
 
 
-class _NotedArchive(IndexedArchive):
-    """An archive as we wrote it: the note's table has the offset of each tensor."""
-
-    is_direct = True
-
-    def __init__(self, file: InputFile, index: Index, offsets: Sequence[int], resources: ExitStack) -> None:
-        super().__init__(file.path, "hdf5", index, resources, trusts_digests=True)
-        self._file = file
-        self._offsets = offsets
-
-    def _read_flat(self, record: Record, start: int, out: Array) -> None:
-        self._file.read_into(self._offsets[record.row] + start * record.dtype.itemsize, out)
-
-
 def _open_by_note(file: InputFile, note: Note, tail: bytes, resources: ExitStack) -> Archive:
     def part(at: int, size: int) -> bytes:
         return tail[at - note.tail_at : at - note.tail_at + size]
@@ -98,7 +83,7 @@ def _open_by_note(file: InputFile, note: Note, tail: bytes, resources: ExitStack
                 f"{path}: {record.key.text}: {record.nbytes} bytes lie {where}, expected between "
                 f"{HEAD_SIZE} and {note.tail_at} (ARC-42)"
             )
-    return _NotedArchive(file, index, offsets, resources)
+    return FlatArchive(file, "hdf5", index, offsets, resources, trusts_digests=True)
 
 
 class _LibraryArchive(IndexedArchive):

@@ -8,13 +8,11 @@ from pathlib import Path
 
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.content import content_of, holders
-from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import CorruptArchiveError
 from tensorcap_formats.foreign_archive import ForeignArchive
 from tensorcap_formats.index import check_version, decode_index
-from tensorcap_formats.indexed_archive import IndexedArchive
+from tensorcap_formats.indexed_archive import FlatArchive
 from tensorcap_formats.input_file import InputFile
-from tensorcap_formats.records import Record
 from tensorcap_formats.safetensors.foreign import foreign_tensors
 from tensorcap_formats.safetensors.header import OUR_PADDING, HeaderEntry, read_header, stored_form
 
@@ -30,46 +28,38 @@ def open_safetensors(path: Path) -> Archive:
         file = resources.enter_context(closing(InputFile(path)))
         entries, metadata = read_header(file)
         if "tensorcap" in metadata:
-            return SafetensorsArchive(file, entries, metadata, resources)
+            return _open_indexed(file, entries, metadata, resources)
         return ForeignArchive(path, "safetensors", foreign_tensors(file, entries), resources=resources)
 
 
-class SafetensorsArchive(IndexedArchive):
-    """An archive of ours in a safetensors file: index and run are in the header's metadata (ARC-62)."""
-
-    is_direct = True
-
-    def __init__(
-        self,
-        file: InputFile,
-        entries: Mapping[str, HeaderEntry],
-        metadata: Mapping[str, str],
-        resources: ExitStack,
-    ) -> None:
-        """Check the index against the header."""
-        source = str(file.path)
-        check_version(metadata, source)
-        data, run = (metadata.get(name, "").encode("utf-8", "surrogatepass") for name in ("index", "run"))
-        index = decode_index(data, run, source)
-        stored = holders(index.records)
-        for record in stored.values():
-            entry = entries.get(record.key.text)
-            if entry is None or (entry.code, entry.shape) != stored_form(record):
-                present = f"{entry.code} of shape {list(entry.shape)}" if entry else "missing"
-                code, shape = stored_form(record)
-                raise CorruptArchiveError(
-                    f"{source}: tensor {record.key.text!r} is {present}, "
-                    f"expected {code} of shape {list(shape)} (ARC-62)"
-                )
-        if len(stored) != len(entries):
+def _open_indexed(
+    file: InputFile,
+    entries: Mapping[str, HeaderEntry],
+    metadata: Mapping[str, str],
+    resources: ExitStack,
+) -> Archive:
+    """Open an archive of ours, whose index and run are in the header's metadata, and check it (ARC-62)."""
+    source = str(file.path)
+    check_version(metadata, source)
+    data, run = (metadata.get(name, "").encode("utf-8", "surrogatepass") for name in ("index", "run"))
+    index = decode_index(data, run, source)
+    stored = holders(index.records)
+    for record in stored.values():
+        entry = entries.get(record.key.text)
+        if entry is None or (entry.code, entry.shape) != stored_form(record):
+            present = f"{entry.code} of shape {list(entry.shape)}" if entry else "missing"
+            code, shape = stored_form(record)
             raise CorruptArchiveError(
-                f"{source}: header names {len(entries)} tensors, expected {len(stored)} as the index (ARC-62)"
+                f"{source}: tensor {record.key.text!r} is {present}, "
+                f"expected {code} of shape {list(shape)} (ARC-62)"
             )
-        self._file = file
-        self._offsets = {content: entries[r.key.text].offset for content, r in stored.items()}
-        header_end = min((entry.offset for entry in entries.values()), default=file.size)
-        padding = file.read(header_end - len(OUR_PADDING), len(OUR_PADDING))
-        super().__init__(file.path, "safetensors", index, resources, trusts_digests=padding == OUR_PADDING)
-
-    def _read_flat(self, record: Record, start: int, out: Array) -> None:
-        self._file.read_into(self._offsets[content_of(record)] + start * record.dtype.itemsize, out)
+    if len(stored) != len(entries):
+        raise CorruptArchiveError(
+            f"{source}: header names {len(entries)} tensors, expected {len(stored)} as the index (ARC-62)"
+        )
+    places = {content: entries[r.key.text].offset for content, r in stored.items()}
+    offsets = [places.get(content_of(r), 0) for r in index.records]
+    header_end = min((entry.offset for entry in entries.values()), default=file.size)
+    padding = file.read(header_end - len(OUR_PADDING), len(OUR_PADDING))
+    trusts_digests = padding == OUR_PADDING
+    return FlatArchive(file, "safetensors", index, offsets, resources, trusts_digests=trusts_digests)

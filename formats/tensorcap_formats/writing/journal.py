@@ -26,7 +26,7 @@ from tensorcap_formats.errors import (
     WriteError,
     abbreviate,
 )
-from tensorcap_formats.index import check_shape, encode_json, finite_number
+from tensorcap_formats.index import encode_json, finite_number, parse_shape
 from tensorcap_formats.keys import Key
 from tensorcap_formats.output_path import OPEN_TO_READ, journal_path
 from tensorcap_formats.records import Record
@@ -249,7 +249,7 @@ def _check_head(line: dict[str, Any] | None, source: Path) -> dict[str, Any]:
 def _placed(line: dict[str, Any], row: int, source: str) -> Placed:
     try:
         logical = DTYPES[line["dtype"]]
-        check_shape(line["shape"], logical.itemsize, source)
+        shape = parse_shape(line["shape"], logical.itemsize, source)
         numbers, offset = line["statistics"], line["offset"]
         key, order, digest, stored = (line[name] for name in ("key", "order", "digest", "stored"))
         types = ((key, str), (order, int), (digest, str), (stored, bool), (offset, int | None))
@@ -258,7 +258,7 @@ def _placed(line: dict[str, Any], row: int, source: str) -> Placed:
         if numbers is not None and not all(isinstance(n, int | float | None) for n in numbers):
             raise TypeError("statistics of a wrong type")
         statistics = None if numbers is None else Statistics(*numbers)
-        record = Record(Key.parse(key), logical, tuple(line["shape"]), order, digest, statistics, stored, row)
+        record = Record(Key.parse(key), logical, shape, order, digest, statistics, stored, row)
         return Placed(record, offset)
     except (KeyError, TypeError, UsageError) as error:
         raise CorruptArchiveError(f"{source}: is no record: {error!r} (ARC-51)") from None

@@ -16,7 +16,7 @@ from tensorcap_formats.digests import ALGORITHMS, DEFAULT_ALGORITHM, digest
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.errors import CorruptArchiveError, UsageError, WriteError
 from tensorcap_formats.hdf5 import HEAD_SIZE, align_offset, finish_flat_file, write_at
-from tensorcap_formats.index import Index, check_shape, encode_json
+from tensorcap_formats.index import Index, encode_json, parse_shape
 from tensorcap_formats.keys import Key
 from tensorcap_formats.output_path import partial_path, recovery_command, resolved
 from tensorcap_formats.records import Record
@@ -288,7 +288,7 @@ class Writer:
         if Key.parse(text) != key:
             raise UsageError(f"key {text!r}: reads back as another key, expected escaped parts (NAM-3)")
         try:
-            check_shape(shape, dtype.itemsize, text)
+            parse_shape(shape, dtype.itemsize, text)
         except CorruptArchiveError as error:
             raise UsageError(str(error)) from None
         if text in self._texts:

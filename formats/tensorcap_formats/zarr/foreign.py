@@ -32,7 +32,7 @@ from tensorcap_formats.errors import (
 from tensorcap_formats.flat_arrays import BAND_BYTES, Bands, read_flat
 from tensorcap_formats.folder import OpenFolder, refuse_link_out
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
-from tensorcap_formats.index import check_shape
+from tensorcap_formats.index import parse_shape
 from tensorcap_formats.input_file import check_expansion
 from tensorcap_formats.zarr.header import METADATA_NAME, read_metadata
 
@@ -112,9 +112,7 @@ class _ForeignArray:
         self._store = store
         self._lock = threading.Lock()
         self._opened: Any = None
-        shape = metadata.get("shape")
-        check_shape(shape, dtype.itemsize, str(folder))
-        self.shape: tuple[int, ...] = tuple(shape)  # type: ignore[arg-type]  # check_shape took it
+        self.shape = parse_shape(metadata.get("shape"), dtype.itemsize, str(folder))
         self._metadata = metadata
         self._stored_as = np.dtype(dtype.storage)
         if not dtype.is_native:  # the library does not know bfloat16 and float8: it reads their bits
