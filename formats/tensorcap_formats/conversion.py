@@ -20,7 +20,7 @@ from tensorcap_formats.output_path import (
     refuse_overlap,
     resolved,
 )
-from tensorcap_formats.progress import Progress
+from tensorcap_formats.progress import Progress, Silent
 from tensorcap_formats.records import Record
 from tensorcap_formats.view import ArchiveView
 from tensorcap_formats.writing import (
@@ -88,15 +88,14 @@ def convert(
                 hint=f"Wait for it, or save what it left with {recovery_command(path)}.",
             )
         refuse_to_replace_others(path)
-        watched = archive
-        if progress:
-            progress.stage("converting")
-            watched = _WatchedArchive(archive, progress, _bytes_to_read(records, container))
+        progress = progress or Silent()
+        progress.stage("converting")
+        total = _bytes_to_read(records, container)
+        watched = _WatchedArchive(archive, progress, total)
         target = resolved(path)
         with build_beside(target) as building, write_errors(path):
             write_container(watched, building, container, records, compress=compress)
-            if isinstance(watched, _WatchedArchive):
-                watched.finish()
+            progress.advance(total, total)  # equal tensors were read only once
             put_in_place(building, target)
         return path
 
@@ -122,7 +121,3 @@ class _WatchedArchive(ArchiveView):
         super()._read_flat(record, start, out)
         self._done = min(self._done + out.nbytes, self._total)
         self._progress.advance(self._done, self._total)
-
-    def finish(self) -> None:
-        """Report that all is read: equal tensors were read only once."""
-        self._progress.advance(self._total, self._total)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,10 +117,10 @@ def key_of(name: str, source: str) -> Key:
     """
     try:
         check_length(name)
-        try:
+        with suppress(UsageError):  # a bare name with characters that a key escapes
             key = Key.parse(name)
-        except UsageError:  # a bare name with characters that a key escapes
-            return Key.parse(escape_bare(name))
-        return key if not key.is_bare else Key.parse(escape_bare(name))
+            if not key.is_bare:
+                return key
+        return Key.parse(escape_bare(name))
     except UsageError as error:
         raise CorruptArchiveError(f"{source}: {error}") from None

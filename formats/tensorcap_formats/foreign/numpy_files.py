@@ -10,7 +10,7 @@ import math
 import re
 import zipfile
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -160,11 +160,9 @@ def _tensor(name: str, header: _NpyHeader, dtype: DType, read: ReadBytes, bands:
 
 def _original_name(name: str) -> str:
     """The name that a bare key was made of; a full key is its own name."""
-    try:
+    with suppress(UsageError):  # of a member name that is no key
         if not Key.parse(name).is_bare:
             return name
-    except UsageError:  # not a key, but a member name made of one
-        pass
     return unescape(name)
 
 

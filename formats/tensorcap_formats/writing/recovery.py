@@ -97,7 +97,8 @@ def _recover_locked(path: Path, target: Path, progress: Progress) -> Recovered:
             f"{path}: the journal confirms no tensor, nothing to recover",
             hint=f"Delete {journal_path(path).name} and {partial.name}.",
         )
-    container = container_of(target, None if output_differs(path, target) else content.container)
+    is_in_place = resolved(path).absolute() == resolved(target).absolute()
+    container = container_of(target, content.container if is_in_place else None)  # else by the suffix
     file = InputFile(partial)
     try:
         finished = is_finished_flat_file(file)  # by its writer, or by a recovery that was killed itself
@@ -140,11 +141,6 @@ def _find_renamed(path: Path, content: JournalContent) -> Recovered:
         f"{path}: {partial_path(path).name} is gone, nothing to recover",
         hint=f"Delete {journal_path(path).name}.",
     )
-
-
-def output_differs(path: Path, target: Path) -> bool:
-    """Whether the archive is to be put elsewhere, so that the suffix there names the container."""
-    return resolved(path).absolute() != resolved(target).absolute()
 
 
 def _intact_records(file: InputFile, content: JournalContent, progress: Progress) -> list[Placed]:
