@@ -272,8 +272,6 @@ class RunInfo:
             ('float32', 'Net', {})
         """
         framework, model = _mapping(run.get("framework")), _mapping(run.get("model"))
-        modules = (_module(entry) for entry in _mappings(run.get("modules")))
-        points = (_point(entry) for entry in _mappings(run.get("points")))
         return _parse(
             cls,
             run,
@@ -282,12 +280,17 @@ class RunInfo:
             model_class=_text(model.get("class")) or "",
             config=_mapping(model.get("config")),
             attention_implementation=_text(model.get("attn_implementation")) or "",
-            modules={module_site(module.path): module for module in modules if module is not None},
+            modules={
+                module_site(entry["path"]): _parse(ModuleInfo, entry, path=entry["path"])
+                for entry in _mappings(run.get("modules"), "path")
+            },
             inputs={
                 name: _text(_mapping(entry).get("sha256")) or ""
                 for name, entry in _mapping(run.get("inputs")).items()
             },
-            points=tuple(point for point in points if point is not None),
+            points=tuple(
+                _parse(PointInfo, entry, site=entry["site"]) for entry in _mappings(run.get("points"), "site")
+            ),
             phases=tuple(_text(phase) or "" for phase in _list(run.get("phases"))),
         )
 
@@ -311,28 +314,13 @@ def _parse(cls: type[_Info], entry: Mapping[str, Any], **parsed: Any) -> _Info:
     return cls(**parsed)
 
 
-def _module(entry: Mapping[str, Any]) -> ModuleInfo | None:
-    path = entry.get("path")
-    return _parse(ModuleInfo, entry, path=path) if isinstance(path, str) else None
-
-
-def _point(entry: Mapping[str, Any]) -> PointInfo | None:
-    site = entry.get("site")
-    return _parse(PointInfo, entry, site=site) if isinstance(site, str) else None
-
-
-def _injected_slot(entry: Mapping[str, Any]) -> InjectedSlot | None:
-    site, slot = entry.get("site"), entry.get("slot")
-    if not isinstance(site, str) or not isinstance(slot, str):
-        return None
-    calls = _texts_by_name(entry.get("calls")).items()
-    numbered = {int(call): steps for call, steps in calls if _NUMBER.fullmatch(call)}
-    return _parse(InjectedSlot, entry, site=site, slot=slot, calls=numbered)
-
-
 def _injected_slots(value: object) -> tuple[InjectedSlot, ...]:
-    slots = (_injected_slot(entry) for entry in _mappings(value))
-    return tuple(slot for slot in slots if slot is not None)
+    slots = []
+    for entry in _mappings(value, "site", "slot"):
+        calls = _texts_by_name(entry.get("calls")).items()
+        numbered = {int(call): steps for call, steps in calls if _NUMBER.fullmatch(call)}
+        slots.append(_parse(InjectedSlot, entry, site=entry["site"], slot=entry["slot"], calls=numbered))
+    return tuple(slots)
 
 
 def _tensors(value: object) -> dict[str, TensorInfo]:
@@ -364,8 +352,11 @@ def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _mappings(value: object) -> Iterator[Mapping[str, Any]]:
-    return (item for item in _list(value) if isinstance(item, Mapping))
+def _mappings(value: object, *required: str) -> Iterator[Mapping[str, Any]]:
+    """The mappings in a list that have a text under each of the required names."""
+    for item in _list(value):
+        if isinstance(item, Mapping) and all(isinstance(item.get(name), str) for name in required):
+            yield item
 
 
 def _texts(value: object) -> tuple[str, ...]:

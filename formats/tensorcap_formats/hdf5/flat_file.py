@@ -124,27 +124,20 @@ def finish_flat_file(
     """
     index_json, run_json = encode_index(index)
     table = struct.pack(f"<{len(offsets)}Q", *(NO_OFFSET if at is None else at for at in offsets))
-    index_at = align_offset(end)
-    run_at = align_offset(index_at + len(index_json))
-    offsets_at = align_offset(run_at + len(run_json))
-    metadata_at = align_offset(offsets_at + len(table))
+    tail, tail_at = bytearray(), align_offset(end)
+    places = []
+    for part in (index_json, run_json, table):
+        places.append(tail_at + len(tail))
+        tail += part + bytes(-len(part) % ALIGNMENT)
+    index_at, run_at, offsets_at = places
     tree = _tree(index.records, offsets)
     tree[INDEX_NAME] = Dataset(string_type(len(index_json)), (), index_at, len(index_json))
     tree[RUN_NAME] = Dataset(string_type(len(run_json)), (), run_at, len(run_json))
-    metadata, superblock = emit(tree, metadata_at)
-
-    tail = bytearray()
-    for at, part in (
-        (index_at, index_json),
-        (run_at, run_json),
-        (offsets_at, table),
-        (metadata_at, metadata),
-    ):
-        tail += bytes(at - index_at - len(tail)) + part
-    tail += END_MARK
+    metadata, superblock = emit(tree, tail_at + len(tail))
+    tail += metadata + END_MARK
     note = Note(
-        file_size=index_at + len(tail),
-        tail_at=index_at,
+        file_size=tail_at + len(tail),
+        tail_at=tail_at,
         index_at=index_at,
         index_size=len(index_json),
         run_at=run_at,
@@ -152,7 +145,7 @@ def finish_flat_file(
         offsets_at=offsets_at,
         offsets_count=len(offsets),
     )
-    write_at(fd, index_at, tail)
+    write_at(fd, tail_at, tail)
     os.ftruncate(fd, note.file_size)  # an earlier attempt, or an unconfirmed tensor, reached further
     write_at(fd, SUPERBLOCK_SIZE, note.guarded(tail).pack())
     if fsync:
