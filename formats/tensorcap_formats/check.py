@@ -21,7 +21,7 @@ from tensorcap_formats.records import Record
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is wrong with an archive, or that a reader should know.
+    """A problem of an archive, or a warning.
 
     Attributes:
         key: Text of the record's key; empty for one of the whole archive.

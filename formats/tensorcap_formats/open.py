@@ -1,4 +1,4 @@
-"""Open any archive or file of tensors: its kind is recognized by its content, and only then by its suffix."""
+"""Open any archive or file of tensors: recognized by its content, or else by its suffix."""
 
 from __future__ import annotations
 

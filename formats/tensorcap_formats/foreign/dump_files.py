@@ -1,4 +1,4 @@
-"""The files of a dump, and the records that they become (specs/max-files.md, section 3)."""
+"""The files of a dump, and the keys that their names mean (specs/max-files.md, section 3)."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def tensor_files(
         dump: The dump.
         folder: Name of the folder in the dump, "" for the dump itself.
         names: What is in the folder.
-        parse: Takes the name of a file apart.
+        parse: Parses the name of a file.
         step: That the files belong to.
     """
     for name in names:

@@ -106,7 +106,7 @@ def open_dump(path: Path, *, raw: Sequence[RawSpec] = (), by_time: bool = False)
         injected = _add_verification(dump, names)
     else:
         _add_prints(dump, names)
-    files = _distinct(dump)
+    files = _with_unique_keys(dump)
     if by_time and not dump.is_ordered:
         _order_by_time(dump, files)
     tensors, values = _read(dump, files)
@@ -182,8 +182,8 @@ def _order_by_names(dump: DumpContents, folder: str, files: Sequence[DumpFile]) 
     note_unlisted(dump, files)
 
 
-def _distinct(dump: DumpContents) -> list[DumpFile]:
-    """The files with keys of their own; of several with one key, none."""
+def _with_unique_keys(dump: DumpContents) -> list[DumpFile]:
+    """The files with a key of their own; of several with one key, none, since any may be meant."""
     by_key: dict[str, list[DumpFile]] = {}
     for file in dump.files:
         try:
@@ -230,8 +230,8 @@ def _read(dump: DumpContents, files: Sequence[DumpFile]) -> tuple[list[ForeignTe
                 in_file = [read_max_tensor(file.path, file.key.text)]
             else:
                 contents = read_contents(file.path, "", is_prefix=True, bands=bands)
-                in_file = [replace(t, name=_within(file.key, t.name)) for t in contents.tensors]
-                values |= {_within(file.key, below): value for below, value in contents.values.items()}
+                in_file = [replace(t, name=_leaf_key(file.key, t.name)) for t in contents.tensors]
+                values |= {_leaf_key(file.key, below): value for below, value in contents.values.items()}
                 dump.others |= {f"{shown}{below}": what for below, what in contents.skipped.items()}
         except ReadError as error:
             dump.problems[shown] = str(error).removeprefix(f"{file.path}: ")
@@ -242,8 +242,8 @@ def _read(dump: DumpContents, files: Sequence[DumpFile]) -> tuple[list[ForeignTe
     return [*tensors.values()], values
 
 
-def _within(key: Key, below: str) -> str:
-    """The key of a leaf of what a file holds, a tensor or a structure of them."""
+def _leaf_key(key: Key, below: str) -> str:
+    """The key of a tensor or a value in a file; `below` is its path in a nested structure, else ""."""
     return replace(key, slot=f"{key.slot}.{escape(below[1:])}").text if below else key.text
 
 

@@ -24,7 +24,7 @@ _DOUBLED: Final = re.compile(r"(?<![^.])([^.]*[^.\d][^.]*)\.\1(?=\.\d+(?:\.|$))"
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A label, taken apart.
+    """A parsed label.
 
     Attributes:
         path: Of the layer, as the label has it; of the model itself `""` after `remove_root`.
@@ -48,7 +48,7 @@ class Label:
 
 
 def parse_label(text: str) -> Label | None:
-    """Take a label of a print hook apart; None if it is none (MXF-20).
+    """Parse a label of a print hook; None if it is none (MXF-20).
 
     Example:
         >>> parse_label("model.layers.3.mlp(2)-input_hidden_states").key(0).text
@@ -67,7 +67,7 @@ def parse_label(text: str) -> Label | None:
 
 
 def parse_file_name(text: str) -> Label | None:
-    """Take the name of a file of a layer verification apart; None if it is none (MXF-22).
+    """Parse the name of a file of a layer verification; None if it is none (MXF-22).
 
     Example:
         >>> parse_file_name("layers.0.mlp.down_proj_input_0_injected").key(0).text

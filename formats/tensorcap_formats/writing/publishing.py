@@ -88,7 +88,7 @@ def _is_ours(path: Path) -> bool:
 def write_container(
     source: Archive, path: Path, container: str, records: Sequence[Record], *, compress: str | None = None
 ) -> None:
-    """Write records of an archive in another container, at a path where nothing is yet.
+    """Write records of an archive in any container, at a path where nothing is yet.
 
     Args:
         source: Where the records and their bytes come from.
