@@ -57,12 +57,11 @@ def open_torch_folder(path: Path) -> Archive:
     """
     files = list(files_below(path, SUFFIXES))
     shards = [(name, file) for name, file in files if _SHARD.fullmatch(name)]
-    chosen = shards or files  # beside a checkpoint there may be pickles of other things
-    others = others_below(
-        path, [file for _, file in chosen], "no part of the checkpoint" if shards else "no .pt file"
-    )
+    files = shards or files  # beside a checkpoint there may be pickles of other things
+    reason = "no part of the checkpoint" if shards else "no .pt file"
+    others = others_below(path, [file for _, file in files], reason)
     contents, bands = TorchFileContents([], {}, others), Bands()
-    for name, file in chosen:
+    for name, file in files:
         part = read_contents(file, name, is_prefix=not shards, bands=bands)
         contents.tensors.extend(part.tensors)
         contents.values.update(part.values)
@@ -70,11 +69,7 @@ def open_torch_folder(path: Path) -> Archive:
     if not contents.tensors:
         raise NotAnArchiveError(f"{path}: holds no torch file with tensors")
     return ForeignArchive(
-        path,
-        "pt-folder",
-        contents.tensors,
-        values=contents.values,
-        skipped=contents.skipped,
+        path, "pt-folder", contents.tensors, values=contents.values, skipped=contents.skipped
     )
 
 
