@@ -12,8 +12,9 @@ import numpy as np
 
 from tensorcap.adapters import Rerun
 from tensorcap.comparison import POLICY
+from tensorcap.diagnosis.hypothesis import Hypothesis
 from tensorcap.diagnosis.repeated_call import RepeatedCall, repeat_call
-from tensorcap.diagnosis.scoring import Values, relative_error
+from tensorcap.diagnosis.values import Values, relative_error
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import decode
 from tensorcap_formats.errors import UsageError
@@ -28,6 +29,7 @@ _HEADS: Final = ("num_attention_heads", "n_head", "num_heads", "encoder_attentio
 _KV_HEADS: Final = ("num_key_value_heads",)
 _EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 _CHOSEN_EXPERTS: Final = ("num_experts_per_tok", "num_selected_experts", "top_k")
+_NARROW: Final = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,61 @@ class PairContext:
     def baseline(self) -> Values | None:
         """What the target would be without a mistake; None if the shapes differ."""
         return self.r if self.is_same_shape else None
+
+    @property
+    def sides(self) -> tuple[tuple[Archive, Record], tuple[Archive, Record]]:
+        """Archive and record of the reference, and of the target."""
+        return (self.reference_archive, self.reference), (self.target_archive, self.target)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the target is in bfloat16 or float16."""
+        return self.target.dtype.name in _NARROW
+
+    def tolerance(self, roundings: float = 4.0, least: float = 1e-6) -> float:
+        """Relative error that a function may leave of the reference that it makes: some roundings.
+
+        Args:
+            roundings: How many.
+            least: What the order of operations in float32 alone may leave.
+        """
+        return max(roundings * self.rounding, least)
+
+    def propose(
+        self,
+        kind: str,
+        text: str,
+        predicted: Values,
+        *,
+        baseline: Values | None = None,
+        hint: str = "",
+        facts: Mapping[str, Any] | None = None,
+        parameters: int = 0,
+        log_alternatives: float = 0.0,
+    ) -> Hypothesis:
+        """State what the target's values are if a mistake was made.
+
+        Args:
+            kind: As in `Hypothesis`, as are all others.
+            text: The mistake.
+            predicted: The values, of the target's shape.
+            baseline: What they would be without a mistake; by default the reference's.
+            hint: The usual mistake that looks so.
+            facts: What was fitted or measured.
+            parameters: Count of numbers that were fitted.
+            log_alternatives: Natural logarithm of how many like it were looked at.
+        """
+        return Hypothesis(
+            kind,
+            text,
+            self.t,
+            predicted,
+            self.baseline if baseline is None else baseline,
+            parameters=parameters,
+            log_alternatives=log_alternatives,
+            hint=hint,
+            facts=facts or {},
+        )
 
     def restrict(self, index: tuple[slice | Values, ...]) -> PairContext:
         """Keep some of the elements, as a window that no neighbour belongs to."""
@@ -176,8 +233,10 @@ class PairContext:
         if self.window is not None:
             return []
         inputs = []
-        for record in self._records_of_call():
+        for record in self.reference_archive.records:
             slot = record.key.slot
+            if record.key.where != self.reference.key.where or record.row == self.reference.row:
+                continue
             partner = _find_record(self.target_archive, replace(self.target.key, slot=slot))
             if not slot.startswith("input.") or partner is None or partner.shape != record.shape:
                 continue
@@ -189,22 +248,17 @@ class PairContext:
 
     def read_parameters(self) -> dict[str, tuple[Values | None, Values | None]]:
         """Read parameters and buffers of the module by name: the reference's and the target's."""
-        sides = []
-        for archive, record in (
-            (self.reference_archive, self.reference),
-            (self.target_archive, self.target),
-        ):
-            site = module_of(record.key.site)
-            sides.append(
-                {
-                    r.key.slot.partition(".")[2]: values_of(archive, r)
-                    for r in archive.records
-                    if module_of(r.key.site) == site
-                    and r.key.slot.startswith(("param.", "buffer."))
-                    and _is_readable(r)
-                }
-            )
-        return {name: (sides[0].get(name), sides[1].get(name)) for name in {**sides[0], **sides[1]}}
+        ours, theirs = (
+            {
+                r.key.slot.partition(".")[2]: values_of(archive, r)
+                for r in archive.records
+                if r.key.slot.startswith(("param.", "buffer."))
+                and module_of(r.key.site) == module_of(record.key.site)
+                and _is_readable(r)
+            }
+            for archive, record in self.sides
+        )
+        return {name: (ours.get(name), theirs.get(name)) for name in {**ours, **theirs}}
 
     def find_neighbours(self) -> Iterator[Record]:
         """Find records of the reference around this one, of the same parent module and step."""
@@ -246,12 +300,6 @@ class PairContext:
                 is_finite = target is not None and bool(np.isfinite(target).all())
                 yield record.key.text, reference, target if is_finite else None
 
-    def _records_of_call(self) -> list[Record]:
-        where = self.reference.key.where
-        return [
-            r for r in self.reference_archive.records if r.key.where == where and r.row != self.reference.row
-        ]
-
 
 def read_pair(
     reference_archive: Archive,
@@ -292,12 +340,10 @@ def read_pair(
     else:
         window, r, t = _read_first_window(reference_archive, reference, target_archive, target, limit)
     values = r, t
+    is_finite = np.isfinite(r), np.isfinite(t)
     if r.shape == t.shape:
-        is_finite = np.isfinite(r) & np.isfinite(t)
-        if not is_finite.all():
-            r, t = np.where(is_finite, r, 0.0), np.where(is_finite, t, 0.0)
-    else:
-        r, t = (np.where(np.isfinite(side), side, 0.0) for side in (r, t))
+        is_finite = (is_finite[0] & is_finite[1],) * 2
+    r, t = (np.where(is_kept, side, 0.0) for is_kept, side in zip(is_finite, values, strict=True))
     precision, rounding = _precision(reference_archive, reference, target_archive, target, compute_dtype)
     return PairContext(
         reference_archive, target_archive, reference, target, r, t, *values, precision, rounding, window

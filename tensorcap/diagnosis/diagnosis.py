@@ -17,23 +17,23 @@ from tensorcap.adapters import Rerun
 from tensorcap.diagnosis.activations import propose_activations
 from tensorcap.diagnosis.attention import propose_attention_cores
 from tensorcap.diagnosis.context import PairContext, read_pair
-from tensorcap.diagnosis.error_location import propose_error_locations
-from tensorcap.diagnosis.inner_inputs import propose_mistakes_in_inner_inputs
+from tensorcap.diagnosis.error_location import propose_error_locations, propose_mistakes_in_inner_inputs
+from tensorcap.diagnosis.factors import propose_factors
+from tensorcap.diagnosis.hypothesis import Explanation, Hypothesis, Scorer, rank_explanations
 from tensorcap.diagnosis.mutation_trials import propose_code_mutations, propose_mutations
 from tensorcap.diagnosis.norms import propose_norms
-from tensorcap.diagnosis.ordering import propose_orders
+from tensorcap.diagnosis.orders import propose_orders
 from tensorcap.diagnosis.pointwise import propose_functions
 from tensorcap.diagnosis.products import propose_products
 from tensorcap.diagnosis.records import propose_other_records
 from tensorcap.diagnosis.rotations import propose_rotations
 from tensorcap.diagnosis.routers import propose_routings
-from tensorcap.diagnosis.scaling import propose_scalings
-from tensorcap.diagnosis.scoring import Explanation, Hypothesis, Scorer, rank_explanations, relative_error
 from tensorcap.diagnosis.simple import (
     propose_degenerate_values,
     propose_dropouts,
     propose_position_offsets,
 )
+from tensorcap.diagnosis.values import relative_error
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError, no_such_tensor
 from tensorcap_formats.json_values import json_object
@@ -66,7 +66,7 @@ class Family:
 
 FAMILIES: Final = (  # in the order in which they are tried
     Family("degenerate values", propose_degenerate_values, is_final=True),
-    Family("factors and offsets", propose_scalings),
+    Family("factors and offsets", propose_factors),
     Family("functions of each value", propose_functions),
     Family("positions", propose_position_offsets),
     Family("dropout", propose_dropouts),

@@ -31,7 +31,7 @@ from tensorcap.adapters import (
     Transposed,
 )
 from tensorcap.diagnosis.context import PairContext
-from tensorcap.diagnosis.scoring import Values
+from tensorcap.diagnosis.values import Values
 
 SMALLEST_FITTED: Final = 1e-2  # a setting below it is an eps, of which only usual values are tried
 _EPS: Final = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.0)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Final, Literal, get_args
 
 import numpy as np
 
 from tensorcap.diagnosis.context import PairContext
-from tensorcap.diagnosis.scoring import LESSENED, Hypothesis, Values, inherited_error, relative_error
+from tensorcap.diagnosis.hypothesis import LESSENED, Hypothesis, inherited_error
+from tensorcap.diagnosis.values import Values, evenly_spaced, fit_factors, relative_error
 from tensorcap_formats.float_formats import rounded
 
 Statistic = Literal["rms", "layer", "l2"]
@@ -21,22 +22,13 @@ Precision = Literal["wide", "squares", "variance", "variance in turn", "all", "a
 _LEAST_CHANNELS: Final = 4
 _LEAST_ROWS: Final = 8  # to fit a weight
 _SAMPLE: Final = 1 << 16  # elements by which variants are chosen
-_ROUNDINGS: Final = 4  # that a variant may leave of the reference
-_EXACT: Final = 1e-6  # relative error that float32 may leave of it
 _EQUALLY_GOOD: Final = 1.05  # variants within that factor of the least error are equally good
 _EQUALLY_EXACT: Final = 1e-7  # and those that leave less than that
 _EPS_TOLERANCE: Final = 0.05  # relative: two eps so near are the same
 _ONE_TOLERANCE: Final = 0.1  # share of the difference of two weights that they may miss one by
 _EPS: Final = (1e-6, 1e-5, 1e-12, 1e-8, 1e-7, 1e-4, 1e-3, 0.0)
 _WIDE: Final = ("float32", "float64")
-_PRECISIONS: Final[tuple[Precision, ...]] = (
-    "wide",
-    "squares",
-    "variance",
-    "variance in turn",
-    "all",
-    "all in turn",
-)
+_PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
 _LOW: Final = {
     "squares": "rounds squares before it takes their mean",
     "variance": "computes the variance in low precision",
@@ -93,10 +85,9 @@ class NormVariant:
         if self.low != "wide":
             squares = rounded(squares, dtype)
         if self.low.endswith("in turn"):
-            total = squares[..., 0]
+            total = squares[..., :1]
             for at in range(1, squares.shape[-1]):
-                total = rounded(total + squares[..., at], dtype)
-            total = total[..., None]
+                total = rounded(total + squares[..., at : at + 1], dtype)
         else:
             total = squares.sum(axis=-1, keepdims=True)
         variance = total if self.statistic == "l2" else total / squares.shape[-1]
@@ -132,14 +123,12 @@ def propose_norms(context: PairContext) -> Iterator[Hypothesis]:
     x, outputs = ours.reshape(-1, width)[rows], context.r.reshape(-1, width)[rows]
     fitted = 0
     usual = _find_variant(x, outputs, weight, bias, dtype, context)
-    if usual is None and weight is None:
-        fit = _fit_weight(x, outputs, dtype, context)
+    if usual is None:
+        fit = None if weight is not None else _fit_weight(x, outputs, dtype, context)
         if fit is None:
             return
         usual, weight, bias = fit
         fitted = width * (1 if bias is None else 2)
-    if usual is None:
-        return
     is_wide = dtype in _WIDE
     dtype = context.target.dtype.name
     own_weight = rounded(weight, dtype) if own_weight is None and weight is not None else own_weight
@@ -158,18 +147,15 @@ def propose_norms(context: PairContext) -> Iterator[Hypothesis]:
         return
     predicted, baseline = (v(theirs, own_weight, own_bias, dtype) for v in (other, expected))
     text, kind, hint = _describe_difference(expected, other, slot)
-    log_alternatives = math.log(3 * 4 * 2 * len(_PRECISIONS) * (len(_EPS) + 2))
-    facts = {"reference": _facts(usual), "target": _facts(other)}
-    yield Hypothesis(
+    yield context.propose(
         kind,
         text,
-        context.t,
         predicted,
-        baseline,
+        baseline=baseline,
         parameters=fitted,
-        log_alternatives=log_alternatives,
+        log_alternatives=math.log(3 * 4 * 2 * len(_PRECISIONS) * (len(_EPS) + 2)),
         hint=hint,
-        facts=facts,
+        facts={"reference": asdict(usual), "target": asdict(other)},
     )
 
 
@@ -189,7 +175,7 @@ def _propose_own_weight(
             text = f"the weight of the target is that of the reference {'plus' if shift > 0 else 'minus'} one"
             hint = "One plus the weight is meant on one side and the weight alone on the other."
     predicted, baseline = variant(x, own, bias, dtype), variant(x, rounded(weight, dtype), bias, dtype)
-    yield Hypothesis(kind, text, context.t, predicted, baseline, hint=hint)
+    yield context.propose(kind, text, predicted, baseline=baseline, hint=hint)
 
 
 def _find_vector(
@@ -205,7 +191,7 @@ def _find_vector(
 def _sample_rows(x: Values) -> Values:
     """Choose rows that distinguish variants: spread over all, and those of the smallest variance."""
     count = max(4, _SAMPLE // x.shape[1])
-    spread = np.linspace(0, len(x) - 1, min(len(x), count)).astype(np.int64)
+    spread = evenly_spaced(len(x), count)
     small = np.argsort((x * x).mean(axis=1), kind="stable")[: max(2, count // 8)]
     return np.unique(np.concatenate([spread, small]))
 
@@ -271,7 +257,7 @@ def _find_variant(
         usual = error(near)
         if least >= LESSENED * usual:
             return near
-    elif least > max(_ROUNDINGS * context.rounding, _EXACT):
+    elif least > context.tolerance():
         return None
     good = [v for v, left in errors.items() if left <= max(_EQUALLY_GOOD * least, _EQUALLY_EXACT)]
     return min(good, key=lambda v: _distance(near, v))
@@ -308,8 +294,7 @@ def _fit_eps(
     """Fit eps to the row of the smallest variance, or take the usual one that is near."""
     y = replace(variant, eps=0.0)(x, weight, None, "float64")
     unbiased = outputs if bias is None else outputs - bias
-    square = (y * y).sum(axis=1)
-    factor = np.divide((unbiased * y).sum(axis=1), square, out=np.ones(len(x)), where=square > 0)
+    factor = fit_factors((unbiased * y).sum(axis=1), (y * y).sum(axis=1))
     centred = x - x.mean(axis=1, keepdims=True) if variant.statistic == "layer" else x
     variance = (centred * centred).mean(axis=1) if variant.statistic != "l2" else (centred**2).sum(axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -335,12 +320,9 @@ def _fit_weight(
             for has_bias in (False, True):
                 mean_y, mean = (y.mean(axis=0), outputs.mean(axis=0)) if has_bias else (0.0, 0.0)
                 square = ((y - mean_y) ** 2).sum(axis=0)
-                product = ((y - mean_y) * outputs).sum(axis=0)
-                weight = np.divide(product, square, out=np.ones_like(square), where=square > 0)
+                weight = fit_factors(((y - mean_y) * outputs).sum(axis=0), square)
                 bias = mean - weight * mean_y if has_bias else None
-                if relative_error(outputs, variant(x, weight, bias, dtype)) <= max(
-                    _ROUNDINGS * context.rounding, _EXACT
-                ):
+                if relative_error(outputs, variant(x, weight, bias, dtype)) <= context.tolerance():
                     return variant, weight, bias
     return None
 
@@ -375,13 +357,3 @@ def _describe_difference(one: NormVariant, other: NormVariant, slot: str) -> tup
 
 def _is_near(one: float, other: float) -> bool:
     return abs(one - other) <= _EPS_TOLERANCE * max(one, other)
-
-
-def _facts(variant: NormVariant) -> dict[str, Any]:
-    return {
-        "statistic": variant.statistic,
-        "eps": variant.eps,
-        "weighting": variant.weighting,
-        "is_cast_first": variant.is_cast_first,
-        "low": variant.low,
-    }

@@ -8,7 +8,7 @@ from typing import Final, Literal
 import numpy as np
 
 from tensorcap.diagnosis.routers import softmax
-from tensorcap.diagnosis.scoring import Values
+from tensorcap.diagnosis.values import Values
 
 Mask = Literal["whole", "padding", "none"]
 

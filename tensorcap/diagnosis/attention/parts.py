@@ -10,7 +10,7 @@ import numpy as np
 
 from tensorcap.diagnosis.attention.core import Parts
 from tensorcap.diagnosis.context import values_of
-from tensorcap.diagnosis.scoring import Values
+from tensorcap.diagnosis.values import Values
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import module_of
 from tensorcap_formats.records import Record
