@@ -306,10 +306,10 @@ def _usual_orders(context: PairContext, axis: int, size: int) -> Iterator[tuple[
             .transpose(1, 0, 2)
             .reshape(-1),
         }
-    seen: list[Values] = [same]
+    known: list[Values] = [same]
     for name, order in orders.items():
-        if not any(np.array_equal(order, other) for other in seen):
-            seen.append(order)
+        if not any(np.array_equal(order, other) for other in known):
+            known.append(order)
             yield name, Ordered(axis, np.ascontiguousarray(order))
 
 

@@ -99,6 +99,29 @@ class NormVariant:
         return rounded(1 + weight, dtype) if self.weighting == "1 + w, rounded" else 1 + weight
 
 
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """Some rows of a norm's input, and what it made of them.
+
+    Attributes:
+        x: Inputs, (row, channel) float64.
+        outputs: The same shape.
+        weight: One number for each channel.
+        bias: One number for each channel.
+        dtype: In which it was computed.
+    """
+
+    x: Values
+    outputs: Values
+    weight: Values | None
+    bias: Values | None
+    dtype: str
+
+    def error(self, variant: NormVariant) -> float:
+        """Relative error that a variant leaves."""
+        return relative_error(self.outputs, variant(self.x, self.weight, self.bias, self.dtype))
+
+
 def propose_norms(context: PairContext) -> Iterator[Hypothesis]:
     """Propose that the target is another variant of a norm than the reference, each of its own input.
 
@@ -122,7 +145,7 @@ def propose_norms(context: PairContext) -> Iterator[Hypothesis]:
     dtype = context.reference.dtype.name
     x, outputs = ours.reshape(-1, width)[rows], context.r.reshape(-1, width)[rows]
     fitted = 0
-    usual = _find_variant(x, outputs, weight, bias, dtype, context)
+    usual = _find_variant(_Sample(x, outputs, weight, bias, dtype), context)
     if usual is None:
         fit = None if weight is not None else _fit_weight(x, outputs, dtype, context)
         if fit is None:
@@ -131,15 +154,16 @@ def propose_norms(context: PairContext) -> Iterator[Hypothesis]:
         fitted = width * (1 if bias is None else 2)
     is_wide = dtype in _WIDE
     dtype = context.target.dtype.name
-    own_weight = rounded(weight, dtype) if own_weight is None and weight is not None else own_weight
-    own_bias = rounded(bias, dtype) if own_bias is None and bias is not None else own_bias
-    x, outputs = theirs.reshape(-1, width)[rows], context.t.reshape(-1, width)[rows]
-    is_narrowed = is_wide and dtype not in _WIDE
-    expected = _narrow(usual, x, outputs, own_weight, own_bias, dtype) if is_narrowed else usual
-    other = _find_variant(x, outputs, own_weight, own_bias, dtype, context, near=expected)
+    same = [None if side is None else rounded(side, dtype) for side in (weight, bias)]
+    own_weight = same[0] if own_weight is None else own_weight
+    own_bias = same[1] if own_bias is None else own_bias
+    sample = _Sample(
+        theirs.reshape(-1, width)[rows], context.t.reshape(-1, width)[rows], own_weight, own_bias, dtype
+    )
+    expected = _narrow(usual, sample) if is_wide and dtype not in _WIDE else usual
+    other = _find_variant(sample, context, near=expected)
     if other is None:
         return
-    same = [None if side is None else rounded(side, dtype) for side in (weight, bias)]
     yield inherited_error(context.t, expected(theirs, same[0], same[1], dtype), context.r)
     if weight is not None and own_weight is not None and not fitted:
         yield from _propose_own_weight(context, other, theirs, (weight, own_weight), own_bias)
@@ -210,13 +234,7 @@ def _list_variants(has_weight: bool, is_low: bool, eps: tuple[float, ...]) -> It
 
 
 def _find_variant(
-    x: Values,
-    outputs: Values,
-    weight: Values | None,
-    bias: Values | None,
-    dtype: str,
-    context: PairContext,
-    near: NormVariant | None = None,
+    sample: _Sample, context: PairContext, near: NormVariant | None = None
 ) -> NormVariant | None:
     """Find the variant that makes outputs of inputs.
 
@@ -228,34 +246,26 @@ def _find_variant(
        plainest.
 
     Args:
-        x: Inputs, (row, channel) float64.
-        outputs: What the norm made of them, the same shape.
-        weight: One number for each channel.
-        bias: One number for each channel.
-        dtype: In which it was computed.
+        sample: Inputs and outputs.
         context: For the precision and the configuration.
         near: The variant that is expected; None if none is.
     """
-    is_low = dtype not in _WIDE
+    is_low = sample.dtype not in _WIDE
+    has_weight = sample.weight is not None
     known = context.config_number(
         "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon"
     )
     eps = tuple(dict.fromkeys(e for e in (known, near.eps if near else None, *_EPS) if e is not None))
-
-    def error(variant: NormVariant) -> float:
-        return relative_error(outputs, variant(x, weight, bias, dtype))
-
-    plain = list(_list_variants(weight is not None, False, eps))
-    fitted = {replace(v, eps=_fit_eps(v, x, outputs, weight, bias)) for v in plain if v.eps == eps[0]}
-    errors = {v: error(v) for v in (*plain, *sorted(fitted - set(plain), key=repr))}
+    plain = list(_list_variants(has_weight, False, eps))
+    fitted = {replace(v, eps=_fit_eps(v, sample)) for v in plain if v.eps == eps[0]}
+    errors = {v: sample.error(v) for v in (*plain, *sorted(fitted - set(plain), key=repr))}
     best = min(errors, key=lambda v: (errors[v], _distance(near, v)))
     if is_low:
-        alike = [v for v in _list_variants(weight is not None, True, (*eps, best.eps)) if _is_alike(v, best)]
-        errors |= {v: error(v) for v in alike if v not in errors}
+        alike = [v for v in _list_variants(has_weight, True, (*eps, best.eps)) if _is_alike(v, best)]
+        errors |= {v: sample.error(v) for v in alike if v not in errors}
     least = min(errors.values())
     if near is not None:
-        usual = error(near)
-        if least >= LESSENED * usual:
+        if least >= LESSENED * sample.error(near):
             return near
     elif least > context.tolerance():
         return None
@@ -280,20 +290,17 @@ def _distance(near: NormVariant | None, variant: NormVariant) -> int:
     return sum(map(int, differences))
 
 
-def _narrow(
-    usual: NormVariant, x: Values, outputs: Values, weight: Values | None, bias: Values | None, dtype: str
-) -> NormVariant:
+def _narrow(usual: NormVariant, sample: _Sample) -> NormVariant:
     """The variant of a wide reference in a narrow dtype: either order of rounding and weight is right."""
     orders = [replace(usual, is_cast_first=first) for first in (usual.is_cast_first, not usual.is_cast_first)]
-    return min(orders, key=lambda v: relative_error(outputs, v(x, weight, bias, dtype)))
+    return min(orders, key=sample.error)
 
 
-def _fit_eps(
-    variant: NormVariant, x: Values, outputs: Values, weight: Values | None, bias: Values | None
-) -> float:
+def _fit_eps(variant: NormVariant, sample: _Sample) -> float:
     """Fit eps to the row of the smallest variance, or take the usual one that is near."""
-    y = replace(variant, eps=0.0)(x, weight, None, "float64")
-    unbiased = outputs if bias is None else outputs - bias
+    x, outputs = sample.x, sample.outputs
+    y = replace(variant, eps=0.0)(x, sample.weight, None, "float64")
+    unbiased = outputs if sample.bias is None else outputs - sample.bias
     factor = fit_factors((unbiased * y).sum(axis=1), (y * y).sum(axis=1))
     centred = x - x.mean(axis=1, keepdims=True) if variant.statistic == "layer" else x
     variance = (centred * centred).mean(axis=1) if variant.statistic != "l2" else (centred**2).sum(axis=1)
@@ -322,7 +329,7 @@ def _fit_weight(
                 square = ((y - mean_y) ** 2).sum(axis=0)
                 weight = fit_factors(((y - mean_y) * outputs).sum(axis=0), square)
                 bias = mean - weight * mean_y if has_bias else None
-                if relative_error(outputs, variant(x, weight, bias, dtype)) <= context.tolerance():
+                if _Sample(x, outputs, weight, bias, dtype).error(variant) <= context.tolerance():
                     return variant, weight, bias
     return None
 

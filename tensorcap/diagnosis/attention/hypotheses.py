@@ -63,7 +63,7 @@ def propose_attention_cores(context: PairContext) -> Iterator[Hypothesis]:
         return
     heads = np.unique(evenly_spaced(count, most_heads))
     # The result of a token that sees nothing is not defined.
-    rows = np.asarray(np.ones(r.shape[:2], np.bool_) if ours.seen is None else ours.seen[:, 0].any(axis=-1))
+    rows = np.asarray(np.ones(r.shape[:2], np.bool_) if ours.mask is None else ours.mask[:, 0].any(axis=-1))
 
     reference, target = (side.reshape(*r.shape[:2], count, head_dim)[:, :, heads][rows] for side in (r, t))
     allowed = context.tolerance(4 * LESSENED, _ALLOWED)
@@ -156,7 +156,7 @@ def _complete(theirs: Parts, ours: Parts) -> Parts:
     """Add the reference's mask and bias if the target has none of its own, and its sinks, a parameter."""
     return replace(
         theirs,
-        seen=ours.seen if theirs.seen is None else theirs.seen,
+        mask=ours.mask if theirs.mask is None else theirs.mask,
         bias=ours.bias if theirs.bias is None else theirs.bias,
         sinks=ours.sinks,
     )
@@ -174,12 +174,12 @@ def _list_usual_cores(context: PairContext, parts: Parts) -> Iterator[Core]:
     for scale in dict.fromkeys(scales):
         for rotation in ("halves", "pairs") if parts.cos is not None else ("none",):
             for cap in caps:
-                for mask, is_causal, window in _list_sights(context, parts):
+                for mask, is_causal, window in _list_extents(context, parts):
                     yield Core(scale, rotation, is_causal, window, cap, mask=mask)
 
 
-def _list_sights(context: PairContext, parts: Parts) -> list[tuple[Mask, bool, int]]:
-    """List what may be seen: what the mask says, or usual extents if it only says which tokens are padded."""
+def _list_extents(context: PairContext, parts: Parts) -> list[tuple[Mask, bool, int]]:
+    """List what may be visible: what the mask says, or usual extents if it only says what is padded."""
     extent = parts.analyse_mask()
     mask: Mask = "none" if extent is None else "padding"
     windows = dict.fromkeys((0, int(context.config_number("sliding_window") or 0)))
@@ -194,11 +194,11 @@ def _mutate_core(usual: Core, context: PairContext, parts: Parts) -> Iterator[tu
             if rotation != usual.rotation:
                 text = f"the target rotates: {rotation}; the reference: {usual.rotation}"
                 yield "attention-rotation", text, replace(usual, rotation=rotation)
-    known = [parts.sight(usual)]
-    for text, core in _mutate_sight(usual, context):
-        sight = parts.sight(core)
-        if not any((sight == other).all() for other in known):
-            known.append(sight)
+    known = [parts.visible_keys(usual)]
+    for text, core in _mutate_visible_keys(usual, context):
+        visible = parts.visible_keys(core)
+        if not any((visible == other).all() for other in known):
+            known.append(visible)
             yield "attention-mask", text, core
     if parts.bias is not None:
         text = "the target adds no bias of positions to scores"
@@ -215,7 +215,7 @@ def _mutate_core(usual: Core, context: PairContext, parts: Parts) -> Iterator[tu
         yield "attention-heads", text, replace(usual, is_tiled=not usual.is_tiled)
 
 
-def _mutate_sight(usual: Core, context: PairContext) -> Iterator[tuple[str, Core]]:
+def _mutate_visible_keys(usual: Core, context: PairContext) -> Iterator[tuple[str, Core]]:
     """Cores that see other tokens, with a text: the mask not looked at, one token off, another window."""
     if usual.mask == "whole":
         yield "the target does not look at the mask", replace(usual, mask="none")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,7 +22,7 @@ _NAMES: Final = {
     "qkv": ("qkv_proj", "c_attn", "query_key_value", "Wqkv", "qkv"),
 }
 _MASKS: Final = ("attention_mask", "mask", "attn_mask", "encoder_attention_mask")
-_HIDDEN: Final = -1e4  # what is added to scores that are not seen is below
+_HIDDEN: Final = -1e4  # what is added to scores that are not visible is below
 _CACHES: Final = ("cache", "past")
 
 
@@ -99,7 +99,7 @@ def _collect(site: _Site, count: int) -> Parts | None:
 
     1. Queries, keys and values are results of modules within, by their names, or parts of a fused one.
     2. If the attention was given a cache, keys, values and angles of the steps before come first.
-    3. A mask of floats, and a bias with a mask added to it, are split into what is seen and what is added.
+    3. A mask of floats, and a bias with a mask added to it, are split into what is visible and what is added.
     """
     key = site.record.key
     records = site.records_of(key.step)
@@ -120,15 +120,15 @@ def _collect(site: _Site, count: int) -> Parts | None:
     cos, sin = angles if angles is not None and angles[0].shape[1] == k.shape[2] else (None, None)
     scores = (q.shape[0], count, q.shape[2], k.shape[2])
     mask = next((arguments[name] for name in _MASKS if name in arguments), None)
-    seen, added = _read_mask(site.archive, mask, scores)
+    visible, added = _read_mask(site.archive, mask, scores)
     bias = _read_bias(site.archive, arguments, results, scores)
     if bias is not None and (bias <= _HIDDEN).any():  # a mask that was added to it
         shown = (bias > _HIDDEN).any(axis=1, keepdims=True)
         shown = np.broadcast_to(shown, (scores[0], *shown.shape[1:]))
-        seen = shown if seen is None else np.asarray(seen & shown)
+        visible = shown if visible is None else np.asarray(visible & shown)
         bias = np.where(bias > _HIDDEN, bias, 0.0)
     bias = bias if added is None else added if bias is None else bias + added
-    return Parts(q, k, v, cos, sin, seen, bias, _read_sinks(site, count))
+    return Parts(q, k, v, cos, sin, visible, bias, _read_sinks(site, count))
 
 
 def _earlier_steps(site: _Site) -> list[int]:
@@ -210,12 +210,12 @@ def _read_mask(
     if not _fits(values.shape, scores):
         return None, None
     if record.dtype.kind != "float":
-        seen, added = np.asarray(values != 0), None
+        visible, added = np.asarray(values != 0), None
     else:
-        seen = np.asarray(values > _HIDDEN)
-        rest = np.where(seen, values, 0.0)
+        visible = np.asarray(values > _HIDDEN)
+        rest = np.where(visible, values, 0.0)
         added = np.broadcast_to(rest, (*rest.shape[:2], *scores[2:])) if rest.any() else None
-    shown = np.broadcast_to(seen, (scores[0], *seen.shape[1:2], *scores[2:]))
+    shown = np.broadcast_to(visible, (scores[0], *visible.shape[1:2], *scores[2:]))
     return np.asarray(shown.any(axis=1, keepdims=True)), added
 
 
@@ -223,20 +223,15 @@ def _read_bias(
     archive: Archive, arguments: dict[str, Record], results: dict[str, Record], scores: tuple[int, ...]
 ) -> Values | None:
     """What positions add to scores, (batch or 1, head or 1, query, key)."""
-    for values in _find_biases(archive, arguments, results):
+    biases = [record for name, record in results.items() if "bias" in name and len(record.shape) == 3]
+    if "position_bias" in arguments and len(arguments["position_bias"].shape) == 4:
+        biases.insert(0, arguments["position_bias"])
+    for record in biases:
+        values = values_of(archive, record)
+        values = values.transpose(2, 0, 1)[None] if values.ndim == 3 else values
         if _fits(values.shape, scores):
             return np.broadcast_to(values, (*values.shape[:2], *scores[2:]))
     return None
-
-
-def _find_biases(
-    archive: Archive, arguments: dict[str, Record], results: dict[str, Record]
-) -> Iterator[Values]:
-    if "position_bias" in arguments and len(arguments["position_bias"].shape) == 4:
-        yield values_of(archive, arguments["position_bias"])
-    for name, record in results.items():
-        if "bias" in name and len(record.shape) == 3:
-            yield values_of(archive, record).transpose(2, 0, 1)[None]
 
 
 def _fits(shape: tuple[int, ...], scores: tuple[int, ...]) -> bool:
