@@ -261,8 +261,9 @@ def _find_variant(
     errors = {v: sample.error(v) for v in (*plain, *sorted(fitted - set(plain), key=repr))}
     best = min(errors, key=lambda v: (errors[v], _distance(near, v)))
     if is_low:
-        alike = [v for v in _list_variants(has_weight, True, (*eps, best.eps)) if _is_alike(v, best)]
-        errors |= {v: sample.error(v) for v in alike if v not in errors}
+        for v in _list_variants(has_weight, True, (*eps, best.eps)):
+            if v.statistic == best.statistic and v.weighting.startswith(best.weighting) and v not in errors:
+                errors[v] = sample.error(v)
     least = min(errors.values())
     if near is not None:
         if least >= LESSENED * sample.error(near):
@@ -271,10 +272,6 @@ def _find_variant(
         return None
     good = [v for v, left in errors.items() if left <= max(_EQUALLY_GOOD * least, _EQUALLY_EXACT)]
     return min(good, key=lambda v: _distance(near, v))
-
-
-def _is_alike(one: NormVariant, other: NormVariant) -> bool:
-    return one.statistic == other.statistic and one.weighting.startswith(other.weighting)
 
 
 def _distance(near: NormVariant | None, variant: NormVariant) -> int:
@@ -350,7 +347,7 @@ def _describe_difference(one: NormVariant, other: NormVariant, slot: str) -> tup
     if one.weighting != other.weighting:
         text = f"the target multiplies by {other.weighting}, the reference by {one.weighting}"
         return text, "norm-weight-rounded", "1 + weight is added in low precision on one side."
-    if one.eps != other.eps and not _is_near(one.eps, other.eps):
+    if abs(one.eps - other.eps) > _EPS_TOLERANCE * max(one.eps, other.eps):
         text = f"the target adds eps {other.eps:.3g} to the variance, the reference {one.eps:.3g}"
         return text, "norm-eps", "Another eps; it shows in rows of small values only."
     if one.low != other.low:
@@ -360,7 +357,3 @@ def _describe_difference(one: NormVariant, other: NormVariant, slot: str) -> tup
     text = f"the {'target' if other.is_cast_first else 'reference'} rounds before it multiplies by the weight"
     hint = "The normalised value is cast before or after the weight; the difference is of the last bit."
     return text, "norm-cast-order", hint
-
-
-def _is_near(one: float, other: float) -> bool:
-    return abs(one - other) <= _EPS_TOLERANCE * max(one, other)

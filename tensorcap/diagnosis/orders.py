@@ -293,8 +293,8 @@ def _name_order(sources: Values, head_dim: int | None) -> tuple[str, float]:
         if np.array_equal(sources, split.transpose(0, 2, 1).reshape(-1)):
             return f"halves where the reference has pairs, in each {part}", math.log(8)
     divisors = (part for part in range(size // 2, 1, -1) if size % part == 0)
-    for part in dict.fromkeys((head_dim, *divisors)):
-        if not part or not 1 < part < size or size % part:
+    for part in dict.fromkeys((head_dim or 0, *divisors)):
+        if not 1 < part < size or size % part:
             continue
         blocks = sources.reshape(-1, part)
         if (blocks == blocks[:, :1] + np.arange(part)).all() and (blocks[:, 0] % part == 0).all():

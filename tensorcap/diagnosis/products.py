@@ -50,9 +50,9 @@ def propose_products(context: PairContext) -> Iterator[Hypothesis]:
     weight = _find_weight(context.reference_archive, context.reference, width, x.shape[1])
     if weight is None:
         return
-    matrix = _read_rows(context.reference_archive, weight, picked, width)
+    matrix = _read_rows(context.reference_archive, weight, picked)
     allowed = context.tolerance(_ROUNDINGS, _ORDER_OF_SUMS)
-    if matrix is None or relative_error(r, x @ matrix.T + shift) > allowed:
+    if relative_error(r, x @ matrix.T + shift) > allowed:
         return
     expected = own @ matrix.T + shift
     yield inherited_error(t, expected, r)
@@ -60,8 +60,8 @@ def propose_products(context: PairContext) -> Iterator[Hypothesis]:
         yield from _propose_low_sums(own, matrix, own_shift, t, expected, context.target.dtype.name)
     own_weight = _find_weight(context.target_archive, context.target, width, x.shape[1])
     if own_weight is not None:
-        other = _read_rows(context.target_archive, own_weight, picked, width)
-        if other is not None and not np.array_equal(other, matrix):
+        other = _read_rows(context.target_archive, own_weight, picked)
+        if not np.array_equal(other, matrix):
             text = "the target is right for its own weight, which is not that of the reference"
             hint = "Weights differ: a tie of embedding and head is lost, or a checkpoint is loaded wrongly."
             yield Hypothesis("other-weights", text, t, own @ other.T + own_shift, expected, hint=hint)
@@ -71,8 +71,8 @@ def propose_products(context: PairContext) -> Iterator[Hypothesis]:
         hint = "A square weight is transposed: convolutions of GPT-2 and linear layers lie the other way."
         yield Hypothesis("weight-transposed", text, t, own @ turned.T + own_shift, expected, hint=hint)
     for record in _find_other_weights(context, weight):
-        other = _read_rows(context.reference_archive, record, picked, width)
-        if other is not None and not np.array_equal(other, matrix):
+        other = _read_rows(context.reference_archive, record, picked)
+        if not np.array_equal(other, matrix):
             text = f"the target multiplies by {record.key.text}"
             hint = "Weights of another module are used: ties of embedding and head, or an index of layers."
             facts = {"key": record.key.text}
@@ -123,7 +123,7 @@ def _find_other_weights(context: PairContext, weight: Record) -> list[Record]:
     return sorted(fitting, key=lambda r: (not r.key.site.startswith(site), r.row))[:_OTHER_WEIGHTS]
 
 
-def _read_rows(archive: Archive, weight: Record, picked: Values, width: int) -> Values | None:
+def _read_rows(archive: Archive, weight: Record, picked: Values) -> Values:
     if weight.size <= _LARGEST // 4:
         return values_of(archive, weight)[picked]
     each = weight.shape[1]

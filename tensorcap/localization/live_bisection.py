@@ -146,9 +146,15 @@ def bisect_live(
     with ExitStack() as stack:
         trusted = stack.enter_context(opened(reference))
         search = _Search(
-            stack, trusted, target_model, limit=limit, check=check, progress=progress or Silent()
+            stack,
+            trusted,
+            target_model,
+            mapping=mapping,
+            limit=limit,
+            check=check,
+            state=None if state is None else Path(state),
+            progress=progress or Silent(),
         )
-        search.begin(mapping, state)
         return search.run(level, reference_ops)
 
 
@@ -204,11 +210,13 @@ class _Search:
         reference: Archive,
         workload: Workload,
         *,
+        mapping: MappingSource | None,
         limit: float | None,
         check: str | None,
+        state: Path | None,
         progress: Progress,
     ) -> None:
-        self._stack = stack
+        """Run the target as it is, and find what of it can be grafted."""
         self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tensorcap-")))
         self._reference = reference
         self._workload = workload
@@ -216,20 +224,13 @@ class _Search:
         self._check = check
         self._progress = progress
         self._runs: list[Run] = []
-        self._mapping: Alignment | str = NO_MAPPING
         self._full = 0.0  # error with everything grafted
-
-    def begin(self, mapping: MappingSource | None, state: str | os.PathLike[str] | None) -> None:
-        """Run the target as it is, and find what of it can be grafted."""
-        free = self._stack.enter_context(open_archive(self._capture("free.h5", -1, injectable=("output",))))
-        source: Archive = self._reference
-        aligned = aligned_if_needed(self._reference, free, mapping)
-        if aligned is not None:
-            self._mapping = aligned.alignment
-            source = reverse(aligned, self._reference, free)
-        self._source = source
-        self._precision = POLICY.precision_of_runs(self._reference.info, free.info, None)
-        grafts = {record.key.text for record in source.records}
+        free = stack.enter_context(open_archive(self._capture("free.h5", -1, injectable=("output",))))
+        aligned = aligned_if_needed(reference, free, mapping)
+        self._mapping: Alignment | str = NO_MAPPING if aligned is None else aligned.alignment
+        self._source = reference if aligned is None else reverse(aligned, reference, free)
+        self._precision = POLICY.precision_of_runs(reference.info, free.info, None)
+        grafts = {record.key.text for record in self._source.records}
         self._results = [r for r in free.records if r.key.text in grafts and _is_graftable(r)]
         if not self._results:
             raise UsageError(
@@ -243,7 +244,7 @@ class _Search:
             "check": self._check,
             "limit": self._given_limit,
         }
-        self._log = _RunLog(None if state is None else Path(state), about)
+        self._log = _RunLog(state, about)
         self._log.load()
 
     def run(self, level: Level, reference_ops: MakesArchive | None) -> LiveBisection:
