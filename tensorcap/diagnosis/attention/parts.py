@@ -35,6 +35,7 @@ class _Site:
         record: The result of the core.
         parent: The attention's site.
         shape: (batch, token, channel) of the core's result.
+        count: How many heads it has.
         dims: Channels of a head.
     """
 
@@ -42,6 +43,7 @@ class _Site:
     record: Record
     parent: str
     shape: tuple[int, ...]
+    count: int
     dims: int
 
     def records_of(self, step: int | None) -> list[Record]:
@@ -57,11 +59,10 @@ class _Site:
 
     def arguments(self, records: Sequence[Record]) -> dict[str, Record]:
         """Arguments of the attention itself, by name."""
-        start = "input."
         return {
-            r.key.slot.removeprefix(start): r
+            r.key.slot.removeprefix("input."): r
             for r in records
-            if r.key.site == self.parent and r.key.slot.startswith(start)
+            if r.key.site == self.parent and r.key.slot.startswith("input.")
         }
 
     def results(self, records: Sequence[Record]) -> dict[str, Record]:
@@ -88,13 +89,13 @@ def collect_parts(
     """
     site = module_of(record.key.site)
     for parent in (site.rpartition(".")[0], site):
-        parts = _collect(_Site(archive, record, parent, shape, dims), count)
+        parts = _collect(_Site(archive, record, parent, shape, count, dims))
         if parts is not None:
             return parts
     return None
 
 
-def _collect(site: _Site, count: int) -> Parts | None:
+def _collect(site: _Site) -> Parts | None:
     """Collect the parts of an attention module.
 
     1. Queries, keys and values are results of modules within, by their names, or parts of a fused one.
@@ -104,7 +105,7 @@ def _collect(site: _Site, count: int) -> Parts | None:
     key = site.record.key
     records = site.records_of(key.step)
     arguments, results = site.arguments(records), site.results(records)
-    own = _split_projections(site, results, count)
+    own = _split_projections(site, results)
     if own is None:
         return None
     q, k, v = own
@@ -112,13 +113,13 @@ def _collect(site: _Site, count: int) -> Parts | None:
     if q.shape[2] == k.shape[2] and any(word in name for name in arguments for word in _CACHES):
         for earlier in reversed(_earlier_steps(site)):
             before = site.records_of(earlier)
-            past = _split_projections(site, site.results(before), count)
+            past = _split_projections(site, site.results(before))
             if past is None:
                 return None
             k, v = (np.concatenate(pair, axis=2) for pair in ((past[1], k), (past[2], v)))
             angles = _join(_read_angles(site, site.arguments(before)), angles)
     cos, sin = angles if angles is not None and angles[0].shape[1] == k.shape[2] else (None, None)
-    scores = (q.shape[0], count, q.shape[2], k.shape[2])
+    scores = (q.shape[0], site.count, q.shape[2], k.shape[2])
     mask = next((arguments[name] for name in _MASKS if name in arguments), None)
     visible, added = _read_mask(site.archive, mask, scores)
     bias = _read_bias(site.archive, arguments, results, scores)
@@ -128,7 +129,7 @@ def _collect(site: _Site, count: int) -> Parts | None:
         visible = shown if visible is None else np.asarray(visible & shown)
         bias = np.where(bias > _HIDDEN, bias, 0.0)
     bias = bias if added is None else added if bias is None else bias + added
-    return Parts(q, k, v, cos, sin, visible, bias, _read_sinks(site, count))
+    return Parts(q, k, v, cos, sin, visible, bias, _read_sinks(site))
 
 
 def _earlier_steps(site: _Site) -> list[int]:
@@ -140,10 +141,9 @@ def _earlier_steps(site: _Site) -> list[int]:
     return sorted(step for step in steps if step < key.step)
 
 
-def _split_projections(
-    site: _Site, results: dict[str, Record], count: int
-) -> tuple[Values, Values, Values] | None:
+def _split_projections(site: _Site, results: dict[str, Record]) -> tuple[Values, Values, Values] | None:
     """Queries, keys and values of one step."""
+    count = site.count
     records = {
         slot: next((results[n] for n in names if n in results), None) for slot, names in _NAMES.items()
     }
@@ -238,9 +238,9 @@ def _fits(shape: tuple[int, ...], scores: tuple[int, ...]) -> bool:
     return len(shape) == 4 and all(size in (1, whole) for size, whole in zip(shape, scores, strict=True))
 
 
-def _read_sinks(site: _Site, count: int) -> Values | None:
+def _read_sinks(site: _Site) -> Values | None:
     for record in site.archive.records:
         is_there = module_of(record.key.site) == site.parent and record.key.slot == "param.sinks"
-        if is_there and record.stored and record.size == count:
+        if is_there and record.stored and record.size == site.count:
             return values_of(site.archive, record).reshape(-1)
     return None
