@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, cast
 
+from tensorcap.alignment.layout.axis_patterns import Group, Pattern, Shape, groups_text, parse_groups
 from tensorcap.alignment.layout.layout import Layout
 from tensorcap.alignment.layout.multi_tensor_steps import Concat, Dereplicate, Sum
-from tensorcap.alignment.layout.patterns import Group, Pattern, Shape, groups_text, parse_groups
 from tensorcap.alignment.layout.steps import Rearrange, Step
 from tensorcap_formats.errors import UsageError, abbreviate
 

@@ -13,8 +13,9 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.alignment.layout.candidates import LayoutChoice, Shape, Steps, candidates, fits, reordered
+from tensorcap.alignment.layout.axis_patterns import Shape
 from tensorcap.alignment.layout.layout import Layout
+from tensorcap.alignment.layout.layout_candidates import LayoutChoice, Steps, candidates, fits, reordered
 from tensorcap.alignment.layout.multi_tensor_steps import Dereplicate
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, decode

@@ -16,11 +16,12 @@ from typing import Any, ClassVar, Final, TypeVar
 
 import numpy as np
 
-from tensorcap.alignment.layout.patterns import Pattern, Shape
+from tensorcap.alignment.layout.axis_patterns import Pattern, Shape
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError
 
 Shapes = tuple[Shape, ...]
+Arrays = Sequence[Array]
 Item = TypeVar("Item", Shape, Array)
 
 
@@ -70,7 +71,7 @@ class Step:
         """
         raise NotImplementedError
 
-    def apply(self, arrays: Sequence[Array]) -> list[Array]:
+    def apply(self, arrays: Arrays) -> list[Array]:
         """The tensors after the step, whose shapes have been checked.
 
         Raises:
@@ -78,9 +79,7 @@ class Step:
         """
         raise NotImplementedError
 
-    def undo(
-        self, arrays: Sequence[Array], shapes: Shapes, natural: Sequence[Array] | None = None
-    ) -> list[Array]:
+    def undo(self, arrays: Arrays, shapes: Shapes, natural: Arrays | None) -> list[Array]:
         """The tensors before the step, of these shapes.
 
         Args:
@@ -137,14 +136,12 @@ class EachStep(Step):
     def shapes(self, shapes: Shapes) -> Shapes:
         return tuple(self.shape(shape) for shape in shapes)
 
-    def apply(self, arrays: Sequence[Array]) -> list[Array]:
+    def apply(self, arrays: Arrays) -> list[Array]:
         return [self.one(array) for array in arrays]
 
-    def undo(
-        self, arrays: Sequence[Array], shapes: Shapes, natural: Sequence[Array] | None = None
-    ) -> list[Array]:
+    def undo(self, arrays: Arrays, shapes: Shapes, natural: Arrays | None) -> list[Array]:
         whole: Sequence[Array | None] = natural or [None] * len(arrays)
-        return [self.undo_one(*found) for found in zip(arrays, shapes, whole, strict=True)]
+        return [self.undo_one(*each) for each in zip(arrays, shapes, whole, strict=True)]
 
     def shape(self, shape: Shape) -> Shape:
         """The shape of one tensor after the step."""

@@ -26,9 +26,9 @@ from tensorcap.alignment.match.fingerprints import (
 )
 from tensorcap.alignment.match.fusion import settle_fusions
 from tensorcap.alignment.match.fusion_rules import places_of
+from tensorcap.alignment.match.match_weights import WEIGHTS
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.match.passes import MatchState
-from tensorcap.alignment.match.weights import WEIGHTS
 from tensorcap.alignment.names import Index, SiteTemplate
 
 

@@ -11,9 +11,9 @@ from tensorcap.alignment.layout import CLOSE, Fit
 from tensorcap.alignment.mapping import Entry, Evidence, LeftOver, Values
 from tensorcap.alignment.match.candidates import Candidate, Fusion, Place
 from tensorcap.alignment.match.fusion import tensors_of
+from tensorcap.alignment.match.match_weights import WEIGHTS
 from tensorcap.alignment.match.sides import Side
 from tensorcap.alignment.match.slots import Slots, describe_lack
-from tensorcap.alignment.match.weights import WEIGHTS
 from tensorcap.alignment.names import Index, Member, SiteTemplate, pattern
 from tensorcap_formats.records import Record
 

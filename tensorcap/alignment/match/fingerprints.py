@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.alignment.match.weights import WEIGHTS
+from tensorcap.alignment.match.match_weights import WEIGHTS
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import TensorcapError

@@ -16,10 +16,10 @@ from tensorcap.alignment.layout import Fit
 from tensorcap.alignment.mapping import Entry, LeftOver
 from tensorcap.alignment.match.candidates import Candidate, Fusion, Place
 from tensorcap.alignment.match.entries import Made, entries_of_fusion, entries_of_pair, placed
-from tensorcap.alignment.match.evidence import PairEvidence, Shapes
 from tensorcap.alignment.match.fusion import fit_fusion
 from tensorcap.alignment.match.fusion_rules import fuse_by_values
 from tensorcap.alignment.match.matching import Matching
+from tensorcap.alignment.match.pair_evidence import PairEvidence, Shapes
 from tensorcap.alignment.match.passes import (
     MatchState,
     Pass,

@@ -99,6 +99,10 @@ class Side:
             return member.shards
         return (member.result,) if member.result else ()
 
+    def size(self, site: str) -> int:
+        """How many elements a site gave, those of all ranks together."""
+        return sum(record.size for record in self.records(site))
+
     def consumers_of(self, record: Record) -> list[str]:
         """The sites that were given the values of a record."""
         return self._consumers.get(record.digest, [])
@@ -123,6 +127,11 @@ class Side:
         """Fingerprints of what a member was given."""
         found = map(self.fingerprint_of, self.templates[template].members[index].arguments.values())
         return [one for one in found if one is not None]
+
+
+def sizes_of(records: Sequence[Record]) -> set[int]:
+    """Numbers of elements: of all ranks together, and of each."""
+    return {sum(record.size for record in records), records[0].size}
 
 
 def _distinct(records: Sequence[Record]) -> list[Record]:

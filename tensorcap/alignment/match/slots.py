@@ -19,9 +19,9 @@ from tensorcap.alignment.layout import (
 )
 from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.match.candidates import Candidate, Place
-from tensorcap.alignment.match.evidence import PairEvidence, Shapes
 from tensorcap.alignment.match.fingerprints import Fingerprints
 from tensorcap.alignment.match.matching import Matching
+from tensorcap.alignment.match.pair_evidence import PairEvidence, Shapes
 from tensorcap.alignment.names import Member
 from tensorcap.alignment.resolution import pair_slots
 from tensorcap_formats.archive import Archive

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, Final, cast, get_args
 
-from tensorcap.alignment.names.patterns import NamePattern, Rename
+from tensorcap.alignment.names.name_patterns import NamePattern, Rename
 from tensorcap.alignment.names.rulesets import Expected, Fused, Rules, Side
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import ReadError, UsageError, abbreviate

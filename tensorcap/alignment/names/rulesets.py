@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Final, Literal
 
-from tensorcap.alignment.names.patterns import NamePattern, Rename
+from tensorcap.alignment.names.name_patterns import NamePattern, Rename
 from tensorcap_formats.errors import UsageError, abbreviate
 
 Side = Literal["reference", "target"]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tensorcap.alignment.layout import Dims, Shape
-from tensorcap.alignment.tokens.alignment import TokenAlignment
 from tensorcap.alignment.tokens.axes import Axes, TokenAxes, candidates
+from tensorcap.alignment.tokens.token_pairs import TokenAlignment
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError
 

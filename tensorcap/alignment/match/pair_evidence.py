@@ -20,8 +20,8 @@ from tensorcap.alignment.layout import Fit
 from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.match.candidates import Candidate, Fusion, Place
 from tensorcap.alignment.match.fingerprints import Agreement, rounding_of, statistics_distance
+from tensorcap.alignment.match.match_weights import WEIGHTS
 from tensorcap.alignment.match.matching import Matching
-from tensorcap.alignment.match.weights import WEIGHTS
 from tensorcap.alignment.names import Index, SiteTemplate
 from tensorcap_formats.records import Record
 
