@@ -82,18 +82,25 @@ class Link:
         return [self.target[start : start + count] for start in range(0, len(self.target), count)]
 
 
+def place_of(record: Record) -> str:
+    """A record's place in a mapping: its key without step and call."""
+    key = record.key
+    rank = f"rank{key.rank}/" if key.rank else ""
+    return key.site if key.is_bare else f"{rank}{key.site}/{key.slot}"
+
+
 class Gatherings:
     """Matches tokens if an entry asks for it, each kind once."""
 
     def __init__(self, rule: TokenRule | None, reference: Archive, target: Archive) -> None:
         self._rule = rule
         self._archives = reference, target
-        self._found: dict[How, Gathering] = {}
+        self._by_step: dict[How, Gathering] = {}
 
     @property
     def alignments(self) -> tuple[TokenAlignment, ...]:
         """Which tokens are compared with which, for each kind that an entry asked for so far."""
-        return tuple(gathering.tokens for gathering in self._found.values())
+        return tuple(gathering.tokens for gathering in self._by_step.values())
 
     def of(self, entry: Entry) -> Gathering | None:
         """What an entry asks for, else the whole map; None where positions are the same on both sides."""
@@ -106,11 +113,11 @@ class Gatherings:
             rule = TokenRule(step) if rule is None else replace(rule, step=step)
         if rule is None:
             return None
-        if rule.step not in self._found:
+        if rule.step not in self._by_step:
             tokens = TokenAlignment.of(*self._archives, rule)
             dims = Dims.parse(rule.dims) if rule.dims else None
-            self._found[rule.step] = Gathering(tokens, dims)
-        return self._found[rule.step]
+            self._by_step[rule.step] = Gathering(tokens, dims)
+        return self._by_step[rule.step]
 
 
 class LinkMaker:
@@ -157,8 +164,8 @@ class LinkMaker:
             self._require_one_dtype(target)
             records = tuple(record for run in target for record in run)
             return Link(reference, records, layout, entry, gathers, remark)
-        same = [run for run in target if run[0].key.step == step]
-        return Link(reference, same[0], layout, entry, (), remark) if same else None
+        same = next((run for run in target if run[0].key.step == step), None)
+        return None if same is None else Link(reference, same, layout, entry, (), remark)
 
     def _require_one_dtype(self, runs: Sequence[tuple[Record, ...]]) -> None:
         """What several steps of the target are put together from has one dtype."""
@@ -185,21 +192,14 @@ class LinkMaker:
         if gathering is None or step not in gathering.tokens.reference.grids:
             return (), ""
         try:
+            dims, is_last = self._token_axes(), LAST in entry.token_steps
             gathers_or_none = [
-                gathering.of(
-                    step,
-                    record.shape,
-                    [each[part] for each in shapes],
-                    dims=self._token_axes(),
-                    is_last=LAST in entry.token_steps,
-                )
+                gathering.of(step, record.shape, [each[part] for each in shapes], dims=dims, is_last=is_last)
                 for part, record in enumerate(reference)
             ]
             gathers = tuple(gather for gather in gathers_or_none if gather is not None)
             if len(gathers) < len(gathers_or_none) and (gathers or entry.token_steps):
-                shape = next(
-                    r.shape for r, gather in zip(reference, gathers_or_none, strict=True) if gather is None
-                )
+                shape = reference[gathers_or_none.index(None)].shape
                 grid = list(gathering.tokens.reference.grids[step])
                 raise UsageError(f"the reference's {list(shape)} has no axes for the tokens {grid}")
         except UsageError as error:

@@ -12,7 +12,7 @@ from typing import Final
 
 from tensorcap.alignment.layout import Layout
 from tensorcap.alignment.links import Gatherings, Link, LinkMaker
-from tensorcap.alignment.mapping import Alignment, Entry
+from tensorcap.alignment.mapping import SIDE_NAMES, Alignment, Entry
 from tensorcap.alignment.tokens import TokenAlignment
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
@@ -156,14 +156,14 @@ def _links(
     entry: Entry, sides: tuple[_Side, _Side], making: LinkMaker, mapped: Mapping[str, Entry]
 ) -> list[Link]:
     """The links of an entry, none of whose records of the reference others have mapped."""
-    links, seen = [], [False, False]
+    links, are_there = [], dict.fromkeys(SIDE_NAMES, False)
     for names in entry.expanded():
         placed = [
             [place for name in side_names for place in side.places(name)]
             for side, side_names in zip(sides, names, strict=True)
         ]
-        for i, side in enumerate(sides):
-            seen[i] |= any(side.of(site) for site, _ in placed[i])
+        for side_name, side, places in zip(SIDE_NAMES, sides, placed, strict=True):
+            are_there[side_name] |= any(side.of(site) for site, _ in places)
         for ours, theirs in _groups(sides, placed[0], placed[1], making.steps, entry.layout()):
             link = making.link(ours, theirs)
             if link is None:
@@ -177,7 +177,7 @@ def _links(
                     )
             links.append(link)
     if not links:
-        lacking = [name for name, is_there in zip(("reference", "target"), seen, strict=True) if not is_there]
+        lacking = [name for name, is_there in are_there.items() if not is_there]
         if lacking:
             raise entry.refuse(f"fits no record of the {' and none of the '.join(lacking)}")
         raise entry.refuse("both sides have records there, but none with the same step and call")
@@ -198,20 +198,20 @@ def _groups(
         return
     for (step, call), slots in by_call[0].items():
         calls = [(target_call, call) for target_call in steps_of(step)]
-        if not all((step, call) in found for found in by_call) or not calls:
+        if not all((step, call) in place for place in by_call) or not calls:
             continue
-        if not all(target_call in found for target_call in calls for found in target_by_call):
+        if not all(target_call in place for target_call in calls for place in target_by_call):
             continue
         if len(by_call) == len(target_by_call) == 1:
             target_slots = [target_by_call[0][target_call] for target_call in calls]
             for record_of_slot, partner in pair_slots(slots, target_slots[0], layout):
-                further = [found.get(partner.key.slot) for found in target_slots[1:]]
+                further = [of_step.get(partner.key.slot) for of_step in target_slots[1:]]
                 if all(further):
                     yield (record_of_slot,), [(partner,), *((record,) for record in further if record)]
         else:
-            mains = [main_of(found[step, call]) for found in by_call]
+            mains = [main_of(place[step, call]) for place in by_call]
             target_mains = [
-                [main_of(found[target_call]) for found in target_by_call] for target_call in calls
+                [main_of(place[target_call]) for place in target_by_call] for target_call in calls
             ]
             if all(mains) and all(record for run in target_mains for record in run):
                 yield tuple(filter(None, mains)), [tuple(filter(None, run)) for run in target_mains]

@@ -21,7 +21,7 @@ from tensorcap.alignment.layout.multi_tensor_steps import Concat, Dereplicate, S
 from tensorcap.alignment.layout.steps import Rearrange, Step
 from tensorcap_formats.errors import UsageError, abbreviate
 
-Held = Literal["partial", "replicated"]
+Placement = Literal["partial", "replicated"]
 
 _TOKENS: Final = ("b", "s", "t")  # rows, positions, and all tokens one after the other
 
@@ -37,7 +37,7 @@ class Dims:
     Attributes:
         groups: Names of what each axis is made of.
         sharded: For each name that is sharded, the mesh axis it is sharded over.
-        held: For other mesh axes, what each rank holds.
+        placements: For other mesh axes, what each rank holds: a summand, or the same as the others.
         sizes: Sizes of axes, in whole, and of mesh axes.
 
     Example:
@@ -47,7 +47,7 @@ class Dims:
 
     groups: tuple[Group, ...]
     sharded: Mapping[str, str]
-    held: Mapping[str, Held]
+    placements: Mapping[str, Placement]
     sizes: Mapping[str, int]
 
     @classmethod
@@ -58,7 +58,7 @@ class Dims:
             UsageError: It is not understood; an axis stands twice; a mesh axis does two things; a size is of
                 nothing that is there.
         """
-        held = _once(text, _WHOLE.findall(text))
+        placements = _once(text, _WHOLE.findall(text))
         sizes = {name: int(size) for name, size in _once(text, _SIZE.findall(text)).items()}
         rest = _SIZE.sub("", _WHOLE.sub("", text))
         sharded = _once(text, _SHARDED.findall(rest))
@@ -67,15 +67,15 @@ class Dims:
         except UsageError as error:
             raise UsageError(f"dims {abbreviate(text)!r}: {str(error).partition(': ')[2]}") from None
         names = [name for group in groups for name in group]
-        meshes = [*sharded.values(), *held]
-        for kind, found in (("axis", names), ("mesh axis", meshes)):
-            twice = sorted({name for name in found if found.count(name) > 1})
+        meshes = [*sharded.values(), *placements]
+        for kind, used in (("axis", names), ("mesh axis", meshes)):
+            twice = sorted({name for name in used if used.count(name) > 1})
             if twice:
                 raise UsageError(f"dims {abbreviate(text)!r}: {kind} {twice[0]!r} stands there twice")
         for name in sizes:
             if name not in names and name not in meshes:
                 raise UsageError(f"dims {abbreviate(text)!r}: has no axis {name!r}, whose size is given")
-        return cls(groups, sharded, cast("Mapping[str, Held]", held), sizes)
+        return cls(groups, sharded, cast("Mapping[str, Placement]", placements), sizes)
 
     @property
     def text(self) -> str:
@@ -85,7 +85,7 @@ class Dims:
             for group in self.groups
         )
         parts = [groups_text(shown)] if shown else []
-        parts += [f"[{mesh}:{what}]" for mesh, what in self.held.items()]
+        parts += [f"[{mesh}:{what}]" for mesh, what in self.placements.items()]
         parts += [f"{name}={size}" for name, size in self.sizes.items()]
         return " ".join(parts)
 
@@ -97,8 +97,8 @@ class Dims:
     @property
     def meshes(self) -> tuple[str, ...]:
         """All mesh axes, in the order of their sizes if several are there."""
-        found = (*self.sharded.values(), *self.held)
-        return tuple(sorted(found, key=lambda mesh: [*self.sizes, mesh].index(mesh)))
+        meshes = (*self.sharded.values(), *self.placements)
+        return tuple(sorted(meshes, key=lambda mesh: [*self.sizes, mesh].index(mesh)))
 
     def at(self, name: str, ndim: int) -> int | None:
         """Which axis of a tensor with so many axes a name is alone; None where it is none."""
@@ -138,20 +138,20 @@ def steps_between(
                 raise one.refuse(f"axis {name!r} is missing from the {side}'s {other.text!r}")
     ranks = _ranks(target, len(shapes))
     whole = _sizes(reference, shape, {**reference.sizes, **_of_axes(target)})
-    given = {name: size for name, size in whole.items() if name not in target.sharded and name not in loose}
-    part = _sizes(target, shapes[0], given)
+    known = {name: size for name, size in whole.items() if name not in target.sharded and name not in loose}
+    part = _sizes(target, shapes[0], known)
     groups, steps = target.groups, list[Step]()
     if any(group.index(name) for group in groups for name in group if name in target.sharded):
-        known = {name: _known(target, part, name) for group in groups if len(group) > 1 for name in group}
+        inner = {name: _known(target, part, name) for group in groups if len(group) > 1 for name in group}
         apart = tuple((name,) for name in target.names)
-        steps.append(Rearrange(Pattern(groups, apart, known)))
+        steps.append(Rearrange(Pattern(groups, apart, inner)))
         groups = apart
     left = len(shapes)
     for mesh, count in reversed(ranks.items()):
         step_run = None if count == left else count
-        if target.held.get(mesh) == "partial":
+        if target.placements.get(mesh) == "partial":
             steps.append(Sum(step_run))
-        elif target.held.get(mesh) == "replicated":
+        elif target.placements.get(mesh) == "replicated":
             steps.append(Dereplicate(count))
         else:
             name = next(name for name, over in target.sharded.items() if over == mesh)

@@ -22,10 +22,6 @@ class Concat(Step):
     at: int
     of: int | None = None
 
-    @property
-    def text(self) -> str:
-        return f"concat {self.at}{_of_text(self.of)}"
-
     def shapes(self, shapes: Shapes) -> Shapes:
         return tuple(self._joined(run) for run in self.runs(shapes, self.of))
 
@@ -143,10 +139,6 @@ class Sum(Step):
     is_arithmetic = True
     of: int | None = None
 
-    @property
-    def text(self) -> str:
-        return f"sum{_of_text(self.of)}"
-
     def shapes(self, shapes: Shapes) -> Shapes:
         runs = self.runs(shapes, self.of)
         for run in runs:
@@ -230,10 +222,6 @@ MULTI_TENSOR_STEPS: Final[tuple[type[Step], ...]] = (
     TakeRank,
     Unstack,
 )
-
-
-def _of_text(of: int | None) -> str:
-    return "" if of is None else f" of={of}"
 
 
 def _listed(shapes: Sequence[Shape]) -> str:

@@ -59,9 +59,16 @@ class Step:
 
     @property
     def text(self) -> str:
-        """The step as `layout.parse_step` reads it; by default its name and the fields of the class."""
+        """The step as `layout.parse_step` reads it; by default its name and fields, optional ones named."""
         arguments: tuple[Field[Any], ...] = fields(self)  # type: ignore[arg-type]  # all subclasses are
-        return " ".join([self.name, *(str(getattr(self, argument.name)) for argument in arguments)])
+        words = [self.name]
+        for argument in arguments:
+            value = getattr(self, argument.name)
+            if argument.default is MISSING:
+                words.append(str(value))
+            elif value != argument.default:
+                words.append(f"{argument.name}={value}")
+        return " ".join(words)
 
     def shapes(self, shapes: Shapes) -> Shapes:
         """The shapes after the step.

@@ -12,7 +12,6 @@ from tensorcap.alignment.match.pair_evidence import order_doubt
 from tensorcap.alignment.match.pairs import Drift
 from tensorcap.alignment.match.proposal import By, propose
 from tensorcap.alignment.match.token_layouts import match_tokens, pair_equal_keys
-from tensorcap.alignment.match.unmatched import place_of
 
 __all__ = [
     "WEIGHTS",
@@ -24,7 +23,6 @@ __all__ = [
     "match_tokens",
     "order_doubt",
     "pair_equal_keys",
-    "place_of",
     "propose",
     "rounding_of",
 ]

@@ -11,6 +11,7 @@ import bisect
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -84,22 +85,33 @@ class Fingerprint:
 class Fingerprints:
     """The fingerprints of an archive's records, and which of them have the same values.
 
+    Args:
+        archive: The archive.
+        uses_values: Whether values may be looked at; else nothing is known of any record.
+        may_read: Whether tensors may be read for their statistics.
+
     Attributes:
         rounding: Relative rounding of the coarsest dtype among the records asked for.
     """
 
-    def __init__(self, archive: Archive, *, may_read: bool) -> None:
+    def __init__(self, archive: Archive, *, uses_values: bool, may_read: bool) -> None:
         self._archive = archive
+        self._uses_values = uses_values
         self._may_read = may_read
-        self._found: dict[int, Fingerprint | None] = {}
-        self._read: dict[int, Statistics | None] = {}
+        self._by_row: dict[int, Fingerprint | None] = {}
+        self._statistics: dict[int, Statistics | None] = {}
         self.rounding = _LEAST_ROUNDING
 
     def of(self, record: Record) -> Fingerprint | None:
         """A record's fingerprint; None if it proves nothing: few elements, all equal, not finite."""
-        if record.row not in self._found:
-            self._found[record.row] = self._compute(record)
-        return self._found[record.row]
+        if record.row not in self._by_row:
+            self._by_row[record.row] = self._compute(record)
+        return self._by_row[record.row]
+
+    def of_all(self, records: Iterable[Record]) -> Fingerprint | None:
+        """The fingerprint of several records together; None if one of them has none."""
+        known = [self.of(record) for record in records]
+        return Fingerprint.concatenated([p for p in known if p]) if known and all(known) else None
 
     def _compute(self, record: Record) -> Fingerprint | None:
         size = record.size
@@ -113,16 +125,17 @@ class Fingerprints:
         return Fingerprint(size, *map(float, numbers))
 
     def statistics(self, record: Record) -> Statistics | None:
-        """A record's statistics, read once if the index has none; None if they are not known."""
-        if record.statistics is not None or record.dtype.packed > 1:
-            return record.statistics if record.dtype.packed == 1 else None
-        if record.row not in self._read:
-            try:
-                may_read = self._may_read and record.stored
-                self._read[record.row] = self._archive.statistics(record) if may_read else None
-            except TensorcapError:
-                self._read[record.row] = None
-        return self._read[record.row]
+        """A record's statistics, read once if the index has none; None if unknown or not to be used."""
+        if record.dtype.packed > 1 or not self._uses_values:
+            return None
+        if record.statistics is not None:
+            return record.statistics
+        if record.row not in self._statistics:
+            self._statistics[record.row] = None
+            if self._may_read and record.stored:
+                with suppress(TensorcapError):
+                    self._statistics[record.row] = self._archive.statistics(record)
+        return self._statistics[record.row]
 
 
 def statistics_distance(one: Statistics, other: Statistics, size: int) -> float:
@@ -159,14 +172,14 @@ class NearestFingerprints:
         self._sorted: dict[int, list[tuple[float, str]]] = defaultdict(list)
         for name, one in fingerprints.items():
             self._sorted[one.size].append((number(one), name))
-        for found in self._sorted.values():
-            found.sort()
+        for of_size in self._sorted.values():
+            of_size.sort()
 
     def around(self, one: Fingerprint, apart: float) -> Iterator[tuple[str, Fingerprint]]:
         """The fingerprints of as many elements whose numbers are no further apart than that."""
-        found, number = self._sorted.get(one.size, []), self._number(one)
-        start = bisect.bisect_left(found, (number - apart, ""))
-        for other, name in found[start:]:
+        of_size, number = self._sorted.get(one.size, []), self._number(one)
+        start = bisect.bisect_left(of_size, (number - apart, ""))
+        for other, name in of_size[start:]:
             if other > number + apart:
                 return
             yield name, self._fingerprints[name]
@@ -242,10 +255,8 @@ def agreements(
             side[fingerprint.size].append(i)
     for size in sizes[0].keys() & sizes[1].keys():
         rows_of_size, columns_of_size = sizes[0][size], sizes[1][size]
-        rows, columns = (
-            np.array([_row(p) for p in some])
-            for some in ([reference[i] for i in rows_of_size], [target[i] for i in columns_of_size])
-        )
+        rows = np.array([_row(reference[i]) for i in rows_of_size])
+        columns = np.array([_row(target[i]) for i in columns_of_size])
         right, right_next = _two_nearest(rows, columns)
         left, left_next = _two_nearest(columns, rows)
         for i, j in enumerate(right):
@@ -253,10 +264,8 @@ def agreements(
                 continue
             distance = reference[rows_of_size[i]].distance(target[columns_of_size[j]])
             other = float(min(right_next[i], left_next[j], UNRELATED))
-            nats = _FREE * math.log(max(other, rounding) / max(distance, rounding))
-            nearest[rows_of_size[i], columns_of_size[j]] = Agreement(
-                distance, other, min(max(nats, 0.0), WEIGHTS.tensor_most)
-            )
+            agreement = Agreement(distance, other, proof(distance, other, rounding))
+            nearest[rows_of_size[i], columns_of_size[j]] = agreement
     return nearest
 
 
@@ -304,9 +313,3 @@ def _two_nearest(rows: Array, columns: Array) -> tuple[Array, Array]:
             distances[np.arange(len(distances)), best] = np.inf
             second[part] = distances.min(1)
     return nearest, second
-
-
-def fingerprint_of_all(records: Iterable[Record], fingerprints: Fingerprints) -> Fingerprint | None:
-    """The fingerprint of several records together; None if one of them has none."""
-    known = [fingerprints.of(record) for record in records]
-    return Fingerprint.concatenated([p for p in known if p]) if known and all(known) else None

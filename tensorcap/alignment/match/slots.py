@@ -22,12 +22,14 @@ from tensorcap.alignment.match.candidates import Candidate, Place
 from tensorcap.alignment.match.fingerprints import Fingerprints
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.match.pair_evidence import PairEvidence, Shapes
+from tensorcap.alignment.match.pairs import RecordPair
 from tensorcap.alignment.names import Member
 from tensorcap.alignment.resolution import pair_slots
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.records import Record
 
 Steps = tuple[str, ...]
+SlotPair = tuple[str, str]  # slot of the reference, slot of the target
 
 _READ: Final = 128  # members of a site template that are read: the layers of most models
 _MOST: Final = 1 << 24  # elements of them
@@ -114,11 +116,11 @@ class Slots:
         archives = self._archives if self._read_values else None
         return find_layout(reference, target, archives, self.matching.rounding)
 
-    def residuals(
-        self, fit: Fit, pairs: Sequence[tuple[Sequence[Record], Sequence[Record]]]
-    ) -> list[float | None]:
+    def residuals(self, fit: Fit | None, pairs: Sequence[RecordPair]) -> list[float | None]:
         """The relative error that a layout leaves in each of several places; None if nothing was read."""
         errors: list[float | None] = [None] * len(pairs)
+        if fit is None or fit.residual is None:
+            return errors
         left = _MOST
         for i, (reference, target) in enumerate(pairs[:_READ]):
             records = (*reference, *target)
@@ -132,26 +134,22 @@ class Slots:
                 errors[i] = residual(fit, reference, target, self._archives)
         return errors
 
-    def members(self, candidate: Candidate, place: Place) -> tuple[Member, Member]:
-        """The two members of a place."""
-        one, other = self.matching.sides
-        return one.templates[candidate.reference].members[place[0]], other.templates[
-            candidate.target
-        ].members[place[1]]
-
     def arguments(self, candidate: Candidate) -> dict[Place, list[ArgumentPair]]:
         """Which arguments of each pair of sites belong together: those with equal values.
 
         Where results differ, so may arguments: there those do that have equal values in other layers, equal
         names, or that alone are left, of floats or of whole numbers.
         """
-        near = {place: self.near_arguments(*self.members(candidate, place)) for place in candidate.places}
+        near = {
+            place: self.near_arguments(*self.matching.members_of(candidate, place))
+            for place in candidate.places
+        }
         by_names: dict[tuple[frozenset[str], ...], dict[tuple[str, str], None]] = defaultdict(dict)
         for place, pairs in near.items():
             by_names[self._names(candidate, place)] |= dict.fromkeys(pairs)
         paired = {}
         for place, pairs in near.items():
-            reference, target = (member.arguments for member in self.members(candidate, place))
+            reference, target = (member.arguments for member in self.matching.members_of(candidate, place))
             known = by_names[self._names(candidate, place)]
             reasons: dict[tuple[str, str], tuple[Evidence, str]] = {}
             reasons |= dict.fromkeys(pairs, ("values", "what the two were given, with equal values"))
@@ -159,19 +157,16 @@ class Slots:
                 if not self._contradicts(candidate, place, pair):
                     reasons[pair] = self._reason(pair, known)
             is_wrong = self.matching.are_near(*self.matching.sites_of(candidate, place)) is False
-            find_steps = {
-                (a, b): self.find_steps(reference[a], target[b], is_wrong=is_wrong) for a, b in reasons
-            }
             paired[place] = [
-                ArgumentPair(f"input.{a}", f"input.{b}", fit[0], reasons[a, b][0], reasons[a, b][1] + fit[1])
-                for (a, b), fit in find_steps.items()
-                if fit is not None
+                ArgumentPair(f"input.{a}", f"input.{b}", fit[0], evidence, reason + fit[1])
+                for (a, b), (evidence, reason) in reasons.items()
+                if (fit := self.find_steps(reference[a], target[b], is_wrong=is_wrong)) is not None
             ]
         return paired
 
     def _names(self, candidate: Candidate, place: Place) -> tuple[frozenset[str], ...]:
         """What the arguments of two members are called; layers that take others say nothing of this one."""
-        return tuple(frozenset(member.arguments) for member in self.members(candidate, place))
+        return tuple(frozenset(member.arguments) for member in self.matching.members_of(candidate, place))
 
     def near_arguments(self, one: Member, other: Member) -> list[tuple[str, str]]:
         """Names of arguments that have equal values, if of the target's only one has, or one of that name."""
@@ -215,17 +210,20 @@ class Slots:
         pairs = [(a, b) for a, b in known if a in mine and b in theirs]
         pairs += [(n, n) for n in mine if n in theirs and (n, n) not in known]
         for kinds in (("float",), _WHOLE):
-            find_near = [
+            left, right = (
                 [n for n in names if side[n].dtype.kind in kinds and n not in {p[i] for p in pairs}]
                 for i, (names, side) in enumerate(((mine, one), (theirs, other)))
-            ]
-            if len(find_near[0]) == len(find_near[1]) == 1:
-                pairs.append((find_near[0][0], find_near[1][0]))
+            )
+            if len(left) == len(right) == 1:
+                pairs.append((left[0], right[0]))
         return [(a, b) for a, b in pairs if one[a].size == other[b].size]
 
     def _contradicts(self, candidate: Candidate, place: Place, pair: tuple[str, str]) -> bool:
         """Whether two arguments differ though results agree, or, if names differ too, may agree."""
-        one, other = (m.arguments[name] for m, name in zip(self.members(candidate, place), pair, strict=True))
+        one, other = (
+            m.arguments[name]
+            for m, name in zip(self.matching.members_of(candidate, place), pair, strict=True)
+        )
         if self._are_near(one, other) is not False:
             return False
         results_are = self.matching.are_near(*self.matching.sites_of(candidate, place))
@@ -265,26 +263,16 @@ class Slots:
             best = min(candidate.agreeing, key=lambda p: (candidate.agreeing[p].distance, p), default=None)
             if best is None:
                 continue
-            member, target_member = self.members(candidate, best)
-            records = [
-                side.records(site)
-                for side, site in zip(self.matching.sides, (member.site, target_member.site), strict=True)
-            ]
-            paired_arguments = [
-                (member.arguments[a], target_member.arguments[b])
+            member, target_member = self.matching.members_of(candidate, best)
+            pairs = [self.matching.records_of(candidate, best)]
+            pairs += [
+                ([member.arguments[a]], [target_member.arguments[b]])
                 for a, b in self.near_arguments(member, target_member)
             ]
-            for records_of_reference, records_of_target in [
-                tuple(records),
-                *(((a,), (b,)) for a, b in paired_arguments),
-            ]:
-                fit = (
-                    self.find_layout(records_of_reference, records_of_target)
-                    if len(records_of_reference) == len(records_of_target) == 1
-                    else None
-                )
+            for reference, target in pairs:
+                fit = self.find_layout(reference, target) if len(reference) == len(target) == 1 else None
                 if fit is not None and fit.is_proven:
-                    shapes = records_of_reference[0].shape, records_of_target[0].shape
+                    shapes = reference[0].shape, target[0].shape
                     self._usual[shapes][fit.steps] += 1
                     self._usual[len(shapes[0]), len(shapes[1])][fit.steps] += 1
 
@@ -307,18 +295,11 @@ class Slots:
 
         A result that alone differs gets an entry with a reason of its own.
         """
-        member, target_member = self.members(candidate, place)
-        if (
-            member.result is None
-            or target_member.result is None
-            or member.result.key.is_bare
-            or target_member.result.key.is_bare
-        ):
+        member, target_member = self.matching.members_of(candidate, place)
+        keys = [m.result.key for m in (member, target_member) if m.result and not m.result.key.is_bare]
+        if len(keys) < 2:
             return True
-        expected = {
-            (member.result.key.slot, target_member.result.key.slot),
-            *((t.reference, t.target) for t in argument_pairs),
-        }
+        expected = {(keys[0].slot, keys[1].slot), *((t.reference, t.target) for t in argument_pairs)}
         is_near = self.matching.are_near(*self.matching.sites_of(candidate, place))
         for left, right in self.other_results(member, target_member):
             is_odd = self._are_near(left, right) is False
@@ -330,7 +311,7 @@ class Slots:
             for m in (member, target_member)
         )
         pairs = pair_slots(mine_by, theirs_by, Layout.parse(steps))
-        slots = {(record.key.slot, target_record.key.slot) for record, target_record in pairs}
+        slots = {(record.key.slot, partner.key.slot) for record, partner in pairs}
         return slots == expected and all(t.steps == steps and "but " not in t.reason for t in argument_pairs)
 
     def other_results(self, one: Member, other: Member) -> list[tuple[Record, Record]]:

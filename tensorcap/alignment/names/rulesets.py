@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Final, Literal
+from typing import Final
 
+from tensorcap.alignment.mapping import SideName
 from tensorcap.alignment.names.name_patterns import NamePattern, Rename
 from tensorcap_formats.errors import UsageError, abbreviate
-
-Side = Literal["reference", "target"]
 
 _PASSES: Final = 32  # over all rules; names that come to rest need two or three
 _LONGEST: Final = 1000  # characters that rules add
@@ -51,7 +50,7 @@ class Expected:
 
     reason: str
     where: str
-    only_in: Side | None = None
+    only_in: SideName | None = None
     sites: tuple[NamePattern, ...] = ()
     classes: tuple[str, ...] = ()
     examples: tuple[tuple[str, str], ...] = ()
@@ -104,7 +103,7 @@ class Rules:
                 return name
         raise _endless(next(rule for rule in self.renames if rule.applied(name) != name), start)
 
-    def reason(self, side: Side, site: str, module: str) -> str:
+    def reason(self, side: SideName, site: str, module: str) -> str:
         """Why only one side has a module, by its site or its class; empty if no rule says so."""
         for expected in self.expected:
             if expected.only_in in (None, side) and expected.explains(site, module):

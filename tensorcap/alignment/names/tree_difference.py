@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -46,10 +47,7 @@ class TreeDifference:
         template, first = fold(self.paths[0])
         numbers = [fold(path)[1] for path in self.paths]
         columns = [list(dict.fromkeys(column)) for column in zip(*numbers, strict=True)]
-        whole = 1
-        for column in columns:
-            whole *= len(column)
-        if whole != len(self.paths):
+        if math.prod(map(len, columns)) != len(self.paths):
             return f"{self.paths[0]} and {len(self.paths) - 1} more"
         text = template
         for i, column in enumerate(columns):
@@ -66,9 +64,9 @@ def tree_differences(reference: Tree, target: Tree) -> list[TreeDifference]:
     Wrappers do not count: names are compared as the naming of mappings has them, and doubled ones are one.
     Types and shapes are compared where both trees know them.
     """
-    compared = _Comparison()
-    compared.compare(_plain(reference.root), _plain(target.root))
-    differences = [*compared.found, *_placed(compared.missing, compared.extra)]
+    walk = _Comparison()
+    walk.compare(_plain(reference.root), _plain(target.root))
+    differences = [*walk.differences, *_placed(walk.missing, walk.extra)]
     for key, activation in reference.activations.items():
         target_activation = target.activations.get(key, activation)
         if activation != target_activation:
@@ -82,16 +80,16 @@ class _Comparison:
     """One walk through both trees."""
 
     def __init__(self) -> None:
-        self.found: list[TreeDifference] = []
+        self.differences: list[TreeDifference] = []
         self.missing: list[TreeNode] = []
         self.extra: list[TreeNode] = []
 
     def compare(self, ours: TreeNode, theirs: TreeNode) -> None:
         if ours.type and theirs.type and _type(ours) != _type(theirs):
             kind: Kind = "activation" if _is_activation(ours) or _is_activation(theirs) else "type"
-            self.found.append(TreeDifference(kind, (ours.path,), ours.type, theirs.type))
+            self.differences.append(TreeDifference(kind, (ours.path,), ours.type, theirs.type))
         if ours.shapes is not None and theirs.shapes is not None:
-            self.found += _shapes(ours.path, ours.shapes, theirs.shapes)
+            self.differences += _shapes(ours.path, ours.shapes, theirs.shapes)
         inner, others = ({child.name: child for child in node.children} for node in (ours, theirs))
         for name, child in inner.items():
             if name in others:
@@ -100,7 +98,7 @@ class _Comparison:
         more = [child for name, child in others.items() if name not in inner]
         if inner and others and all(name.isdigit() for name in (*inner, *others)) and (lacks or more):
             counts = [f"{len(side)}: [{ranges(list(side))}]" for side in (inner, others)]
-            self.found.append(TreeDifference("count", (ours.path,), *counts))
+            self.differences.append(TreeDifference("count", (ours.path,), *counts))
         else:
             self.missing += lacks
             self.extra += more
@@ -208,7 +206,7 @@ def _folded(differences: list[TreeDifference]) -> list[TreeDifference]:
     for difference in differences:
         what: tuple[str, ...] = (difference.reference, difference.target)
         if difference.kind == "nested":
-            what = (fold(difference.reference)[0], fold(difference.target)[0])
+            what = tuple(fold(path)[0] for path in what)
         groups.setdefault((difference.kind, fold(difference.paths[0])[0], what), []).append(difference)
     folded = []
     for group in groups.values():
