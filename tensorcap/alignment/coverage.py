@@ -103,8 +103,8 @@ class MappingSummary:
         evidence: Count of the reference's records by what they are mapped by; `key` is an equal key.
         reference: What became of the reference's records.
         target: What became of the target's.
-        order: Both orders of execution over what is mapped; None where a side has none.
-        tokens: Which tokens are compared and which are left out, as sentences; empty where all are.
+        order: Both orders of execution over what is mapped; None if a side has none.
+        tokens: Which tokens are compared and which are left out, as sentences; empty if all are.
     """
 
     path: str

@@ -67,7 +67,7 @@ class ForeignMapping:
 def component_mapping(
     alignment: Alignment, *, reference: str = "ref", target: str = "port"
 ) -> ForeignMapping:
-    """A mapping in the form of `component_mapping.json`, which `read_mapping` reads back.
+    """Convert a mapping to the form of `component_mapping.json`, which `read_mapping` reads back.
 
     Args:
         alignment: What to write.
@@ -116,7 +116,7 @@ def write_component_mapping(
 
 
 class _Reader:
-    """The content of one file, on its way to a mapping."""
+    """Parser of one file's content."""
 
     def __init__(self, path: str, content: Mapping[str, Any]) -> None:
         self._path = path
@@ -184,7 +184,7 @@ class _Reader:
         return written
 
     def _sides(self) -> tuple[str, str]:
-        """What the sides are called: by the entries, if they are objects, else by the reasons."""
+        """Find the names of the two sides: keys of the entries if they are objects, else of the reasons."""
         names: list[str] | None = None
         for i, entry in enumerate(self._listed, 1):
             where = f"{self._path}: entry {i}"
@@ -265,7 +265,7 @@ class _Reader:
 
 @dataclass(slots=True)
 class _Writer:
-    """A file on its way out of a mapping."""
+    """Writer of a mapping, which collects the file's variables and what other readers do not understand."""
 
     names: tuple[str, str]
     variables: dict[str, Values] = field(default_factory=dict)
@@ -297,7 +297,7 @@ class _Writer:
         return ForeignMapping(content, tuple(self.remarks))
 
     def _forms(self, entry: Entry) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-        """Places with the file's variables; one for each combination of values where it has no such."""
+        """Places with the file's variables; places for each combination of values if an index is offset."""
         places = (*entry.reference, *entry.target)
         if any("/" in place for place in places):
             what = "ranks" if any(_RANK.match(place) for place in places) else "slots"
@@ -314,7 +314,7 @@ class _Writer:
         return [(sides[0], sides[1])]
 
     def _variable(self, name: str, values: Values) -> str:
-        """The file's name for a variable: all entries share them."""
+        """Name a variable in the file, whose variables all entries share."""
         wanted, count = name, 1
         while self.variables.get(wanted, values) != values:
             count += 1
@@ -331,7 +331,7 @@ class _Writer:
         return {name: list(v) if isinstance(v, tuple) else v for name, v in extra.items()}
 
     def _folded(self, places: tuple[str, ...]) -> tuple[str, ...]:
-        """Places as one with a variable, where they are all its values and nothing else."""
+        """Write places as one with a variable, if they are that place with all its values."""
         for name, values in self.variables.items():
             if len(values) != len(places) or len(values) < 2:
                 continue
@@ -343,7 +343,7 @@ class _Writer:
 
 
 def _reason_text(entry: Entry, reasons: list[tuple[str, str, str]]) -> str:
-    """Reasons of an entry's paths as one text; of its first path alone, as it is."""
+    """Join the reasons of an entry's paths; one of its first path alone stays as it is."""
     if [(side, path) for side, path, _ in reasons] == [("reference", entry.reference[0])]:
         return reasons[0][2]
     return "\n".join(f"{side} {path}: {' '.join(text.split())}" for side, path, text in reasons)
@@ -352,7 +352,7 @@ def _reason_text(entry: Entry, reasons: list[tuple[str, str, str]]) -> str:
 def _reasons_of(
     entry: Entry, places: tuple[tuple[str, ...], tuple[str, ...]]
 ) -> list[tuple[SideName, str, str]]:
-    """The paths that an entry's reason is of, which is its first one unless the text says it."""
+    """Split an entry's reason by the paths that it names; it is of the first path if it names none."""
     if not entry.reason:
         return []
     reasons: list[tuple[SideName, str, str]] = []

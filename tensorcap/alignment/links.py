@@ -25,7 +25,7 @@ class Link:
         layout: The steps.
         entry: What it comes from.
         gathers: For each record of the reference, what it and the target's tensors have of the same tokens;
-            empty where positions are the same.
+            empty if positions are the same.
         remark: What to know before trusting the pair.
     """
 
@@ -103,7 +103,7 @@ class Gatherings:
         return tuple(gathering.tokens for gathering in self._by_step.values())
 
     def of(self, entry: Entry) -> Gathering | None:
-        """What an entry asks for, else the whole map; None where positions are the same on both sides."""
+        """What an entry asks for, else the whole map; None if positions are the same on both sides."""
         named = [step for step in entry.token_steps if step != LAST]
         if len(named) > 1:
             raise entry.refuse(f"has {' and '.join(named)}, expected one of them")
@@ -136,7 +136,7 @@ class LinkMaker:
         return self._gathering.steps(step)
 
     def link(self, reference: tuple[Record, ...], target: Sequence[tuple[Record, ...]]) -> Link | None:
-        """A link of records; None where they are of other steps and have no tokens.
+        """A link of records; None if they are of other steps and have no tokens.
 
         Args:
             reference: Records of a step and call of the reference.
@@ -187,7 +187,7 @@ class LinkMaker:
     def _gathers(
         self, step: int, reference: tuple[Record, ...], shapes: Sequence[Sequence[Shape]]
     ) -> tuple[tuple[Gather, ...], str]:
-        """What the tensors have of the same tokens; nothing where all of it lies in the same places."""
+        """What the tensors have of the same tokens; nothing if all of it lies in the same places."""
         gathering, entry = self._gathering, self._entry
         if gathering is None or step not in gathering.tokens.reference.grids:
             return (), ""

@@ -84,7 +84,7 @@ class Entry:
             raise self.refuse(str(error), error.hint) from None
 
     def axes(self) -> tuple[Dims, Dims] | None:
-        """Dims of the target's tensors and of the reference's; None where there are none.
+        """Dims of the target's tensors and of the reference's; None if there are none.
 
         Raises:
             UsageError: They are not understood, or steps say it as well.
@@ -170,7 +170,7 @@ class Alignment:
     Attributes:
         entries: What belongs together.
         left_over: What does not.
-        tokens: How tokens are matched in all entries; None where positions are the same on both sides.
+        tokens: How tokens are matched in all entries; None if positions are the same on both sides.
     """
 
     entries: tuple[Entry, ...]

@@ -96,12 +96,12 @@ class Dims:
 
     @property
     def meshes(self) -> tuple[str, ...]:
-        """All mesh axes, in the order of their sizes if several are there."""
+        """All mesh axes; several in the order in which their sizes are written."""
         meshes = (*self.sharded.values(), *self.placements)
         return tuple(sorted(meshes, key=lambda mesh: [*self.sizes, mesh].index(mesh)))
 
     def at(self, name: str, ndim: int) -> int | None:
-        """Which axis of a tensor with so many axes a name is alone; None where it is none."""
+        """Find the axis that a name stands for alone in a tensor of `ndim` axes; None if there is none."""
         has_dots, missing = ("...",) in self.groups, len(self.groups) - ndim
         if (name,) not in self.groups or (missing > 1 if has_dots else missing):
             return None
@@ -116,14 +116,14 @@ class Dims:
 def steps_between(
     target: Dims, reference: Dims, shapes: Sequence[Shape], shape: Shape, *, has_tokens: bool = False
 ) -> Layout:
-    """The steps from the tensors of all ranks of the target to the reference's one.
+    """Derive the steps from the target's tensors, one of each rank, to the reference's.
 
     Args:
         target: What each rank of the target holds.
         reference: What the reference holds, in whole.
-        shapes: Shapes of the target's tensors, ranks in order, those of the last mesh axis the fastest.
+        shapes: Shapes of the target's tensors, by rank; the last mesh axis varies fastest.
         shape: Shape of the reference's tensor.
-        has_tokens: Whether the two sides may have other tokens, so that the sizes of `b`, `s` and `t` differ.
+        has_tokens: Whether tokens are matched, so that the sizes of `b`, `s` and `t` may differ.
 
     Raises:
         UsageError: An axis is on one side only; shapes contradict the dims or do not tell a size that is
@@ -168,7 +168,7 @@ def steps_between(
 
 
 def token_dims(target: Dims, reference: Dims) -> Dims:
-    """The reference's dims with tokens as the target counts them: by `b` and `s`, or all of them by `t`."""
+    """The reference's dims with the target's token axes: `b s`, or `t` if packed."""
     groups = reference.groups
     if ("t",) in target.groups and ("b",) in groups and ("s",) in groups:
         groups = tuple(("t",) if group == ("b",) else group for group in groups if group != ("s",))
@@ -250,7 +250,7 @@ def _copies(
 def _rearranged(
     dims: Dims, before: tuple[Group, ...], after: tuple[Group, ...], sizes: Mapping[str, int]
 ) -> Iterator[Step]:
-    """A rearrangement, where one is needed; groups that stay together need no sizes."""
+    """The rearrangement, if one is needed; groups that stay together need no sizes."""
     together = {group: "_".join(group) for group in before if len(group) > 1 and group in after}
     left, right = (
         tuple((together[group],) if group in together else group for group in side)

@@ -36,13 +36,13 @@ class Fit:
     Attributes:
         steps: From the target's tensors to the reference's.
         order: In which the reference's tensors come out.
-        residual: Relative error that is left, no unit; None where nothing was read.
+        residual: Relative error that is left, no unit; None if nothing was read.
         other: The least that any other layout leaves.
         choices: How many layouts were possible.
         is_sure: Whether values, or there being no choice, speak for it.
         is_proven: Whether the values agree after it, and after no other.
         typical: Half of all errors are at least that, relative to what half of all elements are: large where
-            few elements are all that agrees; None where nothing was read, or nothing agrees.
+            few elements are all that agrees; None if nothing was read, or nothing agrees.
     """
 
     steps: Steps

@@ -35,7 +35,7 @@ _LEAST_ROUNDING: Final = 2.0**-22  # of float32 and finer: sums in another order
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What of a tensor's values no change of layout alters.
+    """Statistics of a tensor that no change of layout alters.
 
     Attributes:
         size: Number of elements.
@@ -64,7 +64,7 @@ class Fingerprint:
         )
 
     def distance(self, other: Fingerprint) -> float:
-        """How far the values are apart at least, relative to their size; infinite for other counts."""
+        """A lower bound of the relative distance of the values; infinite if sizes differ."""
         if self.size != other.size:
             return math.inf
         rms = max(self.l2, other.l2) / math.sqrt(self.size)
@@ -83,7 +83,7 @@ class Fingerprint:
 
 
 class Fingerprints:
-    """The fingerprints of an archive's records, and which of them have the same values.
+    """The fingerprints of an archive's records, each computed once.
 
     Args:
         archive: The archive.
@@ -139,7 +139,7 @@ class Fingerprints:
 
 
 def statistics_distance(one: Statistics, other: Statistics, size: int) -> float:
-    """How far the values of two tensors are apart at least, as `Fingerprint.distance`, whatever they are.
+    """A lower bound of the distance of two tensors, as `Fingerprint.distance`, for any values.
 
     Constant tensors and few elements have a distance too; if other elements are not finite, it is infinite.
     """
@@ -157,11 +157,11 @@ def statistics_distance(one: Statistics, other: Statistics, size: int) -> float:
 
 
 class NearestFingerprints:
-    """Fingerprints by their count of elements and a number that is made of them.
+    """Fingerprints sorted by size and a number that is computed of each, to find near ones.
 
     Args:
         fingerprints: By name.
-        number: What is made of each.
+        number: Computes the number.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class NearestFingerprints:
             of_size.sort()
 
     def around(self, one: Fingerprint, apart: float) -> Iterator[tuple[str, Fingerprint]]:
-        """The fingerprints of as many elements whose numbers are no further apart than that."""
+        """The fingerprints of the same size whose numbers differ by at most `apart`."""
         of_size, number = self._sorted.get(one.size, []), self._number(one)
         start = bisect.bisect_left(of_size, (number - apart, ""))
         for other, name in of_size[start:]:
@@ -208,7 +208,7 @@ class Agreement:
 
 
 def groups(fingerprints: Mapping[str, Fingerprint], rounding: float) -> list[tuple[str, ...]]:
-    """Names whose fingerprints are equal within rounding, such as a block's result and its last layer's."""
+    """Group names with fingerprints equal within rounding, such as a block's result and its last layer's."""
     equal: list[tuple[str, ...]] = []
     by_size: dict[int, list[str]] = defaultdict(list)
     for name, fingerprint in fingerprints.items():
@@ -241,7 +241,7 @@ def groups(fingerprints: Mapping[str, Fingerprint], rounding: float) -> list[tup
 def agreements(
     reference: Sequence[Fingerprint], target: Sequence[Fingerprint], rounding: float
 ) -> dict[tuple[int, int], Agreement]:
-    """Which fingerprints of one side and the other are nearest to each other, by their places in the lists.
+    """Find mutual nearest neighbours of two lists of fingerprints, by their positions.
 
     Args:
         reference: Fingerprints, no two equal within rounding.
@@ -270,7 +270,7 @@ def agreements(
 
 
 def proof(distance: float, other: float, rounding: float) -> float:
-    """What a distance proves, in nats, where the next best is so far away."""
+    """What a distance proves, in nats, if the next best is `other` away."""
     nats = _FREE * math.log(max(min(other, UNRELATED), rounding) / max(distance, rounding))
     return min(max(nats, 0.0), WEIGHTS.tensor_most)
 
@@ -281,7 +281,7 @@ def _row(one: Fingerprint) -> Array:
 
 
 def _distances(rows: Array, columns: Array) -> Array:
-    """Distances of all pairs: the largest of four, each relative to what it could be."""
+    """Distances of all pairs, as `Fingerprint.distance`."""
     a, b = rows[:, None, :], columns[None, :, :]
     rms = np.maximum(a[..., 1], b[..., 1])
     peak = np.maximum(np.abs(a[..., 3:]).max(-1), np.abs(b[..., 3:]).max(-1))
@@ -292,7 +292,7 @@ def _distances(rows: Array, columns: Array) -> Array:
 
 
 def _two_nearest(rows: Array, columns: Array) -> tuple[Array, Array]:
-    """Of each row the nearest column, and the distance of the next."""
+    """The nearest column of each row, and the distance of the second nearest."""
     nearest = np.zeros(len(rows), np.int64)
     second = np.full(len(rows), np.inf)
     order = np.argsort(columns[:, 1], kind="stable")

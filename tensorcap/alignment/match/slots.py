@@ -84,7 +84,7 @@ class Slots:
         self.covered: set[str] = set()
 
     def of(self, matching: Matching, shapes: Iterable[Shapes]) -> Slots:
-        """The same for other pairs of the same archives; see `PairEvidence` for shapes."""
+        """Make the same for other pairs of the same archives; see `PairEvidence` for shapes."""
         return Slots(
             self._archives, self.fingerprints, matching, read_values=self._read_values, shapes=shapes
         )
@@ -96,7 +96,7 @@ class Slots:
         *,
         among: Sequence[LayoutChoice] | None = None,
     ) -> Fit | None:
-        """The layout from some tensors of the target to some of the reference."""
+        """Find the layout from some tensors of the target to some of the reference."""
         if among is not None:
             archives = self._archives if self._read_values else None
             return find_layout(reference, target, archives, self.matching.rounding, among=among)
@@ -117,7 +117,7 @@ class Slots:
         return find_layout(reference, target, archives, self.matching.rounding)
 
     def residuals(self, fit: Fit | None, pairs: Sequence[RecordPair]) -> list[float | None]:
-        """The relative error that a layout leaves in each of several places; None if nothing was read."""
+        """Measure the relative error that a layout leaves in each pair; None if nothing was read."""
         errors: list[float | None] = [None] * len(pairs)
         if fit is None or fit.residual is None:
             return errors
@@ -135,10 +135,10 @@ class Slots:
         return errors
 
     def arguments(self, candidate: Candidate) -> dict[Place, list[ArgumentPair]]:
-        """Which arguments of each pair of sites belong together: those with equal values.
+        """Pair the arguments of each two sites: those with equal values.
 
-        Where results differ, so may arguments: there those do that have equal values in other layers, equal
-        names, or that alone are left, of floats or of whole numbers.
+        If results differ, arguments may, too: then those are paired that have equal values in other layers,
+        or equal names, or that are the only ones left, of floats or of whole numbers.
         """
         near = {
             place: self.near_arguments(*self.matching.members_of(candidate, place))
@@ -165,11 +165,11 @@ class Slots:
         return paired
 
     def _names(self, candidate: Candidate, place: Place) -> tuple[frozenset[str], ...]:
-        """What the arguments of two members are called; layers that take others say nothing of this one."""
+        """The argument names of two members; layers with others say nothing of this one."""
         return tuple(frozenset(member.arguments) for member in self.matching.members_of(candidate, place))
 
     def near_arguments(self, one: Member, other: Member) -> list[tuple[str, str]]:
-        """Names of arguments that have equal values, if of the target's only one has, or one of that name."""
+        """Pair arguments with equal values, if only one of the target's has them, or one of that name."""
         fingerprints = [
             {name: side.fingerprint_of(record) for name, record in member.arguments.items()}
             for side, member in zip(self.matching.sides, (one, other), strict=True)
@@ -203,7 +203,7 @@ class Slots:
         known: Mapping[tuple[str, str], None],
         done: Sequence[tuple[str, str]],
     ) -> list[tuple[str, str]]:
-        """Pairs of what is left: as in other layers, of equal names, the only floats or whole numbers."""
+        """Pair the rest: as in other layers, by equal names, the only floats, the only whole numbers."""
         mine, theirs = (
             [n for n in side if n not in {p[i] for p in done}] for i, side in enumerate((one, other))
         )
@@ -240,7 +240,7 @@ class Slots:
     def find_steps(
         self, reference: Record, target: Record, *, is_wrong: bool = False
     ) -> tuple[Steps, str] | None:
-        """The steps between two tensors, and what of them is to be told.
+        """Find the steps between two tensors, and the doubt that a reason should add.
 
         Args:
             reference: The reference's.
@@ -258,7 +258,7 @@ class Slots:
         return None if steps is None else (steps, f"; but {describe_lack(fit, is_lost=bool(is_lost))}")
 
     def learn(self) -> None:
-        """Note the layouts that values prove, since most other tensors are laid out like them."""
+        """Count the layouts that values prove: most other tensors are laid out like them."""
         for candidate in self.matching.accepted:
             best = min(candidate.agreeing, key=lambda p: (candidate.agreeing[p].distance, p), default=None)
             if best is None:
@@ -291,7 +291,7 @@ class Slots:
     def is_whole(
         self, candidate: Candidate, place: Place, steps: Steps, argument_pairs: Sequence[ArgumentPair]
     ) -> bool:
-        """Whether an entry of the two sites, with these steps, pairs just what belongs together.
+        """Whether one entry of the two sites, with these steps, pairs exactly what belongs together.
 
         A result that alone differs gets an entry with a reason of its own.
         """
@@ -326,7 +326,7 @@ class Slots:
 
 
 def describe_lack(fit: Fit | None, *, is_lost: bool) -> str:
-    """What a pair that belongs together lacks."""
+    """Say why a pair that belongs together has no certain layout."""
     if is_lost:
         return "their elements are in different orders and no layout brings them together"
     if fit is None:

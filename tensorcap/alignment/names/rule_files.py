@@ -40,9 +40,9 @@ class RuleFile:
     """One rule file.
 
     Attributes:
-        name: What it is called.
-        signs: Patterns of qualified class names, of which one tells the second ecosystem.
-        rules: What it says; `only_in` of what is expected is `reference` for the first ecosystem.
+        name: Its name.
+        signs: Patterns of qualified class names, any of which identifies the second ecosystem.
+        rules: Its rules; `only_in` of an expected absence is `reference` for the first ecosystem.
     """
 
     name: str
@@ -189,7 +189,7 @@ def _text(table: Mapping[str, Any], name: str, where: str, *, default: str | Non
 
 
 def _texts(table: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
-    """A text or a list of texts; nothing where it is not there."""
+    """A text or a list of texts; empty if the key is absent."""
     value = table.get(name, [])
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
@@ -269,12 +269,12 @@ def catalogue() -> tuple[RuleFile, ...]:
 
 
 def wrapper_rules() -> Rules:
-    """What wrappers put before names, and components that are doubled."""
+    """The rules that remove what wrappers put before names, and doubled components."""
     return catalogue()[0].rules
 
 
 def builtin_rules(reference: Archive, target: Archive) -> Rules:
-    """The rules of the catalogue for two archives.
+    """Choose the rules of the catalogue for two archives.
 
     Names of all ecosystems are made equal, whichever the runs are of. What is missing in one ecosystem is
     expected only if the classes of one run, and not of the other, say that it is of that ecosystem.

@@ -23,7 +23,7 @@ class Fused:
         parts: The last components of their names, in the order in which they stand in it.
         whole: The last component of its name, in the same parent.
         where: Where it was written.
-        axis: Along which they stand one after the other, if shapes and values leave it open; None where the
+        axis: Along which they stand one after the other, if shapes and values leave it open; None if the
             rule does not know.
         examples: A part's and the whole's names.
     """

@@ -1,4 +1,4 @@
-"""What differs between two module trees, by names without wrappers."""
+"""Differences of two module trees, by names without wrappers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TreeDifference:
 
     Attributes:
         kind: What differs.
-        paths: Modules of the reference; of the target where they are `extra`; `config.KEY` of an entry of
+        paths: Modules of the reference, or of the target if they are `extra`; `config.KEY` of an entry of
             the configuration.
         reference: What the reference has there; empty for nothing.
         target: What the target has there; empty for nothing.
@@ -59,10 +59,10 @@ class TreeDifference:
 
 
 def tree_differences(reference: Tree, target: Tree) -> list[TreeDifference]:
-    """What differs between two trees, missing modules first.
+    """List the differences of two trees, missing modules first.
 
     Wrappers do not count: names are compared as the naming of mappings has them, and doubled ones are one.
-    Types and shapes are compared where both trees know them.
+    Types and shapes are compared if both trees know them.
     """
     walk = _Comparison()
     walk.compare(_plain(reference.root), _plain(target.root))
@@ -105,7 +105,7 @@ class _Comparison:
 
 
 def _plain(root: TreeNode) -> TreeNode:
-    """The tree without wrappers: a module of the same plain name as the one that it is in stands for it."""
+    """The tree without wrappers: a wrapped module takes the place of its wrapper."""
     return replace(_unwrapped(root, ""), name=root.name, path="")
 
 
@@ -144,7 +144,7 @@ def _shapes(path: str, ours: Mapping[str, Shape], theirs: Mapping[str, Shape]) -
 
 
 def _type(node: TreeNode) -> str:
-    """A class without what only its name adds."""
+    """The class name in lower case, without the suffix `Activation`."""
     return re.sub(r"Activation$", "", node.type).lower()
 
 
@@ -154,10 +154,10 @@ def _is_activation(node: TreeNode) -> bool:
 
 
 def _placed(missing: list[TreeNode], extra: list[TreeNode]) -> Iterator[TreeDifference]:
-    """Tell what is elsewhere from what is not there at all.
+    """Tell moved modules from missing and extra ones.
 
-    A sub-tree is elsewhere if exactly one of the other side's is equal to it, of the same last name and
-    the same numbers; of those without parameters, the name alone would prove little, so it must count.
+    A sub-tree has moved if exactly one of the other side is equal to it, with the same last name and the same
+    numbers.
     """
     ours, theirs = ([node for top in tops for node in top.walk()] for tops in (missing, extra))
     keys = [Counter(map(_key, side)) for side in (ours, theirs)]
@@ -183,7 +183,7 @@ def _key(node: TreeNode) -> tuple[str, tuple[str, ...], str]:
 
 
 def _rest(node: TreeNode, gone: Collection[str]) -> Iterator[TreeNode]:
-    """The sub-trees of which nothing is elsewhere, and modules of which some is."""
+    """The sub-trees of which nothing has moved, and the modules of which a part has."""
     if node.path in gone:
         return
     if any(inner.path in gone for inner in node.walk()):
@@ -201,7 +201,7 @@ def _of(node: TreeNode) -> str:
 
 
 def _folded(differences: list[TreeDifference]) -> list[TreeDifference]:
-    """Differences that are the same but for numbers, as one."""
+    """Join differences whose paths differ in numbers only."""
     groups: dict[object, list[TreeDifference]] = {}
     for difference in differences:
         what: tuple[str, ...] = (difference.reference, difference.target)

@@ -124,7 +124,7 @@ class Gathering:
             is_last: Whether a tensor may have one token of each sequence only, the last.
 
         Returns:
-            None where the reference's tensor has no tokens.
+            None if the reference's tensor has no tokens.
 
         Raises:
             UsageError: Several axes may count tokens; the target's tensors have no tokens; or the two have no
