@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import TypeVar, cast
 
 from tensorcap.alignment.layout import Dims, Layout, Shape, steps_between, token_dims
 from tensorcap.alignment.mapping import Entry
@@ -13,6 +13,8 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.records import Record
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class Link:
     @property
     def dtypes(self) -> tuple[DType, ...]:
         """Dtypes of the tensors that come out."""
-        dtypes = [record.dtype for record in self._runs()[0]]
+        dtypes = [record.dtype for record in self.runs(self.target)[0]]
         return (self.layout.dtype(dtypes),) * len(self.reference) if self.layout.steps else tuple(dtypes)
 
     def make(self, read: Callable[[Record], Array]) -> list[Array]:
@@ -67,7 +69,7 @@ class Link:
         """
         outputs = [
             self.layout.apply([read(record) for record in run], [record.dtype for record in run])[0]
-            for run in self._runs()
+            for run in self.runs(self.target)
         ]
         if not self.gathers:
             return outputs[0]
@@ -76,10 +78,10 @@ class Link:
             for part, gather in enumerate(self.gathers)
         ]
 
-    def _runs(self) -> list[tuple[Record, ...]]:
-        """The target's records of each of its steps."""
-        count = len(self.target) // len(self.gathers[0].steps if self.gathers else (0,))
-        return [self.target[start : start + count] for start in range(0, len(self.target), count)]
+    def runs(self, items: Sequence[Item]) -> list[Sequence[Item]]:
+        """Split what there is one of for each record of the target by the target's steps."""
+        count = len(items) // len(self.gathers[0].steps if self.gathers else (0,))
+        return [items[start : start + count] for start in range(0, len(items), count)]
 
 
 def place_of(record: Record) -> str:
@@ -102,7 +104,7 @@ class Gatherings:
         """Which tokens are compared with which, for each kind that an entry asked for so far."""
         return tuple(gathering.tokens for gathering in self._by_step.values())
 
-    def of(self, entry: Entry) -> Gathering | None:
+    def for_entry(self, entry: Entry) -> Gathering | None:
         """What an entry asks for, else the whole map; None if positions are the same on both sides."""
         named = [step for step in entry.token_steps if step != LAST]
         if len(named) > 1:
@@ -194,7 +196,9 @@ class LinkMaker:
         try:
             dims, is_last = self._token_axes(), LAST in entry.token_steps
             gathers_or_none = [
-                gathering.of(step, record.shape, [each[part] for each in shapes], dims=dims, is_last=is_last)
+                gathering.gather(
+                    step, record.shape, [each[part] for each in shapes], dims=dims, is_last=is_last
+                )
                 for part, record in enumerate(reference)
             ]
             gathers = tuple(gather for gather in gathers_or_none if gather is not None)

@@ -1,6 +1,6 @@
 """Resolve a mapping on two archives: which records of the target make which records of the reference.
 
-A mapping is resolved once; the `ResolvedMapping` is what its users hand on.
+A mapping is resolved once; its users pass on the `ResolvedMapping`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Side:
         site, _, slot = place[rank.end() if rank else 0 :].partition("/")
         return (rank[0] if rank else "") + site, slot
 
-    def of(self, site: str) -> list[Record]:
+    def records(self, site: str) -> list[Record]:
         """The records of a site, those of a shared module under any of its names."""
         records = self._by_site.get(site)
         if records is None:
@@ -144,7 +144,7 @@ def resolve_each(
     mapped: dict[str, Entry] = {}
     for entry in alignment.entries:
         try:
-            links = _links(entry, sides, LinkMaker(entry, gatherings.of(entry)), mapped)
+            links = _links(entry, sides, LinkMaker(entry, gatherings.for_entry(entry)), mapped)
         except UsageError as error:
             yield entry, error
             continue
@@ -163,7 +163,7 @@ def _links(
             for side, side_names in zip(sides, names, strict=True)
         ]
         for side_name, side, places in zip(SIDE_NAMES, sides, placed, strict=True):
-            are_there[side_name] |= any(side.of(site) for site, _ in places)
+            are_there[side_name] |= any(side.records(site) for site, _ in places)
         for ours, theirs in _groups(sides, placed[0], placed[1], making.steps, entry.layout()):
             link = making.link(ours, theirs)
             if link is None:
@@ -192,8 +192,8 @@ def _groups(
     layout: Layout,
 ) -> Iterable[tuple[tuple[Record, ...], list[tuple[Record, ...]]]]:
     """Records of all places, for each step and call of the reference and the target's steps for it."""
-    by_call = [_calls(sides[0].of(site), slot) for site, slot in reference]
-    target_by_call = [_calls(sides[1].of(site), slot) for site, slot in target]
+    by_call = [_calls(sides[0].records(site), slot) for site, slot in reference]
+    target_by_call = [_calls(sides[1].records(site), slot) for site, slot in target]
     if not by_call or not target_by_call:
         return
     for (step, call), slots in by_call[0].items():
@@ -260,17 +260,15 @@ def _fits(layout: Layout, reference: Record, target: Record) -> bool:
 def _paired(reference: dict[str, Record], target: dict[str, Record]) -> list[tuple[Record, Record]]:
     """Pairs by names, kinds and shapes."""
     pairs = [(record, target[name]) for name, record in reference.items() if name in target]
+    if len(reference) == len(target) == 1 and not pairs:
+        return [(next(iter(reference.values())), next(iter(target.values())))]
     for kind in ("output", "input"):
         unpaired, target_unpaired = (
             {n: r for n, r in side.items() if n.partition(".")[0] == kind and n not in opposite}
             for side, opposite in ((reference, target), (target, reference))
         )
-        if len(reference) == len(target) == 1 and not pairs:
-            return [(next(iter(reference.values())), next(iter(target.values())))]
-        if len(unpaired) == len(target_unpaired) == 1:
-            pairs.append((next(iter(unpaired.values())), next(iter(target_unpaired.values()))))
-        elif kind == "output":
-            main, target_main = main_of(unpaired), main_of(target_unpaired)
+        main, target_main = main_of(unpaired), main_of(target_unpaired)
+        if len(unpaired) == len(target_unpaired) == 1 or kind == "output":
             if main is not None and target_main is not None:
                 pairs.append((main, target_main))
         else:

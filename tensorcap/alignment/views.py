@@ -289,8 +289,7 @@ def _undone(link: Link, reference: Sequence[Array], naturals: Sequence[Array]) -
     """The target's tensors of which a link makes the reference's."""
     if not link.gathers:
         return _undo(link.layout, reference, naturals)
-    count = len(naturals) // len(link.gathers[0].steps)
-    runs = [naturals[start : start + count] for start in range(0, len(naturals), count)]
+    runs = link.runs(naturals)
     laid = [_laid(link.layout, run) for run in runs]
     for part, gather in enumerate(link.gathers):
         filled = _filled(gather, reference[part], [run[part] for run in laid])

@@ -23,7 +23,7 @@ class Pattern:
     Attributes:
         left: The groups before.
         right: The groups after; the same axes.
-        sizes: Sizes of axes that shapes do not tell.
+        sizes: Sizes of axes that do not follow from shapes.
 
     Example:
         >>> pattern = Pattern.parse("b s (h d) -> b h s d", {"h": 4})

@@ -4,7 +4,7 @@ b s (h d)               axes in the notation of einops; names that two sides sha
 b s h[tp] d             each rank of `tp` holds a part of `h`, or several hold one part, as of KV heads
 b s d [tp:partial]      each rank holds a summand
 b s d [tp:replicated]   each rank holds the same
-b s (h d) h=8           sizes that shapes do not tell; of mesh axes too, the outermost first
+b s (h d) h=8           sizes that do not follow from shapes; of mesh axes too, the outermost first
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ def steps_between(
         has_tokens: Whether tokens are matched, so that the sizes of `b`, `s` and `t` may differ.
 
     Raises:
-        UsageError: An axis is on one side only; shapes contradict the dims or do not tell a size that is
-            needed; or there are not as many tensors as the mesh has ranks.
+        UsageError: An axis is on one side only; shapes contradict the dims; a needed size does not follow
+            from them; or there are not as many tensors as the mesh has ranks.
     """
     if reference.meshes:
         raise reference.refuse("the reference is sharded, expected whole tensors")

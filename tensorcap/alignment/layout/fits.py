@@ -6,6 +6,7 @@ only if there is no other candidate.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -151,12 +152,9 @@ def _trace_elements(
 ) -> list[bytes]:
     """Which element comes to stand where, so that two ways to write one layout are known as one."""
     steps, order = candidate
-    sizes = [math.prod(shape) for shape in target]
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    numbered = [
-        np.arange(start, start + size).reshape(shape)
-        for start, size, shape in zip(starts, sizes, target, strict=True)
-    ]
+    ends = [0, *itertools.accumulate(map(math.prod, target))]
+    spans = zip(ends, ends[1:], target, strict=False)
+    numbered = [np.arange(start, end).reshape(shape) for start, end, shape in spans]
     added = []
     for step in Layout.parse(steps).steps:
         if step.is_arithmetic:  # of what is added up, the first says where elements lie

@@ -204,7 +204,7 @@ def _resized(shape: Shape, axis: int, size: int) -> Shape:
 
 
 def _cut(axis: int, ndim: int, sizes: Sequence[int], groups: int) -> Steps:
-    """Steps that cut an axis into parts of these sizes, which may be interleaved in so many groups."""
+    """Steps that split an axis into parts of these sizes, which may be interleaved in groups."""
     if groups == 1:
         return (f"split {axis} {_listed(sizes)}",)
     first, last = _interleaved(axis, ndim, groups)
@@ -237,13 +237,13 @@ def _joined(reference: Shape, target: Sequence[Shape]) -> Iterator[LayoutChoice]
 
 
 def _merged(axis: int, ndim: int, groups: int) -> Steps:
-    """Steps that join tensors in so many interleaved groups."""
+    """Steps that concatenate tensors in interleaved groups."""
     first, last = _interleaved(axis, ndim, groups)
     return first, f"concat {axis + 1}", last
 
 
 def _interleaved(axis: int, ndim: int, groups: int) -> tuple[str, str]:
-    """The steps that take an axis apart into so many groups, and put it together again."""
+    """The steps that split an axis into groups, and merge it again."""
     together, apart = (_with_axis(text, axis, ndim) for text in ("(g x)", "g x"))
     return f'rearrange "{together} -> {apart}" g={groups}', f'rearrange "{apart} -> {together}"'
 

@@ -15,7 +15,7 @@ from tensorcap_formats.dtypes import Array
 
 @dataclass(frozen=True)
 class Concat(Step):
-    """Join tensors along an axis, all of them, or each run of so many."""
+    """Join tensors along an axis: all of them, or each run of `of`."""
 
     name = "concat"
     usage = "concat AXIS of=COUNT"

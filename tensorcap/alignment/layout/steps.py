@@ -114,7 +114,7 @@ class Step:
         return shapes
 
     def runs(self, items: Sequence[Item], of: int | None) -> list[Sequence[Item]]:
-        """Runs of so many items; one run of all of them if it is not said of how many.
+        """Split items into runs of `of`; one run of all of them if it is None.
 
         Raises:
             UsageError: Some are left.

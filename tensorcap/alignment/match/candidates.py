@@ -32,7 +32,7 @@ class Candidate:
         is_named: Whether their names are equal, by rules.
         is_by_rule: Whether they are so by rules only.
         is_placed: Whether their place between others is what speaks for them.
-        is_tied: Whether only the order of results tells it from others with equal values.
+        is_tied: Whether others have equal values, so that only the order of results decides.
         similarity: What structure, shapes and arguments say, in nats.
     """
 
@@ -82,8 +82,8 @@ class Fusion:
         shift: By how much the numbers of parts are ahead of the whole's.
         agreeing: How the values of some of them agree.
         is_sum: Whether the parts are added up, not joined.
-        is_tied: Whether only the order of results tells it from others with equal values.
-        is_by_rule: Whether names tell it, by a rule.
+        is_tied: Whether others have equal values, so that only the order of results decides.
+        is_by_rule: Whether it follows from a rule of names.
         similarity: What nesting, classes and parameters say, in nats.
         fit: The layout; None if none is certain.
         order: In which the layout takes or gives the parts.

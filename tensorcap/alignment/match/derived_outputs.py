@@ -233,7 +233,7 @@ class ScaledResults:
         ]
         self._by_l2 = [NearestFingerprints(side, lambda one: math.log(one.l2)) for side in free]
 
-    def of(self, side: int, fingerprint: Fingerprint) -> Mapping[str, str]:
+    def find(self, side: int, fingerprint: Fingerprint) -> Mapping[str, str]:
         """Find the sites of the other side that have the values of a fingerprint, and say so of each."""
         texts: dict[str, str] = {}
         for sign in (1, -1):
@@ -260,10 +260,10 @@ def pair_scaled(state: MatchState) -> None:
     for site, fingerprint in one.fingerprints.items():
         if matching.has_partner(0, site):
             continue
-        best = _find_best_pair(matching, ((site, name) for name in scaled.of(0, fingerprint)))
+        best = _find_best_pair(matching, ((site, name) for name in scaled.find(0, fingerprint)))
         if best is None:
             continue
-        back = scaled.of(1, other.fingerprints[best[1]])
+        back = scaled.find(1, other.fingerprints[best[1]])
         if _find_best_pair(matching, ((name, best[1]) for name in back)) == best:
             (template, a), (target, b) = one.by_site[site], other.by_site[best[1]]
             places[template.name, target.name].append((a, b))

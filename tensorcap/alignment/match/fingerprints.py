@@ -102,15 +102,15 @@ class Fingerprints:
         self._statistics: dict[int, Statistics | None] = {}
         self.rounding = _LEAST_ROUNDING
 
-    def of(self, record: Record) -> Fingerprint | None:
+    def fingerprint(self, record: Record) -> Fingerprint | None:
         """A record's fingerprint; None if it proves nothing: few elements, all equal, not finite."""
         if record.row not in self._by_row:
             self._by_row[record.row] = self._compute(record)
         return self._by_row[record.row]
 
-    def of_all(self, records: Iterable[Record]) -> Fingerprint | None:
+    def joint_fingerprint(self, records: Iterable[Record]) -> Fingerprint | None:
         """The fingerprint of several records together; None if one of them has none."""
-        known = [self.of(record) for record in records]
+        known = [self.fingerprint(record) for record in records]
         return Fingerprint.concatenated([p for p in known if p]) if known and all(known) else None
 
     def _compute(self, record: Record) -> Fingerprint | None:

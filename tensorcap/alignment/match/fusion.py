@@ -72,9 +72,10 @@ def restrict_to_free(matching: Matching, fusion: Fusion) -> Fusion:
 
 def _has_better_pair(matching: Matching, fusion: Fusion) -> bool:
     """Whether structure says more for a pair of the whole, or of one of the parts, than for the sum."""
-    return matching.best_similarity(fusion.whole, fusion.parts) >= fusion.similarity or any(
-        matching.has_partner(1, part) for parts, _ in fusion.places.values() for part in parts
-    )
+    parts = itertools.chain.from_iterable(sites for sites, _ in fusion.places.values())
+    if any(matching.has_partner(1, part) for part in parts):
+        return True
+    return matching.best_similarity(fusion.whole, fusion.parts) >= fusion.similarity
 
 
 def claim(matching: Matching, fusion: Fusion) -> None:
@@ -94,7 +95,7 @@ def is_free(matching: Matching, fusion: Fusion) -> bool:
 def _find_rivals(
     matching: Matching, live: Sequence[Fusion], number: int, others: Iterable[int]
 ) -> list[Fusion] | None:
-    """The fusions with equal values that want or wanted some of these sites; None if others want them now.
+    """The fusions with equal values that share sites with this one; None if one of them comes first.
 
     Of those with equal values, which come first in order of results is taken.
     """

@@ -68,10 +68,11 @@ class Matching(Pairs):
             self.accept_best(proven)
 
     def _proven(self, *, is_plain: bool) -> list[Candidate]:
-        candidates = [
-            c for c in self._candidates.values() if c.nats >= WEIGHTS.proof or (c.is_named and not is_plain)
-        ]
-        return [c for c in candidates if self._is_plain(c)] if is_plain else candidates
+        """What values prove: of main outputs only if plain, else equal names count as well."""
+        candidates = self._candidates.values()
+        if is_plain:
+            return [c for c in candidates if c.nats >= WEIGHTS.proof and self._is_plain(c)]
+        return [c for c in candidates if c.nats >= WEIGHTS.proof or c.is_named]
 
     def best_similarity(self, reference: str, targets: Collection[str]) -> float:
         """What structure says at most for a proven candidate of one of these site templates that is free."""
@@ -100,9 +101,8 @@ class Matching(Pairs):
 
     def _group_by_drift(self) -> None:
         """Take as rounding what the runs differ by, if that is more than one rounding of their dtypes."""
-        distances = sorted(
-            a.distance for a in self._find_nearest_groups().values() if a.nats >= WEIGHTS.proof
-        )
+        nearest = self._find_nearest_groups().values()
+        distances = sorted(a.distance for a in nearest if a.nats >= WEIGHTS.proof)
         if distances:
             self.rounding = max(self.rounding, min(2 * distances[len(distances) // 2], _DRIFT))
         for side in self.sides:
@@ -291,7 +291,7 @@ class Matching(Pairs):
         *,
         may_tie: bool,
     ) -> bool:
-        """Whether another candidate wants one of these sites for another one, and is about as good.
+        """Whether another candidate pairs one of these sites otherwise, and is about as good.
 
         To sites with equal values that makes no difference: there, the better one may tie with the next.
         """

@@ -70,7 +70,10 @@ class Pairs:
         self.fused: set[tuple[int, str]] = set()
         self.handed_on: set[str] = set()
         self._orders = [sorted((side.order(site), site) for site in side.fingerprints) for side in self.sides]
-        self._drifts_of: tuple[int, tuple[Drift, Drift]] = -1, (Drift(()), Drift(()))  # so many pairs
+        self._drifts_of: tuple[int, tuple[Drift, Drift]] = (
+            -1,
+            (Drift(()), Drift(())),
+        )  # and the count of pairs that they are of
 
     def has_partner(self, side: int, site: str) -> bool:
         """Whether a site is in a pair or in a fusion."""
@@ -139,12 +142,12 @@ class Pairs:
             self.partner[0][left], self.partner[1][right] = right, left
 
     def are_near(self, left: str, right: str) -> bool | None:
-        """Whether two sites have values as near as pairs before them are; None if they tell nothing."""
+        """Whether two sites have values as near as pairs before them are; None if unknown."""
         one, other = self.sides[0].fingerprints.get(left), self.sides[1].fingerprints.get(right)
         return self.is_near(one, other, self.sides[0].order(left))
 
     def is_near(self, one: Fingerprint | None, other: Fingerprint | None, order: int) -> bool | None:
-        """Whether values are as near as pairs before that are; None if they tell nothing.
+        """Whether values are as near as pairs before that are; None if unknown.
 
         Args:
             one: The reference's.

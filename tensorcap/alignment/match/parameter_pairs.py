@@ -136,7 +136,7 @@ class ParameterPairs:
         return pairs
 
     def _are_near(self, one: Member, slot: str, other: Member, other_slot: str) -> bool | None:
-        """Whether two slots of one kind have near values; None if they tell nothing."""
+        """Whether two slots of one kind have near values; None if values are unknown."""
         if _kind(slot) != _kind(other_slot):
             return False
         fingerprint = self.matching.sides[0].joint_fingerprint_of(one.other_tensors[slot])
@@ -181,7 +181,7 @@ def parameter_entries(
         slots: Finds layouts between tensors of paired modules.
         fused: Fusions of modules.
         surveys: All modules of both sides.
-        canonical: What makes names equal; None if names tell nothing.
+        canonical: What makes names equal; None if names are not to be used.
         uses_values: Whether values may be looked at.
         without: Names of passes to leave out.
     """
@@ -196,7 +196,7 @@ def parameter_entries(
         for template in side.templates.values():
             template.slot = template.name.rpartition("/")[2]
     matching = Matching(reference, target, canonical, is_ordered=False)
-    own_slots = slots.of(matching, _shapes(parameter_pairs))
+    own_slots = slots.for_pairs(matching, _shapes(parameter_pairs))
     state = MatchState(matching, own_slots, Rules())
     run_passes(PASSES, state, uses_values=uses_values, without=without)
     written = [

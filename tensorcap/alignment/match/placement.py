@@ -56,14 +56,8 @@ def pair_by_place(state: MatchState) -> None:
         target_segment = _between(sequences[1], low_other, high_other)
         is_lone = len(segment) == len(target_segment) == 1 and (low >= 0 or high < math.inf)
         if segment and target_segment and len(segment) * len(target_segment) <= _MOST:
-            _align_segment(
-                matching,
-                segment,
-                target_segment,
-                offsets,
-                rarity,
-                bonus=WEIGHTS.placement_alone if is_lone else 0.0,
-            )
+            bonus = WEIGHTS.placement_alone if is_lone else 0.0
+            _align_segment(matching, segment, target_segment, offsets, rarity, bonus=bonus)
 
 
 def complete_templates(state: MatchState) -> None:
@@ -113,12 +107,8 @@ def pair_lone_children(state: MatchState) -> None:
         every = (_make_candidate(matching, *both, offsets) for both in itertools.product(free[0], free[1]))
         candidates = [c for c in every if c is not None and c.similarity >= WEIGHTS.lone_child]
         for candidate in candidates:
-            rivals = [
-                c
-                for c in candidates
-                if (c.reference == candidate.reference) != (c.target == candidate.target)
-            ]
-            if not rivals:
+            names = candidate.reference, candidate.target
+            if not any((c.reference == names[0]) != (c.target == names[1]) for c in candidates):
                 matching.accept(candidate, candidate.places)
 
 
@@ -197,7 +187,7 @@ def _align_segment(
 
 
 def _needleman_wunsch(rows: int, columns: int, scores: dict[tuple[int, int], float]) -> list[list[float]]:
-    """For so many of both sequences' first site templates, the similarity of the best way to lay them."""
+    """The scores of the best alignments of all prefixes of two sequences."""
     table = [[0.0] * (columns + 1) for _ in range(rows + 1)]
     for i in range(rows):
         for j in range(columns):
@@ -228,6 +218,8 @@ def _make_candidate(
     if any(matching.is_refuted(candidate, place) for place in candidate.places):
         return None
     names = template.name, target_template.name
-    candidate.similarity = template_similarity(template, target_template)
-    candidate.similarity += matching.children_similarity(*names) + matching.name_similarity(*names)
+    candidate.similarity = template_similarity(template, target_template) + matching.children_similarity(
+        *names
+    )
+    candidate.similarity += matching.name_similarity(*names)
     return candidate

@@ -12,7 +12,7 @@ from tensorcap.alignment.match.fingerprints import (
     NearestFingerprints,
     groups,
 )
-from tensorcap.alignment.names import Index, Member, Survey, collect_site_templates
+from tensorcap.alignment.names import Index, Member, Survey, are_equal, collect_site_templates
 from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import Statistics
 
@@ -51,7 +51,7 @@ class Side:
                     self._consumers[record.digest].append(site)
         self.fingerprints: dict[str, Fingerprint] = {}
         for site in self.by_site:
-            fingerprint = fingerprints.of_all(_distinct(self.records(site)))
+            fingerprint = fingerprints.joint_fingerprint(_distinct(self.records(site)))
             if fingerprint is not None:
                 self.fingerprints[site] = fingerprint
         self.by_l2 = NearestFingerprints(self.fingerprints, lambda one: math.log(one.l2))
@@ -87,8 +87,7 @@ class Side:
     def records(self, site: str) -> tuple[Record, ...]:
         """What a site gave: one tensor, or one of each rank where they are not all equal."""
         member = self.member(site)
-        is_shared = len({(r.digest, r.shape) for r in member.shards}) == 1 and member.shards[0].digest
-        if member.shards and not is_shared:
+        if member.shards and not are_equal(member.shards):
             return member.shards
         return (member.result,) if member.result else ()
 
@@ -102,7 +101,7 @@ class Side:
 
     def fingerprint_of(self, record: Record) -> Fingerprint | None:
         """The fingerprint of a record; None if it proves nothing, or values are not to be used."""
-        return self._fingerprints.of(record)
+        return self._fingerprints.fingerprint(record)
 
     def statistics_of(self, record: Record) -> Statistics | None:
         """The statistics of a record; None if they are not known, or values are not to be used."""
@@ -110,7 +109,7 @@ class Side:
 
     def joint_fingerprint_of(self, records: Sequence[Record]) -> Fingerprint | None:
         """The fingerprint of several records together; None if `fingerprint_of` gives none of one of them."""
-        return self._fingerprints.of_all(records)
+        return self._fingerprints.joint_fingerprint(records)
 
     def order(self, site: str) -> int:
         """When a site gave its first result."""

@@ -83,7 +83,7 @@ class Slots:
         self.judge = PairEvidence(matching, shapes)
         self.covered: set[str] = set()
 
-    def of(self, matching: Matching, shapes: Iterable[Shapes]) -> Slots:
+    def for_pairs(self, matching: Matching, shapes: Iterable[Shapes]) -> Slots:
         """Make the same for other pairs of the same archives; see `PairEvidence` for shapes."""
         return Slots(
             self._archives, self.fingerprints, matching, read_values=self._read_values, shapes=shapes
@@ -187,7 +187,7 @@ class Slots:
         return pairs
 
     def _are_near(self, record: Record, other: Record) -> bool | None:
-        """Whether two tensors have near values; None if values tell nothing, or are not to be used."""
+        """Whether two tensors have near values; None if values are unknown, or not to be used."""
         if record.dtype.kind in _WHOLE and other.dtype.kind in _WHOLE:
             fit = self.find_layout([record], [other])
             return None if fit is None or fit.residual is None else fit.residual == 0

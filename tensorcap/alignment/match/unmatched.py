@@ -186,7 +186,7 @@ class Unmatched:
             return f"{uncalled}, and what comes of it agrees", True
         fingerprint, other_side = side.fingerprints.get(site), SIDE_NAMES[1 - i]
         if fingerprint is not None:
-            scaled = next(iter(self._scaled.of(i, fingerprint).values()), "")
+            scaled = next(iter(self._scaled.find(i, fingerprint).values()), "")
             if scaled:
                 return scaled, False
             near = matching.find_near(i, site)

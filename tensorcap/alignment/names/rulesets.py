@@ -11,7 +11,7 @@ from tensorcap.alignment.mapping import SideName
 from tensorcap.alignment.names.name_patterns import NamePattern, Rename
 from tensorcap_formats.errors import UsageError, abbreviate
 
-_PASSES: Final = 32  # over all rules; names that come to rest need two or three
+_PASSES: Final = 32  # over all rules; two or three suffice unless rules undo each other
 _LONGEST: Final = 1000  # characters that rules add
 
 

@@ -150,15 +150,12 @@ def _first_calls(
             ranks.setdefault(key.site, {}).setdefault(key.slot, {})[key.rank] = record
         elif kind == "input" and not key.rank:
             arguments.setdefault(key.site, {})[name] = record
-    results = {
-        site: {
-            slot: tuple(by_rank[r] for r in sorted(by_rank))
-            for slot, by_rank in slots.items()
-            if 0 in by_rank
-        }
-        for site, slots in ranks.items()
-    }
-    return results, arguments
+    return {site: _in_rank_order(slots) for site, slots in ranks.items()}, arguments
+
+
+def _in_rank_order(slots: Mapping[str, Mapping[int, Record]]) -> dict[str, tuple[Record, ...]]:
+    """The records of all ranks by slot, of slots that rank 0 has."""
+    return {slot: tuple(ranks[r] for r in sorted(ranks)) for slot, ranks in slots.items() if 0 in ranks}
 
 
 def _other_tensors(archive: Archive) -> dict[str, dict[str, tuple[Record, ...]]]:
@@ -170,15 +167,16 @@ def _other_tensors(archive: Archive) -> dict[str, dict[str, tuple[Record, ...]]]
             ranks_by_slot.setdefault(key.site, {}).setdefault(key.slot, {}).setdefault(key.rank, record)
     return {
         site: {
-            slot: _unlike([ranks[r] for r in sorted(ranks)]) for slot, ranks in slots.items() if 0 in ranks
+            slot: records[:1] if are_equal(records) else records
+            for slot, records in _in_rank_order(slots).items()
         }
         for site, slots in ranks_by_slot.items()
     }
 
 
-def _unlike(records: Sequence[Record]) -> tuple[Record, ...]:
-    is_same = len({(record.digest, record.shape) for record in records}) == 1 and records[0].digest
-    return (records[0],) if is_same else tuple(records)
+def are_equal(records: Sequence[Record]) -> bool:
+    """Whether tensors of several ranks have one digest and one shape."""
+    return len({(record.digest, record.shape) for record in records}) == 1 and bool(records[0].digest)
 
 
 def _shapes(module: ModuleInfo | None) -> dict[str, tuple[int, ...]]:

@@ -70,9 +70,8 @@ def tree_differences(reference: Tree, target: Tree) -> list[TreeDifference]:
     for key, activation in reference.activations.items():
         target_activation = target.activations.get(key, activation)
         if activation != target_activation:
-            differences.append(
-                TreeDifference("activation", (f"config.{key}",), activation, target_activation)
-            )
+            place = (f"config.{key}",)
+            differences.append(TreeDifference("activation", place, activation, target_activation))
     return _folded(differences)
 
 

@@ -84,7 +84,7 @@ class Gathering:
 
     Attributes:
         tokens: Which tokens belong together.
-        dims: Axes of tensors whose shapes do not tell where tokens are.
+        dims: Axes of tensors whose token axes do not follow from shapes.
     """
 
     def __init__(self, tokens: TokenAlignment, dims: Dims | None = None) -> None:
@@ -105,7 +105,7 @@ class Gathering:
         grids = self.tokens.reference.grids[step], self.tokens.target.grids.get(step)
         return grids[0] == grids[1] and np.array_equal(pairs[:, :2], pairs[:, 2:])
 
-    def of(
+    def gather(
         self,
         step: int,
         shape: Shape,

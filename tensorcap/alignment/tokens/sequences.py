@@ -118,7 +118,7 @@ class _Run:
     def add(self, step: int, records: Mapping[str, Record]) -> None:
         """Read one step."""
         grid, ids = self._ids(records["ids"])
-        mask, positions = (self._of(records, role) for role in ("mask", "positions"))
+        mask, positions = (self._load(records, role) for role in ("mask", "positions"))
         continues = self._continues(records, grid, mask, positions)
         valid = np.ones(grid, np.bool_) if mask is None else mask[..., mask.shape[-1] - grid[-1] :] != 0
         rows = self._rows(records, grid, None if mask is not None else positions, continues=continues)
@@ -162,7 +162,7 @@ class _Run:
             return record.shape[:-1], None
         raise self._refuse(record, "expected ids of (batch, token) or (token), or embeddings")
 
-    def _of(self, records: Mapping[str, Record], role: str) -> Array | None:
+    def _load(self, records: Mapping[str, Record], role: str) -> Array | None:
         return self._archive.load(records[role]) if role in records else None
 
     def _continues(
