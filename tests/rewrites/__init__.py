@@ -1,0 +1,1 @@
+"""Correct ports and rewrites of ten architectures, and mistakes planted beside them."""
