@@ -156,8 +156,10 @@ def randomise(model: nn.Module, seed: int = 0) -> None:
                     parameter.copy_(start + 0.2 * normal(parameter))
                 elif parameter.ndim == 2:
                     parameter.copy_(1.3 * parameter.numel() ** -0.25 * normal(parameter))
-                else:
+                elif isinstance(module, (nn.Conv1d, nn.Conv2d)):
                     parameter.copy_(1.3 * parameter[0].numel() ** -0.5 * normal(parameter))
+                else:  # a stack of matrices
+                    parameter.copy_(1.3 * parameter[0].numel() ** -0.25 * normal(parameter))
             if isinstance(module, nn.BatchNorm2d):
                 assert module.running_mean is not None
                 assert module.running_var is not None

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from tests.rewrites.catalogue import MISTAKE_FACTOR, Entry, Run
 
-FAMILIES: Final = ("gpt2", "llama", "gemma3", "qwen3_moe")
+FAMILIES: Final = ("gpt2", "llama", "gemma3", "qwen3_moe", "bert", "vit")
 
 
 @dataclass(frozen=True)
