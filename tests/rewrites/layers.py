@@ -54,12 +54,12 @@ class Int8Linear(nn.Module):
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
         scale = layer.weight.detach().abs().amax(1, keepdim=True) / 127
-        self.register_buffer("weight_int8", (layer.weight.detach() / scale).round().to(torch.int8))
+        self.register_buffer("weight", (layer.weight.detach() / scale).round().to(torch.int8))
         self.register_buffer("scale", scale)
         self.bias = layer.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        weight: Any = self.weight_int8
+        weight: Any = self.weight
         return F.linear(x, weight.to(x.dtype) * self.scale, self.bias)
 
 

@@ -414,6 +414,96 @@ def decoding_in_bfloat16() -> Run:
     return Run(model().bfloat16(), (IDS,), prefill_and_decode)
 
 
+# --- Containers and adapters around the same modules
+
+
+@FAMILY.correct("a prefix before every name, as of data parallelism, two deep")
+def prefixed() -> Run:
+    class Parallel(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, *inputs: Any, **named: Any) -> Any:
+            return self.module(*inputs, **named)
+
+    return run_of(Parallel(Parallel(model())).eval())
+
+
+@FAMILY.correct("adapters of rank four around the projections that add nothing yet")
+def adapters() -> Run:
+    class Adapted(nn.Module):
+        def __init__(self, layer: nn.Linear) -> None:
+            super().__init__()
+            self.base_layer = layer
+            self.lora_A = nn.Linear(layer.in_features, 4, bias=False)
+            self.lora_B = nn.Linear(4, layer.out_features, bias=False)
+            nn.init.zeros_(self.lora_B.weight)
+
+        def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            out: Tensor = self.base_layer(x) + 2.0 * self.lora_B(self.lora_A(x))
+            return out
+
+    made = model()
+    for layer in made.model.layers:
+        layer.self_attn.q_proj, layer.self_attn.v_proj = (
+            Adapted(layer.self_attn.q_proj),
+            Adapted(layer.self_attn.v_proj),
+        )
+    return run_of(made.eval())
+
+
+class CachedAttention(AuthorsAttention):
+    """Keys and values kept in buffers of a fixed length, as its authors had it."""
+
+    cache_k: Tensor
+    cache_v: Tensor
+
+    def __init__(self, w: Weights, at: str, *, permuted: bool = True) -> None:
+        super().__init__(w, at, permuted=permuted)
+        for name in ("cache_k", "cache_v"):
+            self.register_buffer(name, torch.zeros(len(IDS), 16, KV_HEADS, HEAD), persistent=False)
+
+    def forward(self, x: Tensor, freqs_cis: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = (layer(x).unflatten(-1, (-1, HEAD)) for layer in (self.wq, self.wk, self.wv))
+        end = mask.shape[1]
+        start = end - x.shape[1]
+        self.cache_k[:, start:end], self.cache_v[:, start:end] = turn(k, freqs_cis), v
+        keys, values = self.cache_k[:, :end], self.cache_v[:, :end]
+        mixed = attention(
+            turn(q, freqs_cis).transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), mask[start:]
+        )
+        out: Tensor = self.wo(join_heads(mixed))
+        return out
+
+
+@FAMILY.correct("prefill and one token more with a cache of its own", reference=reference_decoding)
+def decoding_with_own_cache() -> Run:
+    weights = model().state_dict()
+    made: Any = authors()
+    for i, block in enumerate(made.layers):
+        block.attention = CachedAttention(weights, f"model.layers.{i}.self_attn")
+
+    class Engine(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = made
+
+        def forward(self, tokens: Tensor, start_pos: int) -> Tensor:
+            end = start_pos + tokens.shape[1]
+            h = self.net.tok_embeddings(tokens)
+            for layer in self.net.layers:
+                h = layer(h, self.net.freqs_cis[start_pos:end], causal_mask(end))
+            logits: Tensor = self.net.output(self.net.norm(h))
+            return logits
+
+    def call(engine: nn.Module, ids: Tensor) -> Any:
+        engine(ids[:, :8], 0)
+        return engine(ids[:, 8:9], 8)
+
+    return Run(Engine().eval(), (IDS,), call)
+
+
 # --- Mistakes
 
 
