@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from transformers import BertConfig, BertModel
 
-from tests.rewrites.catalogue import BFLOAT16, FLOAT16, INT8, Family, Run, randomise, tokens
+from tests.rewrites.catalogue import BFLOAT16, FLOAT16, INT8, Family, Run, random_model, tokens
 from tests.rewrites.layers import (
     Int8Linear,
     Weights,
@@ -32,7 +32,9 @@ INPUTS: Final = {"input_ids": IDS, "attention_mask": MASK, "token_type_ids": TYP
 
 
 def model(implementation: str = "sdpa", *, pooler: bool = True) -> Any:
-    config = BertConfig(
+    made = random_model(
+        BertModel,
+        BertConfig,
         vocab_size=VOCABULARY,
         hidden_size=SIZE,
         num_hidden_layers=LAYERS,
@@ -41,8 +43,6 @@ def model(implementation: str = "sdpa", *, pooler: bool = True) -> Any:
         max_position_embeddings=32,
         attn_implementation=implementation,
     )
-    made = BertModel(config, add_pooling_layer=True).eval()
-    randomise(made)
     if not pooler:
         made.pooler = None
     return made
@@ -124,7 +124,10 @@ def compiled_layers() -> Run:
     return Run(made, INPUTS)
 
 
-@FAMILY.correct("one type of tokens, folded into the table of positions", reference=lambda: Run(model(), {"input_ids": IDS}))
+@FAMILY.correct(
+    "one type of tokens, folded into the table of positions",
+    reference=lambda: Run(model(), {"input_ids": IDS}),
+)
 def types_folded() -> Run:
     made = model()
     with torch.no_grad():
@@ -240,21 +243,29 @@ def no_token_types() -> Run:
     return rewrite_run(made)
 
 
-@FAMILY.mistake("padding is attended to in one layer", guilty="encoder.layer.1.attention.self", beside=rewritten)
+@FAMILY.mistake(
+    "padding is attended to in one layer", guilty="encoder.layer.1.attention.self", beside=rewritten
+)
 def padding_attended() -> Run:
     made = rewrite()
     made.blocks[1].uses_mask = False
     return rewrite_run(made)
 
 
-@FAMILY.mistake("the residual added behind the norm", guilty="encoder.layer.2.attention.output", beside=rewritten)
+@FAMILY.mistake(
+    "the residual added behind the norm", guilty="encoder.layer.2.attention.output", beside=rewritten
+)
 def residual_after_norm() -> Run:
     made = rewrite()
     made.blocks[2].residual_after_norm = True
     return rewrite_run(made)
 
 
-@FAMILY.mistake("the approximated GELU in the place of the exact one", guilty="encoder.layer.0.intermediate", beside=rewritten)
+@FAMILY.mistake(
+    "the approximated GELU in the place of the exact one",
+    guilty="encoder.layer.0.intermediate",
+    beside=rewritten,
+)
 def approximated_gelu() -> Run:
     made = rewrite()
     for block in made.blocks:
@@ -262,14 +273,20 @@ def approximated_gelu() -> Run:
     return rewrite_run(made)
 
 
-@FAMILY.mistake("positions that start at two, as in RoBERTa", guilty="embeddings.position_embeddings", beside=rewritten)
+@FAMILY.mistake(
+    "positions that start at two, as in RoBERTa", guilty="embeddings.position_embeddings", beside=rewritten
+)
 def positions_of_roberta() -> Run:
     made = rewrite()
     made.first_position = 2
     return rewrite_run(made)
 
 
-@FAMILY.mistake("the epsilon of torch's default, times a hundred", guilty="encoder.layer.1.output.LayerNorm", beside=eager_attention)
+@FAMILY.mistake(
+    "the epsilon of torch's default, times a hundred",
+    guilty="encoder.layer.1.output.LayerNorm",
+    beside=eager_attention,
+)
 def epsilon() -> Run:
     made = model("eager")
     made.encoder.layer[1].output.LayerNorm.eps = 1e-3
@@ -286,7 +303,11 @@ def layers_swapped() -> Run:
     return Run(made.half(), INPUTS)
 
 
-@FAMILY.mistake("dropout that is active: the model was left in train mode", guilty="embeddings.dropout", beside=without_pooler)
+@FAMILY.mistake(
+    "dropout that is active: the model was left in train mode",
+    guilty="embeddings.dropout",
+    beside=without_pooler,
+)
 def train_mode() -> Run:
     torch.manual_seed(0)
     return Run(model(pooler=False).train(), INPUTS)

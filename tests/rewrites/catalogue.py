@@ -1,4 +1,4 @@
-"""What a rewrite is: a reference and a target as runs, and the proof without tensorcap that it is right or wrong."""
+"""A reference and a target as runs, and the proof without tensorcap that the target is right or wrong."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Entry:
 
 @dataclass
 class Family:
-    """The rewrites of one architecture; the name of a function that makes a target is the name of its entry."""
+    """The rewrites of one architecture; an entry has the name of the function that makes its target."""
 
     name: str
     reference: Callable[[], Run]
@@ -165,6 +165,13 @@ def randomise(model: nn.Module, seed: int = 0) -> None:
                 assert module.running_var is not None
                 module.running_mean.copy_(0.3 * normal(module.running_mean))
                 module.running_var.copy_(0.5 + normal(module.running_var).abs())
+
+
+def random_model(kind: Any, config_kind: Any, **settings: Any) -> Any:
+    """A model of transformers in eval mode, with weights that look trained."""
+    made = kind(config_kind(**settings)).eval()
+    randomise(made)
+    return made
 
 
 def tokens(rows: int, length: int, vocabulary: int, seed: int = 1) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
-from tests.rewrites.catalogue import BFLOAT16, INT8, Family, Run, randomise, tokens
+from tests.rewrites.catalogue import BFLOAT16, INT8, Family, Run, random_model, tokens
 from tests.rewrites.layers import (
     Int8Linear,
     RootMeanSquare,
@@ -23,6 +23,7 @@ from tests.rewrites.layers import (
     rotary_tables,
     rotate_halves,
     split_heads,
+    table,
 )
 
 LAYERS, HEADS, KV_HEADS, HEAD, SIZE, WIDE, VOCABULARY = 3, 4, 2, 16, 48, 96, 101
@@ -32,7 +33,9 @@ IDS: Final = tokens(2, 12, VOCABULARY)
 
 
 def model(implementation: str = "sdpa") -> Any:
-    config = Gemma3TextConfig(
+    return random_model(
+        Gemma3ForCausalLM,
+        Gemma3TextConfig,
         vocab_size=VOCABULARY,
         hidden_size=SIZE,
         intermediate_size=WIDE,
@@ -53,9 +56,6 @@ def model(implementation: str = "sdpa") -> Any:
         eos_token_id=2,
         attn_implementation=implementation,
     )
-    made = Gemma3ForCausalLM(config).eval()
-    randomise(made)
-    return made
 
 
 def run_of(made: Any) -> Run:
@@ -117,8 +117,7 @@ def ones_in_the_norms() -> Run:
 def scaled_table() -> Run:
     made = model()
     made.lm_head.weight = nn.Parameter(made.lm_head.weight.detach().clone())
-    table = nn.Embedding.from_pretrained(made.model.embed_tokens.weight.detach() * SIZE**0.5)
-    made.model.embed_tokens = table
+    made.model.embed_tokens = table(made.model.embed_tokens.weight * SIZE**0.5)
     return run_of(made)
 
 
@@ -150,7 +149,8 @@ class LocalOrGlobalAttention(nn.Module):
         self.to_out = linear_of(w, f"{at}.o_proj")
         self.norm_q = RootMeanSquare(1 + w[f"{at}.q_norm.weight"], 1e-6)
         self.norm_k = RootMeanSquare(1 + w[f"{at}.k_norm.weight"], 1e-6)
-        self.base, self.window = (LOCAL_BASE, WINDOW) if is_local else (BASE, None)
+        self.base = LOCAL_BASE if is_local else BASE
+        self.window = WINDOW if is_local else 0  # 0: it sees all
         self.scale = QUERY_SCALAR**-0.5
 
     def forward(self, x: Tensor) -> Tensor:
@@ -168,7 +168,10 @@ class LocalOrGlobalAttention(nn.Module):
 class GatedGelu(nn.Module):
     def __init__(self, w: Weights, at: str) -> None:
         super().__init__()
-        self.w_in, self.w_out = linear_of(w, f"{at}.gate_proj", f"{at}.up_proj"), linear_of(w, f"{at}.down_proj")
+        self.w_in, self.w_out = (
+            linear_of(w, f"{at}.gate_proj", f"{at}.up_proj"),
+            linear_of(w, f"{at}.down_proj"),
+        )
         self.approximate = "tanh"
 
     def forward(self, x: Tensor) -> Tensor:
@@ -222,7 +225,11 @@ def rewritten() -> Run:
     return Run(rewrite(), (IDS,))
 
 
-@FAMILY.mistake("gains of one norm without the one that is added", guilty="model.layers.1.input_layernorm", beside=ones_in_the_norms)
+@FAMILY.mistake(
+    "gains of one norm without the one that is added",
+    guilty="model.layers.1.input_layernorm",
+    beside=ones_in_the_norms,
+)
 def one_not_added() -> Run:
     made = ones_in_the_norms().model
     with torch.no_grad():
@@ -244,21 +251,31 @@ def window_off_by_one() -> Run:
     return Run(made, (IDS,))
 
 
-@FAMILY.mistake("the local rotary base in a layer of full attention", guilty="model.layers.1.self_attn", beside=rewritten)
+@FAMILY.mistake(
+    "the local rotary base in a layer of full attention", guilty="model.layers.1.self_attn", beside=rewritten
+)
 def local_base_in_full_attention() -> Run:
     made: Any = rewrite()
     made.stack[2].inner.base = LOCAL_BASE
     return Run(made, (IDS,))
 
 
-@FAMILY.mistake("scores scaled by the head size, not by the query scalar", guilty="model.layers.2.self_attn", beside=rewritten)
+@FAMILY.mistake(
+    "scores scaled by the head size, not by the query scalar",
+    guilty="model.layers.2.self_attn",
+    beside=rewritten,
+)
 def scale_of_head_size() -> Run:
     made: Any = rewrite()
     made.stack[4].inner.scale = HEAD**-0.5
     return Run(made, (IDS,))
 
 
-@FAMILY.mistake("norms before and after the MLP swapped", guilty="model.layers.1.pre_feedforward_layernorm", beside=bfloat16)
+@FAMILY.mistake(
+    "norms before and after the MLP swapped",
+    guilty="model.layers.1.pre_feedforward_layernorm",
+    beside=bfloat16,
+)
 def norms_swapped() -> Run:
     made = model()
     layer = made.model.layers[1]

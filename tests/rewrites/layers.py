@@ -23,7 +23,9 @@ def linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
 def linear_of(weights: Weights, *names: str) -> nn.Linear:
     """One linear layer, of several one after the other."""
     biases = [weights[f"{name}.bias"] for name in names if f"{name}.bias" in weights]
-    return linear(torch.cat([weights[f"{name}.weight"] for name in names]), torch.cat(biases) if biases else None)
+    return linear(
+        torch.cat([weights[f"{name}.weight"] for name in names]), torch.cat(biases) if biases else None
+    )
 
 
 def layer_norm_of(weights: Weights, name: str, eps: float) -> nn.LayerNorm:
@@ -34,7 +36,13 @@ def layer_norm_of(weights: Weights, name: str, eps: float) -> nn.LayerNorm:
 
 
 def embedding_of(weights: Weights, name: str) -> nn.Embedding:
-    return nn.Embedding.from_pretrained(weights[f"{name}.weight"].clone())
+    return table(weights[f"{name}.weight"])
+
+
+def table(weight: Tensor) -> nn.Embedding:
+    embedding = nn.Embedding(*weight.shape)
+    embedding.weight = nn.Parameter(weight.detach().clone())
+    return embedding
 
 
 class RootMeanSquare(nn.Module):
@@ -77,7 +85,9 @@ def causal_mask(length: int) -> Tensor:
     return torch.ones(length, length, dtype=torch.bool).tril()
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, scale: float | None = None) -> Tensor:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, scale: float | None = None
+) -> Tensor:
     """Softmax attention by hand; q, k, v are [batch, heads, tokens, size], mask is True where it may look."""
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)

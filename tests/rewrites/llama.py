@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.rewrites.catalogue import BFLOAT16, FLOAT16, INT8, Family, Run, randomise, tokens
+from tests.rewrites.catalogue import BFLOAT16, FLOAT16, INT8, Family, Run, random_model, tokens
 from tests.rewrites.layers import (
     Int8Linear,
     RootMeanSquare,
@@ -35,7 +35,9 @@ BASE: Final = 10000.0
 
 
 def model(implementation: str = "sdpa", kv_heads: int = KV_HEADS) -> Any:
-    config = LlamaConfig(
+    return random_model(
+        LlamaForCausalLM,
+        LlamaConfig,
         vocab_size=VOCABULARY,
         hidden_size=SIZE,
         intermediate_size=WIDE,
@@ -48,9 +50,6 @@ def model(implementation: str = "sdpa", kv_heads: int = KV_HEADS) -> Any:
         eos_token_id=2,
         attn_implementation=implementation,
     )
-    made = LlamaForCausalLM(config).eval()
-    randomise(made)
-    return made
 
 
 def run_of(made: Any) -> Run:
@@ -68,7 +67,9 @@ def reference_bfloat16() -> Run:
 def prefill_and_decode(made: Any, ids: Tensor) -> Any:
     first = made(input_ids=ids[:, :8], use_cache=True)
     cache = first.get("cache") if "cache" in first else first.past_key_values
-    return made(input_ids=ids[:, 8:9], **{"cache" if "cache" in first else "past_key_values": cache}, use_cache=True)
+    return made(
+        input_ids=ids[:, 8:9], **{"cache" if "cache" in first else "past_key_values": cache}, use_cache=True
+    )
 
 
 def reference_decoding() -> Run:
@@ -103,7 +104,9 @@ def float16() -> Run:
     return run_of(model().half())
 
 
-@FAMILY.correct("a reference in bfloat16, the target in float32", reference=reference_bfloat16, tolerance=BFLOAT16)
+@FAMILY.correct(
+    "a reference in bfloat16, the target in float32", reference=reference_bfloat16, tolerance=BFLOAT16
+)
 def float32_of_bfloat16() -> Run:
     return run_of(model().bfloat16().float())
 
@@ -337,7 +340,9 @@ class AuthorsTransformer(nn.Module):
     def __init__(self, w: Weights, *, permuted: bool = True, base: float = BASE) -> None:
         super().__init__()
         self.tok_embeddings = embedding_of(w, "model.embed_tokens")
-        self.layers = nn.ModuleList(AuthorsBlock(w, f"model.layers.{i}", permuted=permuted) for i in range(LAYERS))
+        self.layers = nn.ModuleList(
+            AuthorsBlock(w, f"model.layers.{i}", permuted=permuted) for i in range(LAYERS)
+        )
         self.norm, self.output = RootMeanSquare(w["model.norm.weight"], 1e-5), linear_of(w, "lm_head")
         cos, sin = rotary_tables(64, HEAD, base)
         self.register_buffer("freqs_cis", torch.complex(cos, sin), persistent=False)
@@ -512,7 +517,11 @@ def rotary_base() -> Run:
     return Run(authors(base=500000.0), (IDS,))
 
 
-@FAMILY.mistake("interleaved rotation of weights that are in halves", guilty="model.layers.0.self_attn", beside=original_code)
+@FAMILY.mistake(
+    "interleaved rotation of weights that are in halves",
+    guilty="model.layers.0.self_attn",
+    beside=original_code,
+)
 def unpermuted_rotation() -> Run:
     return Run(authors(permuted=False), (IDS,))
 
@@ -524,14 +533,18 @@ def missing_residual() -> Run:
     return Run(made, (IDS,))
 
 
-@FAMILY.mistake("scores that are not scaled in one layer", guilty="model.layers.1.self_attn", beside=serving_engine)
+@FAMILY.mistake(
+    "scores that are not scaled in one layer", guilty="model.layers.1.self_attn", beside=serving_engine
+)
 def missing_scale() -> Run:
     made: Any = served()
     made.layers[1].self_attn.scale = 1.0
     return served_run(made)
 
 
-@FAMILY.mistake("gate and up swapped in the fused projection", guilty="model.layers.2.mlp", beside=serving_engine)
+@FAMILY.mistake(
+    "gate and up swapped in the fused projection", guilty="model.layers.2.mlp", beside=serving_engine
+)
 def gate_and_up_swapped() -> Run:
     made: Any = served()
     weight = made.layers[2].mlp.gate_up_proj.weight
@@ -540,14 +553,20 @@ def gate_and_up_swapped() -> Run:
     return served_run(made)
 
 
-@FAMILY.mistake("the key projection of the layer before", guilty="model.layers.2.self_attn.k_proj", beside=bfloat16)
+@FAMILY.mistake(
+    "the key projection of the layer before", guilty="model.layers.2.self_attn.k_proj", beside=bfloat16
+)
 def keys_of_another_layer() -> Run:
     made = model()
     made.model.layers[2].self_attn.k_proj.load_state_dict(made.model.layers[1].self_attn.k_proj.state_dict())
     return run_of(made.bfloat16())
 
 
-@FAMILY.mistake("keys repeated head by head, not group by group", guilty="model.layers.0.self_attn.k_proj", beside=multi_head_weights)
+@FAMILY.mistake(
+    "keys repeated head by head, not group by group",
+    guilty="model.layers.0.self_attn.k_proj",
+    beside=multi_head_weights,
+)
 def keys_repeated_in_the_wrong_order() -> Run:
     made = multi_head_weights().model
     for layer in made.model.layers:
@@ -557,7 +576,11 @@ def keys_repeated_in_the_wrong_order() -> Run:
     return run_of(made)
 
 
-@FAMILY.mistake("one scale of int8 weights for the whole matrix", guilty="model.layers.1.mlp.down_proj", beside=int8_weights)
+@FAMILY.mistake(
+    "one scale of int8 weights for the whole matrix",
+    guilty="model.layers.1.mlp.down_proj",
+    beside=int8_weights,
+)
 def int8_scale_of_first_row() -> Run:
     made = int8_weights().model
     scale = made.model.layers[1].mlp.down_proj.scale
@@ -565,7 +588,9 @@ def int8_scale_of_first_row() -> Run:
     return run_of(made)
 
 
-@FAMILY.mistake("a decoded token at the position before its own", guilty="model.rotary_emb", beside=decoding_in_eager)
+@FAMILY.mistake(
+    "a decoded token at the position before its own", guilty="model.rotary_emb", beside=decoding_in_eager
+)
 def decoding_one_position_early() -> Run:
     def call(made: Any, ids: Tensor) -> Any:
         first = made(input_ids=ids[:, :8], use_cache=True)

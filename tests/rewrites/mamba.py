@@ -9,8 +9,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from transformers import MambaConfig, MambaForCausalLM
 
-from tests.rewrites.catalogue import BFLOAT16, INT8, Family, Run, randomise, tokens
-from tests.rewrites.layers import Int8Linear, RootMeanSquare, Weights, Wrapper, embedding_of, linear, linear_of, replace
+from tests.rewrites.catalogue import BFLOAT16, INT8, Family, Run, random_model, tokens
+from tests.rewrites.layers import (
+    Int8Linear,
+    RootMeanSquare,
+    Weights,
+    Wrapper,
+    embedding_of,
+    linear,
+    linear_of,
+    replace,
+)
 
 LAYERS, SIZE, INNER, STATE, RANK, WINDOW, VOCABULARY = 2, 32, 64, 8, 4, 4, 101
 IDS: Final = tokens(2, 9, VOCABULARY)
@@ -18,7 +27,9 @@ EPS: Final = 1e-5
 
 
 def model() -> Any:
-    config = MambaConfig(
+    made = random_model(
+        MambaForCausalLM,
+        MambaConfig,
         vocab_size=VOCABULARY,
         hidden_size=SIZE,
         state_size=STATE,
@@ -31,8 +42,6 @@ def model() -> Any:
         bos_token_id=1,
         eos_token_id=2,
     )
-    made = MambaForCausalLM(config).eval()
-    randomise(made)
     with torch.no_grad():
         for block in made.backbone.layers:
             block.mixer.A_log.mul_(0.2).add_(torch.arange(1.0, STATE + 1).log())
@@ -70,7 +79,10 @@ def with_cache() -> Run:
 def int8_projections() -> Run:
     made = model()
     for block in made.backbone.layers:
-        block.mixer.in_proj, block.mixer.out_proj = Int8Linear(block.mixer.in_proj), Int8Linear(block.mixer.out_proj)
+        block.mixer.in_proj, block.mixer.out_proj = (
+            Int8Linear(block.mixer.in_proj),
+            Int8Linear(block.mixer.out_proj),
+        )
     return run_of(made)
 
 
@@ -105,7 +117,10 @@ class SelectiveMixer(nn.Module):
         super().__init__()
         x, z = w[f"{at}.in_proj.weight"].chunk(2)
         self.x_in, self.z_in, self.out = linear(x), linear(z), linear_of(w, f"{at}.out_proj")
-        self.kernel, self.kernel_bias = nn.Parameter(w[f"{at}.conv1d.weight"][:, 0]), nn.Parameter(w[f"{at}.conv1d.bias"])
+        self.kernel, self.kernel_bias = (
+            nn.Parameter(w[f"{at}.conv1d.weight"][:, 0]),
+            nn.Parameter(w[f"{at}.conv1d.bias"]),
+        )
         self.to_parameters, self.to_delta = linear_of(w, f"{at}.x_proj"), linear_of(w, f"{at}.dt_proj")
         self.a, self.d = nn.Parameter(-w[f"{at}.A_log"].exp()), nn.Parameter(w[f"{at}.D"].clone())
         self.lookahead, self.skips, self.swaps_b_and_c = 0, True, False
@@ -178,7 +193,9 @@ def skip_missing() -> Run:
     return Run(made, (IDS,))
 
 
-@FAMILY.mistake("a convolution that sees the token ahead", guilty="backbone.layers.1.mixer.conv1d", beside=rewritten)
+@FAMILY.mistake(
+    "a convolution that sees the token ahead", guilty="backbone.layers.1.mixer.conv1d", beside=rewritten
+)
 def convolution_sees_ahead() -> Run:
     made = minimal()
     made.layers[1].mixer.lookahead = 1
@@ -192,7 +209,11 @@ def b_and_c_swapped() -> Run:
     return Run(made, (IDS,))
 
 
-@FAMILY.mistake("gate and input swapped in the first projection", guilty="backbone.layers.0.mixer.in_proj", beside=norms_of_torch)
+@FAMILY.mistake(
+    "gate and input swapped in the first projection",
+    guilty="backbone.layers.0.mixer.in_proj",
+    beside=norms_of_torch,
+)
 def gate_and_input_swapped() -> Run:
     made = norms_of_torch().model
     weight = made.backbone.layers[0].mixer.in_proj.weight
@@ -201,7 +222,9 @@ def gate_and_input_swapped() -> Run:
     return run_of(made)
 
 
-@FAMILY.mistake("the bias of the time step not loaded", guilty="backbone.layers.1.mixer.dt_proj", beside=bfloat16)
+@FAMILY.mistake(
+    "the bias of the time step not loaded", guilty="backbone.layers.1.mixer.dt_proj", beside=bfloat16
+)
 def time_step_bias_not_loaded() -> Run:
     made = model()
     nn.init.zeros_(made.backbone.layers[1].mixer.dt_proj.bias)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from tests.rewrites.catalogue import INT8, Family, Run, randomise, tokens
+from tests.rewrites.catalogue import INT8, Family, Run, random_model, tokens
 from tests.rewrites.layers import (
     Int8Linear,
     RootMeanSquare,
@@ -34,7 +34,9 @@ ORDER: Final = [3, 0, 5, 1, 4, 2]
 
 
 def model(implementation: str = "sdpa", experts: str = "eager") -> Any:
-    config = Qwen3MoeConfig(
+    return random_model(
+        Qwen3MoeForCausalLM,
+        Qwen3MoeConfig,
         vocab_size=VOCABULARY,
         hidden_size=SIZE,
         intermediate_size=64,
@@ -52,9 +54,6 @@ def model(implementation: str = "sdpa", experts: str = "eager") -> Any:
         attn_implementation=implementation,
         experts_implementation=experts,
     )
-    made = Qwen3MoeForCausalLM(config).eval()
-    randomise(made)
-    return made
 
 
 def run_of(made: Any) -> Run:
@@ -88,7 +87,11 @@ def permuted_experts() -> Run:
     made = model()
     with torch.no_grad():
         for layer in made.model.layers:
-            for parameter in (layer.mlp.gate.weight, layer.mlp.experts.gate_up_proj, layer.mlp.experts.down_proj):
+            for parameter in (
+                layer.mlp.gate.weight,
+                layer.mlp.experts.gate_up_proj,
+                layer.mlp.experts.down_proj,
+            ):
                 parameter.copy_(parameter[ORDER])
     return run_of(made)
 
@@ -154,7 +157,9 @@ class DenseMixture(nn.Module):
     def __init__(self, w: Weights, at: str) -> None:
         super().__init__()
         self.router = linear(w[f"{at}.gate.weight"])
-        self.w13, self.w2 = (nn.Parameter(w[f"{at}.experts.{name}_proj"].clone()) for name in ("gate_up", "down"))
+        self.w13, self.w2 = (
+            nn.Parameter(w[f"{at}.experts.{name}_proj"].clone()) for name in ("gate_up", "down")
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         logits = self.router(x)
@@ -172,7 +177,10 @@ def dense_mixture() -> Run:
 class QKNormAttention(nn.Module):
     def __init__(self, w: Weights, at: str) -> None:
         super().__init__()
-        self.qkv, self.o = linear_of(w, *(f"{at}.{name}_proj" for name in "qkv")), linear_of(w, f"{at}.o_proj")
+        self.qkv, self.o = (
+            linear_of(w, *(f"{at}.{name}_proj" for name in "qkv")),
+            linear_of(w, f"{at}.o_proj"),
+        )
         self.q_gain = RootMeanSquare(w[f"{at}.q_norm.weight"], 1e-6)
         self.k_gain = RootMeanSquare(w[f"{at}.k_norm.weight"], 1e-6)
         self.rotates_first = False
@@ -227,7 +235,11 @@ def rewritten() -> Run:
     return Run(rewrite(), (IDS,))
 
 
-@FAMILY.mistake("weights of the chosen experts that are not normalised", guilty="model.layers.0.mlp.gate", beside=rewritten)
+@FAMILY.mistake(
+    "weights of the chosen experts that are not normalised",
+    guilty="model.layers.0.mlp.gate",
+    beside=rewritten,
+)
 def not_renormalised() -> Run:
     made = rewrite()
     for block in made.trunk:
@@ -242,7 +254,11 @@ def one_expert_too_few() -> Run:
     return run_of(made)
 
 
-@FAMILY.mistake("experts in another order than the router's rows", guilty="model.layers.0.mlp.experts", beside=permuted_experts)
+@FAMILY.mistake(
+    "experts in another order than the router's rows",
+    guilty="model.layers.0.mlp.experts",
+    beside=permuted_experts,
+)
 def experts_without_their_router() -> Run:
     made = model()
     with torch.no_grad():
@@ -252,14 +268,20 @@ def experts_without_their_router() -> Run:
     return run_of(made)
 
 
-@FAMILY.mistake("norms of queries and keys behind the rotation", guilty="model.layers.1.self_attn.q_norm", beside=rewritten)
+@FAMILY.mistake(
+    "norms of queries and keys behind the rotation",
+    guilty="model.layers.1.self_attn.q_norm",
+    beside=rewritten,
+)
 def rotation_before_norm() -> Run:
     made = rewrite()
     made.trunk[1].mix.rotates_first = True
     return Run(made, (IDS,))
 
 
-@FAMILY.mistake("gate and up of one expert swapped", guilty="model.layers.1.mlp.experts", beside=list_of_experts)
+@FAMILY.mistake(
+    "gate and up of one expert swapped", guilty="model.layers.1.mlp.experts", beside=list_of_experts
+)
 def one_expert_swapped() -> Run:
     made = with_mixture(ListOfExperts)
     expert = made.model.layers[1].mlp.experts[2]

@@ -10,7 +10,7 @@ from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 from transformers import ResNetConfig, ResNetForImageClassification
 
-from tests.rewrites.catalogue import BFLOAT16, FLOAT16, Family, Run, randomise
+from tests.rewrites.catalogue import BFLOAT16, FLOAT16, Family, Run, random_model
 from tests.rewrites.layers import Weights, linear_of, replace
 
 SIZES, DEPTHS, CLASSES = (24, 32, 40), (2, 2, 1), 9
@@ -18,12 +18,15 @@ PIXELS: Final = torch.randn(3, 3, 48, 48, generator=torch.Generator().manual_see
 
 
 def model() -> Any:
-    config = ResNetConfig(
-        embedding_size=16, hidden_sizes=list(SIZES), depths=list(DEPTHS), layer_type="basic", num_labels=CLASSES
+    return random_model(
+        ResNetForImageClassification,
+        ResNetConfig,
+        embedding_size=16,
+        hidden_sizes=list(SIZES),
+        depths=list(DEPTHS),
+        layer_type="basic",
+        num_labels=CLASSES,
     )
-    made = ResNetForImageClassification(config).eval()
-    randomise(made)
-    return made
 
 
 def run_of(made: Any) -> Run:
@@ -111,7 +114,9 @@ def one_image() -> Run:
 
 def convolution_of(w: Weights, at: str, stride: int = 1) -> nn.Conv2d:
     weight = w[f"{at}.weight"]
-    layer = nn.Conv2d(weight.shape[1], weight.shape[0], weight.shape[2], stride, weight.shape[2] // 2, bias=False)
+    layer = nn.Conv2d(
+        weight.shape[1], weight.shape[0], weight.shape[2], stride, weight.shape[2] // 2, bias=False
+    )
     layer.weight = nn.Parameter(weight.clone())
     return layer
 
@@ -178,12 +183,13 @@ def as_in_torchvision() -> Run:
 
 
 class ChannelsLastConvolution(nn.Module):
-    """Images of [batch, height, width, channel], kernels of [height, width, in, out], as in Keras and Flax."""
+    """Images of [batch, height, width, channel] and kernels of [height, width, in, out], as in Keras."""
 
     def __init__(self, w: Weights, at: str, stride: int = 1) -> None:
         super().__init__()
         folded = fuse_conv_bn_eval(
-            convolution_of(w, f"{at}.convolution", stride).eval(), batch_norm_of(w, f"{at}.normalization").eval()
+            convolution_of(w, f"{at}.convolution", stride).eval(),
+            batch_norm_of(w, f"{at}.normalization").eval(),
         )
         assert folded.bias is not None
         self.kernel, self.bias = nn.Parameter(folded.weight.detach().permute(2, 3, 1, 0)), folded.bias
@@ -225,14 +231,20 @@ def channels_last_throughout() -> Run:
     return Run(ChannelsLastNet(model().state_dict()).eval(), (PIXELS.permute(0, 2, 3, 1).contiguous(),))
 
 
-@FAMILY.mistake("one batch norm in train mode", guilty="resnet.encoder.stages.0.layers.1.layer.0.normalization", beside=as_in_torchvision)
+@FAMILY.mistake(
+    "one batch norm in train mode",
+    guilty="resnet.encoder.stages.0.layers.1.layer.0.normalization",
+    beside=as_in_torchvision,
+)
 def batch_norm_in_train_mode() -> Run:
     made = torchvision_like()
     made.layer1[1].bn1.train()
     return Run(made, (PIXELS,))
 
 
-@FAMILY.mistake("the epsilon of Keras, 1e-3", guilty="resnet.embedder.embedder.normalization", beside=as_in_torchvision)
+@FAMILY.mistake(
+    "the epsilon of Keras, 1e-3", guilty="resnet.embedder.embedder.normalization", beside=as_in_torchvision
+)
 def epsilon_of_keras() -> Run:
     made = torchvision_like()
     for module in made.modules():
@@ -241,14 +253,20 @@ def epsilon_of_keras() -> Run:
     return Run(made, (PIXELS,))
 
 
-@FAMILY.mistake("running statistics of one batch norm not loaded", guilty="resnet.encoder.stages.1.layers.0.layer.1.normalization", beside=float16)
+@FAMILY.mistake(
+    "running statistics of one batch norm not loaded",
+    guilty="resnet.encoder.stages.1.layers.0.layer.1.normalization",
+    beside=float16,
+)
 def statistics_not_loaded() -> Run:
     made = model()
     made.resnet.encoder.stages[1].layers[0].layer[1].normalization.reset_running_stats()
     return Run(made.half(), {"pixel_values": PIXELS.half()})
 
 
-@FAMILY.mistake("no ReLU behind the sum", guilty="resnet.encoder.stages.1.layers.1.activation", beside=as_in_torchvision)
+@FAMILY.mistake(
+    "no ReLU behind the sum", guilty="resnet.encoder.stages.1.layers.1.activation", beside=as_in_torchvision
+)
 def relu_missing() -> Run:
     made = torchvision_like()
     made.layer2[1].has_last_relu = False
@@ -262,7 +280,11 @@ def pool_pads_on_one_side() -> Run:
     return Run(made, (PIXELS,))
 
 
-@FAMILY.mistake("the mean folded, the offset of one batch norm forgotten", guilty="resnet.encoder.stages.2.layers.0.layer.0.convolution", beside=folded_batch_norms)
+@FAMILY.mistake(
+    "the mean folded, the offset of one batch norm forgotten",
+    guilty="resnet.encoder.stages.2.layers.0.layer.0.convolution",
+    beside=folded_batch_norms,
+)
 def offset_not_folded() -> Run:
     made = fold(model())
     convolution = made.resnet.encoder.stages[2].layers[0].layer[0].convolution

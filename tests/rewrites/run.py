@@ -1,4 +1,4 @@
-"""Capture and compare every entry as a user would: `python -m tests.rewrites.run [--only GLOB] [--json FILE]`."""
+"""Capture and compare every entry as a user would: `python -m tests.rewrites.run [--only GLOB]`."""
 
 from __future__ import annotations
 
@@ -48,6 +48,15 @@ class Outcome:
     seconds: float
 
     @property
+    def names_guilty(self) -> bool:
+        """Is the first divergence at the guilty module, inside it, or at one that holds it?"""
+        parts = self.divergence.removeprefix("FIRST DIVERGENCE").split()
+        site = parts[0].split("/")[1].split("@")[0] if parts and "/" in parts[0] else ""
+        return bool(site) and (
+            f"{site}.".startswith(f"{self.guilty}.") or f"{self.guilty}.".startswith(f"{site}.")
+        )
+
+    @property
     def is_as_expected(self) -> bool:
         return (self.exit_status == 0) == self.is_right and self.exit_status >= 0
 
@@ -65,7 +74,10 @@ def problem_of(entry: Entry, catalogue: dict[str, Entry]) -> tuple[float, str]:
     except Exception as failure:
         return float("nan"), f"{type(failure).__name__}: {failure}"
     if entry.is_right:
-        return error, "" if error <= entry.tolerance else f"error {error:.2g}, expected at most {entry.tolerance:g}"
+        return (
+            error,
+            "" if error <= entry.tolerance else f"error {error:.2g}, expected at most {entry.tolerance:g}",
+        )
     least = MISTAKE_FACTOR * max(catalogue[entry.beside].error(), 1e-7)
     return error, f"error {error:.2g}, expected more than {least:.2g}" if error <= least else ""
 
@@ -74,9 +86,9 @@ def compare_as_user(reference: Run, target: Run) -> tuple[int, str, str]:
     """Exit status, first divergence and text of `tcap compare REF TGT` without options."""
     import torch
     from click.testing import CliRunner
-    from tensorcap_cli.main import main as tcap
 
     import tensorcap
+    from tensorcap_cli.main import main as tcap
 
     with tempfile.TemporaryDirectory() as folder:
         paths = [str(Path(folder) / name) for name in ("ref.h5", "tgt.h5")]
@@ -92,11 +104,6 @@ def compare_as_user(reference: Run, target: Run) -> tuple[int, str, str]:
 
 def outcome_of(name: str, *, with_proof: bool = True) -> Outcome:
     """Judge an entry by tensorcap and by plain torch."""
-    import torch
-
-    torch.set_num_threads(1)
-    logging.disable(logging.WARNING)
-    warnings.simplefilter("ignore")
     catalogue = entries()
     entry = catalogue[name]
     error, problem = problem_of(entry, catalogue) if with_proof else (0.0, "")
@@ -111,31 +118,42 @@ def outcome_of(name: str, *, with_proof: bool = True) -> Outcome:
     )
 
 
+def settle_process() -> None:
+    """One thread a process, and no warnings of frameworks between the lines of the log."""
+    import torch
+
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+
+
 def describe(outcome: Outcome) -> str:
     """One line of the log."""
     expected = "green" if outcome.is_right else "red"
     verdict = "as expected" if outcome.is_as_expected else "NOT AS EXPECTED"
+    place = "" if outcome.is_right or outcome.names_guilty else f"  (guilty: {outcome.guilty})"
     line = (
         f"{outcome.name:42} expected {expected:5} exit {outcome.exit_status:2} {verdict:15} "
-        f"error {outcome.error:7.1e} {outcome.seconds:5.1f} s  {outcome.divergence}"
+        f"error {outcome.error:7.1e} {outcome.seconds:5.1f} s  {outcome.divergence}{place}"
     )
     return f"{line}\n    NOT PROVEN: {outcome.problem}" if outcome.problem else line
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
-    """Two lines: correct ports that are green, and mistakes that are red."""
+    """One line: correct ports that are green, and mistakes that are red."""
     right = [outcome for outcome in outcomes if outcome.is_right]
     wrong = [outcome for outcome in outcomes if not outcome.is_right]
     return (
         f"correct ports green: {sum(outcome.is_as_expected for outcome in right)} of {len(right)}; "
-        f"mistakes red: {sum(outcome.is_as_expected for outcome in wrong)} of {len(wrong)}"
+        f"mistakes red: {sum(outcome.is_as_expected for outcome in wrong)} of {len(wrong)}, "
+        f"{sum(outcome.names_guilty for outcome in wrong)} of them first at the guilty module"
     )
 
 
 def run(names: Sequence[str], log: Callable[[str], Any] = print, workers: int = 2) -> list[Outcome]:
     """Judge entries, in processes of their own."""
     outcomes = []
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=settle_process) as pool:
         for outcome in pool.map(outcome_of, names):
             log(describe(outcome))
             outcomes.append(outcome)
@@ -145,7 +163,9 @@ def run(names: Sequence[str], log: Callable[[str], Any] = print, workers: int = 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", metavar="GLOB", default="*", help="entries whose names match, as 'gpt2/*'")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write all outcomes, with the printed reports")
+    parser.add_argument(
+        "--json", metavar="FILE", type=Path, help="write all outcomes, with the printed reports"
+    )
     options = parser.parse_args()
     outcomes = run([name for name in entries() if fnmatchcase(name, options.only)])
     if options.json:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from transformers import T5Config, T5ForConditionalGeneration
 
-from tests.rewrites.catalogue import BFLOAT16, INT8, Family, Run, randomise, tokens
+from tests.rewrites.catalogue import BFLOAT16, INT8, Family, Run, random_model, tokens
 from tests.rewrites.layers import (
     Int8Linear,
     RootMeanSquare,
@@ -29,7 +29,9 @@ EPS: Final = 1e-6
 
 
 def model(implementation: str = "sdpa", *, tied: bool = True) -> Any:
-    config = T5Config(
+    made = random_model(
+        T5ForConditionalGeneration,
+        T5Config,
         vocab_size=VOCABULARY,
         d_model=SIZE,
         d_kv=HEAD,
@@ -43,8 +45,6 @@ def model(implementation: str = "sdpa", *, tied: bool = True) -> Any:
         tie_word_embeddings=tied,
         attn_implementation=implementation,
     )
-    made = T5ForConditionalGeneration(config).eval()
-    randomise(made)
     with torch.no_grad():
         for name, parameter in made.named_parameters():
             if name.endswith((".q.weight", "shared.weight")):
@@ -227,14 +227,18 @@ def encoder_alone() -> Run:
     return Run(rewrite().enc, (IDS,))
 
 
-@FAMILY.mistake("scores scaled as everywhere else", guilty="encoder.block.0.layer.0.SelfAttention", beside=rewritten)
+@FAMILY.mistake(
+    "scores scaled as everywhere else", guilty="encoder.block.0.layer.0.SelfAttention", beside=rewritten
+)
 def scores_scaled() -> Run:
     made = rewrite()
     made.enc.parts[0][0].scale = HEAD**-0.5
     return rewrite_run(made)
 
 
-@FAMILY.mistake("buckets for both ways in the decoder", guilty="decoder.block.0.layer.0.SelfAttention", beside=rewritten)
+@FAMILY.mistake(
+    "buckets for both ways in the decoder", guilty="decoder.block.0.layer.0.SelfAttention", beside=rewritten
+)
 def buckets_both_ways() -> Run:
     made = rewrite()
     for parts in made.dec.parts:
@@ -242,7 +246,11 @@ def buckets_both_ways() -> Run:
     return rewrite_run(made)
 
 
-@FAMILY.mistake("the relative bias in the first layer alone", guilty="encoder.block.1.layer.0.SelfAttention", beside=rewritten)
+@FAMILY.mistake(
+    "the relative bias in the first layer alone",
+    guilty="encoder.block.1.layer.0.SelfAttention",
+    beside=rewritten,
+)
 def bias_in_first_layer_alone() -> Run:
     made = rewrite()
     made.enc.parts[1][0].bias_table = None
@@ -256,14 +264,22 @@ def head_not_scaled() -> Run:
     return rewrite_run(made)
 
 
-@FAMILY.mistake("the decoder looks at states before the last norm", guilty="encoder.final_layer_norm", beside=eager_attention)
+@FAMILY.mistake(
+    "the decoder looks at states before the last norm",
+    guilty="encoder.final_layer_norm",
+    beside=eager_attention,
+)
 def encoder_without_last_norm() -> Run:
     made = model("eager")
     made.encoder.final_layer_norm = nn.Identity()
     return run_of(made)
 
 
-@FAMILY.mistake("weights of self and cross attention swapped in one layer", guilty="decoder.block.1.layer.1", beside=bfloat16)
+@FAMILY.mistake(
+    "weights of self and cross attention swapped in one layer",
+    guilty="decoder.block.1.layer.1",
+    beside=bfloat16,
+)
 def attentions_swapped() -> Run:
     made = model()
     layers = made.decoder.block[1].layer

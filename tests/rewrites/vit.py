@@ -6,11 +6,18 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-
 from transformers import ViTConfig, ViTForImageClassification
 
-from tests.rewrites.catalogue import BFLOAT16, FLOAT16, Family, Run, randomise
-from tests.rewrites.layers import Weights, attention, join_heads, layer_norm_of, linear, linear_of, split_heads
+from tests.rewrites.catalogue import BFLOAT16, FLOAT16, Family, Run, random_model
+from tests.rewrites.layers import (
+    Weights,
+    attention,
+    join_heads,
+    layer_norm_of,
+    linear,
+    linear_of,
+    split_heads,
+)
 
 LAYERS, HEADS, SIZE, WIDE, PATCH, IMAGE, CLASSES = 3, 4, 48, 96, 8, 32, 11
 PIXELS: Final = torch.randn(3, 3, IMAGE, IMAGE, generator=torch.Generator().manual_seed(1))
@@ -18,7 +25,9 @@ EPS: Final = 1e-12
 
 
 def model(implementation: str = "sdpa") -> Any:
-    config = ViTConfig(
+    return random_model(
+        ViTForImageClassification,
+        ViTConfig,
         hidden_size=SIZE,
         num_hidden_layers=LAYERS,
         num_attention_heads=HEADS,
@@ -28,9 +37,6 @@ def model(implementation: str = "sdpa") -> Any:
         num_labels=CLASSES,
         attn_implementation=implementation,
     )
-    made = ViTForImageClassification(config).eval()
-    randomise(made)
-    return made
 
 
 def run_of(made: Any) -> Run:
@@ -138,7 +144,10 @@ class PatchConvolution(nn.Module):
 class Attention(nn.Module):
     def __init__(self, w: Weights, at: str) -> None:
         super().__init__()
-        self.qkv, self.proj = linear_of(w, *(f"{at}.{name}_proj" for name in "qkv")), linear_of(w, f"{at}.o_proj")
+        self.qkv, self.proj = (
+            linear_of(w, *(f"{at}.{name}_proj" for name in "qkv")),
+            linear_of(w, f"{at}.o_proj"),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (split_heads(part, HEADS) for part in self.qkv(x).chunk(3, -1))
@@ -159,7 +168,9 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     def __init__(self, w: Weights, at: str) -> None:
         super().__init__()
-        self.norm1, self.norm2 = (layer_norm_of(w, f"{at}.layernorm_{name}", EPS) for name in ("before", "after"))
+        self.norm1, self.norm2 = (
+            layer_norm_of(w, f"{at}.layernorm_{name}", EPS) for name in ("before", "after")
+        )
         self.attn, self.mlp = Attention(w, f"{at}.attention"), Mlp(w, f"{at}.mlp")
         self.drop_path = nn.Identity()
 
@@ -220,7 +231,9 @@ def timm_bfloat16() -> Run:
     return Run(timm_like().bfloat16(), (PIXELS.bfloat16(),))
 
 
-@FAMILY.mistake("patches counted by columns", guilty="vit.embeddings.patch_embeddings", beside=patches_by_linear)
+@FAMILY.mistake(
+    "patches counted by columns", guilty="vit.embeddings.patch_embeddings", beside=patches_by_linear
+)
 def patches_by_columns() -> Run:
     made = timm_like(PatchLinear)
     made.patch_embed.transposes = True
@@ -249,7 +262,11 @@ def bias_missing() -> Run:
     return Run(made, (PIXELS,))
 
 
-@FAMILY.mistake("colours in the order blue, green, red", guilty="vit.embeddings.patch_embeddings.projection", beside=eager_attention)
+@FAMILY.mistake(
+    "colours in the order blue, green, red",
+    guilty="vit.embeddings.patch_embeddings.projection",
+    beside=eager_attention,
+)
 def colours_reversed() -> Run:
     made = model("eager")
     weight = made.vit.embeddings.patch_embeddings.projection.weight
@@ -258,7 +275,9 @@ def colours_reversed() -> Run:
     return run_of(made)
 
 
-@FAMILY.mistake("in float16, a square weight transposed", guilty="vit.layers.2.attention.v_proj", beside=float16)
+@FAMILY.mistake(
+    "in float16, a square weight transposed", guilty="vit.layers.2.attention.v_proj", beside=float16
+)
 def square_weight_transposed() -> Run:
     made = model()
     layer = made.vit.layers[2].attention.v_proj
@@ -266,7 +285,9 @@ def square_weight_transposed() -> Run:
     return Run(made.half(), {"pixel_values": PIXELS.half()})
 
 
-@FAMILY.mistake("SiLU in the place of GELU, in bfloat16", guilty="vit.layers.1.mlp.activation_fn", beside=bfloat16)
+@FAMILY.mistake(
+    "SiLU in the place of GELU, in bfloat16", guilty="vit.layers.1.mlp.activation_fn", beside=bfloat16
+)
 def silu() -> Run:
     made = model()
     made.vit.layers[1].mlp.activation_fn = nn.SiLU()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
-from tests.rewrites.catalogue import BFLOAT16, FLOAT16, Family, Run, randomise, tokens
+from tests.rewrites.catalogue import BFLOAT16, FLOAT16, Family, Run, random_model, tokens
 from tests.rewrites.layers import (
     Weights,
     attention,
@@ -31,7 +31,9 @@ EPS: Final = 1e-5
 
 
 def model(implementation: str = "sdpa") -> Any:
-    config = WhisperConfig(
+    return random_model(
+        WhisperForConditionalGeneration,
+        WhisperConfig,
         vocab_size=VOCABULARY,
         num_mel_bins=MELS,
         d_model=SIZE,
@@ -51,9 +53,6 @@ def model(implementation: str = "sdpa") -> Any:
         begin_suppress_tokens=None,
         attn_implementation=implementation,
     )
-    made = WhisperForConditionalGeneration(config).eval()
-    randomise(made)
-    return made
 
 
 def run_of(made: Any, mel: Tensor = MEL) -> Run:
@@ -241,7 +240,11 @@ def original_code() -> Run:
     return authors_run(authors())
 
 
-@FAMILY.correct("as its authors wrote it, logits of the last token", target_view=lambda x: x, reference_view=lambda x: x[:, -1])
+@FAMILY.correct(
+    "as its authors wrote it, logits of the last token",
+    target_view=lambda x: x,
+    reference_view=lambda x: x[:, -1],
+)
 def original_code_last_token() -> Run:
     class Last(nn.Module):
         def __init__(self) -> None:
@@ -255,7 +258,11 @@ def original_code_last_token() -> Run:
     return authors_run(Last().eval())
 
 
-@FAMILY.mistake("sinusoids whose step is divided by the count of channels", guilty="model.encoder.embed_positions", beside=original_code)
+@FAMILY.mistake(
+    "sinusoids whose step is divided by the count of channels",
+    guilty="model.encoder.embed_positions",
+    beside=original_code,
+)
 def step_of_sinusoids() -> Run:
     return authors_run(authors(divisor=SIZE // 2))
 
@@ -267,21 +274,33 @@ def approximated_gelu() -> Run:
     return authors_run(made)
 
 
-@FAMILY.mistake("scaled twice: in the projection and in the attention", guilty="model.decoder.layers.0.self_attn", beside=original_code)
+@FAMILY.mistake(
+    "scaled twice: in the projection and in the attention",
+    guilty="model.decoder.layers.0.self_attn",
+    beside=original_code,
+)
 def scaled_twice() -> Run:
     made = authors()
     made.decoder.blocks[0].attn.scale = (SIZE // HEADS) ** -0.5
     return authors_run(made)
 
 
-@FAMILY.mistake("positions of the decoder that start at two, as in Bart", guilty="model.decoder.embed_positions", beside=original_code)
+@FAMILY.mistake(
+    "positions of the decoder that start at two, as in Bart",
+    guilty="model.decoder.embed_positions",
+    beside=original_code,
+)
 def positions_of_bart() -> Run:
     made = authors()
     made.decoder.offset = 2
     return authors_run(made)
 
 
-@FAMILY.mistake("weights of cross attention taken from the layer before", guilty="model.decoder.layers.1.encoder_attn", beside=eager_attention)
+@FAMILY.mistake(
+    "weights of cross attention taken from the layer before",
+    guilty="model.decoder.layers.1.encoder_attn",
+    beside=eager_attention,
+)
 def cross_attention_of_another_layer() -> Run:
     made = model("eager")
     layers = made.model.decoder.layers
