@@ -32,7 +32,7 @@ INPUTS: Final = {"input_ids": IDS, "attention_mask": MASK, "token_type_ids": TYP
 
 
 def model(implementation: str = "sdpa", *, pooler: bool = True) -> Any:
-    made = random_model(
+    port = random_model(
         BertModel,
         BertConfig,
         vocab_size=VOCABULARY,
@@ -44,8 +44,8 @@ def model(implementation: str = "sdpa", *, pooler: bool = True) -> Any:
         attn_implementation=implementation,
     )
     if not pooler:
-        made.pooler = None
-    return made
+        port.pooler = None
+    return port
 
 
 def reference() -> Run:
@@ -111,17 +111,17 @@ def sentence_embedder() -> Run:
 
 @FAMILY.correct("linear layers of the blocks in int8, dequantised before use", tolerance=INT8)
 def int8_weights() -> Run:
-    made = model()
-    replace(made.encoder, nn.Linear, Int8Linear)
-    return Run(made, INPUTS)
+    port = model()
+    replace(port.encoder, nn.Linear, Int8Linear)
+    return Run(port, INPUTS)
 
 
 @FAMILY.correct("each layer compiled")
 def compiled_layers() -> Run:
-    made = model()
+    port = model()
     for i in range(LAYERS):
-        made.encoder.layer[i] = torch.compile(made.encoder.layer[i], backend="eager")
-    return Run(made, INPUTS)
+        port.encoder.layer[i] = torch.compile(port.encoder.layer[i], backend="eager")
+    return Run(port, INPUTS)
 
 
 @FAMILY.correct(
@@ -129,11 +129,11 @@ def compiled_layers() -> Run:
     reference=lambda: Run(model(), {"input_ids": IDS}),
 )
 def types_folded() -> Run:
-    made = model()
+    port = model()
     with torch.no_grad():
-        made.embeddings.position_embeddings.weight += made.embeddings.token_type_embeddings.weight[0]
-        made.embeddings.token_type_embeddings.weight.zero_()
-    return Run(made, {"input_ids": IDS})
+        port.embeddings.position_embeddings.weight += port.embeddings.token_type_embeddings.weight[0]
+        port.embeddings.token_type_embeddings.weight.zero_()
+    return Run(port, {"input_ids": IDS})
 
 
 class TorchEncoder(nn.Module):
@@ -222,8 +222,8 @@ def rewrite() -> Any:
     return Rewritten(model().state_dict()).eval()
 
 
-def rewrite_run(made: Any) -> Run:
-    return Run(made, (IDS, TYPES, MASK == 0))
+def rewrite_run(port: Any) -> Run:
+    return Run(port, (IDS, TYPES, MASK == 0))
 
 
 @FAMILY.correct("written anew with names of its own; the mask says what is padding")
@@ -238,27 +238,27 @@ def rewritten_float16() -> Run:
 
 @FAMILY.mistake("no embeddings of token types", guilty="embeddings.token_type_embeddings", beside=rewritten)
 def no_token_types() -> Run:
-    made = rewrite()
-    made.uses_segments = False
-    return rewrite_run(made)
+    port = rewrite()
+    port.uses_segments = False
+    return rewrite_run(port)
 
 
 @FAMILY.mistake(
     "padding is attended to in one layer", guilty="encoder.layer.1.attention.self", beside=rewritten
 )
 def padding_attended() -> Run:
-    made = rewrite()
-    made.blocks[1].uses_mask = False
-    return rewrite_run(made)
+    port = rewrite()
+    port.blocks[1].uses_mask = False
+    return rewrite_run(port)
 
 
 @FAMILY.mistake(
     "the residual added behind the norm", guilty="encoder.layer.2.attention.output", beside=rewritten
 )
 def residual_after_norm() -> Run:
-    made = rewrite()
-    made.blocks[2].residual_after_norm = True
-    return rewrite_run(made)
+    port = rewrite()
+    port.blocks[2].residual_after_norm = True
+    return rewrite_run(port)
 
 
 @FAMILY.mistake(
@@ -267,19 +267,19 @@ def residual_after_norm() -> Run:
     beside=rewritten,
 )
 def approximated_gelu() -> Run:
-    made = rewrite()
-    for block in made.blocks:
+    port = rewrite()
+    for block in port.blocks:
         block.approximate = "tanh"
-    return rewrite_run(made)
+    return rewrite_run(port)
 
 
 @FAMILY.mistake(
     "positions that start at two, as in RoBERTa", guilty="embeddings.position_embeddings", beside=rewritten
 )
 def positions_of_roberta() -> Run:
-    made = rewrite()
-    made.first_position = 2
-    return rewrite_run(made)
+    port = rewrite()
+    port.first_position = 2
+    return rewrite_run(port)
 
 
 @FAMILY.mistake(
@@ -288,19 +288,19 @@ def positions_of_roberta() -> Run:
     beside=eager_attention,
 )
 def epsilon() -> Run:
-    made = model("eager")
-    made.encoder.layer[1].output.LayerNorm.eps = 1e-3
-    return Run(made, INPUTS)
+    port = model("eager")
+    port.encoder.layer[1].output.LayerNorm.eps = 1e-3
+    return Run(port, INPUTS)
 
 
 @FAMILY.mistake("weights of two layers swapped", guilty="encoder.layer.1", beside=float16)
 def layers_swapped() -> Run:
-    made = model()
-    layers = made.encoder.layer
+    port = model()
+    layers = port.encoder.layer
     second = {name: tensor.clone() for name, tensor in layers[2].state_dict().items()}
     layers[2].load_state_dict(layers[1].state_dict())
     layers[1].load_state_dict(second)
-    return Run(made.half(), INPUTS)
+    return Run(port.half(), INPUTS)
 
 
 @FAMILY.mistake(

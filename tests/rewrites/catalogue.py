@@ -169,9 +169,9 @@ def randomise(model: nn.Module, seed: int = 0) -> None:
 
 def random_model(kind: Any, config_kind: Any, **settings: Any) -> Any:
     """A model of transformers in eval mode, with weights that look trained."""
-    made = kind(config_kind(**settings)).eval()
-    randomise(made)
-    return made
+    port = kind(config_kind(**settings)).eval()
+    randomise(port)
+    return port
 
 
 def tokens(rows: int, length: int, vocabulary: int, seed: int = 1) -> Tensor:

@@ -58,8 +58,8 @@ def model(implementation: str = "sdpa") -> Any:
     )
 
 
-def run_of(made: Any) -> Run:
-    return Run(made, {"input_ids": IDS, "use_cache": False})
+def run_of(port: Any) -> Run:
+    return Run(port, {"input_ids": IDS, "use_cache": False})
 
 
 def reference() -> Run:
@@ -84,8 +84,8 @@ def language_model_prefix() -> Run:
     class Multimodal(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            made = model()
-            self.language_model, self.lm_head = made.model, made.lm_head
+            port = model()
+            self.language_model, self.lm_head = port.model, port.lm_head
 
         def forward(self, input_ids: Tensor, pixel_values: Tensor | None = None) -> dict[str, Tensor]:
             embeds = self.language_model.embed_tokens(input_ids)
@@ -108,17 +108,17 @@ class PlainNorm(nn.Module):
 
 @FAMILY.correct("norms whose weights have the one added, as converters of checkpoints do")
 def ones_in_the_norms() -> Run:
-    made = model()
-    replace(made, type(made.model.norm), PlainNorm)
-    return run_of(made)
+    port = model()
+    replace(port, type(port.model.norm), PlainNorm)
+    return run_of(port)
 
 
 @FAMILY.correct("the scale of the embedding folded into its table, the head untied")
 def scaled_table() -> Run:
-    made = model()
-    made.lm_head.weight = nn.Parameter(made.lm_head.weight.detach().clone())
-    made.model.embed_tokens = table(made.model.embed_tokens.weight * SIZE**0.5)
-    return run_of(made)
+    port = model()
+    port.lm_head.weight = nn.Parameter(port.lm_head.weight.detach().clone())
+    port.model.embed_tokens = table(port.model.embed_tokens.weight * SIZE**0.5)
+    return run_of(port)
 
 
 @FAMILY.correct("masks given as arguments, made once")
@@ -136,10 +136,10 @@ def mask_of_ones() -> Run:
 
 @FAMILY.correct("the MLPs in int8, dequantised before use", tolerance=INT8)
 def int8_mlps() -> Run:
-    made = model()
-    for layer in made.model.layers:
+    port = model()
+    for layer in port.model.layers:
         replace(layer.mlp, nn.Linear, Int8Linear)
-    return run_of(made)
+    return run_of(port)
 
 
 class LocalOrGlobalAttention(nn.Module):
@@ -231,33 +231,33 @@ def rewritten() -> Run:
     beside=ones_in_the_norms,
 )
 def one_not_added() -> Run:
-    made = ones_in_the_norms().model
+    port = ones_in_the_norms().model
     with torch.no_grad():
-        made.model.layers[1].input_layernorm.weight -= 1
-    return run_of(made)
+        port.model.layers[1].input_layernorm.weight -= 1
+    return run_of(port)
 
 
 @FAMILY.mistake("embeddings that are not scaled", guilty="model.embed_tokens", beside=rewritten)
 def embeddings_not_scaled() -> Run:
-    made = rewrite()
-    made.scale = 1.0
-    return Run(made, (IDS,))
+    port = rewrite()
+    port.scale = 1.0
+    return Run(port, (IDS,))
 
 
 @FAMILY.mistake("a window that is one token too wide", guilty="model.layers.0.self_attn", beside=rewritten)
 def window_off_by_one() -> Run:
-    made: Any = rewrite()
-    made.stack[0].inner.window = WINDOW + 1
-    return Run(made, (IDS,))
+    port: Any = rewrite()
+    port.stack[0].inner.window = WINDOW + 1
+    return Run(port, (IDS,))
 
 
 @FAMILY.mistake(
     "the local rotary base in a layer of full attention", guilty="model.layers.1.self_attn", beside=rewritten
 )
 def local_base_in_full_attention() -> Run:
-    made: Any = rewrite()
-    made.stack[2].inner.base = LOCAL_BASE
-    return Run(made, (IDS,))
+    port: Any = rewrite()
+    port.stack[2].inner.base = LOCAL_BASE
+    return Run(port, (IDS,))
 
 
 @FAMILY.mistake(
@@ -266,9 +266,9 @@ def local_base_in_full_attention() -> Run:
     beside=rewritten,
 )
 def scale_of_head_size() -> Run:
-    made: Any = rewrite()
-    made.stack[4].inner.scale = HEAD**-0.5
-    return Run(made, (IDS,))
+    port: Any = rewrite()
+    port.stack[4].inner.scale = HEAD**-0.5
+    return Run(port, (IDS,))
 
 
 @FAMILY.mistake(
@@ -277,10 +277,10 @@ def scale_of_head_size() -> Run:
     beside=bfloat16,
 )
 def norms_swapped() -> Run:
-    made = model()
-    layer = made.model.layers[1]
+    port = model()
+    layer = port.model.layers[1]
     layer.pre_feedforward_layernorm, layer.post_feedforward_layernorm = (
         layer.post_feedforward_layernorm,
         layer.pre_feedforward_layernorm,
     )
-    return run_of(made.bfloat16())
+    return run_of(port.bfloat16())

@@ -73,7 +73,7 @@ class Int8Linear(nn.Module):
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """[batch, tokens, heads * size] as [batch, heads, tokens, size]."""
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+    return x.reshape(*x.shape[:-1], heads, -1).transpose(1, 2)
 
 
 def join_heads(x: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ def rotate_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def interleaved_rows(weight: Tensor, heads: int) -> Tensor:
     """Rows of a projection whose heads are rotated in halves, in the order for interleaved rotation."""
-    return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+    return weight.reshape(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
 
 
 def replace(model: nn.Module, kind: type | tuple[type, ...], make: Callable[[Any], nn.Module]) -> None:

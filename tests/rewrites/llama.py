@@ -52,8 +52,8 @@ def model(implementation: str = "sdpa", kv_heads: int = KV_HEADS) -> Any:
     )
 
 
-def run_of(made: Any) -> Run:
-    return Run(made, {"input_ids": IDS, "use_cache": False})
+def run_of(port: Any) -> Run:
+    return Run(port, {"input_ids": IDS, "use_cache": False})
 
 
 def reference() -> Run:
@@ -64,7 +64,7 @@ def reference_bfloat16() -> Run:
     return run_of(model().bfloat16())
 
 
-def prefill_and_decode(made: Any, ids: Tensor) -> Any:
+def prefill_and_decode(port: Any, ids: Tensor) -> Any:
     first = made(input_ids=ids[:, :8], use_cache=True)
     cache = first.get("cache") if "cache" in first else first.past_key_values
     return made(
@@ -123,10 +123,10 @@ def one_row() -> Run:
 
 @FAMILY.correct("linear layers of the blocks in int8, dequantised before use", tolerance=INT8)
 def int8_weights() -> Run:
-    made = model()
-    for layer in made.model.layers:
+    port = model()
+    for layer in port.model.layers:
         replace(layer, nn.Linear, Int8Linear)
-    return run_of(made)
+    return run_of(port)
 
 
 @FAMILY.correct("norms that take *args, by another name of class")
@@ -139,17 +139,17 @@ def norms_of_another_library() -> Run:
         def forward(self, *args: Tensor) -> Tensor:
             return F.rms_norm(args[0], (SIZE,), self.weight, self.eps)
 
-    made = model()
-    kind = type(made.model.norm)
-    replace(made, kind, lambda norm: FusedNorm(norm.weight, norm.variance_epsilon))
-    return run_of(made)
+    port = model()
+    kind = type(port.model.norm)
+    replace(port, kind, lambda norm: FusedNorm(norm.weight, norm.variance_epsilon))
+    return run_of(port)
 
 
 @FAMILY.correct("gains of the norms folded into the projections behind them")
 def folded_norms() -> Run:
-    made = model()
+    port = model()
     with torch.no_grad():
-        for layer in made.model.layers:
+        for layer in port.model.layers:
             attn, mlp = layer.self_attn, layer.mlp
             for projection in (attn.q_proj, attn.k_proj, attn.v_proj):
                 projection.weight *= layer.input_layernorm.weight
@@ -157,29 +157,29 @@ def folded_norms() -> Run:
                 projection.weight *= layer.post_attention_layernorm.weight
             layer.input_layernorm.weight.fill_(1)
             layer.post_attention_layernorm.weight.fill_(1)
-        made.lm_head.weight *= made.model.norm.weight
-        made.model.norm.weight.fill_(1)
-    return run_of(made)
+        port.lm_head.weight *= port.model.norm.weight
+        port.model.norm.weight.fill_(1)
+    return run_of(port)
 
 
 @FAMILY.correct("keys and values repeated in the weights: as many as there are heads")
 def multi_head_weights() -> Run:
-    source, made = model(), model(kv_heads=HEADS)
+    source, port = model(), model(kv_heads=HEADS)
     weights = source.state_dict()
     for name in list(weights):
         if name.endswith(("k_proj.weight", "v_proj.weight")):
             rows = weights[name].unflatten(0, (KV_HEADS, HEAD))
             weights[name] = rows.repeat_interleave(HEADS // KV_HEADS, 0).flatten(0, 1)
-    made.load_state_dict(weights)
-    return run_of(made)
+    port.load_state_dict(weights)
+    return run_of(port)
 
 
 @FAMILY.correct("every MLP compiled through aot_eager")
 def compiled_mlps() -> Run:
-    made = model()
-    for layer in made.model.layers:
+    port = model()
+    for layer in port.model.layers:
         layer.mlp = torch.compile(layer.mlp, backend="aot_eager")
-    return run_of(made)
+    return run_of(port)
 
 
 class TableRotary(nn.Module):
@@ -197,9 +197,9 @@ class TableRotary(nn.Module):
 
 @FAMILY.correct("rotary tables made once and kept as buffers")
 def rotary_as_buffers() -> Run:
-    made = model()
-    made.model.rotary_emb = TableRotary(64)
-    return run_of(made)
+    port = model()
+    port.model.rotary_emb = TableRotary(64)
+    return run_of(port)
 
 
 # --- As a serving engine has it: fused projections, halves
@@ -265,12 +265,12 @@ class ServedLlama(nn.Module):
         return logits
 
 
-def served(made: Any = None) -> ServedLlama:
+def served(port: Any = None) -> ServedLlama:
     return ServedLlama((made or model()).state_dict()).eval()
 
 
-def served_run(made: nn.Module) -> Run:
-    return Run(made, (IDS, torch.arange(IDS.shape[1])))
+def served_run(port: nn.Module) -> Run:
+    return Run(port, (IDS, torch.arange(IDS.shape[1])))
 
 
 @FAMILY.correct("as a serving engine has it: fused projections, the residual carried beside")
@@ -305,7 +305,7 @@ class AuthorsAttention(nn.Module):
 
 def turn(x: Tensor, freqs_cis: Tensor) -> Tensor:
     """Rotate [batch, tokens, heads, size] by complex numbers [tokens, size / 2]."""
-    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)).contiguous())
+    pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
     return torch.view_as_real(pairs * freqs_cis[None, :, None]).flatten(-2).to(x.dtype)
 
 
@@ -449,13 +449,13 @@ def adapters() -> Run:
             out: Tensor = self.base_layer(x) + 2.0 * self.lora_B(self.lora_A(x))
             return out
 
-    made = model()
-    for layer in made.model.layers:
+    port = model()
+    for layer in port.model.layers:
         layer.self_attn.q_proj, layer.self_attn.v_proj = (
             Adapted(layer.self_attn.q_proj),
             Adapted(layer.self_attn.v_proj),
         )
-    return run_of(made.eval())
+    return run_of(port.eval())
 
 
 class CachedAttention(AuthorsAttention):
@@ -485,14 +485,14 @@ class CachedAttention(AuthorsAttention):
 @FAMILY.correct("prefill and one token more with a cache of its own", reference=reference_decoding)
 def decoding_with_own_cache() -> Run:
     weights = model().state_dict()
-    made: Any = authors()
-    for i, block in enumerate(made.layers):
+    port: Any = authors()
+    for i, block in enumerate(port.layers):
         block.attention = CachedAttention(weights, f"model.layers.{i}.self_attn")
 
     class Engine(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net = made
+            self.net = port
 
         def forward(self, tokens: Tensor, start_pos: int) -> Tensor:
             end = start_pos + tokens.shape[1]
@@ -528,38 +528,38 @@ def unpermuted_rotation() -> Run:
 
 @FAMILY.mistake("no residual around one MLP", guilty="model.layers.1", beside=original_code)
 def missing_residual() -> Run:
-    made: Any = authors()
-    made.layers[1].has_residual = False
-    return Run(made, (IDS,))
+    port: Any = authors()
+    port.layers[1].has_residual = False
+    return Run(port, (IDS,))
 
 
 @FAMILY.mistake(
     "scores that are not scaled in one layer", guilty="model.layers.1.self_attn", beside=serving_engine
 )
 def missing_scale() -> Run:
-    made: Any = served()
-    made.layers[1].self_attn.scale = 1.0
-    return served_run(made)
+    port: Any = served()
+    port.layers[1].self_attn.scale = 1.0
+    return served_run(port)
 
 
 @FAMILY.mistake(
     "gate and up swapped in the fused projection", guilty="model.layers.2.mlp", beside=serving_engine
 )
 def gate_and_up_swapped() -> Run:
-    made: Any = served()
-    weight = made.layers[2].mlp.gate_up_proj.weight
+    port: Any = served()
+    weight = port.layers[2].mlp.gate_up_proj.weight
     with torch.no_grad():
         weight.copy_(weight.roll(WIDE, 0))
-    return served_run(made)
+    return served_run(port)
 
 
 @FAMILY.mistake(
     "the key projection of the layer before", guilty="model.layers.2.self_attn.k_proj", beside=bfloat16
 )
 def keys_of_another_layer() -> Run:
-    made = model()
-    made.model.layers[2].self_attn.k_proj.load_state_dict(made.model.layers[1].self_attn.k_proj.state_dict())
-    return run_of(made.bfloat16())
+    port = model()
+    port.model.layers[2].self_attn.k_proj.load_state_dict(port.model.layers[1].self_attn.k_proj.state_dict())
+    return run_of(port.bfloat16())
 
 
 @FAMILY.mistake(
@@ -568,12 +568,12 @@ def keys_of_another_layer() -> Run:
     beside=multi_head_weights,
 )
 def keys_repeated_in_the_wrong_order() -> Run:
-    made = multi_head_weights().model
-    for layer in made.model.layers:
+    port = multi_head_weights().model
+    for layer in port.model.layers:
         weight = layer.self_attn.k_proj.weight
         with torch.no_grad():
             weight.copy_(weight.unflatten(0, (HEADS, HEAD))[[0, 2, 1, 3]].flatten(0, 1))
-    return run_of(made)
+    return run_of(port)
 
 
 @FAMILY.mistake(
@@ -582,17 +582,17 @@ def keys_repeated_in_the_wrong_order() -> Run:
     beside=int8_weights,
 )
 def int8_scale_of_first_row() -> Run:
-    made = int8_weights().model
-    scale = made.model.layers[1].mlp.down_proj.scale
+    port = int8_weights().model
+    scale = port.model.layers[1].mlp.down_proj.scale
     scale.copy_(scale[:1].expand_as(scale) * 2)
-    return run_of(made)
+    return run_of(port)
 
 
 @FAMILY.mistake(
     "a decoded token at the position before its own", guilty="model.rotary_emb", beside=decoding_in_eager
 )
 def decoding_one_position_early() -> Run:
-    def call(made: Any, ids: Tensor) -> Any:
+    def call(port: Any, ids: Tensor) -> Any:
         first = made(input_ids=ids[:, :8], use_cache=True)
         name = "cache" if "cache" in first else "past_key_values"
         return made(

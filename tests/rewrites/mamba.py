@@ -27,7 +27,7 @@ EPS: Final = 1e-5
 
 
 def model() -> Any:
-    made = random_model(
+    port = random_model(
         MambaForCausalLM,
         MambaConfig,
         vocab_size=VOCABULARY,
@@ -43,14 +43,14 @@ def model() -> Any:
         eos_token_id=2,
     )
     with torch.no_grad():
-        for block in made.backbone.layers:
+        for block in port.backbone.layers:
             block.mixer.A_log.mul_(0.2).add_(torch.arange(1.0, STATE + 1).log())
             block.mixer.dt_proj.bias.sub_(1.0)
-    return made
+    return port
 
 
-def run_of(made: Any) -> Run:
-    return Run(made, {"input_ids": IDS, "use_cache": False})
+def run_of(port: Any) -> Run:
+    return Run(port, {"input_ids": IDS, "use_cache": False})
 
 
 def reference() -> Run:
@@ -77,13 +77,13 @@ def with_cache() -> Run:
 
 @FAMILY.correct("projections in int8, dequantised before use", tolerance=INT8)
 def int8_projections() -> Run:
-    made = model()
-    for block in made.backbone.layers:
+    port = model()
+    for block in port.backbone.layers:
         block.mixer.in_proj, block.mixer.out_proj = (
             Int8Linear(block.mixer.in_proj),
             Int8Linear(block.mixer.out_proj),
         )
-    return run_of(made)
+    return run_of(port)
 
 
 @FAMILY.correct("torch.nn.RMSNorm in the place of the model's own class")
@@ -93,21 +93,21 @@ def norms_of_torch() -> Run:
         norm.weight = theirs.weight
         return norm
 
-    made = model()
-    replace(made, type(made.backbone.norm_f), norm_of)
-    return run_of(made)
+    port = model()
+    replace(port, type(port.backbone.norm_f), norm_of)
+    return run_of(port)
 
 
 @FAMILY.correct("gains of the norms folded into the projections behind them")
 def folded_norms() -> Run:
-    made = model()
-    made.lm_head.weight = nn.Parameter(made.lm_head.weight.detach() * made.backbone.norm_f.weight.detach())
+    port = model()
+    port.lm_head.weight = nn.Parameter(port.lm_head.weight.detach() * port.backbone.norm_f.weight.detach())
     with torch.no_grad():
-        for block in made.backbone.layers:
+        for block in port.backbone.layers:
             block.mixer.in_proj.weight *= block.norm.weight
             block.norm.weight.fill_(1)
-        made.backbone.norm_f.weight.fill_(1)
-    return run_of(made)
+        port.backbone.norm_f.weight.fill_(1)
+    return run_of(port)
 
 
 class SelectiveMixer(nn.Module):
@@ -188,25 +188,25 @@ def rewritten_bfloat16() -> Run:
 
 @FAMILY.mistake("no skip by D in one layer", guilty="backbone.layers.0.mixer", beside=rewritten)
 def skip_missing() -> Run:
-    made = minimal()
-    made.layers[0].mixer.skips = False
-    return Run(made, (IDS,))
+    port = minimal()
+    port.layers[0].mixer.skips = False
+    return Run(port, (IDS,))
 
 
 @FAMILY.mistake(
     "a convolution that sees the token ahead", guilty="backbone.layers.1.mixer.conv1d", beside=rewritten
 )
 def convolution_sees_ahead() -> Run:
-    made = minimal()
-    made.layers[1].mixer.lookahead = 1
-    return Run(made, (IDS,))
+    port = minimal()
+    port.layers[1].mixer.lookahead = 1
+    return Run(port, (IDS,))
 
 
 @FAMILY.mistake("B and C swapped", guilty="backbone.layers.1.mixer.x_proj", beside=rewritten)
 def b_and_c_swapped() -> Run:
-    made = minimal()
-    made.layers[1].mixer.swaps_b_and_c = True
-    return Run(made, (IDS,))
+    port = minimal()
+    port.layers[1].mixer.swaps_b_and_c = True
+    return Run(port, (IDS,))
 
 
 @FAMILY.mistake(
@@ -215,18 +215,18 @@ def b_and_c_swapped() -> Run:
     beside=norms_of_torch,
 )
 def gate_and_input_swapped() -> Run:
-    made = norms_of_torch().model
-    weight = made.backbone.layers[0].mixer.in_proj.weight
+    port = norms_of_torch().model
+    weight = port.backbone.layers[0].mixer.in_proj.weight
     with torch.no_grad():
         weight.copy_(weight.roll(INNER, 0))
-    return run_of(made)
+    return run_of(port)
 
 
 @FAMILY.mistake(
     "the bias of the time step not loaded", guilty="backbone.layers.1.mixer.dt_proj", beside=bfloat16
 )
 def time_step_bias_not_loaded() -> Run:
-    made = model()
-    nn.init.zeros_(made.backbone.layers[1].mixer.dt_proj.bias)
-    nn.init.zeros_(made.backbone.layers[0].mixer.dt_proj.bias)
-    return run_of(made.bfloat16())
+    port = model()
+    nn.init.zeros_(port.backbone.layers[1].mixer.dt_proj.bias)
+    nn.init.zeros_(port.backbone.layers[0].mixer.dt_proj.bias)
+    return run_of(port.bfloat16())

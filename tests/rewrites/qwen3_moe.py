@@ -56,8 +56,8 @@ def model(implementation: str = "sdpa", experts: str = "eager") -> Any:
     )
 
 
-def run_of(made: Any) -> Run:
-    return Run(made, {"input_ids": IDS, "use_cache": False})
+def run_of(port: Any) -> Run:
+    return Run(port, {"input_ids": IDS, "use_cache": False})
 
 
 def reference() -> Run:
@@ -84,16 +84,16 @@ def wrapped() -> Run:
 
 @FAMILY.correct("experts in another order, the router's rows in the same")
 def permuted_experts() -> Run:
-    made = model()
+    port = model()
     with torch.no_grad():
-        for layer in made.model.layers:
+        for layer in port.model.layers:
             for parameter in (
                 layer.mlp.gate.weight,
                 layer.mlp.experts.gate_up_proj,
                 layer.mlp.experts.down_proj,
             ):
                 parameter.copy_(parameter[ORDER])
-    return run_of(made)
+    return run_of(port)
 
 
 class Expert(nn.Module):
@@ -131,11 +131,11 @@ class ListOfExperts(nn.Module):
 
 
 def with_mixture(kind: type[nn.Module]) -> Any:
-    made = model()
-    weights = made.state_dict()
-    for i, layer in enumerate(made.model.layers):
+    port = model()
+    weights = port.state_dict()
+    for i, layer in enumerate(port.model.layers):
         layer.mlp = kind(weights, f"model.layers.{i}.mlp")
-    return made.eval()
+    return port.eval()
 
 
 @FAMILY.correct("a module for each expert, in the place of stacked weights")
@@ -145,10 +145,10 @@ def list_of_experts() -> Run:
 
 @FAMILY.correct("a module for each expert, all in int8", tolerance=INT8)
 def int8_experts() -> Run:
-    made = with_mixture(ListOfExperts)
-    for layer in made.model.layers:
+    port = with_mixture(ListOfExperts)
+    for layer in port.model.layers:
         replace(layer.mlp.experts, nn.Linear, Int8Linear)
-    return run_of(made)
+    return run_of(port)
 
 
 class DenseMixture(nn.Module):
@@ -241,17 +241,17 @@ def rewritten() -> Run:
     beside=rewritten,
 )
 def not_renormalised() -> Run:
-    made = rewrite()
-    for block in made.trunk:
+    port = rewrite()
+    for block in port.trunk:
         block.moe.renormalises = False
-    return Run(made, (IDS,))
+    return Run(port, (IDS,))
 
 
 @FAMILY.mistake("one expert a token too few", guilty="model.layers.1.mlp.gate", beside=list_of_experts)
 def one_expert_too_few() -> Run:
-    made = with_mixture(ListOfExperts)
-    made.model.layers[1].mlp.chosen = 1
-    return run_of(made)
+    port = with_mixture(ListOfExperts)
+    port.model.layers[1].mlp.chosen = 1
+    return run_of(port)
 
 
 @FAMILY.mistake(
@@ -260,12 +260,12 @@ def one_expert_too_few() -> Run:
     beside=permuted_experts,
 )
 def experts_without_their_router() -> Run:
-    made = model()
+    port = model()
     with torch.no_grad():
-        for layer in made.model.layers:
+        for layer in port.model.layers:
             for parameter in (layer.mlp.experts.gate_up_proj, layer.mlp.experts.down_proj):
                 parameter.copy_(parameter[ORDER])
-    return run_of(made)
+    return run_of(port)
 
 
 @FAMILY.mistake(
@@ -274,23 +274,23 @@ def experts_without_their_router() -> Run:
     beside=rewritten,
 )
 def rotation_before_norm() -> Run:
-    made = rewrite()
-    made.trunk[1].mix.rotates_first = True
-    return Run(made, (IDS,))
+    port = rewrite()
+    port.trunk[1].mix.rotates_first = True
+    return Run(port, (IDS,))
 
 
 @FAMILY.mistake(
     "gate and up of one expert swapped", guilty="model.layers.1.mlp.experts", beside=list_of_experts
 )
 def one_expert_swapped() -> Run:
-    made = with_mixture(ListOfExperts)
-    expert = made.model.layers[1].mlp.experts[2]
+    port = with_mixture(ListOfExperts)
+    expert = port.model.layers[1].mlp.experts[2]
     expert.gate_proj, expert.up_proj = expert.up_proj, expert.gate_proj
-    return run_of(made)
+    return run_of(port)
 
 
 @FAMILY.mistake("the router of another layer", guilty="model.layers.1.mlp.gate", beside=dense_mixture)
 def router_of_another_layer() -> Run:
-    made = with_mixture(DenseMixture)
-    made.model.layers[1].mlp.router = made.model.layers[0].mlp.router
-    return run_of(made)
+    port = with_mixture(DenseMixture)
+    port.model.layers[1].mlp.router = port.model.layers[0].mlp.router
+    return run_of(port)

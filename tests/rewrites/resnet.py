@@ -29,8 +29,8 @@ def model() -> Any:
     )
 
 
-def run_of(made: Any) -> Run:
-    return Run(made, {"pixel_values": PIXELS})
+def run_of(port: Any) -> Run:
+    return Run(port, {"pixel_values": PIXELS})
 
 
 def reference() -> Run:
@@ -52,17 +52,17 @@ def float16() -> Run:
 
 @FAMILY.correct("channels-last memory")
 def channels_last_memory() -> Run:
-    made = model().to(memory_format=torch.channels_last)
-    return Run(made, {"pixel_values": PIXELS.contiguous(memory_format=torch.channels_last)})
+    port = model().to(memory_format=torch.channels_last)
+    return Run(port, {"pixel_values": PIXELS.contiguous(memory_format=torch.channels_last)})
 
 
-def fold(made: Any) -> Any:
+def fold(port: Any) -> Any:
     """Put every batch norm into the convolution before it."""
-    for module in list(made.modules()):
+    for module in list(port.modules()):
         if hasattr(module, "normalization"):
             module.convolution = fuse_conv_bn_eval(module.convolution, module.normalization)
             module.normalization = nn.Identity()
-    return made
+    return port
 
 
 @FAMILY.correct("batch norms folded into the convolutions, an identity in their place")
@@ -95,16 +95,16 @@ class Affine(nn.Module):
 
 @FAMILY.correct("frozen batch norms: a scale and an offset")
 def frozen_batch_norms() -> Run:
-    made = model()
-    replace(made, nn.BatchNorm2d, Affine)
-    return run_of(made)
+    port = model()
+    replace(port, nn.BatchNorm2d, Affine)
+    return run_of(port)
 
 
 @FAMILY.correct("the stem compiled")
 def compiled_stem() -> Run:
-    made = model()
-    made.resnet.embedder = torch.compile(made.resnet.embedder, backend="eager")
-    return run_of(made)
+    port = model()
+    port.resnet.embedder = torch.compile(port.resnet.embedder, backend="eager")
+    return run_of(port)
 
 
 @FAMILY.correct("one image of the batch", reference_view=lambda logits: logits[1:2])
@@ -237,20 +237,20 @@ def channels_last_throughout() -> Run:
     beside=as_in_torchvision,
 )
 def batch_norm_in_train_mode() -> Run:
-    made = torchvision_like()
-    made.layer1[1].bn1.train()
-    return Run(made, (PIXELS,))
+    port = torchvision_like()
+    port.layer1[1].bn1.train()
+    return Run(port, (PIXELS,))
 
 
 @FAMILY.mistake(
     "the epsilon of Keras, 1e-3", guilty="resnet.embedder.embedder.normalization", beside=as_in_torchvision
 )
 def epsilon_of_keras() -> Run:
-    made = torchvision_like()
-    for module in made.modules():
+    port = torchvision_like()
+    for module in port.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.eps = 1e-3
-    return Run(made, (PIXELS,))
+    return Run(port, (PIXELS,))
 
 
 @FAMILY.mistake(
@@ -259,25 +259,25 @@ def epsilon_of_keras() -> Run:
     beside=float16,
 )
 def statistics_not_loaded() -> Run:
-    made = model()
-    made.resnet.encoder.stages[1].layers[0].layer[1].normalization.reset_running_stats()
-    return Run(made.half(), {"pixel_values": PIXELS.half()})
+    port = model()
+    port.resnet.encoder.stages[1].layers[0].layer[1].normalization.reset_running_stats()
+    return Run(port.half(), {"pixel_values": PIXELS.half()})
 
 
 @FAMILY.mistake(
     "no ReLU behind the sum", guilty="resnet.encoder.stages.1.layers.1.activation", beside=as_in_torchvision
 )
 def relu_missing() -> Run:
-    made = torchvision_like()
-    made.layer2[1].has_last_relu = False
-    return Run(made, (PIXELS,))
+    port = torchvision_like()
+    port.layer2[1].has_last_relu = False
+    return Run(port, (PIXELS,))
 
 
 @FAMILY.mistake("a pool that pads on one side", guilty="resnet.embedder.pooler", beside=as_in_torchvision)
 def pool_pads_on_one_side() -> Run:
-    made = torchvision_like()
-    made.maxpool = nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), nn.MaxPool2d(3, 2))
-    return Run(made, (PIXELS,))
+    port = torchvision_like()
+    port.maxpool = nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), nn.MaxPool2d(3, 2))
+    return Run(port, (PIXELS,))
 
 
 @FAMILY.mistake(
@@ -286,9 +286,9 @@ def pool_pads_on_one_side() -> Run:
     beside=folded_batch_norms,
 )
 def offset_not_folded() -> Run:
-    made = fold(model())
-    convolution = made.resnet.encoder.stages[2].layers[0].layer[0].convolution
+    port = fold(model())
+    convolution = port.resnet.encoder.stages[2].layers[0].layer[0].convolution
     original = model().resnet.encoder.stages[2].layers[0].layer[0].normalization
     with torch.no_grad():
         convolution.bias -= original.bias
-    return run_of(made)
+    return run_of(port)

@@ -29,7 +29,7 @@ EPS: Final = 1e-6
 
 
 def model(implementation: str = "sdpa", *, tied: bool = True) -> Any:
-    made = random_model(
+    port = random_model(
         T5ForConditionalGeneration,
         T5Config,
         vocab_size=VOCABULARY,
@@ -46,14 +46,14 @@ def model(implementation: str = "sdpa", *, tied: bool = True) -> Any:
         attn_implementation=implementation,
     )
     with torch.no_grad():
-        for name, parameter in made.named_parameters():
+        for name, parameter in port.named_parameters():
             if name.endswith((".q.weight", "shared.weight")):
                 parameter.mul_(HEAD**-0.5 if name.endswith(".q.weight") else 3.0)
-    return made
+    return port
 
 
-def run_of(made: Any) -> Run:
-    return Run(made, {"input_ids": IDS, "decoder_input_ids": DECODED, "use_cache": False})
+def run_of(port: Any) -> Run:
+    return Run(port, {"input_ids": IDS, "decoder_input_ids": DECODED, "use_cache": False})
 
 
 def reference() -> Run:
@@ -80,8 +80,8 @@ def bfloat16() -> Run:
 
 @FAMILY.correct("encoder called first, its states given to the decoder")
 def encoder_called_first() -> Run:
-    def call(made: Any, ids: Tensor, decoded: Tensor) -> Any:
-        return made(encoder_outputs=(made.encoder(ids)[0],), decoder_input_ids=decoded, use_cache=False)
+    def call(port: Any, ids: Tensor, decoded: Tensor) -> Any:
+        return made(encoder_outputs=(port.encoder(ids)[0],), decoder_input_ids=decoded, use_cache=False)
 
     class Caller(nn.Module):
         def __init__(self) -> None:
@@ -97,24 +97,24 @@ def encoder_called_first() -> Run:
 
 @FAMILY.correct("dropouts replaced by nn.Identity")
 def identities_for_dropouts() -> Run:
-    made = model()
-    replace(made, nn.Dropout, lambda _: nn.Identity())
-    return run_of(made)
+    port = model()
+    replace(port, nn.Dropout, lambda _: nn.Identity())
+    return run_of(port)
 
 
 @FAMILY.correct("a head of its own, the scale before it folded into its weight")
 def scale_folded_into_head() -> Run:
-    made = model()
-    made.lm_head.weight = nn.Parameter(made.lm_head.weight.detach() * SIZE**-0.5)
-    made.config.scale_decoder_outputs = False
-    return run_of(made)
+    port = model()
+    port.lm_head.weight = nn.Parameter(port.lm_head.weight.detach() * SIZE**-0.5)
+    port.config.scale_decoder_outputs = False
+    return run_of(port)
 
 
 @FAMILY.correct("linear layers of the decoder in int8, dequantised before use", tolerance=INT8)
 def int8_decoder() -> Run:
-    made = model()
-    replace(made.decoder, nn.Linear, Int8Linear)
-    return run_of(made)
+    port = model()
+    replace(port.decoder, nn.Linear, Int8Linear)
+    return run_of(port)
 
 
 def bucket_of(distance: Tensor, *, both_ways: bool) -> Tensor:
@@ -213,8 +213,8 @@ def rewrite() -> Any:
     return Rewritten(model().state_dict()).eval()
 
 
-def rewrite_run(made: Any) -> Run:
-    return Run(made, (IDS, DECODED))
+def rewrite_run(port: Any) -> Run:
+    return Run(port, (IDS, DECODED))
 
 
 @FAMILY.correct("written anew: one class for both halves, the relative bias computed in every layer")
@@ -231,19 +231,19 @@ def encoder_alone() -> Run:
     "scores scaled as everywhere else", guilty="encoder.block.0.layer.0.SelfAttention", beside=rewritten
 )
 def scores_scaled() -> Run:
-    made = rewrite()
-    made.enc.parts[0][0].scale = HEAD**-0.5
-    return rewrite_run(made)
+    port = rewrite()
+    port.enc.parts[0][0].scale = HEAD**-0.5
+    return rewrite_run(port)
 
 
 @FAMILY.mistake(
     "buckets for both ways in the decoder", guilty="decoder.block.0.layer.0.SelfAttention", beside=rewritten
 )
 def buckets_both_ways() -> Run:
-    made = rewrite()
-    for parts in made.dec.parts:
+    port = rewrite()
+    for parts in port.dec.parts:
         parts[0].both_ways = True
-    return rewrite_run(made)
+    return rewrite_run(port)
 
 
 @FAMILY.mistake(
@@ -252,16 +252,16 @@ def buckets_both_ways() -> Run:
     beside=rewritten,
 )
 def bias_in_first_layer_alone() -> Run:
-    made = rewrite()
-    made.enc.parts[1][0].bias_table = None
-    return rewrite_run(made)
+    port = rewrite()
+    port.enc.parts[1][0].bias_table = None
+    return rewrite_run(port)
 
 
 @FAMILY.mistake("hidden states not scaled before the tied head", guilty="lm_head", beside=rewritten)
 def head_not_scaled() -> Run:
-    made = rewrite()
-    made.scale = 1.0
-    return rewrite_run(made)
+    port = rewrite()
+    port.scale = 1.0
+    return rewrite_run(port)
 
 
 @FAMILY.mistake(
@@ -270,9 +270,9 @@ def head_not_scaled() -> Run:
     beside=eager_attention,
 )
 def encoder_without_last_norm() -> Run:
-    made = model("eager")
-    made.encoder.final_layer_norm = nn.Identity()
-    return run_of(made)
+    port = model("eager")
+    port.encoder.final_layer_norm = nn.Identity()
+    return run_of(port)
 
 
 @FAMILY.mistake(
@@ -281,9 +281,9 @@ def encoder_without_last_norm() -> Run:
     beside=bfloat16,
 )
 def attentions_swapped() -> Run:
-    made = model()
-    layers = made.decoder.block[1].layer
+    port = model()
+    layers = port.decoder.block[1].layer
     for name in ("q", "k", "v", "o"):
         one, other = getattr(layers[0].SelfAttention, name), getattr(layers[1].EncDecAttention, name)
         one.weight, other.weight = other.weight, one.weight
-    return run_of(made.bfloat16())
+    return run_of(port.bfloat16())

@@ -39,8 +39,8 @@ def model(implementation: str = "sdpa") -> Any:
     )
 
 
-def run_of(made: Any) -> Run:
-    return Run(made, {"pixel_values": PIXELS})
+def run_of(port: Any) -> Run:
+    return Run(port, {"pixel_values": PIXELS})
 
 
 def reference() -> Run:
@@ -83,8 +83,8 @@ def backbone_and_head() -> Run:
     class Classifier(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            made = model()
-            self.backbone, self.head = made.vit, made.classifier
+            port = model()
+            self.backbone, self.head = port.vit, port.classifier
 
         def forward(self, images: Tensor) -> Tensor:
             logits: Tensor = self.head(self.backbone(images).last_hidden_state[:, 0])
@@ -95,10 +95,10 @@ def backbone_and_head() -> Run:
 
 @FAMILY.correct("each MLP compiled")
 def compiled_mlps() -> Run:
-    made = model()
-    for layer in made.vit.layers:
+    port = model()
+    for layer in port.vit.layers:
         layer.mlp = torch.compile(layer.mlp, backend="eager")
-    return run_of(made)
+    return run_of(port)
 
 
 @FAMILY.correct("two models one after the other: the mean of two copies", reference=reference)
@@ -235,31 +235,31 @@ def timm_bfloat16() -> Run:
     "patches counted by columns", guilty="vit.embeddings.patch_embeddings", beside=patches_by_linear
 )
 def patches_by_columns() -> Run:
-    made = timm_like(PatchLinear)
-    made.patch_embed.transposes = True
-    return Run(made, (PIXELS,))
+    port = timm_like(PatchLinear)
+    port.patch_embed.transposes = True
+    return Run(port, (PIXELS,))
 
 
 @FAMILY.mistake("positions shifted by the class token", guilty="vit.embeddings", beside=as_in_timm)
 def positions_shifted() -> Run:
-    made = timm_like()
-    made.pos_embed = nn.Parameter(made.pos_embed.detach().roll(1, 1))
-    return Run(made, (PIXELS,))
+    port = timm_like()
+    port.pos_embed = nn.Parameter(port.pos_embed.detach().roll(1, 1))
+    return Run(port, (PIXELS,))
 
 
 @FAMILY.mistake("the mean of patches in the place of the class token", guilty="classifier", beside=as_in_timm)
 def mean_of_patches() -> Run:
-    made = timm_like()
-    made.pools_mean = True
-    return Run(made, (PIXELS,))
+    port = timm_like()
+    port.pools_mean = True
+    return Run(port, (PIXELS,))
 
 
 @FAMILY.mistake("no bias of the queries", guilty="vit.layers.1.attention.q_proj", beside=as_in_timm)
 def bias_missing() -> Run:
-    made = timm_like()
+    port = timm_like()
     with torch.no_grad():
-        made.blocks[1].attn.qkv.bias[:SIZE] = 0
-    return Run(made, (PIXELS,))
+        port.blocks[1].attn.qkv.bias[:SIZE] = 0
+    return Run(port, (PIXELS,))
 
 
 @FAMILY.mistake(
@@ -268,28 +268,28 @@ def bias_missing() -> Run:
     beside=eager_attention,
 )
 def colours_reversed() -> Run:
-    made = model("eager")
-    weight = made.vit.embeddings.patch_embeddings.projection.weight
+    port = model("eager")
+    weight = port.vit.embeddings.patch_embeddings.projection.weight
     with torch.no_grad():
         weight.copy_(weight.flip(1))
-    return run_of(made)
+    return run_of(port)
 
 
 @FAMILY.mistake(
     "in float16, a square weight transposed", guilty="vit.layers.2.attention.v_proj", beside=float16
 )
 def square_weight_transposed() -> Run:
-    made = model()
-    layer = made.vit.layers[2].attention.v_proj
+    port = model()
+    layer = port.vit.layers[2].attention.v_proj
     layer.weight = nn.Parameter(layer.weight.detach().T.clone())
-    return Run(made.half(), {"pixel_values": PIXELS.half()})
+    return Run(port.half(), {"pixel_values": PIXELS.half()})
 
 
 @FAMILY.mistake(
     "SiLU in the place of GELU, in bfloat16", guilty="vit.layers.1.mlp.activation_fn", beside=bfloat16
 )
 def silu() -> Run:
-    made = model()
-    made.vit.layers[1].mlp.activation_fn = nn.SiLU()
-    made.vit.layers[2].mlp.activation_fn = nn.SiLU()
-    return run_of(made.bfloat16())
+    port = model()
+    port.vit.layers[1].mlp.activation_fn = nn.SiLU()
+    port.vit.layers[2].mlp.activation_fn = nn.SiLU()
+    return run_of(port.bfloat16())

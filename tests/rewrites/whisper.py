@@ -55,8 +55,8 @@ def model(implementation: str = "sdpa") -> Any:
     )
 
 
-def run_of(made: Any, mel: Tensor = MEL) -> Run:
-    return Run(made, {"input_features": mel, "decoder_input_ids": DECODED, "use_cache": False})
+def run_of(port: Any, mel: Tensor = MEL) -> Run:
+    return Run(port, {"input_features": mel, "decoder_input_ids": DECODED, "use_cache": False})
 
 
 def reference() -> Run:
@@ -83,11 +83,11 @@ def float16() -> Run:
 
 @FAMILY.correct("a bias of zeros for the keys, which have none")
 def key_bias_of_zeros() -> Run:
-    made = model()
-    for module in made.modules():
+    port = model()
+    for module in port.modules():
         if hasattr(module, "k_proj"):
             module.k_proj = linear(module.k_proj.weight, torch.zeros(SIZE))
-    return run_of(made)
+    return run_of(port)
 
 
 class ConvolutionByProduct(nn.Module):
@@ -105,9 +105,9 @@ class ConvolutionByProduct(nn.Module):
 
 @FAMILY.correct("convolutions as products with windows")
 def convolutions_by_product() -> Run:
-    made = model()
-    replace(made.model.encoder, nn.Conv1d, ConvolutionByProduct)
-    return run_of(made)
+    port = model()
+    replace(port.model.encoder, nn.Conv1d, ConvolutionByProduct)
+    return run_of(port)
 
 
 @FAMILY.correct("a pipeline: encoder and decoder as two modules of a class of its own")
@@ -115,9 +115,9 @@ def two_modules() -> Run:
     class Pipeline(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            made = model()
-            self.audio_encoder, self.text_decoder = made.model.encoder, made.model.decoder
-            self.projection = made.proj_out
+            port = model()
+            self.audio_encoder, self.text_decoder = port.model.encoder, port.model.decoder
+            self.projection = port.proj_out
 
         def forward(self, audio: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
             memory = self.audio_encoder(audio).last_hidden_state
@@ -231,8 +231,8 @@ def authors(**options: int) -> Any:
     return AuthorsWhisper(model().state_dict(), **options).eval()
 
 
-def authors_run(made: Any) -> Run:
-    return Run(made, {"mel": MEL, "tokens": DECODED})
+def authors_run(port: Any) -> Run:
+    return Run(port, {"mel": MEL, "tokens": DECODED})
 
 
 @FAMILY.correct("as its authors wrote it: sinusoids computed, queries and keys each scaled by a fourth root")
@@ -269,9 +269,9 @@ def step_of_sinusoids() -> Run:
 
 @FAMILY.mistake("the approximated GELU behind the convolutions", guilty="model.encoder", beside=original_code)
 def approximated_gelu() -> Run:
-    made = authors()
-    made.encoder.approximate = "tanh"
-    return authors_run(made)
+    port = authors()
+    port.encoder.approximate = "tanh"
+    return authors_run(port)
 
 
 @FAMILY.mistake(
@@ -280,9 +280,9 @@ def approximated_gelu() -> Run:
     beside=original_code,
 )
 def scaled_twice() -> Run:
-    made = authors()
-    made.decoder.blocks[0].attn.scale = (SIZE // HEADS) ** -0.5
-    return authors_run(made)
+    port = authors()
+    port.decoder.blocks[0].attn.scale = (SIZE // HEADS) ** -0.5
+    return authors_run(port)
 
 
 @FAMILY.mistake(
@@ -291,9 +291,9 @@ def scaled_twice() -> Run:
     beside=original_code,
 )
 def positions_of_bart() -> Run:
-    made = authors()
-    made.decoder.offset = 2
-    return authors_run(made)
+    port = authors()
+    port.decoder.offset = 2
+    return authors_run(port)
 
 
 @FAMILY.mistake(
@@ -302,7 +302,7 @@ def positions_of_bart() -> Run:
     beside=eager_attention,
 )
 def cross_attention_of_another_layer() -> Run:
-    made = model("eager")
-    layers = made.model.decoder.layers
+    port = model("eager")
+    layers = port.model.decoder.layers
     layers[1].encoder_attn.load_state_dict(layers[0].encoder_attn.state_dict())
-    return run_of(made)
+    return run_of(port)
