@@ -234,12 +234,12 @@ def generate(port: Any, ids: Tensor) -> Any:
 )
 def loop_of_its_own() -> Run:
     def call(port: Any, ids: Tensor) -> Tensor:
-        output = made(input_ids=ids, use_cache=True)
+        output = port(input_ids=ids, use_cache=True)
         for step in range(3):
             chosen = output.logits[:, -1:].argmax(-1)
             ids = torch.cat([ids, chosen], 1)
             if step < 2:
-                output = made(input_ids=chosen, use_cache=True, cache=output.cache)
+                output = port(input_ids=chosen, use_cache=True, cache=output.cache)
         return ids
 
     return Run(model("eager"), (IDS[:, :5],), call)

@@ -65,9 +65,9 @@ def reference_bfloat16() -> Run:
 
 
 def prefill_and_decode(port: Any, ids: Tensor) -> Any:
-    first = made(input_ids=ids[:, :8], use_cache=True)
+    first = port(input_ids=ids[:, :8], use_cache=True)
     cache = first.get("cache") if "cache" in first else first.past_key_values
-    return made(
+    return port(
         input_ids=ids[:, 8:9], **{"cache" if "cache" in first else "past_key_values": cache}, use_cache=True
     )
 
@@ -266,7 +266,7 @@ class ServedLlama(nn.Module):
 
 
 def served(port: Any = None) -> ServedLlama:
-    return ServedLlama((made or model()).state_dict()).eval()
+    return ServedLlama((port or model()).state_dict()).eval()
 
 
 def served_run(port: nn.Module) -> Run:
@@ -593,9 +593,9 @@ def int8_scale_of_first_row() -> Run:
 )
 def decoding_one_position_early() -> Run:
     def call(port: Any, ids: Tensor) -> Any:
-        first = made(input_ids=ids[:, :8], use_cache=True)
+        first = port(input_ids=ids[:, :8], use_cache=True)
         name = "cache" if "cache" in first else "past_key_values"
-        return made(
+        return port(
             input_ids=ids[:, 8:9], position_ids=torch.tensor([[7]]), use_cache=True, **{name: first[name]}
         )
 

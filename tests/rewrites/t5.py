@@ -81,7 +81,7 @@ def bfloat16() -> Run:
 @FAMILY.correct("encoder called first, its states given to the decoder")
 def encoder_called_first() -> Run:
     def call(port: Any, ids: Tensor, decoded: Tensor) -> Any:
-        return made(encoder_outputs=(port.encoder(ids)[0],), decoder_input_ids=decoded, use_cache=False)
+        return port(encoder_outputs=(port.encoder(ids)[0],), decoder_input_ids=decoded, use_cache=False)
 
     class Caller(nn.Module):
         def __init__(self) -> None:
