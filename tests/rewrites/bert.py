@@ -311,3 +311,40 @@ def layers_swapped() -> Run:
 def train_mode() -> Run:
     torch.manual_seed(0)
     return Run(model(pooler=False).train(), INPUTS)
+
+
+@FAMILY.mistake("the other type of tokens folded", guilty="embeddings", beside=types_folded)
+def other_type_folded() -> Run:
+    port = model()
+    with torch.no_grad():
+        port.embeddings.position_embeddings.weight += port.embeddings.token_type_embeddings.weight[1]
+        port.embeddings.token_type_embeddings.weight.zero_()
+    return Run(port, {"input_ids": IDS})
+
+
+@FAMILY.mistake(
+    "the row without padding, its positions counted from the padding",
+    guilty="embeddings.position_embeddings",
+    beside=row_without_padding,
+)
+def positions_of_left_padding() -> Run:
+    inputs = {
+        "input_ids": IDS[1:2, :8],
+        "token_type_ids": TYPES[1:2, :8],
+        "position_ids": torch.arange(4, 12)[None],
+    }
+    return Run(model(), inputs)
+
+
+@FAMILY.mistake(
+    "compiled layers, two weights of one swapped",
+    guilty="encoder.layer.1.attention.self",
+    beside=compiled_layers,
+)
+def swapped_inside_compiled() -> Run:
+    port = model()
+    inner = port.encoder.layer[1].attention.self
+    inner.query, inner.value = inner.value, inner.query
+    for i in range(LAYERS):
+        port.encoder.layer[i] = torch.compile(port.encoder.layer[i], backend="eager")
+    return Run(port, INPUTS)

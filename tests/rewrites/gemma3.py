@@ -284,3 +284,22 @@ def norms_swapped() -> Run:
         layer.pre_feedforward_layernorm,
     )
     return run_of(port.bfloat16())
+
+
+@FAMILY.mistake(
+    "a given mask whose window is too narrow", guilty="model.layers.0.self_attn", beside=masks_as_arguments
+)
+def given_mask_too_narrow() -> Run:
+    full = causal_mask(IDS.shape[1])
+    sliding = full & ~full.tril(1 - WINDOW)
+    masks = {"full_attention": full[None, None], "sliding_attention": sliding[None, None]}
+    return Run(model(), {"input_ids": IDS, "attention_mask": masks, "use_cache": False})
+
+
+@FAMILY.mistake(
+    "the scale in the table and in the head that is tied to it", guilty="lm_head", beside=scaled_table
+)
+def scale_in_the_head() -> Run:
+    port = scaled_table().model
+    port.lm_head.weight = port.model.embed_tokens.weight
+    return run_of(port)

@@ -324,3 +324,38 @@ def keys_and_values_swapped() -> Run:
             q, k, v = tensor.chunk(3)
             tensor.copy_(torch.cat([q, v, k]))
     return Run(port, {"input_ids": IDS, "use_cache": False})
+
+
+@FAMILY.mistake(
+    "another activation inside what is compiled", guilty="transformer.h.1.mlp", beside=compiled_mlps
+)
+def activation_inside_compiled() -> Run:
+    port = model()
+    port.transformer.h[1].mlp.act = nn.SiLU()
+    for block in port.transformer.h:
+        block.mlp = torch.compile(block.mlp, backend="eager")
+    return Run(port, {"input_ids": IDS, "use_cache": False})
+
+
+@FAMILY.mistake("one row of the batch, an offset not loaded", guilty="transformer.h.2.ln_1", beside=one_row)
+def one_row_without_offset() -> Run:
+    port = model()
+    nn.init.zeros_(port.transformer.h[2].ln_1.bias)
+    return Run(port, {"input_ids": IDS[1:2], "use_cache": False})
+
+
+@FAMILY.mistake("logits of the token before the last", guilty="lm_head", beside=rewritten_last_token)
+def token_before_the_last() -> Run:
+    class Early(MiniGPT):
+        def forward(self, tokens: Tensor) -> Tensor:
+            return super().forward(tokens)[:, -2:-1]
+
+    return Run(Early(model().state_dict()).eval(), (IDS,))
+
+
+@FAMILY.mistake("the vocabulary padded in front", guilty="lm_head", beside=padded_vocabulary)
+def vocabulary_padded_in_front() -> Run:
+    port = padded_vocabulary().model
+    weight = port.lm_head.weight.detach()
+    port.lm_head.weight = nn.Parameter(weight.roll(1, 0))
+    return Run(port, {"input_ids": IDS, "use_cache": False})

@@ -600,3 +600,78 @@ def decoding_one_position_early() -> Run:
         )
 
     return Run(model("eager"), (IDS,), call)
+
+
+@FAMILY.mistake(
+    "gains folded into queries and keys, not into values",
+    guilty="model.layers.1.self_attn.v_proj",
+    beside=folded_norms,
+)
+def gain_not_folded_into_values() -> Run:
+    port = folded_norms().model
+    port.model.layers[1].self_attn.v_proj.load_state_dict(
+        model().model.layers[1].self_attn.v_proj.state_dict()
+    )
+    return run_of(port)
+
+
+@FAMILY.mistake("an adapter that adds something", guilty="model.layers.1.self_attn.q_proj", beside=adapters)
+def adapter_left_on() -> Run:
+    port = adapters().model
+    adapter = port.model.layers[1].self_attn.q_proj
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        adapter.lora_B.weight.copy_(0.05 * torch.randn(adapter.lora_B.weight.shape, generator=generator))
+    return run_of(port)
+
+
+@FAMILY.mistake(
+    "an epsilon that the new norms have of another model",
+    guilty="model.layers.0.input_layernorm",
+    beside=norms_of_another_library,
+)
+def epsilon_of_the_new_norms() -> Run:
+    port = norms_of_another_library().model
+    for module in port.modules():
+        if hasattr(module, "eps"):
+            module.eps = 1e-3
+    return run_of(port)
+
+
+@FAMILY.mistake("layers stacked in another order", guilty="model.layers.1", beside=scanned_layers)
+def layers_stacked_in_another_order() -> Run:
+    port = ScannedLlama(model().state_dict()).eval()
+    with torch.no_grad():
+        for name in port.names:
+            stacked: Any = getattr(port, name.replace(".", "_"))
+            stacked.copy_(stacked[[0, 2, 1]])
+    return Run(port, (IDS,))
+
+
+@FAMILY.mistake(
+    "sdpa told that one layer is not causal", guilty="model.layers.1.self_attn", beside=sdpa_attention
+)
+def not_causal_in_sdpa() -> Run:
+    port = model("sdpa")
+    port.model.layers[1].self_attn.is_causal = False
+    return run_of(port)
+
+
+@FAMILY.mistake(
+    "a decoded token that does not see its own key",
+    guilty="model.layers.1.self_attn",
+    beside=decoding_with_own_cache,
+)
+def own_key_not_seen() -> Run:
+    run = decoding_with_own_cache()
+
+    def hide_last(module: nn.Module, inputs: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        x, freqs_cis, mask = inputs
+        return (
+            x,
+            freqs_cis,
+            mask if x.shape[1] > 1 else mask.index_fill(1, torch.tensor([mask.shape[1] - 1]), False),
+        )
+
+    run.model.net.layers[1].attention.register_forward_pre_hook(hide_last)
+    return run

@@ -294,3 +294,25 @@ def router_of_another_layer() -> Run:
     port = with_mixture(DenseMixture)
     port.model.layers[1].mlp.router = port.model.layers[0].mlp.router
     return run_of(port)
+
+
+@FAMILY.mistake(
+    "the second matrices of the experts in the old order",
+    guilty="model.layers.0.mlp.experts",
+    beside=permuted_experts,
+)
+def second_matrices_not_permuted() -> Run:
+    port = permuted_experts().model
+    experts = port.model.layers[0].mlp.experts
+    experts.load_state_dict({"down_proj": model().model.layers[0].mlp.experts.down_proj}, strict=False)
+    return run_of(port)
+
+
+@FAMILY.mistake(
+    "one expert not loaded, in a batched product", guilty="model.layers.0.mlp.experts", beside=batched_experts
+)
+def expert_not_loaded() -> Run:
+    port = model(experts="batched_mm")
+    with torch.no_grad():
+        port.model.layers[0].mlp.experts.down_proj[1] = 0
+    return run_of(port)

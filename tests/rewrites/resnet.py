@@ -292,3 +292,37 @@ def offset_not_folded() -> Run:
     with torch.no_grad():
         convolution.bias -= original.bias
     return run_of(port)
+
+
+@FAMILY.mistake(
+    "a frozen batch norm whose mean was not scaled",
+    guilty="resnet.encoder.stages.0.layers.0.layer.1.normalization",
+    beside=frozen_batch_norms,
+)
+def mean_not_scaled() -> Run:
+    port = frozen_batch_norms().model
+    norm = model().resnet.encoder.stages[0].layers[0].layer[1].normalization
+    frozen = port.resnet.encoder.stages[0].layers[0].layer[1].normalization
+    frozen.offset = (norm.bias - norm.running_mean).detach()[:, None, None]
+    return run_of(port)
+
+
+@FAMILY.mistake(
+    "a kernel of channels last with rows and columns swapped",
+    guilty="resnet.encoder.stages.1.layers.0.layer.1.convolution",
+    beside=channels_last_throughout,
+)
+def kernel_transposed() -> Run:
+    run = channels_last_throughout()
+    convolution = run.model.second[2]
+    convolution.kernel = nn.Parameter(convolution.kernel.detach().transpose(0, 1).contiguous())
+    return run
+
+
+@FAMILY.mistake("another padding in what is compiled", guilty="resnet.embedder", beside=compiled_stem)
+def padding_inside_compiled() -> Run:
+    port = model()
+    port.resnet.embedder.embedder.convolution.padding_mode = "reflect"
+    port.resnet.embedder.embedder.convolution._reversed_padding_repeated_twice = [3, 3, 3, 3]
+    port.resnet.embedder = torch.compile(port.resnet.embedder, backend="eager")
+    return run_of(port)

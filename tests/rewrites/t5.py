@@ -287,3 +287,12 @@ def attentions_swapped() -> Run:
         one, other = getattr(layers[0].SelfAttention, name), getattr(layers[1].EncDecAttention, name)
         one.weight, other.weight = other.weight, one.weight
     return run_of(port.bfloat16())
+
+
+@FAMILY.mistake(
+    "the scale folded into the head and still applied", guilty="lm_head", beside=scale_folded_into_head
+)
+def scale_folded_and_applied() -> Run:
+    port = scale_folded_into_head().model
+    port.config.scale_decoder_outputs = True
+    return run_of(port)

@@ -293,3 +293,21 @@ def silu() -> Run:
     port.vit.layers[1].mlp.activation_fn = nn.SiLU()
     port.vit.layers[2].mlp.activation_fn = nn.SiLU()
     return run_of(port.bfloat16())
+
+
+@FAMILY.mistake(
+    "height and width swapped on the way from channels last",
+    guilty="vit.embeddings",
+    beside=images_channels_last,
+)
+def height_and_width_swapped() -> Run:
+    class Flax(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = timm_like()
+
+        def forward(self, images: Tensor) -> Tensor:
+            logits: Tensor = self.module(images.permute(0, 3, 2, 1))
+            return logits
+
+    return Run(Flax().eval(), (PIXELS.permute(0, 2, 3, 1).contiguous(),))

@@ -306,3 +306,12 @@ def cross_attention_of_another_layer() -> Run:
     layers = port.model.decoder.layers
     layers[1].encoder_attn.load_state_dict(layers[0].encoder_attn.state_dict())
     return run_of(port)
+
+
+@FAMILY.mistake("a kernel that runs backwards", guilty="model.encoder.conv2", beside=convolutions_by_product)
+def kernel_backwards() -> Run:
+    port = model()
+    with torch.no_grad():
+        port.model.encoder.conv2.weight.copy_(port.model.encoder.conv2.weight.flip(2))
+    replace(port.model.encoder, nn.Conv1d, ConvolutionByProduct)
+    return run_of(port)
