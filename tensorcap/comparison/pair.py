@@ -23,6 +23,7 @@ Status = Literal[
     "not-capturable",
     "unmapped",
     "unreadable",
+    "explained",
     "excluded",
     "missing-in-reference",
 ]
@@ -34,6 +35,7 @@ ABSENT: Final[frozenset[Status]] = frozenset(
 JUDGED: Final[frozenset[Status]] = frozenset({"within-rounding", "suspect", "diverged"})  # by the policy
 SEVERITY: Final[tuple[Status, ...]] = (  # from best to worst
     "excluded",
+    "explained",
     "missing-in-reference",
     "identical",
     "match",
@@ -87,6 +89,7 @@ Stage = Literal[
     "policy",
     "calibration",
     "pass-through",
+    "absence",
 ]
 
 
@@ -162,8 +165,7 @@ class Pair:
         reason: Why the status is what it is, where that is not plain from it; else "".
         findings: What the tests said that led to the status.
         baseline: How far the target lies from the reference in units of a baseline's distance, or None.
-        is_optional: Whether it may be missing: `--require` names others, it is a cast (CMP-31), or a mapping
-            explains that it has no counterpart.
+        is_optional: Whether it may be missing, since `--require` names others.
         origin: What a mapping made the target's side of; None if keys are equal and no mapping was used.
         history: What each stage that looked at the pair said of it, in order; results in files lack it.
     """
@@ -186,10 +188,18 @@ class Pair:
         return self.status == "identical" or self.difference is not None
 
     @property
+    def is_absent(self) -> bool:
+        """Whether the target lacks what the reference has, and nothing explains it."""
+        return self.status in ABSENT
+
+    @property
     def is_required(self) -> bool:
-        """Whether a reference record stands behind it that nobody excluded, and that may not be missing."""
+        """Whether a reference record stands behind it that nobody excluded, and that may not be missing.
+
+        What is `explained` is not required: both runs say why the target lacks it.
+        """
         may_lack = self.is_optional and self.status in ABSENT
-        return self.status not in ("excluded", "missing-in-reference") and not may_lack
+        return self.status not in ("excluded", "explained", "missing-in-reference") and not may_lack
 
     @property
     def is_green(self) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from tensorcap.comparison.pair import SEVERITY, Pair, Status
+from tensorcap.comparison.pair import ABSENT, SEVERITY, Pair, Status
 from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
 from tensorcap_formats.keys import module_of
 
@@ -63,8 +63,9 @@ def _excess(value: float, limit: float) -> float:
 
 
 def worst(pairs: Iterable[Pair], count: int) -> list[Pair]:
-    """Required pairs that are not green, the worst first; of those with the same contents only one."""
-    bad = sorted((p for p in pairs if p.is_required and not p.is_green), key=severity, reverse=True)
+    """Required pairs with values that are not green, the worst first; of equal contents only one."""
+    red = (p for p in pairs if p.is_required and not p.is_green and p.status not in ABSENT)
+    bad = sorted(red, key=severity, reverse=True)
     seen = set()
     ranked: list[Pair] = []
     for pair in bad:
