@@ -89,7 +89,7 @@ Stage = Literal[
     "policy",
     "calibration",
     "pass-through",
-    "absence",
+    "agreement",
 ]
 
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from tensorcap.alignment import MappedArchive, MappingSource, in_reference_layout, sides
-from tensorcap.comparison.absence import explain_absences
+from tensorcap.comparison.agreement import explain_by_agreement
 from tensorcap.comparison.baseline import RELATIVE_EPSILON, with_ratios
 from tensorcap.comparison.blind_spots import RunSummary
 from tensorcap.comparison.calibration import Calibration
@@ -191,7 +191,7 @@ class _Run:
         if injected is None:  # else records that are the same in the reference are not in the target
             judged = judge_pass_through(reference, target, judged, self._given)
         if selection is not None:
-            judged = explain_absences(reference, target, judged, selection)
+            judged = explain_by_agreement(reference, target, judged, selection)
         if baseline is not None:
             judged = with_ratios(judged, self._against(baseline, judged), _exact_below(account))
         return Comparison(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from tensorcap.wording import counted, one_line
+from tensorcap.wording import counted, one_line, some
 from tensorcap_cli.text.output import class_text
 from tensorcap_formats.keys import module_of
 
@@ -37,7 +37,7 @@ def print_absent(comparison: Comparison, examination: Examination) -> frozenset[
     optional = [pair for pair in comparison.pairs if pair.is_absent and not pair.is_required]
     places = [pair for pair in comparison.pairs if pair.status == "missing-in-reference" and _is_place(pair)]
     if absent:
-        _print_head("MISSING", f"{counted(len(absent), 'tensor')} of the reference, without a known reason")
+        _print_head("MISSING", f"{counted(len(absent), 'tensor')} of the reference, without a counterpart")
         _print_groups([pair for pair in absent if not _is_place(pair)], has_status=True)
         click.echo(
             "  What may be missing is left out with --exclude GLOB; --require GLOB names what may not."
@@ -69,8 +69,8 @@ def _print_groups(pairs: Sequence[Pair], *, has_status: bool) -> None:
         groups.setdefault((status, _NUMBER.sub("{i}", one_line(pair.reason))), []).append(pair)
     for (status, reason), members in groups.items():
         what = ": ".join(filter(None, (status, reason)))
-        keys = members[0].key if len(members) == 1 else f"first {members[0].key}"
-        click.echo(f"  {len(members)} {what} ({keys})")
+        keys = some([pair.key for pair in members])
+        click.echo(f"  {counted(len(members), 'tensor')}, {what}: {keys}")
 
 
 def _print_places(pairs: Sequence[Pair], examination: Examination) -> None:

@@ -268,13 +268,10 @@ def _verdict(comparison: Comparison) -> tuple[str, str]:
 
 def _without_counterpart(comparison: Comparison) -> str:
     """That all values agree which both sides have, and how many have no counterpart."""
-    from tensorcap.comparison import GREEN
-
     compared = [pair for pair in comparison.pairs if pair.is_compared and pair.is_required]
-    count = len(comparison.absent)
-    lacking = f"{counted(count, 'tensor')} {'has' if count == 1 else 'have'} no counterpart."
-    if any(pair.is_required and pair.status not in GREEN and not pair.is_absent for pair in comparison.pairs):
-        return f"Not everything agrees, and {lacking}"
+    lacking = f"no counterpart of {counted(len(comparison.absent), 'tensor')}."
+    if any(not pair.is_green for pair in compared):
+        return f"Not everything agrees, and the target has {lacking}"
     is_equal = all(pair.status == "identical" for pair in compared)
-    agree = "are identical" if is_equal else "agree"
-    return f"The {counted(len(compared), 'tensor')} that both have {agree}; {lacking}"
+    agreement = "identical" if is_equal else "in agreement"
+    return f"All that both have is {agreement}, but the target has {lacking}"

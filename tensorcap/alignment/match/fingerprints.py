@@ -270,7 +270,9 @@ def agreements(
 
 
 def proof(distance: float, other: float, rounding: float) -> float:
-    """What a distance proves, in nats, if the next best is `other` away."""
+    """What a distance proves, in nats, if the next best is `other` away; 0 if counts differ."""
+    if math.isinf(distance):
+        return 0.0
     nats = _FREE * math.log(max(min(other, UNRELATED), rounding) / max(distance, rounding))
     return min(max(nats, 0.0), WEIGHTS.tensor_most)
 
