@@ -20,7 +20,7 @@ from tensorcap.comparison.blind_spots import RunSummary
 from tensorcap.comparison.calibration import Calibration
 from tensorcap.comparison.divergence import Divergence
 from tensorcap.comparison.examination import Examination
-from tensorcap.comparison.pair import STATUSES, Pair, Status
+from tensorcap.comparison.pair import ABSENT, STATUSES, Pair, Status
 from tensorcap.comparison.policy import Policy
 from tensorcap.comparison.ranking import by_module
 from tensorcap.metrics import ErrorMap, Tolerance
@@ -134,6 +134,11 @@ class Comparison:
     def compared(self) -> int:
         """Count of reference records whose values, or digests, were compared with the target's."""
         return sum(pair.is_compared for pair in self.pairs)
+
+    @property
+    def absent(self) -> Sequence[Pair]:
+        """Pairs that are required and missing in the target, and that nothing explains."""
+        return [pair for pair in self.pairs if pair.is_required and pair.status in ABSENT]
 
     @property
     def is_green(self) -> bool:

@@ -50,7 +50,11 @@ def first_divergence(reference: Archive, pairs: Sequence[Pair]) -> Divergence | 
     Returns:
         None if every required pair is green.
     """
-    red = [p for p in pairs if p.reference is not None and p.is_required and not p.is_green]
+    red = [
+        p
+        for p in pairs
+        if p.reference is not None and p.is_required and not p.is_green and p.status not in ABSENT
+    ]
     if not red:
         return None
     inputs = Inputs(reference, pairs)
@@ -89,12 +93,8 @@ def _weight(pair: Pair, inputs: Inputs) -> int:
     """Sort key: certain pairs first, then a module's own error, then one that may be inherited."""
     if pair.status == "unjudged":
         return 3
-    if pair.status == "unmapped" or (pair.status in ABSENT and _is_argument(pair)):
-        return 2  # what it is in the target is not known, or it has another name; a wrong value says more
     if is_circumstance(pair, inputs.of(pair)):
         return 2
-    if pair.reference is not None and is_inner(pair.reference.key) and pair.status in ABSENT:
-        return 1  # another implementation has other ops; a wrong value says more
     tests = {f.test for f in pair.findings if f.status in ("suspect", "diverged")}
     certain = {f.test for f in pair.findings if f.status == "diverged"}
     if pair.status == "diverged" and certain == {"outlier_element"} and _inherits_rows(pair, inputs.of(pair)):

@@ -28,12 +28,17 @@ def with_mapping(pairs: Sequence[Pair], target: MappedArchive, selection: Select
     ours, theirs = Reasons(target.left_over, "reference"), Reasons(target.left_over, "target")
     sites = {record.key.site for link in target.links.values() for record in link.reference}
     mapped = [_with_origin(pair, target, ours, theirs, sites) for pair in pairs]
-    if not selection.require:
-        return mapped
     return [
-        pair if selection.is_optional(pair.key) else replace(pair, is_optional=before.is_optional)
-        for pair, before in zip(mapped, pairs, strict=True)
+        _as_required(before, pair) if selection.is_required(pair.key) else pair
+        for before, pair in zip(pairs, mapped, strict=True)
     ]
+
+
+def _as_required(before: Pair, pair: Pair) -> Pair:
+    """A pair that a user requires: what a mapping explains is missing all the same."""
+    if pair.status != "explained":
+        return pair
+    return decide(before, Decision("mapping", before.status, pair.reason))
 
 
 def token_warnings(target: Archive) -> Iterator[str]:
@@ -78,7 +83,7 @@ def _with_origin(
         decision = Decision("mapping", "unmapped", "no entry of the mapping has it")
         return pair if is_known else decide(pair, decision)
     if left.is_explained:
-        return replace(pair, reason=left.reason, is_optional=True)
+        return decide(pair, Decision("mapping", "explained", left.reason))
     return decide(pair, Decision("mapping", "unmapped", pair.reason or left.reason))
 
 

@@ -23,6 +23,7 @@ Status = Literal[
     "not-capturable",
     "unmapped",
     "unreadable",
+    "explained",
     "excluded",
     "missing-in-reference",
 ]
@@ -34,6 +35,7 @@ ABSENT: Final[frozenset[Status]] = frozenset(
 JUDGED: Final[frozenset[Status]] = frozenset({"within-rounding", "suspect", "diverged"})  # by the policy
 SEVERITY: Final[tuple[Status, ...]] = (  # from best to worst
     "excluded",
+    "explained",
     "missing-in-reference",
     "identical",
     "match",
@@ -87,6 +89,7 @@ Stage = Literal[
     "policy",
     "calibration",
     "pass-through",
+    "agreement",
 ]
 
 
@@ -162,8 +165,7 @@ class Pair:
         reason: Why the status is what it is, if that is not plain from it; else "".
         findings: The findings of tests that led to the status.
         baseline: Distance of the target from the reference in units of a baseline's distance, or None.
-        is_optional: Whether it may be missing: `--require` names others, it is a cast (CMP-31), or a mapping
-            explains that it has no counterpart.
+        is_optional: Whether it may be missing, since `--require` names others.
         origin: Where a mapping takes the target's side from; None if no mapping was used.
         history: The decision of each stage, in order; saved results lack it.
     """
@@ -186,10 +188,15 @@ class Pair:
         return self.status == "identical" or self.difference is not None
 
     @property
+    def is_absent(self) -> bool:
+        """Whether the target lacks what the reference has, and nothing explains it."""
+        return self.status in ABSENT
+
+    @property
     def is_required(self) -> bool:
-        """Whether it has a reference record that is not excluded and may not be missing."""
+        """Whether it has a reference record, neither excluded nor explained, that may not be missing."""
         may_lack = self.is_optional and self.status in ABSENT
-        return self.status not in ("excluded", "missing-in-reference") and not may_lack
+        return self.status not in ("excluded", "explained", "missing-in-reference") and not may_lack
 
     @property
     def is_green(self) -> bool:

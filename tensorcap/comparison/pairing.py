@@ -46,6 +46,10 @@ class Selection:
         """Whether a key may be missing."""
         return bool(self.require) and not any(matches(text, pattern) for pattern in self.require)
 
+    def is_required(self, text: str) -> bool:
+        """Whether `require` names a key, so that nothing explains its absence."""
+        return bool(self.require) and not self.is_optional(text)
+
     def why_not(self, text: str) -> str:
         """Why a key is left out, or "" if it is not."""
         if self.only and not any(matches(text, pattern) for pattern in self.only):
@@ -104,9 +108,9 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
         else:
             status, reason = explain(record)
             if not reason and ops and ops.is_cast(record.key.where):
-                is_optional, reason = True, _CAST
+                status, reason = "explained", _CAST
             elif not reason and (key := others.input_key(*wanted.rpartition("/")[::2])):
-                is_optional, reason = True, f"{_INPUT_KEY} {key}"
+                status, reason = "explained", f"{_INPUT_KEY} {key}"
         pair = Pair(text, "unjudged", record, partner, is_optional=is_optional)
         pairs.append(decide(pair, Decision("pairing", status, reason)))
     pairs += _losses(reference.info.points, selection)
@@ -270,11 +274,7 @@ class Absences:
 
     def __call__(self, record: Record) -> tuple[Status, str]:
         """Return the status of a reference record without a partner, and the reason if one is known."""
-        key = record.key
-        point = self._slots.get((key.site, key.slot)) or self._points.get(key.site)
-        if point is None and is_inner(key):  # the module around it may never have been called
-            around = self._points.get(module_of(key.site))
-            point = around if around and around.status in ("never-called", "excluded") else None
+        point = self._point(record.key)
         reason = point.reason if point else ""
         status = point.status if point else ""
         if status == "not-capturable":
@@ -287,6 +287,23 @@ class Absences:
             return "never-called", reason or _NEVER_CALLED.get(kind, "the target never called this module")
         excluded = "the target's capture left it out" if status == "excluded" else ""
         return "missing-in-target", reason or excluded
+
+    def is_left_out(self, record: Record) -> bool:
+        """Whether the target's capture was told to leave a record out, or reached its limit before."""
+        point = self._point(record.key)
+        return bool(self._left_out(record)) or (point is not None and point.status == "excluded")
+
+    def is_never_called(self, key: Key) -> bool:
+        """Whether the target has the module and did not call it."""
+        point = self._point(key)
+        return point is not None and point.status == "never-called"
+
+    def _point(self, key: Key) -> PointInfo | None:
+        point = self._slots.get((key.site, key.slot)) or self._points.get(key.site)
+        if point is None and is_inner(key):  # the module around it may never have been called
+            around = self._points.get(module_of(key.site))
+            return around if around and around.status in ("never-called", "excluded") else None
+        return point
 
     def _left_out(self, record: Record) -> str:
         """Return which option of the target's capture rules the record out, as a verb phrase; "" if none."""

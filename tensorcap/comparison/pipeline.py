@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from tensorcap.alignment import MappedArchive, MappingSource, in_reference_layout, sides
+from tensorcap.comparison.agreement import explain_by_agreement
 from tensorcap.comparison.baseline import RELATIVE_EPSILON, with_ratios
 from tensorcap.comparison.blind_spots import RunSummary
 from tensorcap.comparison.calibration import Calibration
@@ -173,6 +174,8 @@ class _Run:
         judged, account = policy_judge.judge(judged)
         if not injected:  # else records that are the same in the reference are not in the target
             judged = judge_pass_through(reference, target, judged, thresholds)
+        if selection is not None:
+            judged = explain_by_agreement(reference, target, judged, selection)
         if baseline is not None:
             judged = with_ratios(judged, self._against(baseline, judged), _exact_below(account))
         return Comparison(

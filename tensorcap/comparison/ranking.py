@@ -63,8 +63,9 @@ def _excess(value: float, limit: float) -> float:
 
 
 def worst(pairs: Iterable[Pair], count: int) -> list[Pair]:
-    """List required pairs that are not green, the worst first; of those with the same contents only one."""
-    bad = sorted((p for p in pairs if p.is_required and not p.is_green), key=severity, reverse=True)
+    """List required pairs with values that are not green, the worst first; of equal contents only one."""
+    red = (p for p in pairs if p.is_required and not p.is_green and not p.is_absent)
+    bad = sorted(red, key=severity, reverse=True)
     known = set()
     ranked: list[Pair] = []
     for pair in bad:

@@ -6,7 +6,7 @@ of each module, judged) with `replay_tests`, `replay_result` (a replay and its n
 (the runs of a replay).
 """
 
-from tensorcap.rerun.injection import inject, reverse, reverse_aligned
+from tensorcap.rerun.injection import inject, open_run, reverse
 from tensorcap.rerun.module_replay import OpenReplay, replay, replay_within
 from tensorcap.rerun.own_errors import BAD, InjectionJudge, OwnError, shares_off
 from tensorcap.rerun.replay_result import Replay
@@ -18,9 +18,9 @@ __all__ = [
     "OwnError",
     "Replay",
     "inject",
+    "open_run",
     "replay",
     "replay_within",
     "reverse",
-    "reverse_aligned",
     "shares_off",
 ]
