@@ -76,7 +76,7 @@ class _Agreement:
         self._absences = Absences(reference, ops_of(reference), target, ops_of(target))
         self._results: dict[_Place, list[Pair]] = {}
         self._of_call: dict[str, list[Pair]] = {}
-        self._takers: dict[tuple[object, ...], list[str]] = {}  # calls that are given a record's contents
+        self._takers: dict[tuple[object, ...], list[Pair]] = {}  # arguments that hold a record's contents
         for pair in self._pairs:
             record = pair.reference
             assert record is not None
@@ -85,7 +85,7 @@ class _Agreement:
                 self._results.setdefault((key.rank, key.step, key.site), []).append(pair)
                 self._of_call.setdefault(key.where, []).append(pair)
             elif _is_argument(key) and self._has_digests and _is_telling(record):
-                self._takers.setdefault(_contents(record), []).append(key.where)
+                self._takers.setdefault(_contents(record), []).append(pair)
 
     def why_missing(self, record: Record) -> str:
         """Why the target may lack a record of the reference; "" if it may not."""
@@ -130,17 +130,19 @@ class _Agreement:
         if around is None or not _agree(around[1]):
             return ""
         error = error_of(pair)
-        takers = [key.where] if _is_argument(key) else self._takers.get(_contents(record), ())
+        takers = [pair] if _is_argument(key) else self._takers.get(_contents(record), [])
         if self._undo(takers, error):
-            names = dict.fromkeys(Key.parse(f"{taker}/output").site for taker in takers)
+            names = dict.fromkeys(taker.reference.key.site for taker in takers if taker.reference)
             return f"it differs, and what {some(list(names), 2)} makes of it agrees"
         if not is_inner(key) and _is_much_smaller(around[1], error, _UNDONE_AROUND):
             return f"it differs, and what {_name(around[0])} makes of it agrees"
         return ""
 
-    def _undo(self, takers: Sequence[str], error: float | None) -> bool:
-        """Whether all calls that are given a tensor have results that agree, with a much smaller error."""
-        results = [self._of_call.get(taker, ()) for taker in takers]
+    def _undo(self, takers: Sequence[Pair], error: float | None) -> bool:
+        """Whether all calls that are given a tensor that differs have results with a much smaller error."""
+        if not all(taker.status in _DIFFERENT for taker in takers):
+            return False
+        results = [self._of_call.get(p.reference.key.where, []) for p in takers if p.reference]
         every = [result for of_call in results for result in of_call]
         return bool(every) and all(map(_agree, results)) and _is_much_smaller(every, error, _UNDONE)
 
