@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tensorcap.comparison import Comparison, Pair, compare, worst
 from tensorcap.metrics import Difference
+from tensorcap.wording import some
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.open import open_archive
 
@@ -138,6 +139,9 @@ def failure_text(comparison: Comparison, compared_by: Mapping[str, Any]) -> str:
         else:
             lines.append(f"  module {first.module}" + (f" ({first.class_name})" if first.class_name else ""))
         lines += [f"  {line}" for line in _details(first.pair)]
+    if comparison.absent:
+        keys = [f"{pair.key} ({pair.status})" for pair in comparison.absent]
+        lines.append(f"missing: {some(keys)}")
     for pair in worst(comparison.pairs, _WORST):
         if first is None or pair.key != first.pair.key:
             lines.append(f"worst: {pair.key} ({pair.status})")

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -45,8 +44,7 @@ class Archive(ABC):
         trusts_digests: Whether the digests are known to be those of the bytes, as far as that can be known
             without reading them: the archive is as we wrote it. False if another program may have altered
             tensors under an index that stayed as it was, or if there are no digests.
-        skipped: What else a file from elsewhere holds and was not read, such as arrays of text: name and
-            reason.
+        skipped: Why other things in a file from elsewhere, such as arrays of text, were not read, by name.
     """
 
     is_direct = False
@@ -86,22 +84,17 @@ class Archive(ABC):
         """Fill one-dimensional `out` with the stored elements from number `start` on, in C order.
 
         Raises:
-            ReadError: The bytes cannot be had, or there are fewer of them than the record says.
+            ReadError: The bytes cannot be read, or there are fewer of them than the record says.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the file; a second call does nothing."""
+        """Close the file; a second call does nothing."""
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __len__(self) -> int:
@@ -112,7 +105,7 @@ class Archive(ABC):
 
     @cached_property
     def info(self) -> RunInfo:
-        """What the run's metadata say; what is damaged in them is absent."""
+        """The run metadata, parsed; damaged entries count as absent."""
         return RunInfo.of(self.run)
 
     def get(self, name: str | Key) -> Record:
@@ -147,16 +140,15 @@ class Archive(ABC):
             TensorNotFoundError: One of the patterns in `only` matches nothing.
         """
         only, exclude = list(only), list(exclude)
-        chosen = list(self.records)
-        if only:
-            texts = [(r, r.key.text) for r in chosen]
-            hits = {pattern: {r.row for r, t in texts if matches(t, pattern)} for pattern in only}
-            for pattern, rows in hits.items():
-                if not rows:
-                    raise no_such_tensor(str(self.path), pattern, self._by_text.keys())
-            rows = set().union(*hits.values())
-            chosen = [r for r in chosen if r.row in rows]
-        return [r for r in chosen if not any(matches(r.key.text, pattern) for pattern in exclude)]
+        for pattern in only:
+            if not any(matches(record.key.text, pattern) for record in self.records):
+                raise no_such_tensor(str(self.path), pattern, self._by_text.keys())
+        return [
+            record
+            for record in self.records
+            if (not only or any(matches(record.key.text, pattern) for pattern in only))
+            and not any(matches(record.key.text, pattern) for pattern in exclude)
+        ]
 
     def read(self, record: Record) -> Array:
         """The tensor's stored elements, in its shape; see `dtypes.decode` for values."""
@@ -190,13 +182,9 @@ class Archive(ABC):
 
         Raises:
             UsageError: They are not all within the tensor, or the archive has no bytes of it.
-            ReadError: The bytes cannot be had.
+            ReadError: The bytes cannot be read.
         """
-        self._require_stored(record)
-        if not 0 <= start <= stop <= record.size:
-            raise UsageError(
-                f"{self.path}: {record.key.text}: has no elements {start} to {stop} among {record.size}"
-            )
+        self._require_range(record, start, stop)
         out = np.empty(stop - start, record.dtype.storage)
         self.read_into(record, start, out)
         return out
@@ -206,14 +194,9 @@ class Archive(ABC):
 
         Raises:
             UsageError: They are not all within the tensor, or the archive has no bytes of it.
-            ReadError: The bytes cannot be had.
+            ReadError: The bytes cannot be read.
         """
-        self._require_stored(record)
-        if not 0 <= start <= start + out.size <= record.size:
-            raise UsageError(
-                f"{self.path}: {record.key.text}: has no elements {start} to {start + out.size} "
-                f"among {record.size}"
-            )
+        self._require_range(record, start, start + out.size)
         if out.size:
             self._read_flat(record, start, out)
 
@@ -227,7 +210,7 @@ class Archive(ABC):
         return builder.result()
 
     def remark(self, record: Record) -> str:
-        """What a reader should know of a tensor's bytes before trusting them; "" if there is nothing.
+        """A warning about a tensor's bytes; "" if there is none.
 
         For zarr stores from elsewhere: that chunks are missing, or why the tensor cannot be read at all.
         """
@@ -238,6 +221,13 @@ class Archive(ABC):
             raise UsageError(
                 f"{self.path}: {record.key.text}: only its statistics were kept",
                 hint="Capture again without --stats-only to have its values.",
+            )
+
+    def _require_range(self, record: Record, start: int, stop: int) -> None:
+        self._require_stored(record)
+        if not 0 <= start <= stop <= record.size:
+            raise UsageError(
+                f"{self.path}: {record.key.text}: has no elements {start} to {stop} among {record.size}"
             )
 
     def canonical(self, text: str) -> str:
@@ -257,5 +247,5 @@ class Archive(ABC):
 def _fits(key: Key, text: str) -> bool:
     if key.is_bare:
         return False
-    call = f"@{key.call}" if key.call else ""
-    return text in (f"{key.site}{call}/{key.slot}", f"{key.step}/{key.site}{call}", f"{key.site}{call}")
+    call = key.site_call
+    return text in (call, f"{call}/{key.slot}", f"{key.step}/{call}")

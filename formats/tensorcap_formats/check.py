@@ -21,12 +21,12 @@ from tensorcap_formats.records import Record
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is wrong with an archive, or that a reader should know.
+    """A problem of an archive, or a warning.
 
     Attributes:
         key: Text of the record's key; empty for one of the whole archive.
-        what: One line.
-        is_warning: Whether the archive may well be as it was meant.
+        what: The problem, in one line.
+        is_warning: Whether the archive may be right all the same.
     """
 
     key: str
@@ -36,7 +36,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveCheck:
-    """What a check of an archive found.
+    """The result of checking an archive.
 
     Attributes:
         records: Count of records.
@@ -73,7 +73,7 @@ def check_archive(source: Source, *, progress: Progress | None = None) -> Archiv
         progress: Receives the bytes read so far, and how many there will be.
 
     Returns:
-        What was found, by record.
+        The counts and the problems.
 
     Raises:
         ReadError: It cannot be opened.
@@ -121,7 +121,7 @@ def _check_whole(archive: Archive) -> Iterator[Problem]:
 
 
 def _check_statistics(record: Record) -> Iterator[str]:
-    """Find what no statistics can be, whatever the bytes are."""
+    """Find statistics that contradict each other, whatever the bytes are."""
     s = record.statistics
     if s is None:
         return

@@ -1,4 +1,4 @@
-"""Records and bytes on their way from one archive to another: checked, and hashed if they were not."""
+"""What a copy of an archive needs of it: an index, and bytes that are checked against their digests."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from tensorcap_formats.archive import BLOCK_BYTES, Archive
-from tensorcap_formats.digests import ALGORITHMS, DEFAULT_ALGORITHM
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.digests import ALGORITHMS, DEFAULT_ALGORITHM, check_digest
 from tensorcap_formats.dtypes import Array
-from tensorcap_formats.errors import CorruptArchiveError, TensorcapError, WriteError
-from tensorcap_formats.index import encode_index, encode_json
+from tensorcap_formats.errors import TensorcapError, WriteError
+from tensorcap_formats.index import Index
 from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import StatisticsBuilder
 
@@ -32,7 +32,7 @@ def holders(records: Iterable[Record]) -> dict[Content, Record]:
     return first
 
 
-def checked_blocks(archive: Archive, record: Record, block_bytes: int = BLOCK_BYTES) -> Iterator[Array]:
+def checked_blocks(archive: Archive, record: Record) -> Iterator[Array]:
     """Yield the stored elements as `Archive.blocks` does, and check the record's digest at the end.
 
     They are not checked if there is no digest, or if its algorithm is not installed.
@@ -42,62 +42,34 @@ def checked_blocks(archive: Archive, record: Record, block_bytes: int = BLOCK_BY
     """
     make = ALGORITHMS.get(archive.algorithm or "")
     hasher = make() if make and record.digest else None
-    for block in archive.blocks(record, block_bytes):
+    for block in archive.blocks(record):
         if hasher:
             hasher.update(block.view("u1").data)
         yield block
-    if hasher and hasher.hexdigest() != record.digest:
-        raise CorruptArchiveError(
-            f"{archive.path}: {record.key.text}: digest of its bytes is {hasher.hexdigest()}, "
-            f"expected {record.digest}"
-        )
+    if hasher:
+        check_digest(archive.path, record, hasher)
 
 
-def describe_records(archive: Archive, records: Sequence[Record]) -> tuple[list[Record], str]:
-    """Build the records of a new index: numbered anew, with digest and statistics, computed if missing.
+def build_index(source: Archive, records: Sequence[Record]) -> Index:
+    """Build the index of a new archive of some of a source's records, in the order that they have here.
 
-    Args:
-        archive: The archive of the records.
-        records: In the order of the new archive.
-
-    Returns:
-        The records, and the algorithm of their digests.
+    They are numbered anew; digests and statistics that the source lacks are computed.
 
     Raises:
         ReadError: A tensor cannot be read.
     """
-    algorithm = archive.algorithm or DEFAULT_ALGORITHM
-    out = []
+    algorithm = source.algorithm or DEFAULT_ALGORITHM
+    numbered = []
     for row, record in enumerate(records):
         if not record.digest:
             hasher = ALGORITHMS[algorithm]()
             builder = StatisticsBuilder(record.dtype)
-            for block in archive.blocks(record):
+            for block in source.blocks(record):
                 hasher.update(block.view("u1").data)
                 builder.add(block)
             record = replace(record, digest=hasher.hexdigest(), statistics=builder.result())
-        out.append(replace(record, row=row))
-    return out, algorithm
-
-
-def encode_index_and_run(source: Archive, chosen: Sequence[Record], algorithm: str) -> tuple[bytes, bytes]:
-    """Encode the index and the run metadata of an archive of some of a source's records, as JSON.
-
-    Args:
-        source: Its values, run, completeness and order are kept.
-        chosen: Records as `describe_records` gives them.
-        algorithm: Algorithm of their digests.
-    """
-    run = encode_json(source.run)
-    index = encode_index(
-        chosen,
-        source.values,
-        algorithm=algorithm,
-        is_complete=source.is_complete,
-        is_ordered=source.is_ordered,
-        run=run,
-    )
-    return index, run
+        numbered.append(replace(record, row=row))
+    return Index(numbered, source.values, source.run, algorithm, source.is_complete, source.is_ordered)
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.content import holders, write_errors
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError, WriteError
-from tensorcap_formats.hdf5 import write_hdf5
 from tensorcap_formats.open import Source, opened
 from tensorcap_formats.output_path import (
     build_beside,
@@ -21,10 +20,15 @@ from tensorcap_formats.output_path import (
     refuse_overlap,
     resolved,
 )
-from tensorcap_formats.progress import Progress
+from tensorcap_formats.progress import Progress, Silent
 from tensorcap_formats.records import Record
 from tensorcap_formats.view import ArchiveView
-from tensorcap_formats.writing import CONTAINER_SUFFIXES, container_of, refuse_to_replace_others
+from tensorcap_formats.writing import (
+    CONTAINER_SUFFIXES,
+    container_of,
+    refuse_to_replace_others,
+    write_container,
+)
 
 _COMPRESSIONS: Final = {
     "hdf5": ("zstd", "blosc2"),
@@ -46,8 +50,8 @@ def convert(
 ) -> Path:
     """Write records of an archive as a new archive; what was at the path stays until that is complete.
 
-    Order numbers, values, run, completeness, and statistics without bytes are kept; bytes are held against
-    their digests on the way. Tensors of a file from elsewhere keep their bare names, and the execution order
+    Order numbers, values, run, completeness, and statistics without bytes are kept; bytes are checked against
+    their digests. Tensors of a file from elsewhere keep their bare names, and the execution order
     stays unknown. An `.npz` file has room for names and tensors only (see `foreign.write_npz`).
 
     Args:
@@ -65,8 +69,8 @@ def convert(
     Raises:
         UsageError: Container or compression is unknown, nothing is selected, or the path is the source's.
         ReadError: The source cannot be read, or fails a checksum.
-        WriteError: Something that is no archive of ours is at the path, somebody writes it, or the disk is
-            full.
+        WriteError: Something that is no archive of ours is at the path, another process writes it, or the
+            disk is full.
     """
     path = Path(path)
     container = container_of(path, container, {**CONTAINER_SUFFIXES, ".npz": "npz"})
@@ -84,36 +88,16 @@ def convert(
                 hint=f"Wait for it, or save what it left with {recovery_command(path)}.",
             )
         refuse_to_replace_others(path)
-        watched = archive
-        if progress:
-            progress.stage("converting")
-            watched = _WatchedArchive(archive, progress, _bytes_to_read(records, container))
+        progress = progress or Silent()
+        progress.stage("converting")
+        total = _bytes_to_read(records, container)
+        watched = _WatchedArchive(archive, progress, total)
         target = resolved(path)
         with build_beside(target) as building, write_errors(path):
-            _write(watched, building, container, records, compress)
-            if isinstance(watched, _WatchedArchive):
-                watched.finish()
+            write_container(watched, building, container, records, compress=compress)
+            progress.advance(total, total)  # equal tensors were read only once
             put_in_place(building, target)
         return path
-
-
-def _write(
-    source: Archive, path: Path, container: str, records: Sequence[Record], compress: str | None
-) -> None:
-    if container == "hdf5":
-        write_hdf5(source, path, records=records, compress=compress)
-    elif container == "zarr":
-        from tensorcap_formats.zarr import write_zarr
-
-        write_zarr(source, path, records=records, compress=compress is not None)
-    elif container == "safetensors":
-        from tensorcap_formats.safetensors import write_safetensors
-
-        write_safetensors(source, path, records=records)
-    else:
-        from tensorcap_formats.foreign import write_npz
-
-        write_npz(source, path, records=records, compress=compress is not None)
 
 
 def _bytes_to_read(records: Sequence[Record], container: str) -> int:
@@ -137,7 +121,3 @@ class _WatchedArchive(ArchiveView):
         super()._read_flat(record, start, out)
         self._done = min(self._done + out.nbytes, self._total)
         self._progress.advance(self._done, self._total)
-
-    def finish(self) -> None:
-        """Report that all is read: what turned out to be equal was not read again."""
-        self._progress.advance(self._total, self._total)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -19,23 +20,20 @@ class Hasher(Protocol):
     """A hash in progress, by either algorithm."""
 
     def update(self, data: Any, /) -> None:
-        """Take more bytes in."""
+        """Add bytes."""
 
     def hexdigest(self) -> str:
         """The hash of all bytes so far, in hexadecimal."""
         ...
 
 
-def _blake2b() -> Hasher:
-    return hashlib.blake2b(digest_size=16)
-
-
 def _algorithms() -> dict[str, Callable[[], Hasher]]:
+    blake2b = partial(hashlib.blake2b, digest_size=16)
     try:
         import xxhash
     except ImportError:  # a vendor's frozen environment: slower, and read everywhere
-        return {"blake2b_128": _blake2b}
-    return {"xxh3_128": xxhash.xxh3_128, "blake2b_128": _blake2b}
+        return {"blake2b_128": blake2b}
+    return {"xxh3_128": xxhash.xxh3_128, "blake2b_128": blake2b}
 
 
 ALGORITHMS: Final = _algorithms()
@@ -50,6 +48,19 @@ def digest(data: Any, algorithm: str = DEFAULT_ALGORITHM) -> str:
     return hasher.hexdigest()
 
 
+def check_digest(path: Path, record: Record, hasher: Hasher) -> None:
+    """Compare the digest of a record of the archive at `path` with that of all its bytes.
+
+    Raises:
+        CorruptArchiveError: They differ.
+    """
+    if hasher.hexdigest() != record.digest:
+        raise CorruptArchiveError(
+            f"{path}: {record.key.text}: digest of its bytes is {hasher.hexdigest()}, "
+            f"expected {record.digest}"
+        )
+
+
 class RunningDigests:
     """Checks the digest of each tensor that is read from its beginning to its end.
 
@@ -59,7 +70,7 @@ class RunningDigests:
     def __init__(self, path: Path, algorithm: str) -> None:
         self._path = path
         self._make = ALGORITHMS.get(algorithm)
-        self._begun: dict[int, tuple[int, Hasher]] = {}  # by row: elements so far
+        self._hashers: dict[int, tuple[int, Hasher]] = {}  # by row: elements hashed so far
 
     def add(self, record: Record, start: int, part: Array) -> None:
         """Add elements that were read, if they follow those of the record's last read.
@@ -70,16 +81,13 @@ class RunningDigests:
         if self._make is None:
             return
         # taken out while in use: of two threads that read one record, one goes unchecked
-        done, hasher = self._begun.pop(record.row, (0, None))
+        done, hasher = self._hashers.pop(record.row, (0, None))
         if start == 0:
             done, hasher = 0, self._make()
         if hasher is None or done != start:
             return
         hasher.update(part.view("u1").data)
         if start + part.size < record.size:
-            self._begun[record.row] = start + part.size, hasher
-        elif hasher.hexdigest() != record.digest:
-            raise CorruptArchiveError(
-                f"{self._path}: {record.key.text}: digest of its bytes is {hasher.hexdigest()}, "
-                f"expected {record.digest}"
-            )
+            self._hashers[record.row] = start + part.size, hasher
+        else:
+            check_digest(self._path, record, hasher)

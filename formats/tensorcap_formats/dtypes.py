@@ -2,7 +2,7 @@
 
 A tensor's bits are kept exactly, whatever its dtype. numpy has no bfloat16, float8 or float4, so each
 logical dtype names a *storage* type of the same size. `decode` gives the values, `encode` and `cast` give
-stored elements. What is known of float formats is in `float_formats`.
+stored elements. Facts of float formats are in `float_formats`.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def encode(values: Array, wanted: DType) -> Array:
 
 
 def cast(bits: Array, logical: DType, wanted: DType) -> tuple[Array, str]:
-    """Stored elements of one dtype as those of another, and how they came there (INJ-5).
+    """Convert stored elements to another dtype, and say how (INJ-5).
 
     Floats are rounded to nearest, ties to even. A mask sentinel beyond the range becomes the least finite
     value. A bool mask becomes one of 0 and the least finite value, and the other way round.
@@ -177,7 +177,7 @@ def cast(bits: Array, logical: DType, wanted: DType) -> tuple[Array, str]:
     Args:
         bits: Stored elements of `logical`, any shape.
         logical: Their dtype.
-        wanted: The dtype that they are to have.
+        wanted: The dtype of the result.
 
     Returns:
         Stored elements of `wanted`, and a text; "" if nothing was done.

@@ -1,7 +1,7 @@
 """Every error that tensorcap raises on purpose, each with the exit status that `tcap` ends with.
 
 TensorcapError
-├── UsageError (2)            what was asked for makes no sense
+├── UsageError (2)            the request cannot be met
 │   └── TensorNotFoundError   an archive has no such tensor
 ├── ReadError (3)             an input cannot be read
 │   ├── NotAnArchiveError     not a file that we can open
@@ -33,6 +33,9 @@ class TensorcapError(Exception):
         super().__init__(message)
         self.hint = hint
 
+    def __str__(self) -> str:  # OSError would format its own arguments
+        return str(self.args[0])
+
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), str(self), self.hint)
 
@@ -42,7 +45,7 @@ def _rebuild(cls: type[TensorcapError], message: str, hint: str | None) -> Tenso
 
 
 class UsageError(TensorcapError, ValueError):
-    """What was asked for makes no sense: an unknown name, options that exclude each other."""
+    """The request cannot be met: an unknown name, options that exclude each other."""
 
     exit_status = 2
 
@@ -55,9 +58,6 @@ class ReadError(TensorcapError, OSError):
     """An input cannot be read."""
 
     exit_status = 3
-
-    def __str__(self) -> str:  # OSError would format its own arguments
-        return str(self.args[0])
 
 
 class NotAnArchiveError(ReadError):
@@ -82,9 +82,6 @@ class UnsafeFileError(ReadError):
 
 class WriteError(TensorcapError, OSError):
     """An output could not be written; what was there before is still there."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class CaptureError(TensorcapError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Floating-point formats: the one table of their facts, and rounding to them and numbering of their values.
+"""Floating-point formats: the one table of their parameters, rounding to them, and numbers of their values.
 
 Definitions: IEEE 754; OCP OFP8 (e4m3fn, e5m2); OCP MX 1.0 (e8m0fnu, fp6, fp4); the `fnuz` and `b11`
 variants as in LLVM APFloat and ml_dtypes; tf32 is NVIDIA's arithmetic on float32.

@@ -1,6 +1,7 @@
 """Find the files below a folder, none of them outside of it, and what else is there.
 
-`OpenFolder` is for files that are opened by path as they are needed: another folder may take its place.
+`OpenFolder` is for files that are opened by path when they are needed: it notices if another folder took the
+place of the one that was opened.
 """
 
 from __future__ import annotations
@@ -12,6 +13,28 @@ from pathlib import Path
 from tensorcap_formats.errors import CorruptArchiveError, ReadError, UnsafeFileError
 
 
+def list_folder(folder: Path) -> list[str]:
+    """The names of what is in a folder, in no order.
+
+    Raises:
+        ReadError: The system refuses to open it.
+    """
+    try:
+        return os.listdir(folder)
+    except OSError as error:
+        raise ReadError(f"{folder}: cannot be opened: {error.strerror}") from None
+
+
+def refuse_link_out(path: Path, folder: Path, *, hint: str | None = None) -> None:
+    """Refuse a link that leads out of a folder.
+
+    Raises:
+        UnsafeFileError: The path is one.
+    """
+    if path.is_symlink() and not os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep):
+        raise UnsafeFileError(f"{path}: is a link to a file outside of {folder}", hint=hint)
+
+
 def files_below(folder: Path, suffixes: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
     """Name and path of each file with one of the suffixes.
 
@@ -20,17 +43,13 @@ def files_below(folder: Path, suffixes: tuple[str, ...]) -> Iterator[tuple[str, 
     Raises:
         UnsafeFileError: A file is a link that leads out of the folder.
     """
-    home = os.path.realpath(folder) + os.sep
-    for where, folders, files in os.walk(folder):
+    for directory, folders, files in os.walk(folder):
         folders.sort()
         for file in sorted(files):
-            path = Path(where, file)
+            path = Path(directory, file)
             if path.suffix.lower() not in suffixes:
                 continue
-            if path.is_symlink() and not os.path.realpath(path).startswith(home):
-                raise UnsafeFileError(
-                    f"{path}: is a link to a file outside of {folder}", hint="Put a copy in its place."
-                )
+            refuse_link_out(path, folder, hint="Put a copy in its place.")
             yield path.relative_to(folder).with_suffix("").as_posix(), path
 
 
@@ -43,8 +62,8 @@ def others_below(folder: Path, read: Iterable[Path], reason: str) -> dict[str, s
     entered = {os.path.dirname(name) for name in files}
     entered |= {str(parent) for name in entered for parent in Path(name).parents}
     others = {}
-    for where, folders, names in os.walk(folder):
-        below = os.path.relpath(where, folder)
+    for directory, folders, names in os.walk(folder):
+        below = os.path.relpath(directory, folder)
         for name in sorted(folders + names):
             path = name if below == "." else f"{below}/{name}"
             if name in folders and path not in entered:
@@ -56,7 +75,7 @@ def others_below(folder: Path, read: Iterable[Path], reason: str) -> dict[str, s
 
 
 class OpenFolder:
-    """A folder held open, so that another folder that is put at its path is noticed.
+    """An open folder; notices if another folder is at its path now.
 
     Attributes:
         path: As it was given.
@@ -102,7 +121,7 @@ class OpenFolder:
             )
 
     def close(self) -> None:
-        """Let go of the folder; a second call does nothing."""
+        """Close the folder; a second call does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.errors import CorruptArchiveError, UsageError, abbreviate
-from tensorcap_formats.index import check_shape
+from tensorcap_formats.index import parse_shape
 from tensorcap_formats.keys import Key, check_length, escape_bare, natural
 from tensorcap_formats.records import Record
 
@@ -25,8 +25,8 @@ class ForeignTensor:
         dtype: Logical dtype.
         shape: As the file has it.
         read: Fills a one-dimensional array with the stored elements from a number on, in C order; raises
-            ReadError if they cannot be had.
-        remark: Says what a reader should know of the tensor's bytes; "" if there is nothing.
+            ReadError if they cannot be read.
+        remark: Gives a warning about the tensor's bytes; "" if there is none.
     """
 
     name: str
@@ -45,7 +45,7 @@ class ForeignArchive(Archive):
         container: str,
         tensors: Iterable[ForeignTensor],
         *,
-        resources: ExitStack,
+        resources: ExitStack | None = None,
         values: Mapping[str, Any] | None = None,
         skipped: Mapping[str, str] | None = None,
         run: Mapping[str, Any] | None = None,
@@ -59,9 +59,9 @@ class ForeignArchive(Archive):
             path: The file or folder.
             container: As in `Archive`.
             tensors: In the order of execution if `is_ordered`, else in any.
-            resources: What `close` closes; the archive takes it over once it is made.
-            values: What is no tensor, by name.
-            skipped: What the file has beside tensors and values, by name: why it is not read.
+            resources: What `close` closes; the archive takes it over if nothing is raised.
+            values: Values that are no tensors, by name.
+            skipped: Why other things in the file are not read, by name.
             run: As in `Archive`.
             is_ordered: As in `Archive`.
             is_complete: As in `Archive`.
@@ -77,7 +77,7 @@ class ForeignArchive(Archive):
                 raise CorruptArchiveError(
                     f"{path}: two tensors are named {abbreviate(tensor.name)!r}, expected each name once"
                 )
-            check_shape(tensor.shape, tensor.dtype.itemsize, f"{path}: {abbreviate(tensor.name)!r}")
+            parse_shape(tensor.shape, tensor.dtype.itemsize, f"{path}: {abbreviate(tensor.name)!r}")
         ordered = [keyed[text] for text in (keyed if is_ordered else sorted(keyed, key=natural))]
         self.is_direct = is_direct
         self._tensors = [tensor for _, tensor in ordered]
@@ -95,7 +95,7 @@ class ForeignArchive(Archive):
             values={key_of(name, str(path)).text: value for name, value in (values or {}).items()},
             skipped=skipped,
         )
-        self._resources = resources.pop_all()
+        self._resources = (resources or ExitStack()).pop_all()
 
     def _read_flat(self, record: Record, start: int, out: Array) -> None:
         self._tensors[record.row].read(start, out)
@@ -105,7 +105,7 @@ class ForeignArchive(Archive):
         return self._tensors[record.row].remark()
 
     def close(self) -> None:
-        """Let go of the files; a second call does nothing."""
+        """Close the files; a second call does nothing."""
         self._resources.close()
 
 
@@ -117,10 +117,10 @@ def key_of(name: str, source: str) -> Key:
     """
     try:
         check_length(name)
-        try:
+        with suppress(UsageError):  # a bare name with characters that a key escapes
             key = Key.parse(name)
-        except UsageError:  # a bare name with characters that a key escapes
-            return Key.parse(escape_bare(name))
-        return key if not key.is_bare else Key.parse(escape_bare(name))
+            if not key.is_bare:
+                return key
+        return Key.parse(escape_bare(name))
     except UsageError as error:
         raise CorruptArchiveError(f"{source}: {error}") from None

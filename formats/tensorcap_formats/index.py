@@ -35,33 +35,30 @@ _SEAL_BYTES: Final = len(',"seal":""}') + 32
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """A decoded index; the fields are those of `Archive`."""
+    """What an archive of ours says of itself; the fields are those of `Archive`.
+
+    `root` is the hash that was read, which `encode_index` computes anew.
+    """
 
     records: Sequence[Record]
     values: Mapping[str, Any]
+    run: Mapping[str, Any]
     algorithm: str
-    is_complete: bool
-    is_ordered: bool
-    root: str
+    is_complete: bool = True
+    is_ordered: bool = True
+    root: str = ""
 
 
-def encode_index(
-    records: Sequence[Record],
-    values: Mapping[str, Any],
-    *,
-    algorithm: str,
-    is_complete: bool,
-    is_ordered: bool,
-    run: bytes,
-) -> bytes:
-    """Write the index as UTF-8 JSON, sealed together with the run metadata; `decode_index` reads it back."""
+def encode_index(index: Index) -> tuple[bytes, bytes]:
+    """Write the index, sealed together with the run metadata, and the run metadata, each as UTF-8 JSON."""
+    records = index.records
     nothing = Statistics(None, None, None, None, 0, 0, 0, 0)
     statistics = [r.statistics or nothing for r in records]
-    index = {
+    columns = {
         "tensorcap": FORMAT_VERSION,
-        "complete": is_complete,
-        "ordered": is_ordered,
-        "algorithm": algorithm,
+        "complete": index.is_complete,
+        "ordered": index.is_ordered,
+        "algorithm": index.algorithm,
         "root": root_hash(records),
         "count": len(records),
         "key": [r.key.text for r in records],
@@ -71,45 +68,22 @@ def encode_index(
         "stored": [int(r.stored) for r in records],
         "digest": "".join(r.digest for r in records),
         **{name: [getattr(s, name) for s in statistics] for name in _STATISTICS},
-        "values": values,
+        "values": index.values,
     }
-    body = encode_json(index)[:-1]
-    return body + b',"seal":"%s"}' % _seal(body, run).encode()
+    run = encode_json(index.run)
+    body = encode_json(columns)[:-1]
+    return body + b',"seal":"%s"}' % _seal(body, run).encode(), run
 
 
-def decode_sealed(data: bytes, run: bytes, source: str) -> Index:
-    """Read an index that other programs may have altered: as `decode_index`, and held against its seal.
-
-    Args:
-        data: UTF-8 JSON.
-        run: The run metadata, as bytes.
-        source: The archive's name, for messages.
-
-    Raises:
-        NewerVersionError: As `decode_index`.
-        CorruptArchiveError: As `decode_index`; or the seal or the root hash is not that of what was read.
-    """
-    index = decode_index(data, source)
-    seal = _SEAL.fullmatch(data, max(0, len(data) - _SEAL_BYTES))
-    if seal is None or seal[1].decode() != _seal(data[: seal.start()], run):
-        raise CorruptArchiveError(
-            f"{source}: index or run was altered: they do not have the hash that the index ends with (ARC-37)"
-        )
-    root = root_hash(index.records)
-    if root != index.root:
-        raise CorruptArchiveError(
-            f"{source}: index: root hash of its records is {root}, "
-            f"expected {abbreviate(repr(index.root))} (ARC-36)"
-        )
-    return index
-
-
-def decode_index(data: bytes, source: str) -> Index:
+def decode_index(data: bytes, run: bytes, source: str, *, is_unaltered: bool = False) -> Index:
     """Read an index and check everything in it that does not need the tensors' bytes.
 
     Args:
-        data: UTF-8 JSON.
+        data: The index, UTF-8 JSON.
+        run: The run metadata, UTF-8 JSON.
         source: The archive's name, for messages.
+        is_unaltered: Whether both are known to be as they were written, so that seal and root hash are not
+            computed again.
 
     Raises:
         NewerVersionError: A newer major version, or an extension that must be understood.
@@ -151,12 +125,12 @@ def decode_index(data: bytes, source: str) -> Index:
             raise CorruptArchiveError(
                 f"{source}: index: record {row}: dtype {abbreviate(dtype)!r} is unknown (ARC-31)"
             )
-        check_shape(shape, logical.itemsize, f"{source}: index: record {row}")
+        shape = parse_shape(shape, logical.itemsize, f"{source}: index: record {row}")
         records.append(
             Record(
                 key,
                 logical,
-                tuple(shape),
+                shape,
                 order,
                 digests[32 * row : 32 * row + 32],
                 statistics,
@@ -168,13 +142,22 @@ def decode_index(data: bytes, source: str) -> Index:
         raise CorruptArchiveError(
             f"{source}: index: key {_first_duplicate(column['key'])!r} stands twice (ARC-32)"
         )
+    root = str(index.get("root"))
+    if not is_unaltered:
+        _check_seal(data, run, source)
+        if root_hash(records) != root:
+            raise CorruptArchiveError(
+                f"{source}: index: root hash of its records is {root_hash(records)}, "
+                f"expected {abbreviate(repr(root))} (ARC-36)"
+            )
     return Index(
         records,
         values,
+        decode_json(run, f"{source}: run"),
         algorithm,
         index.get("complete") is True,
         index.get("ordered") is True,
-        str(index.get("root")),
+        root,
     )
 
 
@@ -199,20 +182,20 @@ def check_version(index: Mapping[str, Any], source: str) -> None:
         )
 
 
-def check_shape(shape: object, itemsize: int, source: str) -> None:
-    """Refuse a shape that is none, or that no machine could hold (ARC-34)."""
-    good = (
-        isinstance(shape, list | tuple)
-        and len(shape) <= MAX_RANK
-        and all(type(n) is int and n >= 0 for n in shape)
+def parse_shape(value: object, itemsize: int, source: str) -> tuple[int, ...]:
+    """The sizes of a list or a tuple; refuses what is no shape, or what no machine could hold (ARC-34)."""
+    if (
+        isinstance(value, list | tuple)
+        and len(value) <= MAX_RANK
+        and all(type(n) is int and n >= 0 for n in value)
         # numpy makes no empty array of absurd sizes either
-        and math.prod(max(n, 1) for n in shape) * itemsize <= MAX_TENSOR_BYTES
+        and math.prod(max(n, 1) for n in value) * itemsize <= MAX_TENSOR_BYTES
+    ):
+        return tuple(value)
+    raise CorruptArchiveError(
+        f"{source}: shape is {abbreviate(repr(value))}, expected up to {MAX_RANK} sizes "
+        f"of at most {MAX_TENSOR_BYTES} bytes in all (ARC-34)"
     )
-    if not good:
-        raise CorruptArchiveError(
-            f"{source}: shape is {abbreviate(repr(shape))}, expected up to {MAX_RANK} sizes "
-            f"of at most {MAX_TENSOR_BYTES} bytes in all (ARC-34)"
-        )
 
 
 def root_hash(records: Iterable[Record]) -> str:
@@ -229,6 +212,14 @@ def _seal(body: bytes, run: bytes) -> str:
     hasher = hashlib.blake2b(body, digest_size=16)
     hasher.update(run)
     return hasher.hexdigest()
+
+
+def _check_seal(data: bytes, run: bytes, source: str) -> None:
+    seal = _SEAL.fullmatch(data, max(0, len(data) - _SEAL_BYTES))
+    if seal is None or seal[1].decode() != _seal(data[: seal.start()], run):
+        raise CorruptArchiveError(
+            f"{source}: index or run was altered: they do not have the hash that the index ends with (ARC-37)"
+        )
 
 
 def encode_json(value: object) -> bytes:
@@ -258,7 +249,7 @@ def decode_json(data: bytes, source: str) -> dict[str, Any]:
 
 
 def finite_number(text: str) -> float:
-    """The float64 that a JSON number stands for; ValueError for NaN, infinity, and what rounds to it."""
+    """The float64 of a JSON number; ValueError for NaN, infinity, and what rounds to it."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{abbreviate(text)} is no number of float64")
@@ -291,5 +282,5 @@ def _columns(index: Mapping[str, Any], count: int, source: str) -> dict[str, lis
 
 
 def _first_duplicate(keys: Iterable[str]) -> str:
-    seen: set[str] = set()
-    return next(k for k in keys if k in seen or seen.add(k))  # type: ignore[func-returns-value]  # add gives None
+    earlier: set[str] = set()
+    return next(k for k in keys if k in earlier or earlier.add(k))  # type: ignore[func-returns-value]  # add gives None

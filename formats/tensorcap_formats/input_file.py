@@ -13,7 +13,7 @@ import numpy as np
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, ReadError, UnsafeFileError
 
-_FREE_BYTES: Final = 256 * 1024 * 1024  # below this no file harms anybody, however far it expands
+_ALWAYS_ALLOWED_BYTES: Final = 256 * 1024 * 1024  # so much is harmless, however far a file expands
 _MAX_RATIO: Final = 200
 
 
@@ -80,43 +80,43 @@ class InputFile:
         self.read_into(offset, out)
         return out.tobytes()
 
+    def read_all(self, limit: int) -> bytes:
+        """All bytes of a file of at most `limit` bytes.
+
+        Raises:
+            CorruptArchiveError: The file has more.
+            ReadError: The system cannot read it.
+        """
+        if self.size > limit:
+            raise CorruptArchiveError(f"{self.path}: has {self.size} bytes, expected at most {limit}")
+        return self.read(0, self.size)
+
     def close(self) -> None:
-        """Let go of the file; a second call does nothing."""
+        """Close the file; a second call does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
-class StoredElements:
-    """Reads elements that lie in a row in a file, open only meanwhile: a folder may hold thousands."""
+def read_stored(path: Path, file_size: int, itemsize: int, offset: int, start: int, out: Array) -> None:
+    """Fill `out` with elements of a file that is open only meanwhile: a folder may hold thousands.
 
-    def __init__(self, path: Path, offset: int, file_size: int, itemsize: int) -> None:
-        """Describe the elements, which the caller has found to be within the file.
+    Args:
+        path: Of the file.
+        file_size: The size of the whole file when it was opened first, in bytes.
+        itemsize: Size of an element, in bytes.
+        offset: Byte at which element 0 begins.
+        start: The element to begin with.
+        out: One-dimensional.
 
-        Args:
-            path: Of the file.
-            offset: Byte at which the first of them begins.
-            file_size: Of the whole file, in bytes; one of another size is refused when it is read.
-            itemsize: Of an element, in bytes.
-        """
-        self._path = path
-        self._offset = offset
-        self._file_size = file_size
-        self._itemsize = itemsize
-
-    def read(self, start: int, out: Array) -> None:
-        """Fill one-dimensional `out` with the elements from number `start` on.
-
-        Raises:
-            CorruptArchiveError: The file is of another size by now.
-            ReadError: It cannot be read.
-        """
-        with closing(InputFile(self._path)) as file:
-            if file.size != self._file_size:
-                raise CorruptArchiveError(
-                    f"{self._path}: has {file.size} bytes, {self._file_size} when it was opened"
-                )
-            file.read_into(self._offset + start * self._itemsize, out)
+    Raises:
+        CorruptArchiveError: The file is of another size by now.
+        ReadError: It cannot be read.
+    """
+    with closing(InputFile(path)) as file:
+        if file.size != file_size:
+            raise CorruptArchiveError(f"{path}: has {file.size} bytes, {file_size} when it was opened")
+        file.read_into(offset + start * itemsize, out)
 
 
 def check_expansion(stored_bytes: int, declared_bytes: int, where: str) -> None:
@@ -125,7 +125,7 @@ def check_expansion(stored_bytes: int, declared_bytes: int, where: str) -> None:
     Raises:
         UnsafeFileError: It does.
     """
-    if declared_bytes > max(_FREE_BYTES, _MAX_RATIO * stored_bytes):
+    if declared_bytes > max(_ALWAYS_ALLOWED_BYTES, _MAX_RATIO * stored_bytes):
         raise UnsafeFileError(
             f"{where}: {stored_bytes} stored bytes claim to expand to {declared_bytes}, "
             f"expected at most {_MAX_RATIO} times as many",

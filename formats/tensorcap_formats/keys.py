@@ -24,7 +24,7 @@ _NUMBER: Final = r"(?:0|[1-9][0-9]{0,17})"
 _FULL: Final = re.compile(
     rf"(?:rank({_NUMBER})/)?({_NUMBER})/(@root(?::[^/@]+)?|[^/@]+)(?:@({_NUMBER}))?/([^/@]+)", re.ASCII
 )
-# Kept as they are: letters and digits of any script, and ASCII that no shell and no glob treats specially.
+# Not escaped: letters and digits of any script, and ASCII that no shell and no glob treats specially.
 _UNSAFE: Final = re.compile(r"[^\w.,:+=\-]")
 _UNSAFE_BARE: Final = re.compile(r"[^\w.,:+=\-/@]")
 _SAFE: Final = re.compile(r"[\w,:+=\-][\w.,:+=\-]*")
@@ -55,20 +55,18 @@ class Key:
     @property
     def text(self) -> str:
         """The canonical text form, which `parse` reads back."""
-        if not self.slot:
+        if self.is_bare:
             return self.site
-        call = f"@{self.call}" if self.call else ""
         rank = f"rank{self.rank}/" if self.rank else ""
-        return f"{rank}{self.step}/{self.site}{call}/{self.slot}"
+        return f"{rank}{self.step}/{self.site_call}/{self.slot}"
 
     @property
     def path(self) -> str:
         """Path of the tensor in a container that has paths (ARC-20): no path is a prefix of another."""
         if self.is_bare:
             return f"tensors/{self.site.replace('/', '%2F')}"
-        call = f"@{self.call}" if self.call else ""
         rank = f"ranks/{self.rank}/" if self.rank else ""
-        return f"{rank}steps/{self.step}/{self.site}{call}/{self.slot}"
+        return f"{rank}steps/{self.step}/{self.site_call}/{self.slot}"
 
     @property
     def is_bare(self) -> bool:
@@ -76,9 +74,14 @@ class Key:
         return not self.slot
 
     @property
+    def site_call(self) -> str:
+        """Site and call: `act@2`; the first call has no number."""
+        return f"{self.site}@{self.call}" if self.call else self.site
+
+    @property
     def where(self) -> str:
         """Step, site and call without the slot: `0/act@2`. The call that the tensor belongs to."""
-        return self.text.rpartition("/")[0] if self.slot else self.site
+        return self.site if self.is_bare else self.text.rpartition("/")[0]
 
     @classmethod
     def parse(cls, text: str) -> Key:
@@ -193,7 +196,7 @@ def unescape(text: str) -> str:
 def _unescape(run: str) -> str:
     try:
         return bytes.fromhex(run.replace("%", "")).decode("utf-8", "surrogatepass")
-    except UnicodeDecodeError:  # no text was ever escaped so; as it stands, it is not in escaped form
+    except UnicodeDecodeError:  # not the escaped form of any text
         return run
 
 
@@ -223,7 +226,7 @@ def natural(text: str) -> tuple[tuple[int, int, str], ...]:
 def matches(text: str, pattern: str) -> bool:
     """Whether a key matches a glob: `*` any characters (also `/`), `?` one, `[...]` a set (NAM-8).
 
-    A pattern without `/` is held against the site (and the whole of a bare key), any other against the
+    A pattern without `/` is matched with the site (and the whole of a bare key), any other with the
     whole key.
 
     Example:

@@ -1,4 +1,4 @@
-"""Open any archive or file of tensors: its kind is recognized by content, hardly ever by name."""
+"""Open any archive or file of tensors: recognized by its content, or else by its suffix."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import NotAnArchiveError, ReadError, UnfinishedArchiveError
+from tensorcap_formats.folder import list_folder
 from tensorcap_formats.hdf5 import is_hdf5, open_hdf5
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.output_path import is_locked
@@ -38,9 +38,11 @@ def open_archive(path: str | os.PathLike[str]) -> Archive:
         UsageError: The sizes of raw numbers are absurd.
         ReadError: One of its subclasses says why it cannot be read.
     """
-    raw = _raw_opener(path)
-    if raw is not None:
-        return raw()
+    if os.fspath(path).count(":") >= 2 and not os.path.exists(path):
+        from tensorcap_formats.foreign import RawSpec, open_raw
+
+        if spec := RawSpec.parse(os.fspath(path)):
+            return open_raw(spec)
     path = Path(path)
     locked = is_locked(path)
     if not os.path.exists(path):
@@ -60,18 +62,8 @@ def opened(source: Source) -> Iterator[Archive]:
         yield archive
 
 
-def _raw_opener(path: str | os.PathLike[str]) -> Callable[[], Archive] | None:
-    """The function that opens a path with a dtype and a shape behind it; None for any other path."""
-    if os.fspath(path).count(":") < 2 or os.path.exists(path):
-        return None
-    from tensorcap_formats.foreign import RawSpec, open_raw
-
-    spec = RawSpec.parse(os.fspath(path))
-    return partial(open_raw, spec) if spec else None
-
-
 def open_present(path: Path) -> Archive:
-    """Open what lies at `path` now, even if it is being written anew; else as `open_archive`."""
+    """Open what is at `path` now, even if it is being written anew; else as `open_archive`."""
     return _folder_opener(path)(path) if path.is_dir() else _file_opener(path)(path)
 
 
@@ -89,17 +81,14 @@ def _nothing_to_open(path: Path, locked: bool | None) -> ReadError:
 
 
 def _folder_opener(path: Path) -> Callable[[Path], Archive]:
-    try:
-        listed = os.listdir(path)
-    except OSError as error:
-        raise ReadError(f"{path}: cannot be opened: {error.strerror}") from None
+    listed = list_folder(path)
     names = {name.lower() for name in listed}
     suffixes = {os.path.splitext(name)[1] for name in names}
     if names & {"zarr.json", ".zgroup", ".zarray"}:
         from tensorcap_formats.zarr import open_zarr
 
         return open_zarr
-    from tensorcap_formats.foreign import is_dump, open_dump
+    from tensorcap_formats.foreign import is_dump, open_dump, open_npy_folder, open_torch_folder
 
     if is_dump(path, listed):
         return open_dump
@@ -108,12 +97,8 @@ def _folder_opener(path: Path) -> Callable[[Path], Archive]:
 
         return open_safetensors_folder
     if ".npy" in suffixes:
-        from tensorcap_formats.foreign import open_npy_folder
-
         return open_npy_folder
     if suffixes & {".pt", ".pth", ".bin"}:
-        from tensorcap_formats.foreign import open_torch_folder
-
         return open_torch_folder
     raise NotAnArchiveError(f"{path}: holds nothing that is one of: {_KINDS}")
 
@@ -126,13 +111,11 @@ def _file_opener(path: Path) -> Callable[[Path], Archive]:
             return open_hdf5
     finally:
         file.close()
-    if first.startswith(b"\x93NUMPY"):
-        from tensorcap_formats.foreign import open_npy
+    from tensorcap_formats.foreign import open_max, open_npy, open_torch_file, raw_file_hint
 
+    if first.startswith(b"\x93NUMPY"):
         return open_npy
     if first.startswith(_MAX_CHECKPOINT) or path.suffix == ".max":
-        from tensorcap_formats.foreign import open_max
-
         return open_max
     if first.startswith(b"PK"):
         return _zip_opener(path)
@@ -142,30 +125,20 @@ def _file_opener(path: Path) -> Callable[[Path], Archive]:
 
         return open_safetensors
     if first[:1] == b"\x80" or path.suffix in (".pt", ".pth", ".pkl", ".bin"):
-        from tensorcap_formats.foreign import open_torch_file
-
         return open_torch_file
     if first and not any(first):
         raise UnfinishedArchiveError(
             f"{path}: begins with zeros: an archive whose writer did not end, or a damaged file",
             hint="Give `tcap recover` the path without .partial.",
         )
-    from tensorcap_formats.foreign import raw_file_hint
-
     raise NotAnArchiveError(
         f"{path}: begins with {first!r}, expected one of: {_KINDS}", hint=raw_file_hint(path)
     )
 
 
 def _zip_opener(path: Path) -> Callable[[Path], Archive]:
-    from tensorcap_formats.foreign import ZipMembers
+    from tensorcap_formats.foreign import ZipMembers, open_npz, open_torch_file
 
     with closing(ZipMembers(path)) as members:
         is_torch = any(name.endswith("/data.pkl") for name in members.sizes)
-    if is_torch:
-        from tensorcap_formats.foreign import open_torch_file
-
-        return open_torch_file
-    from tensorcap_formats.foreign import open_npz
-
-    return open_npz
+    return open_torch_file if is_torch else open_npz

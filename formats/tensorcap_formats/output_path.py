@@ -19,7 +19,7 @@ from typing import Final
 
 from tensorcap_formats.errors import UsageError
 
-OPEN_TO_READ: Final = (  # a pipe that lies there does not block, and no link is followed
+OPEN_TO_READ: Final = (  # a pipe at the path does not block, and no link is followed
     os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 )
 _BUILDING: Final = "building"
@@ -50,7 +50,7 @@ def recovery_command(path: Path) -> str:
 
 
 def is_locked(path: Path) -> bool | None:
-    """Whether somebody is writing the archive at `path`; None if it has no journal."""
+    """Whether a process is writing the archive at `path`; None if it has no journal."""
     try:
         fd = os.open(journal_path(path), OPEN_TO_READ)
     except (OSError, ValueError):
@@ -72,8 +72,8 @@ def refuse_overlap(source: Path, path: Path) -> None:
     Raises:
         UsageError: The output is the source, in it, or around it.
     """
-    there, here = Path(os.path.realpath(source)), Path(os.path.realpath(path))
-    if there == here or there in here.parents or here in there.parents:
+    source, output = Path(os.path.realpath(source)), Path(os.path.realpath(path))
+    if source == output or source in output.parents or output in source.parents:
         raise UsageError(
             f"{path}: is the source or overlaps with it, expected another path", hint="Choose another path."
         )
@@ -109,7 +109,7 @@ def put_in_place(new: Path, path: Path) -> None:
 
 
 def unique_beside(path: Path, purpose: str) -> Path:
-    """A path in the same folder at which nobody has put anything: `NAME.tcap-HOST-PID-RANDOM.PURPOSE`."""
+    """An unused path in the same folder: `NAME.tcap-HOST-PID-RANDOM.PURPOSE`."""
     return path.with_name(f"{_stem(path)}.tcap-{_host()}-{os.getpid()}-{secrets.token_hex(4)}.{purpose}")
 
 
@@ -118,7 +118,7 @@ def remove_stale(path: Path, purpose: str) -> None:
     ours = re.compile(
         rf"{re.escape(_stem(path))}\.tcap-{_host()}-([1-9][0-9]{{0,9}})-[0-9a-f]{{8}}\.{purpose}"
     )
-    with suppress(OSError):  # it is no harm if something stays
+    with suppress(OSError):  # if something stays, it does no harm
         for name in os.listdir(path.parent):
             match = ours.fullmatch(name)
             if match and not _is_alive(int(match[1])):
@@ -151,6 +151,6 @@ def _is_alive(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except (OSError, OverflowError):  # it is somebody else's
+    except (OSError, OverflowError):  # a process of another user
         return True
     return True

@@ -1,4 +1,4 @@
-"""Progress of long work, for whoever shows it: a bar, a log, or nothing."""
+"""How far a long call is, reported to a progress bar, a log, or nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Progress(Protocol):
         """Begin a new stage.
 
         Args:
-            text: What is being done, as a short phrase: `comparing`, `running the target`.
+            text: A short phrase: `comparing`, `running the target`.
         """
 
     def advance(self, done: int, total: int | None) -> None:
@@ -25,7 +25,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """The progress of a call that nobody watches."""
+    """Progress that is not shown."""
 
     def stage(self, text: str) -> None:
         """Show nothing."""

@@ -1,4 +1,4 @@
-"""What the run metadata of an archive say, parsed (`specs/archive.md`, section 8).
+"""The run metadata of an archive, parsed (`specs/archive.md`, section 8).
 
 Each entry may be absent. One that is damaged (a list for a mapping, a number for a text) counts as absent,
 and so does a damaged part of an entry: nothing here raises.
@@ -7,18 +7,22 @@ and so does a damaged part of an entry: nothing here raises.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tensorcap_formats.keys import module_site
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_Info = TypeVar("_Info", bound="DataclassInstance")
 _NUMBER: Final = re.compile(r"[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """What a run says of a parameter or a buffer.
+    """A parameter or a buffer.
 
     Attributes:
         shape: Its shape; None if it is not known.
@@ -31,7 +35,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class ModuleInfo:
-    """What a run says of a module.
+    """A module of the model.
 
     Attributes:
         path: Its path in the model, as the model spells it; "" for the model itself.
@@ -55,16 +59,16 @@ class ModuleInfo:
 
 @dataclass(frozen=True, slots=True)
 class PointInfo:
-    """What became of a site under capture (ARC-71).
+    """Whether a site was captured (ARC-71).
 
     Attributes:
         site: The site, as keys spell it.
         status: `captured`, `never-called`, `excluded` or `not-capturable`.
         kind: `module`, `function` or `probe`.
-        reason: What else there is to say, "" for nothing.
+        reason: Why, or a remark; "" for none.
         calls: How often it was called; None if unknown.
         unfinished: How many calls did not return.
-        slots: What could not be captured at a site that otherwise was; empty for an entry of the whole site.
+        slots: Slots that could not be captured of a site that was; empty for an entry of the whole site.
     """
 
     site: str
@@ -87,14 +91,14 @@ class ScopeInfo:
         level: `op` or `export` if ops were recorded, else "".
         ops_in: Globs of the modules whose ops were recorded, all if empty.
         watch: Functions whose variables were recorded.
-        slices: What parts of tensors were kept.
+        slices: Which parts of tensors were kept.
         steps: Which steps, "" for all.
         sample: How many calls of each site; None for all.
         max_bytes: Limit of the archive; None for none.
         grads: Whether gradients were recorded.
         params: Whether parameters and buffers were recorded.
         eager: Whether compiled code ran as plain code.
-        inner: Whether what lies within subgraphs was recorded.
+        inner: Whether the inside of subgraphs was recorded.
     """
 
     include: tuple[str, ...] = ()
@@ -127,7 +131,7 @@ class StopInfo:
 
     @property
     def text(self) -> str:
-        """What was reached and where.
+        """The limit, and where it was reached.
 
         Example:
             >>> StopInfo("0/a/output", 900).text
@@ -139,13 +143,13 @@ class StopInfo:
 
 @dataclass(frozen=True, slots=True)
 class InjectedSlot:
-    """What became of a slot whose values were to be replaced (INJ-21).
+    """Whether the values of a slot were replaced (INJ-21).
 
     Attributes:
         site: The site.
         slot: The slot.
         status: `injected`, or why it was not.
-        reason: What else there is to say, "" for nothing.
+        reason: Why, or a remark; "" for none.
         calls: The steps in which values were replaced, as a text, by the call's number within its step.
     """
 
@@ -158,7 +162,7 @@ class InjectedSlot:
 
 @dataclass(frozen=True, slots=True)
 class InjectionInfo:
-    """What was put in the place of a run's own tensors (INJ-20).
+    """The injection of a run: values of an archive that replaced its own (INJ-20).
 
     Attributes:
         source: The archive whose values were taken, "" if unknown.
@@ -175,7 +179,7 @@ class InjectionInfo:
 
 @dataclass(frozen=True, slots=True)
 class ErrorInfo:
-    """What a run ended by, if not as it should.
+    """The error that a run ended with.
 
     Attributes:
         type: Class of the exception, "" if there was none.
@@ -206,14 +210,14 @@ class WorkloadInfo:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What an archive says of its run.
+    """The run metadata of an archive.
 
     Attributes:
         framework: Name of the framework, "" if unknown.
-        settings: Settings of the framework that change what its operators give.
+        settings: Settings of the framework that change the results of its operators.
         model_class: Class of the model with its package, "" if unknown.
         config: The model's configuration.
-        attention_implementation: How the model says that it computes attention, "" if unknown.
+        attention_implementation: As the model names it, "" if unknown.
         modules: The model's modules by site, in the order of its tree; empty if they are not listed.
         aliases: Sites of shared modules that have the records, by their other sites.
         dtype: Dtype of most of the model's parameters, "" if unknown.
@@ -221,15 +225,15 @@ class RunInfo:
         device: Where it ran, "" if unknown.
         packages: Versions of packages, by name.
         workload: How to repeat the run.
-        inputs: SHA-256 of what the model was given, by key text; "" if an input has none.
-        scope: What was to be recorded; None if the run does not say.
-        points: What became of each site.
+        inputs: SHA-256 of each input of the model, by key text; "" if it has none.
+        scope: What was to be recorded; None if unknown.
+        points: Whether each site was captured.
         steps: Count of steps; None if unknown.
         phases: Of each step `prefill`, `decode` or `forward`, "" if unknown.
         stopped: Where recording stopped at its limit of bytes; None if it did not.
-        injected: What was put in the place of the run's own tensors; None for a run of its own values.
-        error: What the run ended by; None if nothing is known.
-        notes: What else a reader has to know, a sentence each.
+        injected: The injection; None for a run of its own values.
+        error: The error that the run ended with; None if nothing is known.
+        notes: Remarks for a reader, a sentence each.
         control: How far each output is from that of a graph without taps.
         duration_seconds: How long the run took; None if unknown.
     """
@@ -267,173 +271,140 @@ class RunInfo:
             >>> info.dtype, info.modules["@root"].short_class, info.config
             ('float32', 'Net', {})
         """
-        framework, model, workload = (_mapping(run, name) for name in ("framework", "model", "workload"))
-        modules = (_module(entry) for entry in _mappings(run, "modules"))
-        points = (_point(entry) for entry in _mappings(run, "points"))
-        return cls(
-            framework=_text(framework, "name"),
-            settings=_mapping(framework, "settings"),
-            model_class=_text(model, "class"),
-            config=_mapping(model, "config"),
-            attention_implementation=_text(model, "attn_implementation"),
-            modules={module_site(module.path): module for module in modules if module is not None},
-            aliases=_texts_by_name(run, "aliases"),
-            dtype=_text(run, "dtype"),
-            compute_dtype=_text(run, "compute_dtype"),
-            device=_text(run, "device"),
-            packages=_texts_by_name(run, "packages"),
-            workload=WorkloadInfo(_text(workload, "path"), _mapping(workload, "options")),
-            inputs={
-                name: _text(entry, "sha256") if isinstance(entry, Mapping) else ""
-                for name, entry in _mapping(run, "inputs").items()
+        framework, model = _mapping(run.get("framework")), _mapping(run.get("model"))
+        return _parse(
+            cls,
+            run,
+            framework=_text(framework.get("name")) or "",
+            settings=_mapping(framework.get("settings")),
+            model_class=_text(model.get("class")) or "",
+            config=_mapping(model.get("config")),
+            attention_implementation=_text(model.get("attn_implementation")) or "",
+            modules={
+                module_site(entry["path"]): _parse(ModuleInfo, entry, path=entry["path"])
+                for entry in _mappings(run.get("modules"), "path")
             },
-            scope=_scope(_mapping(run, "scope")),
-            points=tuple(point for point in points if point is not None),
-            steps=_count(run, "steps"),
-            phases=tuple(phase if isinstance(phase, str) else "" for phase in _list(run, "phases")),
-            stopped=_stop(_mapping(run, "stopped")),
-            injected=_injection(_mapping(run, "injected")),
-            error=_error(run.get("error")),
-            notes=_texts(run, "notes"),
-            control=tuple(_mappings(run, "control")),
-            duration_seconds=_number(run, "duration_seconds"),
+            inputs={
+                name: _text(_mapping(entry).get("sha256")) or ""
+                for name, entry in _mapping(run.get("inputs")).items()
+            },
+            points=tuple(
+                _parse(PointInfo, entry, site=entry["site"]) for entry in _mappings(run.get("points"), "site")
+            ),
+            phases=tuple(_text(phase) or "" for phase in _list(run.get("phases"))),
         )
 
 
-def _module(entry: Mapping[str, Any]) -> ModuleInfo | None:
-    path, is_training = entry.get("path"), entry.get("training")
-    if not isinstance(path, str):
-        return None
-    return ModuleInfo(
-        path,
-        _text(entry, "class"),
-        is_training if isinstance(is_training, bool) else None,
-        _tensors(entry, "parameters"),
-        _tensors(entry, "buffers"),
-    )
+def _parse(cls: type[_Info], entry: Mapping[str, Any], **parsed: Any) -> _Info:
+    """Make a dataclass of an entry of the metadata.
+
+    Each field is read from the member of its name (`_MEMBERS` has the exceptions) by the reader of its
+    annotation, and has its default if the reader gives None.
+
+    Args:
+        cls: The dataclass.
+        entry: The entry.
+        parsed: Fields that are not read so.
+    """
+    for spec in fields(cls):
+        if spec.name not in parsed:
+            value = _READERS[str(spec.type)](entry.get(_MEMBERS.get(spec.name, spec.name)))
+            if value is not None:
+                parsed[spec.name] = value
+    return cls(**parsed)
 
 
-def _tensors(entry: Mapping[str, Any], name: str) -> dict[str, TensorInfo]:
+def _injected_slots(value: object) -> tuple[InjectedSlot, ...]:
+    slots = []
+    for entry in _mappings(value, "site", "slot"):
+        calls = _texts_by_name(entry.get("calls")).items()
+        numbered = {int(call): steps for call, steps in calls if _NUMBER.fullmatch(call)}
+        slots.append(_parse(InjectedSlot, entry, site=entry["site"], slot=entry["slot"], calls=numbered))
+    return tuple(slots)
+
+
+def _tensors(value: object) -> dict[str, TensorInfo]:
+    entries = {name: _mapping(entry) for name, entry in _mapping(value).items()}
     return {
-        tensor: TensorInfo(_shape(about), _text(about, "dtype"))
-        if isinstance(about, Mapping)
-        else TensorInfo()
-        for tensor, about in _mapping(entry, name).items()
+        name: TensorInfo(_shape(entry.get("shape")), _text(entry.get("dtype")) or "")
+        for name, entry in entries.items()
     }
 
 
-def _shape(entry: Mapping[str, Any]) -> tuple[int, ...] | None:
-    sizes = entry.get("shape")
-    if not isinstance(sizes, list) or not all(_is_count(size) for size in sizes):
-        return None
-    return tuple(sizes)
+def _error(value: object) -> ErrorInfo | None:
+    if isinstance(value, str):
+        return ErrorInfo(value) if value else None
+    return _parse(ErrorInfo, value) if isinstance(value, Mapping) else None
 
 
-def _point(entry: Mapping[str, Any]) -> PointInfo | None:
-    site = entry.get("site")
-    if not isinstance(site, str):
-        return None
-    return PointInfo(
-        site,
-        _text(entry, "status"),
-        _text(entry, "kind") or "module",
-        _text(entry, "reason"),
-        _count(entry, "calls"),
-        _count(entry, "unfinished") or 0,
-        _texts(entry, "slots"),
-    )
+def _nested(cls: type[_Info]) -> Callable[[object], _Info | None]:
+    def read(value: object) -> _Info | None:
+        return _parse(cls, _mapping(value)) if _mapping(value) else None
+
+    return read
 
 
-def _scope(entry: Mapping[str, Any]) -> ScopeInfo | None:
-    if not entry:
-        return None
-    return ScopeInfo(
-        include=_texts(entry, "include"),
-        exclude=_texts(entry, "exclude"),
-        inputs=entry.get("inputs") is not False,
-        level=_text(entry, "level"),
-        ops_in=_texts(entry, "ops_in"),
-        watch=_texts(entry, "watch"),
-        slices=_texts(entry, "slices"),
-        steps=_text(entry, "steps"),
-        sample=_count(entry, "sample"),
-        max_bytes=_count(entry, "max_bytes"),
-        grads=entry.get("grads") is True,
-        params=entry.get("params") is True,
-        eager=entry.get("eager") is True,
-        inner=entry.get("inner") is True,
-    )
-
-
-def _stop(entry: Mapping[str, Any]) -> StopInfo | None:
-    return StopInfo(_text(entry, "at"), _count(entry, "max_bytes")) if entry else None
-
-
-def _injection(entry: Mapping[str, Any]) -> InjectionInfo | None:
-    if not entry:
-        return None
-    slots = (_injected_slot(slot) for slot in _mappings(entry, "slots"))
-    return InjectionInfo(
-        _text(entry, "source"),
-        _text(entry, "root"),
-        _text(entry, "map"),
-        tuple(slot for slot in slots if slot is not None),
-    )
-
-
-def _injected_slot(entry: Mapping[str, Any]) -> InjectedSlot | None:
-    site, slot = entry.get("site"), entry.get("slot")
-    if not isinstance(site, str) or not isinstance(slot, str):
-        return None
-    calls = _texts_by_name(entry, "calls").items()
-    numbered = {int(call): steps for call, steps in calls if _NUMBER.fullmatch(call)}
-    return InjectedSlot(site, slot, _text(entry, "status"), _text(entry, "reason"), numbered)
-
-
-def _error(entry: object) -> ErrorInfo | None:
-    if isinstance(entry, str):
-        return ErrorInfo(entry) if entry else None
-    if not isinstance(entry, Mapping):
-        return None
-    return ErrorInfo(_text(entry, "type"), _text(entry, "message"))
-
-
-def _mapping(entry: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = entry.get(name)
+def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _list(entry: Mapping[str, Any], name: str) -> list[Any]:
-    value = entry.get(name)
+def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _mappings(entry: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]]:
-    return (value for value in _list(entry, name) if isinstance(value, Mapping))
+def _mappings(value: object, *required: str) -> Iterator[Mapping[str, Any]]:
+    """The mappings in a list that have a text under each of the required names."""
+    for item in _list(value):
+        if isinstance(item, Mapping) and all(isinstance(item.get(name), str) for name in required):
+            yield item
 
 
-def _texts(entry: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    return tuple(value for value in _list(entry, name) if isinstance(value, str))
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(item for item in _list(value) if isinstance(item, str))
 
 
-def _texts_by_name(entry: Mapping[str, Any], name: str) -> dict[str, str]:
-    return {key: value for key, value in _mapping(entry, name).items() if isinstance(value, str)}
+def _texts_by_name(value: object) -> dict[str, str]:
+    return {name: item for name, item in _mapping(value).items() if isinstance(item, str)}
 
 
-def _text(entry: Mapping[str, Any], name: str) -> str:
-    value = entry.get(name)
-    return value if isinstance(value, str) else ""
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
 
 
-def _count(entry: Mapping[str, Any], name: str) -> int | None:
-    value = entry.get(name)
-    return value if _is_count(value) else None
+def _flag(value: object) -> bool | None:
+    return value if isinstance(value, bool) else None
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
-def _number(entry: Mapping[str, Any], name: str) -> float | None:
-    value = entry.get(name)
+def _number(value: object) -> float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _shape(value: object) -> tuple[int, ...] | None:
+    is_shape = isinstance(value, list) and all(_count(size) is not None for size in value)
+    return tuple(_list(value)) if is_shape else None
+
+
+_MEMBERS: Final = {"class_name": "class", "is_training": "training", "map_text": "map"}
+_READERS: Final[Mapping[str, Callable[[object], Any]]] = {
+    "str": _text,
+    "bool": _flag,
+    "bool | None": _flag,
+    "int": _count,
+    "int | None": _count,
+    "float | None": _number,
+    "tuple[str, ...]": _texts,
+    "tuple[Mapping[str, Any], ...]": lambda value: tuple(_mappings(value)),
+    "tuple[InjectedSlot, ...]": _injected_slots,
+    "Mapping[str, Any]": _mapping,
+    "Mapping[str, str]": _texts_by_name,
+    "Mapping[str, TensorInfo]": _tensors,
+    "WorkloadInfo": _nested(WorkloadInfo),
+    "ScopeInfo | None": _nested(ScopeInfo),
+    "StopInfo | None": _nested(StopInfo),
+    "InjectionInfo | None": _nested(InjectionInfo),
+    "ErrorInfo | None": _error,
+}

@@ -16,21 +16,21 @@ import numpy as np
 
 from tensorcap_formats.dtypes import Array, DType, decode
 
-_ROW: Final = 8192  # elements: what is summed in one go, so that sums do not depend on how blocks are cut
+_ROW: Final = 8192  # elements that are summed at a time, so that sums do not depend on how blocks are cut
 _ROWS: Final = 16  # at a time: their float64 scratch, 1 MiB, stays in a core's L2 cache
-_TINY_SQUARES: Final = 2.0**-900  # a row's sum of squares below that is taken anew, of values scaled up
+_TINY_SQUARES: Final = 2.0**-900  # a smaller sum of squares of a row is computed again, of values scaled up
 _TINY_SCALE: Final = 2.0**600
 _WIDE: Final = ("float64", "complex128")  # no other dtype has values of such size
 _ONES: Final = np.ones((2 * _ROW, 1))  # a packed dtype has two values an element
 
 
 class _Scratch(threading.local):
-    """Memory that each thread keeps: new pages for each tensor would cost more than its statistics."""
+    """Memory that each thread reuses: new pages for each tensor would cost more than its statistics."""
 
     def __init__(self) -> None:
         self._array = np.empty(_ROW)
 
-    def of(self, size: int) -> Array:
+    def array(self, size: int) -> Array:
         if self._array.size < size:
             self._array = np.empty(size)
         return self._array[:size]
@@ -65,7 +65,7 @@ class Statistics:
 
 
 class StatisticsBuilder:
-    """Add blocks of stored elements, in any sizes; the result does not depend on how they are cut.
+    """Computes statistics of blocks of stored elements; the result does not depend on how they are cut.
 
     Example:
         >>> from tensorcap_formats.dtypes import dtype
@@ -88,7 +88,7 @@ class StatisticsBuilder:
         self._may_be_tiny = logical.name in _WIDE
 
     def add(self, bits: Array) -> None:
-        """Count one-dimensional stored elements in."""
+        """Add one-dimensional stored elements."""
         if self._rest.size:
             missing = _ROW - self._rest.size
             self._rest = np.concatenate([self._rest, bits[:missing]])
@@ -126,10 +126,10 @@ class StatisticsBuilder:
         if self._tiny_squares and self._scale == 1.0 and self._squares < 2.0**-200:
             squares = self._squares * _TINY_SCALE * _TINY_SCALE + self._tiny_squares
             return math.sqrt(squares) / _TINY_SCALE
-        return math.sqrt(self._squares) * self._scale  # beside which tiny ones are nothing
+        return math.sqrt(self._squares) * self._scale  # tiny values do not count beside it
 
     def _add_rows(self, bits: Array, rows: int) -> None:
-        """Count in `rows` rows of `_ROW` elements, or one shorter one."""
+        """Add `rows` rows of `_ROW` elements, or one shorter row."""
         kind = self._dtype.kind
         if kind == "complex":
             with np.errstate(invalid="ignore", over="ignore"):  # signalling NaN; a modulus beyond float64
@@ -145,22 +145,22 @@ class StatisticsBuilder:
             self._zeros += int(np.count_nonzero(values == 0))
         if self._dtype.is_inexact and not (math.isfinite(low) and math.isfinite(high)):
             finite = np.isfinite(values)
-            self._finite -= values.size - int(np.count_nonzero(finite))
             self._nan += int(np.count_nonzero(np.isnan(values)))
             self._posinf += int(np.count_nonzero(values == np.inf))
             self._neginf += int(np.count_nonzero(values == -np.inf))
-            left = values[finite]
+            finite_values = values[finite]
+            if not finite_values.size:
+                return
+            self._finite -= values.size - finite_values.size
             values = np.where(finite, values, 0)
-            low, high = (left.min().item(), left.max().item()) if left.size else (None, None)
+            low, high = finite_values.min().item(), finite_values.max().item()
         self._finite += values.size
-        if low is None:
-            return
         self._minimum = low if self._minimum is None else min(self._minimum, low)
         self._maximum = high if self._maximum is None else max(self._maximum, high)
         self._add_sums(values, rows, max(abs(low), abs(high)))
 
     def _add_sums(self, values: Array, rows: int, largest: float) -> None:
-        scratch = _SCRATCH.of(values.size)
+        scratch = _SCRATCH.array(values.size)
         scratch[:] = values
         if largest > 1e150 > self._scale:  # squares would overflow: from here on, sums are of scaled values
             self._sum *= 2.0**-600
@@ -168,13 +168,13 @@ class StatisticsBuilder:
             self._scale = 2.0**600
         if self._scale != 1.0:
             scratch *= 1 / self._scale
-        each = scratch.reshape(rows, 1, -1)
-        for total in np.matmul(each, _ONES[: each.shape[2]]).ravel().tolist():
+        vectors = scratch.reshape(rows, 1, -1)
+        for total in np.matmul(vectors, _ONES[: vectors.shape[2]]).ravel().tolist():
             self._sum += total
         may_be_tiny = self._may_be_tiny and largest > 0 and self._scale == 1.0
-        for row, total in enumerate(np.matmul(each, each.transpose(0, 2, 1)).ravel().tolist()):
+        for row, total in enumerate(np.matmul(vectors, vectors.transpose(0, 2, 1)).ravel().tolist()):
             if total < _TINY_SQUARES and may_be_tiny:
-                values = each[row, 0] * _TINY_SCALE
+                values = vectors[row, 0] * _TINY_SCALE
                 self._tiny_squares += float(values @ values)
             else:
                 self._squares += total

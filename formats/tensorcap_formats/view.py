@@ -1,4 +1,4 @@
-"""Archives made of another archive's records: some of them, under other keys, in another layout."""
+"""Archives made of another archive's records: fewer of them, under other keys, or in another layout."""
 
 from __future__ import annotations
 
@@ -65,23 +65,23 @@ class ArchiveView(Archive):
 
     @cached_property
     def info(self) -> RunInfo:
-        """What the run's metadata say of the view's records."""
+        """The run metadata, parsed, as they are for the view's records."""
         return self.source.info
 
     def remark(self, record: Record) -> str:
-        """What is to be known of the tensors behind the record."""
+        """The remarks on the source's tensors behind the record."""
         remarks = (self.source.remark(one) for one in self.sources.get(record.key.text, ()))
         return "; ".join(dict.fromkeys(remark for remark in remarks if remark))
 
     def close(self) -> None:
-        """Let go of computed tensors; the source stays open."""
+        """Drop computed tensors; the source stays open."""
         self._kept = None
 
     def _read_flat(self, record: Record, start: int, out: Array) -> None:
         self.source.read_into(self.sources[record.key.text][0], start, out)
 
     def _computed(self, origin: object, compute: Callable[[], Iterable[Array]]) -> Sequence[Array]:
-        """What is computed of an object, one-dimensional; kept until that of another object is asked for."""
+        """Arrays that are computed of an object, flat; kept until those of another object are asked for."""
         kept = self._kept  # another thread may set it
         if kept is None or kept[0] is not origin:
             kept = self._kept = origin, [array.reshape(-1) for array in compute()]

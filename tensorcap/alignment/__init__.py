@@ -17,7 +17,7 @@ from tensorcap.alignment.aligned import (
 )
 from tensorcap.alignment.coverage import Coverage, MappingSummary, Reasons
 from tensorcap.alignment.equivalence_map import component_mapping, read_mapping, write_component_mapping
-from tensorcap.alignment.links import Link
+from tensorcap.alignment.links import Link, place_of
 from tensorcap.alignment.map_file import map_text, write_map
 from tensorcap.alignment.mapping import Alignment, Entry, LeftOver, parse_values, values_text
 from tensorcap.alignment.order import Order, order_between
@@ -47,6 +47,7 @@ __all__ = [
     "map_text",
     "order_between",
     "parse_values",
+    "place_of",
     "read_mapping",
     "resolve",
     "sides",

@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from tensorcap.alignment.coverage import MappingSummary
 from tensorcap.alignment.equivalence_map import read_mapping
@@ -29,6 +29,7 @@ from tensorcap_formats.json_values import json_value
 from tensorcap_formats.open import Source, opened
 
 NO_MAPPING = "none"
+_PUBLIC: Final = ("reference", "target", "variables", "steps", "dims", "reference_dims", "evidence", "reason")
 MappingSource = Alignment | str | os.PathLike[str]
 
 
@@ -159,16 +160,7 @@ def fitting(alignment: Alignment, reference: Archive, target: Archive) -> Alignm
 
 def _public(entry: Entry) -> dict[str, object]:
     """The members of an entry in JSON: those that a map file holds."""
-    return {
-        "reference": entry.reference,
-        "target": entry.target,
-        "variables": entry.variables,
-        "steps": entry.steps,
-        "dims": entry.dims,
-        "reference_dims": entry.reference_dims,
-        "evidence": entry.evidence,
-        "reason": entry.reason,
-    }
+    return {name: getattr(entry, name) for name in _PUBLIC}
 
 
 def sides(

@@ -6,10 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from tensorcap.alignment.links import Link
-from tensorcap.alignment.mapping import LeftOver
+from tensorcap.alignment.mapping import LeftOver, SideName
 from tensorcap.alignment.order import Order, order_of
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import Key
@@ -20,7 +20,7 @@ _VARIABLE: Final = re.compile(r"\\\{[^}]*\\\}")  # in an escaped place
 class Reasons:
     """Why records of one side have no counterpart, as a mapping says it of sites, `SITE/SLOT` or globs."""
 
-    def __init__(self, left_over: Iterable[LeftOver], side: Literal["reference", "target"]) -> None:
+    def __init__(self, left_over: Iterable[LeftOver], side: SideName) -> None:
         self._exact: dict[str, LeftOver] = {}
         self._globs: list[tuple[re.Pattern[str], LeftOver]] = []
         for left in left_over:
@@ -36,9 +36,8 @@ class Reasons:
         """What is said of a record, of its slot before its site."""
         site = f"rank{key.rank}/{key.site}" if key.rank else key.site
         for place in (f"{site}/{key.slot}", site):
-            left_over = self._exact.get(place)
-            if left_over is None:
-                left_over = next((left for glob, left in self._globs if glob.fullmatch(place)), None)
+            globs = (left for glob, left in self._globs if glob.fullmatch(place))
+            left_over = self._exact.get(place) or next(globs, None)
             if left_over is not None:
                 return left_over
         return None
@@ -71,31 +70,28 @@ def coverage_of(
     links: Sequence[Link], left_over: Sequence[LeftOver], reference: Archive, target: Archive
 ) -> tuple[Coverage, Coverage]:
     """Count what a mapping covers of the reference and of the target; equal keys that are left pair, too."""
-    linked = (
-        {record.key.text for link in links for record in link.reference},
-        {record.key.text for link in links for record in link.target},
+    linked = {record.key.text for link in links for record in link.reference}
+    target_linked = {record.key.text for link in links for record in link.target}
+    rest = {record.key.text for record in reference.records} - linked
+    equal = rest & ({record.key.text for record in target.records} - target_linked)
+    return (
+        _count_records(reference, linked | equal, Reasons(left_over, "reference")),
+        _count_records(target, target_linked | equal, Reasons(left_over, "target")),
     )
-    rest = [
-        {record.key.text for record in archive.records} - used
-        for archive, used in zip((reference, target), linked, strict=True)
-    ]
-    equal = rest[0] & rest[1]
-    reasons = Reasons(left_over, "reference"), Reasons(left_over, "target")
-    coverages = []
-    for archive, used, reasons_of_side in zip((reference, target), linked, reasons, strict=True):
-        explained, unexplained = 0, []
-        for record in archive.records:
-            text = record.key.text
-            if text in used or text in equal:
-                continue
-            explanation = reasons_of_side.of(record.key)
-            if explanation is not None and explanation.is_explained:
-                explained += 1
-            else:
-                unexplained.append(text)
-        count = len(archive.records)
-        coverages.append(Coverage(count, count - explained - len(unexplained), explained, tuple(unexplained)))
-    return coverages[0], coverages[1]
+
+
+def _count_records(archive: Archive, mapped: set[str], reasons: Reasons) -> Coverage:
+    explained, unexplained = 0, []
+    for record in archive.records:
+        if record.key.text in mapped:
+            continue
+        explanation = reasons.of(record.key)
+        if explanation is not None and explanation.is_explained:
+            explained += 1
+        else:
+            unexplained.append(record.key.text)
+    count = len(archive.records)
+    return Coverage(count, count - explained - len(unexplained), explained, tuple(unexplained))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +103,8 @@ class MappingSummary:
         evidence: Count of the reference's records by what they are mapped by; `key` is an equal key.
         reference: What became of the reference's records.
         target: What became of the target's.
-        order: Both orders of execution over what is mapped; None where a side has none.
-        tokens: Which tokens are compared and which are left out, as sentences; empty where all are.
+        order: Both orders of execution over what is mapped; None if a side has none.
+        tokens: Which tokens are compared and which are left out, as sentences; empty if all are.
     """
 
     path: str

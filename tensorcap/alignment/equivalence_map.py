@@ -12,19 +12,16 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, get_args
 
-from tensorcap.alignment.map_file import parse_map
-from tensorcap.alignment.mapping import Alignment, Entry, Evidence, LeftOver, Values
-from tensorcap_formats.errors import ReadError, UsageError, WriteError, abbreviate
+from tensorcap.alignment.map_file import parse_map, write_text
+from tensorcap.alignment.mapping import SIDE_NAMES, Alignment, Entry, Evidence, LeftOver, SideName, Values
+from tensorcap_formats.errors import ReadError, UsageError, abbreviate
 
-Side = Literal["reference", "target"]
-
-_KNOWN_SIDES: Final[Mapping[str, Side]] = {
+_KNOWN_SIDES: Final[Mapping[str, SideName]] = {
     **dict.fromkeys(("ref", "reference", "source", "hf"), "reference"),
     **dict.fromkeys(("port", "target", "vllm", "nxdi", "neuron"), "target"),
 }
-_SIDES: Final[tuple[Literal["reference"], Literal["target"]]] = ("reference", "target")
 _KEYS: Final = ("mapping_size", "component_mapping", "variables", "reasoning", "tensorcap")
 _OURS: Final = ("steps", "dims", "reference_dims", "evidence")  # under `tensorcap`, by number of entry
 _VARIABLE: Final = re.compile(r"\{([A-Za-z_]\w*)\}")
@@ -70,7 +67,7 @@ class ForeignMapping:
 def component_mapping(
     alignment: Alignment, *, reference: str = "ref", target: str = "port"
 ) -> ForeignMapping:
-    """A mapping in the form of `component_mapping.json`, which `read_mapping` reads back.
+    """Convert a mapping to the form of `component_mapping.json`, which `read_mapping` reads back.
 
     Args:
         alignment: What to write.
@@ -114,18 +111,12 @@ def write_component_mapping(
         WriteError: A file is there, or it cannot be written.
     """
     mapping = component_mapping(alignment, reference=reference, target=target)
-    try:
-        with open(path, "w" if replace else "x", encoding="utf-8") as file:
-            file.write(json.dumps(mapping.content, indent=2, ensure_ascii=False) + "\n")
-    except FileExistsError:
-        raise WriteError(f"{path}: is there already", hint="Replace it with --force.") from None
-    except OSError as error:
-        raise WriteError(f"{path}: cannot be written: {error.strerror}") from error
+    write_text(json.dumps(mapping.content, indent=2, ensure_ascii=False) + "\n", path, replace=replace)
     return mapping.remarks
 
 
 class _Reader:
-    """The content of one file, on its way to a mapping."""
+    """Parser of one file's content."""
 
     def __init__(self, path: str, content: Mapping[str, Any]) -> None:
         self._path = path
@@ -154,7 +145,7 @@ class _Reader:
         places = {
             (side, place): i
             for i, entry in reversed(list(enumerate(entries)))
-            for side in _SIDES
+            for side in SIDE_NAMES
             for place in self._places_of(entry, side)
         }
         for side, path, text in self._reasons():
@@ -189,19 +180,17 @@ class _Reader:
             known = ", ".join(get_args(Evidence))
             raise UsageError(f"{where}: evidence {abbreviate(repr(evidence))}, expected one of {known}")
         written = Entry(reference, target, variables, tuple(steps), evidence, "", where, dims, reference_dims)
-        written.layout()
-        written.axes()
-        next(written.expanded(), None)
+        written.check()
         return written
 
     def _sides(self) -> tuple[str, str]:
-        """What the sides are called: by the entries, if they are objects, else by the reasons."""
+        """Find the names of the two sides: keys of the entries if they are objects, else of the reasons."""
         names: list[str] | None = None
         for i, entry in enumerate(self._listed, 1):
-            where, found = f"{self._path}: entry {i}", abbreviate(repr(entry))
+            where = f"{self._path}: entry {i}"
             if not isinstance(entry, (list, dict)) or len(entry) != 2:
                 raise UsageError(
-                    f"{where}: found {found}, expected two lists of paths",
+                    f"{where}: found {abbreviate(repr(entry))}, expected two lists of paths",
                     hint='An entry is [["q", "k"], ["qk"]]: paths of the reference, then of the port.',
                 )
             if isinstance(entry, dict):
@@ -222,11 +211,11 @@ class _Reader:
         is_turned = sides.get("target") == names[0] or sides.get("reference") == names[1]
         return (names[1], names[0]) if is_turned else (names[0], names[1])
 
-    def _reasons(self) -> list[tuple[Side, str, str]]:
-        reasons: list[tuple[Side, str, str]] = []
+    def _reasons(self) -> list[tuple[SideName, str, str]]:
+        reasons: list[tuple[SideName, str, str]] = []
         reasoning = self._object("reasoning")
         for i, name in enumerate(self._names):
-            side = _SIDES[i]
+            side = SIDE_NAMES[i]
             texts = reasoning.get(name, {})
             if not isinstance(texts, dict):
                 raise self._refuse(f"reasoning of {name}", texts, "a text for each path")
@@ -236,10 +225,10 @@ class _Reader:
                 reasons.append((side, path, text))
         return reasons
 
-    def _places_of(self, entry: Entry, side: Side) -> Iterable[str]:
+    def _places_of(self, entry: Entry, side: SideName) -> Iterable[str]:
         yield from (entry.reference if side == "reference" else entry.target)
         for expanded in entry.expanded():
-            yield from expanded[_SIDES.index(side)]
+            yield from expanded[SIDE_NAMES.index(side)]
 
     def _expanded(self, path: str, where: str) -> tuple[str, ...]:
         used = set(_VARIABLE.findall(path))
@@ -270,13 +259,13 @@ class _Reader:
             raise self._refuse(name, value, "an object")
         return value
 
-    def _refuse(self, what: str, found: object, expected: str) -> UsageError:
-        return UsageError(f"{self._path}: {what}: found {abbreviate(repr(found))}, expected {expected}")
+    def _refuse(self, what: str, value: object, expected: str) -> UsageError:
+        return UsageError(f"{self._path}: {what}: found {abbreviate(repr(value))}, expected {expected}")
 
 
 @dataclass(slots=True)
 class _Writer:
-    """A file on its way out of a mapping."""
+    """Writer of a mapping, which collects the file's variables and what other readers do not understand."""
 
     names: tuple[str, str]
     variables: dict[str, Values] = field(default_factory=dict)
@@ -292,9 +281,9 @@ class _Writer:
                 if extra := self._extra(entry):
                     ours[str(len(listed))] = extra
                 for side, path, text in _reasons_of(entry, places):
-                    reasoning[self.names[_SIDES.index(side)]].setdefault(path, text)
+                    reasoning[self.names[SIDE_NAMES.index(side)]].setdefault(path, text)
         for left in alignment.left_over:
-            texts = reasoning[self.names[_SIDES.index(left.side)]]
+            texts = reasoning[self.names[SIDE_NAMES.index(left.side)]]
             for place in self._folded(left.places):
                 texts.setdefault(place, left.reason)
         content: dict[str, Any] = {
@@ -308,7 +297,7 @@ class _Writer:
         return ForeignMapping(content, tuple(self.remarks))
 
     def _forms(self, entry: Entry) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-        """Places with the file's variables; one for each combination of values where it has no such."""
+        """Places with the file's variables; places for each combination of values if an index is offset."""
         places = (*entry.reference, *entry.target)
         if any("/" in place for place in places):
             what = "ranks" if any(_RANK.match(place) for place in places) else "slots"
@@ -319,13 +308,13 @@ class _Writer:
         next(entry.expanded(), None)  # which refuses what makes no sense
         renamed = {name: self._variable(name, values) for name, values in entry.variables.items()}
         sides = [
-            tuple(_VARIABLE.sub(lambda found: f"{{{renamed[found[1]]}}}", place) for place in side)
+            tuple(_VARIABLE.sub(lambda variable: f"{{{renamed[variable[1]]}}}", place) for place in side)
             for side in (entry.reference, entry.target)
         ]
         return [(sides[0], sides[1])]
 
     def _variable(self, name: str, values: Values) -> str:
-        """The file's name for a variable: all entries share them."""
+        """Name a variable in the file, whose variables all entries share."""
         wanted, count = name, 1
         while self.variables.get(wanted, values) != values:
             count += 1
@@ -342,7 +331,7 @@ class _Writer:
         return {name: list(v) if isinstance(v, tuple) else v for name, v in extra.items()}
 
     def _folded(self, places: tuple[str, ...]) -> tuple[str, ...]:
-        """Places as one with a variable, where they are all its values and nothing else."""
+        """Write places as one with a variable, if they are that place with all its values."""
         for name, values in self.variables.items():
             if len(values) != len(places) or len(values) < 2:
                 continue
@@ -353,34 +342,36 @@ class _Writer:
         return places
 
 
-def _reason_text(entry: Entry, told: list[tuple[str, str, str]]) -> str:
-    """Reasons of an entry's paths as one text; of its first path alone, as it is."""
-    if [(side, path) for side, path, _ in told] == [("reference", entry.reference[0])]:
-        return told[0][2]
-    return "\n".join(f"{side} {path}: {' '.join(text.split())}" for side, path, text in told)
+def _reason_text(entry: Entry, reasons: list[tuple[str, str, str]]) -> str:
+    """Join the reasons of an entry's paths; one of its first path alone stays as it is."""
+    if [(side, path) for side, path, _ in reasons] == [("reference", entry.reference[0])]:
+        return reasons[0][2]
+    return "\n".join(f"{side} {path}: {' '.join(text.split())}" for side, path, text in reasons)
 
 
-def _reasons_of(entry: Entry, places: tuple[tuple[str, ...], tuple[str, ...]]) -> list[tuple[Side, str, str]]:
-    """The paths that an entry's reason is of, which is its first one unless the text says it."""
+def _reasons_of(
+    entry: Entry, places: tuple[tuple[str, ...], tuple[str, ...]]
+) -> list[tuple[SideName, str, str]]:
+    """Split an entry's reason by the paths that it names; it is of the first path if it names none."""
     if not entry.reason:
         return []
-    found: list[tuple[Side, str, str]] = []
+    reasons: list[tuple[SideName, str, str]] = []
     for line in entry.reason.split("\n"):
         head, separator, text = line.partition(": ")
         name, _, path = head.partition(" ")
-        side = _KNOWN_SIDES.get(name) if name in _SIDES else None
+        side = _KNOWN_SIDES.get(name) if name in SIDE_NAMES else None
         if not separator or side is None or not path:
             return [("reference", places[0][0], entry.reason)]
         listed = entry.reference if side == "reference" else entry.target
-        renamed = dict(zip(listed, places[_SIDES.index(side)], strict=True))
-        found.append((side, renamed.get(path, path), text))
-    return found
+        renamed = dict(zip(listed, places[SIDE_NAMES.index(side)], strict=True))
+        reasons.append((side, renamed.get(path, path), text))
+    return reasons
 
 
 def _without_twins(path: object, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in members:
             raise UsageError(f"{path}: has {abbreviate(name)!r} twice in one object")
-        found[name] = value
-    return found
+        members[name] = value
+    return members

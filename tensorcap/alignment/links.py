@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import TypeVar, cast
 
 from tensorcap.alignment.layout import Dims, Layout, Shape, steps_between, token_dims
 from tensorcap.alignment.mapping import Entry
@@ -13,6 +13,8 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.records import Record
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class Link:
         layout: The steps.
         entry: What it comes from.
         gathers: For each record of the reference, what it and the target's tensors have of the same tokens;
-            empty where positions are the same.
+            empty if positions are the same.
         remark: What to know before trusting the pair.
     """
 
@@ -53,7 +55,7 @@ class Link:
     @property
     def dtypes(self) -> tuple[DType, ...]:
         """Dtypes of the tensors that come out."""
-        dtypes = [record.dtype for record in self._runs()[0]]
+        dtypes = [record.dtype for record in self.runs(self.target)[0]]
         return (self.layout.dtype(dtypes),) * len(self.reference) if self.layout.steps else tuple(dtypes)
 
     def make(self, read: Callable[[Record], Array]) -> list[Array]:
@@ -67,7 +69,7 @@ class Link:
         """
         outputs = [
             self.layout.apply([read(record) for record in run], [record.dtype for record in run])[0]
-            for run in self._runs()
+            for run in self.runs(self.target)
         ]
         if not self.gathers:
             return outputs[0]
@@ -76,10 +78,17 @@ class Link:
             for part, gather in enumerate(self.gathers)
         ]
 
-    def _runs(self) -> list[tuple[Record, ...]]:
-        """The target's records of each of its steps."""
-        count = len(self.target) // len(self.gathers[0].steps if self.gathers else (0,))
-        return [self.target[start : start + count] for start in range(0, len(self.target), count)]
+    def runs(self, items: Sequence[Item]) -> list[Sequence[Item]]:
+        """Split what there is one of for each record of the target by the target's steps."""
+        count = len(items) // len(self.gathers[0].steps if self.gathers else (0,))
+        return [items[start : start + count] for start in range(0, len(items), count)]
+
+
+def place_of(record: Record) -> str:
+    """A record's place in a mapping: its key without step and call."""
+    key = record.key
+    rank = f"rank{key.rank}/" if key.rank else ""
+    return key.site if key.is_bare else f"{rank}{key.site}/{key.slot}"
 
 
 class Gatherings:
@@ -88,15 +97,15 @@ class Gatherings:
     def __init__(self, rule: TokenRule | None, reference: Archive, target: Archive) -> None:
         self._rule = rule
         self._archives = reference, target
-        self._found: dict[How, Gathering] = {}
+        self._by_step: dict[How, Gathering] = {}
 
     @property
     def alignments(self) -> tuple[TokenAlignment, ...]:
         """Which tokens are compared with which, for each kind that an entry asked for so far."""
-        return tuple(gathering.tokens for gathering in self._found.values())
+        return tuple(gathering.tokens for gathering in self._by_step.values())
 
-    def of(self, entry: Entry) -> Gathering | None:
-        """What an entry asks for, else the whole map; None where positions are the same on both sides."""
+    def for_entry(self, entry: Entry) -> Gathering | None:
+        """What an entry asks for, else the whole map; None if positions are the same on both sides."""
         named = [step for step in entry.token_steps if step != LAST]
         if len(named) > 1:
             raise entry.refuse(f"has {' and '.join(named)}, expected one of them")
@@ -106,11 +115,11 @@ class Gatherings:
             rule = TokenRule(step) if rule is None else replace(rule, step=step)
         if rule is None:
             return None
-        if rule.step not in self._found:
+        if rule.step not in self._by_step:
             tokens = TokenAlignment.of(*self._archives, rule)
             dims = Dims.parse(rule.dims) if rule.dims else None
-            self._found[rule.step] = Gathering(tokens, dims)
-        return self._found[rule.step]
+            self._by_step[rule.step] = Gathering(tokens, dims)
+        return self._by_step[rule.step]
 
 
 class LinkMaker:
@@ -129,7 +138,7 @@ class LinkMaker:
         return self._gathering.steps(step)
 
     def link(self, reference: tuple[Record, ...], target: Sequence[tuple[Record, ...]]) -> Link | None:
-        """A link of records; None where they are of other steps and have no tokens.
+        """A link of records; None if they are of other steps and have no tokens.
 
         Args:
             reference: Records of a step and call of the reference.
@@ -157,8 +166,8 @@ class LinkMaker:
             self._require_one_dtype(target)
             records = tuple(record for run in target for record in run)
             return Link(reference, records, layout, entry, gathers, remark)
-        same = [run for run in target if run[0].key.step == step]
-        return Link(reference, same[0], layout, entry, (), remark) if same else None
+        same = next((run for run in target if run[0].key.step == step), None)
+        return None if same is None else Link(reference, same, layout, entry, (), remark)
 
     def _require_one_dtype(self, runs: Sequence[tuple[Record, ...]]) -> None:
         """What several steps of the target are put together from has one dtype."""
@@ -180,26 +189,21 @@ class LinkMaker:
     def _gathers(
         self, step: int, reference: tuple[Record, ...], shapes: Sequence[Sequence[Shape]]
     ) -> tuple[tuple[Gather, ...], str]:
-        """What the tensors have of the same tokens; nothing where all of it lies in the same places."""
+        """What the tensors have of the same tokens; nothing if all of it lies in the same places."""
         gathering, entry = self._gathering, self._entry
         if gathering is None or step not in gathering.tokens.reference.grids:
             return (), ""
         try:
+            dims, is_last = self._token_axes(), LAST in entry.token_steps
             gathers_or_none = [
-                gathering.of(
-                    step,
-                    record.shape,
-                    [each[part] for each in shapes],
-                    dims=self._token_axes(),
-                    is_last=LAST in entry.token_steps,
+                gathering.gather(
+                    step, record.shape, [each[part] for each in shapes], dims=dims, is_last=is_last
                 )
                 for part, record in enumerate(reference)
             ]
             gathers = tuple(gather for gather in gathers_or_none if gather is not None)
             if len(gathers) < len(gathers_or_none) and (gathers or entry.token_steps):
-                shape = next(
-                    r.shape for r, gather in zip(reference, gathers_or_none, strict=True) if gather is None
-                )
+                shape = reference[gathers_or_none.index(None)].shape
                 grid = list(gathering.tokens.reference.grids[step])
                 raise UsageError(f"the reference's {list(shape)} has no axes for the tokens {grid}")
         except UsageError as error:

@@ -45,16 +45,13 @@ def parse_map(text: str, path: str | os.PathLike[str]) -> Alignment:
         ReadError: It is no TOML.
         UsageError: An entry makes no sense; the message says at which line it begins.
     """
-    try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ReadError(f"{path}: is no TOML: {error}") from error
+    tables = parse_toml(text, path)
     for name in tables:
         if name not in (*_KINDS, "tokens"):
             raise UsageError(f"{path}: has a table {name!r}, expected [[pair]], [[left_over]] and [tokens]")
-    places = {kind: _lines(text, kind) for kind in _KINDS}
-    entries = [_entry(table, f"{path}:{line}") for table, line in _tables(path, tables, "pair", places)]
-    left = [_left(table, f"{path}:{line}") for table, line in _tables(path, tables, "left_over", places)]
+    pairs, lefts = (_tables(path, tables, kind, header_lines(text, kind)) for kind in _KINDS)
+    entries = [_entry(table, where) for table, where in pairs]
+    left = [_left(table, where) for table, where in lefts]
     if not entries:
         raise UsageError(f"{path}: has no [[pair]]")
     rule = _token_rule(tables["tokens"], f"{path}: [tokens]") if "tokens" in tables else None
@@ -75,9 +72,18 @@ def write_map(
     Raises:
         WriteError: A file is there, or it cannot be written.
     """
+    write_text(map_text(alignment, title=title), path, replace=replace)
+
+
+def write_text(text: str, path: str | os.PathLike[str], *, replace: bool) -> None:
+    """Write a text as a file.
+
+    Raises:
+        WriteError: A file is there and not to be replaced, or it cannot be written.
+    """
     try:
         with open(path, "w" if replace else "x", encoding="utf-8") as file:
-            file.write(map_text(alignment, title=title))
+            file.write(text)
     except FileExistsError:
         raise WriteError(f"{path}: is there already", hint="Replace it with --force.") from None
     except OSError as error:
@@ -149,20 +155,32 @@ def _item(value: Any) -> Item:
     return item
 
 
-def _lines(text: str, kind: str) -> list[int]:
+def parse_toml(text: str, path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Parse a TOML file's text.
+
+    Raises:
+        ReadError: It is no TOML.
+    """
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ReadError(f"{path}: is no TOML: {error}") from error
+
+
+def header_lines(text: str, kind: str) -> list[int]:
     """The line numbers at which tables of a kind begin."""
     header = re.compile(rf"\s*\[\[\s*{kind}\s*\]\]")
     return [number for number, line in enumerate(text.splitlines(), 1) if header.match(line)]
 
 
 def _tables(
-    path: object, tables: Mapping[str, Any], kind: str, lines: Mapping[str, list[int]]
-) -> Iterator[tuple[Mapping[str, Any], int]]:
+    path: object, tables: Mapping[str, Any], kind: str, lines: list[int]
+) -> Iterator[tuple[Mapping[str, Any], str]]:
     listed = tables.get(kind, [])
     if not isinstance(listed, list) or not all(isinstance(table, dict) for table in listed):
         raise UsageError(f"{path}: {kind} is no list of tables, expected [[{kind}]]")
     for i, table in enumerate(listed):
-        yield table, lines[kind][i] if i < len(lines[kind]) else 1
+        yield table, f"{path}:{lines[i] if i < len(lines) else 1}"
 
 
 def _entry(table: Mapping[str, Any], where: str) -> Entry:
@@ -180,14 +198,9 @@ def _entry(table: Mapping[str, Any], where: str) -> Entry:
     if evidence not in get_args(Evidence):
         raise UsageError(f"{where}: evidence {evidence!r}, expected one of {', '.join(get_args(Evidence))}")
     steps = _texts(table, "steps", where) if "steps" in table else ()
-    reason, dims, reference_dims = (
-        _text(table, name, where) for name in ("reason", "dims", "reference_dims")
-    )
-    kind = cast("Evidence", evidence)
-    entry = Entry(reference, target, variables, steps, kind, reason, where, dims, reference_dims)
-    entry.layout()
-    entry.axes()
-    next(entry.expanded(), None)
+    texts = {name: _text(table, name, where) for name in ("reason", "dims", "reference_dims")}
+    entry = Entry(reference, target, variables, steps, cast("Evidence", evidence), where=where, **texts)
+    entry.check()
     return entry
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
@@ -18,7 +18,10 @@ from tensorcap.alignment.tokens import TOKEN_STEPS, TokenRule
 from tensorcap_formats.errors import UsageError, abbreviate
 
 Evidence = Literal["user", "name", "rule", "structure", "shape", "values"]
+SideName = Literal["reference", "target"]
 Values = tuple[str, ...]
+
+SIDE_NAMES: Final[tuple[SideName, SideName]] = ("reference", "target")
 
 _VARIABLE: Final = re.compile(r"\{([A-Za-z_]\w*)([+-]\d+)?\}")
 _RANGE: Final = re.compile(r"(\d+)-(\d+)")
@@ -81,7 +84,7 @@ class Entry:
             raise self.refuse(str(error), error.hint) from None
 
     def axes(self) -> tuple[Dims, Dims] | None:
-        """Dims of the target's tensors and of the reference's; None where there are none.
+        """Dims of the target's tensors and of the reference's; None if there are none.
 
         Raises:
             UsageError: They are not understood, or steps say it as well.
@@ -92,7 +95,7 @@ class Entry:
             raise self.refuse("has dims and steps, expected one of them")
         try:
             target = Dims.parse(self.dims)
-            whole = replace(target, sharded={}, held={}, sizes={})
+            whole = replace(target, sharded={}, placements={}, sizes={})
             return target, Dims.parse(self.reference_dims) if self.reference_dims else whole
         except UsageError as error:
             raise self.refuse(str(error), error.hint) from None
@@ -114,6 +117,16 @@ class Entry:
                 tuple(self._filled(place, values) for place in self.reference),
                 tuple(self._filled(place, values) for place in self.target),
             )
+
+    def check(self) -> None:
+        """Check steps, dims and variables without archives.
+
+        Raises:
+            UsageError: One of them makes no sense.
+        """
+        self.layout()
+        self.axes()
+        next(self.expanded(), None)
 
     def _filled(self, place: str, values: Mapping[str, str]) -> str:
         def fill(variable: re.Match[str]) -> str:
@@ -138,10 +151,16 @@ class LeftOver:
         is_explained: Whether the reason is known, so that nobody has to look.
     """
 
-    side: Literal["reference", "target"]
+    side: SideName
     places: tuple[str, ...]
     reason: str
     is_explained: bool = True
+
+
+def unexplained(reference: Iterable[str], target: Iterable[str], reason: str) -> list[LeftOver]:
+    """Places of both sides that have no counterpart, and the reason, which somebody has to look at."""
+    sides = zip(SIDE_NAMES, (reference, target), strict=True)
+    return [LeftOver(side, tuple(places), reason, is_explained=False) for side, places in sides]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +170,7 @@ class Alignment:
     Attributes:
         entries: What belongs together.
         left_over: What does not.
-        tokens: How tokens are matched in all entries; None where positions are the same on both sides.
+        tokens: How tokens are matched in all entries; None if positions are the same on both sides.
     """
 
     entries: tuple[Entry, ...]

@@ -70,7 +70,7 @@ def order_between(pairs: Iterable[tuple[Record, Record]]) -> Order:
     """Compare the order of results, each of the reference with the one of the target that it belongs to."""
     ordered = sorted((pair for pair in pairs if _is_result(pair[0].key)), key=lambda pair: pair[0].order)
     places = [target.order for _, target in ordered]
-    staying = _longest(places)
+    staying = set(longest_rising(places))
     moved = [i for i in range(len(ordered)) if i not in staying]
     in_target = sorted(range(len(ordered)), key=lambda i: (places[i], i))
     rank = {number: place for place, number in enumerate(in_target)}
@@ -87,19 +87,19 @@ def _is_result(key: Key) -> bool:
     return key.is_bare or key.slot.partition(".")[0] == "output"
 
 
-def _longest(places: Sequence[int]) -> set[int]:
-    """Numbers of a longest subsequence that does not decrease."""
-    tails: list[int] = []
-    numbers: list[int] = []
+def longest_rising(places: Sequence[int], *, is_strict: bool = False) -> list[int]:
+    """Find a longest subsequence that does not decrease, or that increases if strict; give its positions."""
+    find = bisect.bisect_left if is_strict else bisect.bisect_right
+    ends: list[int] = []  # by length: the smallest place that a subsequence of this length may end with
+    positions: list[int] = []  # and where that is
     before: list[int] = []
     for i, place in enumerate(places):
-        at = bisect.bisect_right(tails, place)
-        before.append(numbers[at - 1] if at else -1)
-        tails[at:] = [place, *tails[at + 1 :]]
-        numbers[at:] = [i, *numbers[at + 1 :]]
-    staying: set[int] = set()
-    i = numbers[-1] if numbers else -1
+        at = find(ends, place)
+        before.append(positions[at - 1] if at else -1)
+        ends[at : at + 1], positions[at : at + 1] = [place], [i]
+    chain: list[int] = []
+    i = positions[-1] if positions else -1
     while i >= 0:
-        staying.add(i)
+        chain.append(i)
         i = before[i]
-    return staying
+    return chain[::-1]

@@ -1,6 +1,6 @@
 """Resolve a mapping on two archives: which records of the target make which records of the reference.
 
-A mapping is resolved once; the `ResolvedMapping` is what its users hand on.
+A mapping is resolved once; its users pass on the `ResolvedMapping`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 from tensorcap.alignment.layout import Layout
 from tensorcap.alignment.links import Gatherings, Link, LinkMaker
-from tensorcap.alignment.mapping import Alignment, Entry
+from tensorcap.alignment.mapping import SIDE_NAMES, Alignment, Entry
 from tensorcap.alignment.tokens import TokenAlignment
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
@@ -50,7 +50,7 @@ class _Side:
         site, _, slot = place[rank.end() if rank else 0 :].partition("/")
         return (rank[0] if rank else "") + site, slot
 
-    def of(self, site: str) -> list[Record]:
+    def records(self, site: str) -> list[Record]:
         """The records of a site, those of a shared module under any of its names."""
         records = self._by_site.get(site)
         if records is None:
@@ -144,7 +144,7 @@ def resolve_each(
     mapped: dict[str, Entry] = {}
     for entry in alignment.entries:
         try:
-            links = _links(entry, sides, LinkMaker(entry, gatherings.of(entry)), mapped)
+            links = _links(entry, sides, LinkMaker(entry, gatherings.for_entry(entry)), mapped)
         except UsageError as error:
             yield entry, error
             continue
@@ -156,14 +156,14 @@ def _links(
     entry: Entry, sides: tuple[_Side, _Side], making: LinkMaker, mapped: Mapping[str, Entry]
 ) -> list[Link]:
     """The links of an entry, none of whose records of the reference others have mapped."""
-    links, seen = [], [False, False]
+    links, are_there = [], dict.fromkeys(SIDE_NAMES, False)
     for names in entry.expanded():
         placed = [
             [place for name in side_names for place in side.places(name)]
             for side, side_names in zip(sides, names, strict=True)
         ]
-        for i, side in enumerate(sides):
-            seen[i] |= any(side.of(site) for site, _ in placed[i])
+        for side_name, side, places in zip(SIDE_NAMES, sides, placed, strict=True):
+            are_there[side_name] |= any(side.records(site) for site, _ in places)
         for ours, theirs in _groups(sides, placed[0], placed[1], making.steps, entry.layout()):
             link = making.link(ours, theirs)
             if link is None:
@@ -177,7 +177,7 @@ def _links(
                     )
             links.append(link)
     if not links:
-        lacking = [name for name, is_there in zip(("reference", "target"), seen, strict=True) if not is_there]
+        lacking = [name for name, is_there in are_there.items() if not is_there]
         if lacking:
             raise entry.refuse(f"fits no record of the {' and none of the '.join(lacking)}")
         raise entry.refuse("both sides have records there, but none with the same step and call")
@@ -192,26 +192,26 @@ def _groups(
     layout: Layout,
 ) -> Iterable[tuple[tuple[Record, ...], list[tuple[Record, ...]]]]:
     """Records of all places, for each step and call of the reference and the target's steps for it."""
-    by_call = [_calls(sides[0].of(site), slot) for site, slot in reference]
-    target_by_call = [_calls(sides[1].of(site), slot) for site, slot in target]
+    by_call = [_calls(sides[0].records(site), slot) for site, slot in reference]
+    target_by_call = [_calls(sides[1].records(site), slot) for site, slot in target]
     if not by_call or not target_by_call:
         return
     for (step, call), slots in by_call[0].items():
         calls = [(target_call, call) for target_call in steps_of(step)]
-        if not all((step, call) in found for found in by_call) or not calls:
+        if not all((step, call) in place for place in by_call) or not calls:
             continue
-        if not all(target_call in found for target_call in calls for found in target_by_call):
+        if not all(target_call in place for target_call in calls for place in target_by_call):
             continue
         if len(by_call) == len(target_by_call) == 1:
             target_slots = [target_by_call[0][target_call] for target_call in calls]
             for record_of_slot, partner in pair_slots(slots, target_slots[0], layout):
-                further = [found.get(partner.key.slot) for found in target_slots[1:]]
+                further = [of_step.get(partner.key.slot) for of_step in target_slots[1:]]
                 if all(further):
                     yield (record_of_slot,), [(partner,), *((record,) for record in further if record)]
         else:
-            mains = [main_of(found[step, call]) for found in by_call]
+            mains = [main_of(place[step, call]) for place in by_call]
             target_mains = [
-                [main_of(found[target_call]) for found in target_by_call] for target_call in calls
+                [main_of(place[target_call]) for place in target_by_call] for target_call in calls
             ]
             if all(mains) and all(record for run in target_mains for record in run):
                 yield tuple(filter(None, mains)), [tuple(filter(None, run)) for run in target_mains]
@@ -260,17 +260,15 @@ def _fits(layout: Layout, reference: Record, target: Record) -> bool:
 def _paired(reference: dict[str, Record], target: dict[str, Record]) -> list[tuple[Record, Record]]:
     """Pairs by names, kinds and shapes."""
     pairs = [(record, target[name]) for name, record in reference.items() if name in target]
+    if len(reference) == len(target) == 1 and not pairs:
+        return [(next(iter(reference.values())), next(iter(target.values())))]
     for kind in ("output", "input"):
         unpaired, target_unpaired = (
             {n: r for n, r in side.items() if n.partition(".")[0] == kind and n not in opposite}
             for side, opposite in ((reference, target), (target, reference))
         )
-        if len(reference) == len(target) == 1 and not pairs:
-            return [(next(iter(reference.values())), next(iter(target.values())))]
-        if len(unpaired) == len(target_unpaired) == 1:
-            pairs.append((next(iter(unpaired.values())), next(iter(target_unpaired.values()))))
-        elif kind == "output":
-            main, target_main = main_of(unpaired), main_of(target_unpaired)
+        main, target_main = main_of(unpaired), main_of(target_unpaired)
+        if len(unpaired) == len(target_unpaired) == 1 or kind == "output":
             if main is not None and target_main is not None:
                 pairs.append((main, target_main))
         else:

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from tensorcap.alignment.coverage import MappingSummary, summary_of
-from tensorcap.alignment.layout import Layout, Sum
+from tensorcap.alignment.layout import Layout, Shape, Sum
 from tensorcap.alignment.links import Link
 from tensorcap.alignment.mapping import LeftOver
 from tensorcap.alignment.resolution import ResolvedMapping
 from tensorcap.alignment.tokens import Gather, TokenAxes
 from tensorcap.runs import is_fact
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.dtypes import Array, dtype_of
+from tensorcap_formats.dtypes import Array, DType, dtype_of
 from tensorcap_formats.errors import ReadError, UsageError
 from tensorcap_formats.keys import ROOT_SITE, Key, inner_site, module_of, module_path, module_site
 from tensorcap_formats.records import Record
@@ -109,9 +109,7 @@ class MappedArchive(ArchiveView):
                     records.append(replace(link.target[part], key=own.key))
                 else:
                     sources[text] = link.target
-                    source, stored = link.target[0], all(record.stored for record in link.target)
-                    record = replace(source, key=own.key, dtype=dtype, shape=shape, stored=stored)
-                    records.append(replace(record, digest="", statistics=None))
+                    records.append(_computed_record(link.target, own.key, dtype, shape))
         return records, sources
 
     def remark(self, record: Record) -> str:
@@ -131,6 +129,13 @@ class MappedArchive(ArchiveView):
         except UsageError as error:
             raise ReadError(f"{self.path}: {text}: {error}", hint=error.hint) from None
         out[:] = tensors[self._parts[text]][start : start + out.size]
+
+
+def _computed_record(sources: Sequence[Record], key: Key, dtype: DType, shape: Shape) -> Record:
+    """The record of a tensor that is computed when it is read: without statistics and digest."""
+    stored = all(record.stored for record in sources)
+    record = replace(sources[0], key=key, dtype=dtype, shape=shape, stored=stored)
+    return replace(record, digest="", statistics=None)
 
 
 def _elsewhere(key: Key) -> Key:
@@ -190,11 +195,7 @@ def _names(links: Sequence[Link]) -> dict[str, str]:
         for source in link.target:
             if source.key.is_bare or source.key.slot.startswith("output"):
                 names.setdefault(source.key.site, set()).update(r.key.site for r in link.reference)
-    return {
-        name: next(iter(reference_names))
-        for name, reference_names in names.items()
-        if len(reference_names) == 1
-    }
+    return {name: sites.pop() for name, sites in names.items() if len(sites) == 1}
 
 
 def apply_mapping(mapping: ResolvedMapping, *, path: str = "") -> tuple[GatheredArchive, MappedArchive]:
@@ -236,7 +237,7 @@ class ReversedArchive(ArchiveView):
     def __init__(self, reference: Archive, target: Archive, links: Iterable[Link]) -> None:
         self._target = target
         self.left_out: dict[str, str] = {}
-        self._made_of: dict[str, tuple[Link, int]] = {}
+        self._links: dict[str, tuple[Link, int]] = {}  # and which of its target's records it is
         self._why: dict[tuple[object, ...], str] = {}
         sources: dict[str, Sequence[Record]] = {}
         all_links = list(links)
@@ -244,23 +245,22 @@ class ReversedArchive(ArchiveView):
         references = {record.key.text: record for record in reference.records}
         records: list[Record] = []
         for link in sorted(all_links, key=lambda link: (not link.is_renaming, len(link.target))):
-            free_parts = [p for p, r in enumerate(link.target) if r.key.text not in self._made_of]
+            free_parts = [p for p, r in enumerate(link.target) if r.key.text not in self._links]
             reason = self._why_not(link) if free_parts else ""
             for part in free_parts:
-                partner = link.target[part]
+                partner, text = link.target[part], link.target[part].key.text
                 if reason:
-                    self.left_out.setdefault(partner.key.text, reason)
+                    self.left_out.setdefault(text, reason)
                     continue
-                self.left_out.pop(partner.key.text, None)
-                self._made_of[partner.key.text] = link, part
-                sources[partner.key.text] = (link.reference[part],) if link.is_renaming else link.reference
+                self.left_out.pop(text, None)
+                self._links[text] = link, part
                 if link.is_renaming:
+                    sources[text] = (link.reference[part],)
                     records.append(replace(references[link.reference[part].key.text], key=partner.key))
                 else:
+                    sources[text] = link.reference
                     dtype = dtype_of(np.empty(0, self._dtype(link)))
-                    made = replace(link.reference[0], key=partner.key, dtype=dtype, shape=partner.shape)
-                    stored = all(record.stored for record in link.reference)
-                    records.append(replace(made, stored=stored, digest="", statistics=None))
+                    records.append(_computed_record(link.reference, partner.key, dtype, partner.shape))
         linked = {record.key.text for link in all_links for record in link.reference}
         for partner in target.records:
             text = partner.key.text
@@ -269,13 +269,7 @@ class ReversedArchive(ArchiveView):
                 sources[text] = (same,)
                 records.append(same)
         records.sort(key=lambda record: record.order)
-        super().__init__(
-            reference,
-            records,
-            sources,
-            values={},
-            root=reference.root,
-        )
+        super().__init__(reference, records, sources, values={}, root=reference.root)
 
     @cached_property
     def info(self) -> RunInfo:
@@ -303,7 +297,7 @@ class ReversedArchive(ArchiveView):
 
     def _read_flat(self, record: Record, start: int, out: Array) -> None:
         text = record.key.text
-        link, part = self._made_of.get(text, (None, 0))
+        link, part = self._links.get(text, (None, 0))
         if link is None or link.is_renaming:
             super()._read_flat(record, start, out)
             return
@@ -332,8 +326,7 @@ def _undone(link: Link, reference: Sequence[Array], naturals: Sequence[Array]) -
     """The target's tensors of which a link makes the reference's."""
     if not link.gathers:
         return _undo(link.layout, reference, naturals)
-    count = len(naturals) // len(link.gathers[0].steps)
-    runs = [naturals[start : start + count] for start in range(0, len(naturals), count)]
+    runs = link.runs(naturals)
     laid = [_laid(link.layout, run) for run in runs]
     for part, gather in enumerate(link.gathers):
         filled = _filled(gather, reference[part], [run[part] for run in laid])
@@ -370,7 +363,7 @@ def _filled(gather: Gather, reference: Array, naturals: Sequence[Array]) -> list
     return [_unrowed(axes, array.shape, part) for axes, array, part in filled]
 
 
-def _unrowed(axes: TokenAxes, shape: tuple[int, ...], rows: Array) -> Array:
+def _unrowed(axes: TokenAxes, shape: Shape, rows: Array) -> Array:
     """A tensor of this shape out of its tokens along the first axis: `TokenAxes.rows` backwards."""
     front = rows.reshape(*(shape[axis] for axis in axes.axes), *axes.rest(shape))
     return np.moveaxis(front, range(len(axes.axes)), axes.axes)
@@ -404,7 +397,7 @@ class GatheredArchive(ArchiveView):
         gather = self.gathers.get(record.key.text)
         if gather is None:
             return record
-        return replace(record, shape=gather.shape(record.shape), digest="", statistics=None)
+        return _computed_record([record], record.key, record.dtype, gather.shape(record.shape))
 
     def _read_flat(self, record: Record, start: int, out: Array) -> None:
         text = record.key.text

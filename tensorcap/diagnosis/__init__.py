@@ -2,12 +2,12 @@
 
 A pair of records comes in, a `Diagnosis` goes out. `diagnosis` reads the pair (`context`), lets each family
 of hypotheses propose mistakes (`simple` to `error_location`; `mutation_trials` call the reference's module
-again), scores them (`scoring`) and ranks those that hold.
+again), scores them (`hypothesis`) and ranks those that hold.
 """
 
 from tensorcap.diagnosis.context import PairContext
 from tensorcap.diagnosis.diagnosis import FAMILIES, Diagnosis, Family, diagnose
-from tensorcap.diagnosis.scoring import Explanation, Hypothesis, Scorer, rank_explanations
+from tensorcap.diagnosis.hypothesis import Explanation, Hypothesis, Scorer, rank_explanations
 
 __all__ = [
     "FAMILIES",

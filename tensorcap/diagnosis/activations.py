@@ -10,12 +10,12 @@ from typing import Final
 import numpy as np
 
 from tensorcap.diagnosis.context import PairContext
-from tensorcap.diagnosis.scoring import LESSENED, Hypothesis, Values, inherited_error, relative_error
+from tensorcap.diagnosis.hypothesis import LESSENED, Hypothesis, inherited_error
+from tensorcap.diagnosis.values import Values, evenly_spaced, relative_error
 from tensorcap_formats.float_formats import rounded
 
 _SAMPLE: Final = 1 << 14  # elements by which a gated product is recognised
-_ROUNDINGS: Final = 4  # that a function may leave of the reference; twice that for a product
-_EXACT: Final = 1e-6  # relative error that float32 may leave of it
+_PRODUCT_ROUNDINGS: Final = 8.0  # that a gated product may leave of the reference
 _FACTORS: Final = 12  # values beside the pair that may be factors of a gated product
 _CAP: Final = 700.0  # exp of more is beyond float64
 
@@ -50,43 +50,46 @@ ACTIVATIONS: Final[Mapping[str, Callable[[Values], Values]]] = {
     "hard swish": lambda x: x * np.clip(x + 3, 0, 6) / 6,
     "mish": lambda x: x * np.tanh(np.logaddexp(x, 0.0)),
 }
+_LOG_ACTIVATIONS: Final = math.log(len(ACTIVATIONS))
+_GELU_HINT: Final = (
+    "GELU by tanh on one side and by erf on the other: frameworks differ in what `gelu` means."
+)
+_QUICK_GELU_HINT: Final = "The quick GELU, x * sigmoid(1.702 x), on one side."
 _USUAL_HINTS: Final = {
-    frozenset(
-        ("gelu erf", "gelu tanh")
-    ): "GELU by tanh on one side and by erf on the other: frameworks differ in what `gelu` means.",
-    frozenset(("gelu erf", "quick gelu")): "The quick GELU, x * sigmoid(1.702 x), on one side.",
-    frozenset(("gelu tanh", "quick gelu")): "The quick GELU, x * sigmoid(1.702 x), on one side.",
+    frozenset(("gelu erf", "gelu tanh")): _GELU_HINT,
+    frozenset(("gelu erf", "quick gelu")): _QUICK_GELU_HINT,
+    frozenset(("gelu tanh", "quick gelu")): _QUICK_GELU_HINT,
 }
 
 
 def propose_activations(context: PairContext) -> Iterator[Hypothesis]:
     """Propose functions of the values themselves, of the module's input, and of a gated product."""
-    yield from _propose_missing_or_added(context)
     if not context.is_same_shape:
         return
-    shape = context.r.shape
-    inputs = [(slot, x, y) for slot, x, y in context.inputs if x.shape == shape]
-    for slot, ours, theirs in inputs:
-        yield from _propose_other_function(context, slot, ours, theirs)
+    yield from _propose_missing_or_added(context)
+    for slot, ours, theirs in context.inputs:
+        if ours.shape == context.r.shape:
+            yield from _propose_other_function(context, slot, ours, theirs)
     yield from _propose_gated(context)
 
 
 def _propose_missing_or_added(context: PairContext) -> Iterator[Hypothesis]:
     """Propose that one side is a function of the other: an activation too many, or too few."""
-    if not context.is_same_shape or context.r.size < 16:
-        return
     r, t = context.r, context.t
+    if r.size < 16:
+        return
     for name, function in ACTIVATIONS.items():
         if name == "identity":
             continue
         with np.errstate(over="ignore", invalid="ignore"):
             more, less = function(r), function(t)
+        facts = {"activation": name}
         hint = f"The activation ({name}) is missing in the target."
         text = f"the reference is {name} of the target"
-        yield Hypothesis("activation-missing", text, r, less, t, hint=hint, facts={"activation": name})
+        yield Hypothesis("activation-missing", text, r, less, t, hint=hint, facts=facts)
         hint = f"An activation ({name}) too many in the target."
         text = f"the target is {name} of the reference"
-        yield Hypothesis("activation-added", text, t, more, r, hint=hint, facts={"activation": name})
+        yield context.propose("activation-added", text, more, hint=hint, facts=facts)
 
 
 def _propose_other_function(
@@ -100,20 +103,25 @@ def _propose_other_function(
     baseline = rounded(ACTIVATIONS[name](theirs), dtype)
     yield inherited_error(context.t, baseline, context.r)
     for other, function in ACTIVATIONS.items():
-        if other == name:
-            continue
-        predicted = rounded(function(theirs), dtype)
-        text = f"the target is {other} of its {slot}, the reference {name} of its own"
-        yield Hypothesis(
-            "activation",
-            text,
-            context.t,
-            predicted,
-            baseline,
-            log_alternatives=math.log(len(ACTIVATIONS)),
-            hint=hint_for_activations(name, other),
-            facts={"reference": name, "target": other},
-        )
+        if other != name:
+            text = f"the target is {other} of its {slot}, the reference {name} of its own"
+            yield _other_activation(context, text, rounded(function(theirs), dtype), baseline, name, other)
+
+
+def _other_activation(
+    context: PairContext, text: str, predicted: Values, baseline: Values, name: str, other: str
+) -> Hypothesis:
+    """State that the target has one activation where the reference has another one."""
+    any_other = f"Another activation: {other} where the reference has {name}."
+    return context.propose(
+        "activation",
+        text,
+        predicted,
+        baseline=baseline,
+        log_alternatives=_LOG_ACTIVATIONS,
+        hint=_USUAL_HINTS.get(frozenset((name, other)), any_other),
+        facts={"reference": name, "target": other},
+    )
 
 
 def _find_function(context: PairContext, x: Values) -> str | None:
@@ -124,8 +132,7 @@ def _find_function(context: PairContext, x: Values) -> str | None:
         for name, function in ACTIVATIONS.items()
     )
     (best, name), (second, _) = errors[:2]
-    allowed = max(_ROUNDINGS * context.rounding, _EXACT)
-    return name if best <= allowed and best < LESSENED * second else None
+    return name if best <= context.tolerance() and best < LESSENED * second else None
 
 
 def _propose_gated(context: PairContext) -> Iterator[Hypothesis]:
@@ -135,57 +142,39 @@ def _propose_gated(context: PairContext) -> Iterator[Hypothesis]:
     2. On a sample, the function of one factor times another one that makes the reference is looked for.
     3. Proposed are other functions, exchanged factors, and the product without its gate.
     """
-    r, t = context.r, context.t
     factors = list(itertools.islice(_read_factors(context), _FACTORS))
     if len(factors) < 2:
         return
-    picked = np.linspace(0, r.size - 1, min(r.size, _SAMPLE)).astype(np.int64)
+    picked = evenly_spaced(context.r.size, _SAMPLE)
     sampled = [(label, ours.reshape(-1)[picked], theirs) for label, ours, theirs in factors]
-    sample = r.reshape(-1)[picked]
-    allowed = max(2 * _ROUNDINGS * context.rounding, _EXACT)
+    sample = context.r.reshape(-1)[picked]
+    allowed = context.tolerance(_PRODUCT_ROUNDINGS)
     for name, function in ACTIVATIONS.items():
         for (x_label, x, x_theirs), (u_label, u, u_theirs) in itertools.permutations(sampled, 2):
             if relative_error(sample, function(x) * u) > allowed:
                 continue
             baseline = function(x_theirs) * u_theirs
-            yield inherited_error(t, baseline, r)
-            log_alternatives = math.log(len(ACTIVATIONS))
+            yield inherited_error(context.t, baseline, context.r)
             for other, other_function in ACTIVATIONS.items():
                 if other != name:
                     text = f"the target is {other} of {x_label} times {u_label}, the reference has {name}"
-                    facts = {"reference": name, "target": other}
-                    value = other_function(x_theirs) * u_theirs
-                    yield Hypothesis(
-                        "activation",
-                        text,
-                        t,
-                        value,
-                        baseline,
-                        log_alternatives=log_alternatives,
-                        hint=hint_for_activations(name, other),
-                        facts=facts,
-                    )
-            hint = "Gate and up projections are swapped."
-            text = f"the target puts {u_label} through {name} in the place of {x_label}"
-            yield Hypothesis(
+                    product = other_function(x_theirs) * u_theirs
+                    yield _other_activation(context, text, product, baseline, name, other)
+            yield context.propose(
                 "gate-swapped",
-                text,
-                t,
+                f"the target puts {u_label} through {name} in the place of {x_label}",
                 function(u_theirs) * x_theirs,
-                baseline,
-                log_alternatives=log_alternatives,
-                hint=hint,
+                baseline=baseline,
+                log_alternatives=_LOG_ACTIVATIONS,
+                hint="Gate and up projections are swapped.",
             )
-            text = f"the target is {name} of {x_label}, without {u_label}"
-            hint = "The multiplication by the gate is missing."
-            yield Hypothesis(
+            yield context.propose(
                 "gate-missing",
-                text,
-                t,
+                f"the target is {name} of {x_label}, without {u_label}",
                 function(x_theirs),
-                baseline,
-                log_alternatives=log_alternatives,
-                hint=hint,
+                baseline=baseline,
+                log_alternatives=_LOG_ACTIVATIONS,
+                hint="The multiplication by the gate is missing.",
             )
             return
 
@@ -202,10 +191,3 @@ def _read_factors(context: PairContext) -> Iterator[tuple[str, Values, Values]]:
             half = shape[-1]
             yield f"the first half of {label}", ours[..., :half], theirs[..., :half]
             yield f"the second half of {label}", ours[..., half:], theirs[..., half:]
-
-
-def hint_for_activations(reference: str, target: str) -> str:
-    """Look up the usual mistake behind two functions."""
-    return _USUAL_HINTS.get(
-        frozenset((reference, target)), f"Another activation: {target} where the reference has {reference}."
-    )

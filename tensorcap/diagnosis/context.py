@@ -12,13 +12,16 @@ import numpy as np
 
 from tensorcap.adapters import Rerun
 from tensorcap.comparison import POLICY
+from tensorcap.diagnosis.hypothesis import Hypothesis
 from tensorcap.diagnosis.repeated_call import RepeatedCall, repeat_call
-from tensorcap.diagnosis.scoring import Values, relative_error
+from tensorcap.diagnosis.values import Values, relative_error
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import decode
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import Key, module_of
 from tensorcap_formats.records import Record
+
+Side = tuple[Archive, Record]  # one of a pair
 
 LARGEST: Final = 1 << 22  # elements of a tensor that is read beside the pair
 _NEIGHBOURS: Final = 48  # records before and behind that are looked at
@@ -28,6 +31,7 @@ _HEADS: Final = ("num_attention_heads", "n_head", "num_heads", "encoder_attentio
 _KV_HEADS: Final = ("num_key_value_heads",)
 _EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 _CHOSEN_EXPERTS: Final = ("num_experts_per_tok", "num_selected_experts", "top_k")
+_NARROW: Final = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,61 @@ class PairContext:
     def baseline(self) -> Values | None:
         """What the target would be without a mistake; None if the shapes differ."""
         return self.r if self.is_same_shape else None
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        """Archive and record of the reference, and of the target."""
+        return (self.reference_archive, self.reference), (self.target_archive, self.target)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the target is in bfloat16 or float16."""
+        return self.target.dtype.name in _NARROW
+
+    def tolerance(self, roundings: float = 4.0, least: float = 1e-6) -> float:
+        """Relative error that a function may leave of the reference that it makes: some roundings.
+
+        Args:
+            roundings: How many.
+            least: What the order of operations in float32 alone may leave.
+        """
+        return max(roundings * self.rounding, least)
+
+    def propose(
+        self,
+        kind: str,
+        text: str,
+        predicted: Values,
+        *,
+        baseline: Values | None = None,
+        hint: str = "",
+        facts: Mapping[str, Any] | None = None,
+        parameters: int = 0,
+        log_alternatives: float = 0.0,
+    ) -> Hypothesis:
+        """State what the target's values are if a mistake was made.
+
+        Args:
+            kind: As in `Hypothesis`, as are all others.
+            text: The mistake.
+            predicted: The values, of the target's shape.
+            baseline: What they would be without a mistake; by default the reference's.
+            hint: The usual mistake that looks so.
+            facts: What was fitted or measured.
+            parameters: Count of numbers that were fitted.
+            log_alternatives: Natural logarithm of how many like it were looked at.
+        """
+        return Hypothesis(
+            kind,
+            text,
+            self.t,
+            predicted,
+            self.baseline if baseline is None else baseline,
+            parameters=parameters,
+            log_alternatives=log_alternatives,
+            hint=hint,
+            facts=facts or {},
+        )
 
     def restrict(self, index: tuple[slice | Values, ...]) -> PairContext:
         """Keep some of the elements, as a window that no neighbour belongs to."""
@@ -176,12 +235,12 @@ class PairContext:
         if self.window is not None:
             return []
         inputs = []
-        for record in self._records_of_call():
+        for record in self.reference_archive.records:
             slot = record.key.slot
-            partner = _find_record(self.target_archive, replace(self.target.key, slot=slot))
-            if not slot.startswith("input.") or partner is None or partner.shape != record.shape:
+            if record.key.where != self.reference.key.where or record.row == self.reference.row:
                 continue
-            if _is_readable(record) and _is_readable(partner):
+            partner = _find_partner(self.target_archive, replace(self.target.key, slot=slot), record)
+            if slot.startswith("input.") and partner is not None and _is_readable(record):
                 sides = values_of(self.reference_archive, record), values_of(self.target_archive, partner)
                 if all(np.isfinite(side).all() for side in sides):
                     inputs.append((slot, *sides))
@@ -189,22 +248,17 @@ class PairContext:
 
     def read_parameters(self) -> dict[str, tuple[Values | None, Values | None]]:
         """Read parameters and buffers of the module by name: the reference's and the target's."""
-        sides = []
-        for archive, record in (
-            (self.reference_archive, self.reference),
-            (self.target_archive, self.target),
-        ):
-            site = module_of(record.key.site)
-            sides.append(
-                {
-                    r.key.slot.partition(".")[2]: values_of(archive, r)
-                    for r in archive.records
-                    if module_of(r.key.site) == site
-                    and r.key.slot.startswith(("param.", "buffer."))
-                    and _is_readable(r)
-                }
-            )
-        return {name: (sides[0].get(name), sides[1].get(name)) for name in {**sides[0], **sides[1]}}
+        ours, theirs = (
+            {
+                r.key.slot.partition(".")[2]: values_of(archive, r)
+                for r in archive.records
+                if r.key.slot.startswith(("param.", "buffer."))
+                and module_of(r.key.site) == module_of(record.key.site)
+                and _is_readable(r)
+            }
+            for archive, record in self.sides
+        )
+        return {name: (ours.get(name), theirs.get(name)) for name in {**ours, **theirs}}
 
     def find_neighbours(self) -> Iterator[Record]:
         """Find records of the reference around this one, of the same parent module and step."""
@@ -238,37 +292,19 @@ class PairContext:
             if record.digest:
                 digests.add(record.digest)
             reference = values_of(self.reference_archive, record)
-            target = None
-            partner = _find_record(self.target_archive, record.key)
-            if partner is not None and partner.shape == record.shape and _is_readable(partner):
-                target = values_of(self.target_archive, partner)
+            partner = _find_partner(self.target_archive, record.key, record)
+            target = None if partner is None else values_of(self.target_archive, partner)
             if np.isfinite(reference).all():
                 is_finite = target is not None and bool(np.isfinite(target).all())
                 yield record.key.text, reference, target if is_finite else None
 
-    def _records_of_call(self) -> list[Record]:
-        where = self.reference.key.where
-        return [
-            r for r in self.reference_archive.records if r.key.where == where and r.row != self.reference.row
-        ]
 
-
-def read_pair(
-    reference_archive: Archive,
-    reference: Record,
-    target_archive: Archive,
-    target: Record,
-    *,
-    limit: int,
-    compute_dtype: str | None = None,
-) -> PairContext:
+def read_pair(reference: Side, target: Side, *, limit: int, compute_dtype: str | None = None) -> PairContext:
     """Read a pair, or the first part of it that differs.
 
     Args:
-        reference_archive: The trusted archive.
-        reference: The trusted record.
-        target_archive: The archive under test.
-        target: The record under test.
+        reference: The trusted archive and its record.
+        target: The archive under test and its record.
         limit: Elements that are read at most.
         compute_dtype: Precision in which the target computed, if its archive does not say.
 
@@ -276,31 +312,29 @@ def read_pair(
         UsageError: The values are complex, or of two shapes and too large.
         ReadError: An archive cannot be read.
     """
-    for archive, record in ((reference_archive, reference), (target_archive, target)):
+    for archive, record in (reference, target):
         if record.dtype.kind == "complex":
             raise UsageError(
                 f"{archive.path}: {record.key.text}: is {record.dtype.name}, expected real values"
             )
     window: tuple[int, int, int] | None = None
-    if max(reference.size, target.size) <= limit:
-        r, t = values_of(reference_archive, reference), values_of(target_archive, target)
-    elif reference.shape != target.shape:
+    (reference_archive, ours), (target_archive, theirs) = reference, target
+    if max(ours.size, theirs.size) <= limit:
+        values = values_of(*reference), values_of(*target)
+    elif ours.shape != theirs.shape:
         raise UsageError(
-            f"{reference.key.text}: {reference.shape} against {target.shape} are too large to hold against "
-            f"each other, expected at most {limit} elements"
+            f"{ours.key.text}: {ours.shape} against {theirs.shape} are too large to hold against each other, "
+            f"expected at most {limit} elements"
         )
     else:
-        window, r, t = _read_first_window(reference_archive, reference, target_archive, target, limit)
-    values = r, t
-    if r.shape == t.shape:
-        is_finite = np.isfinite(r) & np.isfinite(t)
-        if not is_finite.all():
-            r, t = np.where(is_finite, r, 0.0), np.where(is_finite, t, 0.0)
-    else:
-        r, t = (np.where(np.isfinite(side), side, 0.0) for side in (r, t))
-    precision, rounding = _precision(reference_archive, reference, target_archive, target, compute_dtype)
+        window, values = _read_first_window(reference, target, limit)
+    is_finite = tuple(map(np.isfinite, values))
+    if ours.shape == theirs.shape:
+        is_finite = (is_finite[0] & is_finite[1],) * 2
+    r, t = (np.where(is_kept, side, 0.0) for is_kept, side in zip(is_finite, values, strict=True))
+    precision, rounding = _precision(reference, target, compute_dtype)
     return PairContext(
-        reference_archive, target_archive, reference, target, r, t, *values, precision, rounding, window
+        reference_archive, target_archive, ours, theirs, r, t, *values, precision, rounding, window
     )
 
 
@@ -321,11 +355,10 @@ def read_last_inputs(context: PairContext) -> Iterator[PairContext]:
         and r.size <= LARGEST
     ]
     for record in sorted(inputs, key=lambda r: -r.order)[:2]:
-        partner = _find_record(context.target_archive, record.key)
-        if partner is not None and partner.shape == record.shape and partner.stored:
-            inner = read_pair(
-                context.reference_archive, record, context.target_archive, partner, limit=LARGEST
-            )
+        partner = _find_partner(context.target_archive, record.key, record)
+        if partner is not None:
+            sides = (context.reference_archive, record), (context.target_archive, partner)
+            inner = read_pair(*sides, limit=LARGEST)
             if not np.array_equal(inner.reference_values, inner.target_values):
                 yield replace(inner, precision=context.precision, rounding=context.rounding, outer=context)
 
@@ -335,26 +368,21 @@ def values_of(archive: Archive, record: Record) -> Values:
     return archive.load(record).astype(np.float64)
 
 
-def _precision(
-    reference_archive: Archive,
-    reference: Record,
-    target_archive: Archive,
-    target: Record,
-    compute_dtype: str | None,
-) -> tuple[str, float]:
+def _precision(reference: Side, target: Side, compute_dtype: str | None) -> tuple[str, float]:
     """The coarser precision of a pair, and the relative error of one rounding in it."""
-    if not (reference.dtype.is_inexact or target.dtype.is_inexact):
+    (reference_archive, ours), (target_archive, theirs) = reference, target
+    if not (ours.dtype.is_inexact or theirs.dtype.is_inexact):
         return "", 0.0
     runs = POLICY.precision_of_runs(reference_archive.info, target_archive.info, compute_dtype)
-    precision = POLICY.precision_of_pair(runs, reference, target)
+    precision = POLICY.precision_of_pair(runs, ours, theirs)
     return precision.name, precision.rounding
 
 
 def _read_first_window(
-    reference_archive: Archive, reference: Record, target_archive: Archive, target: Record, limit: int
-) -> tuple[tuple[int, int, int], Values, Values]:
+    reference: Side, target: Side, limit: int
+) -> tuple[tuple[int, int, int], tuple[Values, Values]]:
     """Read the first rows that differ, as many as allowed: whole along all axes but one."""
-    shape = reference.shape
+    shape = reference[1].shape
     axis = next(i for i, size in enumerate(shape) if size > 1)
     row_size = math.prod(shape[axis + 1 :])
     count = max(1, limit // row_size)
@@ -364,16 +392,19 @@ def _read_first_window(
             decode(archive.read_range(record, start * row_size, stop * row_size), record.dtype).astype(
                 np.float64
             )
-            for archive, record in ((reference_archive, reference), (target_archive, target))
+            for archive, record in (reference, target)
         )
         if stop == shape[axis] or not np.array_equal(r, t, equal_nan=True):
             part = (*shape[:axis], stop - start, *shape[axis + 1 :])
-            return (axis, start, stop), r.reshape(part), t.reshape(part)
+            return (axis, start, stop), (r.reshape(part), t.reshape(part))
     raise AssertionError("a window is returned in the loop")
 
 
-def _find_record(archive: Archive, key: Key) -> Record | None:
-    return archive.get(key) if key.text in archive else None
+def _find_partner(archive: Archive, key: Key, record: Record) -> Record | None:
+    """Find the target's record of a key, of the shape of the reference's; None if it cannot be read."""
+    partner = archive.get(key) if key.text in archive else None
+    is_readable = partner is not None and partner.shape == record.shape and _is_readable(partner)
+    return partner if is_readable else None
 
 
 def _is_readable(record: Record) -> bool:

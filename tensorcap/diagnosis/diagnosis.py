@@ -17,23 +17,23 @@ from tensorcap.adapters import Rerun
 from tensorcap.diagnosis.activations import propose_activations
 from tensorcap.diagnosis.attention import propose_attention_cores
 from tensorcap.diagnosis.context import PairContext, read_pair
-from tensorcap.diagnosis.error_location import propose_error_locations
-from tensorcap.diagnosis.inner_inputs import propose_mistakes_in_inner_inputs
+from tensorcap.diagnosis.error_location import propose_error_locations, propose_mistakes_in_inner_inputs
+from tensorcap.diagnosis.factors import propose_factors
+from tensorcap.diagnosis.hypothesis import Explanation, Hypothesis, Scorer, rank_explanations
 from tensorcap.diagnosis.mutation_trials import propose_code_mutations, propose_mutations
 from tensorcap.diagnosis.norms import propose_norms
-from tensorcap.diagnosis.ordering import propose_orders
+from tensorcap.diagnosis.orders import propose_orders
 from tensorcap.diagnosis.pointwise import propose_functions
 from tensorcap.diagnosis.products import propose_products
 from tensorcap.diagnosis.records import propose_other_records
 from tensorcap.diagnosis.rotations import propose_rotations
 from tensorcap.diagnosis.routers import propose_routings
-from tensorcap.diagnosis.scaling import propose_scalings
-from tensorcap.diagnosis.scoring import Explanation, Hypothesis, Scorer, rank_explanations, relative_error
 from tensorcap.diagnosis.simple import (
     propose_degenerate_values,
     propose_dropouts,
     propose_position_offsets,
 )
+from tensorcap.diagnosis.values import relative_error
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError, no_such_tensor
 from tensorcap_formats.json_values import json_object
@@ -66,7 +66,7 @@ class Family:
 
 FAMILIES: Final = (  # in the order in which they are tried
     Family("degenerate values", propose_degenerate_values, is_final=True),
-    Family("factors and offsets", propose_scalings),
+    Family("factors and offsets", propose_factors),
     Family("functions of each value", propose_functions),
     Family("positions", propose_position_offsets),
     Family("dropout", propose_dropouts),
@@ -170,34 +170,25 @@ def diagnose(
         names = ", ".join(family.name for family in FAMILIES)
         raise UsageError(f"without: is {sorted(unknown)}, expected some of: {names}")
     context = replace(_read_context(reference, target, key, target_key, compute_dtype, limit), rerun=rerun)
-    records = context.reference, context.target
-    is_same_shape = context.is_same_shape
-    if is_same_shape and np.array_equal(context.reference_values, context.target_values, equal_nan=True):
-        return Diagnosis(
-            key=context.reference.key.text,
-            target_key=context.target.key.text,
-            status="identical",
-            before=0.0,
-            rounding=context.rounding,
-            precision=context.precision,
-            inherited=0.0,
-            explanations=(),
-            tried={},
-            notes=tuple(_dtype_notes(*records)),
-        )
-    scorer = Scorer(context.rounding, context.inherited)
-    explanations = rank_explanations(_score_families(context, scorer, without))
+    is_identical = context.is_same_shape and np.array_equal(
+        context.reference_values, context.target_values, equal_nan=True
+    )
+    scorer = Scorer(context.rounding, 0.0 if is_identical else context.inherited)
+    explanations = () if is_identical else rank_explanations(_score_families(context, scorer, without))
+    notes = [*_dtype_notes(context.reference, context.target)]
+    if not is_identical:
+        notes += [*_input_notes(context), *_value_notes(context)]
     return Diagnosis(
         key=context.reference.key.text,
         target_key=context.target.key.text,
-        status="explained" if explanations else "unexplained",
-        before=relative_error(context.t, context.r) if is_same_shape else None,
+        status="identical" if is_identical else "explained" if explanations else "unexplained",
+        before=relative_error(context.t, context.r) if context.is_same_shape else None,
         rounding=context.rounding,
         precision=context.precision,
-        inherited=context.inherited,
+        inherited=scorer.inherited,
         explanations=explanations,
         tried=dict(sorted(scorer.tried.items(), key=lambda item: item[1])),
-        notes=(*_dtype_notes(*records), *_input_notes(context), *_value_notes(context)),
+        notes=tuple(notes),
     )
 
 
@@ -214,12 +205,11 @@ def _read_context(
     if target_key is None and wanted not in target:
         raise no_such_tensor(str(target.path), wanted, [record.key.text for record in target.records])
     target_record = target.get(wanted)
-    for archive, record in ((reference, reference_record), (target, target_record)):
+    sides = (reference, reference_record), (target, target_record)
+    for archive, record in sides:
         if not record.stored:
             raise UsageError(f"{archive.path}: {record.key.text}: only its statistics were kept")
-    return read_pair(
-        reference, reference_record, target, target_record, limit=limit, compute_dtype=compute_dtype
-    )
+    return read_pair(*sides, limit=limit, compute_dtype=compute_dtype)
 
 
 def _score_families(context: PairContext, scorer: Scorer, without: Set[str]) -> list[Explanation]:

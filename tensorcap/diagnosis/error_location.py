@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
-from tensorcap.diagnosis.context import PairContext, values_of
+from tensorcap.diagnosis.activations import propose_activations
+from tensorcap.diagnosis.attention import propose_attention_cores
+from tensorcap.diagnosis.context import PairContext, read_last_inputs, values_of
+from tensorcap.diagnosis.factors import propose_factors
+from tensorcap.diagnosis.hypothesis import INHERITED, ROUNDINGS, SHARE, Hypothesis
 from tensorcap.diagnosis.pointwise import propose_functions
-from tensorcap.diagnosis.scaling import propose_scalings
-from tensorcap.diagnosis.scoring import (
-    INHERITED,
-    ROUNDINGS,
-    SHARE,
-    Hypothesis,
-    Values,
-    relative_error,
-)
+from tensorcap.diagnosis.values import Values, listed, other_axes, relative_error
 
-_IN_PART: Final = (propose_scalings, propose_functions)  # need the values of the two sides alone
+_IN_PART: Final = (propose_factors, propose_functions)  # need the values of the two sides alone
 _SPREAD: Final = 0.05  # share of the elements of a slice that must take part in its error
 _FEW: Final = 0.5  # share of the slices that are a location
 _TAIL: Final = 0.75  # or of the tokens, if they are the last ones
@@ -36,6 +32,73 @@ _HINTS: Final = {
     "head": "Heads are repeated, split or scaled otherwise.",
     "token": "Look at what these tokens are: begin tokens, images, the end of a window, a cache.",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _Location:
+    """Elements that err, and no others.
+
+    Attributes:
+        r: The reference.
+        t: The target, in the same shape.
+        index: The elements in that shape.
+        where: Which they are, as the end of a sentence.
+        facts: Which they are, as JSON values.
+        choices: Of how many slices they are some.
+    """
+
+    r: Values
+    t: Values
+    index: tuple[slice | Values, ...]
+    where: str
+    facts: dict[str, Any]
+    choices: int
+
+    def as_hypothesis(self, kind: str, hint: str) -> Hypothesis:
+        """State that the error is only here, whatever it is."""
+        size = self.t[self.index].size
+        return Hypothesis(
+            kind,
+            f"the error is only {self.where}",
+            self.t,
+            self._replace_in(self.r, self.t[self.index]),
+            self.r,
+            # nothing there is predicted
+            log_alternatives=self.choices * math.log(2) + size / 2 * math.log(self.t.size),
+            hint=hint,
+            facts=self.facts,
+        )
+
+    def embed(self, hypothesis: Hypothesis, part: PairContext) -> Iterator[Hypothesis]:
+        """Extend a hypothesis about this part to the whole, which is right elsewhere."""
+        is_of_target = hypothesis.observed is part.t
+        if hypothesis.predicted.shape != part.t.shape or not (is_of_target or hypothesis.observed is part.r):
+            return
+        observed, baseline = (self.t, self.r) if is_of_target else (self.r, self.t)
+        yield replace(
+            hypothesis,
+            text=f"{self.where}: {hypothesis.text}",
+            observed=observed,
+            predicted=self._replace_in(baseline, hypothesis.predicted),
+            baseline=baseline,
+            log_alternatives=hypothesis.log_alternatives + self.choices * math.log(2),
+            facts={**hypothesis.facts, "where": self.facts},
+        )
+
+    def _replace_in(self, whole: Values, part: Values) -> Values:
+        """Copy the whole with other values here."""
+        replaced = whole.copy()
+        replaced[self.index] = part
+        return replaced
+
+
+def propose_mistakes_in_inner_inputs(context: PairContext) -> Iterator[Hypothesis]:
+    """Propose other attention cores and activations in what the last modules within are given."""
+    for inner in read_last_inputs(context):
+        where = {"key": inner.reference.key.text}
+        for hypothesis in (*propose_attention_cores(inner), *propose_activations(inner)):
+            text = f"in {where['key']}: {hypothesis.text}"
+            yield replace(hypothesis, text=text, facts={**hypothesis.facts, "where": where})
 
 
 def propose_error_locations(context: PairContext) -> Iterator[Hypothesis]:
@@ -62,13 +125,13 @@ def propose_error_locations(context: PairContext) -> Iterator[Hypothesis]:
         if not is_few or not _is_spread(r, t, axis, differs):
             continue
         where, hint, facts = _describe(context, name, differs)
-        index = (slice(None),) * axis + (differs,)
-        part = replace(context, r=r, t=t).restrict(index)
-        yield from _propose_location(context, r, t, index, f"only-{name}", where, hint, facts, size)
+        location = _Location(r, t, (slice(None),) * axis + (differs,), where, facts, size)
+        yield location.as_hypothesis(f"only-{name.replace(' ', '-')}", hint)
+        part = replace(context, r=r, t=t).restrict(location.index)
         if part.r.size >= _LEAST_ELEMENTS:
             for propose in _IN_PART:
                 for hypothesis in propose(part):
-                    yield from _embed(hypothesis, part, r, t, index, where, facts, size)
+                    yield from location.embed(hypothesis, part)
     yield from _propose_experts(context, limit)
     yield from _propose_padded(context, limit)
 
@@ -88,7 +151,7 @@ def _split_axes(context: PairContext) -> Iterator[tuple[str, int, Values, Values
 
 def _find_erring(r: Values, t: Values, axis: int, limit: float) -> Values:
     """Find the slices of an axis whose relative error is above a limit."""
-    others = tuple(other for other in range(r.ndim) if other != axis)
+    others = other_axes(r, axis)
     square = ((t - r) ** 2).sum(axis=others)
     size = np.maximum((r * r).sum(axis=others), (t * t).sum(axis=others))
     return np.asarray(square > limit * limit * size)
@@ -96,9 +159,8 @@ def _find_erring(r: Values, t: Values, axis: int, limit: float) -> Values:
 
 def _is_spread(r: Values, t: Values, axis: int, differs: Values) -> bool:
     """Whether the error of each slice is spread over its elements, by their participation ratio."""
-    others = tuple(other for other in range(r.ndim) if other != axis)
     square = np.moveaxis((t - r) ** 2, axis, 0)[differs].reshape(int(differs.sum()), -1)
-    if not others or square.shape[1] < 2:
+    if square.shape[1] < 2:
         return False
     taking_part = square.sum(axis=1) ** 2 / np.maximum((square * square).sum(axis=1), 1e-300)
     return bool((taking_part >= max(2.0, _SPREAD * square.shape[1])).all())
@@ -119,67 +181,7 @@ def _describe(context: PairContext, name: str, differs: Values) -> tuple[str, st
         return f"in the {'last' if at[0] else 'first'} {name} of {size}", hint, facts
     if len(at) > 2 and at[-1] - at[0] == len(at) - 1:
         return f"in {name}s {at[0]} to {at[-1]} of {size}", hint, facts
-    shown = ", ".join(map(str, at[:12])) + (", …" if len(at) > 12 else "")
-    return f"in {name}{'s' if len(at) > 1 else ''} {shown} of {size}", hint, facts
-
-
-def _propose_location(
-    context: PairContext,
-    r: Values,
-    t: Values,
-    index: tuple[Any, ...],
-    kind: str,
-    where: str,
-    hint: str,
-    facts: dict[str, Any],
-    choices: int,
-) -> Iterator[Hypothesis]:
-    predicted = r.copy()
-    predicted[index] = t[index]
-    size = t[index].size
-    log_alternatives = choices * math.log(2) + size / 2 * math.log(t.size)  # nothing there is predicted
-    yield Hypothesis(
-        kind.replace(" ", "-"),
-        f"the error is only {where}",
-        t,
-        predicted,
-        r,
-        log_alternatives=log_alternatives,
-        hint=hint,
-        facts=facts,
-    )
-
-
-def _embed(
-    hypothesis: Hypothesis,
-    part: PairContext,
-    r: Values,
-    t: Values,
-    index: tuple[Any, ...],
-    where: str,
-    facts: dict[str, Any],
-    choices: int,
-) -> Iterator[Hypothesis]:
-    """Extend a hypothesis about a part to the whole, which is right elsewhere."""
-    if hypothesis.predicted.shape != part.t.shape:
-        return
-    if hypothesis.observed is part.t:
-        observed, baseline = t, r
-    elif hypothesis.observed is part.r:
-        observed, baseline = r, t
-    else:
-        return
-    predicted = baseline.copy()
-    predicted[index] = hypothesis.predicted
-    yield replace(
-        hypothesis,
-        text=f"{where}: {hypothesis.text}",
-        observed=observed,
-        predicted=predicted,
-        baseline=baseline,
-        log_alternatives=hypothesis.log_alternatives + choices * math.log(2),
-        facts={**hypothesis.facts, "where": facts},
-    )
+    return f"in {name}{'s' if len(at) > 1 else ''} {listed(at, 12)} of {size}", hint, facts
 
 
 def _find_erring_rows(context: PairContext, limit: float) -> Values:
@@ -197,28 +199,25 @@ def _propose_experts(context: PairContext, limit: float) -> Iterator[Hypothesis]
     if not 0 < erring.sum() < len(erring):
         return
     for record in context.find_neighbours():
-        if record.dtype.kind not in ("int", "uint") or not 1 <= len(record.shape) <= 3 or not record.size:
+        if record.dtype.kind not in ("int", "uint") or not 2 <= len(record.shape) <= 3 or not record.size:
             continue
-        if (
-            record.size % len(erring)
-            or record.size // len(erring) > _MOST_SLOTS
-            or "position" in record.key.slot
-        ):
+        if record.size % len(erring) or record.size // len(erring) > _MOST_SLOTS:
+            continue
+        if "position" in record.key.slot or record.shape[-1] == 1:
             continue
         chosen = values_of(context.reference_archive, record).reshape(len(erring), -1)
         experts = np.unique(chosen)
-        if record.shape[-1] == 1 or len(record.shape) < 2 or len(experts) > _MOST_EXPERTS:
+        if len(experts) > _MOST_EXPERTS:
             continue
-        guilty = [e for e in experts.tolist() if erring[(chosen == e).any(axis=1)].all()]
+        guilty = [int(e) for e in experts.tolist() if erring[(chosen == e).any(axis=1)].all()]
         if not guilty or not np.array_equal(np.isin(chosen, guilty).any(axis=1), erring):
             continue
-        names = ", ".join(str(int(e)) for e in guilty[:12])
+        names = ", ".join(map(str, guilty[:12]))
         where = f"in tokens of expert{'s' if len(guilty) > 1 else ''} {names} of {record.key.text}"
-        facts = {"experts": [int(e) for e in guilty[:64]], "key": record.key.text}
+        facts = {"experts": guilty[:64], "key": record.key.text}
         index = (erring.reshape(context.r.shape[:-1]),)
-        yield from _propose_location(
-            context, context.r, context.t, index, "only-expert", where, _HINTS["expert"], facts, len(experts)
-        )
+        location = _Location(context.r, context.t, index, where, facts, len(experts))
+        yield location.as_hypothesis("only-expert", _HINTS["expert"])
         return
 
 
@@ -233,15 +232,6 @@ def _propose_padded(context: PairContext, limit: float) -> Iterator[Hypothesis]:
         masked = values_of(context.reference_archive, record) == 0
         if masked.any() and erring.any() and not erring[~masked].any():
             where = f"in padded tokens, where {record.key.text} is 0"
-            yield from _propose_location(
-                context,
-                context.r,
-                context.t,
-                (erring,),
-                "only-padded",
-                where,
-                _HINTS["padded"],
-                {"key": record.key.text},
-                1,
-            )
+            location = _Location(context.r, context.t, (erring,), where, {"key": record.key.text}, 1)
+            yield location.as_hypothesis("only-padded", _HINTS["padded"])
             return

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from tensorcap.adapters import CallMutation, Ordered
 from tensorcap.diagnosis.constants import hint_for_factor, name_factor
 from tensorcap.diagnosis.context import PairContext
 from tensorcap.diagnosis.golden_section import minimize_over_logarithm
+from tensorcap.diagnosis.hypothesis import LESSENED, Hypothesis
 from tensorcap.diagnosis.mutations import (
     SMALLEST_FITTED,
     Mutation,
@@ -23,10 +24,9 @@ from tensorcap.diagnosis.mutations import (
     round_tensors,
 )
 from tensorcap.diagnosis.repeated_call import RepeatedCall
-from tensorcap.diagnosis.scoring import LESSENED, Hypothesis, Values, relative_error
+from tensorcap.diagnosis.values import Values, evenly_spaced, listed, relative_error
 
 _LARGEST: Final = 1 << 26  # elements of a tensor that is put in another order
-_NARROW: Final = ("bfloat16", "float16")
 _STEPS: Final = 32  # of the golden section for a setting: 1e-6 of its logarithm
 _FACTORS: Final = tuple(2.0**power for power in range(-8, 9) if power)
 _NAME_TOLERANCE: Final = 1e-3  # by which a fitted factor is named
@@ -48,9 +48,8 @@ def propose_mutations(context: PairContext) -> Iterator[Hypothesis]:
         return
     most = call.affordable_calls
     yield from _try_mutations(context, call, list_mutations(context, call.rerun, largest=_LARGEST)[:most])
-    dtype = context.target.dtype.name
-    if dtype in _NARROW:
-        yield from _try_mutations(context, call, round_tensors(call.rerun, dtype)[:most])
+    if context.is_narrow:
+        yield from _try_mutations(context, call, round_tensors(call.rerun, context.target.dtype.name)[:most])
     if most > _STEPS:
         for name, value in call.rerun.settings.items():
             if isinstance(value, float) and abs(value) >= SMALLEST_FITTED:
@@ -65,9 +64,8 @@ def propose_code_mutations(context: PairContext) -> Iterator[Hypothesis]:
     call = context.repeated_call
     if call is None:
         return
-    dtype = context.target.dtype.name
-    if dtype in _NARROW:
-        yield from _try_mutations(context, call, round_every_step(call.rerun, dtype))
+    if context.is_narrow:
+        yield from _try_mutations(context, call, round_every_step(call.rerun, context.target.dtype.name))
     yield from _order_experts(context, call)
     yield from _try_mutations(context, call, mutate_operations(call.operations)[: call.affordable_calls])
 
@@ -80,13 +78,12 @@ def _try_mutations(
     for mutation in mutations:
         values = call.run(mutation.call)
         if values is not None and call.is_first(mutation.kind, values):
-            yield _propose(
-                context,
+            yield context.propose(
                 mutation.kind,
                 f"the target is what {call.rerun.class_name} makes {mutation.text}",
                 values,
                 hint=mutation.hint,
-                facts=dict(mutation.facts),
+                facts=mutation.facts,
                 log_alternatives=log_alternatives,
             )
 
@@ -115,8 +112,7 @@ def _fit_setting(context: PairContext, call: RepeatedCall, name: str, value: flo
         return
     names = name_factor(factor, context, _NAME_TOLERANCE)
     kind, hint = classify_setting(name, call.rerun.class_name)
-    yield _propose(
-        context,
+    yield context.propose(
         kind,
         f"the target is what {call.rerun.class_name} makes with {value * factor:.6g} in the place of "
         f"{value:g} for its setting {name}" + (f", which is {names[0]} times that" if names else ""),
@@ -143,7 +139,7 @@ def _order_experts(context: PairContext, call: RepeatedCall) -> Iterator[Hypothe
         return
     width = r.shape[-1]
     rows = r.size // width
-    sampled = np.linspace(0, rows - 1, min(rows, _ROWS_PER_EXPERT * count)).astype(np.int64)
+    sampled = evenly_spaced(rows, _ROWS_PER_EXPERT * count)
     by_expert = []
     for expert in range(count):
         alone = Ordered(0, np.full(count, expert))
@@ -159,40 +155,15 @@ def _order_experts(context: PairContext, call: RepeatedCall) -> Iterator[Hypothe
         return
     ordered = call.run(CallMutation(dict.fromkeys(names, Ordered(0, order))))
     if ordered is not None:
-        shown = ", ".join(map(str, order[:16])) + (", …" if count > 16 else "")
-        yield _propose(
-            context,
+        yield context.propose(
             "expert-order",
-            f"the target is what {call.rerun.class_name} makes with its experts in the order {shown}",
+            f"the target is what {call.rerun.class_name} makes with its experts in the order "
+            f"{listed(order, 16)}",
             ordered,
             hint="Experts are in another order.",
             facts={"parameters": list(names), "order": order.tolist()},
             log_alternatives=count * math.log(count),
         )
-
-
-def _propose(
-    context: PairContext,
-    kind: str,
-    text: str,
-    values: Values,
-    *,
-    hint: str,
-    facts: Mapping[str, Any],
-    log_alternatives: float,
-    parameters: int = 0,
-) -> Hypothesis:
-    return Hypothesis(
-        kind,
-        text,
-        context.t,
-        values,
-        context.baseline,
-        parameters=parameters,
-        log_alternatives=log_alternatives,
-        hint=hint,
-        facts=facts,
-    )
 
 
 def _drop_faint(weights: Values) -> Values:

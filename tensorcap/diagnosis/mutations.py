@@ -31,13 +31,16 @@ from tensorcap.adapters import (
     Transposed,
 )
 from tensorcap.diagnosis.context import PairContext
-from tensorcap.diagnosis.scoring import Values
+from tensorcap.diagnosis.values import Values
 
 SMALLEST_FITTED: Final = 1e-2  # a setting below it is an eps, of which only usual values are tried
 _EPS: Final = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.0)
 _USUAL_NUMBERS: Final = (1.0, 0.0, 1e9)  # of any other setting: not scaled, off, without a limit
 _MINUS_INFINITY: Final = -1e30  # stands for it in the dtype of a tensor
 _EXPERT_HINT: Final = "Experts are in another order, or one stands in the place of another."
+_ORDER_HINT: Final = (
+    "Parts of a weight lie in another order: gate and up, queries and keys, heads, pairs and halves."
+)
 _NEIGHBOURS: Final = 2  # results are exchanged with those of so many calls of the same shape behind
 _SETTINGS: Final[Mapping[str, tuple[str, str]]] = {  # by a part of their names; the first that fits counts
     "eps": ("norm-eps", "Another eps; it shows in rows of small values only."),
@@ -270,12 +273,9 @@ def reorder_tensors_together(
 
 
 def _reorder(edits: Mapping[str, Ordered], how: str) -> Mutation:
-    kind = "parameter-shift" if how.startswith("rolled") else "parameter-order"
-    hint = "A table, or a weight, is read from another place."
-    if kind == "parameter-order":
-        hint = (
-            "Parts of a weight lie in another order: gate and up, queries and keys, heads, pairs and halves."
-        )
+    kind, hint = "parameter-order", _ORDER_HINT
+    if how.startswith("rolled"):
+        kind, hint = "parameter-shift", "A table, or a weight, is read from another place."
     axes = ", ".join(f"axis {edit.axis} of {name}" for name, edit in edits.items())
     tensors: dict[str, Edit] = dict(edits)
     facts = {"parameters": list(edits), "order": how}
@@ -298,18 +298,16 @@ def _usual_orders(context: PairContext, axis: int, size: int) -> Iterator[tuple[
         }
     heads, head_dim = context.heads, context.head_dim
     if heads and head_dim and size % (heads * head_dim) == 0:
-        by_head = same.reshape(-1, heads, head_dim)
+        by_head, by_block = same.reshape(-1, heads, head_dim), same.reshape(heads, -1, head_dim)
         orders |= {
             "in reversed order of heads": by_head[:, ::-1].reshape(-1),
             "with its blocks put into heads": by_head.transpose(1, 0, 2).reshape(-1),
-            "with its heads put into blocks": same.reshape(heads, -1, head_dim)
-            .transpose(1, 0, 2)
-            .reshape(-1),
+            "with its heads put into blocks": by_block.transpose(1, 0, 2).reshape(-1),
         }
-    seen: list[Values] = [same]
+    known: list[Values] = [same]
     for name, order in orders.items():
-        if not any(np.array_equal(order, other) for other in seen):
-            seen.append(order)
+        if not any(np.array_equal(order, other) for other in known):
+            known.append(order)
             yield name, Ordered(axis, np.ascontiguousarray(order))
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Final, Literal, get_args
 
 import numpy as np
 
 from tensorcap.diagnosis.context import PairContext
-from tensorcap.diagnosis.scoring import LESSENED, Hypothesis, Values, inherited_error, relative_error
+from tensorcap.diagnosis.hypothesis import LESSENED, Hypothesis, inherited_error
+from tensorcap.diagnosis.values import Values, evenly_spaced, fit_factors, relative_error
 from tensorcap_formats.float_formats import rounded
 
 Statistic = Literal["rms", "layer", "l2"]
@@ -21,22 +22,13 @@ Precision = Literal["wide", "squares", "variance", "variance in turn", "all", "a
 _LEAST_CHANNELS: Final = 4
 _LEAST_ROWS: Final = 8  # to fit a weight
 _SAMPLE: Final = 1 << 16  # elements by which variants are chosen
-_ROUNDINGS: Final = 4  # that a variant may leave of the reference
-_EXACT: Final = 1e-6  # relative error that float32 may leave of it
 _EQUALLY_GOOD: Final = 1.05  # variants within that factor of the least error are equally good
 _EQUALLY_EXACT: Final = 1e-7  # and those that leave less than that
 _EPS_TOLERANCE: Final = 0.05  # relative: two eps so near are the same
 _ONE_TOLERANCE: Final = 0.1  # share of the difference of two weights that they may miss one by
 _EPS: Final = (1e-6, 1e-5, 1e-12, 1e-8, 1e-7, 1e-4, 1e-3, 0.0)
 _WIDE: Final = ("float32", "float64")
-_PRECISIONS: Final[tuple[Precision, ...]] = (
-    "wide",
-    "squares",
-    "variance",
-    "variance in turn",
-    "all",
-    "all in turn",
-)
+_PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
 _LOW: Final = {
     "squares": "rounds squares before it takes their mean",
     "variance": "computes the variance in low precision",
@@ -93,10 +85,9 @@ class NormVariant:
         if self.low != "wide":
             squares = rounded(squares, dtype)
         if self.low.endswith("in turn"):
-            total = squares[..., 0]
+            total = squares[..., :1]
             for at in range(1, squares.shape[-1]):
-                total = rounded(total + squares[..., at], dtype)
-            total = total[..., None]
+                total = rounded(total + squares[..., at : at + 1], dtype)
         else:
             total = squares.sum(axis=-1, keepdims=True)
         variance = total if self.statistic == "l2" else total / squares.shape[-1]
@@ -106,6 +97,29 @@ class NormVariant:
         if self.weighting == "w":
             return weight
         return rounded(1 + weight, dtype) if self.weighting == "1 + w, rounded" else 1 + weight
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """Some rows of a norm's input, and what it made of them.
+
+    Attributes:
+        x: Inputs, (row, channel) float64.
+        outputs: The same shape.
+        weight: One number for each channel.
+        bias: One number for each channel.
+        dtype: In which it was computed.
+    """
+
+    x: Values
+    outputs: Values
+    weight: Values | None
+    bias: Values | None
+    dtype: str
+
+    def error(self, variant: NormVariant) -> float:
+        """Relative error that a variant leaves."""
+        return relative_error(self.outputs, variant(self.x, self.weight, self.bias, self.dtype))
 
 
 def propose_norms(context: PairContext) -> Iterator[Hypothesis]:
@@ -131,26 +145,25 @@ def propose_norms(context: PairContext) -> Iterator[Hypothesis]:
     dtype = context.reference.dtype.name
     x, outputs = ours.reshape(-1, width)[rows], context.r.reshape(-1, width)[rows]
     fitted = 0
-    usual = _find_variant(x, outputs, weight, bias, dtype, context)
-    if usual is None and weight is None:
-        fit = _fit_weight(x, outputs, dtype, context)
+    usual = _find_variant(_Sample(x, outputs, weight, bias, dtype), context)
+    if usual is None:
+        fit = None if weight is not None else _fit_weight(x, outputs, dtype, context)
         if fit is None:
             return
         usual, weight, bias = fit
         fitted = width * (1 if bias is None else 2)
-    if usual is None:
-        return
     is_wide = dtype in _WIDE
     dtype = context.target.dtype.name
-    own_weight = rounded(weight, dtype) if own_weight is None and weight is not None else own_weight
-    own_bias = rounded(bias, dtype) if own_bias is None and bias is not None else own_bias
-    x, outputs = theirs.reshape(-1, width)[rows], context.t.reshape(-1, width)[rows]
-    is_narrowed = is_wide and dtype not in _WIDE
-    expected = _narrow(usual, x, outputs, own_weight, own_bias, dtype) if is_narrowed else usual
-    other = _find_variant(x, outputs, own_weight, own_bias, dtype, context, near=expected)
+    same = [None if side is None else rounded(side, dtype) for side in (weight, bias)]
+    own_weight = same[0] if own_weight is None else own_weight
+    own_bias = same[1] if own_bias is None else own_bias
+    sample = _Sample(
+        theirs.reshape(-1, width)[rows], context.t.reshape(-1, width)[rows], own_weight, own_bias, dtype
+    )
+    expected = _narrow(usual, sample) if is_wide and dtype not in _WIDE else usual
+    other = _find_variant(sample, context, near=expected)
     if other is None:
         return
-    same = [None if side is None else rounded(side, dtype) for side in (weight, bias)]
     yield inherited_error(context.t, expected(theirs, same[0], same[1], dtype), context.r)
     if weight is not None and own_weight is not None and not fitted:
         yield from _propose_own_weight(context, other, theirs, (weight, own_weight), own_bias)
@@ -158,18 +171,15 @@ def propose_norms(context: PairContext) -> Iterator[Hypothesis]:
         return
     predicted, baseline = (v(theirs, own_weight, own_bias, dtype) for v in (other, expected))
     text, kind, hint = _describe_difference(expected, other, slot)
-    log_alternatives = math.log(3 * 4 * 2 * len(_PRECISIONS) * (len(_EPS) + 2))
-    facts = {"reference": _facts(usual), "target": _facts(other)}
-    yield Hypothesis(
+    yield context.propose(
         kind,
         text,
-        context.t,
         predicted,
-        baseline,
+        baseline=baseline,
         parameters=fitted,
-        log_alternatives=log_alternatives,
+        log_alternatives=math.log(3 * 4 * 2 * len(_PRECISIONS) * (len(_EPS) + 2)),
         hint=hint,
-        facts=facts,
+        facts={"reference": asdict(usual), "target": asdict(other)},
     )
 
 
@@ -189,7 +199,7 @@ def _propose_own_weight(
             text = f"the weight of the target is that of the reference {'plus' if shift > 0 else 'minus'} one"
             hint = "One plus the weight is meant on one side and the weight alone on the other."
     predicted, baseline = variant(x, own, bias, dtype), variant(x, rounded(weight, dtype), bias, dtype)
-    yield Hypothesis(kind, text, context.t, predicted, baseline, hint=hint)
+    yield context.propose(kind, text, predicted, baseline=baseline, hint=hint)
 
 
 def _find_vector(
@@ -205,7 +215,7 @@ def _find_vector(
 def _sample_rows(x: Values) -> Values:
     """Choose rows that distinguish variants: spread over all, and those of the smallest variance."""
     count = max(4, _SAMPLE // x.shape[1])
-    spread = np.linspace(0, len(x) - 1, min(len(x), count)).astype(np.int64)
+    spread = evenly_spaced(len(x), count)
     small = np.argsort((x * x).mean(axis=1), kind="stable")[: max(2, count // 8)]
     return np.unique(np.concatenate([spread, small]))
 
@@ -224,13 +234,7 @@ def _list_variants(has_weight: bool, is_low: bool, eps: tuple[float, ...]) -> It
 
 
 def _find_variant(
-    x: Values,
-    outputs: Values,
-    weight: Values | None,
-    bias: Values | None,
-    dtype: str,
-    context: PairContext,
-    near: NormVariant | None = None,
+    sample: _Sample, context: PairContext, near: NormVariant | None = None
 ) -> NormVariant | None:
     """Find the variant that makes outputs of inputs.
 
@@ -242,43 +246,32 @@ def _find_variant(
        plainest.
 
     Args:
-        x: Inputs, (row, channel) float64.
-        outputs: What the norm made of them, the same shape.
-        weight: One number for each channel.
-        bias: One number for each channel.
-        dtype: In which it was computed.
+        sample: Inputs and outputs.
         context: For the precision and the configuration.
         near: The variant that is expected; None if none is.
     """
-    is_low = dtype not in _WIDE
+    is_low = sample.dtype not in _WIDE
+    has_weight = sample.weight is not None
     known = context.config_number(
         "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon"
     )
     eps = tuple(dict.fromkeys(e for e in (known, near.eps if near else None, *_EPS) if e is not None))
-
-    def error(variant: NormVariant) -> float:
-        return relative_error(outputs, variant(x, weight, bias, dtype))
-
-    plain = list(_list_variants(weight is not None, False, eps))
-    fitted = {replace(v, eps=_fit_eps(v, x, outputs, weight, bias)) for v in plain if v.eps == eps[0]}
-    errors = {v: error(v) for v in (*plain, *sorted(fitted - set(plain), key=repr))}
+    plain = list(_list_variants(has_weight, False, eps))
+    fitted = {replace(v, eps=_fit_eps(v, sample)) for v in plain if v.eps == eps[0]}
+    errors = {v: sample.error(v) for v in (*plain, *sorted(fitted - set(plain), key=repr))}
     best = min(errors, key=lambda v: (errors[v], _distance(near, v)))
     if is_low:
-        alike = [v for v in _list_variants(weight is not None, True, (*eps, best.eps)) if _is_alike(v, best)]
-        errors |= {v: error(v) for v in alike if v not in errors}
+        for v in _list_variants(has_weight, True, (*eps, best.eps)):
+            if v.statistic == best.statistic and v.weighting.startswith(best.weighting) and v not in errors:
+                errors[v] = sample.error(v)
     least = min(errors.values())
     if near is not None:
-        usual = error(near)
-        if least >= LESSENED * usual:
+        if least >= LESSENED * sample.error(near):
             return near
-    elif least > max(_ROUNDINGS * context.rounding, _EXACT):
+    elif least > context.tolerance():
         return None
     good = [v for v, left in errors.items() if left <= max(_EQUALLY_GOOD * least, _EQUALLY_EXACT)]
     return min(good, key=lambda v: _distance(near, v))
-
-
-def _is_alike(one: NormVariant, other: NormVariant) -> bool:
-    return one.statistic == other.statistic and one.weighting.startswith(other.weighting)
 
 
 def _distance(near: NormVariant | None, variant: NormVariant) -> int:
@@ -294,22 +287,18 @@ def _distance(near: NormVariant | None, variant: NormVariant) -> int:
     return sum(map(int, differences))
 
 
-def _narrow(
-    usual: NormVariant, x: Values, outputs: Values, weight: Values | None, bias: Values | None, dtype: str
-) -> NormVariant:
+def _narrow(usual: NormVariant, sample: _Sample) -> NormVariant:
     """The variant of a wide reference in a narrow dtype: either order of rounding and weight is right."""
     orders = [replace(usual, is_cast_first=first) for first in (usual.is_cast_first, not usual.is_cast_first)]
-    return min(orders, key=lambda v: relative_error(outputs, v(x, weight, bias, dtype)))
+    return min(orders, key=sample.error)
 
 
-def _fit_eps(
-    variant: NormVariant, x: Values, outputs: Values, weight: Values | None, bias: Values | None
-) -> float:
+def _fit_eps(variant: NormVariant, sample: _Sample) -> float:
     """Fit eps to the row of the smallest variance, or take the usual one that is near."""
-    y = replace(variant, eps=0.0)(x, weight, None, "float64")
-    unbiased = outputs if bias is None else outputs - bias
-    square = (y * y).sum(axis=1)
-    factor = np.divide((unbiased * y).sum(axis=1), square, out=np.ones(len(x)), where=square > 0)
+    x, outputs = sample.x, sample.outputs
+    y = replace(variant, eps=0.0)(x, sample.weight, None, "float64")
+    unbiased = outputs if sample.bias is None else outputs - sample.bias
+    factor = fit_factors((unbiased * y).sum(axis=1), (y * y).sum(axis=1))
     centred = x - x.mean(axis=1, keepdims=True) if variant.statistic == "layer" else x
     variance = (centred * centred).mean(axis=1) if variant.statistic != "l2" else (centred**2).sum(axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -335,12 +324,9 @@ def _fit_weight(
             for has_bias in (False, True):
                 mean_y, mean = (y.mean(axis=0), outputs.mean(axis=0)) if has_bias else (0.0, 0.0)
                 square = ((y - mean_y) ** 2).sum(axis=0)
-                product = ((y - mean_y) * outputs).sum(axis=0)
-                weight = np.divide(product, square, out=np.ones_like(square), where=square > 0)
+                weight = fit_factors(((y - mean_y) * outputs).sum(axis=0), square)
                 bias = mean - weight * mean_y if has_bias else None
-                if relative_error(outputs, variant(x, weight, bias, dtype)) <= max(
-                    _ROUNDINGS * context.rounding, _EXACT
-                ):
+                if _Sample(x, outputs, weight, bias, dtype).error(variant) <= context.tolerance():
                     return variant, weight, bias
     return None
 
@@ -361,7 +347,7 @@ def _describe_difference(one: NormVariant, other: NormVariant, slot: str) -> tup
     if one.weighting != other.weighting:
         text = f"the target multiplies by {other.weighting}, the reference by {one.weighting}"
         return text, "norm-weight-rounded", "1 + weight is added in low precision on one side."
-    if one.eps != other.eps and not _is_near(one.eps, other.eps):
+    if abs(one.eps - other.eps) > _EPS_TOLERANCE * max(one.eps, other.eps):
         text = f"the target adds eps {other.eps:.3g} to the variance, the reference {one.eps:.3g}"
         return text, "norm-eps", "Another eps; it shows in rows of small values only."
     if one.low != other.low:
@@ -371,17 +357,3 @@ def _describe_difference(one: NormVariant, other: NormVariant, slot: str) -> tup
     text = f"the {'target' if other.is_cast_first else 'reference'} rounds before it multiplies by the weight"
     hint = "The normalised value is cast before or after the weight; the difference is of the last bit."
     return text, "norm-cast-order", hint
-
-
-def _is_near(one: float, other: float) -> bool:
-    return abs(one - other) <= _EPS_TOLERANCE * max(one, other)
-
-
-def _facts(variant: NormVariant) -> dict[str, Any]:
-    return {
-        "statistic": variant.statistic,
-        "eps": variant.eps,
-        "weighting": variant.weighting,
-        "is_cast_first": variant.is_cast_first,
-        "low": variant.low,
-    }

@@ -10,7 +10,8 @@ import numpy as np
 
 from tensorcap.diagnosis.context import PairContext
 from tensorcap.diagnosis.golden_section import minimize_over_logarithm
-from tensorcap.diagnosis.scoring import Hypothesis, Values, relative_error
+from tensorcap.diagnosis.hypothesis import Hypothesis
+from tensorcap.diagnosis.values import Values, relative_error
 from tensorcap_formats.float_formats import FLOAT_FORMATS, rounded
 
 _LEAST_AT_LIMIT: Final = 3  # elements that share the extreme value of a tensor that is limited
@@ -26,71 +27,59 @@ def propose_functions(context: PairContext) -> Iterator[Hypothesis]:
     """Propose limits, roundings, soft caps, and other temperatures of probabilities."""
     if not context.is_same_shape or context.r.size < 8:
         return
-    r, t = context.r, context.t
-    yield from _propose_limits(r, t)
-    yield from _propose_roundings(r, t)
+    yield from _propose_limits(context)
+    yield from _propose_roundings(context)
     yield from _propose_softcaps(context)
-    yield from _propose_temperatures(r, t)
+    yield from _propose_temperatures(context)
 
 
-def _propose_limits(r: Values, t: Values) -> Iterator[Hypothesis]:
+def _propose_limits(context: PairContext) -> Iterator[Hypothesis]:
     """Propose that one side is the other limited to its own smallest and largest value."""
+    r, t = context.r, context.t
     sides = (
-        (
-            t,
-            r,
-            "clipped",
-            "the target is the reference limited to {} and {}",
-            "Values are clamped, or saturate.",
-        ),
-        (
-            r,
-            t,
-            "clip-missing",
-            "the reference is the target limited to {} and {}",
-            "A clamp of the reference is missing.",
-        ),
+        (t, r, "clipped", "the target is the reference", "Values are clamped, or saturate."),
+        (r, t, "clip-missing", "the reference is the target", "A clamp of the reference is missing."),
     )
-    for limited, whole, kind, text, hint in sides:
+    for limited, whole, kind, start, hint in sides:
         low, high = float(limited.min()), float(limited.max())
         at_low = int((limited == low).sum()) >= _LEAST_AT_LIMIT and bool((whole < low).any())
         at_high = int((limited == high).sum()) >= _LEAST_AT_LIMIT and bool((whole > high).any())
         if low == high or not (at_low or at_high):
             continue
-        predicted = np.clip(whole, low if at_low else -np.inf, high if at_high else np.inf)
-        bounds = [f"{low:.6g}" if at_low else "-inf", f"{high:.6g}" if at_high else "inf"]
-        facts = {"low": low if at_low else None, "high": high if at_high else None}
+        bounds = low if at_low else -math.inf, high if at_high else math.inf
         yield Hypothesis(
             kind,
-            text.format(*bounds),
+            f"{start} limited to {bounds[0]:.6g} and {bounds[1]:.6g}",
             limited,
-            predicted,
+            np.clip(whole, *bounds),
             whole,
             parameters=at_low + at_high,
             hint=hint,
-            facts=facts,
+            facts={"low": low if at_low else None, "high": high if at_high else None},
         )
 
 
-def _propose_roundings(r: Values, t: Values) -> Iterator[Hypothesis]:
+def _propose_roundings(context: PairContext) -> Iterator[Hypothesis]:
     """Propose that one side is the other rounded to a narrow dtype, or quantised by its largest value."""
+    r, t = context.r, context.t
     for dtype in _NARROW:
         facts = {"dtype": dtype}
         text = f"the target is the reference rounded to {dtype}"
         hint = f"The target passes through {dtype} where the reference does not."
-        yield Hypothesis("rounded", text, t, rounded(r, dtype), r, hint=hint, facts=facts)
+        yield context.propose("rounded", text, rounded(r, dtype), hint=hint, facts=facts)
         text = f"the reference is the target rounded to {dtype}"
         hint = f"The target keeps more precision than {dtype}, in which the reference is."
         yield Hypothesis("not-rounded", text, r, rounded(t, dtype), t, hint=hint, facts=facts)
     for dtype, largest in (("float8_e4m3fn", FLOAT_FORMATS["float8_e4m3fn"].largest), ("int8", 127.0)):
         scale = np.abs(r).max() / largest
         if scale:
-            scaled = r / scale
-            coarse = rounded(scaled, dtype) if dtype != "int8" else np.rint(scaled)
-            text = f"the target is the reference rounded to {dtype}, scaled by its largest value"
-            hint = f"The target is quantised to {dtype}."
-            yield Hypothesis(
-                "rounded", text, t, coarse * scale, r, hint=hint, facts={"dtype": dtype, "is_scaled": True}
+            coarse = rounded(r / scale, dtype) if dtype != "int8" else np.rint(r / scale)
+            yield context.propose(
+                "rounded",
+                f"the target is the reference rounded to {dtype}, scaled by its largest value",
+                coarse * scale,
+                hint=f"The target is quantised to {dtype}.",
+                facts={"dtype": dtype, "is_scaled": True},
             )
 
 
@@ -113,13 +102,11 @@ def _propose_softcaps(context: PairContext) -> Iterator[Hypothesis]:
             yield Hypothesis(kind, text, capped, cap * np.tanh(whole / cap), whole, hint=hint, facts=facts)
         fitted = _fit_cap(capped, whole)
         if fitted is not None:
-            text = f"{start} soft-capped at {fitted:.6g}"
-            predicted = fitted * np.tanh(whole / fitted)
             yield Hypothesis(
                 kind,
-                text,
+                f"{start} soft-capped at {fitted:.6g}",
                 capped,
-                predicted,
+                fitted * np.tanh(whole / fitted),
                 whole,
                 parameters=1,
                 log_alternatives=math.log(_STEPS),
@@ -144,35 +131,40 @@ def _fit_cap(capped: Values, whole: Values) -> float | None:
     return minimize_over_logarithm(error, low, high, _STEPS)
 
 
-def _propose_temperatures(r: Values, t: Values) -> Iterator[Hypothesis]:
+def _propose_temperatures(context: PairContext) -> Iterator[Hypothesis]:
     """Propose, of rows that are probabilities, another temperature of their softmax, or their logarithms.
 
     With another temperature the logarithms of a row, less their mean, are those of the reference times one
     power, which is fitted by least squares, weighted by the probabilities.
     """
+    r, t = context.r, context.t
     if r.ndim < 1 or r.shape[-1] < 2 or not _sums_to_one(r):
         return
     log_r = np.log(np.maximum(r, 1e-300))
     text = "the target holds the logarithms of the reference"
-    yield Hypothesis(
-        "logarithm", text, t, log_r, r, hint="A softmax on one side, its logarithm on the other."
-    )
+    hint = "A softmax on one side, its logarithm on the other."
+    yield context.propose("logarithm", text, log_r, hint=hint)
     if not _sums_to_one(t):
         return
     is_measured = (r > _LEAST_PROBABILITY) & (t > _LEAST_PROBABILITY)
-    log_t = np.log(np.maximum(t, 1e-300))
     count = np.maximum(is_measured.sum(axis=-1, keepdims=True), 1)
-    x = np.where(is_measured, log_r - (log_r * is_measured).sum(axis=-1, keepdims=True) / count, 0.0)
-    y = np.where(is_measured, log_t - (log_t * is_measured).sum(axis=-1, keepdims=True) / count, 0.0)
+    x, y = (
+        np.where(is_measured, logs - (logs * is_measured).sum(axis=-1, keepdims=True) / count, 0.0)
+        for logs in (log_r, np.log(np.maximum(t, 1e-300)))
+    )
     square = float(np.vdot(x * r, x))
     if not square:
         return
     power = float(np.vdot(x * r, y)) / square
     powered = np.where(r > 0, np.exp(power * (log_r - log_r.max(axis=-1, keepdims=True))), 0.0)
-    predicted = powered / powered.sum(axis=-1, keepdims=True)
-    text = f"scores before the softmax of the target are those of the reference times {power:.5g}"
-    hint = "Another scale of the scores of attention, or another temperature."
-    yield Hypothesis("softmax-scale", text, t, predicted, r, parameters=1, hint=hint, facts={"factor": power})
+    yield context.propose(
+        "softmax-scale",
+        f"scores before the softmax of the target are those of the reference times {power:.5g}",
+        powered / powered.sum(axis=-1, keepdims=True),
+        parameters=1,
+        hint="Another scale of the scores of attention, or another temperature.",
+        facts={"factor": power},
+    )
 
 
 def _sums_to_one(values: Values) -> bool:

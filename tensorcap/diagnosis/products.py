@@ -9,8 +9,10 @@ from typing import Final
 import numpy as np
 
 from tensorcap.diagnosis.context import PairContext, values_of
-from tensorcap.diagnosis.scoring import Hypothesis, Values, inherited_error, relative_error
+from tensorcap.diagnosis.hypothesis import Hypothesis, inherited_error
+from tensorcap.diagnosis.values import Values, evenly_spaced, relative_error
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.dtypes import decode
 from tensorcap_formats.float_formats import rounded
 from tensorcap_formats.keys import module_of
 from tensorcap_formats.records import Record
@@ -21,7 +23,6 @@ _LARGEST: Final = 1 << 24  # elements of a weight that is read as a whole
 _OTHER_WEIGHTS: Final = 4  # that are tried
 _ROUNDINGS: Final = 8  # that a product may leave of the reference
 _ORDER_OF_SUMS: Final = 1e-5  # that the order of sums in float32 may leave
-_NARROW: Final = ("bfloat16", "float16")
 _PARTS: Final = (2, 4, 8, 16, 32, 64)  # counts of sums that a kernel splits the inputs into
 _MOST_PARTS: Final = 256  # to sum one by one
 
@@ -40,8 +41,7 @@ def propose_products(context: PairContext) -> Iterator[Hypothesis]:
     if len(inputs) != 1:
         return
     ours, theirs = (side.reshape(-1, side.shape[-1]) for side in inputs[0])
-    rows = np.linspace(0, len(ours) - 1, min(len(ours), _ROWS)).astype(np.int64)
-    picked = np.linspace(0, width - 1, min(width, _CHANNELS)).astype(np.int64)
+    rows, picked = evenly_spaced(len(ours), _ROWS), evenly_spaced(width, _CHANNELS)
     x, own = ours[rows], theirs[rows]
     r, t = (side.reshape(-1, width)[rows][:, picked] for side in (context.r, context.t))
     bias, own_bias = context.read_parameters().get("bias", (None, None))
@@ -50,18 +50,18 @@ def propose_products(context: PairContext) -> Iterator[Hypothesis]:
     weight = _find_weight(context.reference_archive, context.reference, width, x.shape[1])
     if weight is None:
         return
-    matrix = _read_rows(context.reference_archive, weight, picked, width)
-    allowed = max(_ROUNDINGS * context.rounding, _ORDER_OF_SUMS)
-    if matrix is None or relative_error(r, x @ matrix.T + shift) > allowed:
+    matrix = _read_rows(context.reference_archive, weight, picked)
+    allowed = context.tolerance(_ROUNDINGS, _ORDER_OF_SUMS)
+    if relative_error(r, x @ matrix.T + shift) > allowed:
         return
     expected = own @ matrix.T + shift
     yield inherited_error(t, expected, r)
-    if context.target.dtype.name in _NARROW:
+    if context.is_narrow:
         yield from _propose_low_sums(own, matrix, own_shift, t, expected, context.target.dtype.name)
     own_weight = _find_weight(context.target_archive, context.target, width, x.shape[1])
     if own_weight is not None:
-        other = _read_rows(context.target_archive, own_weight, picked, width)
-        if other is not None and not np.array_equal(other, matrix):
+        other = _read_rows(context.target_archive, own_weight, picked)
+        if not np.array_equal(other, matrix):
             text = "the target is right for its own weight, which is not that of the reference"
             hint = "Weights differ: a tie of embedding and head is lost, or a checkpoint is loaded wrongly."
             yield Hypothesis("other-weights", text, t, own @ other.T + own_shift, expected, hint=hint)
@@ -71,8 +71,8 @@ def propose_products(context: PairContext) -> Iterator[Hypothesis]:
         hint = "A square weight is transposed: convolutions of GPT-2 and linear layers lie the other way."
         yield Hypothesis("weight-transposed", text, t, own @ turned.T + own_shift, expected, hint=hint)
     for record in _find_other_weights(context, weight):
-        other = _read_rows(context.reference_archive, record, picked, width)
-        if other is not None and not np.array_equal(other, matrix):
+        other = _read_rows(context.reference_archive, record, picked)
+        if not np.array_equal(other, matrix):
             text = f"the target multiplies by {record.key.text}"
             hint = "Weights of another module are used: ties of embedding and head, or an index of layers."
             facts = {"key": record.key.text}
@@ -91,19 +91,15 @@ def _propose_low_sums(
         total = np.zeros_like(t)
         for xs, weights in zip(np.split(x, count, axis=1), np.split(matrix, count, axis=1), strict=True):
             total = rounded(total + rounded(xs @ weights.T, dtype), dtype)
-        part = width // count
-        text = f"sums over {part} of {width} inputs each are added up in {dtype}"
-        hint = "Products are accumulated in low precision."
-        log_alternatives, facts = math.log(len(_PARTS) + 1), {"parts": count}
         yield Hypothesis(
             "sum-precision",
-            text,
+            f"sums over {width // count} of {width} inputs each are added up in {dtype}",
             t,
             rounded(total + shift, dtype),
             expected,
-            log_alternatives=log_alternatives,
-            hint=hint,
-            facts=facts,
+            log_alternatives=math.log(len(_PARTS) + 1),
+            hint="Products are accumulated in low precision.",
+            facts={"parts": count},
         )
 
 
@@ -113,7 +109,7 @@ def _find_weight(archive: Archive, record: Record, width: int, inputs: int) -> R
     weights = [r for r in archive.records if r.key.slot in ("param.weight", "buffer.weight") and r.stored]
     own = [r for r in weights if module_of(r.key.site) == site and r.shape == (width, inputs)]
     tied = [r for r in weights if "emb" in r.key.site and r.shape == (width, inputs)]
-    return (own or tied or [None])[0]  # type: ignore[list-item] # for want of a weight
+    return next(iter([*own, *tied]), None)
 
 
 def _find_other_weights(context: PairContext, weight: Record) -> list[Record]:
@@ -127,11 +123,9 @@ def _find_other_weights(context: PairContext, weight: Record) -> list[Record]:
     return sorted(fitting, key=lambda r: (not r.key.site.startswith(site), r.row))[:_OTHER_WEIGHTS]
 
 
-def _read_rows(archive: Archive, weight: Record, picked: Values, width: int) -> Values | None:
+def _read_rows(archive: Archive, weight: Record, picked: Values) -> Values:
     if weight.size <= _LARGEST // 4:
         return values_of(archive, weight)[picked]
-    from tensorcap_formats.dtypes import decode
-
     each = weight.shape[1]
     return np.stack(
         [decode(archive.read_range(weight, i * each, (i + 1) * each), weight.dtype) for i in picked.tolist()]

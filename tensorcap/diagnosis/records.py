@@ -10,11 +10,13 @@ from typing import Final
 import numpy as np
 
 from tensorcap.diagnosis.context import LARGEST, PairContext, values_of
-from tensorcap.diagnosis.scoring import Hypothesis, Values, relative_error
+from tensorcap.diagnosis.hypothesis import Hypothesis
+from tensorcap.diagnosis.values import Values, evenly_spaced, relative_error
 from tensorcap_formats.records import Record
 
 _READS: Final = 12  # tensors that are read because their statistics fit
 _TERMS: Final = 24  # neighbours and tables that are tried as terms
+_LOG_TERMS: Final = math.log(2 * _TERMS)
 _SAMPLE: Final = 4096  # elements by which a term is chosen
 _CORRELATED: Final = 0.5  # cosine with the difference that a term needs
 _LESSENED: Final = 0.5  # share of the error that a product may leave on the sample
@@ -28,23 +30,22 @@ def propose_other_records(context: PairContext) -> Iterator[Hypothesis]:
     """Propose the module's own input, the value of another record, and sums and products with neighbours."""
     if not context.is_same_shape or context.window is not None:
         return
-    yield from _propose_own_input(context)
+    for slot, ours, theirs in context.inputs:
+        if theirs.size == context.t.size and not np.array_equal(ours.reshape(-1), context.r.reshape(-1)):
+            yield _identity(context, slot, theirs)
     yield from _propose_equal_records(context)
     yield from _propose_terms(context)
 
 
-def _propose_own_input(context: PairContext) -> Iterator[Hypothesis]:
-    """Propose that the target returns an input as it is."""
-    for slot, ours, theirs in context.inputs:
-        if theirs.size == context.t.size and not np.array_equal(ours.reshape(-1), context.r.reshape(-1)):
-            yield _identity(context, slot, theirs)
-
-
 def _identity(context: PairContext, slot: str, values: Values) -> Hypothesis:
-    text = f"the target returns its {slot} as it is"
-    hint = "The module does nothing: it is skipped, replaced or an identity."
-    value = values.reshape(context.t.shape)
-    return Hypothesis("identity", text, context.t, value, context.r, hint=hint, facts={"slot": slot})
+    """State that the target returns an input as it is."""
+    return context.propose(
+        "identity",
+        f"the target returns its {slot} as it is",
+        values.reshape(context.t.shape),
+        hint="The module does nothing: it is skipped, replaced or an identity.",
+        facts={"slot": slot},
+    )
 
 
 def _propose_equal_records(context: PairContext) -> Iterator[Hypothesis]:
@@ -61,9 +62,8 @@ def _propose_equal_records(context: PairContext) -> Iterator[Hypothesis]:
         and r.row != reference.row
         and r.stored
         and r.dtype.kind == reference.dtype.kind
-        and not _is_alias(r, context)
+        and not (r.digest and r.digest == reference.digest)
     ]
-    log_alternatives = math.log(1 + len(fitting))
     same = [r for r in fitting if _has_equal_digest(r, context)]
     norm = math.sqrt(float(np.vdot(t, t)))
     tolerance = norm * max(
@@ -82,16 +82,14 @@ def _propose_equal_records(context: PairContext) -> Iterator[Hypothesis]:
         if record.key.slot.startswith("input.") and record.key.where == context.reference.key.where:
             yield _identity(context, record.key.slot, value)  # which has another name in the target
         else:
-            text = f"the target holds the value of {record.key.text}"
-            hint = "Another tensor is taken: names, an index, or the order of results."
-            facts = {"key": record.key.text}
-            yield Hypothesis(
-                "holds", text, t, value, context.r, log_alternatives=log_alternatives, hint=hint, facts=facts
+            yield context.propose(
+                "holds",
+                f"the target holds the value of {record.key.text}",
+                value,
+                log_alternatives=math.log(1 + len(fitting)),
+                hint="Another tensor is taken: names, an index, or the order of results.",
+                facts={"key": record.key.text},
             )
-
-
-def _is_alias(record: Record, context: PairContext) -> bool:
-    return bool(record.digest) and record.digest == context.reference.digest
 
 
 def _has_equal_digest(record: Record, context: PairContext) -> bool:
@@ -110,75 +108,60 @@ def _propose_terms(context: PairContext) -> Iterator[Hypothesis]:
     """
     r, t = context.r, context.t
     difference = t - r
-    picked = np.linspace(0, r.size - 1, min(r.size, _SAMPLE)).astype(np.int64)
-    few = difference.reshape(-1)[picked]
-    few_r, few_t = r.reshape(-1)[picked], t.reshape(-1)[picked]
+    picked = evenly_spaced(r.size, _SAMPLE)
+    few, few_r, few_t = (side.reshape(-1)[picked] for side in (difference, r, t))
     before = relative_error(few_t, few_r)
     for label, x in itertools.islice(_read_candidates(context), _TERMS):
         wide = np.broadcast_to(x, r.shape)
         sample = wide.reshape(-1)[picked]
         size = math.sqrt(float(sample @ sample) * float(few @ few))
-        log_alternatives = math.log(2 * _TERMS)
         if size and abs(float(sample @ few)) >= _CORRELATED * size:
-            yield from _propose_sums(context, label, wide, difference, log_alternatives)
+            yield from _propose_sums(context, label, wide, difference)
         if relative_error(few_t * sample, few_r) < _LESSENED * before:
-            text = f"the reference is the target times {label}"
-            hint = f"The multiplication by {label} is missing in the target."
             yield Hypothesis(
                 "product-missing",
-                text,
+                f"the reference is the target times {label}",
                 r,
                 t * wide,
                 t,
-                log_alternatives=log_alternatives,
-                hint=hint,
+                log_alternatives=_LOG_TERMS,
+                hint=f"The multiplication by {label} is missing in the target.",
                 facts={"key": label},
             )
         if relative_error(few_t, few_r * sample) < _LESSENED * before:
-            text = f"the target is the reference times {label}"
-            hint = f"The target multiplies by {label} once more."
-            yield Hypothesis(
+            yield context.propose(
                 "product-added",
-                text,
-                t,
+                f"the target is the reference times {label}",
                 r * wide,
-                r,
-                log_alternatives=log_alternatives,
-                hint=hint,
+                log_alternatives=_LOG_TERMS,
+                hint=f"The target multiplies by {label} once more.",
                 facts={"key": label},
             )
 
 
-def _propose_sums(
-    context: PairContext, label: str, x: Values, difference: Values, log_alternatives: float
-) -> Iterator[Hypothesis]:
+def _propose_sums(context: PairContext, label: str, x: Values, difference: Values) -> Iterator[Hypothesis]:
     """Propose a term, with the factor that leaves least, or once if that is about 1 or -1."""
-    r, t = context.r, context.t
     factor = float(np.vdot(x, difference)) / float(np.vdot(x, x))
-    facts = {"key": label}
-    if abs(factor + 1) < _UNIT_TOLERANCE:
-        text = f"the target is the reference without {label}"
-        hint = f"A residual, or another sum with {label}, is missing."
-        yield Hypothesis(
-            "term-missing", text, t, r - x, r, log_alternatives=log_alternatives, hint=hint, facts=facts
-        )
-    elif abs(factor - 1) < _UNIT_TOLERANCE:
-        text = f"the target is the reference plus {label} once more"
-        hint = f"The residual, or another term, is added twice: {label}."
-        yield Hypothesis(
-            "term-twice", text, t, r + x, r, log_alternatives=log_alternatives, hint=hint, facts=facts
-        )
-    text = f"the target is the reference plus {factor:.5g} times {label}"
-    hint = f"{label} comes in with another factor."
-    yield Hypothesis(
+    facts: dict[str, object] = {"key": label}
+    for sign, kind, how, hint in (
+        (-1, "term-missing", f"without {label}", f"A residual, or another sum with {label}, is missing."),
+        (
+            1,
+            "term-twice",
+            f"plus {label} once more",
+            f"The residual, or another term, is added twice: {label}.",
+        ),
+    ):
+        if abs(factor - sign) < _UNIT_TOLERANCE:
+            text, predicted = f"the target is the reference {how}", context.r + sign * x
+            yield context.propose(kind, text, predicted, log_alternatives=_LOG_TERMS, hint=hint, facts=facts)
+    yield context.propose(
         "term-scaled",
-        text,
-        t,
-        r + factor * x,
-        r,
+        f"the target is the reference plus {factor:.5g} times {label}",
+        context.r + factor * x,
         parameters=2,
-        log_alternatives=log_alternatives,
-        hint=hint,
+        log_alternatives=_LOG_TERMS,
+        hint=f"{label} comes in with another factor.",
         facts={**facts, "factor": factor},
     )
 

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from tensorcap.adapters import CallMutation, Operation, Rerun
-from tensorcap.diagnosis.scoring import Values, relative_error
+from tensorcap.diagnosis.values import Values, relative_error
 
 _REPEATS: Final = 1e-5  # relative error that a call made again may have, by the order of sums
 _WORK: Final = 1 << 36  # elements of tensors, arguments and results that all calls together may have

@@ -9,7 +9,8 @@ from typing import Any, Final
 import numpy as np
 
 from tensorcap.diagnosis.context import PairContext
-from tensorcap.diagnosis.scoring import Hypothesis, Values
+from tensorcap.diagnosis.hypothesis import Hypothesis
+from tensorcap.diagnosis.values import Values
 
 _LARGEST_SCALE: Final = 4  # of cosines that are stretched (YaRN)
 _READABLE: Final = 0.7  # a cosine below it, or a sine above it, gives an angle of the first turn
@@ -17,6 +18,9 @@ _NEWTON_STEPS: Final = 3
 _FIT_TOLERANCE: Final = 0.05  # absolute, of a table that fitted frequencies make again
 _BASE_TOLERANCE: Final = 0.02  # relative spread of the steps between logarithms of frequencies
 _STILL: Final = 1e-3  # radians per position: angles that stay
+_FREQUENCY_HINT: Final = (
+    "Rotary positions with another base (theta), or the scaling of positions is absent or another."
+)
 
 
 def propose_rotations(context: PairContext) -> Iterator[Hypothesis]:
@@ -51,11 +55,13 @@ def _propose_frequencies(context: PairContext) -> Iterator[Hypothesis]:
         predicted = np.broadcast_to(scale * function(positions * theirs), t.shape)
         facts = _find_bases(ours, theirs)
         known = f": base {facts['target_base']:.4g} for {facts['reference_base']:.4g}" if facts else ""
-        text = f"the {name}s of the target are of other frequencies{known}"
-        hint = "Rotary positions with another base (theta), or the scaling of positions is absent or another."
-        width = len(np.unique(np.round(theirs, 12))) + 1
-        yield Hypothesis(
-            "rotary-frequencies", text, t, predicted, r, parameters=width, hint=hint, facts=facts
+        yield context.propose(
+            "rotary-frequencies",
+            f"the {name}s of the target are of other frequencies{known}",
+            predicted,
+            parameters=len(np.unique(np.round(theirs, 12))) + 1,
+            hint=_FREQUENCY_HINT,
+            facts=facts,
         )
 
 
@@ -127,42 +133,61 @@ def _propose_angles(context: PairContext) -> Iterator[Hypothesis]:
         "halves": (slice(0, half), slice(half, 2 * half)),
         "pairs": (slice(0, None, 2), slice(1, None, 2)),
     }
-    for name, (real, imaginary) in layouts.items():
-        yield from _propose_even_angles(ours, theirs, name, real, imaginary)
-        z = ours[..., real] + 1j * ours[..., imaginary]
-        w = theirs[..., real] + 1j * theirs[..., imaginary]
-        turn = (w * z.conj()).sum(axis=(0, 1))
+    for name, layout in layouts.items():
+        turn = (_as_complex(theirs, layout) * _as_complex(ours, layout).conj()).sum(axis=(0, 1))
+        start, step = _fit_even_angles(turn)
+        is_shift = bool(np.abs(step).max() < _STILL)
+        growth = "stay" if is_shift else "grow"
+        yield Hypothesis(
+            "rotary-shift" if is_shift else "rotary-frequencies",
+            f"every head is rotated, in {name}, by angles that {growth} with the position",
+            theirs,
+            _rotate(ours, layout, np.exp(1j * (start + step * np.arange(len(turn))[:, None]))),
+            ours,
+            parameters=2 * len(step),
+            log_alternatives=math.log(2),
+            hint="Positions are off by a number: another start, padding, or a cache."
+            if is_shift
+            else _FREQUENCY_HINT,
+            facts={"layout": name, "per_position": step.tolist(), "at_start": start.tolist()},
+        )
         size = np.abs(turn)
-        turn = np.divide(turn, size, out=np.ones_like(turn), where=size > 0)
-        turned = z * turn
-        predicted = np.empty_like(ours)
-        predicted[..., real], predicted[..., imaginary] = turned.real, turned.imag
-        text = f"every head is rotated by other angles, in {name}: one for each position and frequency"
-        hint = "Rotary positions: base or scaling of frequencies, positions off by some, or not applied."
-        facts = {"layout": name}
         yield Hypothesis(
             "rotary-angles",
-            text,
+            f"every head is rotated by other angles, in {name}: one for each position and frequency",
             theirs,
-            predicted,
+            _rotate(ours, layout, np.divide(turn, size, out=np.ones_like(turn), where=size > 0)),
             ours,
             parameters=turn.size,
             log_alternatives=math.log(2),
-            hint=hint,
-            facts=facts,
+            hint="Rotary positions: base or scaling of frequencies, positions off by some, or not applied.",
+            facts={"layout": name},
         )
 
 
-def _propose_even_angles(
-    ours: Values, theirs: Values, name: str, real: slice, imaginary: slice
-) -> Iterator[Hypothesis]:
-    """Propose angles that grow evenly with the position: other frequencies, or positions off by a number.
+def _as_complex(values: Values, layout: tuple[slice, slice]) -> Values:
+    """Pairs of channels as complex numbers."""
+    real, imaginary = layout
+    return np.asarray(values[..., real] + 1j * values[..., imaginary])
 
-    Start and step of each frequency are fitted to the angles, weighted by their size; a step of nearly
-    nothing is a shift of all positions.
+
+def _rotate(values: Values, layout: tuple[slice, slice], turn: Values) -> Values:
+    """Multiply pairs of channels, as complex numbers, by others, (position, frequency)."""
+    turned = _as_complex(values, layout) * turn
+    rotated = np.empty_like(values)
+    rotated[..., layout[0]], rotated[..., layout[1]] = turned.real, turned.imag
+    return rotated
+
+
+def _fit_even_angles(turn: Values) -> tuple[Values, Values]:
+    """Fit angles that grow evenly with the position, weighted by their size.
+
+    Args:
+        turn: Complex numbers (position, frequency), whose angles these are.
+
+    Returns:
+        Start and step of each frequency, radians; a step of nearly nothing is a shift of all positions.
     """
-    z = ours[..., real] + 1j * ours[..., imaginary]
-    turn = ((theirs[..., real] + 1j * theirs[..., imaginary]) * z.conj()).sum(axis=(0, 1))
     at = np.arange(len(turn))[:, None]
     step = np.angle((turn[1:] * turn[:-1].conj()).sum(axis=0))
     start = np.zeros_like(step)
@@ -175,28 +200,4 @@ def _propose_even_angles(
         middle = (weight * at).sum(axis=0) / total
         spread = np.maximum((weight * (at - middle) ** 2).sum(axis=0), 1e-300)
         step = step + (weight * (at - middle) * rest).sum(axis=0) / spread
-    turned = z * np.exp(1j * (start + step * at))
-    predicted = np.empty_like(ours)
-    predicted[..., real], predicted[..., imaginary] = turned.real, turned.imag
-    is_shift = bool(np.abs(step).max() < _STILL)
-    text = (
-        f"every head is rotated, in {name}, by angles that {'stay' if is_shift else 'grow'} with the position"
-    )
-    hint = (
-        "Positions are off by a number: another start, padding, or a cache."
-        if is_shift
-        else "Rotary positions with another base (theta), or the scaling of positions is absent or another."
-    )
-    kind = "rotary-shift" if is_shift else "rotary-frequencies"
-    facts = {"layout": name, "per_position": step.tolist(), "at_start": start.tolist()}
-    yield Hypothesis(
-        kind,
-        text,
-        theirs,
-        predicted,
-        ours,
-        parameters=2 * len(step),
-        log_alternatives=math.log(2),
-        hint=hint,
-        facts=facts,
-    )
+    return start, step

@@ -10,15 +10,12 @@ import numpy as np
 
 from tensorcap.diagnosis.activations import sigmoid
 from tensorcap.diagnosis.context import PairContext
-from tensorcap.diagnosis.scoring import LESSENED, Hypothesis, Values, inherited_error, relative_error
+from tensorcap.diagnosis.hypothesis import LESSENED, Hypothesis, inherited_error
+from tensorcap.diagnosis.values import Values, relative_error
 from tensorcap_formats.float_formats import rounded
 
 _MOST_EXPERTS: Final = 1024
-_NARROW: Final = ("bfloat16", "float16")
 _HINT: Final = "The order of softmax and top-k in the router, or whether the chosen weights are renormalised."
-
-_ROUNDINGS: Final = 4  # that a choice may leave of the reference
-_EXACT: Final = 1e-6  # relative error that float32 may leave of it
 
 
 def softmax(z: Values) -> Values:
@@ -47,9 +44,8 @@ _CHOICES: Final[Mapping[str, Callable[[Values, int], Values]]] = {
     "sigmoid, top-k, renormalised": lambda z, k: _renormalise(_largest(sigmoid(z), k)),
     "softmax of absolute scores, top-k": lambda z, k: _largest(softmax(np.abs(z)), k),
 }
-_RENORMALISED: Final[
-    Mapping[str, Callable[[Values], Values]]
-] = {  # probabilities of choices that are renormalised
+# Probabilities of choices that are renormalised.
+_RENORMALISED: Final[Mapping[str, Callable[[Values], Values]]] = {
     "softmax, top-k, renormalised": softmax,
     "sigmoid, top-k, renormalised": sigmoid,
 }
@@ -99,14 +95,13 @@ def _propose_weights(context: PairContext, label: str, z: Values, own: Values) -
         or 1.0
     )
     factors = tuple(dict.fromkeys((1.0, factor)))
-    allowed = max(_ROUNDINGS * context.rounding, _EXACT)
     errors = {
         (name, f): relative_error(r, rounded(f * choice(z, count), context.reference.dtype.name))
         for name, choice in _CHOICES.items()
         for f in factors
     }
     (usual, usual_factor), left = min(errors.items(), key=lambda item: item[1])
-    if left > allowed:
+    if left > context.tolerance():
         return
     dtype = context.target.dtype.name
     baseline = rounded(usual_factor * _CHOICES[usual](own, count), dtype)
@@ -115,18 +110,19 @@ def _propose_weights(context: PairContext, label: str, z: Values, own: Values) -
         for f in factors:
             if (name, f) == (usual, usual_factor):
                 continue
-            predicted = rounded(f * choice(own, count), dtype)
             scaled = "" if len(factors) == 1 else f", times {f:g}"
-            text = f"weights of the target are {name}{scaled} of {label}, those of the reference {usual}"
-            hint = _HINT if name != usual else "The scale of routed experts is applied on one side only."
-            facts = {"reference": usual, "target": name, "factor": f}
-            kind = "router-order" if name != usual else "routed-scaling"
-            log_alternatives = math.log(len(_CHOICES) * len(factors))
             yield Hypothesis(
-                kind, text, t, predicted, baseline, log_alternatives=log_alternatives, hint=hint, facts=facts
+                "router-order" if name != usual else "routed-scaling",
+                f"weights of the target are {name}{scaled} of {label}, those of the reference {usual}",
+                t,
+                rounded(f * choice(own, count), dtype),
+                baseline,
+                log_alternatives=math.log(len(_CHOICES) * len(factors)),
+                hint=_HINT if name != usual else "The scale of routed experts is applied on one side only.",
+                facts={"reference": usual, "target": name, "factor": f},
             )
     yield from _propose_fewer(baseline, t, label)
-    if dtype in _NARROW and usual in _RENORMALISED:
+    if context.is_narrow and usual in _RENORMALISED:
         chosen = _largest(rounded(_RENORMALISED[usual](own), dtype), count)
         total = rounded(chosen.sum(axis=-1, keepdims=True), dtype)
         predicted = rounded(usual_factor * rounded(chosen / total, dtype), dtype)
@@ -138,21 +134,18 @@ def _propose_weights(context: PairContext, label: str, z: Values, own: Values) -
 def _propose_fewer(usual: Values, t: Values, label: str) -> Iterator[Hypothesis]:
     """Propose that only the first of the chosen have a weight, as it was or renormalised."""
     count = usual.shape[-1]
-    log_alternatives = math.log(2 * count)
     for few in range(1, count):
         first = np.where(np.arange(count) < few, usual, 0.0)
         total = usual.sum(axis=-1, keepdims=True)
         for predicted, how in ((first, "as they were"), (_renormalise(first) * total, "renormalised")):
-            text = f"only the first {few} of {count} weights of {label} are not 0 in the target, {how}"
-            hint = "Another count of experts takes part than were chosen."
             yield Hypothesis(
                 "router-count",
-                text,
+                f"only the first {few} of {count} weights of {label} are not 0 in the target, {how}",
                 t,
                 predicted,
                 usual,
-                log_alternatives=log_alternatives,
-                hint=hint,
+                log_alternatives=math.log(2 * count),
+                hint="Another count of experts takes part than were chosen.",
                 facts={"count": few},
             )
 
@@ -160,25 +153,21 @@ def _propose_fewer(usual: Values, t: Values, label: str) -> Iterator[Hypothesis]
 def _propose_probabilities(context: PairContext, label: str, z: Values, own: Values) -> Iterator[Hypothesis]:
     """Propose another function of the scores than the one that makes the reference."""
     r, t = (side.reshape(z.shape) for side in (context.r, context.t))
-    allowed = max(_ROUNDINGS * context.rounding, _EXACT)
     errors = sorted((relative_error(r, f(z)), name) for name, f in _FUNCTIONS.items())
-    if errors[0][0] > allowed or errors[0][0] > LESSENED * errors[1][0]:
+    (least, usual), (second, _) = errors[:2]
+    if least > context.tolerance() or least > LESSENED * second:
         return
-    usual = errors[0][1]
     for name, function in _FUNCTIONS.items():
         if name != usual:
-            text = f"the target is the {name} of {label}, the reference the {usual}"
-            facts = {"reference": usual, "target": name}
-            log_alternatives = math.log(len(_FUNCTIONS))
             yield Hypothesis(
                 "router-scores",
-                text,
+                f"the target is the {name} of {label}, the reference the {usual}",
                 t,
                 function(own),
                 _FUNCTIONS[usual](own),
-                log_alternatives=log_alternatives,
+                log_alternatives=math.log(len(_FUNCTIONS)),
                 hint=_HINT,
-                facts=facts,
+                facts={"reference": usual, "target": name},
             )
 
 
@@ -187,10 +176,10 @@ def _propose_sums_of_weights(
 ) -> Iterator[Hypothesis]:
     """Propose that results of experts are multiplied or divided by the sum of their weights."""
     total = _largest(softmax(own), count).sum(axis=-1).reshape(*context.r.shape[:-1], 1)
-    r, t = context.r, context.t
-    text = f"each token of the target is that of the reference times the sum of its top {count} of {label}"
+    start = "each token of the target is that of the reference"
+    text = f"{start} times the sum of its top {count} of {label}"
     hint = "Weights of experts are not renormalised after top-k."
-    yield Hypothesis("router-not-renormalised", text, t, r * total, r, hint=hint)
-    text = f"each token of the target is that of the reference over the sum of its top {count} of {label}"
+    yield context.propose("router-not-renormalised", text, context.r * total, hint=hint)
+    text = f"{start} over the sum of its top {count} of {label}"
     hint = "Weights of experts are renormalised after top-k, which the reference does not do."
-    yield Hypothesis("router-renormalised", text, t, r / total, r, hint=hint)
+    yield context.propose("router-renormalised", text, context.r / total, hint=hint)

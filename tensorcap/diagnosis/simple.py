@@ -10,7 +10,8 @@ from typing import Final
 import numpy as np
 
 from tensorcap.diagnosis.context import PairContext
-from tensorcap.diagnosis.scoring import Hypothesis, Values
+from tensorcap.diagnosis.hypothesis import Hypothesis
+from tensorcap.diagnosis.values import Values
 
 _SENTINEL: Final = 1e4  # masks use numbers of at least that size; float16 goes to 65,504
 
@@ -32,40 +33,36 @@ _DROPOUT_HINT: Final = "Dropout is active: the target runs in training mode."
 def propose_degenerate_values(context: PairContext) -> Iterator[Hypothesis]:
     """Propose that the target is NaN, zero or constant throughout, or masks with another sentinel."""
     r, t = context.reference_values, context.target_values
-    is_same_shape = r.shape == t.shape
     is_finite = np.isfinite(t)
     if not t.size or not r.size:
         return
     if np.isnan(t).all() and not np.isnan(r).all():
         hint = "The target is NaN from here on: look for the first record that is."
-        yield _throughout("nan", "every value of the target is NaN", hint, r, is_same_shape)
-    elif is_finite.all() and not np.isfinite(r).all() and is_same_shape:
+        yield _throughout(context, "nan", "every value of the target is NaN", hint)
+    elif context.is_same_shape and is_finite.all() and not np.isfinite(r).all():
         yield from _sentinels(r, t, "target", "reference")
-    elif is_same_shape and np.isfinite(r).all() and not is_finite.all():
+    elif context.is_same_shape and np.isfinite(r).all() and not is_finite.all():
         yield from _sentinels(t, r, "reference", "target")
     if is_finite.all() and t.size > 1 and (t == t.reshape(-1)[0]).all() and not (r == r.reshape(-1)[0]).all():
-        value = float(t.reshape(-1)[0])
-        if value == 0:
-            hint = "Nothing was written here: an output never filled, a weight not loaded, a mask of zeros."
-            yield _throughout("zero", "every value of the target is 0", hint, r, is_same_shape)
-        else:
+        value = float(t.reshape(-1)[0]) or 0.0  # without a sign
+        hint = "Nothing was written here: an output never filled, a weight not loaded, a mask of zeros."
+        if value:
             hint = (
                 "A default stands in the place of a result: a weight as initialised, a buffer never filled."
             )
-            text = f"every value of the target is {value:.6g}"
-            yield _throughout("constant", text, hint, r, is_same_shape, value)
+        kind = "constant" if value else "zero"
+        yield _throughout(context, kind, f"every value of the target is {value:.6g}", hint, value)
 
 
-def _throughout(
-    kind: str, text: str, hint: str, r: Values, is_same_shape: bool, value: float = 0.0
-) -> Hypothesis:
+def _throughout(context: PairContext, kind: str, text: str, hint: str, value: float = 0.0) -> Hypothesis:
     """State that every value of the target is one number; NaN stands as 0, and what differs from it as 1."""
+    r = context.reference_values
     observed = np.full(r.shape, value)
     finite = np.where(np.isfinite(r), r, 0.0)
     baseline = finite if finite.any() or value else np.ones_like(r)
-    if not observed.any() and not baseline.any():
-        baseline = np.ones_like(r)
-    return Hypothesis(kind, text, observed, observed.copy(), baseline if is_same_shape else None, hint=hint)
+    return Hypothesis(
+        kind, text, observed, observed.copy(), baseline if context.is_same_shape else None, hint=hint
+    )
 
 
 def _sentinels(masked: Values, other: Values, side: str, with_infinity: str) -> Iterator[Hypothesis]:
@@ -91,7 +88,7 @@ def _sentinels(masked: Values, other: Values, side: str, with_infinity: str) -> 
 
 def propose_position_offsets(context: PairContext) -> Iterator[Hypothesis]:
     """Propose that whole numbers that count positions start from another number."""
-    r, t = context.r, context.t
+    r = context.r
     is_whole = context.reference.dtype.kind in ("int", "uint")
     if not (is_whole and context.is_same_shape and r.ndim and r.size):
         return
@@ -100,15 +97,11 @@ def propose_position_offsets(context: PairContext) -> Iterator[Hypothesis]:
         return
     for offset in _OFFSETS:
         sign = "plus" if offset > 0 else "minus"
-        text = f"positions of the target are those of the reference {sign} {abs(offset)}"
-        log_alternatives = math.log(len(_OFFSETS))
-        yield Hypothesis(
+        yield context.propose(
             "position-offset",
-            text,
-            t,
+            f"positions of the target are those of the reference {sign} {abs(offset)}",
             r + offset,
-            r,
-            log_alternatives=log_alternatives,
+            log_alternatives=math.log(len(_OFFSETS)),
             hint=_POSITION_HINT,
             facts={"offset": offset},
         )
@@ -147,27 +140,16 @@ def _propose_dropout(
     spread = math.sqrt(share * (1 - share) / count)
     if scale <= 1 or abs(1 - 1 / scale - share) > _DEVIATIONS * spread + _SHARE_ROUNDING:
         return  # these zeros are no dropout, which keeps the mean
-    predicted = np.where(dropped, 0.0, r * scale) + term
     where = f" beside {label}" if label else ""
-    text = (
-        f"{100 * share:.3g} % of the elements{where} are left out at random and the others are scaled by "
-        f"{scale:.4g}, which is 1 / (1 - {1 - 1 / scale:.3g})"
-    )
-    facts = {"share": share, "factor": scale, "key": label or None}
     # Which elements are left out is not predicted: each is a choice.
-    log_alternatives = count * _entropy(share) + math.log(_RESIDUALS)
-    yield Hypothesis(
+    entropy = -share * math.log(share) - (1 - share) * math.log(1 - share)
+    yield context.propose(
         "dropout",
-        text,
-        context.t,
-        predicted,
-        context.r,
+        f"{100 * share:.3g} % of the elements{where} are left out at random and the others are scaled by "
+        f"{scale:.4g}, which is 1 / (1 - {1 - 1 / scale:.3g})",
+        np.where(dropped, 0.0, r * scale) + term,
         parameters=1,
-        log_alternatives=log_alternatives,
+        log_alternatives=count * entropy + math.log(_RESIDUALS),
         hint=_DROPOUT_HINT,
-        facts=facts,
+        facts={"share": share, "factor": scale, "key": label or None},
     )
-
-
-def _entropy(share: float) -> float:
-    return -share * math.log(share) - (1 - share) * math.log(1 - share)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from tensorcap.alignment import NO_MAPPING, MappingSource, sides
@@ -52,8 +52,8 @@ class Bisection:
     divergence: Divergence | None
     how: How
     read: tuple[str, ...]
-    against: str = ""
-    lacking: tuple[str, ...] = ()
+    against: str
+    lacking: tuple[str, ...]
 
     @property
     def exit_status(self) -> int:
@@ -116,21 +116,8 @@ def bisect_archives(
                 f"{trusted.path}: has no order of execution, expected a captured run",
                 hint="Compare all tensors instead: tcap compare.",
             )
-        search = _Search(
-            trusted,
-            tested,
-            lambda keys: compare(
-                trusted,
-                tested,
-                rtol=rtol,
-                atol=atol,
-                compute_dtype=compute_dtype,
-                only=keys,
-                mapping=NO_MAPPING,
-            ),
-            progress or Silent(),
-        )
-        return replace(search.run(), lacking=search.lacking)
+        options: dict[str, Any] = {"rtol": rtol, "atol": atol, "compute_dtype": compute_dtype}
+        return _Search(trusted, tested, options, progress or Silent()).run()
 
 
 class _Search:
@@ -139,23 +126,16 @@ class _Search:
     Args:
         reference: The trusted archive.
         target: The archive under test.
-        compare_only: Compares records of these keys alone.
+        options: Arguments of `compare`.
         progress: Shows which result is read, and how many were.
-
-    Attributes:
-        lacking: Key texts of results that the target lacks, which nothing explains.
     """
 
     def __init__(
-        self,
-        reference: Archive,
-        target: Archive,
-        compare_only: Callable[[Sequence[str]], Comparison],
-        progress: Progress,
+        self, reference: Archive, target: Archive, options: Mapping[str, Any], progress: Progress
     ) -> None:
         self._reference = reference
         self._target = target
-        self._compare_only = compare_only
+        self._options = options
         self._progress = progress
         self._read: list[str] = []
         self._known: dict[int, Pair] = {}
@@ -166,7 +146,7 @@ class _Search:
                 f"{reference.path} and {target.path}: have no results of modules in common",
                 hint="tcap align tells what belongs together.",
             )
-        self.lacking = tuple(
+        self._lacking = tuple(
             p.key
             for p in pairs
             if p.reference and p.is_required and p.status in ABSENT and _is_result(p.reference)
@@ -190,23 +170,29 @@ class _Search:
         last = len(self._pairs) - 1
         unknown = [i for i in range(len(self._pairs)) if not self._is_settled_green(i)]
         if not unknown:
-            return Bisection(len(self._pairs), None, None, None, "index", ())
+            return self._result(None, "index")
         low, high = (unknown[0] - 1, last) if self._is_bad(last) else (last, last + 1)
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if self._is_bad(middle) else (middle, high)
         against = self._find_contradiction(low, high, last)
-        how: How = "search"
         if against:
-            how = "scan"
             high = next((i for i in range(unknown[0], last + 1) if self._is_bad(i)), last + 1)
-        if not self._read:
-            how = "index"
-        if high > last:
-            return Bisection(len(self._pairs), None, None, None, how, tuple(self._read), against)
-        first, before = self._known[high], self._known.get(high - 1) if high else None
+        how: How = "index" if not self._read else "scan" if against else "search"
+        return self._result(high if high <= last else None, how, against)
+
+    def _result(self, at: int | None, how: How, against: str = "") -> Bisection:
+        """Compare the call that made the first bad result, if there is one, and sum up."""
+        first = None if at is None else self._known[at]
         return Bisection(
-            len(self._pairs), first, before, self._compare_call(first), how, tuple(self._read), against
+            results=len(self._pairs),
+            first=first,
+            last_green=self._known.get(at - 1) if at else None,
+            divergence=None if first is None else self._compare_call(first),
+            how=how,
+            read=tuple(self._read),
+            against=against,
+            lacking=self._lacking,
         )
 
     def _find_contradiction(self, low: int, high: int, last: int) -> str:
@@ -224,14 +210,11 @@ class _Search:
 
     def _is_bad(self, i: int) -> bool:
         if i not in self._known:
-            self._known[i] = self._judge(self._pairs[i].key)
+            key = self._pairs[i].key
+            self._note(key)
+            pairs = self._compare_only(key).pairs
+            self._known[i] = next(pair for pair in pairs if pair.key == key)
         return not self._known[i].is_green
-
-    def _judge(self, key: str) -> Pair:
-        """Read and judge one result."""
-        self._note(key)
-        comparison = self._compare_only((_literal(key),))
-        return next(pair for pair in comparison.pairs if pair.key == key)
 
     def _note(self, key: str) -> None:
         """Keep account of a tensor that is read."""
@@ -251,7 +234,11 @@ class _Search:
         for key in keys:
             if key not in self._read:
                 self._note(key)
-        return self._compare_only(tuple(map(_literal, keys))).divergence
+        return self._compare_only(*keys).divergence
+
+    def _compare_only(self, *keys: str) -> Comparison:
+        only = tuple(map(_literal, keys))
+        return compare(self._reference, self._target, only=only, mapping=NO_MAPPING, **self._options)
 
 
 def _is_result(record: Record) -> bool:

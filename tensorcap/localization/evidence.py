@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from tensorcap.alignment import MappingSource, sides
 from tensorcap.comparison import (
     ABSENT,
+    EVIDENCE_TESTS,
     SEVERITY,
     Comparison,
     Finding,
@@ -39,9 +40,6 @@ if TYPE_CHECKING:
 RerunCall = Callable[[str, str], "Rerun | None"]
 
 _MOST: Final = 8  # suspects by archives alone: of more, none stands out
-_LOCAL_TESTS: Final = frozenset(  # tests that look at one module alone
-    {"gain", "attention_gain", "gain_tail", "attention_gain_tail", "outlier_element"}
-)
 _ARCHIVES_ALONE: Final = (
     "No model was replayed: the archives alone tell a mistake only where it stands out of what errors do "
     "anyway."
@@ -94,9 +92,9 @@ class EvidenceSource:
     target: Archive
     rerun_call: RerunCall | None
     evidence: tuple[Evidence, ...]
-    own_errors: Sequence[OwnError]
-    unjudged: tuple[str, ...]
-    notes: tuple[str, ...]
+    own_errors: Sequence[OwnError] = ()
+    unjudged: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +228,8 @@ def evidence_of_replay(opened_replay: OpenReplay) -> EvidenceSource:
         opened_replay.rerun_call,
         _ranked(bad, Calls(opened_replay.reference), "is wrong for what the target gave it"),
         result.own_errors,
-        (*result.lacking, *(own.key for own in result.unjudged)),
-        result.notes,
+        unjudged=(*result.lacking, *(own.key for own in result.unjudged)),
+        notes=result.notes,
     )
 
 
@@ -255,14 +253,14 @@ def evidence_of_injection(reference: Archive, injected: Archive, comparison: Com
     evidence = _ranked(bad, Calls(reference), "is wrong though it was given the reference's tensors")
     if not evidence:
         evidence = _of_divergence(reference, comparison)
-    notes = []
+    notes: tuple[str, ...] = ()
     if judge.unknown:
-        notes.append(
+        notes = (
             "Arguments that were left as they were and are not known in the reference: "
             f"{len(judge.unknown)}, first {judge.unknown[0]}; errors of what was made of them may be "
-            "inherited."
+            "inherited.",
         )
-    return EvidenceSource("injection", reference, injected, None, evidence, own_errors, (), tuple(notes))
+    return EvidenceSource("injection", reference, injected, None, evidence, own_errors, notes=notes)
 
 
 def evidence_of_archives(reference: Archive, target: Archive, free: Comparison) -> EvidenceSource:
@@ -289,9 +287,14 @@ def evidence_of_archives(reference: Archive, target: Archive, free: Comparison) 
             site, slot = pair.reference.key.site, pair.reference.key.slot
             module = caller_of(site, called) if slot.startswith("input") else site
             suspected.setdefault(module, _of_pair(module, pair, finding.text))
-    unjudged = tuple(one.keys[0] for one in unclear)
     return EvidenceSource(
-        "archives", reference, target, None, tuple(suspected.values()), (), unjudged, tuple(notes)
+        "archives",
+        reference,
+        target,
+        None,
+        tuple(suspected.values()),
+        unjudged=tuple(one.keys[0] for one in unclear),
+        notes=tuple(notes),
     )
 
 
@@ -345,7 +348,7 @@ def _excessive_gain(pair: Pair) -> Finding | None:
     """The finding of a test that looks at one module alone and found much too large an error."""
     if pair.reference is None or is_inner(pair.reference.key) or is_parameter(pair.reference.key):
         return None
-    return next((f for f in pair.findings if f.test in _LOCAL_TESTS and f.status == "diverged"), None)
+    return next((f for f in pair.findings if f.test in EVIDENCE_TESTS and f.status == "diverged"), None)
 
 
 def _severity(own: OwnError) -> int:

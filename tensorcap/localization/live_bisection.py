@@ -14,14 +14,14 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tensorcap.alignment import NO_MAPPING, Alignment, MappingSource, aligned_if_needed, fitting
 from tensorcap.comparison import POLICY, Comparison, Divergence, Pair, compare
 from tensorcap.recording import Substitution
-from tensorcap.rerun import reverse_aligned
+from tensorcap.rerun import reverse
 from tensorcap.runs import PartialArchive, is_inner, is_result, ops_of
 from tensorcap.session import capture_workload
 from tensorcap_formats.archive import Archive
@@ -104,7 +104,7 @@ class LiveBisection:
             "divergence": self.divergence.pair.key if self.divergence else None,
             "ops": [{"key": pair.key, "status": pair.status} for pair in self.ops],
             "limit": json_value(self.limit),
-            "runs": [{"cut": r.cut, "error": json_value(r.error), "is_good": r.is_good} for r in self.runs],
+            "runs": json_value(self.runs),
             "exit_status": self.exit_status,
         }
 
@@ -145,11 +145,16 @@ def bisect_live(
     """
     with ExitStack() as stack:
         trusted = stack.enter_context(opened(reference))
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tensorcap-")))
-        progress = progress or Silent()
-        search = _Search(trusted, target_model, folder, limit=limit, check=check, progress=progress)
-        stack.callback(search.close)
-        search.begin(mapping, state)
+        search = _Search(
+            stack,
+            trusted,
+            target_model,
+            mapping=mapping,
+            limit=limit,
+            check=check,
+            state=None if state is None else Path(state),
+            progress=progress or Silent(),
+        )
         return search.run(level, reference_ops)
 
 
@@ -178,7 +183,7 @@ class _RunLog:
         lines = self.path.read_text(encoding="utf-8").splitlines()
         try:
             about, *runs = map(json.loads, lines)
-            self.runs = {r["cut"]: Run(r["cut"], r["error"], r["is_good"]) for r in runs}
+            self.runs = {run["cut"]: Run(**run) for run in runs}
         except (ValueError, KeyError, TypeError):
             raise UsageError(f"{self.path}: is no state of a bisection", hint="Name another file.") from None
         if about != self.about:
@@ -193,7 +198,7 @@ class _RunLog:
         with open(self.path, "a", encoding="utf-8") as file:
             if is_new:
                 file.write(json.dumps(self.about) + "\n")
-            file.write(json.dumps({"cut": run.cut, "error": run.error, "is_good": run.is_good}) + "\n")
+            file.write(json.dumps(asdict(run)) + "\n")
 
 
 class _Search:
@@ -201,40 +206,31 @@ class _Search:
 
     def __init__(
         self,
+        stack: ExitStack,
         reference: Archive,
         workload: Workload,
-        folder: Path,
         *,
+        mapping: MappingSource | None,
         limit: float | None,
         check: str | None,
+        state: Path | None,
         progress: Progress,
     ) -> None:
+        """Run the target as it is, and find what of it can be grafted."""
+        self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tensorcap-")))
         self._reference = reference
         self._workload = workload
-        self._folder = folder
         self._given_limit = limit
         self._check = check
         self._progress = progress
         self._runs: list[Run] = []
-        self._files = ExitStack()
-        self._mapping: Alignment | str = NO_MAPPING
         self._full = 0.0  # error with everything grafted
-
-    def close(self) -> None:
-        """Close what was opened."""
-        self._files.close()
-
-    def begin(self, mapping: MappingSource | None, state: str | os.PathLike[str] | None) -> None:
-        """Run the target as it is, and find what of it can be grafted."""
-        free = self._files.enter_context(open_archive(self._capture("free.h5", -1, injectable=("output",))))
-        source: Archive = self._reference
-        aligned = aligned_if_needed(self._reference, free, mapping)
-        if aligned is not None:
-            self._mapping = aligned.alignment
-            source = reverse_aligned(aligned, self._reference, free)
-        self._source = source
-        self._precision = POLICY.precision_of_runs(self._reference.info, free.info, None)
-        grafts = {record.key.text for record in source.records}
+        free = stack.enter_context(open_archive(self._capture("free.h5", -1, injectable=("output",))))
+        aligned = aligned_if_needed(reference, free, mapping)
+        self._mapping: Alignment | str = NO_MAPPING if aligned is None else aligned.alignment
+        self._source = reference if aligned is None else reverse(aligned, reference, free)
+        self._precision = POLICY.precision_of_runs(reference.info, free.info, None)
+        grafts = {record.key.text for record in self._source.records}
         self._results = [r for r in free.records if r.key.text in grafts and _is_graftable(r)]
         if not self._results:
             raise UsageError(
@@ -248,7 +244,7 @@ class _Search:
             "check": self._check,
             "limit": self._given_limit,
         }
-        self._log = _RunLog(None if state is None else Path(state), about)
+        self._log = _RunLog(state, about)
         self._log.load()
 
     def run(self, level: Level, reference_ops: MakesArchive | None) -> LiveBisection:
@@ -265,10 +261,9 @@ class _Search:
         self._full = full.error or 0.0
         limit = self._limit(high)
         if not full.is_good:
-            last = self._results[high].key.text
-            return LiveBisection(high + 1, last, ROOT_SITE, "caller", limit, tuple(self._runs), None)
+            return self._bisection(self._results[high].key.text, ROOT_SITE, "caller", limit)
         if self._judge(_NONE, self._folder / "free.h5", -1).is_good:
-            return LiveBisection(high + 1, "", "", "module", limit, tuple(self._runs), None)
+            return self._bisection("", "", "module", limit)
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if self._run_at(middle).is_good else (middle, high)
@@ -278,16 +273,21 @@ class _Search:
         site = Key.parse(names.get(wrong.text, wrong.text)).site
         module = within.divergence.module if within.divergence else site
         blame: Blame = "module" if module == site else "caller"
-        ops = [p for p in within.pairs if not p.is_green and p.status != "excluded" and _is_op_of(p, module)]
+        return self._bisection(wrong.text, module, blame, limit, within)
+
+    def _bisection(
+        self, key: str, module: str, blame: Blame, limit: float, within: Comparison | None = None
+    ) -> LiveBisection:
+        """Sum up, with the first difference within the module and its ops if it was compared."""
+        ops = [
+            pair
+            for pair in (within.pairs if within else ())
+            if not pair.is_green and pair.status != "excluded" and _is_op_of(pair, module)
+        ]
+        divergence = within.divergence if within else None
+        runs = tuple(self._runs)
         return LiveBisection(
-            len(self._results),
-            wrong.text,
-            module,
-            blame,
-            limit,
-            tuple(self._runs),
-            within.divergence,
-            tuple(ops[:_SHOWN]),
+            len(self._results), key, module, blame, limit, runs, divergence, tuple(ops[:_SHOWN])
         )
 
     def _run_at(self, last: int, name: str = "") -> Run:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tensorcap.alignment import MappingSource, sides
@@ -13,14 +11,13 @@ from tensorcap.comparison import compare
 from tensorcap.localization.evidence import gather_evidence
 from tensorcap.localization.ranking import noise_between, rank_suspects
 from tensorcap.localization.suspect import Localization
-from tensorcap.session import capture_workload
+from tensorcap.rerun import open_run
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.open import Source, opened
 from tensorcap_formats.progress import Progress, Silent
 
 if TYPE_CHECKING:
     from tensorcap.workload import Workload
-    from tensorcap_formats.progress import Progress
 
 
 def localize(
@@ -57,10 +54,7 @@ def localize(
         if target is None:
             if target_model is None:
                 raise UsageError("no target, expected its archive or a workload to inject into")
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tensorcap-"))
-            target = Path(folder) / "target.h5"
-            progress.stage("running the target as it is")
-            capture_workload(target_model, target)
+            target = open_run(stack, target_model, "running the target as it is", progress=progress)
         trusted, tested = (stack.enter_context(opened(source)) for source in (reference, target))
         compared = sides(trusted, tested, mapping)
         free = compare(*compared, mapping="none", compute_dtype=compute_dtype)

@@ -131,11 +131,11 @@ def judge_again(result: Result, thresholds: Thresholds) -> Comparison:
     """
     comparison = result.comparison
     thresholds.require_hits(pair.key for pair in comparison.pairs)
-    pairs = tuple(_judge_pair(pair, thresholds.of(pair.key)) for pair in comparison.pairs)
+    pairs = tuple(_judge_pair(pair, thresholds.limits_for(pair.key)) for pair in comparison.pairs)
     divergence = None
     if comparison.is_of_archives:
         divergence = first_divergence(_Remembered(comparison, result.examination), pairs)
-    values = tuple(v.judged(thresholds.of(v.key).tolerance) for v in comparison.value_differences)
+    values = tuple(v.judged(thresholds.limits_for(v.key).tolerance) for v in comparison.value_differences)
     is_new = thresholds.default is not None or thresholds.path is not None
     return replace(
         comparison,

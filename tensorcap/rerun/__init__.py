@@ -2,10 +2,11 @@
 
 An archive and the workload of the other side go in; an injected archive or a `Replay` comes out. Read
 `injection` (a target with the reference's tensors in the place of its own), `own_errors` (what such runs show
-of each module, judged), `replay_result` (a replay and its notes), and `module_replay` (the runs of a replay).
+of each module, judged) with `replay_tests`, `replay_result` (a replay and its notes), and `module_replay`
+(the runs of a replay).
 """
 
-from tensorcap.rerun.injection import inject, reverse, reverse_aligned
+from tensorcap.rerun.injection import inject, open_run, reverse
 from tensorcap.rerun.module_replay import OpenReplay, replay, replay_within
 from tensorcap.rerun.own_errors import BAD, InjectionJudge, OwnError, shares_off
 from tensorcap.rerun.replay_result import Replay
@@ -17,9 +18,9 @@ __all__ = [
     "OwnError",
     "Replay",
     "inject",
+    "open_run",
     "replay",
     "replay_within",
     "reverse",
-    "reverse_aligned",
     "shares_off",
 ]

@@ -16,12 +16,11 @@ from tensorcap.session import Capture, capture_workload
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import module_site
-from tensorcap_formats.open import Source, opened
+from tensorcap_formats.open import Source, open_archive, opened
 from tensorcap_formats.progress import Progress, Silent
 
 if TYPE_CHECKING:
     from tensorcap.workload import Workload
-    from tensorcap_formats.progress import Progress
 
 
 def inject(
@@ -84,14 +83,12 @@ def inject(
         needs_mapping = mapping is not None or not _has_sites_of(target_model.model, trusted)
         if mapping != NO_MAPPING and needs_mapping:
             if target is None:
-                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tensorcap-"))
-                target = Path(folder) / "target.h5"
                 injectable = ("input",) * (inputs is not None or not outputs) + ("output",) * bool(outputs)
-                progress.stage("running the target as it is")
-                capture_workload(target_model, target, injectable=injectable)
+                stage = "running the target as it is"
+                target = open_run(stack, target_model, stage, progress=progress, injectable=injectable)
             tested = stack.enter_context(opened(target))
             aligned = align(trusted, tested, mapping=mapping)
-            source = reverse_aligned(aligned, trusted, tested)
+            source = reverse(aligned, trusted, tested)
         substitution = Substitution(source, inputs=inputs, outputs=outputs, steps=steps, calls=calls)
         if source_path is not None:
             substitution.source_path = source_path
@@ -105,22 +102,35 @@ def inject(
         )
 
 
-def reverse(reference: Archive, target: Archive, mapping: MappingSource | None = None) -> ReversedArchive:
+def open_run(
+    stack: ExitStack, workload: Workload, stage: str, *, progress: Progress, **options: Any
+) -> Archive:
+    """Run a workload once, into an archive that stays open for as long as a stack does.
+
+    Args:
+        stack: Closes the archive, and removes it.
+        workload: What is run.
+        stage: What that is, for whoever waits.
+        progress: Shows the stage.
+        options: Further arguments of `capture`.
+
+    Raises:
+        CaptureError: Nothing was captured.
+    """
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tensorcap-"))
+    path = Path(folder) / "run.h5"
+    progress.stage(stage)
+    capture_workload(workload, path, **options)
+    return stack.enter_context(open_archive(path))
+
+
+def reverse(aligned: Aligned, reference: Archive, target: Archive) -> ReversedArchive:
     """Bring the reference under the target's keys and in its layout.
 
     Args:
+        aligned: Both, aligned.
         reference: The trusted archive.
         target: An archive of the target.
-        mapping: As for `align`.
-
-    Raises:
-        UsageError: The mapping does not fit, or nothing of it can be undone.
-    """
-    return reverse_aligned(align(reference, target, mapping=mapping), reference, target)
-
-
-def reverse_aligned(aligned: Aligned, reference: Archive, target: Archive) -> ReversedArchive:
-    """Bring the reference under the target's keys by a mapping that is resolved already.
 
     Raises:
         UsageError: Nothing of it can be undone.

@@ -9,34 +9,29 @@ difference is of one module's own making (`specs/replay.md`).
 from __future__ import annotations
 
 import copy
-import tempfile
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
 from tensorcap.adapters import Rerun, adapter_for
 from tensorcap.alignment import NO_MAPPING, MappingSource, aligned_if_needed, sides
 from tensorcap.comparison import ABSENT, POLICY, Pair, Precision, compare
 from tensorcap.recording import Substitution
-from tensorcap.rerun.injection import reverse_aligned
-from tensorcap.rerun.own_errors import ReplayJudge
-from tensorcap.rerun.replay_result import Replay, Way, notes_of
+from tensorcap.rerun.injection import open_run, reverse
+from tensorcap.rerun.own_errors import ReplayJudge, ReplayRuns
+from tensorcap.rerun.replay_result import Replay, Way
 from tensorcap.runs import is_inner
-from tensorcap.session import capture_workload
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import ROOT_SITE, Key
-from tensorcap_formats.open import Source, open_archive, opened
+from tensorcap_formats.open import Source, opened
 from tensorcap_formats.progress import Progress, Silent
 from tensorcap_formats.records import Record
 
 if TYPE_CHECKING:
     from tensorcap.workload import Workload
-    from tensorcap_formats.progress import Progress
-
-_NO_TWIN = "The reference's model was not named: no twin says how much it rounds itself."
 
 
 def replay(
@@ -64,7 +59,8 @@ def replay(
         target_model: The target's model, inputs and seed.
         mapping: As for `compare`.
         compute_dtype: What the target computed in, if its run does not say so.
-        twin: Whether to run a copy of the reference's model in the target's precision too, for tests B and C.
+        twin: Whether to run a copy of the reference's model in the target's precision too, which says how
+            much the model itself rounds.
         progress: Shows what is being run.
 
     Raises:
@@ -166,18 +162,18 @@ def replay_within(
     if target is not None:
         _, tested = sides(original, tested, mapping)
     keys = _exchangeable(tested, original)
-    runner = _Runner(stack, progress or Silent())
+    run_open = partial(open_run, stack, progress=progress or Silent())
     exact = reference_model if target is None else _exact(reference_model, original)
     whose = "its own" if target is None else "the target's"
     stage = f"replaying the reference's model on {whose} values"
-    run = runner.run(exact, stage, Substitution(tested, keys=keys), params=True)
+    run = run_open(exact, stage, substitution=Substitution(tested, keys=keys), params=True)
     twin_run = None
     if twin and target is not None and precision is not None and not precision.is_wide:
         stage = f"replaying it in {precision.name}"
         twin_model = _cast(reference_model, precision)
-        twin_run = runner.run(twin_model, stage, Substitution(tested, keys=keys))
+        twin_run = run_open(twin_model, stage, substitution=Substitution(tested, keys=keys))
     way: Way = "self" if target is None else "reverse"
-    runs = _Runs(run, tested, twin_run, precision, compute_dtype)
+    runs = ReplayRuns(run, tested, twin_run, precision, compute_dtype)
     natural = tuple(_natural(original, keys))
     result = _judge(original, runs, way, keys, natural)
     if twin_run is not None and precision is not None and result.bad:
@@ -185,7 +181,7 @@ def replay_within(
         explicit = adapter_for(twin_model.model).with_eager_attention(twin_model)
         if explicit is not None:
             stage = f"replaying it in {precision.name} with its attention written out"
-            explicit_run = runner.run(explicit, stage, Substitution(tested, keys=keys))
+            explicit_run = run_open(explicit, stage, substitution=Substitution(tested, keys=keys))
             second = _judge(original, replace(runs, twin=explicit_run), way, keys, natural)
             result = _less_severe(result, second)
     return OpenReplay(result, original, tested, run, exact)
@@ -197,8 +193,7 @@ def _less_severe(first: Replay, second: Replay) -> Replay:
     own_errors = tuple(
         by_key[own.key] if own.is_bad and not by_key[own.key].is_bad else own for own in first.own_errors
     )
-    result = replace(first, own_errors=own_errors)
-    return replace(result, notes=tuple(notes_of(result)))
+    return replace(first, own_errors=own_errors)
 
 
 def _replay_forward(
@@ -221,16 +216,16 @@ def _replay_forward(
     4. Each tensor of the run is compared with the reference's, and judged by its own error.
     """
     original = stack.enter_context(opened(reference))
-    runner = _Runner(stack, progress)
+    run_open = partial(open_run, stack, progress=progress)
     if target is None:
-        free = runner.run(target_model, "running the target as it is")
+        free = run_open(target_model, "running the target as it is")
     else:
         free = stack.enter_context(opened(target))
     aligned = aligned_if_needed(original, free, mapping)
-    source = original if aligned is None else reverse_aligned(aligned, original, free)
+    source = original if aligned is None else reverse(aligned, original, free)
     keys = _exchangeable(source, free)
     stage = "replaying the target on the reference's values"
-    run = runner.run(target_model, stage, Substitution(source, keys=keys))
+    run = run_open(target_model, stage, substitution=Substitution(source, keys=keys))
     precision = POLICY.precision_of_runs(original.info, run.info, compute_dtype)
     trusted, tested = sides(original, run, NO_MAPPING if aligned is None else aligned.alignment)
     has_twin = precision is not None and not precision.is_wide
@@ -239,35 +234,10 @@ def _replay_forward(
         twin_model = _cast(reference_model, precision)
         own_keys = _exchangeable(original, original)
         stage = f"replaying the reference's model in {precision.name}"
-        twin_run = runner.run(twin_model, stage, Substitution(original, keys=own_keys))
-    runs = _Runs(trusted, tested, twin_run, precision, compute_dtype)
+        twin_run = run_open(twin_model, stage, substitution=Substitution(original, keys=own_keys))
+    runs = ReplayRuns(trusted, tested, twin_run, precision, compute_dtype)
     result = _judge(trusted, runs, "forward", keys, _natural(free, keys))
-    if reference_model is not None or not has_twin:
-        return result
-    return replace(result, notes=(*result.notes, _NO_TWIN))
-
-
-@dataclass(slots=True)
-class _Runner:
-    """Runs workloads into archives, which stay open for as long as a stack does."""
-
-    stack: ExitStack
-    progress: Progress
-    count: int = field(default=0, init=False)
-    folder: Path = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory(prefix="tensorcap-")))
-
-    def run(
-        self, workload: Workload, stage: str, substitution: Substitution | None = None, **options: Any
-    ) -> Archive:
-        """Run a workload once, under capture."""
-        self.count += 1
-        path = self.folder / f"{self.count}.h5"
-        self.progress.stage(stage)
-        capture_workload(workload, path, substitution=substitution, **options)
-        return self.stack.enter_context(open_archive(path))
+    return replace(result, lacks_twin=has_twin and reference_model is None)
 
 
 def _cast(workload: Workload, precision: Precision) -> Workload:
@@ -283,27 +253,8 @@ def _exact(workload: Workload, reference: Archive) -> Workload:
     return workload if is_exact else _cast(workload, POLICY.precision("float32"))
 
 
-@dataclass(frozen=True, slots=True)
-class _Runs:
-    """The runs whose tensors are compared.
-
-    Attributes:
-        exact: What the reference's modules made.
-        target: What the target's made, under the reference's keys.
-        twin: What the reference's made in the target's precision; None without.
-        precision: What errors are held against; None if no run says one.
-        compute_dtype: What the target computed in, if its run does not say so.
-    """
-
-    exact: Archive
-    target: Archive
-    twin: Archive | None
-    precision: Precision | None
-    compute_dtype: str | None
-
-
 def _judge(
-    reference: Archive, runs: _Runs, way: Way, keys: Collection[str], natural: Iterable[str]
+    reference: Archive, runs: ReplayRuns, way: Way, keys: Collection[str], natural: Iterable[str]
 ) -> Replay:
     """Compare the runs, and judge what each module made."""
     comparison = compare(
@@ -313,21 +264,13 @@ def _judge(
         baseline=runs.twin,
         compute_dtype=runs.compute_dtype,
     )
-    judge = ReplayJudge(
-        reference,
-        exact=runs.exact,
-        target=runs.target,
-        twin=runs.twin,
-        precision=runs.precision,
-        pairs=comparison.pairs,
-        is_forward=way == "forward",
-    )
+    judge = ReplayJudge(reference, runs, comparison.pairs, is_forward=way == "forward")
     lacking = (
         pair.key
         for pair in comparison.pairs
         if pair.is_required and pair.status in ABSENT and _is_result(pair) and pair.key in reference
     )
-    result = Replay(
+    return Replay(
         tuple(judge.judge(pair) for pair in comparison.pairs if _is_of_module(pair)),
         runs.precision.name if runs.precision else "",
         len(keys),
@@ -335,7 +278,6 @@ def _judge(
         tuple(lacking),
         way,
     )
-    return replace(result, notes=tuple(notes_of(result)))
 
 
 def _exchangeable(source: Archive, run: Archive) -> Collection[str]:

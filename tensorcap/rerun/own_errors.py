@@ -2,7 +2,7 @@
 
 In a replay every argument and result was replaced after it was recorded, so that no error is inherited; in an
 injected run arguments were, as far as they belong together, and what was left in place may pass errors on.
-Tests A, A', B, C and E of `specs/replay.md`.
+The tests are those of `specs/replay.md`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import numpy as np
 
 from tensorcap.alignment import MappedArchive
 from tensorcap.comparison import (
+    GROWTH_TESTS,
     JUDGED,
     POLICY,
+    ROUNDED_INPUT_TESTS,
     Finding,
     Injected,
     Inputs,
@@ -29,22 +31,23 @@ from tensorcap.comparison import (
     caller_of,
     compare_records,
     is_circumstance,
+    judge_gain,
     worst_status,
+)
+from tensorcap.rerun.replay_tests import (
+    judge_bits,
+    judge_other_values,
+    judge_replayed,
+    judge_twin,
+    rounds_less,
 )
 from tensorcap.runs import Calls, is_inner, is_parameter
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.dtypes import decode
 from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
 
-Made = Literal["result", "argument"]
-
 BAD: Final = frozenset({"suspect", "diverged", "nonfinite", "shape-mismatch"})
 _TOO_LARGE: Final = frozenset({"suspect", "diverged"})
-_UNCERTAIN: Final = frozenset(  # tests that may fail for an argument that was rounded
-    {"outlier_element", "growth", "input_dependence"}
-)
-_UNCERTAIN_WIDE: Final = frozenset({"growth"})  # of these, in a precision that hardly rounds
 _ROUNDING_SLACK: Final = 0.001  # of an ulp: what computing a distance in ulp may be off by
 _ROUNDED_ONCE: Final = 0.5 + _ROUNDING_SLACK  # ulp from the exact value
 
@@ -67,7 +70,7 @@ class OwnError:
 
     key: str
     module: str
-    made: Made
+    made: Literal["result", "argument"]
     is_leaf: bool
     error: float | None
     ratio: float | None
@@ -91,75 +94,91 @@ class _Makers:
     def __init__(self, reference: Archive) -> None:
         self.calls = Calls(reference)
         self._called = called_sites(reference)
+        self._inputs = {call.place: call.inputs for call in self.calls.calls}
 
-    def made(self, key: Key) -> Made:
-        """Whether a key is of a result, or of an argument that a caller hands on."""
-        return "result" if key.slot.startswith("output") else "argument"
-
-    def module(self, key: Key) -> str:
-        """The module whose code made the tensor of a key."""
-        return key.site if self.made(key) == "result" else caller_of(key.site, self._called)
+    def inputs(self, key: Key) -> Sequence[Record]:
+        """What the call that a key belongs to was given."""
+        return self._inputs.get((key.rank, key.step, key.site, key.call), ())
 
     def is_leaf(self, key: Key) -> bool:
         """Whether a leaf of known kind made the tensor of a key."""
-        is_result = self.made(key) == "result"
+        is_result = key.slot.startswith("output")
         return is_result and self.calls.is_leaf(key.site) and self.calls.is_simple(key.site)
 
-
-class ReplayJudge:
-    """Judges what modules made in a replay, by tests A, A', B, C and E.
-
-    Args:
-        reference: The trusted archive, which says who calls whom.
-        exact: What the reference's modules made.
-        target: What the target's made of the same, under the reference's keys.
-        twin: What the reference's made in the target's precision; None without.
-        precision: What errors are held against; None if no run says one.
-        pairs: Their comparison.
-        is_forward: Whether the target was run on the reference's values, which were rounded on the way in.
-    """
-
-    def __init__(
+    def own_error(
         self,
-        reference: Archive,
+        pair: Pair,
+        status: Status,
+        findings: tuple[Finding, ...],
         *,
-        exact: Archive,
-        target: Archive,
-        twin: Archive | None,
-        precision: Precision | None,
-        pairs: Sequence[Pair],
-        is_forward: bool,
-    ) -> None:
-        self._makers = _Makers(reference)
-        self._calls = self._makers.calls
-        self._target, self._exact, self._twin = target, exact, twin
-        self._precision = precision
-        self._padding = Padding(exact, target)
-        self._arguments = Inputs(reference, pairs)
-        self._is_forward = is_forward
-        self._inputs = {call.place: call.inputs for call in self._calls.calls}
-
-    def judge(self, pair: Pair) -> OwnError:
-        """Judge one tensor that both sides have."""
-        pair = self._padding.without(pair)
-        assert pair.reference is not None
-        key = pair.reference.key
-        is_leaf = self._makers.is_leaf(key)
-        ratio = None if pair.baseline is None else pair.baseline.r
-        status, findings = self._status(pair, ratio, is_leaf=is_leaf)
-        rounds_itself = is_leaf and not self._calls.is_linear(key.site)
-        is_precise = rounds_itself and ratio is not None and POLICY.is_precise(ratio, pair.elements)
+        ratio: float | None = None,
+        is_precise: bool = False,
+    ) -> OwnError:
+        """State what a pair shows of the module whose code made its tensor."""
+        key = _records(pair)[0].key
+        is_result = key.slot.startswith("output")
         return OwnError(
             pair.key,
-            self._makers.module(key),
-            self._makers.made(key),
-            is_leaf,
+            key.site if is_result else caller_of(key.site, self._called),
+            "result" if is_result else "argument",
+            self.is_leaf(key),
             pair.row_error,
             ratio,
             status,
             findings,
             is_precise,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRuns:
+    """The runs of a replay, whose tensors are compared.
+
+    Attributes:
+        exact: What the reference's modules made.
+        target: What the target's made, under the reference's keys.
+        twin: What the reference's made in the target's precision; None without.
+        precision: What errors are held against; None if no run says one.
+        compute_dtype: What the target computed in, if its run does not say so.
+    """
+
+    exact: Archive
+    target: Archive
+    twin: Archive | None
+    precision: Precision | None
+    compute_dtype: str | None
+
+
+class ReplayJudge:
+    """Judges what modules made in a replay, by the tests of `specs/replay.md`.
+
+    Args:
+        reference: The trusted archive, which says who calls whom.
+        runs: The runs.
+        pairs: Their comparison.
+        is_forward: Whether the target was run on the reference's values, which were rounded on the way in.
+    """
+
+    def __init__(
+        self, reference: Archive, runs: ReplayRuns, pairs: Sequence[Pair], *, is_forward: bool
+    ) -> None:
+        self._runs = runs
+        self._makers = _Makers(reference)
+        self._calls = self._makers.calls
+        self._padding = Padding(runs.exact, runs.target)
+        self._arguments = Inputs(reference, pairs)
+        self._is_forward = is_forward
+
+    def judge(self, pair: Pair) -> OwnError:
+        """Judge one tensor that both sides have."""
+        pair = self._padding.without(pair)
+        key = _records(pair)[0].key
+        is_leaf = self._makers.is_leaf(key)
+        ratio = None if pair.baseline is None else pair.baseline.r
+        status, findings = self._status(pair, ratio, is_leaf=is_leaf)
+        rounds_itself = is_leaf and not self._calls.is_linear(key.site)
+        is_precise = rounds_itself and ratio is not None and rounds_less(ratio, pair.elements)
+        return self._makers.own_error(pair, status, findings, ratio=ratio, is_precise=is_precise)
 
     def _status(
         self, pair: Pair, ratio: float | None, *, is_leaf: bool
@@ -169,8 +188,8 @@ class ReplayJudge:
         1. Equal values need no test, and a circumstance of the run (an argument of another kind) allows none.
         2. Unequal masks or shapes are diverged.
         3. Numbers that are not rounded keep the comparison's status.
-        4. All else is judged by its row error (A, A'); if the twin errs as much, that is rounding; else by R
-           (B), by its outliers (E), and by its bits (C).
+        4. All else is judged by its row error; if the twin errs as much, that is rounding; else by R against
+           the twin, by its outliers, and by its bits.
         """
         if pair.status in ("identical", "match"):
             return pair.status, ()
@@ -180,16 +199,15 @@ class ReplayJudge:
         if pair.status in ("nonfinite", "shape-mismatch"):
             return "diverged", (_mismatch(pair),)
         error = pair.row_error
-        assert pair.reference is not None
-        assert pair.target is not None
-        if error is None or pair.difference is None or not pair.reference.dtype.is_inexact:
+        reference, target = _records(pair)
+        if error is None or pair.difference is None or not reference.dtype.is_inexact:
             return (pair.status if pair.status in JUDGED else "unjudged"), pair.findings
         elements = pair.elements
         own = list(
-            POLICY.judge_replayed(
+            judge_replayed(
                 error,
                 pair.difference.row_error_p95,
-                POLICY.precision_of_pair(self._precision, pair.reference, pair.target),
+                POLICY.precision_of_pair(self._runs.precision, reference, target),
                 is_leaf=is_leaf,
                 elements=elements,
                 is_forward=self._is_forward,
@@ -198,47 +216,45 @@ class ReplayJudge:
         if ratio is not None and ratio <= POLICY.twin_ratio.green:  # the model itself rounds as much
             own = [replace(f, status="within-rounding") for f in own]
         elif ratio is not None and math.isfinite(ratio) and self._is_judged_by_twin(pair, is_leaf=is_leaf):
-            own.append(POLICY.judge_twin(ratio, elements))
+            own.append(judge_twin(ratio, elements))
         own += [finding for finding in pair.findings if finding.test == "outlier_element"]
         is_precise = ratio is not None and ratio < POLICY.twin_precise
-        has_parameters = self._calls.has_parameters(pair.reference.key.site)
+        has_parameters = self._calls.has_parameters(reference.key.site)
         if not (is_precise and (self._is_forward or has_parameters)):
             own += self._judge_bits(pair)
         return worst_status(own), tuple(own)
 
     def _is_judged_by_twin(self, pair: Pair, *, is_leaf: bool) -> bool:
         """Whether R is judged: of leaves that are no products, and of weights that routers give."""
-        assert pair.reference is not None
-        assert pair.target is not None
-        key, statistics, twin = pair.reference.key, pair.reference.statistics, self._twin
+        reference, target = _records(pair)
+        key, statistics, twin = reference.key, reference.statistics, self._runs.twin
         if is_leaf or not self._calls.is_router(key.site) or twin is None or key.text not in twin:
             return is_leaf and not self._calls.is_linear(key.site)
-        is_as_wide = twin.get(key.text).dtype == pair.target.dtype
+        is_as_wide = twin.get(key.text).dtype == target.dtype
         minimum = None if statistics is None else statistics.minimum
         return is_as_wide and minimum is not None and float(minimum) >= 0
 
     def _judge_bits(self, pair: Pair) -> list[Finding]:
-        """Test C, of leaves that compute a tensor of another of its shape: activations and norms."""
-        assert pair.reference is not None
-        assert pair.target is not None
-        key, twin = pair.reference.key, self._twin
-        if twin is None or key.text not in twin or not self._keeps_shape(pair.reference):
+        """Judge the bits of leaves that compute a tensor of another of its shape: activations and norms."""
+        reference, target = _records(pair)
+        key, twin = reference.key, self._runs.twin
+        if twin is None or key.text not in twin or not self._keeps_shape(reference):
             return []
         twin_record = twin.get(key.text)
-        if twin_record.dtype != pair.target.dtype or twin_record.shape != pair.target.shape:
+        if twin_record.dtype != target.dtype or twin_record.shape != target.shape:
             return []
         is_plain = not self._is_forward and not self._calls.has_parameters(key.site)
         elements = twin_record.size
         far, unlike_twin = shares_off(
-            _values(self._exact, pair.reference),
-            _values(twin, twin_record),
-            _values(self._target, pair.target),
+            self._runs.exact.load(reference).astype(np.float64),
+            twin.load(twin_record).astype(np.float64),
+            self._runs.target.load(target).astype(np.float64),
             POLICY.units[twin_record.dtype.name],
             rounds_once=is_plain,
         )
-        findings = [POLICY.judge_bits(far, elements)]
+        findings = [judge_bits(far, elements)]
         if is_plain:
-            findings.append(POLICY.judge_other_values(unlike_twin, elements))
+            findings.append(judge_other_values(unlike_twin, elements))
         return findings
 
     def _keeps_shape(self, record: Record) -> bool:
@@ -246,7 +262,7 @@ class ReplayJudge:
         key = record.key
         if not self._makers.is_leaf(key) or self._calls.is_linear(key.site):
             return False
-        inputs = self._inputs.get((key.rank, key.step, key.site, key.call), ())
+        inputs = self._makers.inputs(key)
         return len(inputs) == 1 and inputs[0].shape == record.shape
 
 
@@ -265,19 +281,14 @@ class InjectionJudge:
 
     def __init__(self, reference: Archive, injected: Archive, pairs: Sequence[Pair]) -> None:
         self.unknown: list[str] = []
-        self._pairs = sorted(
-            (pair for pair in pairs if pair.reference is not None and pair.target is not None),
-            key=lambda pair: pair.reference.order if pair.reference else 0,
-        )
+        both = (pair for pair in pairs if pair.reference is not None and pair.target is not None)
+        self._pairs = sorted(both, key=lambda pair: _records(pair)[0].order)
         self._makers = _Makers(reference)
         self._precision = POLICY.precision_of_runs(reference.info, injected.info, None)
-        self._inputs = {call.place: call.inputs for call in self._makers.calls.calls}
         self._paired = {pair.key for pair in self._pairs}
-        self._reference, self._run = reference, injected
+        self._reference = reference
+        self._run = injected.source if isinstance(injected, MappedArchive) else injected
         self._injected = Injected(injected)
-        if isinstance(injected, MappedArchive):
-            self._run = injected.source
-            self._injected = Injected(injected.source, injected.sources)
         self._errors: dict[str, float | None] = {}
         for pair in self._pairs:
             for key in self._injected.keys_of(pair):
@@ -290,25 +301,12 @@ class InjectionJudge:
         return tuple(own for own in judged if own is not None)
 
     def _judge(self, pair: Pair) -> OwnError | None:
-        assert pair.reference is not None
-        key = pair.reference.key
+        key = _records(pair)[0].key
         left = self._injected.left(pair)
         if left is None or is_inner(key) or is_parameter(key):
             return None
-        is_leaf = self._makers.is_leaf(key)
-        judged = self._status(pair, left, is_leaf=is_leaf)
-        if judged is None:
-            return None
-        return OwnError(
-            key.text,
-            self._makers.module(key),
-            self._makers.made(key),
-            is_leaf,
-            pair.row_error,
-            None,
-            *judged,
-            is_precise=False,
-        )
+        judged = self._status(pair, left, is_leaf=self._makers.is_leaf(key))
+        return None if judged is None else self._makers.own_error(pair, *judged)
 
     def _status(
         self, pair: Pair, left: Sequence[Key], *, is_leaf: bool
@@ -317,7 +315,7 @@ class InjectionJudge:
 
         1. What is not bad keeps the comparison's status.
         2. If arguments were left in place, their errors have to be known; unless all are 0, only what the
-           module adds to them counts (D, D').
+           module adds to them, its gain, counts.
         3. Tests that an argument's rounding may fail count for nothing.
 
         Args:
@@ -339,7 +337,7 @@ class InjectionJudge:
             findings = findings if gain is None else (*findings, gain)
         if not is_too_large:
             return "diverged", findings or (_mismatch(pair),)
-        uncertain = _UNCERTAIN_WIDE if self._is_wide(pair) else _UNCERTAIN
+        uncertain = GROWTH_TESTS if self._is_wide(pair) else GROWTH_TESTS | ROUNDED_INPUT_TESTS
         certain = [f for f in findings if f.status in _TOO_LARGE and f.test not in uncertain]
         if certain:
             return worst_status(certain), findings
@@ -349,8 +347,8 @@ class InjectionJudge:
         """Row errors of arguments that were left in place; None, and noted, if one is not known."""
         errors = {key: self._errors.get(key.text) for key in left}
         unknown = [key for key, error in errors.items() if error is None]
-        if unknown and pair.reference is not None:
-            errors.update(self._errors_under_other_names(pair.reference.key, unknown))
+        if unknown:
+            errors.update(self._errors_under_other_names(_records(pair)[0].key, unknown))
         known = [error for error in errors.values() if error is not None]
         if len(known) == len(errors):
             return known
@@ -360,10 +358,9 @@ class InjectionJudge:
 
     def _errors_under_other_names(self, result: Key, unknown: Sequence[Key]) -> Iterator[tuple[Key, float]]:
         """Errors of arguments that the reference's call has under other names, paired in their order."""
-        place = (result.rank, result.step, result.site, result.call)
         unpaired = [
             record
-            for record in self._inputs.get(place, ())
+            for record in self._makers.inputs(result)
             if record.key.text not in self._paired and record.dtype.is_inexact
         ]
         if result.slot.startswith("output") and len(unpaired) == len(unknown):
@@ -374,12 +371,12 @@ class InjectionJudge:
                     yield theirs, error
 
     def _gain(self, pair: Pair, inherited: Sequence[float], *, is_leaf: bool) -> Finding | None:
-        """What was added to the errors of arguments (D, D'); None of whole numbers."""
+        """What was added to the errors of arguments; None of whole numbers."""
         error, precision = pair.row_error, self._precision_of(pair)
-        if error is None or precision is None or pair.reference is None:
+        if error is None or precision is None:
             return None
-        inputs, elements = math.hypot(*inherited), pair.reference.size
-        return POLICY.judge_gain(error, inputs, precision, is_core=not is_leaf, elements=elements)
+        inputs, elements = math.hypot(*inherited), _records(pair)[0].size
+        return judge_gain(error, inputs, precision, is_core=not is_leaf, elements=elements)
 
     def _is_wide(self, pair: Pair) -> bool:
         precision = self._precision_of(pair)
@@ -387,10 +384,7 @@ class InjectionJudge:
 
     def _precision_of(self, pair: Pair) -> Precision | None:
         """None of whole numbers."""
-        ours, theirs = pair.reference, pair.target
-        if ours is None or theirs is None or not ours.dtype.is_inexact:
-            return None
-        return POLICY.precision_of_pair(self._precision, ours, theirs)
+        return POLICY.precision_of_pair(self._precision, *_records(pair)) if pair.is_inexact else None
 
 
 def mismatch_text(pair: Pair) -> str:
@@ -405,14 +399,17 @@ def _mismatch(pair: Pair) -> Finding:
     return Finding(pair.status, 1, 0, "diverged", mismatch_text(pair))
 
 
-def _values(archive: Archive, record: Record) -> Any:
-    return decode(archive.read(record), record.dtype).astype(np.float64)
+def _records(pair: Pair) -> tuple[Record, Record]:
+    """The records of a pair that has both."""
+    assert pair.reference is not None
+    assert pair.target is not None
+    return pair.reference, pair.target
 
 
 def shares_off(
     exact: Any, twin: Any, target: Any, unit: float, *, rounds_once: bool = True
 ) -> tuple[float, float]:
-    """Measure which elements are neither the twin's nor the exact ones rounded once (test C).
+    """Measure which elements are neither the twin's nor the exact ones rounded once (`ulp_share`).
 
     Args:
         exact: What the model makes in its own precision, float64.

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tensorcap.comparison import Finding
 from tensorcap.rerun.own_errors import OwnError
 from tensorcap.wording import counted, some
 from tensorcap_formats.json_values import json_value
@@ -26,7 +25,7 @@ class Replay:
         lacking: Key texts of results of the reference that the target lacks, which nothing explains.
         way: `self` if the reference's model was run on its own tensors, `reverse` if on the target's,
             `forward` if the target was run on the reference's.
-        notes: What else a reader should know, as sentences.
+        lacks_twin: Whether no twin says how much the reference's model rounds itself, though it would matter.
     """
 
     own_errors: tuple[OwnError, ...]
@@ -35,7 +34,7 @@ class Replay:
     natural: tuple[str, ...]
     lacking: tuple[str, ...]
     way: Way
-    notes: tuple[str, ...] = ()
+    lacks_twin: bool = False
 
     @property
     def is_self(self) -> bool:
@@ -64,6 +63,35 @@ class Replay:
             return int(not self.own_errors or any(own.status != "identical" for own in self.own_errors))
         return int(bool(self.bad or self.unjudged or self.lacking) or not self.own_errors)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What else a reader should know, as sentences."""
+        notes = []
+        whose, others = ("target", "reference") if self.way == "forward" else ("reference", "target")
+        first = next((own.key for own in self.own_errors if own.status != "identical"), "")
+        if self.is_self and first:
+            notes.append(
+                f"The model does not repeat its own run ({first}): believe nothing else that it says."
+            )
+        if self.natural:
+            count = counted(len(self.natural), "argument")
+            notes.append(f"Without one in the {others}, and so left natural: {count} of the {whose}.")
+        if self.lacking:
+            count = counted(len(self.lacking), "result")
+            notes.append(f"Not in the target, and so not judged: {count}, first {self.lacking[0]}.")
+        if self.unjudged:
+            count = counted(len(self.unjudged), "tensor")
+            notes.append(f"Could not be judged: {count}, first {self.unjudged[0].key}.")
+        if self.precise:
+            modules = list(dict.fromkeys(own.module for own in self.precise))
+            notes.append(
+                f"{some(modules)}: rounds less than the reference's model does in {self.precision} (R "
+                f"{self.precise[0].ratio:.2g}): casts elsewhere, or a fused kernel; by itself no mistake."
+            )
+        if self.lacks_twin:
+            notes.append("The reference's model was not named: no twin says how much it rounds itself.")
+        return tuple(notes)
+
     def to_json(self) -> dict[str, Any]:
         """The members that `tcap replay --json` prints, as JSON values."""
         return {
@@ -91,36 +119,8 @@ def _own_error_json(own: OwnError) -> dict[str, Any]:
         "ratio": json_value(own.ratio),
         "is_precise": own.is_precise,
         "status": own.status,
-        "findings": [_finding_json(finding) for finding in own.findings],
+        "findings": [
+            {name: value for name, value in json_value(finding).items() if name != "text"}
+            for finding in own.findings
+        ],
     }
-
-
-def _finding_json(finding: Finding) -> dict[str, Any]:
-    members: dict[str, Any] = json_value(finding)
-    del members["text"]
-    return members
-
-
-def notes_of(replay: Replay) -> list[str]:
-    """What else a reader should know of a replay, as sentences."""
-    notes = []
-    whose, others = ("target", "reference") if replay.way == "forward" else ("reference", "target")
-    first = next((own.key for own in replay.own_errors if own.status != "identical"), "")
-    if replay.is_self and first:
-        notes.append(f"The model does not repeat its own run ({first}): believe nothing else that it says.")
-    if replay.natural:
-        count = counted(len(replay.natural), "argument")
-        notes.append(f"Without one in the {others}, and so left natural: {count} of the {whose}.")
-    if replay.lacking:
-        count = counted(len(replay.lacking), "result")
-        notes.append(f"Not in the target, and so not judged: {count}, first {replay.lacking[0]}.")
-    if replay.unjudged:
-        count = counted(len(replay.unjudged), "tensor")
-        notes.append(f"Could not be judged: {count}, first {replay.unjudged[0].key}.")
-    if replay.precise:
-        modules = list(dict.fromkeys(own.module for own in replay.precise))
-        notes.append(
-            f"{some(modules)}: rounds less than the reference's model does in {replay.precision} (R "
-            f"{replay.precise[0].ratio:.2g}): casts elsewhere, or a fused kernel; by itself no mistake."
-        )
-    return notes

@@ -133,9 +133,9 @@ def test_what_a_mapping_explains_may_be_missing_and_what_it_does_not_is_unmapped
     told = {key: (pair.status, pair.reason, pair.is_required) for key, pair in found.items()}
     assert told == {
         "0/first/output": ("identical", "", True),
-        "0/first/input.x": ("missing-in-target", "a closure holds it", False),
-        "0/drop.0/output": ("missing-in-target", "dropout is absent", False),
-        "0/drop.1/output": ("missing-in-target", "dropout is absent", False),
+        "0/first/input.x": ("explained", "a closure holds it", False),
+        "0/drop.0/output": ("explained", "dropout is absent", False),
+        "0/drop.1/output": ("explained", "dropout is absent", False),
         "0/odd/output": ("unmapped", "could be a", True),
         "0/even/output": ("unmapped", "no entry of the mapping has it", True),
         "1/first/output": ("missing-in-target", "", True),

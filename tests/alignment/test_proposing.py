@@ -210,6 +210,25 @@ def test_two_kinds_of_layers_are_two_sets_of_indices(tmp_path: Path) -> None:
     assert indices == {"blocks.{i}.local.wa": ("0", "2", "3"), "blocks.{i}.full.wa": ("1",)}
 
 
+@pytest.mark.spec("ALN-22")
+def test_a_layer_that_repeats_another_one_is_paired_by_its_number_even_without_an_order(
+    tmp_path: Path,
+) -> None:
+    rng = _rng()
+    layers = [rng.standard_normal((2, 3, 8)) for _ in range(4)]
+    one = {f"layers.{i}": layers[i] for i in range(4)}
+    other = {f"blocks.{i}": layers[j] for i, j in enumerate((0, 1, 1, 3))}
+    reference, target = (
+        new_archive(tmp_path / file, tensors, ordered=False)
+        for file, tensors in (("r.h5", one), ("t.h5", other))
+    )
+    (entry,) = propose(reference, target, by="values").alignment.entries
+    assert (entry.reference, entry.target) == (("layers.{i}",), ("blocks.{i}",))
+    assert entry.variables == {"i": ("0", "1", "2", "3")}
+    assert "values: 3 of 4 agree" in entry.reason
+    assert "but values of 1 of 4 differ" in entry.reason
+
+
 @pytest.mark.spec("ALN-23")
 def test_all_names_replaced_by_others_without_any_order_are_found_by_values(tmp_path: Path) -> None:
     rng = _rng()

@@ -170,7 +170,7 @@ def test_missing_and_misshapen_tensors_are_listed(
     pair(model(), target, run={"points": [point]})
     output = tcap("compare", "ref.h5", "tgt.h5", "--rtol", "1", status=1).stdout
     rows = {line.split()[0]: line for line in output.splitlines() if "/output" in line}
-    assert rows["not-capturable"].endswith("0/layers.1.mlp/output  fused")
+    assert "  1 tensor, not-capturable: fused: 0/layers.1.mlp/output" in output.splitlines()
     assert rows["shape-mismatch"].endswith("[2, 4] in the reference, [4, 2] in the target")
     assert rows["missing-in-reference"].endswith("0/extra/output")
     assert "23 of 25 reference tensors compared: " in output
@@ -266,7 +266,8 @@ def test_what_could_not_be_captured_is_the_verdict(
     write("ref.h5", {"0/a/output": np.ones(2)}, run={"points": [lost]})
     write("tgt.h5", {"0/a/output": np.ones(2)})
     found = tcap("compare", "ref.h5", "tgt.h5", status=1).stdout
-    assert "Not green: 0/b/output is not-capturable." in found
+    assert "All that both have is identical, but the target has no counterpart of 1 tensor." in found
+    assert "1 tensor, not-capturable: in the reference: sparse: 0/b/output" in found
 
 
 def test_a_number_that_differs_is_the_verdict(tcap: Callable[..., Any], write: Callable[..., Path]) -> None:

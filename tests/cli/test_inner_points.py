@@ -167,7 +167,7 @@ def test_places_on_one_side_only_are_reported_by_class_and_have_no_rows(
         values: dict[str, Any] = {}
         for i in range(30):
             place = f"0/layers.{i}:aten.{op}.default"
-            tensors |= {f"{place}/output": X, f"0/layers.{i}/output": X + i}
+            tensors |= {f"{place}/output": X - i, f"0/layers.{i}/input.x": X + i + 0.5}
             values[f"{place}/op"] = fact(f"aten.{op}.default", module=f"layers.{i}")
         write(name, tensors, run={"modules": modules}, values=values)
     text = tcap("compare", "ref.h5", "tgt.h5", status=1).stdout
@@ -193,5 +193,6 @@ def test_many_tensors_missing_for_one_reason_are_one_line(
     lines = tcap("compare", "ref.h5", "tgt.h5", status=1).stdout.splitlines()
     (line,) = [line for line in lines if "took steps 0" in line and line.startswith("  5 tensors")]
     assert line == (
-        "  5 tensors, missing-in-target: the target's capture took steps 0; the first is 1/m.0/output"
+        "  5 tensors, missing-in-target: the target's capture took steps 0: "
+        "1/m.0/output, 1/m.1/output, 1/m.2/output, and 2 more"
     )

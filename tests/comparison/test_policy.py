@@ -20,7 +20,13 @@ from tensorcap.comparison import (
     first_divergence,
     sample,
 )
-from tensorcap.comparison.policy_tests import LOCAL_TESTS, TESTS
+from tensorcap.comparison.policy_tests import (
+    EVIDENCE_TESTS,
+    GROWTH_TESTS,
+    LOCAL_TESTS,
+    ROUNDED_INPUT_TESTS,
+    TESTS,
+)
 from tensorcap_formats.dtypes import Array, dtype
 from tensorcap_formats.errors import UsageError
 from tests.comparison.limits_table import limits_table, written_table
@@ -438,6 +444,12 @@ def test_findings_of_local_tests_speak_of_the_module_itself() -> None:
         "routing",
         "zeros",
     ]
+
+
+def test_attributes_of_tests_say_what_their_findings_mean() -> None:
+    assert {"growth"} == GROWTH_TESTS
+    assert {"outlier_element", "input_dependence"} == ROUNDED_INPUT_TESTS
+    assert {"gain", "attention_gain", "gain_tail", "attention_gain_tail", "outlier_element"} == EVIDENCE_TESTS
 
 
 def test_the_table_of_limits_in_the_specification_is_that_of_the_policy() -> None:

@@ -27,24 +27,24 @@ def test_floats_are_rounded_to_nearest_as_ml_dtypes_rounds_them(name: str, wante
     own = draws.astype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
     special = np.array([0.0, -0.0, np.inf, -np.inf]).astype(own.dtype)
     own = np.concatenate([own, special])
-    made, text = cast(bits_of(own), DTYPES[name], DTYPES[wanted])
+    elements, text = cast(bits_of(own), DTYPES[name], DTYPES[wanted])
     expected = own.astype(ml_dtypes.bfloat16 if wanted == "bfloat16" else wanted)
-    np.testing.assert_array_equal(made, bits_of(expected))
+    np.testing.assert_array_equal(elements, bits_of(expected))
     assert text == ("" if name == wanted else f"{name} to {wanted}")
 
 
 @pytest.mark.spec("INJ-5")
 def test_ties_go_to_even_and_not_a_number_stays_one() -> None:
-    made, _ = casted([1.00390625, 1.01171875, np.nan], "float32", "bfloat16")
-    assert made[:2].tolist() == [0x3F80, 0x3F82]
-    assert made[2] & 0x7F80 == 0x7F80
-    assert made[2] & 0x7F
+    elements, _ = casted([1.00390625, 1.01171875, np.nan], "float32", "bfloat16")
+    assert elements[:2].tolist() == [0x3F80, 0x3F82]
+    assert elements[2] & 0x7F80 == 0x7F80
+    assert elements[2] & 0x7F
 
 
 @pytest.mark.spec("INJ-5")
 def test_a_mask_sentinel_beyond_the_range_becomes_the_least_finite_value() -> None:
-    made, text = casted([0.0, float(np.finfo(np.float32).min), -1e9], "float32", "float16")
-    assert made.tolist() == [0.0, -65504.0, -65504.0]
+    elements, text = casted([0.0, float(np.finfo(np.float32).min), -1e9], "float32", "float16")
+    assert elements.tolist() == [0.0, -65504.0, -65504.0]
     assert text == "float32 to float16, mask sentinels to -65504"
 
 

@@ -149,12 +149,12 @@ def test_a_safetensors_archive_is_read_by_the_safetensors_library(source: Path, 
     with safe_open(tmp_path / "x.safetensors", "pt") as file:
         assert file.metadata()["tensorcap"] == "1.0"
         assert json.loads(file.metadata()["index"])["tensorcap"] == "1.0"
-        found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict
-    assert found["0/large/output"][1, 20_000] == 9
-    assert found["0/m.bfloat16/output"].shape == (2, 3)
-    assert found["0/m.float4_e2m1fn_x2/output"].shape == (2, 3)
-    assert found["0/m.complex128/output"].shape == (2, 3, 16)
-    assert "1/again/input.x" not in found
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict
+    assert tensors["0/large/output"][1, 20_000] == 9
+    assert tensors["0/m.bfloat16/output"].shape == (2, 3)
+    assert tensors["0/m.float4_e2m1fn_x2/output"].shape == (2, 3)
+    assert tensors["0/m.complex128/output"].shape == (2, 3, 16)
+    assert "1/again/input.x" not in tensors
 
 
 def test_npz_has_the_exact_bits_and_names_their_dtypes(source: Path, tmp_path: Path) -> None:

@@ -29,11 +29,11 @@ UNSUPPORTED_IN_TORCH = {"qint8", "quint8", "qint32", "quint4x2", "quint2x4"}
 UNSUPPORTED_IN_TORCH |= {"bits8", "bits16", "bits1x8", "bits2x4", "bits4x2"}
 
 
-def assert_same_floats(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> None:
-    assert found.dtype == expected.dtype == np.float32
+def assert_same_floats(actual: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> None:
+    assert actual.dtype == expected.dtype == np.float32
     is_nan = np.isnan(expected)
-    assert (np.isnan(found) == is_nan).all()
-    assert (found.view(np.uint32)[~is_nan] == expected.view(np.uint32)[~is_nan]).all()
+    assert (np.isnan(actual) == is_nan).all()
+    assert (actual.view(np.uint32)[~is_nan] == expected.view(np.uint32)[~is_nan]).all()
 
 
 @pytest.mark.spec("ARC-10")

@@ -324,11 +324,11 @@ def test_a_folder_of_several_runs_is_refused_and_they_are_named(folder: Path, na
 )
 def test_a_key_and_its_label_are_one_for_the_other(key: Key, label: str) -> None:
     assert label_of(key) == label
-    found = parse_label(label)
-    assert found is not None
-    site = found.key(0).site
+    parsed = parse_label(label)
+    assert parsed is not None
+    site = parsed.key(0).site
     assert site in (f"model.{key.site}", "model")
-    assert (found.key(0).slot, found.call) == (key.slot, key.call)
+    assert (parsed.key(0).slot, parsed.call) == (key.slot, key.call)
 
 
 @pytest.mark.parametrize("text", ["", "-output", "model-outputs", "model_output", "input", "(2)"])

@@ -133,21 +133,21 @@ def link_counts(truth: Truth) -> dict[Leaf, int]:
 def assert_same(group: Any, truth: Truth, counts: dict[Leaf, int], *, offsets: bool = True) -> None:
     assert sorted(group) == sorted(truth)
     for name, node in truth.items():
-        found = group[name]
+        member = group[name]
         if not isinstance(node, Leaf):
-            assert_same(found, node, counts, offsets=offsets)
+            assert_same(member, node, counts, offsets=offsets)
             continue
-        assert found.shape == node.dataset.shape
-        assert found.dtype == (
+        assert member.shape == node.dataset.shape
+        assert member.dtype == (
             HALF_COMPLEX if node.dtype == "complex32" else np.dtype(SEEN_BY_H5PY.get(node.dtype, "u1"))
         )
         if node.data:
             raw = np.empty(len(node.data), np.uint8)
-            found.id.read(h5py.h5s.ALL, h5py.h5s.ALL, raw, mtype=found.id.get_type())
+            member.id.read(h5py.h5s.ALL, h5py.h5s.ALL, raw, mtype=member.id.get_type())
             assert raw.tobytes() == node.data
         if offsets:
-            assert found.id.get_offset() == node.dataset.offset
-        assert h5py.h5o.get_info(found.id).rc == counts[node]
+            assert member.id.get_offset() == node.dataset.offset
+        assert h5py.h5o.get_info(member.id).rc == counts[node]
 
 
 def run_tool(*command: str | Path) -> str:
@@ -214,20 +214,20 @@ def test_plain_h5py_reads_all_bfloat16_patterns_as_the_right_float32(tmp_path: P
     patterns = np.arange(65536, dtype="<u2")
     path = written(tmp_path / "a.h5", patterns, "bfloat16")
     with h5py.File(path) as file:
-        found = file["steps/0/m/output"][...]
+        values = file["steps/0/m/output"][...]
     expected = (patterns.astype(np.uint32) << 16).view(np.float32)
-    assert found.dtype == np.float32
+    assert values.dtype == np.float32
     is_nan = np.isnan(expected)
-    assert (np.isnan(found) == is_nan).all()
-    assert (found.view(np.uint32)[~is_nan] == expected.view(np.uint32)[~is_nan]).all()
+    assert (np.isnan(values) == is_nan).all()
+    assert (values.view(np.uint32)[~is_nan] == expected.view(np.uint32)[~is_nan]).all()
 
 
 def test_plain_h5py_reads_all_float8_e5m2_patterns_as_the_right_float16(tmp_path: Path) -> None:
     patterns = np.arange(256, dtype="u1")
     path = written(tmp_path / "a.h5", patterns, "float8_e5m2")
     with h5py.File(path) as file:
-        found = file["steps/0/m/output"][...]
-    np.testing.assert_array_equal(found, (patterns.astype("<u2") << 8).view("<f2"))
+        values = file["steps/0/m/output"][...]
+    np.testing.assert_array_equal(values, (patterns.astype("<u2") << 8).view("<f2"))
 
 
 def test_h5dump_prints_the_values_of_a_bfloat16_tensor(tmp_path: Path) -> None:
@@ -263,8 +263,8 @@ def test_a_tensor_of_each_rank_up_to_32_is_read_back(tmp_path: Path) -> None:
     writer.close()
     with h5py.File(path) as file:
         for rank in range(33):
-            found = file[f"steps/0/rank{rank}/output"]
-            assert (found.shape, found[...].item()) == ((1,) * rank, rank)
+            dataset = file[f"steps/0/rank{rank}/output"]
+            assert (dataset.shape, dataset[...].item()) == ((1,) * rank, rank)
 
 
 def test_the_nodes_of_a_large_group_know_their_neighbours() -> None:
@@ -273,7 +273,7 @@ def test_the_nodes_of_a_large_group_know_their_neighbours() -> None:
     image = bytes(2048) + metadata
     undefined = 2**64 - 1
     (at,) = struct.unpack_from("<Q", superblock, 80)  # cached in the root's symbol table entry
-    seen = []
+    levels = []
     while True:
         signature, kind, level, used, left, right, _, first = struct.unpack_from("<4sBBHQQQQ", image, at)
         assert (signature, kind, left) == (b"TREE", 0, undefined)
@@ -284,8 +284,8 @@ def test_the_nodes_of_a_large_group_know_their_neighbours() -> None:
             assert left == before
             count, before = count + 1, here
         assert used <= 8
-        seen.append((level, count))
+        levels.append((level, count))
         if level == 0:
             break
         at = first
-    assert seen == [(2, 1), (1, 4), (0, 32)]  # 250 symbol nodes of 4 entries, 8 children a node
+    assert levels == [(2, 1), (1, 4), (0, 32)]  # 250 symbol nodes of 4 entries, 8 children a node

@@ -12,7 +12,7 @@ import pytest
 
 from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.errors import CorruptArchiveError, NewerVersionError, TensorcapError
-from tensorcap_formats.index import decode_index, decode_json, decode_sealed, encode_index, encode_json
+from tensorcap_formats.index import Index, decode_index, decode_json, encode_index, encode_json
 from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import Statistics
@@ -70,7 +70,7 @@ def shortly(value: object) -> str:
 
 def decode(**changes: Any) -> Any:
     index = {k: v for k, v in {**INDEX, **changes}.items() if v is not ...}
-    return decode_index(json.dumps(index).encode(), "run.h5")
+    return decode_index(json.dumps(index).encode(), b"{}", "run.h5", is_unaltered=True)
 
 
 @pytest.mark.spec("ARC-31")
@@ -84,13 +84,12 @@ def test_an_index_says_all_of_its_records() -> None:
 
 @pytest.mark.spec("ARC-31", "ARC-36")
 def test_records_are_written_as_columns() -> None:
-    written = encode_index(
-        RECORDS, INDEX["values"], algorithm="xxh3_128", is_complete=True, is_ordered=False, run=b"{}"
-    )
+    written, run = encode_index(Index(RECORDS, INDEX["values"], {}, "xxh3_128", is_ordered=False))
+    assert run == b"{}"
     assert written.startswith(b'{"tensorcap":"1.0",')
-    found = json.loads(written)
-    del found["seal"]
-    assert found == INDEX
+    index = json.loads(written)
+    del index["seal"]
+    assert index == INDEX
 
 
 def sealed(body: bytes, run: bytes) -> bytes:
@@ -100,15 +99,14 @@ def sealed(body: bytes, run: bytes) -> bytes:
 
 @pytest.mark.spec("ARC-37")
 def test_the_seal_is_over_the_index_before_it_and_the_run() -> None:
-    run = b'{"seed":1}'
-    written = encode_index(
-        RECORDS, INDEX["values"], algorithm="xxh3_128", is_complete=True, is_ordered=False, run=run
-    )
+    written, run = encode_index(Index(RECORDS, INDEX["values"], {"seed": 1}, "xxh3_128", is_ordered=False))
+    assert run == b'{"seed":1}'
     assert written == sealed(written[:-43], run)
-    assert list(decode_sealed(written, run, "run.h5").records) == RECORDS
+    index = decode_index(written, run, "run.h5")
+    assert (list(index.records), index.run) == (RECORDS, {"seed": 1})
     for data, other in ((written, b'{"seed":2}'), (written[:-43] + b"}", run), (written + b" ", run)):
         with pytest.raises(CorruptArchiveError, match=r"^run\.h5: index or run was altered: .*\(ARC-37\)$"):
-            decode_sealed(data, other, "run.h5")
+            decode_index(data, other, "run.h5")
 
 
 @pytest.mark.spec("ARC-37")
@@ -118,7 +116,7 @@ def test_no_altered_byte_of_a_sealed_index_goes_unseen() -> None:
         altered = bytearray(whole)
         altered[at] ^= 1
         with pytest.raises(TensorcapError):
-            decode_sealed(bytes(altered), b"{}", "run.h5")
+            decode_index(bytes(altered), b"{}", "run.h5")
 
 
 @pytest.mark.spec("ARC-5")

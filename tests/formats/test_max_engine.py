@@ -40,13 +40,13 @@ session = InferenceSession(devices=[CPU()])
 session.set_debug_print_options("BINARY_MAX_CHECKPOINT", output_directory=sys.argv[1])
 model = session.load(graph)
 base = np.arange(6).reshape(2, 3)
-given = [Buffer.from_numpy(np.ascontiguousarray(base.astype(np.dtype(name)))) for name in names]
+buffers = [Buffer.from_numpy(np.ascontiguousarray(base.astype(np.dtype(name)))) for name in names]
 halves = (base.astype(np.float32) - 2.5).view(np.uint32) >> 16
-given.append(Buffer.from_numpy(halves.astype(np.uint16)).view(DType.bfloat16))
-given.append(Buffer.from_numpy(np.array(7.5, np.float32)))
-model.execute(*given)
+buffers.append(Buffer.from_numpy(halves.astype(np.uint16)).view(DType.bfloat16))
+buffers.append(Buffer.from_numpy(np.array(7.5, np.float32)))
+model.execute(*buffers)
 session.set_debug_print_options("BINARY", output_directory=sys.argv[2])
-model.execute(*given)
+model.execute(*buffers)
 """
 
 
@@ -60,13 +60,13 @@ def test_files_that_the_engine_wrote_are_read_as_what_was_printed(tmp_path: Path
     with open_archive(dump) as archive:
         assert archive.is_complete
         assert not archive.skipped
-        found = {
+        values = {
             record.key.text: (record.dtype.name, archive.load(record).tolist()) for record in archive.records
         }
     base = [[0, 1, 2], [3, 4, 5]]
     plain = ["float32", "float16", "float64", "int8", "int16", "int32", "int64", "uint8"]
     plain += ["uint16", "uint32", "uint64"]
-    assert found == {
+    assert values == {
         **{f"0/layers.0.{name}/output": (name, base) for name in plain},
         "0/layers.0.bool/output": ("bool", [[False, True, True], [True, True, True]]),
         "0/layers.0.bfloat16/output": ("bfloat16", [[-2.5, -1.5, -0.5], [0.5, 1.5, 2.5]]),

@@ -27,8 +27,8 @@ RECORDS = [
 @pytest.mark.parametrize("name", ["v1/small.h5", "v1/small.zarr", "v1/small.safetensors"])
 def test_an_archive_of_an_old_version_is_read(name: str) -> None:
     with open_archive(DATA / name) as archive:
-        found = [(r.key.text, r.dtype.name, r.shape, archive.read(r).tobytes()) for r in archive.records]
-        assert found == [(k, d, s, bytes.fromhex(b)) for k, d, s, b in RECORDS]
+        tensors = [(r.key.text, r.dtype.name, r.shape, archive.read(r).tobytes()) for r in archive.records]
+        assert tensors == [(k, d, s, bytes.fromhex(b)) for k, d, s, b in RECORDS]
         assert archive.values == {"0/act@1/input.cache": None, "0/act@1/input.layer": 3}
         assert archive.run == {"model": {"class": "example.Model"}, "steps": 1}
         assert archive.is_complete

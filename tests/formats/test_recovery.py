@@ -89,18 +89,18 @@ def start(code: str, *arguments: object) -> subprocess.Popen[str]:
 
 def kill_after(child: subprocess.Popen[str], line: str, seconds: float) -> list[str]:
     """Kill the child some time after it said `line`; return all that it said."""
-    said = []
+    lines = []
     assert child.stdout is not None
     for text in child.stdout:
-        said.append(text.strip())
-        if said[-1] == line:
+        lines.append(text.strip())
+        if lines[-1] == line:
             break
     time.sleep(seconds)
     child.kill()
-    said += [text.strip() for text in child.stdout]
+    lines += [text.strip() for text in child.stdout]
     child.stdout.close()
     child.wait()
-    return said
+    return lines
 
 
 def assert_nothing_opens(path: Path) -> None:
@@ -141,8 +141,8 @@ def test_a_capture_killed_at_any_moment_loses_nothing_that_was_confirmed(seed: i
     draw = random.Random(seed)
     in_close = seed % 3 == 2
     child = start(CAPTURE, path, seed, 20 if in_close else 10_000)
-    said = kill_after(child, "closing" if in_close else "2", draw.uniform(0, 0.3 if in_close else 0.4))
-    confirmed = max((int(text) for text in said if text.isdecimal()), default=0)
+    lines = kill_after(child, "closing" if in_close else "2", draw.uniform(0, 0.3 if in_close else 0.4))
+    confirmed = max((int(text) for text in lines if text.isdecimal()), default=0)
 
     if journal_path(path).exists():
         if partial_path(path).exists() and not is_hdf5(partial_path(path)):
@@ -198,8 +198,14 @@ def path(tmp_path: Path) -> Path:
 def test_a_recovered_archive_says_that_it_is_not_complete(path: Path) -> None:
     capture(path)
     progress = RecordedProgress()
-    found = recover(path, progress=progress)
-    assert (found.path, found.records, found.lost, found.torn, found.was_complete) == (path, 3, 0, 0, False)
+    recovered = recover(path, progress=progress)
+    assert (recovered.path, recovered.records, recovered.lost, recovered.torn, recovered.was_complete) == (
+        path,
+        3,
+        0,
+        0,
+        False,
+    )
     assert progress.stages == ["checking"]
     assert progress.advances == [(400, 1200), (800, 1200), (1200, 1200)]
     with open_archive(path) as archive:
@@ -222,8 +228,8 @@ def test_a_tensor_with_altered_bytes_is_lost_and_those_that_share_its_bytes_too(
     with partial_path(path).open("r+b") as file:
         file.seek(2048 + 448 + 10)  # in the second of the three tensors that are stored
         file.write(b"\xaa")
-    found = recover(path)
-    assert (found.records, found.lost) == (2, 2)
+    recovered = recover(path)
+    assert (recovered.records, recovered.lost) == (2, 2)
     with open_archive(path) as archive:
         assert [r.key.site for r in archive.records] == ["m.0", "m.3"]
         assert [archive.read(r)[0] for r in archive.records] == [0.0, 2.0]
@@ -250,8 +256,8 @@ def test_a_complete_archive_that_was_not_renamed_replaces_the_one_before(
     writer.add(Key("previous", "output"), np.ones(2, "<f4"), dtype("float32"), (2,))
     writer.close()
     finish_without_rename(path, monkeypatch, complete=True)
-    found = recover(path)
-    assert (found.records, found.lost, found.was_complete) == (1, 0, True)
+    recovered = recover(path)
+    assert (recovered.records, recovered.lost, recovered.was_complete) == (1, 0, True)
     with open_archive(path) as archive:
         assert ([r.key.site for r in archive.records], archive.is_complete) == (["new"], True)
 
@@ -265,8 +271,8 @@ def test_a_killed_recovery_is_not_taken_for_a_complete_archive(
     finish_without_rename(path, monkeypatch, complete=False)
     with pytest.raises(WriteError, match="which an incomplete one does not replace"):
         recover(path)
-    found = recover(path, output=path.with_name("saved.h5"))
-    assert (found.records, found.lost, found.was_complete) == (3, 0, False)
+    recovered = recover(path, output=path.with_name("saved.h5"))
+    assert (recovered.records, recovered.lost, recovered.was_complete) == (3, 0, False)
 
 
 def test_a_writer_killed_after_the_rename_leaves_only_its_journal_to_remove(
@@ -274,8 +280,8 @@ def test_a_writer_killed_after_the_rename_leaves_only_its_journal_to_remove(
 ) -> None:
     finish_without_rename(path, monkeypatch, complete=True)
     partial_path(path).rename(path)
-    found = recover(path)
-    assert (found.records, found.lost, found.was_complete) == (1, 0, True)
+    recovered = recover(path)
+    assert (recovered.records, recovered.lost, recovered.was_complete) == (1, 0, True)
     assert os.listdir(path.parent) == ["run.h5"]
 
 

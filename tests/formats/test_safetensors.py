@@ -184,7 +184,7 @@ def test_a_header_above_the_limit_of_the_format_is_not_written(
         open_archive(tmp_path / "x.h5") as source,
         pytest.raises(WriteError, match="expected at most 400"),
     ):
-        write_safetensors(source, tmp_path / "y.safetensors")
+        write_safetensors(source, tmp_path / "y.safetensors", source.records)
     assert not (tmp_path / "y.safetensors").exists()
 
 

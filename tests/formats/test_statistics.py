@@ -23,7 +23,7 @@ def statistics_of(bits: Bits, name: str, cuts: list[int] | None = None) -> Stati
     return builder.result()
 
 
-def assert_close(found: Statistics, values: Bits) -> None:
+def assert_close(statistics: Statistics, values: Bits) -> None:
     """Hold statistics against those of float64 or complex128 `values`, computed here."""
     if np.iscomplexobj(values):
         finite = np.hypot(values.real, values.imag)[np.isfinite(values)]
@@ -33,15 +33,20 @@ def assert_close(found: Statistics, values: Bits) -> None:
         finite = values[np.isfinite(values)]
         nan, posinf, neginf = np.isnan(values), values == np.inf, values == -np.inf
     counts = [int(np.sum(n)) for n in (nan, posinf, neginf, values == 0)]
-    assert [found.nan, found.posinf, found.neginf, found.zeros] == counts
+    assert [statistics.nan, statistics.posinf, statistics.neginf, statistics.zeros] == counts
     if not finite.size:
-        assert (found.minimum, found.maximum, found.mean, found.l2) == (None, None, None, None)
+        assert (statistics.minimum, statistics.maximum, statistics.mean, statistics.l2) == (
+            None,
+            None,
+            None,
+            None,
+        )
         return
-    assert found.minimum == pytest.approx(finite.min(), rel=1e-15)
-    assert found.maximum == pytest.approx(finite.max(), rel=1e-15)
+    assert statistics.minimum == pytest.approx(finite.min(), rel=1e-15)
+    assert statistics.maximum == pytest.approx(finite.max(), rel=1e-15)
     magnitude = math.fsum(abs(finite).tolist()) / finite.size
-    assert found.mean == pytest.approx(math.fsum(finite.tolist()) / finite.size, abs=1e-12 * magnitude)
-    assert found.l2 == pytest.approx(math.sqrt(math.fsum((finite * finite).tolist())), rel=1e-12)
+    assert statistics.mean == pytest.approx(math.fsum(finite.tolist()) / finite.size, abs=1e-12 * magnitude)
+    assert statistics.l2 == pytest.approx(math.sqrt(math.fsum((finite * finite).tolist())), rel=1e-12)
 
 
 def random_values(size: int) -> Bits:
@@ -135,18 +140,18 @@ def test_statistics_are(
     extremes_mean_and_l2: tuple[Any, Any, Any, Any],
     counts: tuple[int, int, int, int],
 ) -> None:
-    found = statistics_of(np.array(values, dtype(name).storage), name)
-    assert (found.minimum, found.maximum, found.mean, found.l2) == extremes_mean_and_l2
-    assert (found.nan, found.posinf, found.neginf, found.zeros) == counts
-    assert type(found.minimum) is type(extremes_mean_and_l2[0])
+    statistics = statistics_of(np.array(values, dtype(name).storage), name)
+    assert (statistics.minimum, statistics.maximum, statistics.mean, statistics.l2) == extremes_mean_and_l2
+    assert (statistics.nan, statistics.posinf, statistics.neginf, statistics.zeros) == counts
+    assert type(statistics.minimum) is type(extremes_mean_and_l2[0])
 
 
 @pytest.mark.spec("ARC-11")
 def test_large_values_after_and_before_small_ones_overflow_nothing() -> None:
     values = np.concatenate([np.ones(8192), np.full(8192, 1e300), np.ones(8192)])
-    found = statistics_of(values, "float64")
-    assert found.mean == pytest.approx(1e300 / 3, rel=1e-12)
-    assert found.l2 == pytest.approx(math.sqrt(8192) * 1e300, rel=1e-12)
+    statistics = statistics_of(values, "float64")
+    assert statistics.mean == pytest.approx(1e300 / 3, rel=1e-12)
+    assert statistics.l2 == pytest.approx(math.sqrt(8192) * 1e300, rel=1e-12)
 
 
 @pytest.mark.spec("ARC-11")
@@ -196,17 +201,17 @@ def test_every_bit_pattern_is_counted_without_a_warning(name: str) -> None:
         bits = np.ascontiguousarray(parts.view(np.uint8).reshape(-1, 8)[:, :part]).reshape(-1)
     if name == "bool":
         bits = np.array([0, 1], "u1")
-    found = statistics_of(bits.view(logical.storage), name)
-    assert found.minimum is not None
-    assert logical.is_inexact or (found.nan, found.posinf, found.neginf) == (0, 0, 0)
+    statistics = statistics_of(bits.view(logical.storage), name)
+    assert statistics.minimum is not None
+    assert logical.is_inexact or (statistics.nan, statistics.posinf, statistics.neginf) == (0, 0, 0)
 
 
 @pytest.mark.spec("ARC-11")
 def test_counts_are_of_all_elements_whatever_the_block() -> None:
     values = np.zeros(20_000, np.float32)
     values[[0, 8191, 8192, 19_999]] = [np.nan, np.inf, -np.inf, np.nan]
-    found = statistics_of(values, "float32")
-    assert found == Statistics(0.0, 0.0, 0.0, 0.0, nan=2, posinf=1, neginf=1, zeros=19_996)
+    statistics = statistics_of(values, "float32")
+    assert statistics == Statistics(0.0, 0.0, 0.0, 0.0, nan=2, posinf=1, neginf=1, zeros=19_996)
 
 
 def test_blocks_may_be_views_that_change_after_they_were_added() -> None:

@@ -92,13 +92,13 @@ def write_previous(path: Path) -> bytes:
 
 
 def open_files() -> set[str]:
-    found = set()
+    paths = set()
     for fd in os.listdir("/proc/self/fd"):
         try:
-            found.add(os.readlink(f"/proc/self/fd/{fd}"))
+            paths.add(os.readlink(f"/proc/self/fd/{fd}"))
         except FileNotFoundError:  # that of the listing itself
             continue
-    return found
+    return paths
 
 
 @contextmanager
@@ -165,10 +165,10 @@ def test_equal_bytes_are_stored_once_and_each_tensor_begins_at_a_multiple_of_64(
     assert (writer.tensor_bytes, writer.stored_bytes) == (20_004, 4004)
     writer.close()
     with h5py.File(path) as file:
-        found = {site: file[f"steps/0/{site}/output"] for site in "abcdef"}
-        assert [d.id.get_offset() for d in found.values()] == [2048, 2048, 2048, 2048, 2048, 6080]
-        assert found["a"] == found["b"] == found["e"]
-        assert [h5py.h5o.get_info(d.id).rc for d in found.values()] == [3, 3, 1, 1, 3, 1]
+        datasets = {site: file[f"steps/0/{site}/output"] for site in "abcdef"}
+        assert [d.id.get_offset() for d in datasets.values()] == [2048, 2048, 2048, 2048, 2048, 6080]
+        assert datasets["a"] == datasets["b"] == datasets["e"]
+        assert [h5py.h5o.get_info(d.id).rc for d in datasets.values()] == [3, 3, 1, 1, 3, 1]
 
 
 def test_statistics_alone_are_kept_when_no_bytes_are_wanted(path: Path) -> None:
@@ -603,8 +603,8 @@ def test_a_full_disk_loses_nothing_that_was_confirmed(failure: Any, small_disk: 
         recover(path, output=small_disk / "saved.h5")
     assert path.read_bytes() == previous
     (small_disk / "ballast").unlink()
-    found = recover(path, output=small_disk / "saved.h5")
-    assert (found.records, found.lost, found.was_complete) == (confirmed, 0, False)
+    recovered = recover(path, output=small_disk / "saved.h5")
+    assert (recovered.records, recovered.lost, recovered.was_complete) == (confirmed, 0, False)
     assert path.read_bytes() == previous
     assert sorted(os.listdir(small_disk)) == ["run.h5", "saved.h5"]
     with open_archive(small_disk / "saved.h5") as archive:
@@ -693,8 +693,8 @@ def test_no_file_stays_open_when_publishing_fails(path: Path, monkeypatch: pytes
         with pytest.raises(KeyboardInterrupt):
             writer.close()
     assert open_files() == before
-    found = recover(path)
-    assert (found.records, found.was_complete) == (1, True)
+    recovered = recover(path)
+    assert (recovered.records, recovered.was_complete) == (1, True)
 
 
 # ---- memory

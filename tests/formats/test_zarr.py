@@ -127,9 +127,9 @@ def test_names_that_zarr_or_a_file_system_refuses_are_changed(site: str, path: s
 
 @pytest.mark.spec("ARC-64")
 def test_long_names_end_in_a_hash_of_the_whole() -> None:
-    found = array_path(Key("x" * 300, "output"))
+    name = array_path(Key("x" * 300, "output"))
     digest = hashlib.blake2b(b"x" * 300, digest_size=16).hexdigest()
-    assert found == f"steps/0/{'x' * 200}~{digest}/output"
+    assert name == f"steps/0/{'x' * 200}~{digest}/output"
 
 
 @pytest.mark.parametrize("version", [2, 3])

@@ -28,9 +28,9 @@ from tensorcap_formats.errors import (
     UnfinishedArchiveError,
     UnsafeFileError,
 )
-from tensorcap_formats.hdf5 import Placed, finish_flat_file
+from tensorcap_formats.hdf5 import finish_flat_file
 from tensorcap_formats.hdf5.flat_file import Note
-from tensorcap_formats.index import encode_index, root_hash
+from tensorcap_formats.index import Index, encode_index, root_hash
 from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
 from tensorcap_formats.records import Record
@@ -225,18 +225,17 @@ def test_an_archive_whose_superblock_was_not_written_is_unfinished(path: Path) -
 # ---- lies of the index, in a file of our own form
 
 
-def forge_flat(path: Path, placed: list[Placed], data: bytes = bytes.fromhex("0000803f000000c0")) -> None:
+def forge_flat(path: Path, offset: int | None, shape: tuple[int, ...] = (2,)) -> None:
+    data = bytes.fromhex("0000803f000000c0")
     path.write_bytes(bytes(2048) + data)
     fd = os.open(path, os.O_RDWR)
-    end = 2048 + len(data)
-    options: dict[str, Any] = {"is_complete": True, "is_ordered": True, "fsync": False}
-    finish_flat_file(fd, placed, end, values={}, run={}, algorithm="xxh3_128", **options)
+    finish_flat_file(fd, Index([record(shape)], {}, {}, "xxh3_128"), [offset], 2048 + len(data))
     os.close(fd)
 
 
 def forge_note(path: Path, **changes: Any) -> None:
     """Write a good file whose note, rightly guarded, says other things."""
-    forge_flat(path, [placed(2048)])
+    forge_flat(path, 2048)
     whole = path.read_bytes()
     note = Note.unpack(whole)
     assert note is not None
@@ -244,12 +243,12 @@ def forge_note(path: Path, **changes: Any) -> None:
     path.write_bytes(whole[:96] + forged.pack() + whole[192:])
 
 
-def placed(offset: int | None, shape: tuple[int, ...] = (2,), text: str = "0/m/output") -> Placed:
-    return Placed(Record(Key.parse(text), FLOAT32, shape, 0, DIGEST, NOTHING, stored=True, row=0), offset)
+def record(shape: tuple[int, ...] = (2,)) -> Record:
+    return Record(Key.parse("0/m/output"), FLOAT32, shape, 0, DIGEST, NOTHING, stored=True, row=0)
 
 
 def test_the_form_of_the_forgeries_is_good(path: Path) -> None:
-    forge_flat(path, [placed(2048)])
+    forge_flat(path, 2048)
     assert run(READ_ALL, path) == ["opened 1", "read", "read"]
 
 
@@ -271,7 +270,7 @@ def test_the_form_of_the_forgeries_is_good(path: Path) -> None:
 def test_an_offset_outside_the_tensors_is_refused(
     offset: int | None, shape: tuple[int, ...], path: Path
 ) -> None:
-    forge_flat(path, [placed(offset, shape)])
+    forge_flat(path, offset, shape)
     (line,) = run(READ_ALL, path)
     assert line.startswith(f"CorruptArchiveError {path}: 0/m/output: ")
     assert line.endswith("expected between 2048 and 2112 (ARC-42)")
@@ -308,8 +307,7 @@ def test_a_note_that_points_out_of_the_file_is_not_believed(changes: dict[str, i
 
 
 def index_of(records: list[Record]) -> dict[str, Any]:
-    text = encode_index(records, {}, algorithm="xxh3_128", is_complete=True, is_ordered=True, run=b"{}")
-    index: dict[str, Any] = json.loads(text)
+    index: dict[str, Any] = json.loads(encode_index(Index(records, {}, {}, "xxh3_128"))[0])
     del index["seal"]
     return index
 
@@ -324,7 +322,7 @@ def sealed(index: dict[str, Any]) -> bytes:
 def forge(path: Path, make: Callable[[h5py.File], object] = lambda file: None, **changes: Any) -> None:
     """Write an archive with h5py: one record `0/m/output`, its index altered, its dataset made by `make`."""
     shape = tuple(changes.pop("shape_", (2,)))
-    index = index_of([placed(None, shape).record])
+    index = index_of([record(shape)])
     index.update(changes)
     with h5py.File(path, "w") as file:
         for name, text in (("index", sealed(index)), ("run", b"{}")):
@@ -374,7 +372,7 @@ def test_two_records_of_one_key_are_one_error(path: Path) -> None:
     forge(path, good)
     with h5py.File(path, "r+") as file:
         del file["index"]
-        text = sealed(index_of([placed(None).record] * 2))
+        text = sealed(index_of([record()] * 2))
         file["index"] = np.array(text, f"S{len(text)}")
     with pytest.raises(CorruptArchiveError, match=r"key '0/m/output' stands twice \(ARC-32\)"):
         open_archive(path)
@@ -434,7 +432,7 @@ def test_nothing_is_followed_out_of_a_file_from_elsewhere(
 
 @pytest.mark.spec("ARC-21")
 def test_an_index_that_lies_in_another_file_is_not_read(path: Path) -> None:
-    text = sealed(index_of([placed(None).record]))
+    text = sealed(index_of([record()]))
     path.with_name("index.json").write_bytes(text)
     with h5py.File(path, "w") as file:
         good(file)
@@ -665,4 +663,4 @@ def test_a_file_without_any_number_is_no_archive(path: Path) -> None:
 
 def test_root_hash_is_over_key_dtype_shape_and_digest() -> None:
     # b2sum -l 128 of "0/m/output\tfloat32\t2\td11372a3f8d4096998cd4bf727a9d2ae\n"
-    assert root_hash([placed(None).record]) == "a86d2ffd689a4c832069d460ebd11843"
+    assert root_hash([record()]) == "a86d2ffd689a4c832069d460ebd11843"

@@ -14,11 +14,12 @@ import torch
 from torch import nn
 
 import tensorcap
-from tensorcap.alignment import Alignment, Entry, align
+from tensorcap.alignment import Alignment, Entry, ReversedArchive, align
 from tensorcap.comparison import Comparison, Pair, compare
 from tensorcap.rerun import inject, reverse
 from tensorcap.session import Capture, capture_workload
 from tensorcap.workload import Workload
+from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import TensorNotFoundError
 from tensorcap_formats.open import open_archive
 from tests.alignment.ports.capturing import is_close
@@ -82,6 +83,12 @@ def done(cap: Capture) -> Any:
     return cap.substitution.slots
 
 
+def aligned_and_reversed(
+    reference: Archive, target: Archive, mapping: Alignment | None = None
+) -> ReversedArchive:
+    return reverse(align(reference, target, mapping=mapping), reference, target)
+
+
 def is_part_of_a_sum(key: str) -> bool:
     """Whether it is a block's result or its residual, which add up to one tensor of the reference."""
     return re.fullmatch(r"0/layers\.\d/output\.[01]", key) is not None
@@ -92,7 +99,7 @@ def test_a_port_is_given_the_tensors_that_it_would_have_had(pair: Sides, tmp_pat
     with torch.no_grad(), tensorcap.capture(pair.port, tmp_path / "tgt.h5"):
         pair.port(**pair.others)
     with open_archive(pair.archive) as reference, open_archive(tmp_path / "tgt.h5") as target:
-        back = reverse(reference, target)
+        back = aligned_and_reversed(reference, target)
         assert len(back) >= 20
         for record in back.records:
             own = target.get(record.key)
@@ -294,7 +301,7 @@ def test_steps_are_undone_and_padding_keeps_the_targets_values(tmp_path: Path) -
     with torch.no_grad(), tensorcap.capture(port, tmp_path / "tgt.h5"):
         port(other)
     with open_archive(tmp_path / "ref.h5") as reference, open_archive(tmp_path / "tgt.h5") as target:
-        back = reverse(reference, target, ALIGNMENT)
+        back = aligned_and_reversed(reference, target, ALIGNMENT)
         made = back.load(back.get("0/both/output"))
         with torch.no_grad():
             wanted = torch.cat([plain.q(x)[0], plain.k(x)[0], other.sum(-1, keepdim=True).expand(5, 2)], -1)
@@ -396,7 +403,7 @@ def test_a_sum_goes_into_its_first_tensor_and_irreversible_steps_give_none(
         assert own.load(own.get("0/@root/output")).tolist() == reference(x).tolist()
     groups = Entry(("block", "block.fc"), (*places, "block.fc", "@root"), steps=("sum of=2",))
     with open_archive(tmp_path / "ref.h5") as trusted, open_archive(tmp_path / "tgt.h5") as tested:
-        back = reverse(
+        back = aligned_and_reversed(
             trusted, tested, Alignment((groups, Entry(("block.fc/input.input",), ("block.fc/input.input",))))
         )
     plain = ["0/@root/input.x", "0/block/input.x", "0/block.fc/input.input"]  # and those of equal keys
@@ -428,7 +435,7 @@ def test_matched_tokens_are_put_in_the_places_of_the_same_tokens(tmp_path: Path)
             made(input_ids=given[0], attention_mask=given[1])
     alignment = Alignment((Entry(("act",), ("act",)),), tokens=TokenRule("valid_tokens"))
     with open_archive(tmp_path / "ref.h5") as reference, open_archive(tmp_path / "tgt.h5") as target:
-        back = reverse(reference, target, alignment)
+        back = aligned_and_reversed(reference, target, alignment)
         found = back.load(back.get("0/act/input.input"))
     with torch.no_grad():
         expected = torch.cat([other.e(padded[:, :2]), model.e(ids)], 1)

@@ -249,7 +249,7 @@ def _judge_saved(path: str, options: dict[str, Any]) -> tuple[Comparison, Examin
         if value and name not in ("rtol", "atol", "thresholds"):
             raise click.UsageError(f"{option_text(name)} needs the tensors, expected no --from.")
     result = load_result(path)
-    thresholds = Thresholds.given(rtol=options["rtol"], atol=options["atol"], path=options["thresholds"])
+    thresholds = Thresholds.parse(rtol=options["rtol"], atol=options["atol"], path=options["thresholds"])
     return judge_again(result, thresholds), result.examination
 
 

@@ -2,63 +2,94 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from tensorcap.wording import counted, one_line
+from tensorcap.wording import counted, one_line, some
 from tensorcap_cli.text.output import class_text, print_heading
+from tensorcap_formats.keys import module_of
 
 if TYPE_CHECKING:
     from tensorcap.comparison import Comparison, Examination, Pair
 
-_FEW: Final = 3  # of one reason have a row each
 _NAMES: Final = 6
 _GROUPS: Final = 8
+_NUMBER: Final = re.compile(r"(?<=[.])\d+(?=[.@/ ,]|$)")  # of a layer
 
 
 def is_absent_place(pair: Pair) -> bool:
     """Whether the target lacks a place within a module, of which there may be hundreds."""
-    from tensorcap.comparison import ABSENT
-
-    return pair.reference is not None and ":" in pair.reference.key.site and pair.status in ABSENT
+    return pair.is_absent and _is_place(pair)
 
 
 def print_absent(comparison: Comparison, examination: Examination) -> frozenset[str]:
-    """Print what one side lacks and no row is worth, in groups.
+    """Print what one side lacks, in groups: what is missing, what is explained, and places within modules.
 
     Returns:
         The keys of the pairs that were printed.
     """
-    from tensorcap.comparison import ABSENT
+    absent = comparison.absent
+    explained = [pair for pair in comparison.pairs if pair.status == "explained"]
+    optional = [pair for pair in comparison.pairs if pair.is_absent and not pair.is_required]
+    places = [pair for pair in comparison.pairs if pair.status == "missing-in-reference" and _is_place(pair)]
+    if absent:
+        _print_head("MISSING", f"{counted(len(absent), 'tensor')} of the reference, without a counterpart")
+        _print_groups([pair for pair in absent if not _is_place(pair)], has_status=True)
+        click.echo(
+            "  What may be missing is left out with --exclude GLOB; --require GLOB names what may not."
+        )
+    if explained:
+        what = f"{counted(len(explained), 'tensor')} of the reference, which the target does without"
+        _print_head("EXPLAINED", what)
+        _print_groups([pair for pair in explained if not _is_place(pair)], has_status=False)
+    _print_places([*filter(_is_place, (*absent, *explained)), *places], examination)
+    return frozenset(pair.key for pair in (*absent, *explained, *optional, *places))
 
-    ops: dict[str, list[Pair]] = {}
-    reasons: dict[str, list[Pair]] = {}
-    for pair in comparison.pairs:
+
+def _is_place(pair: Pair) -> bool:
+    """Whether it is of a place within a module's code."""
+    record = pair.reference or pair.target
+    return record is not None and ":" in record.key.site
+
+
+def _print_head(title: str, text: str) -> None:
+    click.echo()
+    click.echo(f"{click.style(title, bold=True)}  {text}")
+
+
+def _print_groups(pairs: Sequence[Pair], *, has_status: bool) -> None:
+    """A line for all pairs of one status, and of one reason whatever the number of the layer."""
+    groups: dict[tuple[str, str], list[Pair]] = {}
+    for pair in pairs:
+        status = str(pair.status) if has_status else ""
+        groups.setdefault((status, _NUMBER.sub("{i}", one_line(pair.reason))), []).append(pair)
+    for (status, reason), members in groups.items():
+        what = ": ".join(filter(None, (status, reason)))
+        keys = some([pair.key for pair in members])
+        click.echo(f"  {counted(len(members), 'tensor')}, {what}: {keys}")
+
+
+def _print_places(pairs: Sequence[Pair], examination: Examination) -> None:
+    """Ops and other places within modules that one side lacks, by class of module."""
+    groups: dict[str, list[Pair]] = {}
+    for pair in pairs:
         record = pair.reference or pair.target
-        if record is None:
-            continue
-        if pair.status in ABSENT and pair.reason and not pair.is_optional:
-            reasons.setdefault(f"{pair.status}: {pair.reason}", []).append(pair)
-        elif pair.status in (*ABSENT, "missing-in-reference") and ":" in record.key.site:
-            module = record.key.site.partition(":")[0]
-            ops.setdefault(examination.classes.get(module, "") or module, []).append(pair)
-    many = {reason: pairs for reason, pairs in reasons.items() if len(pairs) > _FEW}
-    if many:
-        print_heading("MISSING")
-        for reason, pairs in many.items():
-            click.echo(f"  {counted(len(pairs), 'tensor')}, {one_line(reason)}; the first is {pairs[0].key}")
-    if ops:
-        print_heading("PLACES WITHIN MODULES ON ONE SIDE ONLY")
-        for name, pairs in list(ops.items())[:_GROUPS]:
-            _print_ops(name, pairs)
-        if len(ops) > _GROUPS:
-            click.echo(f"  … {len(ops) - _GROUPS} more classes; all with --all")
-        if any(pair.is_required for pairs in ops.values() for pair in pairs):
-            click.echo("  What computes the same in other ops is compared without them: --exclude '*:*'")
-    return frozenset(pair.key for groups in (many, ops) for pairs in groups.values() for pair in pairs)
+        assert record is not None
+        module = module_of(record.key.site)
+        groups.setdefault(examination.classes.get(module, "") or module, []).append(pair)
+    if not groups:
+        return
+    print_heading("PLACES WITHIN MODULES ON ONE SIDE ONLY")
+    for name, members in list(groups.items())[:_GROUPS]:
+        _print_ops(name, members)
+    if len(groups) > _GROUPS:
+        click.echo(f"  … {len(groups) - _GROUPS} more classes; all with --all")
+    if any(pair.is_required for pair in pairs):
+        click.echo("  What computes the same in other ops is compared without them: --exclude '*:*'")
 
 
 def _print_ops(name: str, pairs: list[Pair]) -> None:

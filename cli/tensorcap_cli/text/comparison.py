@@ -238,8 +238,6 @@ def _print_outcome(comparison: Comparison, examination: Examination) -> None:
 
 def _verdict(comparison: Comparison) -> tuple[str, str]:
     """The whole in one sentence, and its color."""
-    from tensorcap.comparison import ABSENT
-
     counts, divergence = comparison.counts, comparison.divergence
     if comparison.exit_status == 0:
         proven = "No divergence." if not counts.get("within-rounding") else "Within rounding (not proven)."
@@ -254,13 +252,26 @@ def _verdict(comparison: Comparison) -> tuple[str, str]:
         is_suspect = divergence.pair.status == "suspect"
         where = "with other inputs" if divergence.is_run_input else f"first in {divergence.module}"
         return f"{'Suspect' if is_suspect else 'Not the same'}, {where}.", "yellow" if is_suspect else "red"
+    if comparison.absent:
+        return _without_counterpart(comparison), "red"
     bad = next((pair for pair in comparison.pairs if pair.is_required and not pair.is_green), None)
     if bad is not None and bad.status == "unjudged":
         return _UNJUDGED, "yellow"
     if bad is not None and bad.status == "suspect":
         return f"Suspect: {bad.key}.", "yellow"
     if bad is not None:
-        return f"{'Not green' if bad.status in ABSENT else 'Not the same'}: {bad.key} is {bad.status}.", "red"
+        return f"Not the same: {bad.key} is {bad.status}.", "red"
     if any(value.is_red for value in comparison.value_differences):
         return "Not the same: a number that a module returned differs.", "red"
     return "Not green: a run is incomplete.", "red"
+
+
+def _without_counterpart(comparison: Comparison) -> str:
+    """That all values agree which both sides have, and how many have no counterpart."""
+    compared = [pair for pair in comparison.pairs if pair.is_compared and pair.is_required]
+    lacking = f"no counterpart of {counted(len(comparison.absent), 'tensor')}."
+    if any(not pair.is_green for pair in compared):
+        return f"Not everything agrees, and the target has {lacking}"
+    is_equal = all(pair.status == "identical" for pair in compared)
+    agreement = "identical" if is_equal else "in agreement"
+    return f"All that both have is {agreement}, but the target has {lacking}"

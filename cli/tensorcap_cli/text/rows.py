@@ -35,6 +35,7 @@ _COLORS: Final[Mapping[str, str | None]] = {
     "unjudged": "yellow",
     "suspect": "yellow",
     "missing-in-reference": None,
+    "explained": None,
     "excluded": None,
 }
 # Columns that may be asked for, besides every metric of a pair
@@ -138,10 +139,7 @@ def _is_worth_a_row(pair: Pair, printed: Collection[str]) -> bool:
 
 def _is_explained(pair: Pair) -> bool:
     """Whether a mapping says why a side lacks a tensor."""
-    is_lone = pair.status == "missing-in-reference" or (
-        pair.status == "missing-in-target" and pair.is_optional
-    )
-    return is_lone and bool(pair.reason)
+    return pair.status == "explained" or (pair.status == "missing-in-reference" and bool(pair.reason))
 
 
 def _most_telling(pairs: Sequence[Pair], limit: int) -> list[Pair]:

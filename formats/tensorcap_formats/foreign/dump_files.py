@@ -1,4 +1,4 @@
-"""The files of a dump, and the records that they become (specs/max-files.md, section 3)."""
+"""The files of a dump, and the keys that their names mean (specs/max-files.md, section 3)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tensorcap_formats.errors import CorruptArchiveError, UnsafeFileError
-from tensorcap_formats.foreign.dump_labels import Label, probe_key, rooted
+from tensorcap_formats.folder import refuse_link_out
+from tensorcap_formats.foreign.dump_labels import Label, probe_key, remove_root, undouble_names
 from tensorcap_formats.foreign.max_file import MAX_SUFFIX
 from tensorcap_formats.foreign.raw_file import RawSpec
 from tensorcap_formats.input_file import InputFile
@@ -28,11 +28,11 @@ class DumpFile:
 
     Attributes:
         path: Of the file.
-        name: Without the suffix.
+        name: Its name, without the suffix.
         step: Of the run.
-        label: What the name says; None if that is no layer's.
+        label: The parsed name; None if it is no label of a layer.
         position: In the order of the step; None if it is not known yet.
-        raw: What it holds, if it is one of raw numbers.
+        raw: Dtype and shape, if it has raw numbers.
     """
 
     path: Path
@@ -43,22 +43,27 @@ class DumpFile:
     raw: RawSpec | None = None
 
     @property
+    def is_torch(self) -> bool:
+        """Whether it is one of torch.save, not of MAX or of raw numbers."""
+        return self.path.suffix.lower() == TORCH
+
+    @property
     def key(self) -> Key:
-        """What its name means."""
+        """The key that its name means."""
         return self.label.key(self.step) if self.label else probe_key(self.name, self.step)
 
 
 @dataclass(slots=True)
 class DumpContents:
-    """The contents of a folder that were read so far.
+    """The contents of a dump, as far as they are read.
 
     Attributes:
         path: Of the folder.
-        raw: What files of raw numbers hold.
+        raw: Dtype and shape of files of raw numbers.
         files: Those that have tensors.
-        problems: What could not be taken, by the name of its file, and why.
-        others: What else there is, likewise.
-        notes: What there is to say of it, a sentence each.
+        problems: Why tensors could not be read, by the name of the file.
+        others: Why other things are not read, by name.
+        notes: Remarks for the user, a sentence each.
         unlisted: Files that no list names.
         is_ordered: Whether lists give the order of all steps.
     """
@@ -78,10 +83,22 @@ class DumpContents:
 
 
 def tensor_files(
-    dump: DumpContents, folder: str, names: Sequence[str], parse: Callable[[str], Label | None]
+    dump: DumpContents,
+    folder: str,
+    names: Sequence[str],
+    parse: Callable[[str], Label | None],
+    *,
+    step: int = 0,
 ) -> Iterator[DumpFile]:
-    """The files of tensors in a folder; what else there is, is noted."""
-    home = os.path.realpath(dump.path) + os.sep
+    """The files of tensors in a folder of a dump; what else is in it is noted as `others`.
+
+    Args:
+        dump: The dump.
+        folder: Name of the folder in the dump, "" for the dump itself.
+        names: What is in the folder.
+        parse: Parses the name of a file.
+        step: That the files belong to.
+    """
     for name in names:
         path, shown = dump.path / folder / name, f"{folder}/{name}" if folder else name
         stem, suffix = os.path.splitext(name)
@@ -91,34 +108,32 @@ def tensor_files(
         elif spec is None and suffix.lower() not in (MAX_SUFFIX, TORCH):
             if name not in (NAMES_FILE, METADATA):
                 dump.others[shown] = f"no {MAX_SUFFIX} or .pt file"
-        elif path.is_symlink() and not os.path.realpath(path).startswith(home):
-            raise UnsafeFileError(
-                f"{path}: is a link to a file outside of {dump.path}", hint="Put a copy in its place."
-            )
         else:
+            refuse_link_out(path, dump.path, hint="Put a copy in its place.")
             # a label has dots, so that a raw file's has no suffix unless it has one of those for raw files
             text = name if spec and suffix.lower() not in (".bin", ".raw", ".data") else stem
-            yield DumpFile(path, text, 0, parse(text), raw=spec)
+            file = DumpFile(path, text, step, parse(text), raw=spec)
+            if file.label and not file.is_torch:
+                file.label = undouble_names(file.label)
+            yield file
 
 
-def content(path: Path) -> bytes:
-    """All of a list of names."""
+def read_list(path: Path) -> bytes:
+    """Read a list of names."""
     with closing(InputFile(path)) as file:
-        if file.size > _MAX_BYTES:
-            raise CorruptArchiveError(f"{path}: has {file.size} bytes, expected at most {_MAX_BYTES}")
-        return file.read(0, file.size)
+        return file.read_all(_MAX_BYTES)
 
 
-def note_unlisted(dump: DumpContents, folder: str, files: Sequence[DumpFile]) -> None:
+def note_unlisted(dump: DumpContents, files: Sequence[DumpFile]) -> None:
     """Put files that no list named behind the others."""
     for file in files:
         if file.position is None:
             file.position = float("inf")
-            dump.unlisted.append(f"{folder}/{file.path.name}" if folder else file.path.name)
+            dump.unlisted.append(dump.shown(file))
 
 
-def take_root(files: Sequence[DumpFile]) -> None:
-    """Take the name of the whole model from the labels, if it is there."""
-    labels = iter(rooted(file.label for file in files if file.label))
+def remove_root_name(files: Sequence[DumpFile]) -> None:
+    """Remove the name of the whole model from the labels of the files, if all begin with it."""
+    labels = iter(remove_root(file.label for file in files if file.label))
     for file in files:
         file.label = next(labels) if file.label else None

@@ -1,10 +1,8 @@
-"""Folders that print hooks and layer verifications leave: a file for each tensor, which its name explains.
+"""Folders of print hooks and layer verifications: a file for each tensor, whose name says which it is.
 
 Three layouts (specs/max-files.md, section 3): files beside each other, as MAX writes them; folders of them by
 the number of the step, each with the order in `tensor_names.txt`; and one with `layer_metadata.json`.
-What cannot be read, or not be told apart, is left out and reported, and makes the archive incomplete.
-
-One side of a layer verification: its files, by the list of its layers (specs/max-files.md, MXF-32).
+Files that cannot be read, and those with one key, are left out and reported, and the archive is incomplete.
 """
 
 from __future__ import annotations
@@ -13,25 +11,25 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, ReadError
 from tensorcap_formats.flat_arrays import Bands
+from tensorcap_formats.folder import list_folder
 from tensorcap_formats.foreign.dump_files import (
     METADATA,
     NAMES_FILE,
     TORCH,
     DumpContents,
     DumpFile,
-    content,
     note_unlisted,
-    take_root,
+    read_list,
+    remove_root_name,
     tensor_files,
 )
-from tensorcap_formats.foreign.dump_labels import parse_file_name, parse_label, undoubled
+from tensorcap_formats.foreign.dump_labels import parse_file_name, parse_label
 from tensorcap_formats.foreign.max_file import MAX_SUFFIX, read_max_tensor
 from tensorcap_formats.foreign.raw_file import RawSpec
 from tensorcap_formats.foreign.torch_file import read_contents
@@ -41,15 +39,16 @@ from tensorcap_formats.keys import Key, check_length, escape, natural
 
 _SIDES: Final = ("max_layers", "torch_layers", "without_injection", "with_injection")
 _STEP: Final = re.compile(r"0|[1-9]\d{0,17}")
-_TOLD: Final = 3  # of many, in one sentence
+_INJECTED: Final = "_injected"
+_NAMES_SHOWN: Final = 3  # of many, in one sentence
 
 
 class DumpArchive(ForeignArchive):
     """The tensors of a dump.
 
     Attributes:
-        problems: What could not be taken, by the name of its file, and why: the archive lacks it.
-        probes: Files whose labels are no layer's, so that they are kept as probes.
+        problems: Why the archive lacks a tensor, by the name of its file.
+        probes: Files whose labels are no layer's, which are kept as probes.
     """
 
     def __init__(
@@ -81,20 +80,20 @@ def is_dump(path: Path, names: Sequence[str]) -> bool:
 def open_dump(path: Path, *, raw: Sequence[RawSpec] = (), by_time: bool = False) -> DumpArchive:
     """Open a folder as an archive whose keys are what the names of its files mean.
 
-    What could not be taken is in `skipped`, and what else there is to say in the run's `notes`.
+    What could not be read is in `skipped`, and remarks are in the run's `notes`.
 
     Args:
         path: The folder.
-        raw: What files without a format of their own hold, by globs over their names.
-        by_time: Whether to take the times at which files were written for the order, where nothing tells it.
+        raw: Dtype and shape of files of raw numbers, by globs over their names.
+        by_time: Whether to order files by the time at which they were written, if the order is unknown.
 
     Raises:
         NotAnArchiveError: There is no tensor in it, or it holds several runs.
-        CorruptArchiveError: Its list of names makes no sense.
+        CorruptArchiveError: Its list of names is invalid.
         UnsafeFileError: A file is a link that leads out of the folder.
         ReadError: The system cannot read it.
     """
-    names = _listed(path)
+    names = sorted(list_folder(path), key=natural)
     several = [name for name in _SIDES if name in names]
     if several:
         raise NotAnArchiveError(
@@ -104,35 +103,34 @@ def open_dump(path: Path, *, raw: Sequence[RawSpec] = (), by_time: bool = False)
     dump = DumpContents(path, raw)
     injected: list[Key] = []
     if METADATA in names:
-        injected = find_verified(dump, names)
+        injected = _add_verification(dump, names)
     else:
-        _find_printed(dump, names)
-    kept = _told_apart(dump)
+        _add_prints(dump, names)
+    files = _with_unique_keys(dump)
     if by_time and not dump.is_ordered:
-        _order_by_time(dump, kept)
-    tensors, values = _read(dump, kept)
+        _order_by_time(dump, files)
+    tensors, values = _read(dump, files)
     if not tensors and not dump.problems:
         raise NotAnArchiveError(f"{path}: holds no {MAX_SUFFIX} or .pt file")
-    run: dict[str, Any] = {"framework": {"name": "max" if _is_max(kept) else "torch"}}
-    if notes := _notes(dump, kept):
+    run: dict[str, Any] = {"framework": {"name": "torch" if all(file.is_torch for file in files) else "max"}}
+    if notes := _notes(dump, files):
         run["notes"] = notes
     if dump.problems:
-        run["error"] = {"message": _told(dump.problems)}
+        run["error"] = {"message": _error_message(dump.problems)}
     if injected:
-        run["injected"] = injection(injected)
+        run["injected"] = _injection_metadata(injected)
     return DumpArchive(
         path,
         "dump-folder",
         tensors,
-        resources=ExitStack(),
         values=values,
         skipped=dump.problems | dump.others,
         run=run,
         is_ordered=dump.is_ordered,
         is_complete=not dump.problems,
-        is_direct=all(file.path.suffix.lower() != TORCH for file in kept),
+        is_direct=not any(file.is_torch for file in files),
         problems=dump.problems,
-        probes=_probes(dump, kept),
+        probes=_probes(dump, files),
     )
 
 
@@ -140,38 +138,31 @@ def _steps(names: Sequence[str]) -> list[str]:
     return sorted((name for name in names if _STEP.fullmatch(name)), key=int)
 
 
-def _listed(folder: Path) -> list[str]:
-    try:
-        return sorted(os.listdir(folder), key=natural)
-    except OSError as error:
-        raise ReadError(f"{folder}: cannot be opened: {error.strerror}") from None
-
-
-def _find_printed(dump: DumpContents, names: Sequence[str]) -> None:
-    """The files of hooks, of all steps."""
+def _add_prints(dump: DumpContents, names: Sequence[str]) -> None:
+    """Add the files of print hooks, of all steps."""
     steps = [name for name in _steps(names) if (dump.path / name).is_dir()]
     for step, folder in [(0, ""), *((int(name), name) for name in steps)]:
-        inner = _listed(dump.path / folder) if folder else [name for name in names if name not in steps]
-        files = list(tensor_files(dump, folder, inner, parse_label))
+        inner = (
+            sorted(list_folder(dump.path / folder), key=natural)
+            if folder
+            else [name for name in names if name not in steps]
+        )
+        files = list(tensor_files(dump, folder, inner, parse_label, step=step))
         if not files and NAMES_FILE not in inner:
             continue
-        for file in files:
-            file.step = step
-            if file.label and file.path.suffix.lower() != TORCH:
-                file.label = undoubled(file.label)
         if NAMES_FILE in inner:
             _order_by_names(dump, folder, files)
         else:
             dump.is_ordered = False
         dump.files += files
-    take_root(dump.files)
+    remove_root_name(dump.files)
 
 
 def _order_by_names(dump: DumpContents, folder: str, files: Sequence[DumpFile]) -> None:
     """Put the files in the order of the list of names, and report files and names without the other."""
     path = dump.path / folder / NAMES_FILE
     try:
-        text = content(path).decode()
+        text = read_list(path).decode()
     except UnicodeDecodeError:
         raise CorruptArchiveError(f"{path}: is no UTF-8 text") from None
     lines = [line.removesuffix("\r") for line in text.split("\n") if line.strip()]
@@ -188,11 +179,11 @@ def _order_by_names(dump: DumpContents, folder: str, files: Sequence[DumpFile]) 
             dump.problems[shown] = (
                 f"{NAMES_FILE} names it {counts[name]} times: one tensor was written over another"
             )
-    note_unlisted(dump, folder, files)
+    note_unlisted(dump, files)
 
 
-def _told_apart(dump: DumpContents) -> list[DumpFile]:
-    """The files whose keys are their own; which of several is meant, nobody knows, so none of them is."""
+def _with_unique_keys(dump: DumpContents) -> list[DumpFile]:
+    """The files with a key of their own; of several with one key, none, since any may be meant."""
     by_key: dict[str, list[DumpFile]] = {}
     for file in dump.files:
         try:
@@ -205,19 +196,19 @@ def _told_apart(dump: DumpContents) -> list[DumpFile]:
         for file in files if len(files) > 1 else ():
             others = ", ".join(dump.shown(other) for other in files if other is not file)
             dump.problems[dump.shown(file)] = f"means {key}, and so does {others}"
-    kept = [files[0] for files in by_key.values() if len(files) == 1]
+    distinct = [files[0] for files in by_key.values() if len(files) == 1]
     if dump.is_ordered:
-        kept.sort(key=lambda file: (file.step, file.position))
-    return kept
+        distinct.sort(key=lambda file: (file.step, file.position))
+    return distinct
 
 
-def _order_by_time(dump: DumpContents, kept: list[DumpFile]) -> None:
+def _order_by_time(dump: DumpContents, files: list[DumpFile]) -> None:
     """Put files in the order in which they were written, if no two of a step have one time."""
-    times = {id(file): os.stat(file.path).st_mtime_ns for file in kept}
-    if len({(file.step, times[id(file)]) for file in kept}) < len(kept):
+    times = {id(file): os.stat(file.path).st_mtime_ns for file in files}
+    if len({(file.step, times[id(file)]) for file in files}) < len(files):
         dump.notes.append("The order is unknown: some files were written at the same time.")
         return
-    kept.sort(key=lambda file: (file.step, times[id(file)]))
+    files.sort(key=lambda file: (file.step, times[id(file)]))
     dump.is_ordered = True
     dump.notes.append(
         "The order is that in which files were last written, a hint at most: copying them or running the "
@@ -225,22 +216,22 @@ def _order_by_time(dump: DumpContents, kept: list[DumpFile]) -> None:
     )
 
 
-def _read(dump: DumpContents, kept: Sequence[DumpFile]) -> tuple[list[ForeignTensor], dict[str, Any]]:
+def _read(dump: DumpContents, files: Sequence[DumpFile]) -> tuple[list[ForeignTensor], dict[str, Any]]:
     """Read the tensors and the other values of the files; files that cannot be read are problems."""
     tensors: dict[str, ForeignTensor] = {}
     values: dict[str, Any] = {}
     bands = Bands()
-    for file in kept:
+    for file in files:
         shown = dump.shown(file)
         try:
             if file.raw:
                 in_file = [file.raw.tensor(file.path, file.key.text)]
-            elif file.path.suffix.lower() == MAX_SUFFIX:
+            elif not file.is_torch:
                 in_file = [read_max_tensor(file.path, file.key.text)]
             else:
                 contents = read_contents(file.path, "", is_prefix=True, bands=bands)
-                in_file = [replace(t, name=_within(file.key, t.name)) for t in contents.tensors]
-                values |= {_within(file.key, below): value for below, value in contents.values.items()}
+                in_file = [replace(t, name=_leaf_key(file.key, t.name)) for t in contents.tensors]
+                values |= {_leaf_key(file.key, below): value for below, value in contents.values.items()}
                 dump.others |= {f"{shown}{below}": what for below, what in contents.skipped.items()}
         except ReadError as error:
             dump.problems[shown] = str(error).removeprefix(f"{file.path}: ")
@@ -251,58 +242,51 @@ def _read(dump: DumpContents, kept: Sequence[DumpFile]) -> tuple[list[ForeignTen
     return [*tensors.values()], values
 
 
-def _within(key: Key, below: str) -> str:
-    """The key of a leaf of what a file holds, a tensor or a structure of them."""
+def _leaf_key(key: Key, below: str) -> str:
+    """The key of a tensor or a value in a file; `below` is its path in a nested structure, else ""."""
     return replace(key, slot=f"{key.slot}.{escape(below[1:])}").text if below else key.text
 
 
-def _is_max(kept: Sequence[DumpFile]) -> bool:
-    return any(file.path.suffix.lower() != TORCH for file in kept)
+def _probes(dump: DumpContents, files: Sequence[DumpFile]) -> list[str]:
+    """Files that were read and whose labels are no layers'."""
+    names = [dump.shown(file) for file in files if file.label is None]
+    return [name for name in names if name not in dump.problems]
 
 
-def _probes(dump: DumpContents, kept: Sequence[DumpFile]) -> list[str]:
-    """Files that were taken and whose labels are no layers'."""
-    shown = [dump.shown(file) for file in kept if file.label is None]
-    return [name for name in shown if name not in dump.problems]
-
-
-def _notes(dump: DumpContents, kept: Sequence[DumpFile]) -> list[str]:
-    """What there is to say beside what is missing."""
+def _notes(dump: DumpContents, files: Sequence[DumpFile]) -> list[str]:
+    """Remarks for the user, beside problems."""
     notes = list(dump.notes)
-    if probes := _probes(dump, kept):
+    if probes := _probes(dump, files):
         what = "is no label of a layer's input or output: it is kept as a probe"
         if len(probes) > 1:
             what = "are no labels of layers' inputs or outputs: they are kept as probes"
-        notes.append(f"{_some(probes)} {what}.")
+        notes.append(f"{_first_names(probes)} {what}.")
     if dump.unlisted:
         are = "is" if len(dump.unlisted) == 1 else "are"
-        notes.append(f"{_some(dump.unlisted)} {are} in no list of names, and last in order.")
+        notes.append(f"{_first_names(dump.unlisted)} {are} in no list of names, and last in order.")
     return notes
 
 
-def _told(problems: dict[str, str]) -> str:
-    """All that could not be taken, in one line."""
+def _error_message(problems: dict[str, str]) -> str:
+    """The problems, in one line."""
     name, reason = next(iter(problems.items()))
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
     return f"{len(problems)} of the dump's tensors could not be taken: {name}: {reason}{more}"
 
 
-def _some(names: Sequence[str]) -> str:
-    rest = len(names) - _TOLD
-    return ", ".join(names[:_TOLD]) + (f" and {rest} more" if rest > 0 else "")
+def _first_names(names: Sequence[str]) -> str:
+    rest = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
-_INJECTED: Final = "_injected"
-
-
-def find_verified(dump: DumpContents, names: Sequence[str]) -> list[Key]:
-    """The files of one side of a layer verification, in the order of its list of layers.
+def _add_verification(dump: DumpContents, names: Sequence[str]) -> list[Key]:
+    """Add the files of one side of a layer verification, in the order of its list of layers (MXF-32).
 
     Returns:
-        What was put in the place of the model's own tensors.
+        The keys of tensors that replaced the model's own.
     """
     path = dump.path / METADATA
-    layers = decode_json(content(path), str(path))
+    layers = decode_json(read_list(path), str(path))
     files = list(tensor_files(dump, "", names, parse_file_name))
     expected: dict[str, int] = {}
     for name, layer in layers.items():
@@ -313,7 +297,7 @@ def find_verified(dump: DumpContents, names: Sequence[str]) -> list[Key]:
             for number, one in enumerate(listed):
                 slot = "" if kind == "output" and len(listed) == 1 else f"_{one.get('index', number)}"
                 expected[f"{name}_{kind}{slot}".replace("/", "_")] = len(expected)
-    natural_ones = {file.name for file in files}
+    names_of_files = {file.name for file in files}
     missing = dict(expected)
     for file in files:
         name = file.name.removesuffix(_INJECTED)
@@ -321,23 +305,21 @@ def find_verified(dump: DumpContents, names: Sequence[str]) -> list[Key]:
             name = name.removesuffix("_0")
         file.position = expected.get(name)
         missing.pop(name, None)
-        if file.label and file.path.suffix.lower() != TORCH:
-            file.label = undoubled(file.label)
     for name in missing:
         dump.problems[name] = f"{METADATA} names it and there is no such file"
-    take_root(files)
+    remove_root_name(files)
     injected = [file for file in files if file.label and file.label.is_injected]
     for file in injected:
-        if (own := file.name.removesuffix(_INJECTED)) in natural_ones:
+        if (own := file.name.removesuffix(_INJECTED)) in names_of_files:
             dump.others[dump.shown(file)] = f"what was put in the place of {own}"
             files.remove(file)
-    note_unlisted(dump, "", files)
+    note_unlisted(dump, files)
     dump.files += files
     return [file.key for file in injected]
 
 
-def injection(keys: Sequence[Key]) -> dict[str, Any]:
-    """What was put in the place of a run's own tensors, as run metadata say it (INJ-20)."""
+def _injection_metadata(keys: Sequence[Key]) -> dict[str, Any]:
+    """The run metadata of an injection (INJ-20)."""
     return {
         "source": "the other side of the verification",
         "mapping": "",

@@ -24,14 +24,14 @@ _DOUBLED: Final = re.compile(r"(?<![^.])([^.]*[^.\d][^.]*)\.\1(?=\.\d+(?:\.|$))"
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A label, taken apart.
+    """A parsed label.
 
     Attributes:
-        path: Of the layer, as the label has it; of the root `""` once it is `rooted`.
+        path: Of the layer, as the label has it; of the model itself `""` after `remove_root`.
         call: Which call of the layer it was, from 0 on.
         kind: `input` or `output`.
         slot: Which of the inputs or outputs; "" if the label does not say.
-        is_injected: Whether the tensor was put in the place of what the model had.
+        is_injected: Whether the tensor replaced the model's own.
     """
 
     path: str
@@ -48,7 +48,7 @@ class Label:
 
 
 def parse_label(text: str) -> Label | None:
-    """Take a label of a print hook apart; None if it is none (MXF-20).
+    """Parse a label of a print hook; None if it is none (MXF-20).
 
     Example:
         >>> parse_label("model.layers.3.mlp(2)-input_hidden_states").key(0).text
@@ -60,14 +60,14 @@ def parse_label(text: str) -> Label | None:
     if match is None:
         return None
     path, kind, slot = match.groups()
-    called = _CALL.fullmatch(path)
-    if called is None:
+    numbered = _CALL.fullmatch(path)
+    if numbered is None:
         return Label(path, 0, kind, slot or "")
-    return Label(called[1], int(called[2]) - 1, kind, slot or "")
+    return Label(numbered[1], int(numbered[2]) - 1, kind, slot or "")
 
 
 def parse_file_name(text: str) -> Label | None:
-    """Take the name of a file of a layer verification apart; None if it is none (MXF-22).
+    """Parse the name of a file of a layer verification; None if it is none (MXF-22).
 
     Example:
         >>> parse_file_name("layers.0.mlp.down_proj_input_0_injected").key(0).text
@@ -85,20 +85,20 @@ def probe_key(text: str, step: int) -> Key:
     return Key(inner_site(PROBES, text), "value", step)
 
 
-def undoubled(label: Label) -> Label:
-    """The label with each name once that an object for lists of layers doubles (MXF-23).
+def undouble_names(label: Label) -> Label:
+    """Remove the second of two equal names, which an object for lists of layers adds (MXF-23).
 
     Example:
-        >>> undoubled(parse_label("model.layers.layers.0.mlp-output")).path
+        >>> undouble_names(parse_label("model.layers.layers.0.mlp-output")).path
         'model.layers.0.mlp'
     """
     return replace(label, path=_DOUBLED.sub(r"\1", label.path))
 
 
-def rooted(labels: Iterable[Label]) -> list[Label]:
-    """The labels without the name of the whole model, if all of them begin with it (MXF-24).
+def remove_root(labels: Iterable[Label]) -> list[Label]:
+    """Remove the name of the whole model from the labels, if all of them begin with it (MXF-24).
 
-    A hook calls a layer that it has no name for by its class: such labels say nothing of that.
+    Labels that are the class of a layer, which a hook uses if it has no name for it, do not count.
     """
     labels = list(labels)
     named = [label.path for label in labels if not _CLASS.fullmatch(label.path)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable
-from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -24,8 +24,8 @@ from tensorcap_formats.errors import (
 )
 from tensorcap_formats.foreign.raw_file import raw_file_hint
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
-from tensorcap_formats.index import check_shape
-from tensorcap_formats.input_file import InputFile, StoredElements
+from tensorcap_formats.index import parse_shape
+from tensorcap_formats.input_file import InputFile, read_stored
 from tensorcap_formats.keys import MAX_KEY_BYTES
 
 MAX_SUFFIX: Final = ".max"
@@ -51,23 +51,6 @@ _START: Final = struct.Struct("<8sIIQI")  # magic, version, size of the metadata
 _MAX_SIZE: Final = 0xFFFFFFFF  # of an axis
 
 
-@dataclass(frozen=True, slots=True)
-class MaxHeader:
-    """What a `.max` file says of its tensor.
-
-    Attributes:
-        label: Of the print that wrote it, as far as a file name can hold it.
-        dtype: Logical dtype.
-        shape: In elements.
-        offset: Byte at which the elements begin.
-    """
-
-    label: str
-    dtype: DType
-    shape: tuple[int, ...]
-    offset: int
-
-
 def open_max(path: Path) -> Archive:
     """Open one file; its tensor is named as the file.
 
@@ -75,11 +58,11 @@ def open_max(path: Path) -> Archive:
         ReadError: As `read_max_tensor`.
     """
     tensor = read_max_tensor(path, path.stem)
-    return ForeignArchive(path, "max", [tensor], resources=ExitStack(), is_direct=True)
+    return ForeignArchive(path, "max", [tensor], is_direct=True)
 
 
 def read_max_tensor(path: Path, name: str) -> ForeignTensor:
-    """The tensor of one file, under a name; its elements are read when they are asked for.
+    """Read the header of one file; the elements of its tensor are read when they are asked for.
 
     Raises:
         NotAnArchiveError: The file is none of this kind, of an unknown dtype, or of several tensors.
@@ -88,18 +71,18 @@ def read_max_tensor(path: Path, name: str) -> ForeignTensor:
         ReadError: The system cannot read it.
     """
     with closing(InputFile(path)) as file:
-        header = _read_header(file)
-        expected = header.offset + math.prod(header.shape) * header.dtype.itemsize
+        dtype, shape, offset = _read_header(file)
+        expected = offset + math.prod(shape) * dtype.itemsize
         if file.size != expected:
             raise CorruptArchiveError(
-                f"{path}: has {file.size} bytes, expected {expected} for {header.dtype.name} of shape "
-                f"{header.shape} from byte {header.offset} on (MXF-7)"
+                f"{path}: has {file.size} bytes, expected {expected} for {dtype.name} of shape {shape} "
+                f"from byte {offset} on (MXF-7)"
             )
-        read = StoredElements(path, header.offset, file.size, header.dtype.itemsize).read
-    return ForeignTensor(name, header.dtype, header.shape, read)
+    return ForeignTensor(name, dtype, shape, partial(read_stored, path, expected, dtype.itemsize, offset))
 
 
-def _read_header(file: InputFile) -> MaxHeader:
+def _read_header(file: InputFile) -> tuple[DType, tuple[int, ...], int]:
+    """Dtype and shape of the tensor, and the byte at which its elements begin."""
     path = file.path
     first = file.read(0, min(file.size, _START.size))
     if first[: len(MAGIC)] != MAGIC:
@@ -132,14 +115,14 @@ def _read_header(file: InputFile) -> MaxHeader:
     if code not in _DTYPES:
         raise NotAnArchiveError(f"{path}: dtype code {code} is unknown (MXF-6)")
     dtype = _DTYPES[code]
-    *shape, offset = struct.unpack(f"<{rank}IQ", file.read(_START.size + label_size + 2, 4 * rank + 8))
+    *sizes, offset = struct.unpack(f"<{rank}IQ", file.read(_START.size + label_size + 2, 4 * rank + 8))
     where = f"{path}: {abbreviate(label)!r}"
-    check_shape(shape, dtype.itemsize, where)
+    shape = parse_shape(sizes, dtype.itemsize, where)
     if offset < 24 + size:
         raise CorruptArchiveError(
             f"{where}: its elements begin at byte {offset}, expected {24 + size} or later (MXF-7)"
         )
-    return MaxHeader(label, dtype, tuple(shape), offset)
+    return dtype, shape, offset
 
 
 def write_max(path: Path, label: str, dtype: DType, shape: tuple[int, ...], blocks: Iterable[Array]) -> None:
@@ -147,32 +130,32 @@ def write_max(path: Path, label: str, dtype: DType, shape: tuple[int, ...], bloc
 
     Args:
         path: Of a new file.
-        label: What is printed; the file keeps it with `_` in the place of `/`.
+        label: What is printed; the file keeps it with `_` for `/`.
         dtype: Logical dtype.
         shape: In elements.
         blocks: The stored elements in C order, in any number of arrays.
 
     Raises:
-        UsageError: The format has no such dtype, label or shape.
+        UsageError: The format does not allow the dtype, the label or the shape.
         WriteError: The file cannot be written.
     """
-    kept = label.replace("/", "_").encode("utf-8", "surrogatepass")
+    encoded = label.replace("/", "_").encode("utf-8", "surrogatepass")
     if dtype.name not in MAX_DTYPE_CODES:
         known = ", ".join(sorted(MAX_DTYPE_CODES))
         raise UsageError(
             f"{path}: .max files have no dtype {dtype.name!r} (MXF-6)", hint=f"They have: {known}."
         )
-    if not 0 < len(kept) <= MAX_KEY_BYTES or b"\0" in kept:
+    if not 0 < len(encoded) <= MAX_KEY_BYTES or b"\0" in encoded:
         raise UsageError(
-            f"{path}: label {abbreviate(label)!r} has {len(kept)} bytes, expected 1 to {MAX_KEY_BYTES} "
+            f"{path}: label {abbreviate(label)!r} has {len(encoded)} bytes, expected 1 to {MAX_KEY_BYTES} "
             "without NUL (MXF-5)"
         )
     if any(size > _MAX_SIZE for size in shape):
         raise UsageError(f"{path}: shape {shape} has an axis of more than {_MAX_SIZE} elements (MXF-4)")
-    size = 4 + len(kept) + 2 + 4 * len(shape) + 8
+    size = 4 + len(encoded) + 2 + 4 * len(shape) + 8
     with write_errors(path), path.open("xb") as file:
-        file.write(_START.pack(MAGIC, 0, 1, size, len(kept)))
-        file.write(kept + bytes([MAX_DTYPE_CODES[dtype.name], len(shape)]))
+        file.write(_START.pack(MAGIC, 0, 1, size, len(encoded)))
+        file.write(encoded + bytes([MAX_DTYPE_CODES[dtype.name], len(shape)]))
         file.write(struct.pack(f"<{len(shape)}IQ", *shape, 24 + size))
         for block in blocks:
             file.write(np.ascontiguousarray(block).view("u1").data)

@@ -1,6 +1,6 @@
 """Arrays as numpy saves them: .npy, .npz, and folders of .npy; and an .npz file of an archive's tensors.
 
-The header of an array is parsed without running anything and without trusting it.
+The header of an array is checked against the file, and nothing in it is run.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import math
 import re
 import zipfile
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,8 +34,8 @@ from tensorcap_formats.folder import files_below, others_below
 from tensorcap_formats.foreign.strided import StridedTensor
 from tensorcap_formats.foreign.zip_members import ZipMembers
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
-from tensorcap_formats.index import check_shape, decode_json, encode_json
-from tensorcap_formats.input_file import InputFile, StoredElements
+from tensorcap_formats.index import decode_json, encode_json, parse_shape
+from tensorcap_formats.input_file import InputFile, read_stored
 from tensorcap_formats.keys import Key, unescape
 from tensorcap_formats.records import Record
 
@@ -56,14 +57,14 @@ def open_npy(path: Path) -> Archive:
 
     Raises:
         UnsafeFileError: It holds Python objects.
-        CorruptArchiveError: Its header lies.
+        CorruptArchiveError: Its header contradicts the file.
         NotAnArchiveError: It holds no numbers.
     """
     header, read = _npy_file(path)
     if header.dtype is None:
         raise NotAnArchiveError(f"{path}: holds {header.written!r}, expected numbers")
     tensor = _tensor(path.stem, header, header.dtype, read, Bands())
-    return ForeignArchive(path, "npy", [tensor], resources=ExitStack())
+    return ForeignArchive(path, "npy", [tensor])
 
 
 def open_npy_folder(path: Path) -> Archive:
@@ -71,7 +72,7 @@ def open_npy_folder(path: Path) -> Archive:
 
     Raises:
         UnsafeFileError: One holds Python objects, or is a link out of the folder.
-        CorruptArchiveError: The header of one lies.
+        CorruptArchiveError: The header of one contradicts the file.
     """
     tensors, bands = [], Bands()
     files = list(files_below(path, (_SUFFIX,)))
@@ -84,7 +85,7 @@ def open_npy_folder(path: Path) -> Archive:
             tensors.append(_tensor(name, header, header.dtype, read, bands))
     if not tensors:
         raise NotAnArchiveError(f"{path}: holds no .npy file with numbers")
-    return ForeignArchive(path, "npy-folder", tensors, resources=ExitStack(), skipped=skipped)
+    return ForeignArchive(path, "npy-folder", tensors, skipped=skipped)
 
 
 def open_npz(path: Path) -> Archive:
@@ -92,7 +93,7 @@ def open_npz(path: Path) -> Archive:
 
     Raises:
         UnsafeFileError: One holds Python objects, or expands absurdly.
-        CorruptArchiveError: A header or the directory lies.
+        CorruptArchiveError: A header or the directory contradicts the file.
         NotAnArchiveError: It is no zip file of arrays.
     """
     with ExitStack() as resources:
@@ -112,7 +113,7 @@ def open_npz(path: Path) -> Archive:
                 skipped[name] = f"an array of {header.written!r}"
                 continue
             _check_size(header, header.dtype, size, where)
-            read = _MemberReader(members, member).read
+            read = partial(members.read_into, member)
             dtype = logical.get(name, header.dtype)
             if dtype.storage != header.dtype.storage:
                 raise CorruptArchiveError(
@@ -125,23 +126,12 @@ def open_npz(path: Path) -> Archive:
         return ForeignArchive(path, "npz", tensors, resources=resources, skipped=skipped)
 
 
-class _MemberReader:
-    """Reads bytes of one member of a zip file."""
-
-    def __init__(self, members: ZipMembers, name: str) -> None:
-        self._members = members
-        self._name = name
-
-    def read(self, start: int, out: Array) -> None:
-        self._members.read_into(self._name, start, out)
-
-
 def _npy_file(path: Path) -> tuple[_NpyHeader, ReadBytes]:
     with closing(InputFile(path)) as file:
         header = _parse_header(file.read(0, min(file.size, _MAX_HEADER_BYTES)), str(path))
         if header.dtype is not None:
             _check_size(header, header.dtype, file.size, str(path))
-        return header, StoredElements(path, 0, file.size, 1).read
+        return header, partial(read_stored, path, file.size, 1, 0)
 
 
 def _check_size(header: _NpyHeader, dtype: DType, size: int, where: str) -> None:
@@ -169,12 +159,10 @@ def _tensor(name: str, header: _NpyHeader, dtype: DType, read: ReadBytes, bands:
 
 
 def _original_name(name: str) -> str:
-    """The name that a key of ours stands for; a full key is itself."""
-    try:
+    """The name that a bare key was made of; a full key is its own name."""
+    with suppress(UsageError):  # of a member name that is no key
         if not Key.parse(name).is_bare:
             return name
-    except UsageError:  # not a key, but what `npz_output.member_name` makes of one
-        pass
     return unescape(name)
 
 
@@ -190,9 +178,7 @@ def _logical_dtypes(members: ZipMembers) -> dict[str, DType]:
     return {key: DTYPES[name] for key, name in names.items()}
 
 
-def write_npz(
-    source: Archive, path: Path, *, records: Sequence[Record] | None = None, compress: bool = False
-) -> None:
+def write_npz(source: Archive, path: Path, records: Sequence[Record], *, compress: bool = False) -> None:
     """Write an .npz file at a path where nothing is yet.
 
     It has no run, no order and no links: equal tensors are written as often as they have names. Of dtypes
@@ -202,7 +188,7 @@ def write_npz(
     Args:
         source: Where the records and their bytes come from.
         path: Of the new file.
-        records: Which; all of the source by default.
+        records: Which.
         compress: Deflate the members.
 
     Raises:
@@ -210,13 +196,12 @@ def write_npz(
         ReadError: The source cannot be read, or fails a checksum.
         WriteError: The disk is full.
     """
-    chosen = source.records if records is None else records
-    for record in chosen:
+    for record in records:
         if not record.stored:
             raise UsageError(f"{record.key.text}: only its statistics were kept, which .npz has no place for")
     method = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
     with write_errors(path), zipfile.ZipFile(path, "x", method) as file:
-        for record in chosen:
+        for record in records:
             member = zipfile.ZipInfo(f"{_member_name(record)}.npy")
             member.compress_type = method
             with file.open(member, "w", force_zip64=True) as out:
@@ -228,7 +213,7 @@ def write_npz(
                 np.lib.format.write_array_header_1_0(out, header)
                 for block in checked_blocks(source, record):
                     out.write(block.view("u1").data)
-        dtypes = {_member_name(r): r.dtype.name for r in chosen if not r.dtype.is_native}
+        dtypes = {_member_name(r): r.dtype.name for r in records if not r.dtype.is_native}
         file.writestr(zipfile.ZipInfo(_DTYPES_MEMBER), encode_json(dtypes))
 
 
@@ -269,7 +254,7 @@ def _parse_header(first: bytes, where: str) -> _NpyHeader:
         where: For messages.
 
     Raises:
-        CorruptArchiveError: It is no header, or one that makes no sense.
+        CorruptArchiveError: It is no header, or an invalid one.
         UnsafeFileError: The array holds Python objects, as pickle.
         NotAnArchiveError: Its numbers are of a type that is no tensor dtype.
     """
@@ -287,7 +272,7 @@ def _parse_header(first: bytes, where: str) -> _NpyHeader:
     dtype, order, problem = _dtype_of(written, where)
     if not isinstance(shape, tuple):
         raise CorruptArchiveError(f"{where}: shape is {abbreviate(repr(shape))}, expected a tuple")
-    check_shape(shape, dtype.itemsize if dtype else 1, where)
+    parse_shape(shape, dtype.itemsize if dtype else 1, where)
     return _NpyHeader(
         dtype, abbreviate(str(written)), order == ">", is_fortran and len(shape) > 1, shape, size, problem
     )

@@ -1,12 +1,13 @@
-"""Files of raw numbers, which say nothing of themselves: dtype and shape are given by hand."""
+"""Files of raw numbers, whose dtype and shape the user names."""
 
 from __future__ import annotations
 
 import fnmatch
 import math
 import re
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -14,15 +15,15 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import DTYPES, DType
 from tensorcap_formats.errors import CorruptArchiveError, UsageError
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
-from tensorcap_formats.index import check_shape
-from tensorcap_formats.input_file import InputFile, StoredElements
+from tensorcap_formats.index import parse_shape
+from tensorcap_formats.input_file import InputFile, read_stored
 
 _SPEC: Final = re.compile(r"(.+):(\w+):((?:\d{1,18}(?:,\d{1,18})*)?)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class RawSpec:
-    """What raw files hold.
+    """Dtype and shape of raw files.
 
     Attributes:
         name: Of the file, or a glob that names of files match.
@@ -52,7 +53,7 @@ class RawSpec:
             return None
         dtype, shape = DTYPES[match[2]], tuple(int(size) for size in match[3].split(",") if size)
         try:
-            check_shape(shape, dtype.itemsize, text)
+            parse_shape(shape, dtype.itemsize, text)
         except CorruptArchiveError as error:
             raise UsageError(str(error)) from None
         return cls(match[1], dtype, shape)
@@ -65,7 +66,7 @@ class RawSpec:
         """The tensor of a file, under a name.
 
         Raises:
-            CorruptArchiveError: The file has not the bytes of such a tensor, or more.
+            CorruptArchiveError: The file has fewer or more bytes than such a tensor.
             ReadError: The system cannot read it.
         """
         with closing(InputFile(path)) as file:
@@ -76,13 +77,12 @@ class RawSpec:
                 f"{path}: has {size} bytes, expected {expected} for {self.dtype.name} of shape {self.shape} "
                 "(MXF-40)"
             )
-        return ForeignTensor(
-            name, self.dtype, self.shape, StoredElements(path, 0, size, self.dtype.itemsize).read
-        )
+        read = partial(read_stored, path, size, self.dtype.itemsize, 0)
+        return ForeignTensor(name, self.dtype, self.shape, read)
 
 
 def raw_file_hint(path: Path) -> str:
-    """What to do with a file of no known kind, which may hold raw numbers."""
+    """The hint for a file of no known kind, which may hold raw numbers."""
     return f"If it holds raw numbers, say which: {path.name}:float32:2,3"
 
 
@@ -93,4 +93,4 @@ def open_raw(spec: RawSpec) -> Archive:
         ReadError: As `RawSpec.tensor`.
     """
     path = Path(spec.name)
-    return ForeignArchive(path, "raw", [spec.tensor(path, path.stem)], resources=ExitStack(), is_direct=True)
+    return ForeignArchive(path, "raw", [spec.tensor(path, path.stem)], is_direct=True)

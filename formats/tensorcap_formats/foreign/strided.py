@@ -1,4 +1,4 @@
-"""Tensors that are views: of a storage with offset and strides, or of a file in Fortran order."""
+"""Tensors that are strided views: of a storage, or of a file in Fortran order."""
 
 from __future__ import annotations
 
@@ -12,19 +12,15 @@ from numpy.lib.stride_tricks import as_strided
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.flat_arrays import BAND_BYTES, Bands, rectangles
 
-_SPAN_BYTES: Final = 16 * 1024 * 1024  # read at once at most
-_SMALL_SPAN_BYTES: Final = 64 * 1024  # read at once whatever part of it is wanted
-_WASTE: Final = 4  # elements read for one that is wanted, in larger spans
+_SPAN_BYTES: Final = 16 * 1024 * 1024  # of the storage, at most, in one read
+_SMALL_SPAN_BYTES: Final = 64 * 1024  # read whole, however few of its elements are needed
+_MAX_READ_RATIO: Final = 4  # elements read for one that is needed, in larger spans
 
 ReadStorage = Callable[[int, Array], None]
 
 
 class StridedTensor:
-    """Reads a view in C order; memory is bounded by two bands and a span, whatever the strides.
-
-    Attributes:
-        is_contiguous: Whether the elements lie in C order without gaps.
-    """
+    """Reads a view in C order; memory is bounded by two bands and a span, whatever the strides."""
 
     def __init__(
         self,
@@ -44,7 +40,7 @@ class StridedTensor:
             offset: Element of the storage that is the view's first.
             shape: Of the view.
             strides: In elements, not negative.
-            bands: Where to keep what was gathered.
+            bands: Keeps rows that were read.
         """
         self._read = read
         self._storage = np.dtype(storage)
@@ -53,11 +49,11 @@ class StridedTensor:
         self._strides = strides
         self._bands = bands
         natural = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-        self.is_contiguous = all(n == 1 or s == c for n, s, c in zip(shape, strides, natural, strict=True))
+        self._is_contiguous = all(n == 1 or s == c for n, s, c in zip(shape, strides, natural, strict=True))
 
     def read(self, start: int, out: Array) -> None:
         """Fill one-dimensional `out` with the view's elements from number `start` on."""
-        if self.is_contiguous:
+        if self._is_contiguous:
             self._read(self._offset + start, out)
             return
         row_bytes = math.prod(self._shape[1:]) * self._storage.itemsize
@@ -90,7 +86,7 @@ class StridedTensor:
         """Read a span of the storage and pick from it; halve the axis of longest strides until it fits."""
         span = last_element(0, sizes, strides) + 1
         span_bytes = span * self._storage.itemsize
-        is_dense = span <= _WASTE * math.prod(sizes)
+        is_dense = span <= _MAX_READ_RATIO * math.prod(sizes)
         if span_bytes <= _SMALL_SPAN_BYTES or (is_dense and span_bytes <= _SPAN_BYTES):
             buffer = np.empty(span, self._storage)
             self._read(offset, buffer)
@@ -106,5 +102,5 @@ class StridedTensor:
 
 
 def last_element(offset: int, sizes: Sequence[int], strides: Sequence[int]) -> int:
-    """The element of the storage that lies last in a view that is not empty."""
+    """The last element of the storage that a view, which is not empty, reaches."""
     return offset + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))

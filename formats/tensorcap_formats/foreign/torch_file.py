@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,8 +21,8 @@ from tensorcap_formats.foreign.strided import StridedTensor, last_element
 from tensorcap_formats.foreign.torch_pickle import Name, TensorView, read_pickle
 from tensorcap_formats.foreign.zip_members import ZipMembers
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
-from tensorcap_formats.index import check_shape
-from tensorcap_formats.input_file import InputFile, StoredElements
+from tensorcap_formats.index import parse_shape
+from tensorcap_formats.input_file import InputFile, read_stored
 from tensorcap_formats.keys import MAX_KEY_BYTES
 
 SUFFIXES: Final = (".pt", ".pth", ".bin")
@@ -41,13 +42,13 @@ def open_torch_file(path: Path) -> Archive:
         NotAnArchiveError: It is no torch file, or big endian.
     """
     contents = read_contents(path, path.stem, is_prefix=False, bands=Bands())
-    return ForeignArchive(
-        path, "pt", contents.tensors, resources=ExitStack(), values=contents.values, skipped=contents.skipped
-    )
+    return ForeignArchive(path, "pt", contents.tensors, values=contents.values, skipped=contents.skipped)
 
 
 def open_torch_folder(path: Path) -> Archive:
-    """Open all torch files below a folder, names beginning with the file's; parts of one checkpoint without.
+    """Open all torch files below a folder.
+
+    A name begins with that of its file, unless the files are parts of one checkpoint.
 
     Raises:
         UnsafeFileError: As `open_torch_file`, or a file is a link out of the folder.
@@ -56,36 +57,30 @@ def open_torch_folder(path: Path) -> Archive:
     """
     files = list(files_below(path, SUFFIXES))
     shards = [(name, file) for name, file in files if _SHARD.fullmatch(name)]
-    chosen = shards or files  # beside a checkpoint lie pickles that are none of it
-    others = others_below(
-        path, [file for _, file in chosen], "no part of the checkpoint" if shards else "no .pt file"
-    )
-    everything, bands = TorchFileContents([], {}, others), Bands()
-    for name, file in chosen:
-        contents = read_contents(file, name, is_prefix=not shards, bands=bands)
-        everything.tensors.extend(contents.tensors)
-        everything.values.update(contents.values)
-        everything.skipped.update(contents.skipped)
-    if not everything.tensors:
+    files = shards or files  # beside a checkpoint there may be pickles of other things
+    reason = "no part of the checkpoint" if shards else "no .pt file"
+    others = others_below(path, [file for _, file in files], reason)
+    contents, bands = TorchFileContents([], {}, others), Bands()
+    for name, file in files:
+        part = read_contents(file, name, is_prefix=not shards, bands=bands)
+        contents.tensors.extend(part.tensors)
+        contents.values.update(part.values)
+        contents.skipped.update(part.skipped)
+    if not contents.tensors:
         raise NotAnArchiveError(f"{path}: holds no torch file with tensors")
     return ForeignArchive(
-        path,
-        "pt-folder",
-        everything.tensors,
-        resources=ExitStack(),
-        values=everything.values,
-        skipped=everything.skipped,
+        path, "pt-folder", contents.tensors, values=contents.values, skipped=contents.skipped
     )
 
 
 @dataclass(frozen=True, slots=True)
 class TorchFileContents:
-    """What a torch file holds.
+    """The contents of torch files.
 
     Attributes:
-        tensors: By their names.
-        values: What is no tensor, by name.
-        skipped: What else there is, by name, and what it is.
+        tensors: The tensors.
+        values: Other values, by name.
+        skipped: Why other things are not read, by name.
     """
 
     tensors: list[ForeignTensor]
@@ -94,7 +89,13 @@ class TorchFileContents:
 
 
 def read_contents(path: Path, name: str, *, is_prefix: bool, bands: Bands) -> TorchFileContents:
-    """Everything in one file; a tensor alone has the name, others only if it is a prefix, before a `/`.
+    """Read the pickle of one file and find its tensors, whose elements are read when they are asked for.
+
+    Args:
+        path: Of the file.
+        name: Name of a tensor that is all that the file holds.
+        is_prefix: Whether the names of several tensors begin with `name`, before a `/`.
+        bands: Keeps rows of strided tensors.
 
     Raises:
         ReadError: As `open_torch_file`.
@@ -154,7 +155,7 @@ def _refuse_big_endian(members: ZipMembers, root: str) -> None:
 
 
 def _leaves(root: Any, source: str) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Path and value of each leaf; lists that a small pickle nests to billions of leaves are refused."""
+    """Path and value of each leaf; a small pickle that nests lists to billions of leaves is refused."""
     pending: list[tuple[tuple[str, ...], int, Any]] = [((), 0, root)]
     visited = 0
     while pending:
@@ -190,16 +191,16 @@ def _tensor(name: str, view: TensorView, members: ZipMembers, root: str, bands: 
     declared = view.storage.numel * (DTYPES[view.storage.dtype].itemsize if view.storage.dtype else 1)
     if declared != size:
         raise CorruptArchiveError(f"{where}: its storage has {size} bytes, expected {declared}")
-    check_shape(view.shape, logical.itemsize, where)
+    parse_shape(view.shape, logical.itemsize, where)
     if math.prod(view.shape):
         last = last_element(view.offset, view.shape, view.strides)
         if (last + 1) * logical.itemsize > size:
             raise CorruptArchiveError(
                 f"{where}: reaches to element {last} of a storage of {size // logical.itemsize}"
             )
-    reader = StoredElements(members.path, members.offset(member), members.file_size, logical.itemsize)
+    offset = members.offset(member)
     tensor = StridedTensor(
-        reader.read,
+        partial(read_stored, members.path, members.file_size, logical.itemsize, offset),
         logical.storage,
         offset=view.offset,
         shape=view.shape,

@@ -1,8 +1,8 @@
 """The pickle inside a torch file, read without torch and without running anything.
 
-The stream is interpreted here, one instruction after another, by a list of those that plain values and
-tensors need. A name of a class or function is never imported: it either stands in the tables below, whose
-entries are functions of this module, or the file is refused by that name.
+A stack machine interprets the stream; it has the instructions that plain values and tensors need. Classes
+and functions are never imported: the machine calls functions of this module in their place, which
+`_CALLS` lists by name, and refuses all other names.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class TensorView:
-    """A tensor: a view of a storage, not yet held against its bounds.
+    """A tensor: a view of a storage, whose bounds are not checked yet.
 
     Attributes:
-        storage: What it is a view of.
+        storage: The storage.
         dtype: Name of the logical dtype.
-        offset: Element of the storage that is its first.
+        offset: Element of the storage at which it begins.
         shape: Its shape.
         strides: In elements.
     """
@@ -78,11 +78,11 @@ class Name:
 
 
 class _Unsupported(Exception):  # noqa: N818  # never leaves this module
-    """What the file holds is harmless and right, and not supported."""
+    """The file is valid, and holds something that is not supported."""
 
 
 class _Mark:
-    """Where a run of stack entries begins."""
+    """Marks on the stack where the items of a collection begin."""
 
 
 _STORAGES: Final[dict[str, str | None]] = {
@@ -114,7 +114,7 @@ def read_pickle(data: bytes, source: str) -> Any:
 
     Raises:
         UnsafeFileError: It asks for a class, a function or an instruction that is not on the lists.
-        CorruptArchiveError: It ends too early, or makes no sense.
+        CorruptArchiveError: It ends too early, or is invalid.
     """
     machine = _Machine(source)
     try:
@@ -142,8 +142,8 @@ class _Machine:
         self._memo: dict[int, Any] = {}
         push = self._stack.append
         self.instructions: dict[str, Callable[[Any], object]] = {
-            "PROTO": self._nothing,
-            "FRAME": self._nothing,
+            "PROTO": self._ignore,
+            "FRAME": self._ignore,
             "MARK": lambda _: push(_Mark),
             "NONE": lambda _: push(None),
             "NEWTRUE": lambda _: push(True),
@@ -171,8 +171,8 @@ class _Machine:
             **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda index: push(self._memo[index])),
             **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), self._memorise),
             "MEMOIZE": lambda _: self._memorise(len(self._memo)),
-            "GLOBAL": lambda names: push(self._named(*names.split(" ", 1))),
-            "STACK_GLOBAL": lambda _: push(self._named(*self._pop(2))),
+            "GLOBAL": lambda names: push(self._global(*names.split(" ", 1))),
+            "STACK_GLOBAL": lambda _: push(self._global(*self._pop(2))),
             "REDUCE": lambda _: push(self._call(*self._pop(2))),
             "BUILD": lambda _: self._build(*self._pop(2)),
             "BINPERSID": lambda _: push(self._storage(*self._pop(1))),
@@ -182,8 +182,8 @@ class _Machine:
         (value,) = self._stack
         return value
 
-    def _nothing(self, argument: object) -> None:
-        """The instruction says something of the stream itself."""
+    def _ignore(self, argument: object) -> None:
+        """Skip an instruction that describes the stream itself."""
 
     def _pop(self, count: int) -> list[Any]:
         if len(self._stack) < count or any(value is _Mark for value in self._stack[-count:]):
@@ -215,14 +215,14 @@ class _Machine:
             raise TypeError("item of what is no dict")
         self._stack[-1].update(_pairs(values))
 
-    def _named(self, module: object, name: object) -> Name:
+    def _global(self, module: object, name: object) -> Name:
         if not isinstance(module, str) or not isinstance(name, str):
             raise TypeError("a class whose name is no text")
-        called = Name(module, name)
-        if str(called) in _CALLS or called.is_dtype or called.is_storage:
-            return called
+        full_name = Name(module, name)
+        if str(full_name) in _CALLS or full_name.is_dtype or full_name.is_storage:
+            return full_name
         raise UnsafeFileError(
-            f"{self._source}: pickle wants {abbreviate(str(called))}, which is not on the list of what "
+            f"{self._source}: pickle wants {abbreviate(str(full_name))}, which is not on the list of what "
             "tensors need, and may run code",
             hint=_HINT,
         )
@@ -233,15 +233,15 @@ class _Machine:
         return _CALLS[str(function)](*arguments)
 
     def _build(self, value: object, state: object) -> None:
-        """State of an ordered dict is its `_metadata`: versions of modules, nothing that we keep."""
+        """Drop the state of an ordered dict, its `_metadata`: versions of modules."""
         if not isinstance(value, dict):
             raise TypeError(f"state of a {type(value).__name__}")
         self._stack.append(value)
 
     def _storage(self, reference: Any) -> Storage:
         kind, storage, key, _, numel = reference
-        is_one = isinstance(storage, Name) and storage.is_storage and isinstance(key, str)
-        if kind != "storage" or not is_one or type(numel) is not int or numel < 0:
+        is_storage = isinstance(storage, Name) and storage.is_storage and isinstance(key, str)
+        if kind != "storage" or not is_storage or type(numel) is not int or numel < 0:
             raise ValueError(f"persistent id {reprlib.repr(reference)} names no storage")
         return Storage(key, _STORAGES[storage.name], numel)
 

@@ -1,7 +1,4 @@
-"""Members of a zip file, with what they claim held against what the file has.
-
-100 kB that claim to hold 4 GiB are refused before they are read.
-"""
+"""Members of a zip file, whose claims are checked before they are read: 100 kB do not hold 4 GiB."""
 
 from __future__ import annotations
 
@@ -52,7 +49,7 @@ class ZipMembers:
 
         Raises:
             NotAnArchiveError: The file is no zip file.
-            CorruptArchiveError: A name stands twice.
+            CorruptArchiveError: Two members have one name.
         """
         self.path = path
         self._stream = threading.local()  # the deflated member that was read last
@@ -76,7 +73,7 @@ class ZipMembers:
 
         Raises:
             NotAnArchiveError: It is encrypted, or compressed by an unusual method.
-            CorruptArchiveError: It lies outside of the file.
+            CorruptArchiveError: It is not within the file.
             UnsafeFileError: It expands more than any tensor does.
         """
         info, where = self._infos[name], f"{self.path}: {abbreviate(name)!r}"
@@ -91,14 +88,14 @@ class ZipMembers:
         check_expansion(info.compress_size, info.file_size, where)
 
     def is_stored(self, name: str) -> bool:
-        """Whether the member's bytes stand in the file as they are."""
+        """Whether the member is not compressed."""
         return self._infos[name].compress_type == zipfile.ZIP_STORED
 
     def read(self, name: str, limit: int) -> bytes:
         """The first bytes of a member, `limit` at most.
 
         Raises:
-            ReadError: They cannot be had.
+            ReadError: They cannot be read.
         """
         out = np.empty(min(limit, self.sizes[name]), np.uint8)
         self.read_into(name, 0, out)
@@ -136,7 +133,7 @@ class ZipMembers:
         """Where a stored member's bytes begin, by its local header.
 
         Raises:
-            CorruptArchiveError: They do not lie in the file.
+            CorruptArchiveError: They are not within the file.
         """
         offset = self._offsets.get(name)
         if offset is None:
@@ -157,7 +154,7 @@ class ZipMembers:
         return offset
 
     def close(self) -> None:
-        """Let go of the file; a second call does nothing."""
+        """Close the file; a second call does nothing."""
         while self._open_streams:
             self._open_streams.pop().close()
         self._zip.close()

@@ -7,7 +7,6 @@ archive, compressed too), `foreign`. h5py is imported when a file needs it: ours
 
 from tensorcap_formats.hdf5.flat_file import (
     HEAD_SIZE,
-    Placed,
     align_offset,
     finish_flat_file,
     is_finished_flat_file,
@@ -19,7 +18,6 @@ from tensorcap_formats.hdf5.writer import write_hdf5
 
 __all__ = [
     "HEAD_SIZE",
-    "Placed",
     "align_offset",
     "datatype_of",
     "finish_flat_file",

@@ -1,4 +1,4 @@
-"""The flat file that every archive is written as: a reserved head, tensors, and what describes them.
+"""The flat file that every archive is written as: a reserved head, tensors, and their description.
 
 Bytes 0 to 2047 stay zero until the end, so that nothing opens an unfinished file. `finish_flat_file`
 
@@ -12,8 +12,8 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Final
 
 from tensorcap_formats.hdf5.header import (
@@ -25,7 +25,7 @@ from tensorcap_formats.hdf5.header import (
     emit,
     string_type,
 )
-from tensorcap_formats.index import encode_index, encode_json
+from tensorcap_formats.index import Index, encode_index
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.records import Record
 
@@ -43,16 +43,8 @@ _NOTE_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """A record and the offset of its bytes in the flat file; None if it has no bytes there."""
-
-    record: Record
-    offset: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class Note:
-    """The private note: where the parts of the file lie, and a hash that shows if that still holds.
+    """The private note: where the parts of the file are, and a hash that shows if the file was altered.
 
     Attributes:
         file_size: Size of the whole file, in bytes.
@@ -75,20 +67,7 @@ class Note:
 
     def pack(self) -> bytes:
         """The bytes of the note, to be written at offset 96."""
-        return _NOTE.pack(
-            _NOTE_MAGIC,
-            _NOTE_VERSION,
-            0,
-            self.file_size,
-            self.tail_at,
-            self.index_at,
-            self.index_size,
-            self.run_at,
-            self.run_size,
-            self.offsets_at,
-            self.offsets_count,
-            self.guard,
-        )
+        return _NOTE.pack(_NOTE_MAGIC, _NOTE_VERSION, 0, *astuple(self))
 
     @classmethod
     def unpack(cls, head: bytes) -> Note | None:
@@ -99,22 +78,20 @@ class Note:
         return cls(*fields) if magic == _NOTE_MAGIC and version == _NOTE_VERSION else None
 
     def guarded(self, tail: bytes | bytearray) -> Note:
-        """The note with the guard that `tail`, all bytes from `tail_at` on, asks for."""
+        """The note with the guard of `tail`, all bytes from `tail_at` on."""
         hasher = hashlib.blake2b(self.pack()[:-_GUARD_SIZE], digest_size=_GUARD_SIZE)
         hasher.update(tail)
         return replace(self, guard=hasher.digest())
 
     def read_tail(self, file: InputFile) -> bytes | None:
         """All bytes behind the tensors, if the file is still as it was written; else None."""
-        inside = (
-            HEAD_SIZE <= self.tail_at <= self.index_at
-            and self.index_at + self.index_size <= self.file_size
-            and self.tail_at <= self.run_at
-            and self.run_at + self.run_size <= self.file_size
-            and self.tail_at <= self.offsets_at
-            and self.offsets_at + 8 * self.offsets_count <= self.file_size
+        parts = (
+            (self.index_at, self.index_size),
+            (self.run_at, self.run_size),
+            (self.offsets_at, 8 * self.offsets_count),
         )
-        if not inside or file.size != self.file_size:
+        are_inside = all(self.tail_at <= at and at + size <= self.file_size for at, size in parts)
+        if self.tail_at < HEAD_SIZE or not are_inside or file.size != self.file_size:
             return None
         tail = file.read(self.tail_at, self.file_size - self.tail_at)
         return tail if self.guarded(tail) == self else None
@@ -134,65 +111,42 @@ def align_offset(offset: int) -> int:
 
 
 def finish_flat_file(
-    fd: int,
-    placed: Sequence[Placed],
-    end: int,
-    *,
-    values: Mapping[str, Any],
-    run: Mapping[str, Any],
-    algorithm: str,
-    is_complete: bool,
-    is_ordered: bool,
-    fsync: bool,
+    fd: int, index: Index, offsets: Sequence[int | None], end: int, *, fsync: bool = False
 ) -> None:
     """Turn a flat file of tensors into an HDF5 file; repeatable until the superblock is there.
 
     Args:
         fd: The file, open for writing.
-        placed: All records, in execution order, with their places.
+        index: All records, in execution order, and the run.
+        offsets: For each record where its bytes lie in the file; None if it has no bytes there.
         end: Offset at which the last tensor ends; everything behind is overwritten or cut.
-        values: Leaves that are no tensors.
-        run: Run metadata.
-        algorithm: Digest algorithm of the records.
-        is_complete: Whether the run ended as it should.
-        is_ordered: Whether the records' order is that of execution.
         fsync: Whether to survive a power cut, and not only a kill.
     """
-    run_json = encode_json(run)
-    index = encode_index(
-        [p.record for p in placed],
-        values,
-        algorithm=algorithm,
-        is_complete=is_complete,
-        is_ordered=is_ordered,
-        run=run_json,
-    )
-    tail_at = index_at = align_offset(end)
-    run_at = align_offset(index_at + len(index))
-    metadata_at = align_offset(run_at + len(run_json))
-    tree = _tree(placed)
-    tree[INDEX_NAME] = Dataset(string_type(len(index)), (), index_at, len(index))
+    index_json, run_json = encode_index(index)
+    table = struct.pack(f"<{len(offsets)}Q", *(NO_OFFSET if at is None else at for at in offsets))
+    tail, tail_at = bytearray(), align_offset(end)
+    places = []
+    for part in (index_json, run_json, table):
+        places.append(tail_at + len(tail))
+        tail += part + bytes(-len(part) % ALIGNMENT)
+    index_at, run_at, offsets_at = places
+    tree = _tree(index.records, offsets)
+    tree[INDEX_NAME] = Dataset(string_type(len(index_json)), (), index_at, len(index_json))
     tree[RUN_NAME] = Dataset(string_type(len(run_json)), (), run_at, len(run_json))
-    offsets = struct.pack(f"<{len(placed)}Q", *(NO_OFFSET if p.offset is None else p.offset for p in placed))
-    offsets_at = metadata_at
-    metadata, superblock = emit(tree, align_offset(offsets_at + len(offsets)))
-
-    tail = bytearray()
-    for at, part in ((index_at, index), (run_at, run_json), (offsets_at, offsets)):
-        tail += bytes(at - tail_at - len(tail)) + part
-    tail += bytes(align_offset(offsets_at + len(offsets)) - tail_at - len(tail)) + metadata + END_MARK
+    metadata, superblock = emit(tree, tail_at + len(tail))
+    tail += metadata + END_MARK
     note = Note(
         file_size=tail_at + len(tail),
         tail_at=tail_at,
         index_at=index_at,
-        index_size=len(index),
+        index_size=len(index_json),
         run_at=run_at,
         run_size=len(run_json),
         offsets_at=offsets_at,
-        offsets_count=len(placed),
+        offsets_count=len(offsets),
     )
     write_at(fd, tail_at, tail)
-    os.ftruncate(fd, note.file_size)  # an earlier attempt, or a tensor nobody confirmed, reached further
+    os.ftruncate(fd, note.file_size)  # an earlier attempt, or an unconfirmed tensor, reached further
     write_at(fd, SUPERBLOCK_SIZE, note.guarded(tail).pack())
     if fsync:
         os.fsync(fd)
@@ -208,17 +162,16 @@ def is_finished_flat_file(file: InputFile) -> bool:
     return head.startswith(SIGNATURE) and note is not None and note.read_tail(file) is not None
 
 
-def _tree(placed: Sequence[Placed]) -> Tree:
+def _tree(records: Sequence[Record], offsets: Sequence[int | None]) -> Tree:
     """The groups and datasets of all stored records; one dataset for equal place, dtype and shape."""
     datasets: dict[tuple[int, str, tuple[int, ...]], Dataset] = {}
     root: Tree = {}
-    for p in placed:
-        record = p.record
+    for record, offset in zip(records, offsets, strict=True):
         if not record.stored:
             continue
-        dataset = Dataset(datatype_of(record.dtype), record.shape, p.offset, record.nbytes)
-        if p.offset is not None:
-            dataset = datasets.setdefault((p.offset, record.dtype.name, record.shape), dataset)
+        dataset = Dataset(datatype_of(record.dtype), record.shape, offset, record.nbytes)
+        if offset is not None:
+            dataset = datasets.setdefault((offset, record.dtype.name, record.shape), dataset)
         *groups, name = record.key.path.split("/")
         node = root
         for group in groups:

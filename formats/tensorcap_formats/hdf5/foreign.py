@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -27,6 +26,7 @@ from tensorcap_formats.errors import (
 from tensorcap_formats.flat_arrays import read_flat
 from tensorcap_formats.float_formats import FLOAT_FORMATS
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
+from tensorcap_formats.hdf5.header import NATIVE_FLOATS
 from tensorcap_formats.input_file import InputFile, check_expansion
 
 if TYPE_CHECKING:
@@ -40,8 +40,7 @@ _FLOATS: Final = {
         (form.bits - 1, form.mantissa_bits, form.exponent_bits, 0, form.mantissa_bits),
         form.bias,
     ): name
-    for name, form in FLOAT_FORMATS.items()
-    if name in ("float8_e5m2", "float16", "bfloat16", "float32", "float64")
+    for name, form in ((name, FLOAT_FORMATS[name]) for name in NATIVE_FLOATS)
 }
 
 
@@ -122,7 +121,7 @@ class DatasetReader:
         storage: str,
         memory_type: Any = None,
     ) -> None:
-        """Look at how the dataset is stored.
+        """Check how the dataset is stored.
 
         Args:
             dataset: The dataset, in an open file.
@@ -175,7 +174,7 @@ class DatasetReader:
         self.read(start, out)
 
     def require_written(self) -> None:
-        """Refuse a dataset with parts that HDF5 would read as zeros because nobody wrote them."""
+        """Refuse a dataset with parts that HDF5 would read as zeros because they were never written."""
         shape, chunk = self._dataset.shape, self._dataset.chunks
         if not math.prod(shape):
             return
@@ -228,14 +227,13 @@ def require_filters(dataset: h5py.Dataset, source: str) -> None:
             raise ReadError(f"{source}: is compressed by HDF5 filter {number}, which is not installed")
 
 
-def open_foreign_hdf5(path: Path, file: InputFile, root: h5py.Group, resources: ExitStack) -> Archive:
+def open_foreign_hdf5(file: InputFile, root: h5py.Group, resources: ExitStack) -> Archive:
     """Open all numeric datasets that hard links lead to; what else is there is named in `skipped`.
 
     Args:
-        path: Of the file.
-        file: The same file, to be read at positions.
+        file: The file, to be read at positions.
         root: Its root group.
-        resources: What to let go of when the archive is closed; emptied.
+        resources: What to close with the archive; emptied.
 
     Raises:
         NotAnArchiveError: Nothing in it is a numeric dataset.
@@ -245,7 +243,7 @@ def open_foreign_hdf5(path: Path, file: InputFile, root: h5py.Group, resources: 
     tensors: list[ForeignTensor] = []
     others: dict[str, str] = {}
     groups: list[tuple[str, h5py.Group]] = [("", root)]
-    seen = {h5py.h5o.get_info(root.id).addr}
+    addresses = {h5py.h5o.get_info(root.id).addr}
     while groups:
         prefix, group = groups.pop()
         for name in group:
@@ -257,8 +255,8 @@ def open_foreign_hdf5(path: Path, file: InputFile, root: h5py.Group, resources: 
             node = group[name]
             if isinstance(node, h5py.Group):
                 address = h5py.h5o.get_info(node.id).addr
-                if address not in seen:  # a group may contain itself
-                    seen.add(address)
+                if address not in addresses:  # a group may contain itself
+                    addresses.add(address)
                     groups.append((f"{full}/", node))
             elif isinstance(node, h5py.Dataset):
                 types = logical_dtype(node)
@@ -266,11 +264,11 @@ def open_foreign_hdf5(path: Path, file: InputFile, root: h5py.Group, resources: 
                     others[full] = "no tensor: its type is no number, or it has no elements"
                     continue
                 reader = DatasetReader(
-                    node, file, f"{path}: {full}", storage=types[0].storage, memory_type=types[1]
+                    node, file, f"{file.path}: {full}", storage=types[0].storage, memory_type=types[1]
                 )
                 tensors.append(ForeignTensor(full, types[0], node.shape, reader.read_foreign))
             else:
                 others[full] = "no tensor: a named datatype"
     if not tensors:
-        raise NotAnArchiveError(f"{path}: none of its {len(others)} HDF5 objects is a numeric dataset")
-    return ForeignArchive(path, "hdf5", tensors, resources=resources.pop_all(), skipped=others)
+        raise NotAnArchiveError(f"{file.path}: none of its {len(others)} HDF5 objects is a numeric dataset")
+    return ForeignArchive(file.path, "hdf5", tensors, resources=resources, skipped=others)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Union
 
 from tensorcap_formats.dtypes import DType
+from tensorcap_formats.float_formats import DTYPE_FORMATS, FLOAT_FORMATS, FloatFormat
 
 UNDEFINED: Final = 0xFFFF_FFFF_FFFF_FFFF
 SUPERBLOCK_SIZE: Final = 96
@@ -45,26 +46,16 @@ class Dataset:
     nbytes: int
 
 
+NATIVE_FLOATS: Final = ("float8_e5m2", "float16", "bfloat16", "float32", "float64")  # that HDF5 can describe
+
 Tree = dict[str, Union[Dataset, "Tree"]]
 
 
-def _float_type(size: int, exponent_bits: int, mantissa_bits: int, bias: int) -> bytes:
-    sign_at, bits = 8 * size - 1, 8 * size
+def _float_type(form: FloatFormat) -> bytes:
     # class 1, version 1; little endian, leading mantissa bit implied (normalisation 2)
-    return struct.pack(
-        "<BBBBIHHBBBBI",
-        0x11,
-        0x20,
-        sign_at,
-        0,
-        size,
-        0,
-        bits,
-        mantissa_bits,
-        exponent_bits,
-        0,
-        mantissa_bits,
-        bias,
+    head = struct.pack("<BBBBIHH", 0x11, 0x20, form.bits - 1, 0, form.bits // 8, 0, form.bits)
+    return head + struct.pack(
+        "<BBBBI", form.mantissa_bits, form.exponent_bits, 0, form.mantissa_bits, form.bias
     )
 
 
@@ -72,8 +63,9 @@ def _integer_type(size: int, *, signed: bool) -> bytes:
     return struct.pack("<BBBBIHH", 0x10, 8 if signed else 0, 0, 0, size, 0, 8 * size)
 
 
-def _complex_type(part: bytes, size: int) -> bytes:
+def _complex_type(form: FloatFormat) -> bytes:
     """A compound of members `r` and `i`, as h5py writes complex numbers."""
+    part, size = _float_type(form), form.bits // 8
     head = struct.pack("<BBBBI", 0x16, 2, 0, 0, 2 * size)
     members = [
         name + bytes(8 - len(name)) + struct.pack("<IB3xI4x16x", at, 0, 0) + part
@@ -92,14 +84,8 @@ _NATIVE: Final = {
     "bool": _bool_type(),
     **{f"int{8 * n}": _integer_type(n, signed=True) for n in (1, 2, 4, 8)},
     **{f"uint{8 * n}": _integer_type(n, signed=False) for n in (1, 2, 4, 8)},
-    "float16": _float_type(2, 5, 10, 15),
-    "bfloat16": _float_type(2, 8, 7, 127),
-    "float32": _float_type(4, 8, 23, 127),
-    "float64": _float_type(8, 11, 52, 1023),
-    "float8_e5m2": _float_type(1, 5, 2, 15),
-    "complex32": _complex_type(_float_type(2, 5, 10, 15), 2),
-    "complex64": _complex_type(_float_type(4, 8, 23, 127), 4),
-    "complex128": _complex_type(_float_type(8, 11, 52, 1023), 8),
+    **{name: _float_type(FLOAT_FORMATS[name]) for name in NATIVE_FLOATS},
+    **{name: _complex_type(DTYPE_FORMATS[name]) for name in ("complex32", "complex64", "complex128")},
 }
 
 

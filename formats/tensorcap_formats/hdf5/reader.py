@@ -1,13 +1,13 @@
 """Read HDF5: our archives by their private note, without an HDF5 library; all others through h5py.
 
-An archive that another tool rewrote (h5repack) or edited is still ours, and its index still holds; only
-then the library gives the place of each tensor. Any other HDF5 file gives its numeric datasets by name.
+An archive that another tool rewrote (h5repack) or edited is still ours: its index is valid, and the library
+finds each tensor. Any other HDF5 file gives its numeric datasets by name.
 """
 
 from __future__ import annotations
 
 import struct
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,7 +28,8 @@ from tensorcap_formats.hdf5.foreign import (
     require_inside,
 )
 from tensorcap_formats.hdf5.header import SIGNATURE
-from tensorcap_formats.index import Index, decode_index, decode_json, decode_sealed
+from tensorcap_formats.index import Index, decode_index
+from tensorcap_formats.indexed_archive import FlatArchive, IndexedArchive
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.records import Record
 
@@ -39,7 +40,7 @@ _USER_BLOCKS: Final = (0, 512, 1024, 2048, 4096, 8192, 16384)  # where HDF5 look
 
 
 def is_hdf5(file: InputFile) -> bool:
-    """Whether the HDF5 signature stands where the format puts it."""
+    """Whether the HDF5 signature is at one of the offsets that the format allows."""
     return any(
         file.size >= at + len(SIGNATURE) and file.read(at, len(SIGNATURE)) == SIGNATURE for at in _USER_BLOCKS
     )
@@ -55,65 +56,20 @@ def open_hdf5(path: Path) -> Archive:
         UnfinishedArchiveError: Another program has it open for writing.
     """
     with ExitStack() as resources:
-        file = InputFile(path)
-        resources.callback(file.close)
+        file = resources.enter_context(closing(InputFile(path)))
         note = Note.unpack(file.read(0, min(HEAD_SIZE, file.size)))
         tail = note.read_tail(file) if note else None
         if note and tail is not None:
-            archive: Archive = _open_by_note(path, file, note, tail, resources)
-        else:
-            archive = _open_by_library(path, file, resources, is_ours=note is not None)
-        resources.pop_all()
-    return archive
+            return _open_by_note(file, note, tail, resources)
+        return _open_by_library(file, resources, is_ours=note is not None)
 
 
-class _OurArchive(Archive):
-    """Base of the two ways to read an archive of ours: by its note, or by the library."""
-
-    def __init__(
-        self,
-        path: Path,
-        index: Index,
-        run: dict[str, Any],
-        resources: ExitStack,
-        *,
-        trusts_digests: bool,
-    ) -> None:
-        super().__init__(
-            path,
-            "hdf5",
-            index.records,
-            is_ordered=index.is_ordered,
-            is_complete=index.is_complete,
-            run=run,
-            values=index.values,
-            algorithm=index.algorithm,
-            root=index.root,
-            trusts_digests=trusts_digests,
-        )
-        self._resources = resources
-
-    def close(self) -> None:
-        self._resources.close()
-
-
-class _NotedArchive(_OurArchive):
-    """An archive as we wrote it: the note's table says where each tensor lies."""
-
-    is_direct = True
-    _file: InputFile
-    _offsets: tuple[int, ...]
-
-    def _read_flat(self, record: Record, start: int, out: Array) -> None:
-        self._file.read_into(self._offsets[record.row] + start * record.dtype.itemsize, out)
-
-
-def _open_by_note(path: Path, file: InputFile, note: Note, tail: bytes, resources: ExitStack) -> Archive:
+def _open_by_note(file: InputFile, note: Note, tail: bytes, resources: ExitStack) -> Archive:
     def part(at: int, size: int) -> bytes:
         return tail[at - note.tail_at : at - note.tail_at + size]
 
-    index = decode_index(part(note.index_at, note.index_size), str(path))
-    run = decode_json(part(note.run_at, note.run_size), f"{path}: run")
+    path, run = file.path, part(note.run_at, note.run_size)
+    index = decode_index(part(note.index_at, note.index_size), run, str(path), is_unaltered=True)
     if note.offsets_count != len(index.records):
         raise CorruptArchiveError(
             f"{path}: table has {note.offsets_count} offsets, expected one for each of "
@@ -127,26 +83,22 @@ def _open_by_note(path: Path, file: InputFile, note: Note, tail: bytes, resource
                 f"{path}: {record.key.text}: {record.nbytes} bytes lie {where}, expected between "
                 f"{HEAD_SIZE} and {note.tail_at} (ARC-42)"
             )
-    archive = _NotedArchive(path, index, run, resources.pop_all(), trusts_digests=True)
-    archive._file = file
-    archive._offsets = offsets
-    return archive
+    return FlatArchive(file, "hdf5", index, offsets, resources, trusts_digests=True)
 
 
-class _LibraryArchive(_OurArchive):
+class _LibraryArchive(IndexedArchive):
     """An archive that another tool touched: h5py finds each tensor when it is read.
 
-    Nothing proves that the tool left every dataset as it was, so the digest of a tensor that is read from its
-    beginning to its end is checked.
+    The tool may have altered any dataset, so the digest of a tensor that is read from its beginning to its
+    end is checked.
     """
 
-    _file: InputFile
-    _root: h5py.Group
-
-    def __init__(self, path: Path, index: Index, run: dict[str, Any], resources: ExitStack) -> None:
-        super().__init__(path, index, run, resources, trusts_digests=False)
+    def __init__(self, file: InputFile, root: h5py.Group, index: Index, resources: ExitStack) -> None:
+        super().__init__(file.path, "hdf5", index, resources)
+        self._file = file
+        self._root = root
         self._readers: dict[int, DatasetReader] = {}
-        self._digests = RunningDigests(path, index.algorithm)
+        self._digests = RunningDigests(file.path, index.algorithm)
 
     def _read_flat(self, record: Record, start: int, out: Array) -> None:
         reader = self._readers.get(record.row)
@@ -171,7 +123,8 @@ class _LibraryArchive(_OurArchive):
         return reader
 
 
-def _open_by_library(path: Path, file: InputFile, resources: ExitStack, *, is_ours: bool) -> Archive:
+def _open_by_library(file: InputFile, resources: ExitStack, *, is_ours: bool) -> Archive:
+    path = file.path
     if not is_hdf5(file):
         raise NotAnArchiveError(f"{path}: is no HDF5 file: it has no HDF5 signature")
     import h5py
@@ -186,18 +139,14 @@ def _open_by_library(path: Path, file: InputFile, resources: ExitStack, *, is_ou
             ) from None
         index_text = _text(root, INDEX_NAME, path)
         if not is_ours and not (index_text or b"").startswith(b'{"tensorcap"'):
-            return open_foreign_hdf5(path, file, root, resources)
+            return open_foreign_hdf5(file, root, resources)
         run_text = _text(root, RUN_NAME, path)
         if index_text is None or run_text is None:
             missing = INDEX_NAME if index_text is None else RUN_NAME
             raise CorruptArchiveError(
                 f"{path}: has no text {missing!r}, expected that of an archive (ARC-20)"
             )
-        index = decode_sealed(index_text, run_text, str(path))
-        run = decode_json(run_text, f"{path}: run")
-        archive = _LibraryArchive(path, index, run, resources.pop_all())
-        archive._file, archive._root = file, root
-        return archive
+        return _LibraryArchive(file, root, decode_index(index_text, run_text, str(path)), resources)
 
 
 def _text(root: h5py.Group, name: str, path: Path) -> bytes | None:

@@ -1,7 +1,7 @@
 """The safetensors container, and checkpoints in safetensors files.
 
 In: an archive, or a file, or a folder of files. Out: a safetensors file, or an `Archive`.
-Read `header` (parsed with suspicion, without the library), `writer`, `reader`, `foreign`.
+Read `header` (parsed strictly, without the library), `writer`, `reader`, `foreign`.
 """
 
 from tensorcap_formats.safetensors.foreign import open_safetensors_folder

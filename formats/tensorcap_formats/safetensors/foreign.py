@@ -34,16 +34,16 @@ def open_safetensors_folder(path: Path) -> Archive:
 
     Raises:
         UnsafeFileError: A file's name leads out of the folder.
-        CorruptArchiveError: A header lies, or the index names a tensor that is not there.
+        CorruptArchiveError: A header contradicts its file, or the index names a tensor that is not there.
     """
     indexes = sorted(path.glob("*.safetensors.index.json"))
     if len(indexes) > 1:
         raise NotAnArchiveError(f"{path}: has {len(indexes)} files *.safetensors.index.json, expected one")
-    placed = _weight_map(indexes[0]) if indexes else {}
-    shards = sorted(set(placed.values())) or sorted(p.name for p in path.glob("*.safetensors"))
+    weight_map = _weight_map(indexes[0]) if indexes else {}
+    shards = sorted(set(weight_map.values())) or sorted(p.name for p in path.glob("*.safetensors"))
     with ExitStack() as resources:
         tensors: list[ForeignTensor] = []
-        read = indexes[:1]
+        files = indexes[:1]
         shard_of: dict[str, str] = {}
         for shard in shards:
             file = resources.enter_context(closing(InputFile(_inside(path, shard))))
@@ -54,15 +54,15 @@ def open_safetensors_folder(path: Path) -> Archive:
                     hint="Open the file by itself.",
                 )
             tensors += foreign_tensors(file, entries)
-            read.append(file.path)
+            files.append(file.path)
             shard_of.update(dict.fromkeys(entries, shard))
-        for name, shard in placed.items():
+        for name, shard in weight_map.items():
             if shard_of.get(name) != shard:
                 raise CorruptArchiveError(
                     f"{indexes[0]}: tensor {abbreviate(name)!r} is not in {shard}, expected it there"
                 )
         others = others_below(
-            path, read, f"not named in {indexes[0].name}" if indexes else "no .safetensors file"
+            path, files, f"not named in {indexes[0].name}" if indexes else "no .safetensors file"
         )
         return ForeignArchive(path, "safetensors", tensors, resources=resources, skipped=others)
 
@@ -117,9 +117,7 @@ def _inside(folder: Path, name: str) -> Path:
 
 def _weight_map(path: Path) -> dict[str, str]:
     with closing(InputFile(path)) as file:
-        if file.size > MAX_HEADER_BYTES:
-            raise CorruptArchiveError(f"{path}: has {file.size} bytes, expected at most {MAX_HEADER_BYTES}")
-        placed = decode_json(file.read(0, file.size), str(path)).get("weight_map")
-    if not isinstance(placed, dict) or not all(isinstance(shard, str) for shard in placed.values()):
+        weight_map = decode_json(file.read_all(MAX_HEADER_BYTES), str(path)).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
         raise CorruptArchiveError(f"{path}: weight_map does not give each tensor a file name")
-    return placed
+    return weight_map

@@ -1,7 +1,7 @@
-"""The header of a safetensors file, parsed with suspicion.
+"""The header of a safetensors file, parsed strictly and without the library of the format.
 
-The library of the format is not asked: here the header has a limit, each name stands once, and the tensors
-cover the data exactly, so that a header that lies is refused before anything is read or allocated.
+The header has a limit, each name occurs once, and the tensors cover the data exactly, so that a false header
+is refused before anything is read or allocated.
 """
 
 from __future__ import annotations

@@ -8,40 +8,33 @@ from pathlib import Path
 from typing import Any
 
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.content import (
-    checked_blocks,
-    describe_records,
-    encode_index_and_run,
-    holders,
-    write_errors,
-)
+from tensorcap_formats.content import build_index, checked_blocks, holders, write_errors
 from tensorcap_formats.errors import WriteError
-from tensorcap_formats.index import FORMAT_VERSION, encode_json
+from tensorcap_formats.index import FORMAT_VERSION, encode_index, encode_json
 from tensorcap_formats.records import Record
 from tensorcap_formats.safetensors.header import MAX_HEADER_BYTES, METADATA, OUR_PADDING, stored_form
 
 
-def write_safetensors(source: Archive, path: Path, *, records: Sequence[Record] | None = None) -> None:
+def write_safetensors(source: Archive, path: Path, records: Sequence[Record]) -> None:
     """Write an archive as a safetensors file at a path where nothing is yet.
 
     Args:
         source: Where the records and their bytes come from.
         path: Of the new file.
-        records: Which, in the order of the new archive; all of the source by default.
+        records: Which, in the order of the new archive.
 
     Raises:
         ReadError: The source cannot be read, or fails a checksum.
         WriteError: The header would be above the limit of the format, or the disk is full.
     """
-    originals = source.records if records is None else records
-    chosen, algorithm = describe_records(source, originals)
-    # Large elements first: each tensor then lies at a multiple of its element size, which torch insists on.
-    kept = sorted(holders(chosen).values(), key=lambda r: -r.dtype.itemsize)
-    index, run = encode_index_and_run(source, chosen, algorithm)
-    texts = {"tensorcap": FORMAT_VERSION, "index": index.decode(), "run": run.decode()}
+    index = build_index(source, records)
+    # Large elements first: each tensor then begins at a multiple of its element size, as torch demands.
+    stored = sorted(holders(index.records).values(), key=lambda r: -r.dtype.itemsize)
+    index_json, run_json = encode_index(index)
+    texts = {"tensorcap": FORMAT_VERSION, "index": index_json.decode(), "run": run_json.decode()}
     header: dict[str, Any] = {METADATA: texts}
     end = 0
-    for record in kept:
+    for record in stored:
         name = record.key.text
         if name == METADATA:
             raise WriteError(f"{path}: a tensor is named {name!r}, a name that the format needs for itself")
@@ -52,12 +45,12 @@ def write_safetensors(source: Archive, path: Path, *, records: Sequence[Record] 
     text += OUR_PADDING + b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER_BYTES:
         raise WriteError(
-            f"{path}: {len(chosen)} records need a header of {len(text)} bytes, "
+            f"{path}: {len(records)} records need a header of {len(text)} bytes, "
             f"expected at most {MAX_HEADER_BYTES} (ARC-80)",
             hint="Write an .h5 or .zarr archive: they have no such limit.",
         )
     with write_errors(path), path.open("xb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        for record in kept:
-            for block in checked_blocks(source, originals[record.row]):
+        for record in stored:
+            for block in checked_blocks(source, records[record.row]):
                 file.write(block.view("u1").data)

@@ -9,6 +9,7 @@ from tensorcap_formats.writing.publishing import (
     container_of,
     refuse_to_replace_archive,
     refuse_to_replace_others,
+    write_container,
 )
 from tensorcap_formats.writing.recovery import Recovered, recover
 from tensorcap_formats.writing.writer import Writer
@@ -21,4 +22,5 @@ __all__ = [
     "recover",
     "refuse_to_replace_archive",
     "refuse_to_replace_others",
+    "write_container",
 ]

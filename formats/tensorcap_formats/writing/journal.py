@@ -1,7 +1,7 @@
-"""The journal beside an unfinished archive: one line for each thing that is safely in the file.
+"""The journal beside an unfinished archive: one line for each record or value that is safely in the file.
 
 A line is JSON, a tab, and the CRC-32 of the JSON in hexadecimal (specs/archive.md, section 6). It is
-appended with one write after the bytes it speaks of, so a line is a promise and a torn line is none.
+appended with one write after the bytes of the tensor, so an intact line proves that they are there.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ from tensorcap_formats.errors import (
     WriteError,
     abbreviate,
 )
-from tensorcap_formats.hdf5 import Placed
-from tensorcap_formats.index import check_shape, encode_json, finite_number
+from tensorcap_formats.index import encode_json, finite_number, parse_shape
 from tensorcap_formats.keys import Key
 from tensorcap_formats.output_path import OPEN_TO_READ, journal_path
 from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import Statistics
 
 JOURNAL_VERSION: Final = 1
-_OPEN_JOURNAL: Final = (  # a pipe that lies there does not block, and nothing is written through a link
+_OPEN_JOURNAL: Final = (  # a pipe at the path does not block, and nothing is written through a link
     os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 )
 _LOCK_TRIES: Final = 10
@@ -42,15 +41,23 @@ _LOCK_PAUSE_SECONDS: Final = 0.005
 
 
 @dataclass(frozen=True, slots=True)
+class Placed:
+    """A record and the offset of its bytes in the flat file; None if it has no bytes there."""
+
+    record: Record
+    offset: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class JournalContent:
-    """What a journal confirms.
+    """The content of a journal.
 
     Attributes:
         container: The container that the archive was to become.
         algorithm: Digest algorithm.
         run: Run metadata as known at the start.
         placed: Records in the order in which they were written.
-        values: Leaves that are no tensors, by key text.
+        values: Values that are no tensors, by key text.
         torn: Count of lines that were cut short or altered, which confirm nothing.
     """
 
@@ -129,7 +136,7 @@ class Journal:
         )
 
     def confirm(self, placed: Placed) -> None:
-        """Say that a record is in the file, statistics and all."""
+        """Write that a record is in the file, with its statistics."""
         record, s = placed.record, placed.record.statistics
         statistics = None if s is None else [getattr(s, name) for name in s.__dataclass_fields__]
         self._append(
@@ -146,11 +153,11 @@ class Journal:
         )
 
     def confirm_value(self, key_text: str, value: object) -> None:
-        """Say what a leaf that is no tensor was."""
+        """Write a value that is no tensor."""
         self._append({"value_of": key_text, "value": value})
 
     def sync(self) -> None:
-        """Make what was written durable."""
+        """Make the lines durable."""
         os.fsync(self._fd)
 
     def _append(self, line: Mapping[str, Any]) -> None:
@@ -167,10 +174,10 @@ class Journal:
 
 
 def read_journal(path: Path) -> JournalContent:
-    """Read the journal of the archive at `path`; lines that do not prove themselves count as torn.
+    """Read the journal of the archive at `path`; lines with a wrong checksum count as torn.
 
     Raises:
-        CorruptArchiveError: Not even the first line can be read, or a line proves itself and makes no sense.
+        CorruptArchiveError: The first line cannot be read, or an intact line is no record.
         NewerVersionError: A newer version of the journal.
     """
     source = journal_path(path)
@@ -242,7 +249,7 @@ def _check_head(line: dict[str, Any] | None, source: Path) -> dict[str, Any]:
 def _placed(line: dict[str, Any], row: int, source: str) -> Placed:
     try:
         logical = DTYPES[line["dtype"]]
-        check_shape(line["shape"], logical.itemsize, source)
+        shape = parse_shape(line["shape"], logical.itemsize, source)
         numbers, offset = line["statistics"], line["offset"]
         key, order, digest, stored = (line[name] for name in ("key", "order", "digest", "stored"))
         types = ((key, str), (order, int), (digest, str), (stored, bool), (offset, int | None))
@@ -251,7 +258,7 @@ def _placed(line: dict[str, Any], row: int, source: str) -> Placed:
         if numbers is not None and not all(isinstance(n, int | float | None) for n in numbers):
             raise TypeError("statistics of a wrong type")
         statistics = None if numbers is None else Statistics(*numbers)
-        record = Record(Key.parse(key), logical, tuple(line["shape"]), order, digest, statistics, stored, row)
+        record = Record(Key.parse(key), logical, shape, order, digest, statistics, stored, row)
         return Placed(record, offset)
     except (KeyError, TypeError, UsageError) as error:
         raise CorruptArchiveError(f"{source}: is no record: {error!r} (ARC-51)") from None

@@ -5,14 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import NotAnArchiveError, ReadError, UsageError, WriteError
-from tensorcap_formats.hdf5 import open_hdf5
+from tensorcap_formats.hdf5 import open_hdf5, write_hdf5
 from tensorcap_formats.open import open_present
 from tensorcap_formats.output_path import build_beside, put_in_place, resolved
+from tensorcap_formats.records import Record
 
 CONTAINER_SUFFIXES: Final = {".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr", ".safetensors": "safetensors"}
 _COPY_BYTES: Final = 1 << 20
@@ -39,7 +41,7 @@ def container_of(path: Path, container: str | None, suffixes: Mapping[str, str] 
 
 
 def refuse_to_replace_others(path: Path) -> None:
-    """Refuse an output path at which something lies that is no archive of ours.
+    """Refuse an output path that is taken by something else than an archive of ours.
 
     Raises:
         WriteError: There is a checkpoint, a dump of another tool, a text, or a folder with other things.
@@ -57,7 +59,7 @@ def refuse_to_replace_others(path: Path) -> None:
 
 
 def refuse_to_replace_archive(path: Path) -> None:
-    """Refuse an output path, of something that is no archive, at which an archive of ours lies.
+    """Refuse the path of an output that is no archive, if an archive of ours is there.
 
     Raises:
         WriteError: There is one, or what may be a damaged one.
@@ -83,6 +85,39 @@ def _is_ours(path: Path) -> bool:
         ) from error
 
 
+def write_container(
+    source: Archive, path: Path, container: str, records: Sequence[Record], *, compress: str | None = None
+) -> None:
+    """Write records of an archive in any container, at a path where nothing is yet.
+
+    Args:
+        source: Where the records and their bytes come from.
+        path: Of the new file or folder.
+        container: `hdf5`, `zarr`, `safetensors` or `npz`.
+        records: In the order of the new archive.
+        compress: As for `conversion.convert`.
+
+    Raises:
+        ReadError: The source cannot be read, or fails a checksum.
+        WriteError: The disk is full, or the container has no room for the records.
+        MissingPackageError: Compression was asked for, and its package is not installed.
+    """
+    if container == "hdf5":
+        write_hdf5(source, path, records, compress=compress)
+    elif container == "zarr":
+        from tensorcap_formats.zarr import write_zarr
+
+        write_zarr(source, path, records, compress=compress is not None)
+    elif container == "safetensors":
+        from tensorcap_formats.safetensors import write_safetensors
+
+        write_safetensors(source, path, records)
+    else:
+        from tensorcap_formats.foreign import write_npz
+
+        write_npz(source, path, records, compress=compress is not None)
+
+
 def publish(finished: Path, path: Path, container: str, *, fsync: bool = False) -> None:
     """Turn the finished flat file into the archive at `path`; what was there stays until that is done.
 
@@ -101,14 +136,7 @@ def publish(finished: Path, path: Path, container: str, *, fsync: bool = False) 
             finished.unlink()
     else:
         with build_beside(path) as building, open_hdf5(finished) as source:
-            if container == "zarr":
-                from tensorcap_formats.zarr import write_zarr
-
-                write_zarr(source, building)
-            else:
-                from tensorcap_formats.safetensors import write_safetensors
-
-                write_safetensors(source, building)
+            write_container(source, building, container, source.records)
             put_in_place(building, path)
         finished.unlink()
     if fsync:

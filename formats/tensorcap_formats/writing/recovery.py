@@ -1,4 +1,4 @@
-"""Save what an unfinished archive holds, in place: nothing is copied, and it may be killed and run again."""
+"""Finish the archive of a killed writer, in place: nothing is copied, and it may be killed and run again."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any, Final
 
 from tensorcap_formats.digests import ALGORITHMS
 from tensorcap_formats.errors import MissingPackageError, ReadError, UnfinishedArchiveError, WriteError
-from tensorcap_formats.hdf5 import HEAD_SIZE, Placed, finish_flat_file, is_finished_flat_file, open_hdf5
+from tensorcap_formats.hdf5 import HEAD_SIZE, finish_flat_file, is_finished_flat_file, open_hdf5
+from tensorcap_formats.index import Index
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.json_values import json_object
 from tensorcap_formats.open import open_present
 from tensorcap_formats.output_path import journal_path, partial_path, resolved
 from tensorcap_formats.progress import Progress, Silent
-from tensorcap_formats.writing.journal import Journal, JournalContent, read_journal
+from tensorcap_formats.writing.journal import Journal, JournalContent, Placed, read_journal
 from tensorcap_formats.writing.publishing import container_of, publish, refuse_to_replace_others
 
 _BLOCK_BYTES: Final = 4 << 20
@@ -24,12 +25,12 @@ _BLOCK_BYTES: Final = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """How much a recovery saved.
+    """The result of a recovery.
 
     Attributes:
         path: The archive that was made.
-        records: Count of records that are whole.
-        lost: Count of records that the journal names and whose bytes are not what it says.
+        records: Count of intact records.
+        lost: Count of records of the journal whose bytes do not have their digest.
         torn: Count of journal lines that were cut short.
         was_complete: Whether only the last rename was missing: the run had ended as it should.
     """
@@ -96,24 +97,28 @@ def _recover_locked(path: Path, target: Path, progress: Progress) -> Recovered:
             f"{path}: the journal confirms no tensor, nothing to recover",
             hint=f"Delete {journal_path(path).name} and {partial.name}.",
         )
-    container = container_of(target, None if output_differs(path, target) else content.container)
+    is_in_place = resolved(path).absolute() == resolved(target).absolute()
+    container = container_of(target, content.container if is_in_place else None)  # else by the suffix
     file = InputFile(partial)
     try:
         finished = is_finished_flat_file(file)  # by its writer, or by a recovery that was killed itself
-        records, was_complete = _count_records(partial) if finished else (0, False)
+        records, was_complete = 0, False
+        if finished:
+            with open_hdf5(partial) as archive:
+                records, was_complete = len(archive), archive.is_complete
         if not was_complete and os.path.lexists(resolved(target)):
             raise WriteError(
                 f"{target}: an archive is there, which an incomplete one does not replace",
                 hint="Give another path with -o.",
             )
         refuse_to_replace_others(target)
-        whole = [] if finished else _find_whole(file, content, progress)
+        intact = [] if finished else _intact_records(file, content, progress)
     finally:
         file.close()
     try:
         if not finished:
-            _finish(partial, content, whole)
-            records = len(whole)
+            _finish(partial, content, intact)
+            records = len(intact)
         publish(partial, target, container)
     except OSError as error:
         if isinstance(error, ReadError | WriteError):
@@ -138,18 +143,7 @@ def _find_renamed(path: Path, content: JournalContent) -> Recovered:
     )
 
 
-def _count_records(finished: Path) -> tuple[int, bool]:
-    """Count the records of a finished flat file; second, whether its run ended as it should."""
-    with open_hdf5(finished) as archive:
-        return len(archive), archive.is_complete
-
-
-def output_differs(path: Path, target: Path) -> bool:
-    """Whether the archive is to be put elsewhere, so that the suffix there names the container."""
-    return resolved(path).absolute() != resolved(target).absolute()
-
-
-def _find_whole(file: InputFile, content: JournalContent, progress: Progress) -> list[Placed]:
+def _intact_records(file: InputFile, content: JournalContent, progress: Progress) -> list[Placed]:
     """Find the records whose bytes are in the file and have the digest that the journal says."""
     if content.algorithm not in ALGORITHMS:
         raise MissingPackageError(
@@ -165,10 +159,10 @@ def _find_whole(file: InputFile, content: JournalContent, progress: Progress) ->
         digests[at, nbytes] = _digest(file, at, nbytes, content.algorithm)
         done += nbytes
         progress.advance(done, total)
-    return [p for p in content.placed if _is_whole(p, digests)]
+    return [p for p in content.placed if _is_intact(p, digests)]
 
 
-def _is_whole(placed: Placed, digests: Mapping[tuple[int, int], str]) -> bool:
+def _is_intact(placed: Placed, digests: Mapping[tuple[int, int], str]) -> bool:
     record = placed.record
     if placed.offset is None:
         return not (record.stored and record.nbytes)
@@ -182,29 +176,22 @@ def _digest(file: InputFile, offset: int, nbytes: int, algorithm: str) -> str:
     return hasher.hexdigest()
 
 
-def _finish(partial: Path, content: JournalContent, whole: list[Placed]) -> None:
+def _finish(partial: Path, content: JournalContent, intact: list[Placed]) -> None:
     run = {
         **content.run,
         "error": {
             "type": "Killed",
-            "message": f"the writer ended before the archive was complete, {len(whole)} tensors are left",
-            "last_point": whole[-1].record.key.text if whole else None,
+            "message": f"the writer ended before the archive was complete, {len(intact)} tensors are left",
+            "last_point": intact[-1].record.key.text if intact else None,
         },
     }
-    end = max((p.offset + p.record.nbytes for p in whole if p.offset is not None), default=HEAD_SIZE)
+    end = max((p.offset + p.record.nbytes for p in intact if p.offset is not None), default=HEAD_SIZE)
     fd = os.open(partial, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        os.ftruncate(fd, end)  # frees what nobody confirmed: on a full disk, the room for the metadata
-        finish_flat_file(
-            fd,
-            sorted(whole, key=lambda p: p.record.order),
-            end,
-            values=content.values,
-            run=run,
-            algorithm=content.algorithm,
-            is_complete=False,
-            is_ordered=True,
-            fsync=True,
-        )
+        os.ftruncate(fd, end)  # on a full disk, what is not confirmed makes room for the metadata
+        placed = sorted(intact, key=lambda p: p.record.order)
+        records = [p.record for p in placed]
+        index = Index(records, content.values, run, content.algorithm, is_complete=False)
+        finish_flat_file(fd, index, [p.offset for p in placed], end, fsync=True)
     finally:
         os.close(fd)

@@ -11,16 +11,17 @@ from typing import Any, Final, NoReturn
 
 import numpy as np
 
+from tensorcap_formats.content import write_errors
 from tensorcap_formats.digests import ALGORITHMS, DEFAULT_ALGORITHM, digest
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.errors import CorruptArchiveError, UsageError, WriteError
-from tensorcap_formats.hdf5 import HEAD_SIZE, Placed, align_offset, finish_flat_file, write_at
-from tensorcap_formats.index import check_shape, encode_json
+from tensorcap_formats.hdf5 import HEAD_SIZE, align_offset, finish_flat_file, write_at
+from tensorcap_formats.index import Index, encode_json, parse_shape
 from tensorcap_formats.keys import Key
 from tensorcap_formats.output_path import partial_path, recovery_command, resolved
 from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import Statistics, StatisticsBuilder
-from tensorcap_formats.writing.journal import Journal
+from tensorcap_formats.writing.journal import Journal, Placed
 from tensorcap_formats.writing.publishing import container_of, publish, refuse_to_replace_others
 
 _NO_JSON: Final = (TypeError, ValueError, RecursionError)
@@ -29,7 +30,7 @@ _NO_JSON: Final = (TypeError, ValueError, RecursionError)
 class Writer:
     """Writes one archive; the caller ends it with `close`, or with `abandon` after a failure.
 
-    Until `close` has returned, everything lies in `PATH.partial` and `PATH.journal`, from which
+    Until `close` has returned, everything is in `PATH.partial` and `PATH.journal`, from which
     `recovery.recover` can save it, and what was at the path is untouched. May be used from several
     threads. Nothing here imports more than numpy and the standard library.
 
@@ -61,7 +62,7 @@ class Writer:
 
         Raises:
             UsageError: The suffix names no container, or the run has no JSON form.
-            WriteError: Another process writes it, an unfinished capture lies there, something that is no
+            WriteError: Another process writes it, an unfinished capture is there, something that is no
                 archive of ours does, or the folder cannot be written.
         """
         self.path = Path(path)
@@ -92,13 +93,12 @@ class Writer:
                 f"{self._journal.path.name} and {self._partial.name}.",
             )
         try:
-            refuse_to_replace_others(self.path)
-            self._journal.start(self.container, DEFAULT_ALGORITHM, self._run)
-            self._fd = self._create_partial()
-        except BaseException as error:
+            with write_errors(self.path):
+                refuse_to_replace_others(self.path)
+                self._journal.start(self.container, DEFAULT_ALGORITHM, self._run)
+                self._fd = self._create_partial()
+        except BaseException:
             self._journal.close(remove=True)
-            if isinstance(error, OSError) and not isinstance(error, WriteError):
-                raise WriteError(f"{self.path}: cannot be written: {error.strerror}") from error
             raise
 
     def add(
@@ -121,8 +121,7 @@ class Writer:
 
         Raises:
             UsageError: The key is there already, or bits, dtype and shape contradict each other.
-            WriteError: The disk is full, or another thing went wrong with it; the writer is then of no
-                more use but for `abandon`.
+            WriteError: The disk is full or fails; the writer has then ended.
         """
         flat = bits.reshape(-1)
         _require_storage(key, flat, dtype)
@@ -134,9 +133,8 @@ class Writer:
                 builder = StatisticsBuilder(dtype)
                 builder.add(flat)
                 statistics = builder.result()
-            offset = self._known.get((hexdigest, flat.nbytes))
-            if offset is None and flat.nbytes and not self._stats_only:
-                offset = self._end
+            offset = self._offset_of(hexdigest, flat.nbytes)
+            if offset == self._end:
                 self._write(offset, flat.view(np.uint8))
             self._confirm(key, dtype, shape, order, hexdigest, statistics, offset)
 
@@ -187,13 +185,11 @@ class Writer:
                     f"{key.text}: blocks hold {size} bytes, expected {expected} for shape {shape}"
                 )
             hexdigest = hasher.hexdigest()
-            offset = self._known.get((hexdigest, size))
-            if offset is None and size and not self._stats_only:
-                offset = self._end
+            offset = self._offset_of(hexdigest, size)
             self._confirm(key, dtype, shape, order, hexdigest, builder.result(), offset)
 
     def add_value(self, key_text: str, value: object) -> None:
-        """Add a leaf that is no tensor: None, a bool, a number or a text.
+        """Add a value that is no tensor: None, a bool, a number or a text.
 
         Raises:
             UsageError: The value has no JSON form.
@@ -240,17 +236,16 @@ class Writer:
             target = path or self.path
             try:
                 placed = sorted(self._placed, key=lambda p: p.record.order)
-                finish_flat_file(
-                    self._fd,
-                    placed,
-                    self._end,
-                    values=self._values,
-                    run=self._run if run is None else run,
-                    algorithm=DEFAULT_ALGORITHM,
-                    is_complete=complete,
-                    is_ordered=ordered,
-                    fsync=self._fsync,
+                index = Index(
+                    [p.record for p in placed],
+                    self._values,
+                    self._run if run is None else run,
+                    DEFAULT_ALGORITHM,
+                    complete,
+                    ordered,
                 )
+                offsets = [p.offset for p in placed]
+                finish_flat_file(self._fd, index, offsets, self._end, fsync=self._fsync)
                 os.close(self._fd)
                 self._fd = -1
                 publish(self._partial, target, self.container, fsync=self._fsync)
@@ -293,13 +288,19 @@ class Writer:
         if Key.parse(text) != key:
             raise UsageError(f"key {text!r}: reads back as another key, expected escaped parts (NAM-3)")
         try:
-            check_shape(shape, dtype.itemsize, text)
+            parse_shape(shape, dtype.itemsize, text)
         except CorruptArchiveError as error:
             raise UsageError(str(error)) from None
         if text in self._texts:
             raise UsageError(f"{self.path}: key {text!r} stands there already")
         if size is not None and size != math.prod(shape):
             raise UsageError(f"{text}: {size} elements, shape {shape} has another number")
+
+    def _offset_of(self, hexdigest: str, nbytes: int) -> int | None:
+        """Where bytes lie, or will lie if they are new; None if they are not stored."""
+        if not nbytes or self._stats_only:
+            return None
+        return self._known.get((hexdigest, nbytes), self._end)
 
     def _write(self, offset: int, raw: Array) -> None:
         try:
@@ -348,7 +349,7 @@ class Writer:
             self.stored_bytes += record.nbytes
 
     def _end_unfinished(self, *, discard: bool = False) -> None:
-        """Let go of the files; they stay for `recovery.recover`, or go."""
+        """Close the files; keep them for `recovery.recover`, or remove them."""
         if not self._is_open:
             return
         self._is_open = False

@@ -12,7 +12,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -30,9 +30,9 @@ from tensorcap_formats.errors import (
     missing_package,
 )
 from tensorcap_formats.flat_arrays import BAND_BYTES, Bands, read_flat
-from tensorcap_formats.folder import OpenFolder
+from tensorcap_formats.folder import OpenFolder, refuse_link_out
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
-from tensorcap_formats.index import check_shape
+from tensorcap_formats.index import parse_shape
 from tensorcap_formats.input_file import check_expansion
 from tensorcap_formats.zarr.header import METADATA_NAME, read_metadata
 
@@ -45,16 +45,15 @@ def open_foreign_zarr(path: Path) -> Archive:
 
     Raises:
         UnsafeFileError: A link leads out of the folder, or an array is stored by pickle.
-        CorruptArchiveError: A metadata document makes no sense.
+        CorruptArchiveError: A metadata document is invalid.
         MissingPackageError: zarr is not installed.
     """
     try:
-        import zarr  # noqa: F401  # found missing now, not at the first read
+        import zarr  # noqa: F401  # to fail now, not at the first read
     except ImportError:
         raise missing_package(f"reading {path}", "zarr", extra="zarr") from None
     with ExitStack() as resources:
-        store = OpenFolder(path)
-        resources.callback(store.close)
+        store = resources.enter_context(closing(OpenFolder(path)))
         tensors, skipped = _tensors(path, store)
         return ForeignArchive(path, "zarr", tensors, resources=resources, skipped=skipped)
 
@@ -78,14 +77,11 @@ def _tensors(path: Path, store: OpenFolder) -> tuple[list[ForeignTensor], dict[s
 
 def _arrays(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Folder and metadata of each array; also looks for links out of the store."""
-    home = os.path.realpath(root) + os.sep
     for folder, folders, files in os.walk(root):
         if folder.count(os.sep) - str(root).count(os.sep) > _MAX_DEPTH:
             raise CorruptArchiveError(f"{root}: has groups more than {_MAX_DEPTH} deep")
         for name in (*folders, *files):
-            path = os.path.join(folder, name)
-            if os.path.islink(path) and not os.path.realpath(path).startswith(home):
-                raise UnsafeFileError(f"{path}: is a link to a file outside of {root}")
+            refuse_link_out(Path(folder, name), root)
         for name in (METADATA_NAME, ".zarray"):
             if name in files:
                 metadata = read_metadata(Path(folder, name))
@@ -99,7 +95,7 @@ def _arrays(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 class _ForeignArray:
-    """One array: what its metadata say, and its elements through the library."""
+    """One array: its metadata, and its elements through the library."""
 
     def __init__(
         self,
@@ -116,9 +112,7 @@ class _ForeignArray:
         self._store = store
         self._lock = threading.Lock()
         self._opened: Any = None
-        shape = metadata.get("shape")
-        check_shape(shape, dtype.itemsize, str(folder))
-        self.shape: tuple[int, ...] = tuple(shape)  # type: ignore[arg-type]  # check_shape took it
+        self.shape = parse_shape(metadata.get("shape"), dtype.itemsize, str(folder))
         self._metadata = metadata
         self._stored_as = np.dtype(dtype.storage)
         if not dtype.is_native:  # the library does not know bfloat16 and float8: it reads their bits
@@ -128,7 +122,7 @@ class _ForeignArray:
 
     def read(self, start: int, out: Array) -> None:
         """Fill `out` with the elements from number `start` on."""
-        try:
+        with self._library_errors():
             array = self._array()
             rows = self._band_rows(array)
             if rows:
@@ -137,15 +131,12 @@ class _ForeignArray:
             else:
                 read_flat(array, self.shape, start, out)
             self._store.require_unreplaced()
-        except TensorcapError:
-            raise
-        except Exception as error:  # codecs of many libraries: each has errors of its own
-            raise self._undecodable(error) from error
 
     def remark(self) -> str:
         """Say how many chunks have no file, if any, or why the array cannot be read."""
         try:
-            missing, total = self._missing_chunks(self._array())
+            with self._library_errors():
+                missing, total = self._missing_chunks(self._array())
         except ReadError as error:
             return str(error)
         return f"{missing} of {total} chunks are missing; the fill value was read" if missing else ""
@@ -159,18 +150,20 @@ class _ForeignArray:
     def _array(self) -> Any:
         with self._lock:
             if self._opened is None:
-                try:
-                    self._opened = self._open()
-                except TensorcapError:
-                    raise
-                except Exception as error:  # metadata that the library refuses
-                    raise self._undecodable(error) from error
+                self._opened = self._open()
             return self._opened
 
-    def _undecodable(self, error: Exception) -> CorruptArchiveError:
-        return CorruptArchiveError(
-            f"{self._folder}: cannot be decoded: {abbreviate(str(error)) or type(error).__name__}"
-        )
+    @contextmanager
+    def _library_errors(self) -> Iterator[None]:
+        """Turn what the library and its codecs raise, which is of any class, into `CorruptArchiveError`."""
+        try:
+            yield
+        except TensorcapError:
+            raise
+        except Exception as error:
+            raise CorruptArchiveError(
+                f"{self._folder}: cannot be decoded: {abbreviate(str(error)) or type(error).__name__}"
+            ) from error
 
     def _open(self) -> Any:
         import zarr

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, abbreviate, missing_package
 from tensorcap_formats.flat_arrays import Slabs
-from tensorcap_formats.index import check_shape, decode_json
+from tensorcap_formats.index import decode_json, parse_shape
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.keys import Key
 
@@ -65,9 +65,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
         CorruptArchiveError: It is missing, absurdly long, or no JSON object.
     """
     with closing(open_part(path, "metadata of the array is missing")) as file:
-        if file.size > MAX_METADATA_BYTES:
-            raise CorruptArchiveError(f"{path}: has {file.size} bytes, expected at most {MAX_METADATA_BYTES}")
-        return decode_json(file.read(0, file.size), str(path))
+        return decode_json(file.read_all(MAX_METADATA_BYTES), str(path))
 
 
 def open_part(path: Path, what: str) -> InputFile:
@@ -96,18 +94,17 @@ def parse_array_metadata(metadata: dict[str, Any], kind: np.dtype[Any], source: 
     Raises:
         CorruptArchiveError: The document is not as we write it (ARC-61).
     """
-    shape = metadata.get("shape")
-    check_shape(shape, kind.itemsize, source)
+    shape = parse_shape(metadata.get("shape"), kind.itemsize, source)
     grid = metadata.get("chunk_grid")
     configuration = grid.get("configuration") if isinstance(grid, dict) else None
     chunk = configuration.get("chunk_shape") if isinstance(configuration, dict) else None
     good_chunk = (
         isinstance(chunk, list)
-        and len(chunk) == len(shape)  # type: ignore[arg-type]  # check_shape took it
+        and len(chunk) == len(shape)
         and all(type(n) is int and n > 0 for n in chunk)
         and math.prod(chunk) * kind.itemsize <= MAX_CHUNK_BYTES
     )
-    slabs = Slabs(tuple(shape), tuple(chunk)) if good_chunk else None  # type: ignore[arg-type]
+    slabs = Slabs(shape, tuple(chunk)) if good_chunk else None  # type: ignore[arg-type]  # it is a list
     if slabs is None or not slabs.are_flat:
         raise CorruptArchiveError(
             f"{source}: chunk grid is {abbreviate(repr(grid))}, expected slabs of at most "

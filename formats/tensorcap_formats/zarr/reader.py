@@ -1,6 +1,6 @@
 """Read archives of ours in zarr v3 stores.
 
-Reading does not go through the zarr library, which takes a lost chunk for one of zeros; here it is an error.
+Reading does not go through the zarr library, which reads a missing chunk as zeros; here it is an error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from tensorcap_formats.digests import RunningDigests
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError
 from tensorcap_formats.folder import OpenFolder
-from tensorcap_formats.index import Index, check_version, decode_json, decode_sealed
+from tensorcap_formats.index import check_version, decode_index
+from tensorcap_formats.indexed_archive import IndexedArchive
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.records import Record
 from tensorcap_formats.zarr.foreign import open_foreign_zarr
@@ -48,52 +49,37 @@ def open_zarr(path: Path) -> Archive:
         root = read_metadata(path / METADATA_NAME)
         attributes = root.get("attributes")
         if isinstance(attributes, dict) and "tensorcap" in attributes:
-            return ZarrArchive(path, attributes)
+            with ExitStack() as resources:
+                folder = resources.enter_context(closing(OpenFolder(path)))
+                return ZarrArchive(folder, attributes, resources)
     elif not any((path / name).exists() for name in (".zgroup", ".zarray")):
         raise NotAnArchiveError(f"{path}: has no {METADATA_NAME}, expected a zarr store")
     return open_foreign_zarr(path)
 
 
-class ZarrArchive(Archive):
+class ZarrArchive(IndexedArchive):
     """An archive of ours in a zarr store (ARC-61).
 
     Any program may alter one chunk of it and nothing else, so a tensor that is read from its beginning to
-    its end is held against its digest on the way; and a folder that is put in the place of the one that was
-    opened is not read under the old one's index.
+    its end is checked against its digest; and another folder that takes the place of the one that was opened
+    is not read.
     """
 
-    def __init__(self, path: Path, attributes: dict[str, Any]) -> None:
-        """Read index and run, and see whether each array that the index names is there."""
-        source = str(path)
-        check_version(attributes, source)
+    def __init__(self, folder: OpenFolder, attributes: dict[str, Any], resources: ExitStack) -> None:
+        """Read index and run, and check that each array that the index names is there."""
+        path = folder.path
+        check_version(attributes, str(path))
         self._decoded = threading.local()
-        self._folder = OpenFolder(path)
-        try:
-            run = self._bytes(RUN_NAME)
-            index = decode_sealed(self._bytes(INDEX_NAME), run, source)
-            self._describe(path, index, decode_json(run, f"{source}: run"))
-        except BaseException:
-            self._folder.close()
-            raise
-
-    def _describe(self, path: Path, index: Index, run: dict[str, Any]) -> None:
-        super().__init__(
-            path,
-            "zarr",
-            index.records,
-            is_ordered=index.is_ordered,
-            is_complete=index.is_complete,
-            run=run,
-            values=index.values,
-            algorithm=index.algorithm,
-            root=index.root,
-        )
+        self._folder = folder
+        run = self._bytes(RUN_NAME)
+        index = decode_index(self._bytes(INDEX_NAME), run, str(path))
         self._holders = holders(index.records)
         for record in self._holders.values():
             if not (path / array_path(record.key) / METADATA_NAME).exists():
                 raise CorruptArchiveError(f"{path}: array {array_path(record.key)!r} is missing (ARC-61)")
         self._arrays: dict[int, ZarrArray] = {}  # by row of the holder
         self._digests = RunningDigests(path, index.algorithm)
+        super().__init__(path, "zarr", index, resources)
 
     def _read_flat(self, record: Record, start: int, out: Array) -> None:
         self._array(self._holders[content_of(record)]).read(start, out)
@@ -120,8 +106,8 @@ class ZarrArchive(Archive):
         return b"".join(_pieces(array))
 
     def close(self) -> None:
-        """Let go of the folder and of decoded chunks; files are open only while they are read."""
-        self._folder.close()
+        """Close the folder and drop decoded chunks; files are open only while they are read."""
+        super().close()
         self._arrays.clear()
         self._decoded = threading.local()
 
@@ -194,7 +180,7 @@ class ZarrArray:
                     f"{file.path}: chunk has {file.size} bytes, more than the {chunk.nbytes} that it holds"
                 )
             stored = file.read(0, file.size)
-            size = _zstd_content_size(stored)  # the library leaves what a smaller one does not fill as it was
+            size = _zstd_content_size(stored)  # the library does not fill the rest of a smaller one
             if size != chunk.nbytes:
                 raise CorruptArchiveError(
                     f"{file.path}: zstd frame holds {size} bytes, expected {chunk.nbytes} (ARC-65)"
@@ -216,7 +202,7 @@ class ZarrArray:
 
 
 def _pieces(array: ZarrArray) -> Iterator[bytes]:
-    """The array piece by piece: nothing is allocated for bytes that it only claims to have."""
+    """The array piece by piece, so that nothing is allocated for bytes that are not there."""
     for start in range(0, array.size, BLOCK_BYTES):
         out = np.empty(min(BLOCK_BYTES, array.size - start), np.uint8)
         array.read(start, out)

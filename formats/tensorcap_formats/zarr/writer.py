@@ -9,16 +9,10 @@ from typing import Final
 import numpy as np
 
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.content import (
-    checked_blocks,
-    describe_records,
-    encode_index_and_run,
-    holders,
-    write_errors,
-)
+from tensorcap_formats.content import build_index, checked_blocks, holders, write_errors
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.flat_arrays import Slabs
-from tensorcap_formats.index import FORMAT_VERSION, encode_json
+from tensorcap_formats.index import FORMAT_VERSION, encode_index, encode_json
 from tensorcap_formats.records import Record
 from tensorcap_formats.zarr.header import (
     INDEX_NAME,
@@ -33,9 +27,7 @@ from tensorcap_formats.zarr.header import (
 _COMPRESSED_CHUNK_BYTES: Final = 4 * 1024 * 1024  # a reader keeps one, decoded, for each thread
 
 
-def write_zarr(
-    source: Archive, path: Path, *, records: Sequence[Record] | None = None, compress: bool = False
-) -> None:
+def write_zarr(source: Archive, path: Path, records: Sequence[Record], *, compress: bool = False) -> None:
     """Write an archive as a zarr v3 store at a path where nothing is yet.
 
     The metadata of the root is written last, so that nothing opens a store that was not finished.
@@ -43,7 +35,7 @@ def write_zarr(
     Args:
         source: Where the records and their bytes come from.
         path: Of the new folder.
-        records: Which, in the order of the new archive; all of the source by default.
+        records: Which, in the order of the new archive.
         compress: Compress the chunks by zstd.
 
     Raises:
@@ -51,14 +43,13 @@ def write_zarr(
         WriteError: The disk is full, or two keys differ in case only on a file system that does not care.
         MissingPackageError: Compression was asked for, and numcodecs is not installed.
     """
-    originals = source.records if records is None else records
-    chosen, algorithm = describe_records(source, originals)
-    index, run = encode_index_and_run(source, chosen, algorithm)
+    index = build_index(source, records)
+    index_json, run_json = encode_index(index)
     group = encode_json({"zarr_format": 3, "node_type": "group", "attributes": {}})
     groups = {""}
     with write_errors(path):
         path.mkdir()
-        for record in holders(chosen).values():
+        for record in holders(index.records).values():
             *parents, name = array_path(record.key).split("/")
             for depth in range(1, len(parents) + 1):
                 parent = "/".join(parents[:depth])
@@ -68,13 +59,13 @@ def write_zarr(
                     (path / parent / METADATA_NAME).write_bytes(group)
             write_array(
                 path.joinpath(*parents, name),
-                checked_blocks(source, originals[record.row]),
+                checked_blocks(source, records[record.row]),
                 record.shape,
                 record.dtype.storage,
                 record.dtype.name,
                 compress=compress,
             )
-        for name, text in ((INDEX_NAME, index), (RUN_NAME, run)):
+        for name, text in ((INDEX_NAME, index_json), (RUN_NAME, run_json)):
             data = np.frombuffer(text, np.uint8)
             write_array(path / name, [data], data.shape, "|u1", "uint8", compress=compress)
         root = {"zarr_format": 3, "node_type": "group", "attributes": {"tensorcap": FORMAT_VERSION}}

@@ -1,15 +1,16 @@
 """Layouts: the steps that make one tensor of another, parsed, checked on shapes, applied, undone, and found.
 
-Read `steps` and `multi_tensor_steps` (what there is), `layout` (a list of steps), `patterns` and `dims` (the
-notations), then `candidates` and `fits` (which steps two shapes allow, and which the values confirm).
+Read `steps` and `multi_tensor_steps` (what there is), `layout` (a list of steps), `axis_patterns` and `dims`
+(the notations), then `layout_candidates` and `fits` (the steps that two shapes allow, and those that the
+values confirm).
 """
 
-from tensorcap.alignment.layout.candidates import LayoutChoice, fits_shapes, plain
+from tensorcap.alignment.layout.axis_patterns import Shape
 from tensorcap.alignment.layout.dims import Dims, steps_between, token_dims
 from tensorcap.alignment.layout.fits import CLOSE, Fit, find_layout, residual
 from tensorcap.alignment.layout.layout import Layout, parse_step
+from tensorcap.alignment.layout.layout_candidates import LayoutChoice, fits_shapes, plain
 from tensorcap.alignment.layout.multi_tensor_steps import Sum
-from tensorcap.alignment.layout.patterns import Shape
 
 __all__ = [
     "CLOSE",

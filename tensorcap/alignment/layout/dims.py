@@ -4,7 +4,7 @@ b s (h d)               axes in the notation of einops; names that two sides sha
 b s h[tp] d             each rank of `tp` holds a part of `h`, or several hold one part, as of KV heads
 b s d [tp:partial]      each rank holds a summand
 b s d [tp:replicated]   each rank holds the same
-b s (h d) h=8           sizes that shapes do not tell; of mesh axes too, the outermost first
+b s (h d) h=8           sizes that do not follow from shapes; of mesh axes too, the outermost first
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, cast
 
+from tensorcap.alignment.layout.axis_patterns import Group, Pattern, Shape, groups_text, parse_groups
 from tensorcap.alignment.layout.layout import Layout
 from tensorcap.alignment.layout.multi_tensor_steps import Concat, Dereplicate, Sum
-from tensorcap.alignment.layout.patterns import Group, Pattern, Shape, groups_text, parse_groups
 from tensorcap.alignment.layout.steps import Rearrange, Step
 from tensorcap_formats.errors import UsageError, abbreviate
 
-Held = Literal["partial", "replicated"]
+Placement = Literal["partial", "replicated"]
 
 _TOKENS: Final = ("b", "s", "t")  # rows, positions, and all tokens one after the other
 
@@ -37,7 +37,7 @@ class Dims:
     Attributes:
         groups: Names of what each axis is made of.
         sharded: For each name that is sharded, the mesh axis it is sharded over.
-        held: For other mesh axes, what each rank holds.
+        placements: For other mesh axes, what each rank holds: a summand, or the same as the others.
         sizes: Sizes of axes, in whole, and of mesh axes.
 
     Example:
@@ -47,7 +47,7 @@ class Dims:
 
     groups: tuple[Group, ...]
     sharded: Mapping[str, str]
-    held: Mapping[str, Held]
+    placements: Mapping[str, Placement]
     sizes: Mapping[str, int]
 
     @classmethod
@@ -58,7 +58,7 @@ class Dims:
             UsageError: It is not understood; an axis stands twice; a mesh axis does two things; a size is of
                 nothing that is there.
         """
-        held = _once(text, _WHOLE.findall(text))
+        placements = _once(text, _WHOLE.findall(text))
         sizes = {name: int(size) for name, size in _once(text, _SIZE.findall(text)).items()}
         rest = _SIZE.sub("", _WHOLE.sub("", text))
         sharded = _once(text, _SHARDED.findall(rest))
@@ -67,15 +67,15 @@ class Dims:
         except UsageError as error:
             raise UsageError(f"dims {abbreviate(text)!r}: {str(error).partition(': ')[2]}") from None
         names = [name for group in groups for name in group]
-        meshes = [*sharded.values(), *held]
-        for kind, found in (("axis", names), ("mesh axis", meshes)):
-            twice = sorted({name for name in found if found.count(name) > 1})
+        meshes = [*sharded.values(), *placements]
+        for kind, used in (("axis", names), ("mesh axis", meshes)):
+            twice = sorted({name for name in used if used.count(name) > 1})
             if twice:
                 raise UsageError(f"dims {abbreviate(text)!r}: {kind} {twice[0]!r} stands there twice")
         for name in sizes:
             if name not in names and name not in meshes:
                 raise UsageError(f"dims {abbreviate(text)!r}: has no axis {name!r}, whose size is given")
-        return cls(groups, sharded, cast("Mapping[str, Held]", held), sizes)
+        return cls(groups, sharded, cast("Mapping[str, Placement]", placements), sizes)
 
     @property
     def text(self) -> str:
@@ -85,7 +85,7 @@ class Dims:
             for group in self.groups
         )
         parts = [groups_text(shown)] if shown else []
-        parts += [f"[{mesh}:{what}]" for mesh, what in self.held.items()]
+        parts += [f"[{mesh}:{what}]" for mesh, what in self.placements.items()]
         parts += [f"{name}={size}" for name, size in self.sizes.items()]
         return " ".join(parts)
 
@@ -96,12 +96,12 @@ class Dims:
 
     @property
     def meshes(self) -> tuple[str, ...]:
-        """All mesh axes, in the order of their sizes if several are there."""
-        found = (*self.sharded.values(), *self.held)
-        return tuple(sorted(found, key=lambda mesh: [*self.sizes, mesh].index(mesh)))
+        """All mesh axes; several in the order in which their sizes are written."""
+        meshes = (*self.sharded.values(), *self.placements)
+        return tuple(sorted(meshes, key=lambda mesh: [*self.sizes, mesh].index(mesh)))
 
     def at(self, name: str, ndim: int) -> int | None:
-        """Which axis of a tensor with so many axes a name is alone; None where it is none."""
+        """Find the axis that a name stands for alone in a tensor of `ndim` axes; None if there is none."""
         has_dots, missing = ("...",) in self.groups, len(self.groups) - ndim
         if (name,) not in self.groups or (missing > 1 if has_dots else missing):
             return None
@@ -116,18 +116,18 @@ class Dims:
 def steps_between(
     target: Dims, reference: Dims, shapes: Sequence[Shape], shape: Shape, *, has_tokens: bool = False
 ) -> Layout:
-    """The steps from the tensors of all ranks of the target to the reference's one.
+    """Derive the steps from the target's tensors, one of each rank, to the reference's.
 
     Args:
         target: What each rank of the target holds.
         reference: What the reference holds, in whole.
-        shapes: Shapes of the target's tensors, ranks in order, those of the last mesh axis the fastest.
+        shapes: Shapes of the target's tensors, by rank; the last mesh axis varies fastest.
         shape: Shape of the reference's tensor.
-        has_tokens: Whether the two sides may have other tokens, so that the sizes of `b`, `s` and `t` differ.
+        has_tokens: Whether tokens are matched, so that the sizes of `b`, `s` and `t` may differ.
 
     Raises:
-        UsageError: An axis is on one side only; shapes contradict the dims or do not tell a size that is
-            needed; or there are not as many tensors as the mesh has ranks.
+        UsageError: An axis is on one side only; shapes contradict the dims; a needed size does not follow
+            from them; or there are not as many tensors as the mesh has ranks.
     """
     if reference.meshes:
         raise reference.refuse("the reference is sharded, expected whole tensors")
@@ -138,20 +138,20 @@ def steps_between(
                 raise one.refuse(f"axis {name!r} is missing from the {side}'s {other.text!r}")
     ranks = _ranks(target, len(shapes))
     whole = _sizes(reference, shape, {**reference.sizes, **_of_axes(target)})
-    given = {name: size for name, size in whole.items() if name not in target.sharded and name not in loose}
-    part = _sizes(target, shapes[0], given)
+    known = {name: size for name, size in whole.items() if name not in target.sharded and name not in loose}
+    part = _sizes(target, shapes[0], known)
     groups, steps = target.groups, list[Step]()
     if any(group.index(name) for group in groups for name in group if name in target.sharded):
-        known = {name: _known(target, part, name) for group in groups if len(group) > 1 for name in group}
+        inner = {name: _known(target, part, name) for group in groups if len(group) > 1 for name in group}
         apart = tuple((name,) for name in target.names)
-        steps.append(Rearrange(Pattern(groups, apart, known)))
+        steps.append(Rearrange(Pattern(groups, apart, inner)))
         groups = apart
     left = len(shapes)
     for mesh, count in reversed(ranks.items()):
         step_run = None if count == left else count
-        if target.held.get(mesh) == "partial":
+        if target.placements.get(mesh) == "partial":
             steps.append(Sum(step_run))
-        elif target.held.get(mesh) == "replicated":
+        elif target.placements.get(mesh) == "replicated":
             steps.append(Dereplicate(count))
         else:
             name = next(name for name, over in target.sharded.items() if over == mesh)
@@ -168,7 +168,7 @@ def steps_between(
 
 
 def token_dims(target: Dims, reference: Dims) -> Dims:
-    """The reference's dims with tokens as the target counts them: by `b` and `s`, or all of them by `t`."""
+    """The reference's dims with the target's token axes: `b s`, or `t` if packed."""
     groups = reference.groups
     if ("t",) in target.groups and ("b",) in groups and ("s",) in groups:
         groups = tuple(("t",) if group == ("b",) else group for group in groups if group != ("s",))
@@ -250,7 +250,7 @@ def _copies(
 def _rearranged(
     dims: Dims, before: tuple[Group, ...], after: tuple[Group, ...], sizes: Mapping[str, int]
 ) -> Iterator[Step]:
-    """A rearrangement, where one is needed; groups that stay together need no sizes."""
+    """The rearrangement, if one is needed; groups that stay together need no sizes."""
     together = {group: "_".join(group) for group in before if len(group) > 1 and group in after}
     left, right = (
         tuple((together[group],) if group in together else group for group in side)

@@ -6,6 +6,7 @@ only if there is no other candidate.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,8 +14,9 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.alignment.layout.candidates import LayoutChoice, Shape, Steps, candidates, fits, reordered
+from tensorcap.alignment.layout.axis_patterns import Shape
 from tensorcap.alignment.layout.layout import Layout
+from tensorcap.alignment.layout.layout_candidates import LayoutChoice, Steps, candidates, fits, reordered
 from tensorcap.alignment.layout.multi_tensor_steps import Dereplicate
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, decode
@@ -35,13 +37,13 @@ class Fit:
     Attributes:
         steps: From the target's tensors to the reference's.
         order: In which the reference's tensors come out.
-        residual: Relative error that is left, no unit; None where nothing was read.
+        residual: Relative error that is left, no unit; None if nothing was read.
         other: The least that any other layout leaves.
         choices: How many layouts were possible.
         is_sure: Whether values, or there being no choice, speak for it.
         is_proven: Whether the values agree after it, and after no other.
         typical: Half of all errors are at least that, relative to what half of all elements are: large where
-            few elements are all that agrees; None where nothing was read, or nothing agrees.
+            few elements are all that agrees; None if nothing was read, or nothing agrees.
     """
 
     steps: Steps
@@ -150,12 +152,9 @@ def _trace_elements(
 ) -> list[bytes]:
     """Which element comes to stand where, so that two ways to write one layout are known as one."""
     steps, order = candidate
-    sizes = [math.prod(shape) for shape in target]
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    numbered = [
-        np.arange(start, start + size).reshape(shape)
-        for start, size, shape in zip(starts, sizes, target, strict=True)
-    ]
+    ends = [0, *itertools.accumulate(map(math.prod, target))]
+    spans = zip(ends, ends[1:], target, strict=False)
+    numbered = [np.arange(start, end).reshape(shape) for start, end, shape in spans]
     added = []
     for step in Layout.parse(steps).steps:
         if step.is_arithmetic:  # of what is added up, the first says where elements lie

@@ -111,10 +111,8 @@ class Layout:
         """
         before = self._each(shapes)
         if tuple(array.shape for array in arrays) != before[-1]:
-            found_shapes, expected = (
-                [list(s) for s in some] for some in ((a.shape for a in arrays), before[-1])
-            )
-            raise UsageError(f"layout: found shapes {found_shapes}, expected {expected}")
+            shapes_after, expected = [list(a.shape) for a in arrays], [list(s) for s in before[-1]]
+            raise UsageError(f"layout: found shapes {shapes_after}, expected {expected}")
         for array, shape in zip(natural or (), before[0], strict=bool(natural)):
             if array.shape != shape or array.dtype != arrays[0].dtype:
                 raise UsageError(

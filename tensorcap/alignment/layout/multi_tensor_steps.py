@@ -8,33 +8,27 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.alignment.layout.patterns import Shape
-from tensorcap.alignment.layout.steps import Shapes, Step, unlike
+from tensorcap.alignment.layout.axis_patterns import Shape
+from tensorcap.alignment.layout.steps import Arrays, Shapes, Step, unlike
 from tensorcap_formats.dtypes import Array
 
 
 @dataclass(frozen=True)
 class Concat(Step):
-    """Join tensors along an axis, all of them, or each run of so many."""
+    """Join tensors along an axis: all of them, or each run of `of`."""
 
     name = "concat"
     usage = "concat AXIS of=COUNT"
     at: int
     of: int | None = None
 
-    @property
-    def text(self) -> str:
-        return f"concat {self.at}{_of_text(self.of)}"
-
     def shapes(self, shapes: Shapes) -> Shapes:
         return tuple(self._joined(run) for run in self.runs(shapes, self.of))
 
-    def apply(self, arrays: Sequence[Array]) -> list[Array]:
+    def apply(self, arrays: Arrays) -> list[Array]:
         return [np.concatenate(run, self.at) for run in self.runs(arrays, self.of)]
 
-    def undo(
-        self, arrays: Sequence[Array], shapes: Shapes, natural: Sequence[Array] | None = None
-    ) -> list[Array]:
+    def undo(self, arrays: Arrays, shapes: Shapes, natural: Arrays | None) -> list[Array]:
         parts: list[Array] = []
         for array, run in zip(arrays, self.runs(shapes, self.of), strict=True):
             at = self.axis(self.at, len(run[0]))
@@ -74,13 +68,11 @@ class Split(Step):
         sizes = self._sizes(shape[at])
         return tuple((*shape[:at], size, *shape[at + 1 :]) for size in sizes)
 
-    def apply(self, arrays: Sequence[Array]) -> list[Array]:
+    def apply(self, arrays: Arrays) -> list[Array]:
         sizes = self._sizes(arrays[0].shape[self.at])
         return np.split(arrays[0], np.cumsum(sizes[:-1]), self.at)
 
-    def undo(
-        self, arrays: Sequence[Array], shapes: Shapes, natural: Sequence[Array] | None = None
-    ) -> list[Array]:
+    def undo(self, arrays: Arrays, shapes: Shapes, natural: Arrays | None) -> list[Array]:
         return [np.concatenate(arrays, self.at)]
 
     def _sizes(self, whole: int) -> tuple[int, ...]:
@@ -109,12 +101,10 @@ class Stack(Step):
         at = self.axis(self.at, len(shapes[0]) + 1, of=1)
         return ((*shapes[0][:at], len(shapes), *shapes[0][at:]),)
 
-    def apply(self, arrays: Sequence[Array]) -> list[Array]:
+    def apply(self, arrays: Arrays) -> list[Array]:
         return [np.stack(arrays, self.at)]
 
-    def undo(
-        self, arrays: Sequence[Array], shapes: Shapes, natural: Sequence[Array] | None = None
-    ) -> list[Array]:
+    def undo(self, arrays: Arrays, shapes: Shapes, natural: Arrays | None) -> list[Array]:
         return list(np.moveaxis(arrays[0], self.at, 0))
 
 
@@ -133,12 +123,10 @@ class Unstack(Step):
             raise self.refuse(f"axis {self.at} has no elements")
         return (shape[:at] + shape[at + 1 :],) * shape[at]
 
-    def apply(self, arrays: Sequence[Array]) -> list[Array]:
+    def apply(self, arrays: Arrays) -> list[Array]:
         return list(np.moveaxis(arrays[0], self.at, 0))
 
-    def undo(
-        self, arrays: Sequence[Array], shapes: Shapes, natural: Sequence[Array] | None = None
-    ) -> list[Array]:
+    def undo(self, arrays: Arrays, shapes: Shapes, natural: Arrays | None) -> list[Array]:
         return [np.stack(arrays, self.at)]
 
 
@@ -151,10 +139,6 @@ class Sum(Step):
     is_arithmetic = True
     of: int | None = None
 
-    @property
-    def text(self) -> str:
-        return f"sum{_of_text(self.of)}"
-
     def shapes(self, shapes: Shapes) -> Shapes:
         runs = self.runs(shapes, self.of)
         for run in runs:
@@ -162,15 +146,13 @@ class Sum(Step):
                 raise self.refuse(f"shapes {_listed(run)} are not equal")
         return tuple(run[0] for run in runs)
 
-    def apply(self, arrays: Sequence[Array]) -> list[Array]:
+    def apply(self, arrays: Arrays) -> list[Array]:
         return [self._added(run) for run in self.runs(arrays, self.of)]
 
-    def undo(
-        self, arrays: Sequence[Array], shapes: Shapes, natural: Sequence[Array] | None = None
-    ) -> list[Array]:
+    def undo(self, arrays: Arrays, shapes: Shapes, natural: Arrays | None) -> list[Array]:
         raise self.refuse("cannot be undone: what each tensor added is lost")
 
-    def _added(self, arrays: Sequence[Array]) -> Array:
+    def _added(self, arrays: Arrays) -> Array:
         kinds = np.result_type(np.float64, *arrays)  # float64, or complex128
         total = arrays[0].astype(kinds)
         for array in arrays[1:]:
@@ -191,12 +173,10 @@ class TakeRank(Step):
             raise self.refuse(f"there are {len(shapes)} tensors, numbered from 0")
         return (shapes[self.rank],)
 
-    def apply(self, arrays: Sequence[Array]) -> list[Array]:
+    def apply(self, arrays: Arrays) -> list[Array]:
         return [arrays[self.rank]]
 
-    def undo(
-        self, arrays: Sequence[Array], shapes: Shapes, natural: Sequence[Array] | None = None
-    ) -> list[Array]:
+    def undo(self, arrays: Arrays, shapes: Shapes, natural: Arrays | None) -> list[Array]:
         if natural is None:
             raise self.refuse("cannot be undone: it leaves tensors out")
         return [arrays[0] if i == self.rank else other for i, other in enumerate(natural)]
@@ -218,7 +198,7 @@ class Dereplicate(Step):
                 raise self.refuse(f"tensors {first} and {i} are no copies: {_listed((shapes[first], shape))}")
         return shapes[:: self.copies]
 
-    def apply(self, arrays: Sequence[Array]) -> list[Array]:
+    def apply(self, arrays: Arrays) -> list[Array]:
         for i, array in enumerate(arrays):
             first = i - i % self.copies
             count = 0 if i == first else unlike(arrays[first], array)
@@ -229,9 +209,7 @@ class Dereplicate(Step):
                 )
         return list(arrays[:: self.copies])
 
-    def undo(
-        self, arrays: Sequence[Array], shapes: Shapes, natural: Sequence[Array] | None = None
-    ) -> list[Array]:
+    def undo(self, arrays: Arrays, shapes: Shapes, natural: Arrays | None) -> list[Array]:
         return [array for array in arrays for _ in range(self.copies)]
 
 
@@ -244,10 +222,6 @@ MULTI_TENSOR_STEPS: Final[tuple[type[Step], ...]] = (
     TakeRank,
     Unstack,
 )
-
-
-def _of_text(of: int | None) -> str:
-    return "" if of is None else f" of={of}"
 
 
 def _listed(shapes: Sequence[Shape]) -> str:

@@ -16,11 +16,12 @@ from typing import Any, ClassVar, Final, TypeVar
 
 import numpy as np
 
-from tensorcap.alignment.layout.patterns import Pattern, Shape
+from tensorcap.alignment.layout.axis_patterns import Pattern, Shape
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError
 
 Shapes = tuple[Shape, ...]
+Arrays = Sequence[Array]
 Item = TypeVar("Item", Shape, Array)
 
 
@@ -58,9 +59,16 @@ class Step:
 
     @property
     def text(self) -> str:
-        """The step as `layout.parse_step` reads it; by default its name and the fields of the class."""
+        """The step as `layout.parse_step` reads it; by default its name and fields, optional ones named."""
         arguments: tuple[Field[Any], ...] = fields(self)  # type: ignore[arg-type]  # all subclasses are
-        return " ".join([self.name, *(str(getattr(self, argument.name)) for argument in arguments)])
+        words = [self.name]
+        for argument in arguments:
+            value = getattr(self, argument.name)
+            if argument.default is MISSING:
+                words.append(str(value))
+            elif value != argument.default:
+                words.append(f"{argument.name}={value}")
+        return " ".join(words)
 
     def shapes(self, shapes: Shapes) -> Shapes:
         """The shapes after the step.
@@ -70,7 +78,7 @@ class Step:
         """
         raise NotImplementedError
 
-    def apply(self, arrays: Sequence[Array]) -> list[Array]:
+    def apply(self, arrays: Arrays) -> list[Array]:
         """The tensors after the step, whose shapes have been checked.
 
         Raises:
@@ -78,9 +86,7 @@ class Step:
         """
         raise NotImplementedError
 
-    def undo(
-        self, arrays: Sequence[Array], shapes: Shapes, natural: Sequence[Array] | None = None
-    ) -> list[Array]:
+    def undo(self, arrays: Arrays, shapes: Shapes, natural: Arrays | None) -> list[Array]:
         """The tensors before the step, of these shapes.
 
         Args:
@@ -108,7 +114,7 @@ class Step:
         return shapes
 
     def runs(self, items: Sequence[Item], of: int | None) -> list[Sequence[Item]]:
-        """Runs of so many items; one run of all of them if it is not said of how many.
+        """Split items into runs of `of`; one run of all of them if it is None.
 
         Raises:
             UsageError: Some are left.
@@ -137,14 +143,12 @@ class EachStep(Step):
     def shapes(self, shapes: Shapes) -> Shapes:
         return tuple(self.shape(shape) for shape in shapes)
 
-    def apply(self, arrays: Sequence[Array]) -> list[Array]:
+    def apply(self, arrays: Arrays) -> list[Array]:
         return [self.one(array) for array in arrays]
 
-    def undo(
-        self, arrays: Sequence[Array], shapes: Shapes, natural: Sequence[Array] | None = None
-    ) -> list[Array]:
+    def undo(self, arrays: Arrays, shapes: Shapes, natural: Arrays | None) -> list[Array]:
         whole: Sequence[Array | None] = natural or [None] * len(arrays)
-        return [self.undo_one(*found) for found in zip(arrays, shapes, whole, strict=True)]
+        return [self.undo_one(*each) for each in zip(arrays, shapes, whole, strict=True)]
 
     def shape(self, shape: Shape) -> Shape:
         """The shape of one tensor after the step."""

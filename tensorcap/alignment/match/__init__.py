@@ -1,17 +1,17 @@
 """Matching: which sites of two runs belong together, by names, structure, shapes and values.
 
-In come two archives, out comes a resolved mapping. Read `proposal` (the list of passes), `weights`, `sides`
-and `fingerprints` (what is known of a run), `matching` and `passes` (how pairs are accepted), the passes
-`fusion_rules`, `placement`, `derived_outputs`, then `entries`, `evidence` and `unmatched` (what is reported).
+In come two archives, out comes a resolved mapping. Read `proposal` (the list of passes), `match_weights`,
+`sides` and `fingerprints` (what is known of a run), `matching` and `passes` (how pairs are accepted), the
+passes `fusion_rules`, `placement`, `derived_outputs`, then `entries`, `pair_evidence` and `unmatched` (what
+is reported).
 """
 
-from tensorcap.alignment.match.evidence import order_doubt
 from tensorcap.alignment.match.fingerprints import Fingerprint, agreements, groups, rounding_of
+from tensorcap.alignment.match.match_weights import WEIGHTS
+from tensorcap.alignment.match.pair_evidence import order_doubt
 from tensorcap.alignment.match.pairs import Drift
 from tensorcap.alignment.match.proposal import By, propose
 from tensorcap.alignment.match.token_layouts import match_tokens, pair_equal_keys
-from tensorcap.alignment.match.unmatched import place_of
-from tensorcap.alignment.match.weights import WEIGHTS
 
 __all__ = [
     "WEIGHTS",
@@ -23,7 +23,6 @@ __all__ = [
     "match_tokens",
     "order_doubt",
     "pair_equal_keys",
-    "place_of",
     "propose",
     "rounding_of",
 ]

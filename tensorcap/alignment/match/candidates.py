@@ -5,16 +5,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from tensorcap.alignment.layout import Fit
+from tensorcap.alignment.layout import Fit, Shape
 from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.match.fingerprints import Agreement
-from tensorcap.alignment.match.weights import WEIGHTS
+from tensorcap.alignment.match.match_weights import WEIGHTS
 from tensorcap.alignment.names import Index, SiteTemplate, name_of, plain_name
 
+Item = TypeVar("Item")
 Place = tuple[Index, Index]  # numbers of the reference's member, and of the target's
+Named = tuple[SiteTemplate, Index]  # a site template, and what its rules add to its numbers
 
 
 @dataclass(slots=True)
@@ -29,7 +32,7 @@ class Candidate:
         is_named: Whether their names are equal, by rules.
         is_by_rule: Whether they are so by rules only.
         is_placed: Whether their place between others is what speaks for them.
-        is_tied: Whether only the order of results tells it from others with equal values.
+        is_tied: Whether others have equal values, so that only the order of results decides.
         similarity: What structure, shapes and arguments say, in nats.
     """
 
@@ -79,8 +82,8 @@ class Fusion:
         shift: By how much the numbers of parts are ahead of the whole's.
         agreeing: How the values of some of them agree.
         is_sum: Whether the parts are added up, not joined.
-        is_tied: Whether only the order of results tells it from others with equal values.
-        is_by_rule: Whether names tell it, by a rule.
+        is_tied: Whether others have equal values, so that only the order of results decides.
+        is_by_rule: Whether it follows from a rule of names.
         similarity: What nesting, classes and parameters say, in nats.
         fit: The layout; None if none is certain.
         order: In which the layout takes or gives the parts.
@@ -110,26 +113,40 @@ class Fusion:
         """What the values prove."""
         return sum(agreement.nats for agreement in self.agreeing.values())
 
+    def turned(self, pair: tuple[Item, Item]) -> tuple[Item, Item]:
+        """What belongs to the parts and to the whole, in the order reference, target; or back."""
+        return pair if self.is_split else pair[::-1]
+
     @property
     def sites(self) -> set[tuple[int, str]]:
         """All sites, with the number of their side."""
         part = 0 if self.is_split else 1
         return {
-            found
+            each
             for parts, whole in self.places.values()
-            for found in (*((part, site) for site in parts), (1 - part, whole))
+            for each in (*((part, site) for site in parts), (1 - part, whole))
         }
+
+
+def shift_between(a: Index, b: Index) -> Index | Place:
+    """What is added to one member's numbers to give the other's; both of them if they are not as many."""
+    return tuple(y - x for x, y in zip(a, b, strict=True)) if len(a) == len(b) else (a, b)
+
+
+def places_like(one: SiteTemplate, other: SiteTemplate, place: Place) -> tuple[Place, ...]:
+    """Members whose numbers differ as those of a place do; it alone if the two have not as many."""
+    if one.rank != other.rank:
+        return (place,)
+    return shifted_places(one, other, tuple(y - x for x, y in zip(*place, strict=True)))
 
 
 def shifted_places(one: SiteTemplate, other: SiteTemplate, offsets: Index) -> tuple[Place, ...]:
     """Members whose numbers differ by these offsets."""
-    found = ((a, tuple(x + y for x, y in zip(a, offsets, strict=True))) for a in one.members)
-    return tuple((a, b) for a, b in found if b in other.members)
+    places = ((a, tuple(x + y for x, y in zip(a, offsets, strict=True))) for a in one.members)
+    return tuple((a, b) for a, b in places if b in other.members)
 
 
-def namesakes(
-    ones: Sequence[tuple[SiteTemplate, Index]], others: Sequence[tuple[SiteTemplate, Index]]
-) -> Iterator[tuple[tuple[SiteTemplate, Index], tuple[SiteTemplate, Index]]]:
+def namesakes(ones: Sequence[Named], others: Sequence[Named]) -> Iterator[tuple[Named, Named]]:
     """Site templates of both sides whose names mean the same: those of equal names, else of equal names but
     for wrappers, else all; of names within one another the inmost, which is what wrappers wrap.
     """
@@ -138,29 +155,19 @@ def namesakes(
         lambda template: name_of(template, plain_name)[0],
         lambda _: "",
     ):
-        mine, theirs = (_by_name(found, same) for found in (ones, others))
-        for name in sorted(mine.keys() & theirs.keys()):
-            yield from itertools.product(_inmost(mine[name]), _inmost(theirs[name]))
-        ones, others = (
-            [r for r in found if same(r[0]) not in mine.keys() & theirs.keys()] for found in (ones, others)
-        )
+        by_name: list[dict[str, list[Named]]] = [defaultdict(list), defaultdict(list)]
+        for side, named_templates in zip(by_name, (ones, others), strict=True):
+            for named in named_templates:
+                side[same(named[0])].append(named)
+        shared = by_name[0].keys() & by_name[1].keys()
+        for name in sorted(shared):
+            yield from itertools.product(_inmost(by_name[0][name]), _inmost(by_name[1][name]))
+        ones, others = ([r for r in side if same(r[0]) not in shared] for side in (ones, others))
 
 
-def _by_name(
-    templates: Sequence[tuple[SiteTemplate, Index]], name: Callable[[SiteTemplate], str]
-) -> dict[str, list[tuple[SiteTemplate, Index]]]:
-    found: dict[str, list[tuple[SiteTemplate, Index]]] = defaultdict(list)
-    for one in templates:
-        found[name(one[0])].append(one)
-    return found
-
-
-def _inmost(templates: Sequence[tuple[SiteTemplate, Index]]) -> list[tuple[SiteTemplate, Index]]:
+def _inmost(templates: Sequence[Named]) -> list[Named]:
     """Site templates that none of the others lies in."""
     return [one for one in templates if not any(r.name.startswith(f"{one[0].name}.") for r, _ in templates)]
-
-
-Shape = tuple[int, ...]
 
 
 def shape_of(template: SiteTemplate) -> Shape:

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from tensorcap.alignment.match.candidates import Candidate, Fusion, Place
+from tensorcap.alignment.match.candidates import Candidate, Fusion, Place, shift_between
 from tensorcap.alignment.match.fingerprints import (
     UNRELATED,
     Agreement,
@@ -26,9 +26,9 @@ from tensorcap.alignment.match.fingerprints import (
 )
 from tensorcap.alignment.match.fusion import settle_fusions
 from tensorcap.alignment.match.fusion_rules import places_of
+from tensorcap.alignment.match.match_weights import WEIGHTS
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.match.passes import MatchState
-from tensorcap.alignment.match.weights import WEIGHTS
 from tensorcap.alignment.names import Index, SiteTemplate
 
 
@@ -66,8 +66,7 @@ def find_handed_on(state: MatchState) -> None:
         _, site, name = first_uses[keys[j]]
         template, b = target.by_site[site]
         first, a = reference.by_site[min(groups[i], key=lambda s: (reference.order(s), s))]
-        shift = tuple(y - x for x, y in zip(a, b, strict=True)) if len(a) == len(b) else (a, b)
-        proofs[first.name, template.name, name, shift][a, b] = agreement
+        proofs[first.name, template.name, name, shift_between(a, b)][a, b] = agreement
     state.handed_on += _accept_each_once(proofs)
 
 
@@ -117,15 +116,15 @@ def find_sums(state: MatchState) -> None:
             for index in parts[0].members:
                 sites = [part.members[index].site for part in parts if index in part.members]
                 fingerprints = [target.fingerprints[site] for site in sites if site in target.fingerprints]
-                for whole, numbers in (
-                    _find_wholes(matching, by_size, fingerprints) if len(fingerprints) == len(parts) else ()
-                ):
-                    if len(numbers) == len(index):
-                        shift = tuple(a - b for a, b in zip(index, numbers, strict=True))
-                        if (names, whole.name, shift) not in tried:
-                            tried[names, whole.name, shift] = _make_sum(
-                                matching, by_size, parts, whole, shift
-                            )
+                if len(fingerprints) < len(parts):
+                    continue
+                for whole, numbers in _find_wholes(matching, by_size, fingerprints):
+                    if len(numbers) != len(index):
+                        continue
+                    shift = tuple(a - b for a, b in zip(index, numbers, strict=True))
+                    key = names, whole.name, shift
+                    if key not in tried:
+                        tried[key] = _make_sum(matching, by_size, parts, whole, shift)
     state.sums = [fusion for fusion in tried.values() if fusion.nats >= WEIGHTS.proof]
 
 
@@ -193,12 +192,8 @@ def _measure_sum(matching: Matching, by_size: Means, sites: Sequence[str], whole
     mean = sum(part.mean for part in parts)
     start, stop = _span(matching, by_size, parts)
     means = by_size[fingerprint.size]
-    other_tensors = [
-        abs(mean_beside - mean) for mean_beside, _ in (*means[:start][-1:], *means[stop : stop + 1])
-    ]
-    usual = (
-        min(UNRELATED * scale, *(abs(part.mean) for part in (fingerprint, *parts)), *other_tensors) / scale
-    )
+    beside = [abs(other - mean) for other, _ in (*means[:start][-1:], *means[stop : stop + 1])]
+    usual = min(UNRELATED * scale, *(abs(part.mean) for part in (fingerprint, *parts)), *beside) / scale
     distance = abs(fingerprint.mean - mean) / scale
     nats = math.log(max(usual, rounding) / max(distance, rounding))
     return Agreement(distance, usual, min(nats, WEIGHTS.tensor_most)) if nats > WEIGHTS.fusion_least else None
@@ -234,14 +229,11 @@ class ScaledResults:
             for i, side in enumerate(matching.sides)
         ]
         self._by_shape = [
-            NearestFingerprints(fingerprints, lambda one: one.mean * math.sqrt(one.size) / one.l2)
-            for fingerprints in free
+            NearestFingerprints(side, lambda one: one.mean * math.sqrt(one.size) / one.l2) for side in free
         ]
-        self._by_l2 = [
-            NearestFingerprints(fingerprints, lambda one: math.log(one.l2)) for fingerprints in free
-        ]
+        self._by_l2 = [NearestFingerprints(side, lambda one: math.log(one.l2)) for side in free]
 
-    def of(self, side: int, fingerprint: Fingerprint) -> Mapping[str, str]:
+    def find(self, side: int, fingerprint: Fingerprint) -> Mapping[str, str]:
         """Find the sites of the other side that have the values of a fingerprint, and say so of each."""
         texts: dict[str, str] = {}
         for sign in (1, -1):
@@ -268,16 +260,13 @@ def pair_scaled(state: MatchState) -> None:
     for site, fingerprint in one.fingerprints.items():
         if matching.has_partner(0, site):
             continue
-        best = _find_best_pair(matching, ((site, name) for name in scaled.of(0, fingerprint)))
+        best = _find_best_pair(matching, ((site, name) for name in scaled.find(0, fingerprint)))
         if best is None:
             continue
-        if (
-            _find_best_pair(matching, ((name, best[1]) for name in scaled.of(1, other.fingerprints[best[1]])))
-            != best
-        ):
-            continue
-        (template, a), (target, b) = one.by_site[site], other.by_site[best[1]]
-        places[template.name, target.name].append((a, b))
+        back = scaled.find(1, other.fingerprints[best[1]])
+        if _find_best_pair(matching, ((name, best[1]) for name in back)) == best:
+            (template, a), (target, b) = one.by_site[site], other.by_site[best[1]]
+            places[template.name, target.name].append((a, b))
     for (template_name, target_name), pairs in sorted(places.items()):
         candidate = Candidate(template_name, target_name, tuple(pairs))
         candidate.places = tuple(p for p in pairs if not _is_refuted(matching, candidate, p))

@@ -8,22 +8,22 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from tensorcap.alignment.layout import CLOSE, Fit
-from tensorcap.alignment.mapping import Entry, Evidence, LeftOver, Values
+from tensorcap.alignment.mapping import Entry, Evidence, LeftOver, Values, unexplained
 from tensorcap.alignment.match.candidates import Candidate, Fusion, Place
 from tensorcap.alignment.match.fusion import tensors_of
+from tensorcap.alignment.match.match_weights import WEIGHTS
+from tensorcap.alignment.match.pairs import RecordPair
 from tensorcap.alignment.match.sides import Side
-from tensorcap.alignment.match.slots import Slots, describe_lack
-from tensorcap.alignment.match.weights import WEIGHTS
+from tensorcap.alignment.match.slots import SlotPair, Slots, Steps, describe_lack
 from tensorcap.alignment.names import Index, Member, SiteTemplate, pattern
-from tensorcap_formats.records import Record
 
-Made = tuple[list[Entry], list[LeftOver]]
+Written = tuple[list[Entry], list[LeftOver]]  # and what has no certain layout
 
 _VARIABLES: Final = string.ascii_lowercase[8:]  # i, j, k …
 _TRIED: Final = 3  # members on which layouts are tried, if the first leave doubt
 
 
-def entries_of_pair(slots: Slots, candidate: Candidate) -> Made:
+def entries_of_pair(slots: Slots, candidate: Candidate) -> Written:
     """Write a pair of site templates as entries.
 
     1. The layout is found on the members that agree best, see `_fit_members`. Without a certain one, the pair
@@ -31,78 +31,101 @@ def entries_of_pair(slots: Slots, candidate: Candidate) -> Made:
     2. Members whose calls the main outputs' layout pairs as a whole share an entry of the two sites.
     3. The others get an entry for each slot; arguments bring reasons of their own.
     """
-    sides = slots.matching.sides
-    reference, target = sides[0].templates[candidate.reference], sides[1].templates[candidate.target]
+    matching = slots.matching
+    templates = reference, target = matching.templates_of(candidate)
     place, records, fit = _fit_members(slots, candidate)
     is_lost = fit is not None and _is_in_another_order(candidate, place, fit)
-    steps: tuple[str, ...] | None = ()
-    if fit is None or not fit.is_sure or is_lost:
-        steps = slots.usual_layout(*records)
-        if steps is None and not (candidate.is_named and fit is None):
-            return [], _unsure(slots, candidate, describe_lack(fit, is_lost=is_lost))
-    residuals = _measure_residuals(slots, candidate, fit)
+    lack = describe_lack(fit, is_lost=is_lost) if fit is None or not fit.is_sure or is_lost else ""
+    usual = slots.usual_layout(*records) if lack else None
+    if lack and usual is None and not (candidate.is_named and fit is None):
+        names = f"{candidate.reference} and {candidate.target}"
+        left, right = zip(*(matching.sites_of(candidate, place) for place in candidate.places), strict=True)
+        return [], unexplained(left, right, f"{names} belong together, but {lack}")
+    residuals = slots.residuals(fit, [matching.records_of(candidate, p) for p in candidate.places])
     evidence, reason = slots.judge.explain_pair(candidate, place, records, fit, residuals)
-    if fit is None or not fit.is_sure or is_lost:  # what is certain is that they belong together
-        reason += f"; but {describe_lack(fit, is_lost=is_lost)}" if steps is not None else ""
-        fit = Fit(steps or (), (0,), None, float("inf"), 0, is_sure=False)
-    prefixes = ["rank*/" if len(side_records) > 1 else "" for side_records in records]
-    by_slots: dict[tuple[str, str, tuple[str, ...], Evidence, str], list[Place]] = defaultdict(list)
-    arguments = {} if any(prefixes) else slots.arguments(candidate)
+    if usual is not None:  # what is certain is that they belong together
+        reason += f"; but {lack}"
+    steps = fit.steps if fit is not None and not lack else usual or ()
+    by_slots: dict[tuple[SlotPair, Steps, Evidence, str], list[Place]] = defaultdict(list)
+    is_sharded = any(len(side_records) > 1 for side_records in records)
+    arguments = {} if is_sharded else slots.arguments(candidate)
     for place in candidate.places:
-        members, own_arguments = slots.members(candidate, place), arguments.get(place, ())
+        members, own_arguments = matching.members_of(candidate, place), arguments.get(place, ())
         if members[0].site in slots.covered:
             continue
         is_whole = bool(reference.slot) == bool(target.slot) and slots.is_whole(
-            candidate, place, fit.steps, own_arguments
+            candidate, place, steps, own_arguments
         )
-        if not any(member.other_tensors for member in members) and (any(prefixes) or is_whole):
-            slot, target_slot = "", ""
+        if not any(member.other_tensors for member in members) and (is_sharded or is_whole):
+            ends = "", ""
             if not is_whole:
-                slot, target_slot = _main_slot(sides[0], reference), _main_slot(sides[1], target)
-            by_slots[slot, target_slot, fit.steps, evidence, reason].append(place)
+                ends = _main_slot(matching.sides[0], reference), _main_slot(matching.sides[1], target)
+            by_slots[ends, steps, evidence, reason].append(place)
             covered = (record.key.slot for record, _ in slots.other_results(*members))
             slots.covered |= {f"{members[0].site}/{slot}" for slot in covered}
             continue
-        slot, target_slot = _slot(reference, members[0]), _slot(target, members[1])
-        by_slots[slot, target_slot, fit.steps, evidence, reason].append(place)
+        ends = _slot(reference, members[0]), _slot(target, members[1])
+        by_slots[ends, steps, evidence, reason].append(place)
         for own in own_arguments:
-            slot, target_slot = f"/{own.reference}", f"/{own.target}"
-            by_slots[slot, target_slot, own.steps, own.evidence, own.reason].append(place)
+            ends = f"/{own.reference}", f"/{own.target}"
+            by_slots[ends, own.steps, own.evidence, own.reason].append(place)
     return [
-        Entry(
-            (f"{prefixes[0]}{names[0]}{slot}",),
-            (f"{prefixes[1]}{names[1]}{target_slot}",),
-            variables,
-            entry_steps,
-            entry_evidence,
-            entry_reason,
-        )
-        for (slot, target_slot, entry_steps, entry_evidence, entry_reason), places in by_slots.items()
-        for names, variables in placed(reference, target, places)
+        entry
+        for (ends, of_steps, kind, text), places in by_slots.items()
+        for entry in write_entries(templates, places, ends, of_steps, kind, text, records=records)
     ], []
 
 
-def _fit_members(
-    slots: Slots, candidate: Candidate
-) -> tuple[Place, tuple[Sequence[Record], Sequence[Record]], Fit | None]:
+def _fit_members(slots: Slots, candidate: Candidate) -> tuple[Place, RecordPair, Fit | None]:
     """Find the layout of a pair on its best members: the first that is proven, or else the last tried."""
-    sides = slots.matching.sides
     for place in _best_places(candidate):
-        left, right = slots.matching.sites_of(candidate, place)
-        records = sides[0].records(left), sides[1].records(right)
+        records = slots.matching.records_of(candidate, place)
         fit = slots.find_layout(*records)
         if fit is None or fit.is_proven:
             break
     return place, records, fit
 
 
-def _measure_residuals(slots: Slots, candidate: Candidate, fit: Fit | None) -> list[float | None]:
-    """The relative error that a layout leaves in each place; None if nothing is read."""
-    if fit is None or fit.residual is None:
-        return [None] * len(candidate.places)
-    sides = slots.matching.sides
-    sites = [slots.matching.sites_of(candidate, place) for place in candidate.places]
-    return slots.residuals(fit, [(sides[0].records(left), sides[1].records(right)) for left, right in sites])
+def write_entries(
+    templates: tuple[SiteTemplate, SiteTemplate],
+    places: Sequence[Place],
+    ends: tuple[str, str],
+    steps: Steps,
+    evidence: Evidence,
+    reason: str,
+    *,
+    records: RecordPair = ((), ()),
+) -> list[Entry]:
+    """Write members of two site templates as entries, with variables for their numbers.
+
+    Args:
+        templates: The two.
+        places: The members.
+        ends: What follows the names of either side: `/SLOT`, or nothing.
+        steps: The layout steps.
+        evidence: What they are known by.
+        reason: Why, for a reader.
+        records: The tensors of one place; if there is one of each rank, the entries are of all ranks.
+    """
+    one, other = templates
+    if one.rank != other.rank:
+        named = [((one.members[a].site, other.members[b].site), dict[str, Values]()) for a, b in places]
+    else:
+        offsets = tuple(y - x for x, y in zip(*places[0], strict=True))
+        names = pattern(one, _VARIABLES, (0,) * one.rank), pattern(other, _VARIABLES, offsets)
+        named = [(names, variables) for _, variables in _boxes(a for a, _ in places)]
+    starts = ["rank*/" if len(side) > 1 else "" for side in records]
+    return [
+        Entry(
+            (f"{starts[0]}{names[0]}{ends[0]}",),
+            (f"{starts[1]}{names[1]}{ends[1]}",),
+            variables,
+            steps,
+            evidence,
+            reason,
+        )
+        for names, variables in named
+    ]
 
 
 def _slot(template: SiteTemplate, member: Member) -> str:
@@ -120,26 +143,17 @@ def _main_slot(side: Side, template: SiteTemplate) -> str:
 
 def entries_of_handed_on(slots: Slots, candidate: Candidate, argument: str) -> list[Entry]:
     """Write results that the target has as an argument as entries; none if no layout is certain."""
-    sides = slots.matching.sides
-    template, target_template = sides[0].templates[candidate.reference], sides[1].templates[candidate.target]
-    place = _best_places(candidate)[0]
-    result, argument_record = (
-        template.members[place[0]].result,
-        target_template.members[place[1]].arguments[argument],
-    )
-    fit = slots.find_layout([result], [argument_record]) if result is not None else None
-    if result is None or fit is None or not fit.is_sure or _is_in_another_order(candidate, place, fit):
+    matching, place = slots.matching, _best_places(candidate)[0]
+    templates = matching.templates_of(candidate)
+    member, target_member = matching.members_of(candidate, place)
+    records = [matching.sides[0].result(member.site)], [target_member.arguments[argument]]
+    fit = slots.find_layout(*records)
+    if fit is None or not fit.is_sure or _is_in_another_order(candidate, place, fit):
         return []
-    agreement = slots.judge.explain_handed_on(candidate, ((result,), (argument_record,)), fit)
-    reason = f"what the target hands on; {agreement}"
-    slot = _slot(template, template.members[place[0]])
-    slots.matching.handed_on.update(sides[0].site(candidate.reference, a) for a, _ in candidate.places)
-    return [
-        Entry(
-            (f"{names[0]}{slot}",), (f"{names[1]}/input.{argument}",), variables, fit.steps, "values", reason
-        )
-        for names, variables in placed(template, target_template, candidate.places)
-    ]
+    reason = f"what the target hands on; {slots.judge.explain_handed_on(candidate, records, fit)}"
+    matching.handed_on.update(matching.sites_of(candidate, p)[0] for p in candidate.places)
+    ends = _slot(templates[0], member), f"/input.{argument}"
+    return write_entries(templates, candidate.places, ends, fit.steps, "values", reason)
 
 
 def _is_in_another_order(candidate: Candidate, place: Place, fit: Fit) -> bool:
@@ -149,36 +163,32 @@ def _is_in_another_order(candidate: Candidate, place: Place, fit: Fit) -> bool:
     return proves and fit.residual is not None and fit.residual > CLOSE
 
 
-def entries_of_fusion(slots: Slots, fusion: Fusion, *, slot_pair: tuple[str, str] | None = None) -> Made:
+def entries_of_fusion(slots: Slots, fusion: Fusion, *, slot_pair: SlotPair | None = None) -> Written:
     """Write parts and their whole as entries: their results, or their parameters in a pair of slots."""
-    sides = slots.matching.sides
-    part_side, whole_side = sides if fusion.is_split else sides[::-1]
+    part_side, whole_side = slots.matching.sides_of_fusion(is_split=fusion.is_split)
     fit, order = fusion.fit, fusion.order
     if fit is None:
         names = " and ".join(fusion.parts)
         what = "statistics" if fusion.agreeing and slot_pair is None else "shapes"
         reason = f"the {what} of {names} add up to those of {fusion.whole}, but no layout is certain"
-        parts_places = [site for sites, _ in fusion.places.values() for site in sites]
-        whole_places = [site for _, site in fusion.places.values()]
-        both_sites = (parts_places, whole_places) if fusion.is_split else (whole_places, parts_places)
-        left, right = (tuple(_at(site, slot_pair, i) for site in sites) for i, sites in enumerate(both_sites))
-        return [], [
-            LeftOver("reference", left, reason, is_explained=False),
-            LeftOver("target", right, reason, is_explained=False),
-        ]
+        parts = [site for sites, _ in fusion.places.values() for site in sites]
+        wholes = [site for _, site in fusion.places.values()]
+        ends = [f"/{slot}" for slot in slot_pair] if slot_pair else ["", ""]
+        both = zip(fusion.turned((parts, wholes)), ends, strict=True)
+        left, right = ([site + end for site in sites] for sites, end in both)
+        return [], unexplained(left, right, reason)
     tensors = [tensors_of(slots.matching, fusion, index, slot_pair) for index in fusion.places]
     pairs = [
-        (reference, tuple(target_records) if fusion.is_split else [target_records[i] for i in order])
+        (reference, target_records if fusion.is_split else [target_records[i] for i in order])
         for reference, target_records in tensors
     ]
-    residuals = slots.residuals(fit, pairs) if fit.residual is not None else [None] * len(pairs)
+    residuals = slots.residuals(fit, pairs)
     evidence, reason = slots.judge.explain_fusion(
         fusion, tensors[0], fit, residuals, is_parameter=slot_pair is not None
     )
-    slot, whole_slot = ("", "") if slot_pair is None else slot_pair if fusion.is_split else slot_pair[::-1]
-    entries = []
+    slot, whole_slot = fusion.turned(slot_pair or ("", ""))
+    whole, entries = whole_side.templates[fusion.whole], []
     for indices, variables in _boxes(fusion.places):
-        whole = whole_side.templates[fusion.whole]
         whole_name = pattern(whole, _VARIABLES, (0,) * len(indices)) + (
             f"/{whole_slot}" if slot_pair else _main_slot(whole_side, whole)
         )
@@ -188,46 +198,36 @@ def entries_of_fusion(slots: Slots, fusion: Fusion, *, slot_pair: tuple[str, str
         else:
             templates = [part_side.templates[fusion.parts[0]]] * len(next(iter(fusion.places.values()))[0])
             plain = _listed(templates[0], fusion, indices)
-        ends = (f"/{slot}" if slot_pair else _main_slot(part_side, template) for template in templates)
-        parts_names = [name + end for name, end in zip(plain, ends, strict=True)]
-        ordered = tuple(parts_names[i] for i in order)
-        both = (ordered, (whole_name,)) if fusion.is_split else ((whole_name,), ordered)
-        entries.append(Entry(both[0], both[1], variables, fit.steps, evidence, reason))
+        ends = [f"/{slot}" if slot_pair else _main_slot(part_side, template) for template in templates]
+        ordered: tuple[str, ...] = tuple(plain[i] + ends[i] for i in order)
+        entries.append(
+            Entry(*fusion.turned((ordered, (whole_name,))), variables, fit.steps, evidence, reason)
+        )
     entries += _parts_arguments(slots, fusion) if fusion.axis is None and slot_pair is None else []
     return entries, []
 
 
-def _at(site: str, slot_pair: tuple[str, str] | None, side: int) -> str:
-    return site if slot_pair is None else f"{site}/{slot_pair[side]}"
-
-
 def _parts_arguments(slots: Slots, fusion: Fusion) -> list[Entry]:
     """Write entries of the arguments of parts, which are those of their whole."""
-    sides = slots.matching.sides
-    part_side, whole_side = sides if fusion.is_split else sides[::-1]
+    part_side, whole_side = slots.matching.sides_of_fusion(is_split=fusion.is_split)
+    whole = whole_side.templates[fusion.whole]
     by_slots: dict[tuple[str, str, str, tuple[str, ...]], list[Index]] = defaultdict(list)
     for index, (sites, whole_site) in sorted(fusion.places.items()):
-        whole = whole_side.member(whole_site)
         used: set[str] = set()  # arguments of a whole of the reference
         for name, site in zip(fusion.parts, sites, strict=True):
-            pair = part_side.member(site), whole
-            reference_member, target_member = pair if fusion.is_split else pair[::-1]
-            for name_of_reference, name_of_target in slots.near_arguments(reference_member, target_member):
-                fit = slots.find_steps(
-                    reference_member.arguments[name_of_reference], target_member.arguments[name_of_target]
-                )
-                if fit is not None and name_of_reference not in used:
-                    by_slots[name, name_of_reference, name_of_target, fit[0]].append(index)
-                    used |= set() if fusion.is_split else {name_of_reference}
+            one, other = fusion.turned((part_side.member(site), whole_side.member(whole_site)))
+            for argument, partner in slots.near_arguments(one, other):
+                fit = slots.find_steps(one.arguments[argument], other.arguments[partner])
+                if fit is not None and argument not in used:
+                    by_slots[name, argument, partner, fit[0]].append(index)
+                    used |= set() if fusion.is_split else {argument}
     entries = []
-    for (name, name_of_reference, name_of_target, steps), indices_found in by_slots.items():
-        for indices, variables in _boxes(indices_found):
-            names = [
-                pattern(part_side.templates[name], _VARIABLES, fusion.shift),
-                pattern(whole_side.templates[fusion.whole], _VARIABLES, (0,) * len(indices)),
-            ]
-            left, right = names if fusion.is_split else names[::-1]
-            places = (f"{left}/input.{name_of_reference}",), (f"{right}/input.{name_of_target}",)
+    for (name, argument, partner, steps), numbers in by_slots.items():
+        part_name = pattern(part_side.templates[name], _VARIABLES, fusion.shift)
+        whole_name = pattern(whole, _VARIABLES, (0,) * whole.rank)
+        left, right = fusion.turned((part_name, whole_name))
+        for _, variables in _boxes(numbers):
+            places = (f"{left}/input.{argument}",), (f"{right}/input.{partner}",)
             entries.append(Entry(*places, variables, steps, "values", "what both sides were given"))
     return entries
 
@@ -253,17 +253,6 @@ def _best_places(candidate: Candidate) -> list[Place]:
     return list(ordered[:_TRIED])
 
 
-def placed(
-    one: SiteTemplate, other: SiteTemplate, places: Sequence[Place]
-) -> list[tuple[tuple[str, str], dict[str, Values]]]:
-    """Names of both sides with variables, and their values."""
-    if one.rank != other.rank:
-        return [((one.members[a].site, other.members[b].site), {}) for a, b in places]
-    offsets = tuple(y - x for x, y in zip(*places[0], strict=True))
-    names = pattern(one, _VARIABLES, (0,) * one.rank), pattern(other, _VARIABLES, offsets)
-    return [(names, variables) for _, variables in _boxes(a for a, _ in places)]
-
-
 def _boxes(indices: Iterable[Index]) -> list[tuple[list[list[int]], dict[str, Values]]]:
     """Index tuples as products of sets of numbers, and those as variables."""
     products = _products(sorted(set(indices)))
@@ -278,18 +267,7 @@ def _products(indices: Sequence[Index]) -> list[list[list[int]]]:
     rests: dict[int, list[Index]] = {}
     for index in indices:
         rests.setdefault(index[0], []).append(index[1:])
-    find_near: dict[tuple[Index, ...], list[int]] = {}
+    numbers_by_rest: dict[tuple[Index, ...], list[int]] = {}
     for number, rest in rests.items():
-        find_near.setdefault(tuple(rest), []).append(number)
-    return [[numbers, *box] for rest, numbers in find_near.items() for box in _products(rest)]
-
-
-def _unsure(slots: Slots, candidate: Candidate, what: str) -> list[LeftOver]:
-    sides = slots.matching.sides
-    left = tuple(sides[0].site(candidate.reference, a) for a, _ in candidate.places)
-    right = tuple(sides[1].site(candidate.target, b) for _, b in candidate.places)
-    names = f"{candidate.reference} and {candidate.target}"
-    return [
-        LeftOver("reference", left, f"{names} belong together, but {what}", is_explained=False),
-        LeftOver("target", right, f"{names} belong together, but {what}", is_explained=False),
-    ]
+        numbers_by_rest.setdefault(tuple(rest), []).append(number)
+    return [[numbers, *box] for rest, numbers in numbers_by_rest.items() for box in _products(rest)]

@@ -11,12 +11,13 @@ import bisect
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from tensorcap.alignment.match.weights import WEIGHTS
+from tensorcap.alignment.match.match_weights import WEIGHTS
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import TensorcapError
@@ -34,7 +35,7 @@ _LEAST_ROUNDING: Final = 2.0**-22  # of float32 and finer: sums in another order
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What of a tensor's values no change of layout alters.
+    """Statistics of a tensor that no change of layout alters.
 
     Attributes:
         size: Number of elements.
@@ -63,7 +64,7 @@ class Fingerprint:
         )
 
     def distance(self, other: Fingerprint) -> float:
-        """How far the values are apart at least, relative to their size; infinite for other counts."""
+        """A lower bound of the relative distance of the values; infinite if sizes differ."""
         if self.size != other.size:
             return math.inf
         rms = max(self.l2, other.l2) / math.sqrt(self.size)
@@ -82,24 +83,35 @@ class Fingerprint:
 
 
 class Fingerprints:
-    """The fingerprints of an archive's records, and which of them have the same values.
+    """The fingerprints of an archive's records, each computed once.
+
+    Args:
+        archive: The archive.
+        uses_values: Whether values may be looked at; else nothing is known of any record.
+        may_read: Whether tensors may be read for their statistics.
 
     Attributes:
         rounding: Relative rounding of the coarsest dtype among the records asked for.
     """
 
-    def __init__(self, archive: Archive, *, may_read: bool) -> None:
+    def __init__(self, archive: Archive, *, uses_values: bool, may_read: bool) -> None:
         self._archive = archive
+        self._uses_values = uses_values
         self._may_read = may_read
-        self._found: dict[int, Fingerprint | None] = {}
-        self._read: dict[int, Statistics | None] = {}
+        self._by_row: dict[int, Fingerprint | None] = {}
+        self._statistics: dict[int, Statistics | None] = {}
         self.rounding = _LEAST_ROUNDING
 
-    def of(self, record: Record) -> Fingerprint | None:
+    def fingerprint(self, record: Record) -> Fingerprint | None:
         """A record's fingerprint; None if it proves nothing: few elements, all equal, not finite."""
-        if record.row not in self._found:
-            self._found[record.row] = self._compute(record)
-        return self._found[record.row]
+        if record.row not in self._by_row:
+            self._by_row[record.row] = self._compute(record)
+        return self._by_row[record.row]
+
+    def joint_fingerprint(self, records: Iterable[Record]) -> Fingerprint | None:
+        """The fingerprint of several records together; None if one of them has none."""
+        known = [self.fingerprint(record) for record in records]
+        return Fingerprint.concatenated([p for p in known if p]) if known and all(known) else None
 
     def _compute(self, record: Record) -> Fingerprint | None:
         size = record.size
@@ -113,20 +125,21 @@ class Fingerprints:
         return Fingerprint(size, *map(float, numbers))
 
     def statistics(self, record: Record) -> Statistics | None:
-        """A record's statistics, read once if the index has none; None if they are not known."""
-        if record.statistics is not None or record.dtype.packed > 1:
-            return record.statistics if record.dtype.packed == 1 else None
-        if record.row not in self._read:
-            try:
-                may_read = self._may_read and record.stored
-                self._read[record.row] = self._archive.statistics(record) if may_read else None
-            except TensorcapError:
-                self._read[record.row] = None
-        return self._read[record.row]
+        """A record's statistics, read once if the index has none; None if unknown or not to be used."""
+        if record.dtype.packed > 1 or not self._uses_values:
+            return None
+        if record.statistics is not None:
+            return record.statistics
+        if record.row not in self._statistics:
+            self._statistics[record.row] = None
+            if self._may_read and record.stored:
+                with suppress(TensorcapError):
+                    self._statistics[record.row] = self._archive.statistics(record)
+        return self._statistics[record.row]
 
 
 def statistics_distance(one: Statistics, other: Statistics, size: int) -> float:
-    """How far the values of two tensors are apart at least, as `Fingerprint.distance`, whatever they are.
+    """A lower bound of the distance of two tensors, as `Fingerprint.distance`, for any values.
 
     Constant tensors and few elements have a distance too; if other elements are not finite, it is infinite.
     """
@@ -144,11 +157,11 @@ def statistics_distance(one: Statistics, other: Statistics, size: int) -> float:
 
 
 class NearestFingerprints:
-    """Fingerprints by their count of elements and a number that is made of them.
+    """Fingerprints sorted by size and a number that is computed of each, to find near ones.
 
     Args:
         fingerprints: By name.
-        number: What is made of each.
+        number: Computes the number.
     """
 
     def __init__(
@@ -159,14 +172,14 @@ class NearestFingerprints:
         self._sorted: dict[int, list[tuple[float, str]]] = defaultdict(list)
         for name, one in fingerprints.items():
             self._sorted[one.size].append((number(one), name))
-        for found in self._sorted.values():
-            found.sort()
+        for of_size in self._sorted.values():
+            of_size.sort()
 
     def around(self, one: Fingerprint, apart: float) -> Iterator[tuple[str, Fingerprint]]:
-        """The fingerprints of as many elements whose numbers are no further apart than that."""
-        found, number = self._sorted.get(one.size, []), self._number(one)
-        start = bisect.bisect_left(found, (number - apart, ""))
-        for other, name in found[start:]:
+        """The fingerprints of the same size whose numbers differ by at most `apart`."""
+        of_size, number = self._sorted.get(one.size, []), self._number(one)
+        start = bisect.bisect_left(of_size, (number - apart, ""))
+        for other, name in of_size[start:]:
             if other > number + apart:
                 return
             yield name, self._fingerprints[name]
@@ -195,7 +208,7 @@ class Agreement:
 
 
 def groups(fingerprints: Mapping[str, Fingerprint], rounding: float) -> list[tuple[str, ...]]:
-    """Names whose fingerprints are equal within rounding, such as a block's result and its last layer's."""
+    """Group names with fingerprints equal within rounding, such as a block's result and its last layer's."""
     equal: list[tuple[str, ...]] = []
     by_size: dict[int, list[str]] = defaultdict(list)
     for name, fingerprint in fingerprints.items():
@@ -228,7 +241,7 @@ def groups(fingerprints: Mapping[str, Fingerprint], rounding: float) -> list[tup
 def agreements(
     reference: Sequence[Fingerprint], target: Sequence[Fingerprint], rounding: float
 ) -> dict[tuple[int, int], Agreement]:
-    """Which fingerprints of one side and the other are nearest to each other, by their places in the lists.
+    """Find mutual nearest neighbours of two lists of fingerprints, by their positions.
 
     Args:
         reference: Fingerprints, no two equal within rounding.
@@ -242,10 +255,8 @@ def agreements(
             side[fingerprint.size].append(i)
     for size in sizes[0].keys() & sizes[1].keys():
         rows_of_size, columns_of_size = sizes[0][size], sizes[1][size]
-        rows, columns = (
-            np.array([_row(p) for p in some])
-            for some in ([reference[i] for i in rows_of_size], [target[i] for i in columns_of_size])
-        )
+        rows = np.array([_row(reference[i]) for i in rows_of_size])
+        columns = np.array([_row(target[i]) for i in columns_of_size])
         right, right_next = _two_nearest(rows, columns)
         left, left_next = _two_nearest(columns, rows)
         for i, j in enumerate(right):
@@ -253,15 +264,15 @@ def agreements(
                 continue
             distance = reference[rows_of_size[i]].distance(target[columns_of_size[j]])
             other = float(min(right_next[i], left_next[j], UNRELATED))
-            nats = _FREE * math.log(max(other, rounding) / max(distance, rounding))
-            nearest[rows_of_size[i], columns_of_size[j]] = Agreement(
-                distance, other, min(max(nats, 0.0), WEIGHTS.tensor_most)
-            )
+            agreement = Agreement(distance, other, proof(distance, other, rounding))
+            nearest[rows_of_size[i], columns_of_size[j]] = agreement
     return nearest
 
 
 def proof(distance: float, other: float, rounding: float) -> float:
-    """What a distance proves, in nats, where the next best is so far away."""
+    """What a distance proves, in nats, if the next best is `other` away; 0 if counts differ."""
+    if math.isinf(distance):
+        return 0.0
     nats = _FREE * math.log(max(min(other, UNRELATED), rounding) / max(distance, rounding))
     return min(max(nats, 0.0), WEIGHTS.tensor_most)
 
@@ -272,7 +283,7 @@ def _row(one: Fingerprint) -> Array:
 
 
 def _distances(rows: Array, columns: Array) -> Array:
-    """Distances of all pairs: the largest of four, each relative to what it could be."""
+    """Distances of all pairs, as `Fingerprint.distance`."""
     a, b = rows[:, None, :], columns[None, :, :]
     rms = np.maximum(a[..., 1], b[..., 1])
     peak = np.maximum(np.abs(a[..., 3:]).max(-1), np.abs(b[..., 3:]).max(-1))
@@ -283,7 +294,7 @@ def _distances(rows: Array, columns: Array) -> Array:
 
 
 def _two_nearest(rows: Array, columns: Array) -> tuple[Array, Array]:
-    """Of each row the nearest column, and the distance of the next."""
+    """The nearest column of each row, and the distance of the second nearest."""
     nearest = np.zeros(len(rows), np.int64)
     second = np.full(len(rows), np.inf)
     order = np.argsort(columns[:, 1], kind="stable")
@@ -304,9 +315,3 @@ def _two_nearest(rows: Array, columns: Array) -> tuple[Array, Array]:
             distances[np.arange(len(distances)), best] = np.inf
             second[part] = distances.min(1)
     return nearest, second
-
-
-def fingerprint_of_all(records: Iterable[Record], fingerprints: Fingerprints) -> Fingerprint | None:
-    """The fingerprint of several records together; None if one of them has none."""
-    known = [fingerprints.of(record) for record in records]
-    return Fingerprint.concatenated([p for p in known if p]) if known and all(known) else None

@@ -14,11 +14,11 @@ from typing import Final
 
 from tensorcap.alignment.layout import CLOSE, Fit
 from tensorcap.alignment.match.candidates import Fusion
+from tensorcap.alignment.match.match_weights import WEIGHTS
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.match.sides import Side
 from tensorcap.alignment.match.slots import Slots
-from tensorcap.alignment.match.weights import WEIGHTS
-from tensorcap.alignment.names import Index, SiteTemplate
+from tensorcap.alignment.names import Index
 from tensorcap_formats.records import Record
 
 _PARTS: Final = 4  # tensors whose order in a fused one is looked for
@@ -49,13 +49,11 @@ def settle_fusions(
                 continue
             if fusion.is_sum and not may_repeat and _has_better_pair(matching, fusion):
                 continue
-            fusion_with_layout = replace(fit_fusion(matching, slots, fusion), is_tied=bool(rivals))
-            if fusion_with_layout.fit is not None:
-                claim(matching, fusion_with_layout)
-            if fusion_with_layout.fit is not None or not (
-                is_leaf or fusion.is_sum
-            ):  # a sum that values refute is none
-                chosen.append(fusion_with_layout)
+            fitted = replace(fit_fusion(matching, slots, fusion), is_tied=bool(rivals))
+            if fitted.fit is not None:
+                claim(matching, fitted)
+            if fitted.fit is not None or not (is_leaf or fusion.is_sum):  # a sum that values refute is none
+                chosen.append(fitted)
     return chosen
 
 
@@ -74,17 +72,18 @@ def restrict_to_free(matching: Matching, fusion: Fusion) -> Fusion:
 
 def _has_better_pair(matching: Matching, fusion: Fusion) -> bool:
     """Whether structure says more for a pair of the whole, or of one of the parts, than for the sum."""
-    return matching.best_similarity(fusion.whole, fusion.parts) >= fusion.similarity or any(
-        matching.has_partner(1, part) for parts, _ in fusion.places.values() for part in parts
-    )
+    parts = itertools.chain.from_iterable(sites for sites, _ in fusion.places.values())
+    if any(matching.has_partner(1, part) for part in parts):
+        return True
+    return matching.best_similarity(fusion.whole, fusion.parts) >= fusion.similarity
 
 
 def claim(matching: Matching, fusion: Fusion) -> None:
     """Take a fusion's sites."""
     matching.fused |= fusion.sites
     for part in fusion.parts:
-        one, other = (part, fusion.whole) if fusion.is_split else (fusion.whole, part)
-        matching.template_partners[one].add(other)
+        reference, target = fusion.turned((part, fusion.whole))
+        matching.template_partners[reference].add(target)
 
 
 def is_free(matching: Matching, fusion: Fusion) -> bool:
@@ -96,7 +95,7 @@ def is_free(matching: Matching, fusion: Fusion) -> bool:
 def _find_rivals(
     matching: Matching, live: Sequence[Fusion], number: int, others: Iterable[int]
 ) -> list[Fusion] | None:
-    """The fusions with equal values that want or wanted some of these sites; None if others want them now.
+    """The fusions with equal values that share sites with this one; None if one of them comes first.
 
     Of those with equal values, which come first in order of results is taken.
     """
@@ -119,29 +118,23 @@ def _groups(matching: Matching, fusion: Fusion) -> set[tuple[int, int]]:
 
 
 def _order(matching: Matching, fusion: Fusion) -> list[int]:
-    side, other = matching.sides if fusion.is_split else matching.sides[::-1]
-    return [*(side.templates[name].order for name in fusion.parts), other.templates[fusion.whole].order]
-
-
-def _templates(matching: Matching, fusion: Fusion) -> tuple[list[SiteTemplate], SiteTemplate]:
-    side, other = matching.sides if fusion.is_split else matching.sides[::-1]
-    return [side.templates[name] for name in fusion.parts], other.templates[fusion.whole]
+    parts, whole = matching.templates_of_fusion(fusion)
+    return [template.order for template in (*parts, whole)]
 
 
 def _is_leaf(matching: Matching, fusion: Fusion) -> bool:
-    parts, whole = _templates(matching, fusion)
+    parts, whole = matching.templates_of_fusion(fusion)
     return not any(template.inside for template in (*parts, whole))
 
 
 def _similarity(matching: Matching, fusion: Fusion) -> float:
     """What nesting, classes and parameters say of a fusion, in nats."""
-    parts, whole = _templates(matching, fusion)
+    parts, whole = matching.templates_of_fusion(fusion)
     score = 0.0
     if any(bool(part.inside) != bool(whole.inside) for part in parts):
         score += WEIGHTS.nesting_differs
     if fusion.axis is not None or fusion.is_sum:
-        one, other = (parts[0], whole) if fusion.is_split else (whole, parts[0])
-        score += matching.children_similarity(one.name, other.name)
+        score += matching.children_similarity(*fusion.turned((parts[0].name, whole.name)))
     if fusion.is_sum:
         return score
     families = {part.family for part in parts}
@@ -165,11 +158,8 @@ def fit_fusion(
     That of parameters and buffers in some slots is the one of their results, where it fits and nothing is
     certain.
     """
-
-    def distance(index: Index) -> float:
-        return fusion.agreeing[index].distance if index in fusion.agreeing else 0.0
-
-    best = min(fusion.agreeing or fusion.places, key=lambda i: (distance(i), i))
+    distances = {index: agreement.distance for index, agreement in fusion.agreeing.items()}
+    best = min(distances or fusion.places, key=lambda index: (distances.get(index, 0.0), index))
     reference, target = tensors_of(matching, fusion, best, slot_pair)
     plain = tuple(range(len(target)))
     is_fixed = fusion.is_split or fusion.is_sum or len(target) > _PARTS
@@ -192,12 +182,11 @@ def tensors_of(
     matching: Matching, fusion: Fusion, index: Index, slot_pair: tuple[str, str] | None
 ) -> tuple[Sequence[Record], Sequence[Record]]:
     """The results of both sides in a place, or what their modules hold in these slots."""
-    part_side, whole_side = matching.sides if fusion.is_split else matching.sides[::-1]
+    part_side, whole_side = matching.sides_of_fusion(is_split=fusion.is_split)
     sites, whole_site = fusion.places[index]
-    slot, whole_slot = ("", "") if slot_pair is None else slot_pair if fusion.is_split else slot_pair[::-1]
+    slot, whole_slot = fusion.turned(slot_pair or ("", ""))
     parts = [record for site in sites for record in _tensors(part_side, site, slot)]
-    whole = _tensors(whole_side, whole_site, whole_slot)
-    return (parts, whole) if fusion.is_split else (whole, parts)
+    return fusion.turned((parts, _tensors(whole_side, whole_site, whole_slot)))
 
 
 def _fit_as_results(

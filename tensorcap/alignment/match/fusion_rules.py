@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from tensorcap.alignment.match.candidates import Fusion
+from tensorcap.alignment.match.candidates import Fusion, Named
 from tensorcap.alignment.match.fingerprints import UNRELATED, Agreement, Fingerprint, proof
 from tensorcap.alignment.match.fusion import (
     claim,
@@ -24,14 +24,12 @@ from tensorcap.alignment.match.fusion import (
     settle_fusions,
     tensors_of,
 )
+from tensorcap.alignment.match.match_weights import WEIGHTS
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.match.passes import MatchState
 from tensorcap.alignment.match.sides import Side
 from tensorcap.alignment.match.slots import Slots
-from tensorcap.alignment.match.weights import WEIGHTS
 from tensorcap.alignment.names import Fused, Index, Member, Rules, SiteTemplate, name_of
-
-Named = tuple[SiteTemplate, Index]  # a site template, and what its rules add to its numbers
 
 
 def fuse_by_rules(state: MatchState) -> None:
@@ -74,23 +72,12 @@ def _fuse_by_rule(
 ) -> Fusion | None:
     """The fusion of a rule with its layout; None if tensors do not add up, or have partners."""
     templates, added = [template for template, _ in parts], parts[0][1]
-    if len({template.rank for template in (*templates, whole[0])}) > 1 or any(
-        more != added for _, more in parts
-    ):
+    has_one_rank = len({template.rank for template in (*templates, whole[0])}) == 1
+    if not has_one_rank or any(more != added for _, more in parts):
         return None
     shift = tuple(theirs - ours for ours, theirs in zip(added, whole[1], strict=True))
-    side, other = matching.sides if is_split else matching.sides[::-1]
-    places = places_of(templates, None, whole[0], shift)
-    agreeing = {
-        index: agreement
-        for index, (sites, whole_site) in places.items()
-        if (agreement := agreement_of(matching, side.fingerprints, other.fingerprints, sites, whole_site))
-        is not None
-    }
-    names = tuple(template.name for template in templates)
-    free = restrict_to_free(
-        matching, Fusion(is_split, names, None, whole[0].name, places, shift, agreeing, is_by_rule=True)
-    )
+    possible = _make_fusion(matching, templates, None, whole[0], shift, is_split=is_split)
+    free = restrict_to_free(matching, replace(possible, is_by_rule=True))
     if not free.places:
         return None
     fusion = fit_fusion(matching, slots, free)
@@ -116,6 +103,25 @@ _WINDOW: Final = 6  # neighbours in order, where there are no siblings
 _SIBLINGS: Final = 12
 
 
+def _make_fusion(
+    matching: Matching,
+    parts: Sequence[SiteTemplate],
+    axis: int | None,
+    whole: SiteTemplate,
+    shift: Index,
+    *,
+    is_split: bool,
+) -> Fusion:
+    """The fusion of some parts in all places, with what the values say of each."""
+    places = places_of(parts, axis, whole, shift)
+    agreements = {
+        index: agreement_of(matching, sites, whole_site, is_split=is_split)
+        for index, (sites, whole_site) in places.items()
+    }
+    agreeing = {index: agreement for index, agreement in agreements.items() if agreement is not None}
+    return Fusion(is_split, tuple(part.name for part in parts), axis, whole.name, places, shift, agreeing)
+
+
 def fuse_by_values(state: MatchState) -> None:
     """Fuse site templates whose statistics add up to those of a whole, with their layouts.
 
@@ -124,10 +130,8 @@ def fuse_by_values(state: MatchState) -> None:
     3. Candidates are accepted greedily, see `fusion.settle_fusions`. Those for which no layout is certain
        come without one, and leave their sites free.
     """
-    matching = state.matching
-    candidates = [f for is_split in (True, False) for f in _find_possible(matching, is_split=is_split)]
-    proven = [f for f in candidates if f.nats >= WEIGHTS.proof]
-    state.fusions += settle_fusions(matching, state.slots, proven)
+    proven = [f for f in _find_possible(state.matching) if f.nats >= WEIGHTS.proof]
+    state.fusions += settle_fusions(state.matching, state.slots, proven)
 
 
 def keep_free_fusions(state: MatchState) -> None:
@@ -149,12 +153,8 @@ def fuse_by_shapes(state: MatchState) -> None:
     matching = state.matching
     if not matching.is_ordered:
         return
-    candidates = [
-        f
-        for is_split in (True, False)
-        for f in _find_possible(matching, is_split=is_split)
-        if f.axis is None and _do_sizes_add_up(matching, f)
-    ]
+    possible = _find_possible(matching)
+    candidates = [f for f in possible if f.axis is None and _do_sizes_add_up(matching, f)]
     chosen: list[Fusion] = []
     for fusion in candidates:
         rivals = [f for f in candidates if f is not fusion and f.sites & fusion.sites]
@@ -167,10 +167,9 @@ def fuse_by_shapes(state: MatchState) -> None:
 
 def _do_sizes_add_up(matching: Matching, fusion: Fusion) -> bool:
     """Whether parts and whole lie in paired modules, and the whole's weight has the parts' elements."""
-    side, other = matching.sides if fusion.is_split else matching.sides[::-1]
-    parts, whole = [side.templates[name] for name in fusion.parts], other.templates[fusion.whole]
-    pair = (parts[0].parent, whole.parent) if fusion.is_split else (whole.parent, parts[0].parent)
-    if pair[1] not in matching.template_partners.get(pair[0], ()):
+    parts, whole = matching.templates_of_fusion(fusion)
+    parent, target_parent = fusion.turned((parts[0].parent, whole.parent))
+    if target_parent not in matching.template_partners.get(parent, ()):
         return False
     if any(matching.is_fully_paired(0 if fusion.is_split else 1, part) for part in parts):
         return False
@@ -178,43 +177,29 @@ def _do_sizes_add_up(matching: Matching, fusion: Fusion) -> bool:
     return all(largest) and sum(map(math.prod, largest[:-1])) == math.prod(largest[-1])
 
 
-def _find_possible(matching: Matching, *, is_split: bool) -> Iterator[Fusion]:
-    side, other = matching.sides if is_split else matching.sides[::-1]
-    number = 0 if is_split else 1
-    templates = [
-        template for template in side.templates.values() if not matching.is_fully_paired(number, template)
-    ]
-    wholes = [
-        template
-        for template in other.templates.values()
-        if not matching.is_fully_paired(1 - number, template)
-    ]
+def _find_possible(matching: Matching) -> Iterator[Fusion]:
+    for is_split in (True, False):
+        yield from _find_possible_from(matching, is_split=is_split)
+
+
+def _find_possible_from(matching: Matching, *, is_split: bool) -> Iterator[Fusion]:
+    side, other = matching.sides_of_fusion(is_split=is_split)
+    unpaired = matching.unpaired_templates()
+    templates, wholes = unpaired if is_split else unpaired[::-1]
     by_size: dict[int, list[SiteTemplate]] = defaultdict(list)
     for template in wholes:
-        by_size[sum(record.size for record in other.records(template.first.site))].append(template)
-    sizes = {
-        template.name: sum(record.size for record in side.records(template.first.site))
-        for template in templates
-    }
+        by_size[other.size(template.first.site)].append(template)
+    sizes = {template.name: side.size(template.first.site) for template in templates}
     for parts, axis in itertools.chain(_siblings(templates), _lists(templates)):
         if axis is None:
             size = sum(sizes[part.name] for part in parts)
         else:
-            size = sum(r.size for part in parts for m in _group(part, axis) for r in side.records(m.site))
+            size = sum(side.size(member.site) for part in parts for member in _group(part, axis))
         for whole in by_size.get(size, ()):
             for shift in _shifts(parts, axis, whole):
-                places = places_of(parts, axis, whole, shift)
-                agreeing = {
-                    index: agreement
-                    for index, (sites, one) in places.items()
-                    if (
-                        agreement := agreement_of(matching, side.fingerprints, other.fingerprints, sites, one)
-                    )
-                    is not None
-                }
-                if places:
-                    names = tuple(template.name for template in parts)
-                    yield Fusion(is_split, names, axis, whole.name, places, shift, agreeing)
+                fusion = _make_fusion(matching, parts, axis, whole, shift, is_split=is_split)
+                if fusion.places:
+                    yield fusion
 
 
 def _siblings(templates: Sequence[SiteTemplate]) -> Iterator[tuple[tuple[SiteTemplate, ...], int | None]]:
@@ -246,10 +231,8 @@ def _lists(templates: Sequence[SiteTemplate]) -> Iterator[tuple[tuple[SiteTempla
                 yield (template,), axis
 
 
-def _group(template: SiteTemplate, axis: int | None) -> list[Member]:
-    """The parts of a site template that the first whole would be made of."""
-    if axis is None:
-        return [template.first]
+def _group(template: SiteTemplate, axis: int) -> list[Member]:
+    """The members of a site template that the first whole would be made of."""
     first = min(template.members)
     rest = first[:axis] + first[axis + 1 :]
     return [m for index, m in sorted(template.members.items()) if index[:axis] + index[axis + 1 :] == rest]
@@ -285,14 +268,10 @@ def places_of(
     return places
 
 
-def agreement_of(
-    matching: Matching,
-    fingerprints: Mapping[str, Fingerprint],
-    wholes: Mapping[str, Fingerprint],
-    sites: Sequence[str],
-    whole: str,
-) -> Agreement | None:
+def agreement_of(matching: Matching, sites: Sequence[str], whole: str, *, is_split: bool) -> Agreement | None:
     """How the statistics of parts, added up, agree with those of a whole; None if they do not."""
+    side, other = matching.sides_of_fusion(is_split=is_split)
+    fingerprints, wholes = side.fingerprints, other.fingerprints
     if whole not in wholes or not all(site in fingerprints for site in sites):
         return None
     distance = Fingerprint.concatenated([fingerprints[site] for site in sites]).distance(wholes[whole])

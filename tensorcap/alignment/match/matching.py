@@ -14,15 +14,18 @@ from typing import Final
 
 from tensorcap.alignment.match.candidates import (
     Candidate,
+    Named,
     Place,
     namesakes,
+    places_like,
+    shift_between,
     shifted_places,
     template_similarity,
 )
 from tensorcap.alignment.match.fingerprints import Agreement, agreements
+from tensorcap.alignment.match.match_weights import WEIGHTS
 from tensorcap.alignment.match.pairs import Pairs
-from tensorcap.alignment.match.sides import Side
-from tensorcap.alignment.match.weights import WEIGHTS
+from tensorcap.alignment.match.sides import Side, sizes_of
 from tensorcap.alignment.names import Canonical, Index, SiteTemplate, name_of, plain_name
 
 _DRIFT: Final = 0.01  # of the values, that runs are taken to differ by at most for being equal
@@ -65,10 +68,11 @@ class Matching(Pairs):
             self.accept_best(proven)
 
     def _proven(self, *, is_plain: bool) -> list[Candidate]:
-        candidates = [
-            c for c in self._candidates.values() if c.nats >= WEIGHTS.proof or (c.is_named and not is_plain)
-        ]
-        return [c for c in candidates if self._is_plain(c)] if is_plain else candidates
+        """What values prove: of main outputs only if plain, else equal names count as well."""
+        candidates = self._candidates.values()
+        if is_plain:
+            return [c for c in candidates if c.nats >= WEIGHTS.proof and self._is_plain(c)]
+        return [c for c in candidates if c.nats >= WEIGHTS.proof or c.is_named]
 
     def best_similarity(self, reference: str, targets: Collection[str]) -> float:
         """What structure says at most for a proven candidate of one of these site templates that is free."""
@@ -77,7 +81,7 @@ class Matching(Pairs):
         return max(map(self.similarity, proven), default=-math.inf)
 
     def _is_plain(self, candidate: Candidate) -> bool:
-        one, other = self.sides[0].templates[candidate.reference], self.sides[1].templates[candidate.target]
+        one, other = self.templates_of(candidate)
         return not one.slot and not other.slot and one.rank == other.rank
 
     def accept_misfits(self) -> None:
@@ -88,10 +92,7 @@ class Matching(Pairs):
                 self.accept(candidate, places)
 
     def _is_leaf(self, candidate: Candidate) -> bool:
-        return not (
-            self.sides[0].templates[candidate.reference].inside
-            or self.sides[1].templates[candidate.target].inside
-        )
+        return not any(template.inside for template in self.templates_of(candidate))
 
     def _find_nearest_groups(self) -> dict[tuple[int, int], Agreement]:
         """The groups of both sides that are nearest to each other."""
@@ -100,9 +101,8 @@ class Matching(Pairs):
 
     def _group_by_drift(self) -> None:
         """Take as rounding what the runs differ by, if that is more than one rounding of their dtypes."""
-        distances = sorted(
-            a.distance for a in self._find_nearest_groups().values() if a.nats >= WEIGHTS.proof
-        )
+        nearest = self._find_nearest_groups().values()
+        distances = sorted(a.distance for a in nearest if a.nats >= WEIGHTS.proof)
         if distances:
             self.rounding = max(self.rounding, min(2 * distances[len(distances) // 2], _DRIFT))
         for side in self.sides:
@@ -128,16 +128,10 @@ class Matching(Pairs):
         self, candidates: dict[tuple[object, ...], Candidate], left: str, right: str
     ) -> tuple[Candidate, Place]:
         (template, a), (target_template, b) = self.sides[0].by_site[left], self.sides[1].by_site[right]
-        if len(a) == len(b):
-            offsets = tuple(y - x for x, y in zip(a, b, strict=True))
-            key: tuple[object, ...] = template.name, target_template.name, offsets
-            if key not in candidates:
-                candidates[key] = Candidate(
-                    template.name, target_template.name, shifted_places(template, target_template, offsets)
-                )
-        else:
-            key = template.name, target_template.name, a, b
-            candidates.setdefault(key, Candidate(template.name, target_template.name, ((a, b),)))
+        key = template.name, target_template.name, shift_between(a, b)
+        if key not in candidates:
+            places = places_like(template, target_template, (a, b))
+            candidates[key] = Candidate(template.name, target_template.name, places)
         return candidates[key], (a, b)
 
     def contradicts(self, candidate: Candidate, place: Place) -> bool:
@@ -158,7 +152,7 @@ class Matching(Pairs):
 
     def _add_names(self, canonical: Canonical) -> None:
         """Make candidates of site templates whose names are equal."""
-        named: list[dict[str, list[tuple[SiteTemplate, Index]]]] = [defaultdict(list), defaultdict(list)]
+        named: list[dict[str, list[Named]]] = [defaultdict(list), defaultdict(list)]
         for side, by_name in zip(self.sides, named, strict=True):
             for template in side.templates.values():
                 name, added = name_of(template, canonical)
@@ -183,18 +177,15 @@ class Matching(Pairs):
                 if not template.slot and (i, template.name) not in done:
                     for member in template.members.values():
                         sites[i][canonical(member.site)].append(member.site)
-        groups: dict[tuple[object, ...], list[Place]] = defaultdict(list)
+        groups: dict[tuple[str, str, Index | Place], list[Place]] = defaultdict(list)
         for name in sorted(sites[0].keys() & sites[1].keys()):
             if len(sites[0][name]) == len(sites[1][name]) == 1:
                 (reference, a), (target, b) = (
                     side.by_site[s[name][0]] for side, s in zip(self.sides, sites, strict=True)
                 )
-                apart = tuple(y - x for x, y in zip(a, b, strict=True)) if len(a) == len(b) else (a, b)
-                groups[reference.name, target.name, apart].append((a, b))
+                groups[reference.name, target.name, shift_between(a, b)].append((a, b))
         for (left, right, _), places in groups.items():
-            self._mark_named(
-                self.sides[0].templates[str(left)], self.sides[1].templates[str(right)], tuple(places)
-            )
+            self._mark_named(self.sides[0].templates[left], self.sides[1].templates[right], tuple(places))
 
     def _add_named(
         self, one: SiteTemplate, other: SiteTemplate, shift: Index, known: Sequence[Candidate]
@@ -225,14 +216,8 @@ class Matching(Pairs):
 
     def sizes_fit(self, candidate: Candidate, place: Place) -> bool:
         """Whether two members gave as many elements; ranks together, or each of them."""
-        sizes = [
-            {sum(r.size for r in records), records[0].size}
-            for records in (
-                side.records(site)
-                for side, site in zip(self.sides, self.sites_of(candidate, place), strict=True)
-            )
-        ]
-        return bool(sizes[0] & sizes[1])
+        left, right = self.records_of(candidate, place)
+        return bool(sizes_of(left) & sizes_of(right))
 
     def is_refuted(self, candidate: Candidate, place: Place) -> bool:
         """Whether two members cannot belong together: their values differ, and what comes of them agrees."""
@@ -253,14 +238,9 @@ class Matching(Pairs):
         """How many words the last parts of two names share, in nats."""
         if self._canonical is None:
             return 0.0
-        one, other = (
-            set(
-                re.findall(
-                    r"[a-z]+", self._canonical(side.templates[name].first.site).rpartition(".")[2].lower()
-                )
-            )
-            for side, name in zip(self.sides, (reference, target), strict=True)
-        )
+        sites = self.sides[0].templates[reference].first.site, self.sides[1].templates[target].first.site
+        lasts = (self._canonical(site).rpartition(".")[2].lower() for site in sites)
+        one, other = (set(re.findall(r"[a-z]+", last)) for last in lasts)
         return WEIGHTS.name_words * len(one & other) / max(len(one | other), 1)
 
     def accept_best(self, candidates: Iterable[Candidate]) -> None:
@@ -311,7 +291,7 @@ class Matching(Pairs):
         *,
         may_tie: bool,
     ) -> bool:
-        """Whether another candidate wants one of these sites for another one, and is about as good.
+        """Whether another candidate pairs one of these sites otherwise, and is about as good.
 
         To sites with equal values that makes no difference: there, the better one may tie with the next.
         """
@@ -333,14 +313,9 @@ class Matching(Pairs):
         """What structure, shapes and arguments say of a candidate, in nats."""
         key = candidate.reference, candidate.target
         if key not in self._similarities:
-            self._similarities[key] = template_similarity(
-                self.sides[0].templates[key[0]], self.sides[1].templates[key[1]]
-            )
-        score = (
-            self._similarities[key]
-            + self.children_similarity(*key)
-            + (WEIGHTS.name_equal if candidate.is_named else 0.0)
-        )
+            self._similarities[key] = template_similarity(*self.templates_of(candidate))
+        score = self._similarities[key] + self.children_similarity(*key)
+        score += WEIGHTS.name_equal if candidate.is_named else 0.0
         if not candidate.agreeing:
             return score
         best = min(candidate.agreeing, key=lambda p: (candidate.agreeing[p].distance, p))
@@ -367,20 +342,12 @@ class Matching(Pairs):
 
     def children_similarity(self, reference: str, target: str) -> float:
         """How many of what lies inside the one is paired with what lies inside the other."""
-        inside, target_inside = (
-            self.sides[0].templates[reference].inside,
-            self.sides[1].templates[target].inside,
-        )
-        paired_children = [name for name in inside if self.template_partners.get(name)]
-        partners_of_children = (
-            {t for partners in self.template_partners.values() for t in partners} & target_inside
-            if paired_children
-            else set()
-        )
-        if not paired_children:
+        target_children = self.sides[1].templates[target].inside
+        children = self.sides[0].templates[reference].inside
+        partners = [self.template_partners[name] for name in children if self.template_partners.get(name)]
+        if not partners:
             return 0.0
-        both = sum(bool(self.template_partners[name] & target_inside) for name in paired_children)
+        target_partners = set[str]().union(*self.template_partners.values()) & target_children
+        both = sum(bool(names & target_children) for names in partners)
         span = WEIGHTS.children_paired - WEIGHTS.children_unpaired
-        return (
-            span * both / max(len(paired_children), len(partners_of_children), 1) + WEIGHTS.children_unpaired
-        )
+        return span * both / max(len(partners), len(target_partners)) + WEIGHTS.children_unpaired

@@ -8,11 +8,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from tensorcap.alignment.match.candidates import Candidate, Place
+from tensorcap.alignment.match.candidates import Candidate, Fusion, Place
 from tensorcap.alignment.match.fingerprints import UNRELATED, Fingerprint
+from tensorcap.alignment.match.match_weights import WEIGHTS
 from tensorcap.alignment.match.sides import Side
-from tensorcap.alignment.match.weights import WEIGHTS
-from tensorcap.alignment.names import SiteTemplate
+from tensorcap.alignment.names import Member, SiteTemplate
+from tensorcap_formats.records import Record
+
+RecordPair = tuple[Sequence[Record], Sequence[Record]]  # tensors of the reference and of the target
 
 _REACH: Final = 4  # of what pairs mostly differ by, that others may
 
@@ -67,7 +70,10 @@ class Pairs:
         self.fused: set[tuple[int, str]] = set()
         self.handed_on: set[str] = set()
         self._orders = [sorted((side.order(site), site) for site in side.fingerprints) for side in self.sides]
-        self._seen, self._known_drifts = -1, (Drift(()), Drift(()))
+        self._drifts_of: tuple[int, tuple[Drift, Drift]] = (
+            -1,
+            (Drift(()), Drift(())),
+        )  # and the count of pairs that they are of
 
     def has_partner(self, side: int, site: str) -> bool:
         """Whether a site is in a pair or in a fusion."""
@@ -77,16 +83,46 @@ class Pairs:
         """Whether all sites of a site template have a partner, or are in a fusion."""
         return all(self.has_partner(side, member.site) for member in template.members.values())
 
+    def unpaired_templates(self) -> tuple[list[SiteTemplate], list[SiteTemplate]]:
+        """The site templates of each side that are not fully paired."""
+        reference, target = (
+            [template for template in side.templates.values() if not self.is_fully_paired(i, template)]
+            for i, side in enumerate(self.sides)
+        )
+        return reference, target
+
     def is_free(self, candidate: Candidate, place: Place) -> bool:
         """Whether neither of two members has a partner."""
         return not any(self.has_partner(i, site) for i, site in enumerate(self.sites_of(candidate, place)))
 
+    def templates_of(self, candidate: Candidate) -> tuple[SiteTemplate, SiteTemplate]:
+        """The two site templates of a candidate."""
+        one, other = self.sides
+        return one.templates[candidate.reference], other.templates[candidate.target]
+
+    def members_of(self, candidate: Candidate, place: Place) -> tuple[Member, Member]:
+        """The two members of a place."""
+        template, target_template = self.templates_of(candidate)
+        return template.members[place[0]], target_template.members[place[1]]
+
     def sites_of(self, candidate: Candidate, place: Place) -> tuple[str, str]:
         """The two sites of a place."""
-        return (
-            self.sides[0].site(candidate.reference, place[0]),
-            self.sides[1].site(candidate.target, place[1]),
-        )
+        member, target_member = self.members_of(candidate, place)
+        return member.site, target_member.site
+
+    def records_of(self, candidate: Candidate, place: Place) -> RecordPair:
+        """What the two sites of a place gave."""
+        left, right = self.sites_of(candidate, place)
+        return self.sides[0].records(left), self.sides[1].records(right)
+
+    def sides_of_fusion(self, *, is_split: bool) -> tuple[Side, Side]:
+        """The side of the parts and that of the whole."""
+        return self.sides if is_split else self.sides[::-1]
+
+    def templates_of_fusion(self, fusion: Fusion) -> tuple[list[SiteTemplate], SiteTemplate]:
+        """The site templates of the parts, and that of the whole."""
+        side, other = self.sides_of_fusion(is_split=fusion.is_split)
+        return [side.templates[name] for name in fusion.parts], other.templates[fusion.whole]
 
     def accept(self, candidate: Candidate, places: tuple[Place, ...]) -> None:
         """Take a candidate as a pair."""
@@ -106,12 +142,12 @@ class Pairs:
             self.partner[0][left], self.partner[1][right] = right, left
 
     def are_near(self, left: str, right: str) -> bool | None:
-        """Whether two sites have values as near as pairs before them are; None if they tell nothing."""
+        """Whether two sites have values as near as pairs before them are; None if unknown."""
         one, other = self.sides[0].fingerprints.get(left), self.sides[1].fingerprints.get(right)
         return self.is_near(one, other, self.sides[0].order(left))
 
     def is_near(self, one: Fingerprint | None, other: Fingerprint | None, order: int) -> bool | None:
-        """Whether values are as near as pairs before that are; None if they tell nothing.
+        """Whether values are as near as pairs before that are; None if unknown.
 
         Args:
             one: The reference's.
@@ -136,18 +172,19 @@ class Pairs:
 
     def _drifts(self) -> tuple[Drift, Drift]:
         """What the pairs are apart that values prove, by the order of either side."""
-        if self._seen != len(self.accepted):
-            self._seen = len(self.accepted)
+        if self._drifts_of[0] != len(self.accepted):
             proven = [
-                (c, p, a) for c in self.accepted for p, a in c.agreeing.items() if a.nats >= WEIGHTS.proof
+                (self.sites_of(candidate, place), agreement.distance)
+                for candidate in self.accepted
+                for place, agreement in candidate.agreeing.items()
+                if agreement.nats >= WEIGHTS.proof
             ]
-            found = [(self.sites_of(c, p), a.distance) for c, p, a in proven]
             one, other = (
-                Drift((side.order(sites[i]), distance) for sites, distance in found)
+                Drift((side.order(sites[i]), distance) for sites, distance in proven)
                 for i, side in enumerate(self.sides)
             )
-            self._known_drifts = one, other
-        return self._known_drifts
+            self._drifts_of = len(self.accepted), (one, other)
+        return self._drifts_of[1]
 
     def is_confirmed(self, side: int, site: str, consumers: Sequence[str] | None = None) -> bool:
         """Whether a site's values were right, as what they were used for agrees.

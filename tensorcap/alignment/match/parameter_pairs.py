@@ -12,14 +12,14 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tensorcap.alignment.layout import Fit
-from tensorcap.alignment.mapping import Entry, LeftOver
+from tensorcap.alignment.mapping import Entry, LeftOver, unexplained
 from tensorcap.alignment.match.candidates import Candidate, Fusion, Place
-from tensorcap.alignment.match.entries import Made, entries_of_fusion, entries_of_pair, placed
-from tensorcap.alignment.match.evidence import PairEvidence, Shapes
+from tensorcap.alignment.match.entries import Written, entries_of_fusion, entries_of_pair, write_entries
 from tensorcap.alignment.match.fusion import fit_fusion
 from tensorcap.alignment.match.fusion_rules import fuse_by_values
 from tensorcap.alignment.match.matching import Matching
+from tensorcap.alignment.match.pair_evidence import PairEvidence, Shapes
+from tensorcap.alignment.match.pairs import RecordPair
 from tensorcap.alignment.match.passes import (
     MatchState,
     Pass,
@@ -28,22 +28,16 @@ from tensorcap.alignment.match.passes import (
     pair_remaining_names,
     run_passes,
 )
-from tensorcap.alignment.match.sides import Side
-from tensorcap.alignment.match.slots import Slots
+from tensorcap.alignment.match.sides import Side, sizes_of
+from tensorcap.alignment.match.slots import SlotPair, Slots
 from tensorcap.alignment.match.unmatched import Rivals, rivals
 from tensorcap.alignment.names import (
     PARAMETER_SLOTS,
     Canonical,
     Member,
-    NameTemplate,
     Rules,
-    SiteTemplate,
     Survey,
-    fold,
 )
-from tensorcap_formats.records import Record
-
-SlotPair = tuple[str, str]  # slot of the reference, slot of the target
 
 PASSES: Final = (  # of what is left of both sides, each tensor as a module of its own
     Pass("names", pair_by_names, needs_values=False),
@@ -60,11 +54,13 @@ class ParameterPair:
     """A slot of a site template and one of its partner that belong together.
 
     Attributes:
+        candidate: The pair of site templates.
         reference: The one's slot.
         target: The other's.
         places: Members that have them.
     """
 
+    candidate: Candidate
     reference: str
     target: str
     places: tuple[Place, ...]
@@ -81,30 +77,28 @@ class ParameterPairs:
     def __init__(self, matching: Matching, fused: Iterable[Fusion]) -> None:
         self.matching = matching
         self.taken: tuple[set[str], set[str]] = (set(), set())  # places
-        self.pairs = [(candidate, self._pair_slots(candidate)) for candidate in matching.accepted]
+        self.pairs = [pair for candidate in matching.accepted for pair in self._pair_slots(candidate)]
         self.fused = [(fusion, slots) for fusion in fused for slots in self._pair_fused_slots(fusion)]
 
     def _pair_slots(self, candidate: Candidate) -> list[ParameterPair]:
-        sides = self.matching.sides
-        template, target_template = (
-            sides[0].templates[candidate.reference],
-            sides[1].templates[candidate.target],
-        )
         places_by_slots: dict[SlotPair, list[Place]] = defaultdict(list)
-        for a, b in candidate.places:
-            for slots in self._pair_member_slots(template.members[a], target_template.members[b]):
-                places_by_slots[slots].append((a, b))
-                self._take((template.members[a].site,), (target_template.members[b].site,), slots)
-        return [
-            ParameterPair(slot, target_slot, tuple(places))
-            for (slot, target_slot), places in places_by_slots.items()
-        ]
+        for place in candidate.places:
+            member, target_member = self.matching.members_of(candidate, place)
+            for slots in self._pair_member_slots(member, target_member):
+                places_by_slots[slots].append(place)
+                self._take(((member.site,), (target_member.site,)), slots)
+        return [ParameterPair(candidate, *slots, tuple(places)) for slots, places in places_by_slots.items()]
 
-    def _take(
-        self, sites_of_reference: Iterable[str], sites_of_target: Iterable[str], slots: SlotPair
-    ) -> None:
-        for places, sites, slot in zip(self.taken, (sites_of_reference, sites_of_target), slots, strict=True):
+    def _take(self, sites_of_sides: tuple[tuple[str, ...], tuple[str, ...]], slots: SlotPair) -> None:
+        for places, sites, slot in zip(self.taken, sites_of_sides, slots, strict=True):
             places.update(f"{site}/{slot}" for site in sites)
+
+    def tensors(self, pair: ParameterPair) -> list[RecordPair]:
+        """The tensors of each place."""
+        members = (self.matching.members_of(pair.candidate, place) for place in pair.places)
+        return [
+            (one.other_tensors[pair.reference], other.other_tensors[pair.target]) for one, other in members
+        ]
 
     def _pair_member_slots(self, one: Member, other: Member) -> list[SlotPair]:
         """Slots of two modules that belong together."""
@@ -119,7 +113,9 @@ class ParameterPairs:
             slot, partner = f"grad_{one.result.key.slot}", f"grad_{other.result.key.slot}"
             if slot in slots and partner in target_slots:
                 take(slot, partner)
-        for slot in [s for s in slots if s in target_slots and _sizes(slots[s]) & _sizes(target_slots[s])]:
+        for slot in [
+            s for s in slots if s in target_slots and sizes_of(slots[s]) & sizes_of(target_slots[s])
+        ]:
             take(slot, slot)
         for slot in list(slots):
             near = [other_slot for other_slot in target_slots if self._are_near(one, slot, other, other_slot)]
@@ -127,21 +123,20 @@ class ParameterPairs:
                 take(slot, near[0])
         for slot in list(slots):
             fitting = [
-                [s for s in left if _kind(s) == _kind(slot) and _sizes(left[s]) & _sizes(slots[slot])]
+                [s for s in left if _kind(s) == _kind(slot) and sizes_of(left[s]) & sizes_of(slots[slot])]
                 for left in (slots, target_slots)
             ]
             if len(fitting[0]) == len(fitting[1]) == 1:
                 is_gradient = not slot.startswith(PARAMETER_SLOTS)  # of what may be another argument
                 if not (is_gradient and self._are_near(one, slot, other, fitting[1][0]) is False):
                     take(slot, fitting[1][0])
-        for slot in [
-            s for s in slots if s in target_slots and s.startswith(PARAMETER_SLOTS)
-        ]:  # of unlike sizes
-            take(slot, slot)
+        for slot in [*slots]:  # of unlike sizes
+            if slot in target_slots and slot.startswith(PARAMETER_SLOTS):
+                take(slot, slot)
         return pairs
 
     def _are_near(self, one: Member, slot: str, other: Member, other_slot: str) -> bool | None:
-        """Whether two slots of one kind have near values; None if they tell nothing."""
+        """Whether two slots of one kind have near values; None if values are unknown."""
         if _kind(slot) != _kind(other_slot):
             return False
         fingerprint = self.matching.sides[0].joint_fingerprint_of(one.other_tensors[slot])
@@ -152,11 +147,10 @@ class ParameterPairs:
 
     def _pair_fused_slots(self, fusion: Fusion) -> Iterator[SlotPair]:
         """Slots that all parts have, and the slots of the whole that they make."""
-        parts_side, whole_side = (0, 1) if fusion.is_split else (1, 0)
+        part_side, whole_side = self.matching.sides_of_fusion(is_split=fusion.is_split)
         part_sites, whole_site = fusion.places[min(fusion.places)]
-        parts = [self.matching.sides[parts_side].member(site) for site in part_sites]
-        whole = self.matching.sides[whole_side].member(whole_site)
-        left = dict(whole.other_tensors)
+        parts = [part_side.member(site) for site in part_sites]
+        left = dict(whole_side.member(whole_site).other_tensors)
         for slot in sorted(set.intersection(*(set(part.other_tensors) for part in parts))):
             size = sum(record.size for part in parts for record in part.other_tensors[slot])
             fitting = [
@@ -166,14 +160,9 @@ class ParameterPairs:
             if same is None:
                 continue
             del left[same]
-            slots = (slot, same) if fusion.is_split else (same, slot)
-            for parts_of_place, whole_of_place in fusion.places.values():
-                sites = (
-                    (parts_of_place, (whole_of_place,))
-                    if fusion.is_split
-                    else ((whole_of_place,), parts_of_place)
-                )
-                self._take(sites[0], sites[1], slots)
+            slots = fusion.turned((slot, same))
+            for sites, whole in fusion.places.values():
+                self._take(fusion.turned((sites, (whole,))), slots)
             yield slots
 
 
@@ -192,30 +181,28 @@ def parameter_entries(
         slots: Finds layouts between tensors of paired modules.
         fused: Fusions of modules.
         surveys: All modules of both sides.
-        canonical: What makes names equal; None if names tell nothing.
+        canonical: What makes names equal; None if names are not to be used.
         uses_values: Whether values may be looked at.
         without: Names of passes to leave out.
     """
     parameter_pairs = ParameterPairs(slots.matching, fused)
-    rest = [
-        survey_unpaired(survey, taken) for survey, taken in zip(surveys, parameter_pairs.taken, strict=True)
-    ]
     reference, target = (
-        Side(survey, fingerprints, uses_values=uses_values)
-        for survey, fingerprints in zip(rest, slots.fingerprints, strict=True)
+        Side(survey_unpaired(survey, taken), fingerprints)
+        for survey, taken, fingerprints in zip(
+            surveys, parameter_pairs.taken, slots.fingerprints, strict=True
+        )
     )
     for side in (reference, target):
         for template in side.templates.values():
             template.slot = template.name.rpartition("/")[2]
     matching = Matching(reference, target, canonical, is_ordered=False)
-    own_slots = slots.of(matching, _shapes(parameter_pairs))
+    own_slots = slots.for_pairs(matching, _shapes(parameter_pairs))
     state = MatchState(matching, own_slots, Rules())
     run_passes(PASSES, state, uses_values=uses_values, without=without)
     written = [
         *(
-            entries_of_parameter_pair(slots, c, parameter_pair, own_slots.judge)
-            for c, entries in parameter_pairs.pairs
-            for parameter_pair in entries
+            entries_of_parameter_pair(slots, pair, parameter_pairs.tensors(pair), own_slots.judge)
+            for pair in parameter_pairs.pairs
         ),
         *(
             entries_of_fusion(
@@ -234,111 +221,61 @@ def parameter_entries(
 
 
 def entries_of_parameter_pair(
-    slots: Slots, candidate: Candidate, parameter_pair: ParameterPair, judge: PairEvidence
-) -> Made:
-    """The entries of one slot of paired site templates and its partner."""
-    one, other = (
-        side.templates[name]
-        for side, name in zip(slots.matching.sides, (candidate.reference, candidate.target), strict=True)
-    )
-    pairs = [
-        (
-            one.members[a].other_tensors[parameter_pair.reference],
-            other.members[b].other_tensors[parameter_pair.target],
-        )
-        for a, b in parameter_pair.places
-    ]
-    for records in pairs[:_TRIED]:
+    slots: Slots, pair: ParameterPair, tensors: Sequence[RecordPair], judge: PairEvidence
+) -> Written:
+    """Write one slot of paired site templates and its partner as entries.
+
+    Args:
+        slots: Finds layouts between tensors of paired modules.
+        pair: The two slots.
+        tensors: Their tensors in each place.
+        judge: Knows which modules have transposed weights.
+    """
+    candidate, ends = pair.candidate, (f"/{pair.reference}", f"/{pair.target}")
+    templates = slots.matching.templates_of(candidate)
+    for records in tensors[:_TRIED]:
         fit = slots.find_layout(*records)
         if fit is None or fit.is_proven:
             break
-    is_named = parameter_pair.reference == parameter_pair.target
+    is_named = pair.reference == pair.target
+    is_parameter = pair.reference.startswith(PARAMETER_SLOTS)
     evidence, reason = slots.judge.explain_parameters(
         candidate.evidence if is_named else "structure",
-        pairs,
+        tensors,
         records,
         fit,
-        slots.residuals(fit, pairs) if fit is not None and fit.residual is not None else [None] * len(pairs),
-        is_transposed=judge.is_transposed(one, other)
-        if parameter_pair.reference.startswith(PARAMETER_SLOTS)
-        else None,
+        slots.residuals(fit, tensors),
+        is_transposed=judge.is_transposed(*templates) if is_parameter else None,
     )
-    if fit is None or not fit.is_sure:
-        shapes = [[record.shape for record in found] for found in records]
-        if not is_named or (fit is not None and shapes[0] != shapes[1]):
-            return [], _unsure(candidate, parameter_pair, one, other)
-        fit = Fit((), (0,), None, float("inf"), 0, is_sure=False)
-    prefix = ["rank*/" if len(found) > 1 else "" for found in records]
-    return [
-        Entry(
-            (f"{prefix[0]}{names[0]}/{parameter_pair.reference}",),
-            (f"{prefix[1]}{names[1]}/{parameter_pair.target}",),
-            variables,
-            fit.steps,
-            evidence,
-            reason,
-        )
-        for names, variables in placed(one, other, parameter_pair.places)
-    ], []
-
-
-def _unsure(
-    candidate: Candidate, parameter_pair: ParameterPair, one: SiteTemplate, other: SiteTemplate
-) -> list[LeftOver]:
-    names = f"{candidate.reference}/{parameter_pair.reference}", f"{candidate.target}/{parameter_pair.target}"
-    reason = f"{names[0]} and {names[1]} belong together, but no layout of theirs is certain"
-    left = tuple(f"{one.members[a].site}/{parameter_pair.reference}" for a, _ in parameter_pair.places)
-    right = tuple(f"{other.members[b].site}/{parameter_pair.target}" for _, b in parameter_pair.places)
-    return [
-        LeftOver("reference", left, reason, is_explained=False),
-        LeftOver("target", right, reason, is_explained=False),
-    ]
+    is_sure = fit is not None and fit.is_sure
+    shapes = [[record.shape for record in side] for side in records]
+    if not is_sure and (not is_named or (fit is not None and shapes[0] != shapes[1])):
+        names = f"{candidate.reference}{ends[0]} and {candidate.target}{ends[1]}"
+        sites = zip(*(slots.matching.sites_of(candidate, place) for place in pair.places), strict=True)
+        left, right = ([site + end for site in side] for side, end in zip(sites, ends, strict=True))
+        return [], unexplained(left, right, f"{names} belong together, but no layout of theirs is certain")
+    steps = fit.steps if fit is not None and fit.is_sure else ()
+    return write_entries(templates, pair.places, ends, steps, evidence, reason, records=records), []
 
 
 def survey_unpaired(survey: Survey, taken: set[str]) -> Survey:
-    """Parameters and buffers and has no partner yet, each as a module of its own that gives it."""
-    unpaired_templates: dict[str, NameTemplate] = {}
-    for template in survey.templates.values():
-        for member in template.members.values():
-            for slot, records in member.held.items():
-                place = f"{member.site}/{slot}"
-                if place not in taken:
-                    shards = records if len(records) > 1 else ()
-                    name, index = fold(place)
-                    lone = Member(place, records[0], {}, {}, member.module, None, shards)
-                    unpaired_templates.setdefault(name, NameTemplate(name)).members[index] = lone
-    return Survey(unpaired_templates, {})
+    """The tensors of modules that have no partner yet, each as a module of its own that gives it."""
+    unpaired: dict[str, Member] = {}
+    for site, member in survey.members.items():
+        for slot, records in member.parameter_tensors.items():
+            place, shards = f"{site}/{slot}", records if len(records) > 1 else ()
+            if place not in taken:
+                unpaired[place] = Member(place, records[0], {}, {}, member.module, None, shards)
+    return Survey(unpaired, {})
 
 
 def _shapes(parameter_pairs: ParameterPairs) -> Iterator[Shapes]:
     """Classes of paired modules, and the shapes of what they hold."""
-    sides = parameter_pairs.matching.sides
-    for candidate, slot_pairs in parameter_pairs.pairs:
-        template, target_template = (
-            sides[0].templates[candidate.reference],
-            sides[1].templates[candidate.target],
-        )
-        for parameter_pair in slot_pairs:
-            a, b = parameter_pair.places[0]
-            records = (
-                template.members[a].other_tensors[parameter_pair.reference],
-                target_template.members[b].other_tensors[parameter_pair.target],
-            )
-            if (
-                parameter_pair.reference.startswith(PARAMETER_SLOTS)
-                and len(records[0]) == len(records[1]) == 1
-            ):
-                yield (
-                    template.first.module,
-                    target_template.first.module,
-                    records[0][0].shape,
-                    records[1][0].shape,
-                )
-
-
-def _sizes(records: Sequence[Record]) -> set[int]:
-    """Numbers of elements: of all ranks together, or of each."""
-    return {sum(record.size for record in records), records[0].size}
+    for pair in parameter_pairs.pairs:
+        one, other = parameter_pairs.matching.templates_of(pair.candidate)
+        records, target_records = parameter_pairs.tensors(pair)[0]
+        if pair.reference.startswith(PARAMETER_SLOTS) and len(records) == len(target_records) == 1:
+            yield one.first.module, other.first.module, records[0].shape, target_records[0].shape
 
 
 def _kind(slot: str) -> str:

@@ -84,7 +84,7 @@ def pair_main_outputs_by_values(state: MatchState) -> None:
 
     1. Candidates are templates whose fingerprints are each other's nearest, see `fingerprints.agreements`.
     2. They are accepted greedily, see `Matching.accept_best`.
-    3. Pairs of leaves make the modules around them alike, and those tell further leaves apart.
+    3. Pairs of leaves are evidence for the modules around them, and those for further leaves.
     """
     state.matching.accept_proven(is_plain=True)
 

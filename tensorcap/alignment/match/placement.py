@@ -14,17 +14,19 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Final
 
+from tensorcap.alignment.layout import Shape
 from tensorcap.alignment.match.candidates import (
     Candidate,
-    Shape,
+    places_like,
     shape_of,
     shifted_places,
     template_similarity,
 )
+from tensorcap.alignment.match.match_weights import WEIGHTS
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.match.passes import MatchState
-from tensorcap.alignment.match.weights import WEIGHTS
 from tensorcap.alignment.names import Index, SiteTemplate
+from tensorcap.alignment.order import longest_rising
 
 _ROUNDING: Final = 1e-9  # of sums that were added up in another order
 _MOST: Final = 250_000  # pairs between two known ones
@@ -44,13 +46,9 @@ def pair_by_place(state: MatchState) -> None:
         return
     chain = _find_anchors(matching)
     sequences = [
-        sorted(
-            (r for r in s.templates.values() if not matching.is_fully_paired(i, r)),
-            key=lambda r: (r.order, r.name),
-        )
-        for i, s in enumerate(matching.sides)
+        sorted(unpaired, key=lambda r: (r.order, r.name)) for unpaired in matching.unpaired_templates()
     ]
-    bounds = [(-1, -1), *chain, (math.inf, math.inf)]
+    bounds: list[tuple[float, float]] = [(-1, -1), *chain, (math.inf, math.inf)]
     offsets = _find_offsets(matching)
     rarity = _score_shapes(matching)
     for (low, low_other), (high, high_other) in itertools.pairwise(bounds):
@@ -58,14 +56,8 @@ def pair_by_place(state: MatchState) -> None:
         target_segment = _between(sequences[1], low_other, high_other)
         is_lone = len(segment) == len(target_segment) == 1 and (low >= 0 or high < math.inf)
         if segment and target_segment and len(segment) * len(target_segment) <= _MOST:
-            _align_segment(
-                matching,
-                segment,
-                target_segment,
-                offsets,
-                rarity,
-                bonus=WEIGHTS.placement_alone if is_lone else 0.0,
-            )
+            bonus = WEIGHTS.placement_alone if is_lone else 0.0
+            _align_segment(matching, segment, target_segment, offsets, rarity, bonus=bonus)
 
 
 def complete_templates(state: MatchState) -> None:
@@ -77,16 +69,12 @@ def complete_templates(state: MatchState) -> None:
     extensions = []
     wanted: Counter[tuple[int, str]] = Counter()
     for candidate in matching.accepted:
-        template, target_template = (
-            matching.sides[0].templates[candidate.reference],
-            matching.sides[1].templates[candidate.target],
-        )
+        template, target_template = matching.templates_of(candidate)
         if template.rank != target_template.rank or len(candidate.places) == len(template.members):
             continue
-        offsets = tuple(y - x for x, y in zip(*candidate.places[0], strict=True))
         places = [
             place
-            for place in shifted_places(template, target_template, offsets)
+            for place in places_like(template, target_template, candidate.places[0])
             if matching.is_free(candidate, place)
             and matching.sizes_fit(candidate, place)
             and not matching.is_refuted(candidate, place)
@@ -107,29 +95,20 @@ def pair_lone_children(state: MatchState) -> None:
     matching = state.matching
     offsets = _find_offsets(matching)
     children: list[dict[str, list[SiteTemplate]]] = [defaultdict(list), defaultdict(list)]
-    for i, side in enumerate(matching.sides):
-        for template in side.templates.values():
-            if template.family and not matching.is_fully_paired(i, template):
-                children[i][template.parent].append(template)
+    for side_children, unpaired in zip(children, matching.unpaired_templates(), strict=True):
+        for template in unpaired:
+            if template.family:
+                side_children[template.parent].append(template)
     for pair in list(matching.accepted):
-        names = pair.reference, pair.target
         free = [
             [template for template in children[i].get(name, ()) if not matching.is_fully_paired(i, template)]
-            for i, name in enumerate(names)
+            for i, name in enumerate((pair.reference, pair.target))
         ]
-        every = (
-            _make_candidate(matching, child, target_child, offsets)
-            for child in free[0]
-            for target_child in free[1]
-        )
+        every = (_make_candidate(matching, *both, offsets) for both in itertools.product(free[0], free[1]))
         candidates = [c for c in every if c is not None and c.similarity >= WEIGHTS.lone_child]
         for candidate in candidates:
-            rivals = [
-                c
-                for c in candidates
-                if (c.reference == candidate.reference) != (c.target == candidate.target)
-            ]
-            if not rivals:
+            names = candidate.reference, candidate.target
+            if not any((c.reference == names[0]) != (c.target == names[1]) for c in candidates):
                 matching.accept(candidate, candidate.places)
 
 
@@ -139,28 +118,11 @@ def _between(templates: Sequence[SiteTemplate], low: float, high: float) -> Sequ
     return templates[start : bisect.bisect_left(templates, high, lo=start, key=lambda r: r.order)]
 
 
-def _find_anchors(matching: Matching) -> list[tuple[float, float]]:
+def _find_anchors(matching: Matching) -> list[tuple[int, int]]:
     """The most pairs, as the orders of their two site templates, that follow each other on both sides."""
-    orders = sorted(
-        {
-            (matching.sides[0].templates[c.reference].order, matching.sides[1].templates[c.target].order)
-            for c in matching.accepted
-        }
-    )
-    ends: list[float] = []
-    tails: list[int] = []
-    before: list[int] = []
-    for i, (_, other) in enumerate(orders):
-        at = bisect.bisect_left(ends, other)
-        ends[at : at + 1] = [other]
-        tails[at : at + 1] = [i]
-        before.append(tails[at - 1] if at else -1)
-    chain: list[tuple[float, float]] = []
-    at = tails[-1] if tails else -1
-    while at >= 0:
-        chain.append(orders[at])
-        at = before[at]
-    return chain[::-1]
+    templates = map(matching.templates_of, matching.accepted)
+    orders = sorted({(template.order, target_template.order) for template, target_template in templates})
+    return [orders[i] for i in longest_rising([order for _, order in orders], is_strict=True)]
 
 
 def _find_offsets(matching: Matching) -> dict[tuple[str, str], int]:
@@ -225,7 +187,7 @@ def _align_segment(
 
 
 def _needleman_wunsch(rows: int, columns: int, scores: dict[tuple[int, int], float]) -> list[list[float]]:
-    """For so many of both sequences' first site templates, the similarity of the best way to lay them."""
+    """The scores of the best alignments of all prefixes of two sequences."""
     table = [[0.0] * (columns + 1) for _ in range(rows + 1)]
     for i in range(rows):
         for j in range(columns):
@@ -242,13 +204,8 @@ def _make_candidate(
 ) -> Candidate | None:
     if template.rank != target_template.rank:
         return None
-    starts = zip(
-        _list_names(template.name),
-        _list_names(target_template.name),
-        min(template.members),
-        min(target_template.members),
-        strict=True,
-    )
+    lists = _list_names(template.name), _list_names(target_template.name)
+    starts = zip(*lists, min(template.members), min(target_template.members), strict=True)
     shift: Index = tuple(offsets.get((a, b), y - x) for a, b, x, y in starts)
     candidate = Candidate(template.name, target_template.name, (), is_placed=True)
     candidate.places = tuple(
@@ -260,8 +217,9 @@ def _make_candidate(
         return None
     if any(matching.is_refuted(candidate, place) for place in candidate.places):
         return None
+    names = template.name, target_template.name
     candidate.similarity = template_similarity(template, target_template) + matching.children_similarity(
-        template.name, target_template.name
+        *names
     )
-    candidate.similarity += matching.name_similarity(template.name, target_template.name)
+    candidate.similarity += matching.name_similarity(*names)
     return candidate

@@ -107,11 +107,11 @@ def propose(
         raise UsageError(f"without {name!r}: no pass of this name, expected one of {', '.join(names)}")
     surveys = Survey.of(reference), Survey.of(target)
     archives, uses_values = (reference, target), by != "names"
-    fingerprints = Fingerprints(reference, may_read=read_values), Fingerprints(target, may_read=read_values)
-    sides = [
-        Side(survey, known, uses_values=uses_values)
-        for survey, known in zip(surveys, fingerprints, strict=True)
-    ]
+    fingerprints = (
+        Fingerprints(reference, uses_values=uses_values, may_read=read_values),
+        Fingerprints(target, uses_values=uses_values, may_read=read_values),
+    )
+    sides = [Side(survey, known) for survey, known in zip(surveys, fingerprints, strict=True)]
     known_rules = Rules() if by == "values" else (rules or Rules()).before(builtin_rules(reference, target))
     canonical = None if by == "values" else known_rules.canonical
     is_ordered = reference.is_ordered and target.is_ordered

@@ -10,10 +10,9 @@ from tensorcap.alignment.match.fingerprints import (
     Fingerprint,
     Fingerprints,
     NearestFingerprints,
-    fingerprint_of_all,
     groups,
 )
-from tensorcap.alignment.names import Index, Member, Survey, collect_site_templates
+from tensorcap.alignment.names import Index, Member, Survey, are_equal, collect_site_templates
 from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import Statistics
 
@@ -24,8 +23,8 @@ class Side:
     A *site* here is one of its results: its main one goes under its name, others under `SITE/SLOT`.
 
     Attributes:
-        site templates: By name.
-        by_site: Role and numbers of each site.
+        templates: The site templates, by name.
+        by_site: The template and the numbers of each site.
         results_of: The results of each module, the main one first.
         fingerprints: Of the results, by site.
         groups: Sites whose results are equal.
@@ -34,7 +33,7 @@ class Side:
         rounding: Of the coarsest dtype.
     """
 
-    def __init__(self, survey: Survey, fingerprints: Fingerprints, *, uses_values: bool) -> None:
+    def __init__(self, survey: Survey, fingerprints: Fingerprints) -> None:
         self.templates = collect_site_templates(survey)
         self.by_site = {
             m.site: (template, index)
@@ -45,18 +44,16 @@ class Side:
         for site in self.by_site:
             self.results_of[self.module(site)].append(site)
         self._fingerprints = fingerprints
-        self._uses_values = uses_values
         self._consumers: dict[str, list[str]] = defaultdict(list)
         for site, (template, index) in self.by_site.items():
             for record in template.members[index].arguments.values():
                 if record.digest:
                     self._consumers[record.digest].append(site)
         self.fingerprints: dict[str, Fingerprint] = {}
-        if uses_values:
-            for site in self.by_site:
-                found = fingerprint_of_all(_distinct(self.records(site)), fingerprints)
-                if found is not None:
-                    self.fingerprints[site] = found
+        for site in self.by_site:
+            fingerprint = fingerprints.joint_fingerprint(_distinct(self.records(site)))
+            if fingerprint is not None:
+                self.fingerprints[site] = fingerprint
         self.by_l2 = NearestFingerprints(self.fingerprints, lambda one: math.log(one.l2))
         self.rounding = fingerprints.rounding
         self.group(self.rounding)
@@ -87,17 +84,16 @@ class Side:
         is_one = site == module and len(self.results_of[module]) == 1
         return site if is_one else f"{module}/{self.result(site).key.slot}"
 
-    def site(self, template: str, index: Index) -> str:
-        """The site of a member."""
-        return self.templates[template].members[index].site
-
     def records(self, site: str) -> tuple[Record, ...]:
         """What a site gave: one tensor, or one of each rank where they are not all equal."""
         member = self.member(site)
-        is_shared = len({(r.digest, r.shape) for r in member.shards}) == 1 and member.shards[0].digest
-        if member.shards and not is_shared:
+        if member.shards and not are_equal(member.shards):
             return member.shards
         return (member.result,) if member.result else ()
+
+    def size(self, site: str) -> int:
+        """How many elements a site gave, those of all ranks together."""
+        return sum(record.size for record in self.records(site))
 
     def consumers_of(self, record: Record) -> list[str]:
         """The sites that were given the values of a record."""
@@ -105,15 +101,15 @@ class Side:
 
     def fingerprint_of(self, record: Record) -> Fingerprint | None:
         """The fingerprint of a record; None if it proves nothing, or values are not to be used."""
-        return self._fingerprints.of(record) if self._uses_values else None
+        return self._fingerprints.fingerprint(record)
 
     def statistics_of(self, record: Record) -> Statistics | None:
         """The statistics of a record; None if they are not known, or values are not to be used."""
-        return self._fingerprints.statistics(record) if self._uses_values else None
+        return self._fingerprints.statistics(record)
 
     def joint_fingerprint_of(self, records: Sequence[Record]) -> Fingerprint | None:
         """The fingerprint of several records together; None if `fingerprint_of` gives none of one of them."""
-        return fingerprint_of_all(records, self._fingerprints) if self._uses_values else None
+        return self._fingerprints.joint_fingerprint(records)
 
     def order(self, site: str) -> int:
         """When a site gave its first result."""
@@ -121,8 +117,13 @@ class Side:
 
     def arguments(self, template: str, index: Index) -> list[Fingerprint]:
         """Fingerprints of what a member was given."""
-        found = map(self.fingerprint_of, self.templates[template].members[index].arguments.values())
-        return [one for one in found if one is not None]
+        known = map(self.fingerprint_of, self.templates[template].members[index].arguments.values())
+        return [one for one in known if one is not None]
+
+
+def sizes_of(records: Sequence[Record]) -> set[int]:
+    """Numbers of elements: of all ranks together, and of each."""
+    return {sum(record.size for record in records), records[0].size}
 
 
 def _distinct(records: Sequence[Record]) -> list[Record]:

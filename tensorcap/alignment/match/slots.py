@@ -19,15 +19,17 @@ from tensorcap.alignment.layout import (
 )
 from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.match.candidates import Candidate, Place
-from tensorcap.alignment.match.evidence import PairEvidence, Shapes
 from tensorcap.alignment.match.fingerprints import Fingerprints
 from tensorcap.alignment.match.matching import Matching
+from tensorcap.alignment.match.pair_evidence import PairEvidence, Shapes
+from tensorcap.alignment.match.pairs import RecordPair
 from tensorcap.alignment.names import Member
 from tensorcap.alignment.resolution import pair_slots
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.records import Record
 
 Steps = tuple[str, ...]
+SlotPair = tuple[str, str]  # slot of the reference, slot of the target
 
 _READ: Final = 128  # members of a site template that are read: the layers of most models
 _MOST: Final = 1 << 24  # elements of them
@@ -81,8 +83,8 @@ class Slots:
         self.judge = PairEvidence(matching, shapes)
         self.covered: set[str] = set()
 
-    def of(self, matching: Matching, shapes: Iterable[Shapes]) -> Slots:
-        """The same for other pairs of the same archives; see `PairEvidence` for shapes."""
+    def for_pairs(self, matching: Matching, shapes: Iterable[Shapes]) -> Slots:
+        """Make the same for other pairs of the same archives; see `PairEvidence` for shapes."""
         return Slots(
             self._archives, self.fingerprints, matching, read_values=self._read_values, shapes=shapes
         )
@@ -94,7 +96,7 @@ class Slots:
         *,
         among: Sequence[LayoutChoice] | None = None,
     ) -> Fit | None:
-        """The layout from some tensors of the target to some of the reference."""
+        """Find the layout from some tensors of the target to some of the reference."""
         if among is not None:
             archives = self._archives if self._read_values else None
             return find_layout(reference, target, archives, self.matching.rounding, among=among)
@@ -114,11 +116,11 @@ class Slots:
         archives = self._archives if self._read_values else None
         return find_layout(reference, target, archives, self.matching.rounding)
 
-    def residuals(
-        self, fit: Fit, pairs: Sequence[tuple[Sequence[Record], Sequence[Record]]]
-    ) -> list[float | None]:
-        """The relative error that a layout leaves in each of several places; None if nothing was read."""
+    def residuals(self, fit: Fit | None, pairs: Sequence[RecordPair]) -> list[float | None]:
+        """Measure the relative error that a layout leaves in each pair; None if nothing was read."""
         errors: list[float | None] = [None] * len(pairs)
+        if fit is None or fit.residual is None:
+            return errors
         left = _MOST
         for i, (reference, target) in enumerate(pairs[:_READ]):
             records = (*reference, *target)
@@ -132,26 +134,22 @@ class Slots:
                 errors[i] = residual(fit, reference, target, self._archives)
         return errors
 
-    def members(self, candidate: Candidate, place: Place) -> tuple[Member, Member]:
-        """The two members of a place."""
-        one, other = self.matching.sides
-        return one.templates[candidate.reference].members[place[0]], other.templates[
-            candidate.target
-        ].members[place[1]]
-
     def arguments(self, candidate: Candidate) -> dict[Place, list[ArgumentPair]]:
-        """Which arguments of each pair of sites belong together: those with equal values.
+        """Pair the arguments of each two sites: those with equal values.
 
-        Where results differ, so may arguments: there those do that have equal values in other layers, equal
-        names, or that alone are left, of floats or of whole numbers.
+        If results differ, arguments may, too: then those are paired that have equal values in other layers,
+        or equal names, or that are the only ones left, of floats or of whole numbers.
         """
-        near = {place: self.near_arguments(*self.members(candidate, place)) for place in candidate.places}
+        near = {
+            place: self.near_arguments(*self.matching.members_of(candidate, place))
+            for place in candidate.places
+        }
         by_names: dict[tuple[frozenset[str], ...], dict[tuple[str, str], None]] = defaultdict(dict)
         for place, pairs in near.items():
             by_names[self._names(candidate, place)] |= dict.fromkeys(pairs)
         paired = {}
         for place, pairs in near.items():
-            reference, target = (member.arguments for member in self.members(candidate, place))
+            reference, target = (member.arguments for member in self.matching.members_of(candidate, place))
             known = by_names[self._names(candidate, place)]
             reasons: dict[tuple[str, str], tuple[Evidence, str]] = {}
             reasons |= dict.fromkeys(pairs, ("values", "what the two were given, with equal values"))
@@ -159,22 +157,19 @@ class Slots:
                 if not self._contradicts(candidate, place, pair):
                     reasons[pair] = self._reason(pair, known)
             is_wrong = self.matching.are_near(*self.matching.sites_of(candidate, place)) is False
-            find_steps = {
-                (a, b): self.find_steps(reference[a], target[b], is_wrong=is_wrong) for a, b in reasons
-            }
             paired[place] = [
-                ArgumentPair(f"input.{a}", f"input.{b}", fit[0], reasons[a, b][0], reasons[a, b][1] + fit[1])
-                for (a, b), fit in find_steps.items()
-                if fit is not None
+                ArgumentPair(f"input.{a}", f"input.{b}", fit[0], evidence, reason + fit[1])
+                for (a, b), (evidence, reason) in reasons.items()
+                if (fit := self.find_steps(reference[a], target[b], is_wrong=is_wrong)) is not None
             ]
         return paired
 
     def _names(self, candidate: Candidate, place: Place) -> tuple[frozenset[str], ...]:
-        """What the arguments of two members are called; layers that take others say nothing of this one."""
-        return tuple(frozenset(member.arguments) for member in self.members(candidate, place))
+        """The argument names of two members; layers with others say nothing of this one."""
+        return tuple(frozenset(member.arguments) for member in self.matching.members_of(candidate, place))
 
     def near_arguments(self, one: Member, other: Member) -> list[tuple[str, str]]:
-        """Names of arguments that have equal values, if of the target's only one has, or one of that name."""
+        """Pair arguments with equal values, if only one of the target's has them, or one of that name."""
         fingerprints = [
             {name: side.fingerprint_of(record) for name, record in member.arguments.items()}
             for side, member in zip(self.matching.sides, (one, other), strict=True)
@@ -192,7 +187,7 @@ class Slots:
         return pairs
 
     def _are_near(self, record: Record, other: Record) -> bool | None:
-        """Whether two tensors have near values; None if values tell nothing, or are not to be used."""
+        """Whether two tensors have near values; None if values are unknown, or not to be used."""
         if record.dtype.kind in _WHOLE and other.dtype.kind in _WHOLE:
             fit = self.find_layout([record], [other])
             return None if fit is None or fit.residual is None else fit.residual == 0
@@ -208,24 +203,27 @@ class Slots:
         known: Mapping[tuple[str, str], None],
         done: Sequence[tuple[str, str]],
     ) -> list[tuple[str, str]]:
-        """Pairs of what is left: as in other layers, of equal names, the only floats or whole numbers."""
+        """Pair the rest: as in other layers, by equal names, the only floats, the only whole numbers."""
         mine, theirs = (
             [n for n in side if n not in {p[i] for p in done}] for i, side in enumerate((one, other))
         )
         pairs = [(a, b) for a, b in known if a in mine and b in theirs]
         pairs += [(n, n) for n in mine if n in theirs and (n, n) not in known]
         for kinds in (("float",), _WHOLE):
-            find_near = [
+            left, right = (
                 [n for n in names if side[n].dtype.kind in kinds and n not in {p[i] for p in pairs}]
                 for i, (names, side) in enumerate(((mine, one), (theirs, other)))
-            ]
-            if len(find_near[0]) == len(find_near[1]) == 1:
-                pairs.append((find_near[0][0], find_near[1][0]))
+            )
+            if len(left) == len(right) == 1:
+                pairs.append((left[0], right[0]))
         return [(a, b) for a, b in pairs if one[a].size == other[b].size]
 
     def _contradicts(self, candidate: Candidate, place: Place, pair: tuple[str, str]) -> bool:
         """Whether two arguments differ though results agree, or, if names differ too, may agree."""
-        one, other = (m.arguments[name] for m, name in zip(self.members(candidate, place), pair, strict=True))
+        one, other = (
+            m.arguments[name]
+            for m, name in zip(self.matching.members_of(candidate, place), pair, strict=True)
+        )
         if self._are_near(one, other) is not False:
             return False
         results_are = self.matching.are_near(*self.matching.sites_of(candidate, place))
@@ -242,7 +240,7 @@ class Slots:
     def find_steps(
         self, reference: Record, target: Record, *, is_wrong: bool = False
     ) -> tuple[Steps, str] | None:
-        """The steps between two tensors, and what of them is to be told.
+        """Find the steps between two tensors, and the doubt that a reason should add.
 
         Args:
             reference: The reference's.
@@ -260,31 +258,21 @@ class Slots:
         return None if steps is None else (steps, f"; but {describe_lack(fit, is_lost=bool(is_lost))}")
 
     def learn(self) -> None:
-        """Note the layouts that values prove, since most other tensors are laid out like them."""
+        """Count the layouts that values prove: most other tensors are laid out like them."""
         for candidate in self.matching.accepted:
             best = min(candidate.agreeing, key=lambda p: (candidate.agreeing[p].distance, p), default=None)
             if best is None:
                 continue
-            member, target_member = self.members(candidate, best)
-            records = [
-                side.records(site)
-                for side, site in zip(self.matching.sides, (member.site, target_member.site), strict=True)
-            ]
-            paired_arguments = [
-                (member.arguments[a], target_member.arguments[b])
+            member, target_member = self.matching.members_of(candidate, best)
+            pairs = [self.matching.records_of(candidate, best)]
+            pairs += [
+                ([member.arguments[a]], [target_member.arguments[b]])
                 for a, b in self.near_arguments(member, target_member)
             ]
-            for records_of_reference, records_of_target in [
-                tuple(records),
-                *(((a,), (b,)) for a, b in paired_arguments),
-            ]:
-                fit = (
-                    self.find_layout(records_of_reference, records_of_target)
-                    if len(records_of_reference) == len(records_of_target) == 1
-                    else None
-                )
+            for reference, target in pairs:
+                fit = self.find_layout(reference, target) if len(reference) == len(target) == 1 else None
                 if fit is not None and fit.is_proven:
-                    shapes = records_of_reference[0].shape, records_of_target[0].shape
+                    shapes = reference[0].shape, target[0].shape
                     self._usual[shapes][fit.steps] += 1
                     self._usual[len(shapes[0]), len(shapes[1])][fit.steps] += 1
 
@@ -303,22 +291,15 @@ class Slots:
     def is_whole(
         self, candidate: Candidate, place: Place, steps: Steps, argument_pairs: Sequence[ArgumentPair]
     ) -> bool:
-        """Whether an entry of the two sites, with these steps, pairs just what belongs together.
+        """Whether one entry of the two sites, with these steps, pairs exactly what belongs together.
 
         A result that alone differs gets an entry with a reason of its own.
         """
-        member, target_member = self.members(candidate, place)
-        if (
-            member.result is None
-            or target_member.result is None
-            or member.result.key.is_bare
-            or target_member.result.key.is_bare
-        ):
+        member, target_member = self.matching.members_of(candidate, place)
+        keys = [m.result.key for m in (member, target_member) if m.result and not m.result.key.is_bare]
+        if len(keys) < 2:
             return True
-        expected = {
-            (member.result.key.slot, target_member.result.key.slot),
-            *((t.reference, t.target) for t in argument_pairs),
-        }
+        expected = {(keys[0].slot, keys[1].slot), *((t.reference, t.target) for t in argument_pairs)}
         is_near = self.matching.are_near(*self.matching.sites_of(candidate, place))
         for left, right in self.other_results(member, target_member):
             is_odd = self._are_near(left, right) is False
@@ -330,7 +311,7 @@ class Slots:
             for m in (member, target_member)
         )
         pairs = pair_slots(mine_by, theirs_by, Layout.parse(steps))
-        slots = {(record.key.slot, target_record.key.slot) for record, target_record in pairs}
+        slots = {(record.key.slot, partner.key.slot) for record, partner in pairs}
         return slots == expected and all(t.steps == steps and "but " not in t.reason for t in argument_pairs)
 
     def other_results(self, one: Member, other: Member) -> list[tuple[Record, Record]]:
@@ -345,7 +326,7 @@ class Slots:
 
 
 def describe_lack(fit: Fit | None, *, is_lost: bool) -> str:
-    """What a pair that belongs together lacks."""
+    """Say why a pair that belongs together has no certain layout."""
     if is_lost:
         return "their elements are in different orders and no layout brings them together"
     if fit is None:

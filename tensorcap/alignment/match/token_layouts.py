@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from tensorcap.alignment.links import Gatherings, Link
+from tensorcap.alignment.links import Gatherings, Link, place_of
 from tensorcap.alignment.mapping import Alignment, Entry
 from tensorcap.alignment.resolution import ResolvedMapping, resolve, resolve_each, resolve_fitting
 from tensorcap.alignment.tokens import LAST, VALID, TokenAlignment, TokenRule
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
-from tensorcap_formats.keys import ROOT_SITE, Key
+from tensorcap_formats.keys import ROOT_SITE
 from tensorcap_formats.records import Record
 
 _LAYOUTS: Final = ((), ("unsqueeze 0",), ("squeeze 0",))  # a row axis added or removed
@@ -45,7 +45,7 @@ def pair_equal_keys(reference: Archive, target: Archive) -> ResolvedMapping | No
         return None
     entries = _pair_without_rows(pairs, reference, target)
     explained = {entry.reference[0] for entry in entries}
-    places = dict.fromkeys(_place(record.key) for record, _ in unlike)
+    places = dict.fromkeys(place_of(record) for record, _ in unlike)
     rest = Alignment(tuple(Entry((place,), (place,)) for place in places if place not in explained))
     resolved, _ = resolve_fitting(rest, reference, target)
     entries += [entry for entry in match_tokens(resolved).alignment.entries if entry.steps]
@@ -158,7 +158,7 @@ def _pair_without_rows(
         if len(without_rows) < max(least, _TIMES * with_rows):
             continue
         reason = f"{len(without_rows)} tensors of the {side} have no axis for rows, {with_rows} have one"
-        places = dict.fromkeys(_place(record.key) for record in without_rows)
+        places = dict.fromkeys(place_of(record) for record in without_rows)
         trial = [Entry((p,), (p,), steps=(step,), evidence="rule", reason=reason) for p in places]
         resolved, _ = resolve_fitting(Alignment(tuple(trial)), reference, target)
         outcomes = zip(resolved.alignment.entries, resolved.links_by_entry, strict=True)
@@ -205,9 +205,3 @@ def _has_reference_shapes(links: Iterable[Link]) -> bool:
         if not link.gathers
         for shape, record in zip(link.shapes, link.reference, strict=True)
     )
-
-
-def _place(key: Key) -> str:
-    """The place of a key in a mapping, of any step and call."""
-    rank = f"rank{key.rank}/" if key.rank else ""
-    return f"{rank}{key.site}/{key.slot}" if key.slot else key.site

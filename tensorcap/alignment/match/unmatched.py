@@ -6,12 +6,13 @@ known to do no harm: its values have a counterpart under another name, or what i
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, Literal
+from typing import Final
 
-from tensorcap.alignment.links import Link
-from tensorcap.alignment.mapping import Entry, LeftOver
+from tensorcap.alignment.links import Link, place_of
+from tensorcap.alignment.mapping import SIDE_NAMES, Entry, LeftOver, unexplained
 from tensorcap.alignment.match.derived_outputs import ScaledResults
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.names import Rules, Survey, fold
@@ -21,7 +22,6 @@ from tensorcap_formats.records import Record
 Reason = tuple[str, bool]  # and whether it explains
 Rivals = tuple[Mapping[str, Sequence[str]], Mapping[str, Sequence[str]]]
 
-_SIDES: Final[tuple[Literal["reference", "target"], ...]] = ("reference", "target")
 _UNKNOWN: Final = "no counterpart was found"
 _SHOWN: Final = 3
 
@@ -43,8 +43,7 @@ class Unmatched:
         self._surveys = surveys
         self._rules = rules
         self._classes = [
-            {m.site: m.module for template in survey.templates.values() for m in template.members.values()}
-            for survey in surveys
+            {site: member.module for site, member in survey.members.items()} for survey in surveys
         ]
         self._uncalled = [
             {
@@ -61,39 +60,26 @@ class Unmatched:
         """The results that are in no entry, by site or by slot, and the sites that were never called."""
         matching = self._matching
         left_over: list[LeftOver] = []
-        for i, name in enumerate(_SIDES):
+        for i, name in enumerate(SIDE_NAMES):
             side = matching.sides[i]
-            reasons_by_site = {
-                site: self._explain_site(i, site) for site in side.by_site if self._is_left(i, site)
-            }
-            whole = {
-                module
-                for module, sites in side.results_of.items()
-                if all(s in reasons_by_site for s in sites)
-            }
+            explained = {site: self._explain_site(i, site) for site in side.by_site if self._is_left(i, site)}
+            whole = {module for module, sites in side.results_of.items() if explained.keys() >= {*sites}}
             for template in side.templates.values():
                 reasons: dict[Reason, list[str]] = defaultdict(list)
                 for member in template.members.values():
-                    if member.site not in reasons_by_site:
+                    if member.site not in explained:
                         continue
                     module = side.module(member.site)
                     if module not in whole:
-                        reasons[reasons_by_site[member.site]].append(side.place(member.site))
-                    elif (
-                        not template.slot
-                    ):  # none of its results has a partner: told once, the gravest reason
-                        gravest = min(
-                            (reasons_by_site[site] for site in side.results_of[module]), key=lambda r: r[1]
-                        )
+                        reasons[explained[member.site]].append(side.place(member.site))
+                    elif not template.slot:  # none of its results has a partner: once, the gravest reason
+                        gravest = min((explained[s] for s in side.results_of[module]), key=lambda r: r[1])
                         reasons[gravest].append(module)
                 known = next((reason for reason, is_explained in reasons if is_explained), None)
                 for (reason, is_explained), sites in reasons.items():
                     if known is not None and reason == _UNKNOWN:  # one site template, one reason
-                        left_over.append(
-                            LeftOver(name, tuple(sites), f"as others of {template.name}: {known}")
-                        )
-                    else:
-                        left_over.append(LeftOver(name, tuple(sites), reason, is_explained))
+                        reason, is_explained = f"as others of {template.name}: {known}", True
+                    left_over.append(LeftOver(name, tuple(sites), reason, is_explained))
             never = [site for site in self._surveys[i].never_called if site not in side.by_site]
             if never:
                 left_over.append(LeftOver(name, tuple(never), "never called"))
@@ -119,7 +105,7 @@ class Unmatched:
             contested: By place, what it could be.
         """
         left_over = []
-        for i, name in enumerate(_SIDES):
+        for i, name in enumerate(SIDE_NAMES):
             linked = {r.key.text for link in links for r in (link.target if i else link.reference)}
             reasons = {place: known for known in left if known.side == name for place in known.places}
             places_by_reason: dict[Reason, dict[str, None]] = defaultdict(dict)
@@ -159,9 +145,9 @@ class Unmatched:
             elif same is not None:
                 yield record, (f"is {fold(place_of(same))[0]}, which has a partner", True)
             elif place in places and key.step not in steps:
-                yield record, (f"the {_SIDES[1 - i]} has no step {key.step}", True)
+                yield record, (f"the {SIDE_NAMES[1 - i]} has no step {key.step}", True)
             elif place in places:
-                yield record, (f"the {_SIDES[1 - i]} has fewer calls", False)
+                yield record, (f"the {SIDE_NAMES[1 - i]} has fewer calls", False)
             elif contested.get(place):
                 yield record, (_could_be(contested[place]), False)
             elif key.slot.startswith("grad_"):
@@ -186,33 +172,29 @@ class Unmatched:
         """Why a site has no partner, and whether that suffices."""
         matching = self._matching
         side = matching.sides[i]
-        options = [
-            o for o in dict.fromkeys(self._rivals[i].get(site, ())) if o not in matching.partner[1 - i]
-        ]
+        rivals = dict.fromkeys(self._rivals[i].get(site, ()))
+        options = [other for other in rivals if other not in matching.partner[1 - i]]
         if options:
             return _could_be(options), False
         group = side.groups[side.group_of[site]] if site in side.group_of else ()
-        known = [other_side for other_side in group if matching.has_partner(i, other_side)]
+        known = [other for other in group if matching.has_partner(i, other)]
         if known:
             template = side.by_site[known[0]][0]
             return f"has the values of {template.name}, which has a partner", True
         uncalled = self._explain_uncalled(i, side.module(site))
         if uncalled and matching.is_confirmed(i, site):
             return f"{uncalled}, and what comes of it agrees", True
-        fingerprint, other_side = side.fingerprints.get(site), _SIDES[1 - i]
+        fingerprint, other_side = side.fingerprints.get(site), SIDE_NAMES[1 - i]
         if fingerprint is not None:
-            scaled = next(iter(self._scaled.of(i, fingerprint).values()), "")
+            scaled = next(iter(self._scaled.find(i, fingerprint).values()), "")
             if scaled:
                 return scaled, False
-            find_near = matching.find_near(i, site)
-            known = [found for found in find_near if matching.has_partner(1 - i, found)]
+            near = matching.find_near(i, site)
+            known = [other for other in near if matching.has_partner(1 - i, other)]
             if known:
-                template = matching.sides[1 - i].by_site[known[0]][0]
-                return (
-                    f"has the values of {template.name} of the {other_side}, which has another partner",
-                    True,
-                )
-            if not find_near and matching.is_confirmed(i, site):
+                owner = f"{matching.sides[1 - i].by_site[known[0]][0].name} of the {other_side}"
+                return f"has the values of {owner}, which has another partner", True
+            if not near and matching.is_confirmed(i, site):
                 return f"nothing in the {other_side} has its values, and what comes of them agrees", True
         elif side.by_site[site][0].slot and matching.is_confirmed(i, site):
             return "has no values to find it by, and what comes of them agrees", True
@@ -220,7 +202,7 @@ class Unmatched:
 
     def _explain_by_rule(self, i: int, site: str) -> Reason:
         """Whether a rule says that only this side has a module, and why."""
-        reason = self._rules.reason(_SIDES[i], site, self._classes[i].get(site, ""))
+        reason = self._rules.reason(SIDE_NAMES[i], site, self._classes[i].get(site, ""))
         if reason:
             return f"no counterpart by rule: {reason}", True
         return self._explain_uncalled(i, site) or _UNKNOWN, False
@@ -230,38 +212,25 @@ class Unmatched:
         why = self._uncalled[1 - i].get(self._rules.canonical(site))
         if why is None:
             return ""
-        return f"the {_SIDES[1 - i]} never calls the module of this name" + (f" ({why})" if why else "")
+        return f"the {SIDE_NAMES[1 - i]} never calls the module of this name" + (f" ({why})" if why else "")
 
 
 def leave_over(entry: Entry, reason: str) -> list[LeftOver]:
     """What an entry that fits no records leaves over."""
-    places = list(entry.expanded())
-    return [
-        LeftOver(
-            name, tuple(dict.fromkeys(p for pair in places for p in pair[i])), reason, is_explained=False
-        )
-        for i, name in enumerate(_SIDES)
-    ]
+    left, right = (dict.fromkeys(itertools.chain(*side)) for side in zip(*entry.expanded(), strict=True))
+    return unexplained(left, right, reason)
 
 
 def rivals(matching: Matching) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     """What each site that is contested could be, best first."""
     options: tuple[dict[str, list[str]], dict[str, list[str]]] = (defaultdict(list), defaultdict(list))
     for candidate in matching.contested:
-        for a, b in candidate.places:
-            left = matching.sides[0].site(candidate.reference, a)
-            right = matching.sides[1].site(candidate.target, b)
+        for place in candidate.places:
+            left, right = matching.sites_of(candidate, place)
             if left not in matching.partner[0] and right not in matching.partner[1]:
                 options[0][left].append(right)
                 options[1][right].append(left)
     return options
-
-
-def place_of(record: Record) -> str:
-    """A record's place: its key without step and call."""
-    key = record.key
-    rank = f"rank{key.rank}/" if key.rank else ""
-    return key.site if key.is_bare else f"{rank}{key.site}/{key.slot}"
 
 
 def _could_be(options: Sequence[str]) -> str:

@@ -1,6 +1,6 @@
 """Names: rules that make names of two ecosystems equal, site templates, and differences of module trees.
 
-Read `patterns` and `rulesets` (what a rule says), `rule_files` (where rules come from), `site_templates`
+Read `name_patterns` and `rulesets` (what a rule says), `rule_files` (where rules come from), `site_templates`
 (sites folded over layer numbers), then `tree_difference`.
 """
 
@@ -11,9 +11,9 @@ from tensorcap.alignment.names.site_templates import (
     Canonical,
     Index,
     Member,
-    NameTemplate,
     SiteTemplate,
     Survey,
+    are_equal,
     collect_site_templates,
     fold,
     name_of,
@@ -28,11 +28,11 @@ __all__ = [
     "Fused",
     "Index",
     "Member",
-    "NameTemplate",
     "Rules",
     "SiteTemplate",
     "Survey",
     "TreeDifference",
+    "are_equal",
     "builtin_rules",
     "catalogue",
     "collect_site_templates",

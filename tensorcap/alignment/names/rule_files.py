@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -18,17 +17,14 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any, Final, cast, get_args
+from typing import Any, Final
 
-from tensorcap.alignment.names.patterns import NamePattern, Rename
-from tensorcap.alignment.names.rulesets import Expected, Fused, Rules, Side
+from tensorcap.alignment.map_file import header_lines, parse_toml
+from tensorcap.alignment.mapping import SIDE_NAMES, SideName
+from tensorcap.alignment.names.name_patterns import NamePattern, Rename
+from tensorcap.alignment.names.rulesets import Expected, Fused, Rules
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import ReadError, UsageError, abbreviate
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 _HEAD: Final = ("name", "ecosystems", "signs", "function")
 _TABLES: Final = {
@@ -44,9 +40,9 @@ class RuleFile:
     """One rule file.
 
     Attributes:
-        name: What it is called.
-        signs: Patterns of qualified class names, of which one tells the second ecosystem.
-        rules: What it says; `only_in` of what is expected is `reference` for the first ecosystem.
+        name: Its name.
+        signs: Patterns of qualified class names, any of which identifies the second ecosystem.
+        rules: Its rules; `only_in` of an expected absence is `reference` for the first ecosystem.
     """
 
     name: str
@@ -81,10 +77,7 @@ def parse_rules(text: str, path: str) -> RuleFile:
         ReadError: It is no TOML, or the file of a function cannot be read.
         UsageError: A rule makes no sense.
     """
-    try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ReadError(f"{path}: is no TOML: {error}") from error
+    tables = parse_toml(text, path)
     for name in tables:
         if name not in (*_HEAD, *_TABLES):
             known = ", ".join((*_HEAD, *(f"[[{table}]]" for table in _TABLES)))
@@ -115,8 +108,7 @@ def _tables(
     listed = tables.get(kind, [])
     if not isinstance(listed, list) or not all(isinstance(table, dict) for table in listed):
         raise UsageError(f"{path}:{_line_of(text, kind)}: {kind} is no list of tables, expected [[{kind}]]")
-    header = re.compile(rf"\s*\[\[\s*{kind}\s*\]\]")
-    lines = [number for number, line in enumerate(text.splitlines(), 1) if header.match(line)]
+    lines = header_lines(text, kind)
     for i, table in enumerate(listed):
         where = f"{path}:{lines[i] if i < len(lines) else _line_of(text, kind)}"
         for name in table:
@@ -162,8 +154,7 @@ def _expected(table: Mapping[str, Any], where: str, ecosystems: tuple[str, ...])
     reason = _text(table, "reason", where)
     if not reason:
         raise UsageError(f"{where}: [[expected]] has an empty reason, expected why it is no bug")
-    sides = {**dict(zip(get_args(Side), get_args(Side), strict=True))}
-    sides |= dict(zip(ecosystems, get_args(Side), strict=False))
+    sides = {side: side for side in SIDE_NAMES} | dict(zip(ecosystems, SIDE_NAMES, strict=False))
     only_in = _text(table, "only_in", where, default="")
     if only_in and only_in not in sides:
         raise UsageError(f"{where}: only_in {only_in!r}, expected one of {', '.join(sides)}")
@@ -174,7 +165,7 @@ def _expected(table: Mapping[str, Any], where: str, ecosystems: tuple[str, ...])
         patterns = tuple(NamePattern.parse(site, "end") for site in sites)
     except UsageError as error:
         raise UsageError(f"{where}: {error}", hint=error.hint) from None
-    side = cast("Side", sides[only_in]) if only_in else None
+    side = sides[only_in] if only_in else None
     return Expected(reason, where, side, patterns, classes, _examples(table, where))
 
 
@@ -189,20 +180,20 @@ def _examples(table: Mapping[str, Any], where: str) -> Pairs:
 
 
 def _text(table: Mapping[str, Any], name: str, where: str, *, default: str | None = None) -> str:
-    found = table.get(name, default)
-    if found is None:
+    value = table.get(name, default)
+    if value is None:
         raise UsageError(f"{where}: has no {name!r}, expected a text")
-    if not isinstance(found, str):
-        raise UsageError(f"{where}: {name} is {abbreviate(repr(found))}, expected a text")
-    return found
+    if not isinstance(value, str):
+        raise UsageError(f"{where}: {name} is {abbreviate(repr(value))}, expected a text")
+    return value
 
 
 def _texts(table: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
-    """A text or a list of texts; nothing where it is not there."""
-    found = table.get(name, [])
-    texts = [found] if isinstance(found, str) else found
+    """A text or a list of texts; empty if the key is absent."""
+    value = table.get(name, [])
+    texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise UsageError(f"{where}: {name} is {abbreviate(repr(found))}, expected a text or a list of texts")
+        raise UsageError(f"{where}: {name} is {abbreviate(repr(value))}, expected a text or a list of texts")
     return tuple(texts)
 
 
@@ -234,39 +225,38 @@ def load_function(text: str, folder: Path, where: str) -> Callable[[str], str]:
     try:
         exec(compile(source, str(path), "exec"), module.__dict__)
     except Exception as error:
-        raise UsageError(f"{where}: {_told(error, path)}, expected a file that runs") from error
-    found = getattr(module, name, None)
-    if not callable(found):
+        raise UsageError(f"{where}: {_describe_error(error, path)}, expected a file that runs") from error
+    function = getattr(module, name, None)
+    if not callable(function):
         known = ", ".join(n for n, value in vars(module).items() if isinstance(value, FunctionType))
         raise UsageError(f"{where}: {path} has no function {name!r}", hint=f"It has {known or 'none'}.")
 
     def canonical(site: str) -> str:
+        call = f"{name}({abbreviate(site)!r})"
         try:
-            made = found(site)
+            result = function(site)
         except Exception as error:
-            called = f"{name}({abbreviate(site)!r})"
-            raise UsageError(f"{where}: {called}: {_told(error, path)}, expected a name") from error
-        if not isinstance(made, str) or not made:
-            called = f"{name}({abbreviate(site)!r})"
-            raise UsageError(f"{where}: {called} gave {abbreviate(repr(made))}, expected a name")
-        return made
+            raise UsageError(f"{where}: {call}: {_describe_error(error, path)}, expected a name") from error
+        if not isinstance(result, str) or not result:
+            raise UsageError(f"{where}: {call} gave {abbreviate(repr(result))}, expected a name")
+        return result
 
     return canonical
 
 
-def _told(error: Exception, path: Path) -> str:
+def _describe_error(error: Exception, path: Path) -> str:
     """An exception in one line, with the line of the user's file that it comes from."""
     traceback, line = error.__traceback__, getattr(error, "lineno", None)
     while traceback is not None:
         if traceback.tb_frame.f_code.co_filename == str(path):
             line = traceback.tb_lineno
         traceback = traceback.tb_next
-    said = abbreviate(" ".join(str(error).split()))
-    return f"{path}:{line or 1}: {type(error).__name__}: {said}".rstrip(": ")
+    message = abbreviate(" ".join(str(error).split()))
+    return f"{path}:{line or 1}: {type(error).__name__}: {message}".rstrip(": ")
 
 
 _ORDER: Final = ("wrappers", "transformers", "neuron", "max", "vllm", "gguf")
-_OTHER: Final[dict[Side, Side]] = {"reference": "target", "target": "reference"}
+_OTHER: Final[dict[SideName, SideName]] = {"reference": "target", "target": "reference"}
 
 
 @cache
@@ -279,12 +269,12 @@ def catalogue() -> tuple[RuleFile, ...]:
 
 
 def wrapper_rules() -> Rules:
-    """What wrappers put before names, and components that are doubled."""
+    """The rules that remove what wrappers put before names, and doubled components."""
     return catalogue()[0].rules
 
 
 def builtin_rules(reference: Archive, target: Archive) -> Rules:
-    """The rules of the catalogue for two archives.
+    """Choose the rules of the catalogue for two archives.
 
     Names of all ecosystems are made equal, whichever the runs are of. What is missing in one ecosystem is
     expected only if the classes of one run, and not of the other, say that it is of that ecosystem.
@@ -294,7 +284,7 @@ def builtin_rules(reference: Archive, target: Archive) -> Rules:
     for file in catalogue():
         rules = file.rules
         if file.signs:
-            is_of = [any(fnmatchcase(c, sign) for c in found for sign in file.signs) for found in classes]
+            is_of = [any(fnmatchcase(c, sign) for c in side for sign in file.signs) for side in classes]
             expected = rules.expected if is_of[0] != is_of[1] else ()
             if is_of[0]:  # the ecosystem that the file calls the target's is the reference's
                 expected = tuple(

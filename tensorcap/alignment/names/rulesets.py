@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Final, Literal
+from typing import Final
 
-from tensorcap.alignment.names.patterns import NamePattern, Rename
+from tensorcap.alignment.mapping import SideName
+from tensorcap.alignment.names.name_patterns import NamePattern, Rename
 from tensorcap_formats.errors import UsageError, abbreviate
 
-Side = Literal["reference", "target"]
-
-_PASSES: Final = 32  # over all rules; names that come to rest need two or three
+_PASSES: Final = 32  # over all rules; two or three suffice unless rules undo each other
 _LONGEST: Final = 1000  # characters that rules add
 
 
@@ -24,7 +23,7 @@ class Fused:
         parts: The last components of their names, in the order in which they stand in it.
         whole: The last component of its name, in the same parent.
         where: Where it was written.
-        axis: Along which they stand one after the other, if shapes and values leave it open; None where the
+        axis: Along which they stand one after the other, if shapes and values leave it open; None if the
             rule does not know.
         examples: A part's and the whole's names.
     """
@@ -51,7 +50,7 @@ class Expected:
 
     reason: str
     where: str
-    only_in: Side | None = None
+    only_in: SideName | None = None
     sites: tuple[NamePattern, ...] = ()
     classes: tuple[str, ...] = ()
     examples: tuple[tuple[str, str], ...] = ()
@@ -104,7 +103,7 @@ class Rules:
                 return name
         raise _endless(next(rule for rule in self.renames if rule.applied(name) != name), start)
 
-    def reason(self, side: Side, site: str, module: str) -> str:
+    def reason(self, side: SideName, site: str, module: str) -> str:
         """Why only one side has a module, by its site or its class; empty if no rule says so."""
         for expected in self.expected:
             if expected.only_in in (None, side) and expected.explains(site, module):

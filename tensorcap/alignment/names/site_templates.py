@@ -1,9 +1,9 @@
 """Site templates: the sites of an archive folded over their numbers, forty instead of ten thousand.
 
-1. `Survey` folds names: `model.layers.3.mlp` is the member `("3",)` of the template `model.layers.{0}.mlp`.
-2. `site_templates` keeps only numbers that count: `layers.3.mlp` and `layers.7.mlp` share a template, `net.0`
-   and `net.2` of a sequence of unlike modules do not, nor do the `layer.0` and `layer.1` of a decoder block
-   of which one is attention.
+1. `Survey` lists the sites, each with its tensors and its class.
+2. `collect_site_templates` folds numbers that count: `layers.3.mlp` and `layers.7.mlp` are members of one
+   template, `net.0` and `net.2` of a sequence of unlike modules are not, nor are the `layer.0` and `layer.1`
+   of a decoder block of which one is attention.
 3. A site's main result goes under its name, every other one is a template of its own, `SITE/SLOT`.
 
 `name_of` gives a template its canonical name: by rules, or without what wrappers add.
@@ -23,8 +23,6 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import natural
 from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import ModuleInfo
-
-NameIndex = tuple[str, ...]
 
 PARAMETER_SLOTS: Final = ("param.", "buffer.", "grad_param.")
 
@@ -65,32 +63,10 @@ class Member:
         return {**main, **{slot: records[0] for slot, records in self.other_results.items()}}
 
     @property
-    def held(self) -> dict[str, tuple[Record, ...]]:
-        """What the module holds: parameters, buffers, and what was added up for parameters as gradients."""
-        return {slot: found for slot, found in self.other_tensors.items() if slot.startswith(PARAMETER_SLOTS)}
-
-
-@dataclass(slots=True)
-class NameTemplate:
-    """Sites whose names differ in numbers only.
-
-    Attributes:
-        name: With `{0}`, `{1}` … for the numbers.
-        members: By their numbers, in natural order.
-    """
-
-    name: str
-    members: dict[NameIndex, Member] = field(default_factory=dict)
-
-    @property
-    def parent(self) -> str:
-        """The name of the template that it lies in; empty for the root's children."""
-        return self.name.rpartition(".")[0]
-
-    @property
-    def first(self) -> Member:
-        """The first member."""
-        return next(iter(self.members.values()))
+    def parameter_tensors(self) -> dict[str, tuple[Record, ...]]:
+        """Parameters, buffers, and the gradients that were added up for parameters, by slot."""
+        tensors = self.other_tensors.items()
+        return {slot: records for slot, records in tensors if slot.startswith(PARAMETER_SLOTS)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +74,11 @@ class Survey:
     """The sites of an archive.
 
     Attributes:
-        templates: By name, in the order of the module tree, or of first results where there is none.
+        members: By site.
         never_called: Why sites that are registered were never called, "" if that is not known.
     """
 
-    templates: Mapping[str, NameTemplate]
+    members: Mapping[str, Member]
     never_called: Mapping[str, str]
 
     @classmethod
@@ -112,14 +88,14 @@ class Survey:
         other_tensors = _other_tensors(archive)
         listed = archive.info.modules
         points = {point.site: point for point in archive.info.points if not point.slots}
-        templates: dict[str, NameTemplate] = {}
+        members: dict[str, Member] = {}
         for site in dict.fromkeys([*listed, *results, *arguments, *other_tensors]):
             module, point = listed.get(site), points.get(site)
             slots = results.get(site, {})
             firsts = {slot: records[0] for slot, records in slots.items()}
             main = main_of(firsts) or next(iter(firsts.values()), None)
             shards = slots[main.key.slot] if main else ()
-            member = Member(
+            members[site] = Member(
                 site,
                 main,
                 arguments.get(site, {}),
@@ -130,16 +106,11 @@ class Survey:
                 {slot: records for slot, records in slots.items() if records[0] is not main},
                 other_tensors.get(site, {}),
             )
-            name, index = fold(site)
-            templates.setdefault(name, NameTemplate(name)).members[index] = member
-        for template in templates.values():
-            ordered = sorted(template.members.items(), key=lambda item: [*map(int, item[0])])
-            template.members = dict(ordered)
         never = {site: point.reason for site, point in points.items() if point.status == "never-called"}
-        return cls(templates, never)
+        return cls(members, never)
 
 
-def fold(site: str) -> tuple[str, NameIndex]:
+def fold(site: str) -> tuple[str, tuple[str, ...]]:
     """The template of a site, and its numbers.
 
     Example:
@@ -179,11 +150,12 @@ def _first_calls(
             ranks.setdefault(key.site, {}).setdefault(key.slot, {})[key.rank] = record
         elif kind == "input" and not key.rank:
             arguments.setdefault(key.site, {})[name] = record
-    results = {
-        site: {slot: tuple(found[r] for r in sorted(found)) for slot, found in slots.items() if 0 in found}
-        for site, slots in ranks.items()
-    }
-    return results, arguments
+    return {site: _in_rank_order(slots) for site, slots in ranks.items()}, arguments
+
+
+def _in_rank_order(slots: Mapping[str, Mapping[int, Record]]) -> dict[str, tuple[Record, ...]]:
+    """The records of all ranks by slot, of slots that rank 0 has."""
+    return {slot: tuple(ranks[r] for r in sorted(ranks)) for slot, ranks in slots.items() if 0 in ranks}
 
 
 def _other_tensors(archive: Archive) -> dict[str, dict[str, tuple[Record, ...]]]:
@@ -195,17 +167,16 @@ def _other_tensors(archive: Archive) -> dict[str, dict[str, tuple[Record, ...]]]
             ranks_by_slot.setdefault(key.site, {}).setdefault(key.slot, {}).setdefault(key.rank, record)
     return {
         site: {
-            slot: _unlike([ranks[rank] for rank in sorted(ranks)])
-            for slot, ranks in slots.items()
-            if 0 in ranks
+            slot: records[:1] if are_equal(records) else records
+            for slot, records in _in_rank_order(slots).items()
         }
         for site, slots in ranks_by_slot.items()
     }
 
 
-def _unlike(records: Sequence[Record]) -> tuple[Record, ...]:
-    is_same = len({(record.digest, record.shape) for record in records}) == 1 and records[0].digest
-    return (records[0],) if is_same else tuple(records)
+def are_equal(records: Sequence[Record]) -> bool:
+    """Whether tensors of several ranks have one digest and one shape."""
+    return len({(record.digest, record.shape) for record in records}) == 1 and bool(records[0].digest)
 
 
 def _shapes(module: ModuleInfo | None) -> dict[str, tuple[int, ...]]:
@@ -302,7 +273,7 @@ class SiteTemplate:
 
 def collect_site_templates(survey: Survey) -> dict[str, SiteTemplate]:
     """Group all sites with results into templates, in natural order of names; other results come last."""
-    members = {m.site: m for t in survey.templates.values() for m in t.members.values() if m.result}
+    members = {site: member for site, member in survey.members.items() if member.result}
     literal = _literal({site: (m.module, *sorted(m.parameters.items())) for site, m in members.items()})
     templates: dict[str, SiteTemplate] = {}
     for site in sorted(members, key=natural):
@@ -393,8 +364,8 @@ def _are_alike(one: set[tuple[object, ...]], other: set[tuple[object, ...]]) -> 
 def pattern(template: SiteTemplate, variables: Sequence[str], offsets: Sequence[int]) -> str:
     """A site template's name as a place with variables: `layers.{i+1}.mlp`."""
 
-    def fill(found: re.Match[str]) -> str:
-        at = int(found[1])
+    def fill(number: re.Match[str]) -> str:
+        at = int(number[1])
         offset = f"{offsets[at]:+d}" if offsets[at] else ""
         return f"{{{variables[at]}{offset}}}"
 
@@ -425,12 +396,12 @@ def name_of(template: SiteTemplate, canonical: Canonical) -> tuple[str, Index]:
     """
     added: dict[int, int] = {}
 
-    def unmark(found: re.Match[str]) -> str:
-        number = round(int(found[0]) / _MARK) - 1
-        added[number] = int(found[0]) - (number + 1) * _MARK
+    def unmark(mark: re.Match[str]) -> str:
+        number = round(int(mark[0]) / _MARK) - 1
+        added[number] = int(mark[0]) - (number + 1) * _MARK
         return f"{{{number}}}"
 
-    marked = re.sub(r"\{(\d+)\}", lambda found: str((int(found[1]) + 1) * _MARK), template.site)
+    marked = re.sub(r"\{(\d+)\}", lambda number: str((int(number[1]) + 1) * _MARK), template.site)
     name = re.sub(r"\d{6,}", unmark, canonical(marked))
     in_slot = (0,) * template.slot.count("{")
     slot = f"/{template.slot}" if template.slot else ""

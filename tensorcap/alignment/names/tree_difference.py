@@ -1,7 +1,8 @@
-"""What differs between two module trees, by names without wrappers."""
+"""Differences of two module trees, by names without wrappers."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -24,7 +25,7 @@ class TreeDifference:
 
     Attributes:
         kind: What differs.
-        paths: Modules of the reference; of the target where they are `extra`; `config.KEY` of an entry of
+        paths: Modules of the reference, or of the target if they are `extra`; `config.KEY` of an entry of
             the configuration.
         reference: What the reference has there; empty for nothing.
         target: What the target has there; empty for nothing.
@@ -46,10 +47,7 @@ class TreeDifference:
         template, first = fold(self.paths[0])
         numbers = [fold(path)[1] for path in self.paths]
         columns = [list(dict.fromkeys(column)) for column in zip(*numbers, strict=True)]
-        whole = 1
-        for column in columns:
-            whole *= len(column)
-        if whole != len(self.paths):
+        if math.prod(map(len, columns)) != len(self.paths):
             return f"{self.paths[0]} and {len(self.paths) - 1} more"
         text = template
         for i, column in enumerate(columns):
@@ -61,20 +59,19 @@ class TreeDifference:
 
 
 def tree_differences(reference: Tree, target: Tree) -> list[TreeDifference]:
-    """What differs between two trees, missing modules first.
+    """List the differences of two trees, missing modules first.
 
     Wrappers do not count: names are compared as the naming of mappings has them, and doubled ones are one.
-    Types and shapes are compared where both trees know them.
+    Types and shapes are compared if both trees know them.
     """
-    compared = _Comparison()
-    compared.compare(_plain(reference.root), _plain(target.root))
-    differences = [*compared.found, *_placed(compared.missing, compared.extra)]
+    walk = _Comparison()
+    walk.compare(_plain(reference.root), _plain(target.root))
+    differences = [*walk.differences, *_placed(walk.missing, walk.extra)]
     for key, activation in reference.activations.items():
         target_activation = target.activations.get(key, activation)
         if activation != target_activation:
-            differences.append(
-                TreeDifference("activation", (f"config.{key}",), activation, target_activation)
-            )
+            place = (f"config.{key}",)
+            differences.append(TreeDifference("activation", place, activation, target_activation))
     return _folded(differences)
 
 
@@ -82,16 +79,16 @@ class _Comparison:
     """One walk through both trees."""
 
     def __init__(self) -> None:
-        self.found: list[TreeDifference] = []
+        self.differences: list[TreeDifference] = []
         self.missing: list[TreeNode] = []
         self.extra: list[TreeNode] = []
 
     def compare(self, ours: TreeNode, theirs: TreeNode) -> None:
         if ours.type and theirs.type and _type(ours) != _type(theirs):
             kind: Kind = "activation" if _is_activation(ours) or _is_activation(theirs) else "type"
-            self.found.append(TreeDifference(kind, (ours.path,), ours.type, theirs.type))
+            self.differences.append(TreeDifference(kind, (ours.path,), ours.type, theirs.type))
         if ours.shapes is not None and theirs.shapes is not None:
-            self.found += _shapes(ours.path, ours.shapes, theirs.shapes)
+            self.differences += _shapes(ours.path, ours.shapes, theirs.shapes)
         inner, others = ({child.name: child for child in node.children} for node in (ours, theirs))
         for name, child in inner.items():
             if name in others:
@@ -100,14 +97,14 @@ class _Comparison:
         more = [child for name, child in others.items() if name not in inner]
         if inner and others and all(name.isdigit() for name in (*inner, *others)) and (lacks or more):
             counts = [f"{len(side)}: [{ranges(list(side))}]" for side in (inner, others)]
-            self.found.append(TreeDifference("count", (ours.path,), *counts))
+            self.differences.append(TreeDifference("count", (ours.path,), *counts))
         else:
             self.missing += lacks
             self.extra += more
 
 
 def _plain(root: TreeNode) -> TreeNode:
-    """The tree without wrappers: a module of the same plain name as the one that it is in stands for it."""
+    """The tree without wrappers: a wrapped module takes the place of its wrapper."""
     return replace(_unwrapped(root, ""), name=root.name, path="")
 
 
@@ -146,7 +143,7 @@ def _shapes(path: str, ours: Mapping[str, Shape], theirs: Mapping[str, Shape]) -
 
 
 def _type(node: TreeNode) -> str:
-    """A class without what only its name adds."""
+    """The class name in lower case, without the suffix `Activation`."""
     return re.sub(r"Activation$", "", node.type).lower()
 
 
@@ -156,10 +153,10 @@ def _is_activation(node: TreeNode) -> bool:
 
 
 def _placed(missing: list[TreeNode], extra: list[TreeNode]) -> Iterator[TreeDifference]:
-    """Tell what is elsewhere from what is not there at all.
+    """Tell moved modules from missing and extra ones.
 
-    A sub-tree is elsewhere if exactly one of the other side's is equal to it, of the same last name and
-    the same numbers; of those without parameters, the name alone would prove little, so it must count.
+    A sub-tree has moved if exactly one of the other side is equal to it, with the same last name and the same
+    numbers.
     """
     ours, theirs = ([node for top in tops for node in top.walk()] for tops in (missing, extra))
     keys = [Counter(map(_key, side)) for side in (ours, theirs)]
@@ -185,7 +182,7 @@ def _key(node: TreeNode) -> tuple[str, tuple[str, ...], str]:
 
 
 def _rest(node: TreeNode, gone: Collection[str]) -> Iterator[TreeNode]:
-    """The sub-trees of which nothing is elsewhere, and modules of which some is."""
+    """The sub-trees of which nothing has moved, and the modules of which a part has."""
     if node.path in gone:
         return
     if any(inner.path in gone for inner in node.walk()):
@@ -203,12 +200,12 @@ def _of(node: TreeNode) -> str:
 
 
 def _folded(differences: list[TreeDifference]) -> list[TreeDifference]:
-    """Differences that are the same but for numbers, as one."""
+    """Join differences whose paths differ in numbers only."""
     groups: dict[object, list[TreeDifference]] = {}
     for difference in differences:
         what: tuple[str, ...] = (difference.reference, difference.target)
         if difference.kind == "nested":
-            what = (fold(difference.reference)[0], fold(difference.target)[0])
+            what = tuple(fold(path)[0] for path in what)
         groups.setdefault((difference.kind, fold(difference.paths[0])[0], what), []).append(difference)
     folded = []
     for group in groups.values():

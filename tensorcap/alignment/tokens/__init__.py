@@ -1,14 +1,14 @@
 """Tokens: which token of the target is which of the reference, if sides padded, packed or stepped
 differently.
 
-Read `sequences` (what a run was fed), `alignment` (pairs of tokens), `axes` (where a tensor has tokens), then
-`gathering` (tensors reduced to the tokens that both sides have).
+Read `sequences` (what a run was fed), `token_pairs`, `axes` (where a tensor has tokens), then `gathering`
+(tensors reduced to the tokens that both sides have).
 """
 
-from tensorcap.alignment.tokens.alignment import LAST, TOKEN_STEPS, VALID, How, TokenAlignment, TokenRule
 from tensorcap.alignment.tokens.axes import TokenAxes
 from tensorcap.alignment.tokens.gathering import Gather, Gathering
 from tensorcap.alignment.tokens.sequences import Tokens
+from tensorcap.alignment.tokens.token_pairs import LAST, TOKEN_STEPS, VALID, How, TokenAlignment, TokenRule
 
 __all__ = [
     "LAST",

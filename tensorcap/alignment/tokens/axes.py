@@ -53,10 +53,10 @@ class TokenAxes:
         return f"token {at[0]}" if len(at) == 1 else f"row {at[0]}, position {at[1]}"
 
 
-def candidates(
+def find_token_axes(
     tokens: Tokens, step: int, shape: Shape, dims: Dims | None, *, is_last: bool
 ) -> list[TokenAxes]:
-    """All ways to read a tensor as one that has tokens; none where it has none.
+    """Find all ways to read a tensor as one that has tokens; none if it has none.
 
     Args:
         tokens: The tokens of the run.
@@ -69,15 +69,15 @@ def candidates(
     cells = np.arange(math.prod(grid))
     if dims is not None and len(grid) == 1:
         dims = token_dims(_PACKED, dims)
-    found = []
+    options = []
     for axes in _axes(shape, grid, dims):
         sizes = tuple(shape[axis] for axis in axes)
         if sizes == grid[-len(axes) :] or sizes == (len(cells),):
-            found.append(TokenAxes(grid, axes, cells))
+            options.append(TokenAxes(grid, axes, cells))
         elif sizes == (1, *grid[1:]) and len(grid) == 2:
-            found.append(TokenAxes(grid, axes, cells, is_shared=True))
-    if found or not (is_last or step in tokens.last_only):
-        return found
+            options.append(TokenAxes(grid, axes, cells, is_shared=True))
+    if options or not (is_last or step in tokens.last_only):
+        return options
     last = tokens.last_cells(step)
     axes = _last_axes(shape, dims)
     sizes = tuple(shape[axis] for axis in axes)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tensorcap.alignment.layout import Dims, Shape
-from tensorcap.alignment.tokens.alignment import TokenAlignment
-from tensorcap.alignment.tokens.axes import Axes, TokenAxes, candidates
+from tensorcap.alignment.tokens.axes import Axes, TokenAxes, find_token_axes
+from tensorcap.alignment.tokens.token_pairs import TokenAlignment
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError
 
@@ -57,7 +57,7 @@ class Gather:
 
     def of_target(self, arrays: Sequence[Array], whole: Shape) -> Array:
         """What counts of the target's tensors, in the layout of the reference's."""
-        parts = [held.rows(array) for held, array in zip(self.target, arrays, strict=True)]
+        parts = [axes.rows(array) for axes, array in zip(self.target, arrays, strict=True)]
         rows: Array = (np.concatenate(parts) if len(parts) > 1 else parts[0])[self.target_rows]
         if not self.is_whole:
             return rows
@@ -69,7 +69,7 @@ class Gather:
         """Which token a row is."""
         ours = self.reference.place(int(self.reference_rows[row]))
         at = int(self.target_rows[row])
-        ends = np.cumsum([len(held.cells) for held in self.target])
+        ends = np.cumsum([len(axes.cells) for axes in self.target])
         number = int(np.searchsorted(ends, at, side="right"))
         theirs = self.target[number].place(at - int(ends[number - 1]) if number else at)
         return f"{ours}; in the target's step {self.steps[number]} {theirs}"
@@ -84,7 +84,7 @@ class Gathering:
 
     Attributes:
         tokens: Which tokens belong together.
-        dims: Axes of tensors whose shapes do not tell where tokens are.
+        dims: Axes of tensors whose token axes do not follow from shapes.
     """
 
     def __init__(self, tokens: TokenAlignment, dims: Dims | None = None) -> None:
@@ -105,7 +105,7 @@ class Gathering:
         grids = self.tokens.reference.grids[step], self.tokens.target.grids.get(step)
         return grids[0] == grids[1] and np.array_equal(pairs[:, :2], pairs[:, 2:])
 
-    def of(
+    def gather(
         self,
         step: int,
         shape: Shape,
@@ -124,7 +124,7 @@ class Gathering:
             is_last: Whether a tensor may have one token of each sequence only, the last.
 
         Returns:
-            None where the reference's tensor has no tokens.
+            None if the reference's tensor has no tokens.
 
         Raises:
             UsageError: Several axes may count tokens; the target's tensors have no tokens; or the two have no
@@ -135,22 +135,21 @@ class Gathering:
         asked += [(self.tokens.target, *each, dims[1]) for each in zip(steps, shapes, strict=True)]
         choices: list[list[TokenAxes]] = []
         for tokens, number, own, named in asked:
-            found = candidates(tokens, number, own, named or self.dims, is_last=is_last)
-            if not found and named is None:
-                found = candidates(tokens, number, own, None, is_last=is_last)
-            has_none = not choices and (named is None or not {"s", "t"} & {*named.names})
-            if not found and has_none:
+            options = find_token_axes(tokens, number, own, named or self.dims, is_last=is_last)
+            if not options and named is None:
+                options = find_token_axes(tokens, number, own, None, is_last=is_last)
+            if not options and not choices and (named is None or not {"s", "t"} & {*named.names}):
                 return None
-            if not found:
+            if not options:
                 side, grid = "target" if choices else "reference", list(tokens.grids[number])
                 raise UsageError(f"the {side}'s {list(own)} has no axes for the tokens {grid}")
-            choices.append(found)
+            choices.append(options)
         reference, *target = _chosen(choices, [shape, *shapes])
         one = reference.rest(shape)
-        for held, own in zip(target, shapes, strict=True):
-            if held.rest(own) != one:
+        for axes, own in zip(target, shapes, strict=True):
+            if axes.rest(own) != one:
                 raise UsageError(
-                    f"a token is {list(one)} in the reference, {list(held.rest(own))} in the target"
+                    f"a token is {list(one)} in the reference, {list(axes.rest(own))} in the target"
                 )
         rows = self._rows_of(step, reference, target)
         if not len(rows[0]):
@@ -159,12 +158,11 @@ class Gathering:
 
     def _rows_of(self, step: int, reference: TokenAxes, target: Sequence[TokenAxes]) -> tuple[Array, Array]:
         """Rows of both sides that are the same tokens, in the reference's order."""
-        name = step, tuple(held.is_last for held in (reference, *target))
-        found = self._rows.get(name)
-        if found is None:
+        name = step, tuple(axes.is_last for axes in (reference, *target))
+        if name not in self._rows:
             row_of = {int(cell): row for row, cell in enumerate(reference.cells)}
             places = [
-                (n, int(c)) for n, held in zip(self.steps(step), target, strict=True) for c in held.cells
+                (n, int(c)) for n, axes in zip(self.steps(step), target, strict=True) for c in axes.cells
             ]
             other_of = {place: row for row, place in enumerate(places)}
             rows = [
@@ -173,8 +171,8 @@ class Gathering:
                 if cell in row_of and (number, other) in other_of
             ]
             ours, theirs = np.array(sorted(rows), np.int64).reshape(-1, 2).T
-            found = self._rows[name] = ours, theirs
-        return found
+            self._rows[name] = ours, theirs
+        return self._rows[name]
 
 
 def _chosen(choices: Sequence[Sequence[TokenAxes]], shapes: Sequence[Shape]) -> list[TokenAxes]:
@@ -183,12 +181,12 @@ def _chosen(choices: Sequence[Sequence[TokenAxes]], shapes: Sequence[Shape]) -> 
     Raises:
         UsageError: There are several ways, and they differ.
     """
-    common = set[Axes].intersection(*({held.axes for held in each} for each in choices))
+    common = set[Axes].intersection(*({option.axes for option in options} for options in choices))
     chosen = []
-    for each, shape in zip(choices, shapes, strict=True):
-        fitting = [held for held in each if held.axes in common] or each
+    for options, shape in zip(choices, shapes, strict=True):
+        fitting = [option for option in options if option.axes in common] or options
         if len(fitting) > 1 and fitting[0].grid[-1] > 1:
-            several = " and ".join(str(held.axes[-1]) for held in fitting)
+            several = " and ".join(str(option.axes[-1]) for option in fitting)
             raise UsageError(
                 f"axes {several} of {list(shape)} may both count the tokens {list(fitting[0].grid)}",
                 hint="Say which by dims: 'b s ...' or 'b h s d'.",

@@ -1,4 +1,4 @@
-"""Token sequences of a run: which tokens are padding, which continue a sequence, and where each lies."""
+"""Token sequences of a run: which tokens are padding, and which step and position each one is fed at."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class TokenSequence:
     """The valid tokens of one sequence, in their order.
 
     Attributes:
-        ids: Their ids; None where none were captured.
-        steps: The step in which each was fed.
-        cells: Its number among the tokens of that step, padding counted, row by row.
+        ids: Token ids (token,); None if they were not captured.
+        steps: The step in which each token was fed (token,).
+        cells: The index of each among all tokens of its step, row by row, padding included (token,).
     """
 
     ids: Array | None
@@ -45,12 +45,12 @@ class Tokens:
     """The tokens of a run.
 
     Attributes:
-        grids: For each step rows and positions, or the number of tokens where sequences follow each other.
+        grids: Shape of each step's tokens: (row, position), or (token,) if sequences are packed.
         sequences: In the order of first steps and rows.
-        padding: How many cells hold no valid token.
-        last_only: Steps in which the model was told to give logits of the last token of each row only.
-        has_bounds: Whether it is known where sequences begin; else there is one, which may be several.
-        where: The archive, for messages.
+        padding: Count of padding tokens.
+        last_only: Steps in which the model was asked for logits of the last token of each row only.
+        has_bounds: Whether the starts of sequences are known; if not, all tokens are taken as one sequence.
+        where: Path of the archive, for messages.
     """
 
     grids: Mapping[int, tuple[int, ...]]
@@ -62,17 +62,17 @@ class Tokens:
 
     @classmethod
     def of(cls, archive: Archive, places: Mapping[str, str] | None = None) -> Tokens:
-        """Read them from what the root module was given: ids, mask, positions, starts of sequences.
+        """Read the tokens from the inputs of the root module: ids, mask, positions, starts of sequences.
 
         Args:
             archive: The run.
-            places: `SITE/SLOT` of what goes by another name than the usual ones, by role.
+            places: `SITE/SLOT` of inputs with unusual names, by role.
 
         Raises:
             UsageError: There are no tokens; or the shapes of ids and masks do not go together.
             ReadError: They cannot be read.
         """
-        steps = _inputs(archive, places or {})
+        steps = _collect_inputs(archive, places or {})
         if not steps:
             raise UsageError(
                 f"{archive.path}: has no tokens, expected @root/input.input_ids or the like",
@@ -95,8 +95,8 @@ class Tokens:
 
 
 @dataclass(slots=True)
-class _Growing:
-    """A sequence as far as it has been read."""
+class _SequenceSteps:
+    """A sequence, step by step."""
 
     ids: list[Array] = field(default_factory=list)
     steps: list[Array] = field(default_factory=list)
@@ -109,8 +109,8 @@ class _Run:
     def __init__(self, archive: Archive) -> None:
         self._archive = archive
         self._grids: dict[int, tuple[int, ...]] = {}
-        self._all: list[_Growing] = []
-        self._last: list[_Growing] = []  # of the prompt that the last step belongs to
+        self._all: list[_SequenceSteps] = []
+        self._last: list[_SequenceSteps] = []  # of the prompt that the last step belongs to
         self._width = 0  # positions fed to them so far, padding counted
         self._padding = 0
         self._has_bounds = True
@@ -118,12 +118,12 @@ class _Run:
     def add(self, step: int, records: Mapping[str, Record]) -> None:
         """Read one step."""
         grid, ids = self._ids(records["ids"])
-        mask, positions = (self._of(records, role) for role in ("mask", "positions"))
-        goes_on = self._goes_on(records, grid, mask, positions)
+        mask, positions = (self._load(records, role) for role in ("mask", "positions"))
+        continues = self._continues(records, grid, mask, positions)
         valid = np.ones(grid, np.bool_) if mask is None else mask[..., mask.shape[-1] - grid[-1] :] != 0
-        rows = self._rows(records, grid, None if mask is not None else positions, goes_on=goes_on)
-        if not goes_on:
-            self._last, self._width = [_Growing() for _ in rows], 0
+        rows = self._rows(records, grid, None if mask is not None else positions, continues=continues)
+        if not continues:
+            self._last, self._width = [_SequenceSteps() for _ in rows], 0
             self._all += self._last
         self._width += grid[-1]
         self._grids[step] = grid
@@ -136,7 +136,7 @@ class _Run:
                 sequence.ids.append(ids.reshape(-1)[kept])
 
     def tokens(self) -> Tokens:
-        """All that was read."""
+        """The tokens of all steps that were added."""
         sequences = tuple(
             TokenSequence(
                 np.concatenate(s.ids) if len(s.ids) == len(s.cells) else None,
@@ -155,24 +155,24 @@ class _Run:
         return Tokens(self._grids, sequences, self._padding, frozenset(last), self._has_bounds, where)
 
     def _ids(self, record: Record) -> tuple[tuple[int, ...], Array | None]:
-        """Rows and positions, and the ids; none for embeddings."""
+        """The shape of a step's tokens, and the ids; None for embeddings."""
         if record.dtype.kind in ("int", "uint") and len(record.shape) in (1, 2):
             return record.shape, self._archive.load(record)
         if record.dtype.kind == "float" and len(record.shape) in (2, 3):
             return record.shape[:-1], None
         raise self._refuse(record, "expected ids of (batch, token) or (token), or embeddings")
 
-    def _of(self, records: Mapping[str, Record], role: str) -> Array | None:
+    def _load(self, records: Mapping[str, Record], role: str) -> Array | None:
         return self._archive.load(records[role]) if role in records else None
 
-    def _goes_on(
+    def _continues(
         self,
         records: Mapping[str, Record],
         grid: tuple[int, ...],
         mask: Array | None,
         positions: Array | None,
     ) -> bool:
-        """Whether a step goes on with the sequences of the step before."""
+        """Whether a step continues the sequences of the step before."""
         if mask is not None:
             record, width = records["mask"], mask.shape[-1] if mask.ndim else 0
             if mask.shape[:-1] != grid[:-1] or width not in (grid[-1], self._width + grid[-1]):
@@ -191,27 +191,32 @@ class _Run:
         return bool((first > 0).all())
 
     def _rows(
-        self, records: Mapping[str, Record], grid: tuple[int, ...], positions: Array | None, *, goes_on: bool
+        self,
+        records: Mapping[str, Record],
+        grid: tuple[int, ...],
+        positions: Array | None,
+        *,
+        continues: bool,
     ) -> list[Array]:
-        """The cells of each sequence."""
+        """The indices of each sequence's tokens in the step."""
         count = math.prod(grid)
         cells = np.arange(count)
         if len(grid) == 2 and grid[0] != 1:
             rows = list(cells.reshape(grid))
-        elif goes_on and count == len(self._last):
+        elif continues and count == len(self._last):
             rows = list(cells[:, None])
         else:
             starts = self._starts(records, count, positions)
             self._has_bounds &= starts is not None or len(grid) == 2
             rows = np.split(cells, starts or [])
-        if goes_on and len(rows) != len(self._last):
+        if continues and len(rows) != len(self._last):
             raise self._refuse(
                 records["ids"], f"goes on with {len(rows)} sequences, expected the {len(self._last)} before"
             )
         return rows
 
     def _starts(self, records: Mapping[str, Record], count: int, positions: Array | None) -> list[int] | None:
-        """Where sequences begin that follow each other, but the first; None where that is not known."""
+        """The starts of packed sequences, without the first; None if they are not known."""
         if "starts" in records:
             bounds = self._archive.load(records["starts"]).reshape(-1)
             if bounds.size < 2 or bounds[0] != 0 or bounds[-1] != count or (np.diff(bounds) < 1).any():
@@ -231,8 +236,8 @@ class _Run:
         return UsageError(f"{self._archive.path}: {record.key.text}: {dtype} {shape}, {reason}")
 
 
-def _inputs(archive: Archive, places: Mapping[str, str]) -> dict[int, dict[str, Record]]:
-    """By step the records of each role; steps that have ids."""
+def _collect_inputs(archive: Archive, places: Mapping[str, str]) -> dict[int, dict[str, Record]]:
+    """The records of each role, for each step that has ids."""
     by_step: dict[int, dict[str, Record]] = {}
     by_place: dict[str, list[Record]] = {}
     for record in archive.records:
@@ -248,13 +253,13 @@ def _inputs(archive: Archive, places: Mapping[str, str]) -> dict[int, dict[str, 
         if not any(role in records for records in by_step.values()):
             raise UsageError(f"{archive.path}: has no {place!r}, which [tokens] names as the {role}")
     if "ids" not in places:  # what the whole model was given may not have been recorded
-        for record in _embedded(archive):
+        for record in _find_embeddings(archive):
             by_step.setdefault(record.key.step, {}).setdefault("ids", record)
     return {step: records for step, records in sorted(by_step.items()) if "ids" in records}
 
 
-def _embedded(archive: Archive) -> list[Record]:
-    """What the embedding of tokens was given, and what it made of it."""
+def _find_embeddings(archive: Archive) -> list[Record]:
+    """The ids that the token embedding took, and its outputs."""
     records = [
         record
         for record in archive.records

@@ -8,11 +8,11 @@ from typing import Final, Literal
 import numpy as np
 
 from tensorcap.diagnosis.routers import softmax
-from tensorcap.diagnosis.scoring import Values
+from tensorcap.diagnosis.values import Values
 
 Mask = Literal["whole", "padding", "none"]
 
-_NONE: Final = -1e30  # a score that is not seen; of a token that sees nothing all are equal
+_NONE: Final = -1e30  # a score that is not visible; of a token that sees nothing all are equal
 _FAINT: Final = 1e-6  # shares of a sink that are not told apart from none, or from all
 
 
@@ -55,7 +55,7 @@ class Parts:
         v: Values, as keys.
         cos: Cosines by batch, token and channel, of as many tokens as keys; queries are the last of them.
         sin: Sines.
-        seen: Which keys a mask shows to each query, (batch, 1, query, key); None if there is no mask.
+        mask: Which keys are visible to each query, (batch, 1, query, key); None if there is no mask.
         bias: Added to the scores, (batch, head, query, key).
         sinks: The score of a sink for each head.
     """
@@ -65,7 +65,7 @@ class Parts:
     v: Values
     cos: Values | None
     sin: Values | None
-    seen: Values | None = None
+    mask: Values | None = None
     bias: Values | None = None
     sinks: Values | None = None
 
@@ -110,18 +110,18 @@ class Parts:
             scores = core.softcap * np.tanh(scores / core.softcap)
         if self.bias is not None and core.has_bias:
             scores = scores + (self.bias if self.bias.shape[1] == 1 else self.bias[:, heads])
-        return np.where(self.sight(core), scores, _NONE)
+        return np.where(self.visible_keys(core), scores, _NONE)
 
-    def sight(self, core: Core) -> Values:
+    def visible_keys(self, core: Core) -> Values:
         """Which keys each query sees, (batch or 1, 1, query, key)."""
         behind = self.distances
-        seen = behind >= -core.ahead if core.is_causal else np.ones(behind.shape, np.bool_)
+        visible = behind >= -core.ahead if core.is_causal else np.ones(behind.shape, np.bool_)
         if core.window:
-            seen = seen & (behind < core.window)
-        seen = seen[None, None]
-        if self.seen is not None and core.mask != "none":
-            seen = seen & (self.seen if core.mask == "whole" else self.seen.any(axis=-2, keepdims=True))
-        return np.asarray(seen)
+            visible = visible & (behind < core.window)
+        visible = visible[None, None]
+        if self.mask is not None and core.mask != "none":
+            visible = visible & (self.mask if core.mask == "whole" else self.mask.any(axis=-2, keepdims=True))
+        return np.asarray(visible)
 
     @property
     def distances(self) -> Values:
@@ -131,13 +131,13 @@ class Parts:
 
     def analyse_mask(self) -> tuple[Mask, bool, int] | None:
         """Describe the mask: padding or more, whether it is causal, and its window; None if there is none."""
-        if self.seen is None:
+        if self.mask is None:
             return None
-        shown = np.where(self.seen, self.distances, 0)
+        shown = np.where(self.mask, self.distances, 0)
         is_causal = bool(shown.min() >= 0)
         for window in (0, int(shown.max()) + 1):
             core = Core(1.0, "none", is_causal, window, mask="padding")
-            if np.array_equal(np.broadcast_to(self.sight(core), self.seen.shape), self.seen):
+            if np.array_equal(np.broadcast_to(self.visible_keys(core), self.mask.shape), self.mask):
                 return "padding", is_causal, window
         return "whole", False, 0
 
@@ -151,11 +151,9 @@ class Parts:
         sin = -sin if rotation == "turned" else sin
         y, rest = x[..., : 2 * half], x[..., 2 * half :]
         out = np.empty_like(y)
-        first, second = (
-            (slice(0, None, 2), slice(1, None, 2))
-            if rotation == "pairs"
-            else (slice(half), slice(half, None))
-        )
+        first, second = slice(half), slice(half, None)
+        if rotation == "pairs":
+            first, second = slice(0, None, 2), slice(1, None, 2)
         out[..., first] = y[..., first] * cos - y[..., second] * sin
         out[..., second] = y[..., second] * cos + y[..., first] * sin
         return np.concatenate([out, rest], axis=-1)

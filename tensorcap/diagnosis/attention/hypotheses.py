@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Final
 
 import numpy as np
@@ -15,7 +15,8 @@ from tensorcap.diagnosis.attention.parts import collect_parts
 from tensorcap.diagnosis.constants import name_factor
 from tensorcap.diagnosis.context import PairContext
 from tensorcap.diagnosis.golden_section import RATIO
-from tensorcap.diagnosis.scoring import LESSENED, Hypothesis, Values, inherited_error, relative_error
+from tensorcap.diagnosis.hypothesis import LESSENED, Hypothesis, inherited_error
+from tensorcap.diagnosis.values import Values, evenly_spaced, relative_error
 
 _LARGEST: Final = 1 << 21  # scores that are worked out: of as many heads as that allows
 _ROUNDINGS: Final = 12.0  # that it may leave: scores, their softmax and the result are rounded
@@ -52,11 +53,7 @@ def propose_attention_cores(context: PairContext) -> Iterator[Hypothesis]:
         return
     count = r.shape[-1] // head_dim
     ours, theirs = (
-        collect_parts(archive, record, count, head_dim, r.shape)
-        for archive, record in (
-            (context.reference_archive, context.reference),
-            (context.target_archive, context.target),
-        )
+        collect_parts(archive, record, count, head_dim, r.shape) for archive, record in context.sides
     )
     if ours is None or theirs is None or ours.k.shape != theirs.k.shape or ours.k.shape[2] < 2:
         return
@@ -64,12 +61,12 @@ def propose_attention_cores(context: PairContext) -> Iterator[Hypothesis]:
     most_heads = _LARGEST // (r.shape[0] * r.shape[1] * ours.k.shape[2])
     if not most_heads:
         return
-    heads = np.unique(np.linspace(0, count - 1, min(count, most_heads)).astype(np.int64))
+    heads = np.unique(evenly_spaced(count, most_heads))
     # The result of a token that sees nothing is not defined.
-    rows = np.asarray(np.ones(r.shape[:2], np.bool_) if ours.seen is None else ours.seen[:, 0].any(axis=-1))
+    rows = np.asarray(np.ones(r.shape[:2], np.bool_) if ours.mask is None else ours.mask[:, 0].any(axis=-1))
 
     reference, target = (side.reshape(*r.shape[:2], count, head_dim)[:, :, heads][rows] for side in (r, t))
-    allowed = max(4 * context.rounding * LESSENED, _ALLOWED)
+    allowed = context.tolerance(4 * LESSENED, _ALLOWED)
     core_and_parts = _find_core(context, ours, theirs, reference, heads, rows, allowed)
     if core_and_parts is None:
         return
@@ -81,17 +78,15 @@ def propose_attention_cores(context: PairContext) -> Iterator[Hypothesis]:
     baseline = result(usual)
     yield inherited_error(target, baseline, reference)
     for kind, text, core in _mutate_core(usual, context, theirs):
-        facts = {"reference": _facts(usual), "target": _facts(core)}
-        predicted = result(core)
         yield Hypothesis(
             kind,
             text,
             target,
-            predicted,
+            result(core),
             baseline,
             log_alternatives=_LOG_CHANGES,
             hint=_HINTS[kind],
-            facts=facts,
+            facts={"reference": asdict(usual), "target": asdict(core)},
             roundings=_ROUNDINGS,
         )
     few = _sample_heads(heads)
@@ -102,21 +97,16 @@ def propose_attention_cores(context: PairContext) -> Iterator[Hypothesis]:
     factor = scale / usual.scale
     names = name_factor(factor, context, _NAME_TOLERANCE)
     text = f"scores of the target are scaled by {factor:.4g} times what the reference has"
-    text += f", which is {names[0]}" if names else ""
-    core = replace(usual, scale=scale)
-    scale_facts: dict[str, object] = {"factor": factor, "equals": list(names)}
-    log_alternatives = math.log(_STEPS)
-    kind, predicted = "attention-scale", result(core)
     yield Hypothesis(
-        kind,
-        text,
+        "attention-scale",
+        text + (f", which is {names[0]}" if names else ""),
         target,
-        predicted,
+        result(replace(usual, scale=scale)),
         baseline,
         parameters=1,
-        log_alternatives=log_alternatives,
-        hint=_HINTS[kind],
-        facts=scale_facts,
+        log_alternatives=math.log(_STEPS),
+        hint=_HINTS["attention-scale"],
+        facts={"factor": factor, "equals": list(names)},
         roundings=_ROUNDINGS,
     )
 
@@ -166,7 +156,7 @@ def _complete(theirs: Parts, ours: Parts) -> Parts:
     """Add the reference's mask and bias if the target has none of its own, and its sinks, a parameter."""
     return replace(
         theirs,
-        seen=ours.seen if theirs.seen is None else theirs.seen,
+        mask=ours.mask if theirs.mask is None else theirs.mask,
         bias=ours.bias if theirs.bias is None else theirs.bias,
         sinks=ours.sinks,
     )
@@ -175,21 +165,21 @@ def _complete(theirs: Parts, ours: Parts) -> Parts:
 def _list_usual_cores(context: PairContext, parts: Parts) -> Iterator[Core]:
     """Cores that the configuration says, and common ones."""
     dims = context.head_dim or 1
-    scalar, multiplier = (
-        context.config_number("query_pre_attn_scalar"),
-        context.config_number("attention_multiplier"),
-    )
-    scales = [dims**-0.5, 1.0, *([scalar**-0.5] if scalar else []), *([multiplier] if multiplier else [])]
+    scales = [dims**-0.5, 1.0]
+    if scalar := context.config_number("query_pre_attn_scalar"):
+        scales.append(scalar**-0.5)
+    if multiplier := context.config_number("attention_multiplier"):
+        scales.append(multiplier)
     caps = dict.fromkeys((0.0, context.config_number("attn_logit_softcapping") or 0.0))
     for scale in dict.fromkeys(scales):
         for rotation in ("halves", "pairs") if parts.cos is not None else ("none",):
             for cap in caps:
-                for mask, is_causal, window in _list_sights(context, parts):
+                for mask, is_causal, window in _list_extents(context, parts):
                     yield Core(scale, rotation, is_causal, window, cap, mask=mask)
 
 
-def _list_sights(context: PairContext, parts: Parts) -> list[tuple[Mask, bool, int]]:
-    """List what may be seen: what the mask says, or usual extents if it only says which tokens are padded."""
+def _list_extents(context: PairContext, parts: Parts) -> list[tuple[Mask, bool, int]]:
+    """List what may be visible: what the mask says, or usual extents if it only says what is padded."""
     extent = parts.analyse_mask()
     mask: Mask = "none" if extent is None else "padding"
     windows = dict.fromkeys((0, int(context.config_number("sliding_window") or 0)))
@@ -204,11 +194,11 @@ def _mutate_core(usual: Core, context: PairContext, parts: Parts) -> Iterator[tu
             if rotation != usual.rotation:
                 text = f"the target rotates: {rotation}; the reference: {usual.rotation}"
                 yield "attention-rotation", text, replace(usual, rotation=rotation)
-    known = [parts.sight(usual)]
-    for text, core in _mutate_sight(usual, context):
-        sight = parts.sight(core)
-        if not any(_is_same(sight, other) for other in known):
-            known.append(sight)
+    known = [parts.visible_keys(usual)]
+    for text, core in _mutate_visible_keys(usual, context):
+        visible = parts.visible_keys(core)
+        if not any((visible == other).all() for other in known):
+            known.append(visible)
             yield "attention-mask", text, core
     if parts.bias is not None:
         text = "the target adds no bias of positions to scores"
@@ -218,16 +208,14 @@ def _mutate_core(usual: Core, context: PairContext, parts: Parts) -> Iterator[tu
         yield "attention-sinks", text, replace(usual, has_sinks=False)
     cap = 0.0 if usual.softcap else context.config_number("attn_logit_softcapping") or 0.0
     if cap != usual.softcap:
-        text = (
-            "the target has no soft cap of scores" if usual.softcap else f"the target caps scores at {cap:g}"
-        )
+        text = f"the target caps scores at {cap:g}" if cap else "the target has no soft cap of scores"
         yield "attention-softcap", text, replace(usual, softcap=cap)
     if 1 < parts.k.shape[1] < parts.q.shape[1]:
         text = "the target repeats all heads of keys in turn, the reference each of them"
         yield "attention-heads", text, replace(usual, is_tiled=not usual.is_tiled)
 
 
-def _mutate_sight(usual: Core, context: PairContext) -> Iterator[tuple[str, Core]]:
+def _mutate_visible_keys(usual: Core, context: PairContext) -> Iterator[tuple[str, Core]]:
     """Cores that see other tokens, with a text: the mask not looked at, one token off, another window."""
     if usual.mask == "whole":
         yield "the target does not look at the mask", replace(usual, mask="none")
@@ -253,10 +241,6 @@ def _mutate_sight(usual: Core, context: PairContext) -> Iterator[tuple[str, Core
             yield text, replace(usual, window=other)
 
 
-def _is_same(one: Values, other: Values) -> bool:
-    return bool((one == other).all())
-
-
 def _fit_scale(usual: float, error: Callable[[float], float]) -> float:
     """Find the scale of the least error by golden section over its logarithm; one attention each step."""
     low, high = math.log(usual / 64), math.log(usual * 64)
@@ -270,7 +254,3 @@ def _fit_scale(usual: float, error: Callable[[float], float]) -> float:
             low, inner, outer = inner, outer, inner + RATIO * (high - inner)
             errors = errors[1], error(math.exp(outer))
     return math.exp((low + high) / 2)
-
-
-def _facts(core: Core) -> dict[str, object]:
-    return {name: getattr(core, name) for name in core.__dataclass_fields__}

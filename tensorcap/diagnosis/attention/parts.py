@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from tensorcap.diagnosis.attention.core import Parts
 from tensorcap.diagnosis.context import values_of
-from tensorcap.diagnosis.scoring import Values
+from tensorcap.diagnosis.values import Values
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import module_of
 from tensorcap_formats.records import Record
@@ -22,7 +22,7 @@ _NAMES: Final = {
     "qkv": ("qkv_proj", "c_attn", "query_key_value", "Wqkv", "qkv"),
 }
 _MASKS: Final = ("attention_mask", "mask", "attn_mask", "encoder_attention_mask")
-_HIDDEN: Final = -1e4  # what is added to scores that are not seen is below
+_HIDDEN: Final = -1e4  # what is added to scores that are not visible is below
 _CACHES: Final = ("cache", "past")
 
 
@@ -35,6 +35,7 @@ class _Site:
         record: The result of the core.
         parent: The attention's site.
         shape: (batch, token, channel) of the core's result.
+        count: How many heads it has.
         dims: Channels of a head.
     """
 
@@ -42,6 +43,7 @@ class _Site:
     record: Record
     parent: str
     shape: tuple[int, ...]
+    count: int
     dims: int
 
     def records_of(self, step: int | None) -> list[Record]:
@@ -57,11 +59,10 @@ class _Site:
 
     def arguments(self, records: Sequence[Record]) -> dict[str, Record]:
         """Arguments of the attention itself, by name."""
-        start = "input."
         return {
-            r.key.slot.removeprefix(start): r
+            r.key.slot.removeprefix("input."): r
             for r in records
-            if r.key.site == self.parent and r.key.slot.startswith(start)
+            if r.key.site == self.parent and r.key.slot.startswith("input.")
         }
 
     def results(self, records: Sequence[Record]) -> dict[str, Record]:
@@ -88,23 +89,23 @@ def collect_parts(
     """
     site = module_of(record.key.site)
     for parent in (site.rpartition(".")[0], site):
-        parts = _collect(_Site(archive, record, parent, shape, dims), count)
+        parts = _collect(_Site(archive, record, parent, shape, count, dims))
         if parts is not None:
             return parts
     return None
 
 
-def _collect(site: _Site, count: int) -> Parts | None:
+def _collect(site: _Site) -> Parts | None:
     """Collect the parts of an attention module.
 
     1. Queries, keys and values are results of modules within, by their names, or parts of a fused one.
     2. If the attention was given a cache, keys, values and angles of the steps before come first.
-    3. A mask of floats, and a bias with a mask added to it, are split into what is seen and what is added.
+    3. A mask of floats, and a bias with a mask added to it, are split into what is visible and what is added.
     """
     key = site.record.key
     records = site.records_of(key.step)
     arguments, results = site.arguments(records), site.results(records)
-    own = _split_projections(site, results, count)
+    own = _split_projections(site, results)
     if own is None:
         return None
     q, k, v = own
@@ -112,23 +113,23 @@ def _collect(site: _Site, count: int) -> Parts | None:
     if q.shape[2] == k.shape[2] and any(word in name for name in arguments for word in _CACHES):
         for earlier in reversed(_earlier_steps(site)):
             before = site.records_of(earlier)
-            past = _split_projections(site, site.results(before), count)
+            past = _split_projections(site, site.results(before))
             if past is None:
                 return None
             k, v = (np.concatenate(pair, axis=2) for pair in ((past[1], k), (past[2], v)))
             angles = _join(_read_angles(site, site.arguments(before)), angles)
     cos, sin = angles if angles is not None and angles[0].shape[1] == k.shape[2] else (None, None)
-    scores = (q.shape[0], count, q.shape[2], k.shape[2])
+    scores = (q.shape[0], site.count, q.shape[2], k.shape[2])
     mask = next((arguments[name] for name in _MASKS if name in arguments), None)
-    seen, added = _read_mask(site.archive, mask, scores)
+    visible, added = _read_mask(site.archive, mask, scores)
     bias = _read_bias(site.archive, arguments, results, scores)
     if bias is not None and (bias <= _HIDDEN).any():  # a mask that was added to it
         shown = (bias > _HIDDEN).any(axis=1, keepdims=True)
         shown = np.broadcast_to(shown, (scores[0], *shown.shape[1:]))
-        seen = shown if seen is None else np.asarray(seen & shown)
+        visible = shown if visible is None else np.asarray(visible & shown)
         bias = np.where(bias > _HIDDEN, bias, 0.0)
     bias = bias if added is None else added if bias is None else bias + added
-    return Parts(q, k, v, cos, sin, seen, bias, _read_sinks(site, count))
+    return Parts(q, k, v, cos, sin, visible, bias, _read_sinks(site))
 
 
 def _earlier_steps(site: _Site) -> list[int]:
@@ -140,10 +141,9 @@ def _earlier_steps(site: _Site) -> list[int]:
     return sorted(step for step in steps if step < key.step)
 
 
-def _split_projections(
-    site: _Site, results: dict[str, Record], count: int
-) -> tuple[Values, Values, Values] | None:
+def _split_projections(site: _Site, results: dict[str, Record]) -> tuple[Values, Values, Values] | None:
     """Queries, keys and values of one step."""
+    count = site.count
     records = {
         slot: next((results[n] for n in names if n in results), None) for slot, names in _NAMES.items()
     }
@@ -210,12 +210,12 @@ def _read_mask(
     if not _fits(values.shape, scores):
         return None, None
     if record.dtype.kind != "float":
-        seen, added = np.asarray(values != 0), None
+        visible, added = np.asarray(values != 0), None
     else:
-        seen = np.asarray(values > _HIDDEN)
-        rest = np.where(seen, values, 0.0)
+        visible = np.asarray(values > _HIDDEN)
+        rest = np.where(visible, values, 0.0)
         added = np.broadcast_to(rest, (*rest.shape[:2], *scores[2:])) if rest.any() else None
-    shown = np.broadcast_to(seen, (scores[0], *seen.shape[1:2], *scores[2:]))
+    shown = np.broadcast_to(visible, (scores[0], *visible.shape[1:2], *scores[2:]))
     return np.asarray(shown.any(axis=1, keepdims=True)), added
 
 
@@ -223,29 +223,24 @@ def _read_bias(
     archive: Archive, arguments: dict[str, Record], results: dict[str, Record], scores: tuple[int, ...]
 ) -> Values | None:
     """What positions add to scores, (batch or 1, head or 1, query, key)."""
-    for values in _find_biases(archive, arguments, results):
+    biases = [record for name, record in results.items() if "bias" in name and len(record.shape) == 3]
+    if "position_bias" in arguments and len(arguments["position_bias"].shape) == 4:
+        biases.insert(0, arguments["position_bias"])
+    for record in biases:
+        values = values_of(archive, record)
+        values = values.transpose(2, 0, 1)[None] if values.ndim == 3 else values
         if _fits(values.shape, scores):
             return np.broadcast_to(values, (*values.shape[:2], *scores[2:]))
     return None
-
-
-def _find_biases(
-    archive: Archive, arguments: dict[str, Record], results: dict[str, Record]
-) -> Iterator[Values]:
-    if "position_bias" in arguments and len(arguments["position_bias"].shape) == 4:
-        yield values_of(archive, arguments["position_bias"])
-    for name, record in results.items():
-        if "bias" in name and len(record.shape) == 3:
-            yield values_of(archive, record).transpose(2, 0, 1)[None]
 
 
 def _fits(shape: tuple[int, ...], scores: tuple[int, ...]) -> bool:
     return len(shape) == 4 and all(size in (1, whole) for size, whole in zip(shape, scores, strict=True))
 
 
-def _read_sinks(site: _Site, count: int) -> Values | None:
+def _read_sinks(site: _Site) -> Values | None:
     for record in site.archive.records:
         is_there = module_of(record.key.site) == site.parent and record.key.slot == "param.sinks"
-        if is_there and record.stored and record.size == count:
+        if is_there and record.stored and record.size == site.count:
             return values_of(site.archive, record).reshape(-1)
     return None

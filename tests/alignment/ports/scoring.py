@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tensorcap.alignment import Alignment, Link, resolve
-from tensorcap.alignment.match import place_of, propose
+from tensorcap.alignment import Alignment, Link, place_of, resolve
+from tensorcap.alignment.match import propose
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import Key
 from tests.alignment.ports.capturing import Run, outputs

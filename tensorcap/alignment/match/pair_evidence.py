@@ -19,9 +19,10 @@ from typing import Final
 from tensorcap.alignment.layout import Fit
 from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.match.candidates import Candidate, Fusion, Place
-from tensorcap.alignment.match.fingerprints import Agreement, rounding_of, statistics_distance
+from tensorcap.alignment.match.fingerprints import Fingerprint, rounding_of, statistics_distance
+from tensorcap.alignment.match.match_weights import WEIGHTS
 from tensorcap.alignment.match.matching import Matching
-from tensorcap.alignment.match.weights import WEIGHTS
+from tensorcap.alignment.match.pairs import RecordPair
 from tensorcap.alignment.names import Index, SiteTemplate
 from tensorcap_formats.records import Record
 
@@ -62,13 +63,12 @@ class PairEvidence:
         Those of unlike sizes show it. What is not in it is not known.
         """
         observed: dict[tuple[str, str], set[bool]] = defaultdict(set)
-        sides = self._matching.sides
-        parameters = (
-            (sides[0].templates[c.reference], sides[1].templates[c.target])
-            for c in self._matching.accepted
-            if sides[0].templates[c.reference].is_parameter
+        pairs = map(self._matching.templates_of, self._matching.accepted)
+        shapes = (
+            (one.first.module, other.first.module, one.record.shape, other.record.shape)
+            for one, other in pairs
+            if one.is_parameter
         )
-        shapes = ((o.first.module, t.first.module, o.record.shape, t.record.shape) for o, t in parameters)
         for module, target_module, shape, target_shape in (*shapes, *self._shapes):
             if len(shape) == 2 and shape[0] != shape[1] and target_shape in (shape, shape[::-1]):
                 observed[module, target_module].add(shape != target_shape)
@@ -86,7 +86,7 @@ class PairEvidence:
         self,
         candidate: Candidate,
         place: Place,
-        records: tuple[Sequence[Record], Sequence[Record]],
+        records: RecordPair,
         fit: Fit | None,
         residuals: Sequence[float | None],
     ) -> tuple[Evidence, str]:
@@ -101,13 +101,10 @@ class PairEvidence:
         """
         reasons, doubts = self._describe_agreement(candidate), self._find_rival_doubts(candidate)
         evidence = candidate.evidence
-        sites = self._matching.sites_of(candidate, place)
-        has_fingerprints = all(
-            s in side.fingerprints for s, side in zip(sites, self._matching.sides, strict=True)
-        )
+        sites = zip(self._matching.sites_of(candidate, place), self._matching.sides, strict=True)
+        has_fingerprints = all(site in side.fingerprints for site, side in sites)
         if fit is None:
-            shapes = " and ".join(str(list(records_of_side[0].shape)) for records_of_side in records)
-            doubts.append(f"but shapes {shapes} differ, no layout fits")
+            doubts.append(_describe_shapes(records))
         else:
             is_open = fit.choices > 1 and not fit.is_proven
             agrees = fit.residual is not None and fit.residual <= _UNRELATED and fit.is_proven
@@ -116,9 +113,8 @@ class PairEvidence:
             elif evidence == "values" and is_open:
                 evidence = "shape"
                 doubts.append("ambiguous: other layouts fit as well")
-            reasons += read_text(fit)
-            one, other = self._matching.sides
-            templates = one.templates[candidate.reference], other.templates[candidate.target]
+            reasons += _describe_read(fit)
+            templates = self._matching.templates_of(candidate)
             is_transposed = self.is_transposed(*templates) if templates[0].is_parameter else None
             distances = _take_larger(self._measure_distances(candidate), residuals)
             doubts += self.doubts(records, distances, fit, is_transposed=is_transposed)
@@ -129,33 +125,29 @@ class PairEvidence:
         """Whether weights of the modules of two site templates are transposed; None if unknown."""
         return self._transposed.get((one.first.module, other.first.module))
 
-    def explain_handed_on(
-        self, candidate: Candidate, records: tuple[Sequence[Record], Sequence[Record]], fit: Fit
-    ) -> str:
+    def explain_handed_on(self, candidate: Candidate, records: RecordPair, fit: Fit) -> str:
         """The reason why results are what the target has as an argument."""
         distances = [agreement.distance for agreement in candidate.agreeing.values()]
-        return "; ".join(
-            [*self._describe_agreement(candidate), *read_text(fit), *self.doubts(records, distances, fit)]
-        )
+        doubts = self.doubts(records, distances, fit)
+        return "; ".join([*self._describe_agreement(candidate), *_describe_read(fit), *doubts])
 
     def explain_fusion(
         self,
         fusion: Fusion,
-        records: tuple[Sequence[Record], Sequence[Record]],
+        records: RecordPair,
         fit: Fit,
         residuals: Sequence[float | None],
         *,
         is_parameter: bool,
     ) -> tuple[Evidence, str]:
         """Evidence and reason of parts and their whole, or of what they hold, with the fusion's layout."""
-        distances = [agreement.distance for agreement in fusion.agreeing.values() if not is_parameter]
+        agreeing = {} if is_parameter else fusion.agreeing
+        distances = {index: agreement.distance for index, agreement in agreeing.items()}
         reasons = ["their shapes add up"]
         if distances:
-            reasons = [_count_text(len(distances), len(fusion.places), max(distances), None)]
-        known = [fusion.agreeing.get(index) if not is_parameter else None for index in fusion.places]
-        apart_by = [agreement.distance if agreement else None for agreement in known]
+            reasons = [_count_text(len(distances), len(fusion.places), max(distances.values()), None)]
         doubts = [_TIED] if fusion.is_tied else []
-        doubts += self.doubts(records, _take_larger(apart_by, residuals), fit)
+        doubts += self.doubts(records, _take_larger([*map(distances.get, fusion.places)], residuals), fit)
         if fusion.axis is None and not fusion.is_sum:
             doubts += order_doubt([fusion.parts[i] for i in fusion.order], fusion.whole)
         elif list(fusion.order) != sorted(fusion.order):
@@ -164,13 +156,13 @@ class PairEvidence:
         evidence: Evidence = "structure" if fusion.is_tied else "values" if distances or is_read else "shape"
         if fusion.is_by_rule:
             evidence, reasons = "rule", ["by the rule of their names", *reasons]
-        return evidence, "; ".join([*reasons, *read_text(fit), *doubts])
+        return evidence, "; ".join([*reasons, *_describe_read(fit), *doubts])
 
     def explain_parameters(
         self,
         evidence: Evidence,
-        pairs: Sequence[tuple[Sequence[Record], Sequence[Record]]],
-        records: tuple[Sequence[Record], Sequence[Record]],
+        pairs: Sequence[RecordPair],
+        records: RecordPair,
         fit: Fit | None,
         residuals: Sequence[float | None],
         *,
@@ -187,29 +179,27 @@ class PairEvidence:
             is_transposed: Whether it is a matrix that should be transposed; None if that is not known.
         """
         reasons = ["of modules that belong together"]
-        reference, target = self._matching.sides
-        fingerprints = [
-            (reference.joint_fingerprint_of(tensors), target.joint_fingerprint_of(target_tensors))
+        side, target_side = self._matching.sides
+        known = [
+            _distance(side.joint_fingerprint_of(tensors), target_side.joint_fingerprint_of(target_tensors))
             for tensors, target_tensors in pairs
         ]
-        known = [a.distance(b) for a, b in fingerprints if a and b and a.size == b.size]
-        near = [distance for distance in known if distance <= self.tolerance(*records)]
+        near = [apart for apart in known if apart is not None and apart <= self.tolerance(*records)]
         distances = _take_larger([self._measure_distance(*pair) for pair in pairs], residuals)
         if near:
             reasons.append(_count_text(len(near), len(pairs), max(near), None))
         if fit is None:
-            shapes = " and ".join(str(list(side[0].shape)) for side in records)
-            return "structure", "; ".join([*reasons, f"but shapes {shapes} differ, no layout fits"])
+            return "structure", "; ".join([*reasons, _describe_shapes(records)])
         doubts = self.doubts(records, distances, fit, is_transposed=is_transposed)
         if fit.choices > 1 and not fit.is_proven and not doubts:
             doubts.append("ambiguous: other layouts fit as well")
         is_proven = near and not [d for d in distances if d > self.tolerance(*records)] and fit.is_proven
         kind = evidence if evidence in ("name", "rule") else "values" if is_proven else "structure"
-        return kind, "; ".join([*reasons, *read_text(fit), *doubts])
+        return kind, "; ".join([*reasons, *_describe_read(fit), *doubts])
 
     def doubts(
         self,
-        records: tuple[Sequence[Record], Sequence[Record]],
+        records: RecordPair,
         distances: Sequence[float],
         fit: Fit,
         *,
@@ -255,7 +245,8 @@ class PairEvidence:
         agreed = (candidate.agreeing[p] for p in candidate.places if p in candidate.agreeing)
         agreements = [agreement for agreement in agreed if agreement.nats >= WEIGHTS.reported_least]
         if agreements:
-            reasons.append(_values_text(agreements, len(candidate.places)))
+            worst, other = max(a.distance for a in agreements), min(a.other for a in agreements)
+            reasons.append(_count_text(len(agreements), len(candidate.places), worst, other))
         if candidate.is_placed:
             reasons.append("alike, and between the same neighbours in order")
         return reasons
@@ -276,55 +267,41 @@ class PairEvidence:
 
     def _find_argument_doubts(self, candidate: Candidate) -> list[str]:
         """What arguments of equal names say, as far as they are known."""
-        templates = [
-            side.templates[name]
-            for side, name in zip(self._matching.sides, (candidate.reference, candidate.target), strict=True)
-        ]
+        side, target_side = self._matching.sides
         far: dict[str, float] = {}
-        for a, b in candidate.places:
-            arguments_by_name, target_arguments = (
-                templates[0].members[a].arguments,
-                templates[1].members[b].arguments,
-            )
-            for name in arguments_by_name.keys() & target_arguments.keys():
-                fingerprint, target_fingerprint = (
-                    side.fingerprint_of(named[name])
-                    for side, named in zip(
-                        self._matching.sides, (arguments_by_name, target_arguments), strict=True
-                    )
-                )
-                if (
-                    fingerprint is not None
-                    and target_fingerprint is not None
-                    and fingerprint.size == target_fingerprint.size
-                ):
-                    distance = fingerprint.distance(target_fingerprint)
-                    if distance > self.tolerance([arguments_by_name[name]], [target_arguments[name]]):
-                        far[name] = max(distance, far.get(name, 0.0))
-        return [
-            f"but its argument {name} differs by {distance:.1g}" for name, distance in sorted(far.items())
-        ]
+        for place in candidate.places:
+            member, target_member = self._matching.members_of(candidate, place)
+            for name in member.arguments.keys() & target_member.arguments.keys():
+                one, other = member.arguments[name], target_member.arguments[name]
+                distance = _distance(side.fingerprint_of(one), target_side.fingerprint_of(other))
+                if distance is not None and distance > self.tolerance([one], [other]):
+                    far[name] = max(distance, far.get(name, 0.0))
+        return [f"but its argument {name} differs by {apart:.1g}" for name, apart in sorted(far.items())]
 
     def _measure_distances(self, candidate: Candidate) -> list[float | None]:
         """How far the values of all members are apart at least; None if it is not known."""
-        one, other = self._matching.sides
-        sites = [self._matching.sites_of(candidate, place) for place in candidate.places]
-        return [self._measure_distance(one.records(left), other.records(right)) for left, right in sites]
+        pairs = (self._matching.records_of(candidate, place) for place in candidate.places)
+        return [self._measure_distance(*pair) for pair in pairs]
 
     def _measure_distance(self, reference: Sequence[Record], target: Sequence[Record]) -> float | None:
         """How far values are apart at least, by their statistics; None if these are not of one count."""
         one, other = self._matching.sides
         if len(reference) == len(target) == 1 and reference[0].size == target[0].size:
             statistics, target_statistics = one.statistics_of(reference[0]), other.statistics_of(target[0])
-            return (
-                statistics_distance(statistics, target_statistics, reference[0].size)
-                if statistics and target_statistics
-                else None
-            )
-        both = one.joint_fingerprint_of(reference), other.joint_fingerprint_of(target)
-        if both[0] is None or both[1] is None or both[0].size != both[1].size:
-            return None
-        return both[0].distance(both[1])
+            if statistics is None or target_statistics is None:
+                return None
+            return statistics_distance(statistics, target_statistics, reference[0].size)
+        return _distance(one.joint_fingerprint_of(reference), other.joint_fingerprint_of(target))
+
+
+def _distance(one: Fingerprint | None, other: Fingerprint | None) -> float | None:
+    """How far fingerprints are apart; None if one is not known, or they are of other counts."""
+    return None if one is None or other is None or one.size != other.size else one.distance(other)
+
+
+def _describe_shapes(records: RecordPair) -> str:
+    shapes = " and ".join(str(list(side[0].shape)) for side in records)
+    return f"but shapes {shapes} differ, no layout fits"
 
 
 def _take_larger(distances: Sequence[float | None], residuals: Sequence[float | None]) -> list[float]:
@@ -388,19 +365,12 @@ def _is_ascending(places: Sequence[Place]) -> bool:
     return ordered == sorted(ordered)
 
 
-def _values_text(agreements: Sequence[Agreement], whole: int) -> str:
-    distances = [agreement.distance for agreement in agreements]
-    return _count_text(
-        len(agreements), whole, max(distances), min(agreement.other for agreement in agreements)
-    )
-
-
 def _count_text(count: int, whole: int, distance: float, other: float | None) -> str:
     rest = "" if other is None else f", next best {other:.1g}"
     return f"values: {count} of {whole} agree within {distance:.1g}{rest}"
 
 
-def read_text(fit: Fit) -> list[str]:
+def _describe_read(fit: Fit) -> list[str]:
     """How well a layout fits what was read; nothing if nothing was."""
     if fit.residual is None:
         return []

@@ -23,7 +23,7 @@ class Pattern:
     Attributes:
         left: The groups before.
         right: The groups after; the same axes.
-        sizes: Sizes of axes that shapes do not tell.
+        sizes: Sizes of axes that do not follow from shapes.
 
     Example:
         >>> pattern = Pattern.parse("b s (h d) -> b h s d", {"h": 4})
@@ -149,13 +149,13 @@ def parse_groups(text: str) -> tuple[Group, ...]:
     inner: list[str] | None = None
     at, text = 0, text.strip()
     while at < len(text):
-        found = _TOKEN.match(text, at)
-        token = found[1] if found else text[at:].split()[0]
-        is_wrong = found is None or (token == "(" and inner is not None) or (token == ")" and inner is None)
+        match = _TOKEN.match(text, at)
+        token = match[1] if match else text[at:].split()[0]
+        is_wrong = match is None or (token == "(" and inner is not None) or (token == ")" and inner is None)
         if is_wrong or (token == "..." and (inner is not None or ("...",) in groups)):
             raise UsageError(f"pattern {abbreviate(text)!r}: {token!r} is not understood there")
-        assert found is not None
-        at = found.end()
+        assert match is not None
+        at = match.end()
         if token == "(":
             inner = []
         elif token == ")":

@@ -10,14 +10,14 @@ import numpy as np
 
 from tensorcap.diagnosis.constants import hint_for_factor, name_factor
 from tensorcap.diagnosis.context import PairContext
-from tensorcap.diagnosis.scoring import Hypothesis, Values, relative_error
+from tensorcap.diagnosis.hypothesis import Hypothesis
+from tensorcap.diagnosis.values import Values, fit_factors, other_axes, relative_error
 from tensorcap_formats.float_formats import rounded
 
 _WEIGHTS: Final = ("weight", "scale", "gamma")
 _BIASES: Final = ("bias", "beta")
 _LARGEST_FACTOR: Final = 1e6  # of a weight: beyond it the rounding of the other side decides
 _LEAST_SEQUENCES: Final = 4  # that share an offset, to be a table of positions
-_NARROW: Final = ("bfloat16", "float16")
 _FACTOR_HINTS: Final = {
     "channel": "A weight that belongs to channels, as that of a norm, is missing or another one.",
     "token": "Weights of experts are not renormalised, or a norm divides by another number.",
@@ -30,7 +30,7 @@ _OFFSET_HINTS: Final = {
 }
 
 
-def propose_scalings(context: PairContext) -> Iterator[Hypothesis]:
+def propose_factors(context: PairContext) -> Iterator[Hypothesis]:
     """Propose factors and offsets of all elements, by parameters of the module, and along each axis."""
     if not context.is_same_shape or context.r.size < 4:
         return
@@ -52,30 +52,28 @@ def _propose_numbers(context: PairContext) -> Iterator[Hypothesis]:
         return
     factor = float(np.vdot(r, t)) / square
     if factor:
-        predicted = factor * r
-        left = relative_error(t, predicted)
-        tolerance = _factor_tolerance(left, r.size)
+        tolerance = _factor_tolerance(relative_error(t, factor * r), r.size)
         if abs(factor + 1) <= tolerance:
-            hint = "A sign is turned."
-            yield Hypothesis("sign", "the target is the reference with its sign turned", t, -r, r, hint=hint)
+            text = "the target is the reference with its sign turned"
+            yield context.propose("sign", text, -r, hint="A sign is turned.")
         else:
             names = name_factor(abs(factor), context, tolerance)
             equal = f", which is {'-' if factor < 0 else ''}{names[0]}" if names else ""
             if len(names) > 1:
                 equal += f" (or {', '.join(names[1:])})"
-            text = f"the target is the reference times {factor:.6g}{equal}"
-            facts = {"factor": factor, "equals": list(names)}
-            yield Hypothesis(
-                "factor", text, t, predicted, r, parameters=1, hint=hint_for_factor(names), facts=facts
+            yield context.propose(
+                "factor",
+                f"the target is the reference times {factor:.6g}{equal}",
+                factor * r,
+                parameters=1,
+                hint=hint_for_factor(names),
+                facts={"factor": factor, "equals": list(names)},
             )
     offset = float((t - r).mean())
-    text = f"the target is the reference plus {offset:.6g}"
-    yield Hypothesis(
+    yield context.propose(
         "offset",
-        text,
-        t,
+        f"the target is the reference plus {offset:.6g}",
         r + offset,
-        r,
         parameters=1,
         hint="A constant is missing or added.",
         facts={"offset": offset},
@@ -85,16 +83,12 @@ def _propose_numbers(context: PairContext) -> Iterator[Hypothesis]:
     if spread:
         slope = float(np.vdot(centred, t)) / spread
         start = float(t.mean() - slope * r.mean())
-        text = f"the target is {slope:.6g} times the reference plus {start:.6g}"
-        hint = "Values are normalised with another mean and deviation."
-        yield Hypothesis(
+        yield context.propose(
             "affine",
-            text,
-            t,
+            f"the target is {slope:.6g} times the reference plus {start:.6g}",
             slope * r + start,
-            r,
             parameters=2,
-            hint=hint,
+            hint="Values are normalised with another mean and deviation.",
             facts={"factor": slope, "offset": start},
         )
 
@@ -106,124 +100,87 @@ def _factor_tolerance(left: float, size: int) -> float:
 
 def _propose_parameters(context: PairContext) -> Iterator[Hypothesis]:
     """Propose that a weight or bias of the module is missing, or applied once more: nothing is fitted."""
-    r, t = context.r, context.t
+    r = context.r
     for name, (ours, theirs) in context.read_parameters().items():
         last = name.rpartition(".")[2]
+        facts = {"parameter": name}
         for side, vector in (("reference", ours), ("target", theirs)):
             if vector is None or vector.shape != r.shape[-1:]:
                 continue
             if side == "target" and ours is not None and np.array_equal(ours, vector):
                 continue
             if last in _WEIGHTS:
-                yield from _propose_weight(r, t, name, vector, context.target.dtype.name)
+                yield from _propose_weight(context, name, vector)
             if last in _BIASES:
                 hint = f"The {last} was dropped: the same vector is missing in every token."
                 text = f"the target lacks {name}: it is the reference minus {name}"
-                yield Hypothesis("bias-dropped", text, t, r - vector, r, hint=hint, facts={"parameter": name})
+                yield context.propose("bias-dropped", text, r - vector, hint=hint, facts=facts)
                 hint = f"The {last} is added once more."
                 text = f"the target is the reference plus {name}"
-                yield Hypothesis("bias-added", text, t, r + vector, r, hint=hint, facts={"parameter": name})
+                yield context.propose("bias-added", text, r + vector, hint=hint, facts=facts)
         if last not in _BIASES or ours is None or theirs is None:
             continue
         if ours.shape == theirs.shape == r.shape[-1:] and not np.array_equal(ours, theirs):
             text = f"the target is the reference with its own {name}"
             hint = f"The two sides hold another {name}: look at how weights are loaded."
-            yield Hypothesis(
-                "bias-differs", text, t, r - ours + theirs, r, hint=hint, facts={"parameter": name}
-            )
+            yield context.propose("bias-differs", text, r - ours + theirs, hint=hint, facts=facts)
 
 
-def _propose_weight(r: Values, t: Values, name: str, w: Values, dtype: str) -> Iterator[Hypothesis]:
+def _propose_weight(context: PairContext, name: str, w: Values) -> Iterator[Hypothesis]:
+    """Propose that a weight of channels is missing, applied twice, or meant with one added to it."""
+    without_one, with_one = "norm-without-one-plus", "norm-with-one-plus"
+    plus_one_meant, weight_meant = "{} is used where 1 + {} is meant", "1 + {} is used where {} is meant"
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        factors: tuple[tuple[Values, str, str, str], ...] = (
-            (
-                w / (1 + w),
-                "norm-without-one-plus",
-                f"{name} / (1 + {name})",
-                "{} is used where 1 + {} is meant.",
-            ),
-            (
-                (1 + w) / w,
-                "norm-with-one-plus",
-                f"(1 + {name}) / {name}",
-                "1 + {} is used where {} is meant.",
-            ),
+        factors = [
+            (w / (1 + w), without_one, f"{name} / (1 + {name})", f"{plus_one_meant}."),
+            ((1 + w) / w, with_one, f"(1 + {name}) / {name}", f"{weight_meant}."),
             (1 / w, "weight-missing", f"1 / {name}", "The multiplication by {} is missing."),
             (1 / (1 + w), "weight-missing", f"1 / (1 + {name})", "The multiplication by 1 + {} is missing."),
             (w, "weight-twice", name, "The multiplication by {} is done once more."),
-        )
-        if dtype in _NARROW:
+        ]
+        if context.is_narrow:
+            dtype = context.target.dtype.name
             own = rounded(w, dtype)
             less, more = rounded(own - 1, dtype), rounded(1 + own, dtype)
-            factors = (
-                *factors,
-                (
-                    (1 + less) / (1 + w),
-                    "norm-without-one-plus",
-                    f"(1 + v) / (1 + {name}), v being {name} - 1 in {dtype}",
-                    "{} is used where 1 + {} is meant, and is kept in low precision less one.",
-                ),
-                (
-                    more / w,
-                    "norm-with-one-plus",
-                    f"v / {name}, v being 1 + {name} in {dtype}",
-                    "1 + {} is used where {} is meant, and is kept in low precision.",
-                ),
-            )
+            text = f"(1 + v) / (1 + {name}), v being {name} - 1 in {dtype}"
+            hint = f"{plus_one_meant}, and is kept in low precision less one."
+            factors.append(((1 + less) / (1 + w), without_one, text, hint))
+            text = f"v / {name}, v being 1 + {name} in {dtype}"
+            factors.append((more / w, with_one, text, f"{weight_meant}, and is kept in low precision."))
     for factor, kind, text, hint in factors:
         is_sane = np.isfinite(factor) & (np.abs(factor) < _LARGEST_FACTOR)
         if is_sane.all() and not np.all(factor == 1):
             sentence = f"the target is the reference times {text}, channel by channel"
             hint = hint.replace("{}", f"the {name}", 1).replace("{}", name)
             hint = hint[:1].upper() + hint[1:]
-            yield Hypothesis(kind, sentence, t, r * factor, r, hint=hint, facts={"parameter": name})
+            yield context.propose(kind, sentence, context.r * factor, hint=hint, facts={"parameter": name})
 
 
 def _propose_along_axes(context: PairContext) -> Iterator[Hypothesis]:
     """Propose a factor, or an offset, for each index of an axis; and for each row of all channels."""
     r, t = context.r, context.t
-    groups: list[tuple[str, tuple[int, ...]]] = []
-    for axis in range(r.ndim):
-        if r.shape[axis] > 1:
-            others = tuple(other for other in range(r.ndim) if other != axis)
-            groups.append((context.axis_name(axis), others))
+    groups = [(context.axis_name(axis), other_axes(r, axis)) for axis in range(r.ndim) if r.shape[axis] > 1]
     if r.ndim > 2:
         groups.append(("row", (r.ndim - 1,)))
     for name, summed in groups:
         if not summed or math.prod(r.shape[axis] for axis in summed) < 2:
             continue
         square = (r * r).sum(axis=summed, keepdims=True)
-        product = (r * t).sum(axis=summed, keepdims=True)
-        factor = np.divide(product, square, out=np.ones_like(square), where=square > 0)
-        low, high = float(factor.min()), float(factor.max())
-        hint = _FACTOR_HINTS.get("token" if name == "row" else name, "")
-        text = f"each {name} of the target is that of the reference times a number, {low:.4g} to {high:.4g}"
-        facts = {"lowest": low, "highest": high}
-        yield Hypothesis(
-            f"{name.replace(' ', '-')}-factor",
-            text,
-            t,
-            r * factor,
-            r,
-            parameters=factor.size,
-            hint=hint,
-            facts=facts,
-        )
+        factor = fit_factors((r * t).sum(axis=summed, keepdims=True), square)
         offset = (t - r).mean(axis=summed, keepdims=True)
-        low, high = float(offset.min()), float(offset.max())
-        hint = _OFFSET_HINTS.get("token" if name == "row" else name, "")
-        text = f"each {name} of the target is that of the reference plus a number, {low:.4g} to {high:.4g}"
-        facts = {"lowest": low, "highest": high}
-        yield Hypothesis(
-            f"{name.replace(' ', '-')}-offset",
-            text,
-            t,
-            r + offset,
-            r,
-            parameters=offset.size,
-            hint=hint,
-            facts=facts,
-        )
+        for what, numbers, predicted, how, hints in (
+            ("factor", factor, r * factor, "times", _FACTOR_HINTS),
+            ("offset", offset, r + offset, "plus", _OFFSET_HINTS),
+        ):
+            low, high = float(numbers.min()), float(numbers.max())
+            yield context.propose(
+                f"{name.replace(' ', '-')}-{what}",
+                f"each {name} of the target is that of the reference {how} a number, {low:.4g} to {high:.4g}",
+                predicted,
+                parameters=numbers.size,
+                hint=hints.get("token" if name == "row" else name, ""),
+                facts={"lowest": low, "highest": high},
+            )
     yield from _propose_by_sequence(context)
 
 
@@ -233,17 +190,17 @@ def _propose_by_sequence(context: PairContext) -> Iterator[Hypothesis]:
     if r.ndim >= 3 and r.shape[0] >= _LEAST_SEQUENCES:
         offset = (t - r).mean(axis=0, keepdims=True)
         text = "the difference is the same in every sequence of the batch"
-        yield Hypothesis(
-            "position-offset", text, t, r + offset, r, parameters=offset.size, hint=_OFFSET_HINTS["batch"]
-        )
+        hint = _OFFSET_HINTS["batch"]
+        yield context.propose("position-offset", text, r + offset, parameters=offset.size, hint=hint)
     others = tuple(range(r.ndim - 1))
     if r.ndim >= 2:
         mean_r, mean_t = r.mean(axis=others), t.mean(axis=others)
         spread = ((r - mean_r) ** 2).sum(axis=others)
-        product = ((r - mean_r) * t).sum(axis=others)
-        slope = np.divide(product, spread, out=np.ones_like(spread), where=spread > 0)
-        text = "each channel of the target is that of the reference times a number plus another"
-        hint = "A norm of channels, or the mean and deviation of images, has other numbers."
-        yield Hypothesis(
-            "channel-affine", text, t, (r - mean_r) * slope + mean_t, r, parameters=2 * r.shape[-1], hint=hint
+        slope = fit_factors(((r - mean_r) * t).sum(axis=others), spread)
+        yield context.propose(
+            "channel-affine",
+            "each channel of the target is that of the reference times a number plus another",
+            (r - mean_r) * slope + mean_t,
+            parameters=2 * r.shape[-1],
+            hint="A norm of channels, or the mean and deviation of images, has other numbers.",
         )

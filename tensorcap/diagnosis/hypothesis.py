@@ -8,9 +8,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-Values = NDArray[Any]  # float64; also masks and indices of them
+from tensorcap.diagnosis.values import Values, relative_error
 
 ROUNDINGS: Final = 4.0  # a hypothesis may leave that many roundings
 SHARE: Final = 0.01  # or that share of the error before
@@ -100,17 +99,6 @@ class Explanation:
     def is_location(self) -> bool:
         """Whether it says where the error is and not what it is."""
         return self.kind.startswith("only-")
-
-
-def relative_error(observed: Values, predicted: Values) -> float:
-    """Divide the norm of the difference by the larger of the two norms; 0 if both are zero.
-
-    Example:
-        >>> relative_error(np.array([3.0, 4.0]), np.array([0.0, 0.0]))
-        1.0
-    """
-    size = max(_norm(observed), _norm(predicted))
-    return _norm(observed - predicted) / size if size else 0.0
 
 
 @dataclass(slots=True)
@@ -257,8 +245,3 @@ def _count_erring(hypothesis: Hypothesis) -> float:
         return 1
     square /= largest
     return min(size, 3 * float(square.sum()) ** 2 / float(np.dot(square, square)))
-
-
-def _norm(values: Values) -> float:
-    flat = values.reshape(-1)
-    return math.sqrt(float(np.dot(flat, flat)))

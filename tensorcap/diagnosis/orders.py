@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 
 from tensorcap.diagnosis.context import PairContext
-from tensorcap.diagnosis.scoring import Hypothesis, Values
+from tensorcap.diagnosis.hypothesis import Hypothesis
+from tensorcap.diagnosis.values import Values, evenly_spaced, listed
 
 _WIDEST: Final = 4096  # slices of an axis whose order is looked for; the cost grows with its square
 _SAMPLE: Final = 256  # elements of a slice by which it is recognised
@@ -25,6 +26,9 @@ _HINTS: Final = {
     "head": "Heads are in another order: how they are split, repeated or gathered.",
     "batch": "Sequences are in another order.",
 }
+_HEAD_SPLIT_HINT: Final = (
+    "Heads are split as (head_dim, heads) on one side and as (heads, head_dim) on the other."
+)
 
 
 def propose_orders(context: PairContext) -> Iterator[Hypothesis]:
@@ -35,7 +39,7 @@ def propose_orders(context: PairContext) -> Iterator[Hypothesis]:
     if not context.is_same_shape:
         yield from _propose_other_shapes(context)
         return
-    yield from _propose_swaps(r, t)
+    yield from _propose_swaps(context)
     yield from _propose_head_layouts(context)
     for axis in range(r.ndim):
         if r.shape[axis] > 1:
@@ -45,13 +49,14 @@ def propose_orders(context: PairContext) -> Iterator[Hypothesis]:
         yield from _propose_shifts_by_sequence(context)
 
 
-def _propose_swaps(r: Values, t: Values) -> Iterator[Hypothesis]:
+def _propose_swaps(context: PairContext) -> Iterator[Hypothesis]:
+    r = context.r
     hint = "A tensor or a square weight is transposed."
     for one, other in itertools.combinations(range(r.ndim), 2):
         if r.shape[one] == r.shape[other] > 1:
             text = f"the target is the reference with axes {one} and {other} swapped"
             facts = {"axes": [one, other]}
-            yield Hypothesis("transposed", text, t, np.swapaxes(r, one, other), r, hint=hint, facts=facts)
+            yield context.propose("transposed", text, np.swapaxes(r, one, other), hint=hint, facts=facts)
 
 
 def _propose_other_shapes(context: PairContext) -> Iterator[Hypothesis]:
@@ -62,31 +67,9 @@ def _propose_other_shapes(context: PairContext) -> Iterator[Hypothesis]:
     """
     r, t = context.r, context.t
     if r.size == t.size:
-        text = f"the target holds the same values in the same order in another shape, {t.shape} for {r.shape}"
-        yield Hypothesis(
-            "reshaped", text, t, r.reshape(t.shape), None, hint="Compare with a step that reshapes."
-        )
-        if 2 <= r.ndim <= _MOST_AXES:
-            hint = "Compare with a step that permutes axes, or look for a transpose on one side."
-            for order in itertools.permutations(range(r.ndim)):
-                if order != tuple(range(r.ndim)):
-                    moved = np.transpose(r, order)
-                    if moved.shape == t.shape or moved.ndim != t.ndim:
-                        text = f"the target is the reference with its axes in the order {order}"
-                        yield Hypothesis(
-                            "transposed",
-                            text,
-                            t,
-                            moved.reshape(t.shape),
-                            None,
-                            log_alternatives=math.log(math.factorial(r.ndim)),
-                            hint=hint,
-                            facts={"axes": list(order)},
-                        )
+        yield from _propose_reshapes(context)
         return
-    if r.ndim != t.ndim:
-        return
-    differing = [axis for axis in range(r.ndim) if r.shape[axis] != t.shape[axis]]
+    differing = [axis for axis in range(r.ndim) if r.ndim == t.ndim and r.shape[axis] != t.shape[axis]]
     if len(differing) != 1:
         return
     (axis,) = differing
@@ -95,23 +78,37 @@ def _propose_other_shapes(context: PairContext) -> Iterator[Hypothesis]:
     extra = longer.shape[axis] - shorter.shape[axis]
     side = "reference" if longer is r else "target"
     for start in dict.fromkeys((*range(min(extra + 1, _MOST_STARTS)), extra)):
-        part = _slices(longer, axis, start, start + shorter.shape[axis])
-        text = (
-            f"the {side} has {extra} {name}{'s' if extra > 1 else ''} more: {start} before and "
-            f"{extra - start} behind those that both have"
-        )
-        hint = _HINTS.get(name, "") if name == "token" else f"The {side} is padded along its {name}s."
-        facts = {"axis": axis, "before": start, "behind": extra - start, "longer": side}
         yield Hypothesis(
             "token-shift" if name == "token" else "padded",
-            text,
+            f"the {side} has {extra} {name}{'s' if extra > 1 else ''} more: {start} before and "
+            f"{extra - start} behind those that both have",
             shorter,
-            part,
+            _slices(longer, axis, start, start + shorter.shape[axis]),
             None,
             log_alternatives=math.log(extra + 1),
-            hint=hint,
-            facts=facts,
+            hint=_HINTS["token"] if name == "token" else f"The {side} is padded along its {name}s.",
+            facts={"axis": axis, "before": start, "behind": extra - start, "longer": side},
         )
+
+
+def _propose_reshapes(context: PairContext) -> Iterator[Hypothesis]:
+    """Propose the same values in another shape, and with their axes in any other order."""
+    r, t = context.r, context.t
+    text = f"the target holds the same values in the same order in another shape, {t.shape} for {r.shape}"
+    yield context.propose("reshaped", text, r.reshape(t.shape), hint="Compare with a step that reshapes.")
+    if not 2 <= r.ndim <= _MOST_AXES:
+        return
+    for order in itertools.permutations(range(r.ndim)):
+        moved = np.transpose(r, order)
+        if order != tuple(range(r.ndim)) and (moved.shape == t.shape or moved.ndim != t.ndim):
+            yield context.propose(
+                "transposed",
+                f"the target is the reference with its axes in the order {order}",
+                moved.reshape(t.shape),
+                log_alternatives=math.log(math.factorial(r.ndim)),
+                hint="Compare with a step that permutes axes, or look for a transpose on one side.",
+                facts={"axes": list(order)},
+            )
 
 
 def _propose_moves(context: PairContext, axis: int) -> Iterator[Hypothesis]:
@@ -127,25 +124,17 @@ def _propose_moves(context: PairContext, axis: int) -> Iterator[Hypothesis]:
         sources = _find_nearest(np.moveaxis(r, axis, 0), np.moveaxis(t, axis, 0))
         if not np.array_equal(sources, np.arange(size)):
             pattern, log_alternatives = _name_order(sources, context.head_dim if name == "channel" else None)
-            hint = _HINTS.get(name, "")
+            kind, hint = f"{name.replace(' ', '-')}-order", _HINTS.get(name, "")
             if pattern.startswith(("halves", "pairs")):
+                kind = "rotary-layout"
                 hint = "The layout of rotary embeddings: halves on one side, interleaved pairs on the other."
-            text = f"{name}s of the target are those of the reference in another order: {pattern}"
-            facts = {"axis": axis, "sources": sources[:_MOST_SOURCES].tolist()}
-            kind = (
-                "rotary-layout"
-                if pattern.startswith(("halves", "pairs"))
-                else f"{name.replace(' ', '-')}-order"
-            )
-            yield Hypothesis(
+            yield context.propose(
                 kind,
-                text,
-                t,
+                f"{name}s of the target are those of the reference in another order: {pattern}",
                 np.take(r, sources, axis),
-                r,
                 log_alternatives=log_alternatives,
                 hint=hint,
-                facts=facts,
+                facts={"axis": axis, "sources": sources[:_MOST_SOURCES].tolist()},
             )
             shifts, counts = np.unique(sources - np.arange(size), return_counts=True)
             for shift in shifts[np.argsort(-counts, kind="stable")][:2].tolist():
@@ -161,15 +150,12 @@ def _propose_shift(context: PairContext, axis: int, shift: int) -> Hypothesis:
     r, t = context.r, context.t
     size, name = r.shape[axis], context.axis_name(axis)
     start, stop = max(0, -shift), min(size, size - shift)
-    observed = _slices(t, axis, start, stop)
-    predicted = _slices(r, axis, start + shift, stop + shift)
     where = "behind" if shift > 0 else "before"
-    text = f"each {name} of the target is that of the reference {abs(shift)} {where} it"
     return Hypothesis(
         f"{name.replace(' ', '-')}-shift",
-        text,
-        observed,
-        predicted,
+        f"each {name} of the target is that of the reference {abs(shift)} {where} it",
+        _slices(t, axis, start, stop),
+        _slices(r, axis, start + shift, stop + shift),
         _slices(r, axis, start, stop),
         log_alternatives=math.log(2 * size),
         hint=_HINTS.get(name, ""),
@@ -191,68 +177,51 @@ def _propose_shifts_by_sequence(context: PairContext) -> Iterator[Hypothesis]:
         shifts.append(int(values[counts.argmax()]))
         rolled[row] = np.roll(r[row], -shifts[-1], axis - 1)
     if len(set(shifts)) > 1:
-        text = f"each sequence is rolled by a number of tokens of its own: {shifts[:8]}"
-        hint = "Padding is on the left on one side and on the right on the other."
-        log_alternatives = len(shifts) * math.log(size)
-        yield Hypothesis(
+        yield context.propose(
             "padding-side",
-            text,
-            t,
+            f"each sequence is rolled by a number of tokens of its own: {shifts[:8]}",
             rolled,
-            r,
-            log_alternatives=log_alternatives,
-            hint=hint,
+            log_alternatives=len(shifts) * math.log(size),
+            hint="Padding is on the left on one side and on the right on the other.",
             facts={"shifts": shifts},
         )
 
 
 def _propose_head_layouts(context: PairContext) -> Iterator[Hypothesis]:
     """Propose another nesting of channels: heads, parts of a head, and tokens."""
-    r, t = context.r, context.t
+    r = context.r
     width, head_dim = r.shape[-1], context.head_dim
     counts = {n for n in (context.heads, context.kv_heads, 3, head_dim) if n and 1 < n < width}
     log_alternatives = math.log(2 * len(counts) + 4)
     for count in sorted(counts):
         if width % count:
             continue
-        text = (
-            f"channels are nested otherwise: {count} groups of {width // count} side by side, or interleaved"
-        )
-        hint = "Heads are split as (head_dim, heads) on one side and as (heads, head_dim) on the other."
         for one, other in ((count, width // count), (width // count, count)):
             split = r.reshape(*r.shape[:-1], one, other)
-            moved = np.swapaxes(split, -1, -2).reshape(r.shape)
-            yield Hypothesis(
+            yield context.propose(
                 "head-nesting",
-                text,
-                t,
-                moved,
-                r,
+                f"channels are nested otherwise: {count} groups of {width // count} side by side, or "
+                "interleaved",
+                np.swapaxes(split, -1, -2).reshape(r.shape),
                 log_alternatives=log_alternatives,
-                hint=hint,
+                hint=_HEAD_SPLIT_HINT,
                 facts={"groups": one},
             )
     if r.ndim == 3 and head_dim and width % head_dim == 0 and width > head_dim and r.shape[1] > 1:
-        heads = width // head_dim
-        text = "heads were not moved back behind tokens before they were joined"
-        hint = "A transpose of heads and tokens is missing before a reshape."
-        split = r.reshape(r.shape[0], r.shape[1], heads, head_dim)
-        yield Hypothesis(
+        split = r.reshape(r.shape[0], r.shape[1], width // head_dim, head_dim)
+        yield context.propose(
             "heads-not-moved-back",
-            text,
-            t,
+            "heads were not moved back behind tokens before they were joined",
             split.transpose(0, 2, 1, 3).reshape(r.shape),
-            r,
             log_alternatives=log_alternatives,
-            hint=hint,
+            hint="A transpose of heads and tokens is missing before a reshape.",
         )
 
 
 def _propose_signs(context: PairContext) -> Iterator[Hypothesis]:
     """Propose that the sign of some channels is turned; the text names halves and alternate channels."""
     r, t = context.r, context.t
-    others = tuple(range(r.ndim - 1))
-    turned = (r * t).sum(axis=others) < 0
+    turned = (r * t).sum(axis=tuple(range(r.ndim - 1))) < 0
     count, width = int(turned.sum()), r.shape[-1] if r.ndim else 1
     if not 0 < count < width:
         return
@@ -270,17 +239,13 @@ def _propose_signs(context: PairContext) -> Iterator[Hypothesis]:
                 pattern, log_alternatives = f"the {name} of every {size} channels", math.log(8)
                 hint = "The sign within the rotation of halves (rotate_half), or that of the sine, is turned."
                 break
-    text = f"the sign is turned in {pattern}"
-    facts = {"channels": np.flatnonzero(turned)[:_MOST_SOURCES].tolist()}
-    yield Hypothesis(
+    yield context.propose(
         "channel-signs",
-        text,
-        t,
+        f"the sign is turned in {pattern}",
         np.where(turned, -r, r),
-        r,
         log_alternatives=log_alternatives,
         hint=hint,
-        facts=facts,
+        facts={"channels": np.flatnonzero(turned)[:_MOST_SOURCES].tolist()},
     )
 
 
@@ -289,7 +254,7 @@ def _find_nearest(r: Values, t: Values) -> Values:
     size = len(r)
     ours, theirs = r.reshape(size, -1), t.reshape(size, -1)
     if ours.shape[1] > _SAMPLE:
-        picked = np.linspace(0, ours.shape[1] - 1, _SAMPLE).astype(np.int64)
+        picked = evenly_spaced(ours.shape[1], _SAMPLE)
         ours, theirs = ours[:, picked], theirs[:, picked]
     squares = (ours * ours).sum(axis=1)
     scale = float(squares.mean()) or 1.0
@@ -327,22 +292,16 @@ def _name_order(sources: Values, head_dim: int | None) -> tuple[str, float]:
         split = same.reshape(-1, part // 2, 2)
         if np.array_equal(sources, split.transpose(0, 2, 1).reshape(-1)):
             return f"halves where the reference has pairs, in each {part}", math.log(8)
-    for part in [
-        p for p in dict.fromkeys((head_dim, *_divisors(size))) if p and 1 < p < size and size % p == 0
-    ]:
+    divisors = (part for part in range(size // 2, 1, -1) if size % part == 0)
+    for part in dict.fromkeys((head_dim or 0, *divisors)):
+        if not 1 < part < size or size % part:
+            continue
         blocks = sources.reshape(-1, part)
         if (blocks == blocks[:, :1] + np.arange(part)).all() and (blocks[:, 0] % part == 0).all():
-            order = (blocks[:, 0] // part).tolist()
-            shown = ", ".join(map(str, order[:_SHOWN])) + (", …" if len(order) > _SHOWN else "")
-            return f"blocks of {part} in the order {shown}", len(order) * math.log(len(order)) + math.log(
-                size
-            )
-    shown = ", ".join(map(str, sources[:_SHOWN].tolist())) + (", …" if size > _SHOWN else "")
-    return shown, size * math.log(size)
-
-
-def _divisors(size: int) -> Sequence[int]:
-    return [part for part in range(size // 2, 1, -1) if size % part == 0]
+            order = blocks[:, 0] // part
+            count = len(order) * math.log(len(order)) + math.log(size)
+            return f"blocks of {part} in the order {listed(order, _SHOWN)}", count
+    return listed(sources, _SHOWN), size * math.log(size)
 
 
 def _slices(values: Values, axis: int, start: int, stop: int) -> Values:

@@ -25,11 +25,11 @@ _Found = list[tuple[TokenSequence, TokenSequence, int]]  # of both sides, and ho
 
 @dataclass(frozen=True, slots=True)
 class TokenRule:
-    """How a map file wants tokens to be matched.
+    """How tokens are to be matched, by a map file.
 
     Attributes:
         step: By what.
-        dims: Axes of tensors whose shapes do not tell where tokens are, `b s ...`.
+        dims: Axes of tensors whose token axes do not follow from shapes, `b s ...`.
         reference: `SITE/SLOT` of the reference's ids, mask, positions, starts, where their names are unusual.
         target: The same for the target.
     """
@@ -120,7 +120,7 @@ class TokenAlignment:
 def _divided(
     reference: Tokens, target: Tokens
 ) -> tuple[tuple[TokenSequence, ...], tuple[TokenSequence, ...]]:
-    """The sequences of both sides; those of a side that does not tell them apart are as long as the other's.
+    """The sequences of both sides; a side without bounds is divided as the other one is.
 
     Raises:
         UsageError: It has not as many tokens as the other side, or other ids.
@@ -176,7 +176,7 @@ def _by_ids(
         count = int(common[row, column])
         rivals = (candidates[row] == count).sum() + (candidates[:, column] == count).sum() - 2
         rows, columns = np.array([row]), np.array([column])
-        if rivals and not is_equal[row, column]:  # which of them it is, nothing tells: none
+        if rivals and not is_equal[row, column]:  # nothing decides between them: none is taken
             rows, columns = (np.flatnonzero(line == count) for line in (common[:, column], common[row]))
         else:
             pairs.append((ours[int(row)], theirs[int(column)], count))

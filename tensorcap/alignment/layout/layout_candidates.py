@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+from tensorcap.alignment.layout.axis_patterns import Shape, groups_text
 from tensorcap.alignment.layout.layout import Layout
 from tensorcap_formats.errors import UsageError
 
-Shape = tuple[int, ...]
 Steps = tuple[str, ...]
 LayoutChoice = tuple[Steps, tuple[int, ...]]  # and the order in which the reference's tensors come out
 
@@ -53,7 +53,7 @@ def rearranged(before: Shape, after: Shape, *, may_permute: bool = True) -> Iter
         yield ()
     if max(len(before), len(after)) > _AXES or math.prod(before) != math.prod(after):
         return
-    core, wanted = ([size for size in shape if size != 1] for shape in (before, after))
+    core, wanted = _core(before), _core(after)
     if before != after and core == wanted:
         yield _ones(before, after)
     if may_permute:
@@ -79,35 +79,38 @@ def _ones(before: Shape, after: Shape) -> Steps:
         now.insert(at, 1)
         steps.append(f"unsqueeze {at}")
     if tuple(now) != after:
-        return (
-            _pattern([[i] for i, s in enumerate(before) if s != 1], before, after, list(range(len(before)))),
-        )
+        return (_pattern(_single(before), before, after),)
     return tuple(steps)
 
 
 def _permuted(before: Shape, after: Shape) -> Iterator[Steps]:
     axes = [i for i, size in enumerate(before) if size != 1]
-    wanted = [size for size in after if size != 1]
-    if len(axes) != len(wanted):
+    if len(axes) != len(_core(after)):
         return
     for order in itertools.permutations(axes):
-        if list(order) == axes or [before[i] for i in order] != wanted:
+        if list(order) == axes or [before[i] for i in order] != _core(after):
             continue
         swapped = [k for k, axis in enumerate(order) if axis != axes[k]]
         if len(before) == len(after) == len(axes) and len(swapped) == 2:
             yield (f"transpose {swapped[0]} {swapped[1]}",)
         else:
-            yield (_pattern([[i] for i in order], before, after, axes),)
+            yield (_pattern([[i] for i in order], before, after),)
 
 
-def _pattern(order: Sequence[Sequence[int]], before: Shape, after: Shape, axes: Sequence[int]) -> str:
-    """The text of a rearrangement whose groups of axes, in this order, are the axes after."""
-    left = " ".join("1" if before[i] == 1 else _NAMES[i] for i in range(len(before)))
-    groups, right = iter(order), []
-    for size in after:
-        group = [] if size == 1 else [_NAMES[i] for i in next(groups)]
-        right.append("1" if not group else group[0] if len(group) == 1 else f"({' '.join(group)})")
-    return f'rearrange "{left} -> {" ".join(right)}"'
+def _pattern(groups: Iterable[Sequence[int]], before: Shape, after: Shape) -> str:
+    """The rearrangement whose groups of axes, in this order, are the axes after."""
+    return f'rearrange "{_axes_text(_single(before), before)} -> {_axes_text(groups, after)}"'
+
+
+def _single(shape: Shape) -> list[list[int]]:
+    """Each axis as a group by itself, save those of one element."""
+    return [[i] for i, size in enumerate(shape) if size != 1]
+
+
+def _axes_text(groups: Iterable[Sequence[int]], shape: Shape) -> str:
+    """One side of a pattern: the names in each group of axes, and `1` for axes of one element."""
+    each = iter(groups)
+    return groups_text(tuple(() if size == 1 else tuple(_NAMES[i] for i in next(each)) for size in shape))
 
 
 def _regrouped(before: Shape, after: Shape) -> Iterator[Steps]:
@@ -118,15 +121,10 @@ def _regrouped(before: Shape, after: Shape) -> Iterator[Steps]:
         groups = _grouped(order, fine, _core(coarse))
         if groups is None:
             continue
-        fine_text = " ".join("1" if size == 1 else _NAMES[i] for i, size in enumerate(fine))
-        parts, coarse_axes = iter(groups), []
-        for size in coarse:
-            group = [] if size == 1 else [_NAMES[i] for i in next(parts)]
-            coarse_axes.append("1" if not group else group[0] if len(group) == 1 else f"({' '.join(group)})")
-        coarse_text = " ".join(coarse_axes)
         if fine is before:
-            yield (f'rearrange "{fine_text} -> {coarse_text}"',)
+            yield (_pattern(groups, before, after),)
         else:
+            coarse_text, fine_text = _axes_text(groups, coarse), _axes_text(_single(fine), fine)
             sizes = "".join(f" {_NAMES[i]}={fine[i]}" for g in groups if len(g) > 1 for i in g[:-1])
             yield (f'rearrange "{coarse_text} -> {fine_text}"{sizes}',)
 
@@ -164,9 +162,13 @@ def _reordered(shape: Shape) -> Iterator[Steps]:
 
 def _exchanged(axis: int, ndim: int, outer: int, inner: int) -> str:
     """The step that exchanges the two outer factors of an axis: parts by heads, heads by parts."""
-    before, after = ([_NAMES[i] for i in range(ndim)] for _ in (0, 1))
-    before[axis], after[axis] = "(g p x)", "(p g x)"
-    return f'rearrange "{" ".join(before)} -> {" ".join(after)}" g={outer} p={inner}'
+    before, after = (_with_axis(text, axis, ndim) for text in ("(g p x)", "(p g x)"))
+    return f'rearrange "{before} -> {after}" g={outer} p={inner}'
+
+
+def _with_axis(text: str, axis: int, ndim: int) -> str:
+    """Names of all axes, one of them replaced."""
+    return " ".join(text if i == axis else _NAMES[i] for i in range(ndim))
 
 
 def _split(reference: Sequence[Shape], target: Shape) -> Iterator[LayoutChoice]:
@@ -180,28 +182,32 @@ def _split(reference: Sequence[Shape], target: Shape) -> Iterator[LayoutChoice]:
                 inner = target[:axis] + target[axis + 1 :]
                 for steps in rearranged(inner, reference[0]):
                     yield from (((f"unstack {axis}", *steps), order) for order in orders)
-    if len({len(shape) for shape in reference}) > 1:
-        return
-    for axis in reversed(range(len(reference[0]))):
-        if len({shape[:axis] + shape[axis + 1 :] for shape in reference}) > 1:
-            continue
-        sizes = [shape[axis] for shape in reference]
-        whole = (*reference[0][:axis], sum(sizes), *reference[0][axis + 1 :])
+    for axis, sizes in _joint_axes(reference):
+        whole = _resized(reference[0], axis, sum(sizes))
         for before in rearranged(target, whole, may_permute=len(target) == 2):
             for groups in _divisors(math.gcd(*sizes)):
                 for order in orders:
                     yield (*before, *_cut(axis, len(whole), [sizes[i] for i in order], groups)), order
 
 
+def _joint_axes(shapes: Sequence[Shape]) -> Iterator[tuple[int, list[int]]]:
+    """The axes along which tensors may lie one after the other, the last first, and their sizes there."""
+    if len({len(shape) for shape in shapes}) > 1:
+        return
+    for axis in reversed(range(len(shapes[0]))):
+        if len({shape[:axis] + shape[axis + 1 :] for shape in shapes}) == 1:
+            yield axis, [shape[axis] for shape in shapes]
+
+
+def _resized(shape: Shape, axis: int, size: int) -> Shape:
+    return (*shape[:axis], size, *shape[axis + 1 :])
+
+
 def _cut(axis: int, ndim: int, sizes: Sequence[int], groups: int) -> Steps:
-    """Steps that cut an axis into parts of these sizes, which may be interleaved in so many groups."""
+    """Steps that split an axis into parts of these sizes, which may be interleaved in groups."""
     if groups == 1:
         return (f"split {axis} {_listed(sizes)}",)
-    names = [_NAMES[i] for i in range(ndim)]
-    apart, together = list(names), list(names)
-    apart[axis], together[axis] = "g x", "(g x)"
-    first = f'rearrange "{" ".join(together)} -> {" ".join(apart)}" g={groups}'
-    last = f'rearrange "{" ".join(apart)} -> {" ".join(together)}"'
+    first, last = _interleaved(axis, ndim, groups)
     return first, f"split {axis + 1} {_listed([size // groups for size in sizes])}", last
 
 
@@ -214,15 +220,10 @@ def _joined(reference: Shape, target: Sequence[Shape]) -> Iterator[LayoutChoice]
     count = len(target)
     if len(set(target)) == 1:
         yield from ((("sum", *steps), (0,)) for steps in rearranged(target[0], reference))
-    if len({len(shape) for shape in target}) > 1:
-        return
-    for axis in reversed(range(len(target[0]))):
-        if len({shape[:axis] + shape[axis + 1 :] for shape in target}) > 1:
-            continue
-        sizes = [shape[axis] for shape in target]
+    for axis, sizes in _joint_axes(target):
         for copies in (c for c in _divisors(count) if c < count):
             kept = sizes[::copies]
-            whole = (*target[0][:axis], sum(kept), *target[0][axis + 1 :])
+            whole = _resized(target[0], axis, sum(kept))
             first = (f"dereplicate {copies}",) if copies > 1 else ()
             for after in rearranged(whole, reference, may_permute=len(whole) == 2):
                 yield (*first, f"concat {axis}", *after), (0,)
@@ -236,15 +237,15 @@ def _joined(reference: Shape, target: Sequence[Shape]) -> Iterator[LayoutChoice]
 
 
 def _merged(axis: int, ndim: int, groups: int) -> Steps:
-    """Steps that join tensors in so many interleaved groups."""
-    names = [_NAMES[i] for i in range(ndim)]
-    apart, together = list(names), list(names)
-    apart[axis], together[axis] = "g x", "(g x)"
-    return (
-        f'rearrange "{" ".join(together)} -> {" ".join(apart)}" g={groups}',
-        f"concat {axis + 1}",
-        f'rearrange "{" ".join(apart)} -> {" ".join(together)}"',
-    )
+    """Steps that concatenate tensors in interleaved groups."""
+    first, last = _interleaved(axis, ndim, groups)
+    return first, f"concat {axis + 1}", last
+
+
+def _interleaved(axis: int, ndim: int, groups: int) -> tuple[str, str]:
+    """The steps that split an axis into groups, and merge it again."""
+    together, apart = (_with_axis(text, axis, ndim) for text in ("(g x)", "g x"))
+    return f'rearrange "{together} -> {apart}" g={groups}', f'rearrange "{apart} -> {together}"'
 
 
 def _divisors(number: int) -> list[int]:

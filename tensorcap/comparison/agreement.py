@@ -1,0 +1,256 @@
+"""What is missing or differs although all that is computed from it agrees: `explained` (CMP-54, CMP-55)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Final
+
+from tensorcap.comparison.pair import Decision, Pair, Status, decide
+from tensorcap.comparison.pairing import Absences, Selection
+from tensorcap.comparison.ranking import error_of
+from tensorcap.runs import is_gradient, is_inner, is_parameter, is_result, ops_of
+from tensorcap.wording import some
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.keys import ROOT_SITE, Key, module_of
+from tensorcap_formats.records import Record
+
+_MISSING: Final[tuple[Status, ...]] = ("missing-in-target", "never-called", "unmapped")
+_DIFFERENT: Final[tuple[Status, ...]] = ("suspect", "diverged", "shape-mismatch")
+_LEAST: Final = 16  # elements; fewer are equal by chance
+_FUSED_ATTENTION: Final = ("sdpa", "flash", "flex")  # implementations that keep no attention weights
+# How much smaller a result's relative error must be than that of what it is computed from
+_UNDONE: Final = 8.0  # by the call that is given it: a matrix product hands errors on nearly whole
+_UNDONE_AROUND: Final = 1e4  # by a module around it, whose residuals may hide an error
+_EXACT: Final = 1e-4  # relative error, below which a module around another shape agrees
+
+_Place = tuple[int, int, str]  # rank, step, site
+
+
+def explain_by_agreement(
+    reference: Archive, target: Archive, pairs: Sequence[Pair], selection: Selection
+) -> list[Pair]:
+    """Make `explained` what the target lacks, or has otherwise, and all that is computed from it agrees.
+
+    Args:
+        reference: The trusted archive.
+        target: The archive under test.
+        pairs: Their pairs, judged.
+        selection: What a user asked for; nothing explains that a required record is missing.
+    """
+    if not any(pair.status in (*_MISSING, *_DIFFERENT) for pair in pairs):
+        return list(pairs)
+    agreement = _Agreement(reference, target, pairs)
+
+    def explained(pair: Pair) -> Pair:
+        if pair.reference is None or pair.reference.key.is_bare:
+            return pair
+        reason = ""
+        if pair.status in _MISSING and not selection.is_required(pair.key):
+            reason = agreement.why_missing(pair.reference)
+        elif pair.status in _DIFFERENT and pair.is_required:
+            reason = agreement.why_different(pair)
+        return decide(pair, Decision("agreement", "explained", reason, pair.findings)) if reason else pair
+
+    return [explained(pair) for pair in pairs]
+
+
+class _Agreement:
+    """What agrees of all that is computed from a tensor.
+
+    Args:
+        reference: The trusted archive.
+        target: The archive under test.
+        pairs: All pairs, judged.
+    """
+
+    def __init__(self, reference: Archive, target: Archive, pairs: Sequence[Pair]) -> None:
+        self._target = target
+        self._calls = [
+            {point.site: point.calls for point in archive.info.points if not point.slots}
+            for archive in (target, reference)
+        ]
+        self._pairs = [p for p in pairs if p.reference is not None and p.status != "excluded"]
+        self._has_ops = bool(ops_of(target))
+        self._has_digests = reference.trusts_digests
+        self._absences = Absences(reference, ops_of(reference), target, ops_of(target))
+        self._results: dict[_Place, list[Pair]] = {}
+        self._of_call: dict[str, list[Pair]] = {}
+        self._takers: dict[tuple[object, ...], list[Pair]] = {}  # arguments that hold a record's contents
+        for pair in self._pairs:
+            record = pair.reference
+            assert record is not None
+            key = record.key
+            if is_result(key):
+                self._results.setdefault((key.rank, key.step, key.site), []).append(pair)
+                self._of_call.setdefault(key.where, []).append(pair)
+            elif _is_argument(key) and self._has_digests and _is_telling(record):
+                self._takers.setdefault(_contents(record), []).append(pair)
+
+    def why_missing(self, record: Record) -> str:
+        """Why the target may lack a record of the reference; "" if it may not."""
+        key = record.key
+        if self._absences.is_left_out(record) or not self._target.info.modules or is_gradient(key):
+            return ""
+        if (same := self._equal_and_agreeing(record)) is not None:
+            return f"it holds what {same} holds, which agrees"
+        if is_inner(key):
+            return self._computed_without(key, module_of(key.site)) if self._has_ops else ""
+        if is_parameter(key):
+            module = self._target.info.modules.get(key.site)
+            has_it = module is not None and key.slot.partition(".")[2] in {
+                *module.parameters,
+                *module.buffers,
+            }
+            return "" if has_it else self._computed_without(key, key.site)
+        results = [pair for pair in self._of_call.get(key.where, ()) if pair.is_compared]
+        if results:
+            return self._of_known_call(key, results)
+        if key.site != ROOT_SITE and self._is_not_called(key):
+            return self._computed_without(key, _around(key.site))
+        return ""
+
+    def why_different(self, pair: Pair) -> str:
+        """By what a difference is undone; "" if it is not.
+
+        1. A tensor that is the argument of calls: all of their results agree, with an error at most an
+           eighth of its own.
+        2. Any other one: the nearest module around it agrees, with an error at most 1e-4 of its own.
+
+        Both only where the module around it, and the model, have results that agree.
+        """
+        record = pair.reference
+        assert record is not None
+        key = record.key
+        is_result_of_model = key.site == ROOT_SITE and not _is_argument(key)
+        if is_result_of_model or is_gradient(key) or is_parameter(key) or not self._is_model_green(key):
+            return ""
+        module = module_of(key.site)
+        around = self._nearest(key, module if is_inner(key) else _around(module), besides=_contents(record))
+        if around is None or not _agree(around[1]):
+            return ""
+        error = error_of(pair)
+        takers = [pair] if _is_argument(key) else self._takers.get(_contents(record), [])
+        if self._undo(takers, error):
+            names = dict.fromkeys(taker.reference.key.site for taker in takers if taker.reference)
+            return f"it differs, and what {some(list(names), 2)} makes of it agrees"
+        if not is_inner(key) and _is_much_smaller(around[1], error, _UNDONE_AROUND):
+            return f"it differs, and what {_name(around[0])} makes of it agrees"
+        return ""
+
+    def _undo(self, takers: Sequence[Pair], error: float | None) -> bool:
+        """Whether all calls that are given a tensor that differs have results with a much smaller error."""
+        if not all(taker.status in _DIFFERENT for taker in takers):
+            return False
+        results = [self._of_call.get(p.reference.key.where, []) for p in takers if p.reference]
+        every = [result for of_call in results for result in of_call]
+        return bool(every) and all(map(_agree, results)) and _is_much_smaller(every, error, _UNDONE)
+
+    @cached_property
+    def _green_models(self) -> dict[tuple[int, int], bool]:
+        found: dict[tuple[int, int], bool] = {}
+        for (rank, step, site), results in self._results.items():
+            if site == ROOT_SITE:
+                found[rank, step] = _agree(results)
+        return found
+
+    def _is_model_green(self, key: Key) -> bool:
+        return self._green_models.get((key.rank, key.step), False)
+
+    @cached_property
+    def _agreeing(self) -> dict[tuple[object, ...], str]:
+        """Keys of pairs that agree, by what they hold."""
+        return {
+            _contents(p.reference): p.key
+            for p in reversed(self._pairs)
+            if p.reference and p.is_green and _is_telling(p.reference)
+        }
+
+    def _equal_and_agreeing(self, record: Record) -> str | None:
+        if not (self._has_digests and _is_telling(record)):
+            return None
+        return self._agreeing.get(_contents(record))
+
+    def _of_known_call(self, key: Key, results: Sequence[Pair]) -> str:
+        """Of a call that the target makes too, with fewer arguments or results."""
+        is_result_of_model = key.site == ROOT_SITE and is_result(key)
+        if is_result_of_model or not _agree(results) or self._target.info.scope is None:
+            return ""
+        if _is_argument(key):
+            return "the target's call is given no such argument, and its results agree"
+        implementation = self._target.info.attention_implementation
+        if implementation.startswith(_FUSED_ATTENTION):
+            return f"the target's call returns no such value ({implementation} keeps no attention weights)"
+        return "the target's call returns no such value, and its other results agree"
+
+    def _is_not_called(self, key: Key) -> bool:
+        """Whether the target has no such module, does not call it, or calls it less often."""
+        if self._absences.is_never_called(key) or key.site not in self._target.info.modules:
+            return True
+        calls, of_reference = (calls.get(key.site) for calls in self._calls)
+        return calls is not None and of_reference is not None and calls < of_reference
+
+    def _computed_without(self, key: Key, site: str) -> str:
+        """By the results of the nearest module around it that both sides called."""
+        around = self._nearest(key, site)
+        if around is None or not _agree(around[1]):
+            return ""
+        return f"the target computes {_name(around[0])} without it, with results that agree"
+
+    def _nearest(
+        self, key: Key, site: str, besides: tuple[object, ...] | None = None
+    ) -> tuple[str, list[Pair]] | None:
+        """The nearest module from a site on that both sides called, and its results that hold something else.
+
+        Args:
+            key: Whose rank and step count.
+            site: The first module that may be it.
+            besides: Contents that are no result of their own, since a module hands them on.
+        """
+        while True:
+            results = self._results.get((key.rank, key.step, site), ())
+            others = [p for p in results if p.reference and _contents(p.reference) != besides]
+            if any(pair.is_compared for pair in others):
+                return site, [pair for pair in others if not _is_spare(pair)]
+            if site == ROOT_SITE:
+                return None
+            site = _around(site)
+
+
+def _is_spare(pair: Pair) -> bool:
+    """Whether a result is one that the target's call does not return, and need not."""
+    return pair.is_absent and pair.reference is not None and pair.reference.key.site != ROOT_SITE
+
+
+def _agree(results: Sequence[Pair]) -> bool:
+    """Whether there are results, and all are green."""
+    return bool(results) and all(pair.is_green or pair.status == "explained" for pair in results)
+
+
+def _is_much_smaller(results: Sequence[Pair], error: float | None, factor: float) -> bool:
+    """Whether the largest error of results is that much smaller than an error; None for another shape."""
+    largest = max((error_of(result) or 0.0 for result in results), default=0.0)
+    return largest <= (_EXACT if error is None else error / factor)
+
+
+def _is_argument(key: Key) -> bool:
+    return key.slot.partition(".")[0] == "input" and not is_inner(key)
+
+
+def _around(site: str) -> str:
+    return site.rpartition(".")[0] or ROOT_SITE
+
+
+def _name(site: str) -> str:
+    return "the model" if site == ROOT_SITE else site
+
+
+def _contents(record: Record) -> tuple[object, ...]:
+    return record.key.rank, record.key.step, record.digest, record.dtype.name, record.shape
+
+
+def _is_telling(record: Record) -> bool:
+    """Whether a record of equal contents holds the same by no chance."""
+    statistics = record.statistics
+    is_varied = statistics is not None and statistics.minimum != statistics.maximum
+    return record.digest != "" and record.size >= _LEAST and is_varied

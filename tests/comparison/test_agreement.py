@@ -1,0 +1,191 @@
+"""What is missing or differs is explained if all that is computed from it agrees, and else is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from tensorcap.comparison import Comparison, compare
+from tests.comparison.conftest import MakeArchive
+
+RNG: Final = np.random.default_rng(5)
+X, HIDDEN, Q, WEIGHTS, Y, LOGITS = (RNG.normal(size=(32, 16)).astype(np.float32) for _ in range(6))
+SITES: Final = ("", "block", "block.norm", "block.attn", "block.attn.q")
+# A block: norm, then an attention with a projection and weights that it returns
+RUN: Final[dict[str, Any]] = {
+    "0/block/input.x": X,
+    "0/block.norm/input.x": X,
+    "0/block.norm/output": HIDDEN,
+    "0/block.attn/input.hidden": HIDDEN,
+    "0/block.attn/input.mask": Q > 0,
+    "0/block.attn.q/input.x": HIDDEN,
+    "0/block.attn.q/output": Q,
+    "0/block.attn/output.0": Y,
+    "0/block.attn/output.1": WEIGHTS,
+    "0/block/output": LOGITS,
+    "0/@root/output": LOGITS,
+}
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def run_of(make_archive: MakeArchive) -> Make:
+    """A run: its tensors without some, others in the place of some, and what its metadata say."""
+
+    def make(
+        without: str = "", sites: tuple[str, ...] = SITES, other: Mapping[str, Any] | None = None, **run: Any
+    ) -> Any:
+        tensors = {key: value for key, value in {**RUN, **(other or {})}.items() if not _fits(key, without)}
+        modules = [{"path": site, "class": "my.Module"} for site in sites]
+        scope = {"inputs": True, **run.pop("scope", {})}
+        return make_archive(tensors, run={"modules": modules, "scope": scope, "dtype": "float32", **run})
+
+    return make
+
+
+def _fits(key: str, without: str) -> bool:
+    return bool(without) and key.startswith(f"0/{without}")
+
+
+def statuses(comparison: Comparison, *keys: str) -> list[str]:
+    by_key = {pair.key: pair.status for pair in comparison.pairs}
+    return [by_key[key] for key in keys]
+
+
+def reason(comparison: Comparison, key: str) -> str:
+    return next(pair.reason for pair in comparison.pairs if pair.key == key)
+
+
+class TestMissing:
+    @pytest.mark.spec("CMP-54")
+    def test_an_argument_is_explained_if_the_results_of_its_call_agree(self, run_of: Make) -> None:
+        found = compare(run_of(), run_of("block.attn/input.mask"))
+        assert statuses(found, "0/block.attn/input.mask") == ["explained"]
+        assert "given no such argument" in reason(found, "0/block.attn/input.mask")
+        assert (found.exit_status, found.divergence, found.absent) == (0, None, [])
+
+    @pytest.mark.spec("CMP-54")
+    def test_an_argument_is_missing_if_a_result_of_its_call_differs(self, run_of: Make) -> None:
+        wrong = {"0/block.attn/output.0": Y + 1, "0/block/output": LOGITS + 1, "0/@root/output": LOGITS + 1}
+        found = compare(run_of(), run_of("block.attn/input.mask", other=wrong))
+        assert statuses(found, "0/block.attn/input.mask") == ["missing-in-target"]
+        assert found.divergence is not None
+        assert found.divergence.pair.key == "0/block.attn/output.0"
+
+    @pytest.mark.spec("CMP-54")
+    @pytest.mark.parametrize("implementation", ["sdpa", ""])
+    def test_attention_weights_that_the_target_does_not_return(
+        self, run_of: Make, implementation: str
+    ) -> None:
+        target = run_of("block.attn/output.1", model={"attn_implementation": implementation})
+        found = compare(run_of(), target)
+        assert statuses(found, "0/block.attn/output.1") == ["explained"]
+        assert ("sdpa keeps no attention weights" in reason(found, "0/block.attn/output.1")) is bool(
+            implementation
+        )
+        assert found.exit_status == 0
+
+    @pytest.mark.spec("CMP-54")
+    @pytest.mark.parametrize(("result", "status"), [(LOGITS, "explained"), (LOGITS + 1, "missing-in-target")])
+    def test_a_module_that_the_target_has_not_is_explained_by_the_one_around_it(
+        self, run_of: Make, result: Any, status: str
+    ) -> None:
+        sites = tuple(site for site in SITES if not site.startswith("block.attn"))
+        target = run_of("block.attn", sites, {"0/block/output": result})
+        found = compare(run_of(), target, mapping="none")
+        assert statuses(found, "0/block.attn/output.0", "0/block.attn.q/output") == [status, status]
+
+    @pytest.mark.spec("CMP-54")
+    def test_nothing_explains_a_result_of_the_model_nor_what_leads_to_it_alone(self, run_of: Make) -> None:
+        pooled = {"0/pooler/output": WEIGHTS * 2, "0/@root/output.1": WEIGHTS * 2}
+        found = compare(run_of(sites=(*SITES, "pooler"), other=pooled), run_of(), mapping="none")
+        assert statuses(found, *pooled) == ["missing-in-target"] * 2
+        assert (found.exit_status, found.divergence) == (1, None)
+
+    @pytest.mark.spec("CMP-54")
+    @pytest.mark.parametrize(
+        "run",
+        [
+            pytest.param({}, id="a record that is lost, of a module that was called"),
+            pytest.param({"scope": {"exclude": ["block.attn"]}}, id="left out by the capture"),
+            pytest.param({"modules": []}, id="modules that are not listed"),
+        ],
+    )
+    def test_what_no_run_explains_is_missing(self, run_of: Make, run: dict[str, Any]) -> None:
+        found = compare(run_of(), run_of("block.attn/output", **run), mapping="none")
+        assert statuses(found, "0/block.attn/output.0", "0/block.attn/output.1") == ["missing-in-target"] * 2
+        assert found.exit_status == 1
+        assert {p.status for p in found.pairs if p.is_compared} == {"identical"}
+
+    @pytest.mark.spec("CMP-54")
+    def test_what_holds_the_same_as_something_that_agrees(self, run_of: Make) -> None:
+        dropout = {"0/block.drop/output": Q}
+        found = compare(run_of(sites=(*SITES, "block.drop"), other=dropout), run_of(), mapping="none")
+        assert (
+            reason(found, "0/block.drop/output") == "it holds what 0/block.attn.q/output holds, which agrees"
+        )
+
+    @pytest.mark.spec("CMP-54")
+    def test_fewer_calls_are_explained_by_the_module_around_them(self, run_of: Make) -> None:
+        def points(calls: int) -> list[dict[str, Any]]:
+            return [{"site": "block.norm", "status": "captured", "calls": calls}]
+
+        reference = run_of(other={"0/block.norm@1/output": HIDDEN * 3}, points=points(2))
+        key = "0/block.norm@1/output"
+        assert statuses(compare(reference, run_of(points=points(1))), key) == ["explained"]
+        assert statuses(compare(reference, run_of(points=points(2))), key) == ["missing-in-target"]
+
+    @pytest.mark.spec("CMP-54")
+    def test_nothing_explains_what_a_user_requires(self, run_of: Make) -> None:
+        found = compare(run_of(), run_of("block.attn/input.mask"), require="block.attn")
+        assert (statuses(found, "0/block.attn/input.mask"), found.exit_status) == (["missing-in-target"], 1)
+
+
+class TestDifferent:
+    @pytest.mark.spec("CMP-55")
+    def test_a_factor_that_moved_into_the_next_weight_is_undone(self, run_of: Make) -> None:
+        gain = np.linspace(0.5, 2, 16, dtype=np.float32)
+        folded = {"0/block.norm/output": HIDDEN / gain, "0/block.attn/input.hidden": HIDDEN / gain}
+        found = compare(run_of(), run_of(other={**folded, "0/block.attn.q/input.x": HIDDEN / gain}))
+        assert statuses(found, *folded, "0/block.attn.q/input.x") == ["explained"] * 3
+        assert "block.attn.q" in reason(found, "0/block.norm/output")
+        assert (found.exit_status, found.divergence) == (0, None)
+
+    @pytest.mark.spec("CMP-55")
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            pytest.param({"0/block/output": LOGITS * 1.2}, id="the module around it"),
+            pytest.param({"0/@root/output": LOGITS * 1.2}, id="the model"),
+        ],
+    )
+    def test_nothing_is_undone_where_something_computed_from_it_differs(
+        self, run_of: Make, wrong: dict[str, Any]
+    ) -> None:
+        keys = ("0/block.norm/output", "0/block.attn/input.hidden", "0/block.attn.q/input.x")
+        found = compare(run_of(), run_of(other={**dict.fromkeys(keys, HIDDEN * 1.1), **wrong}))
+        assert statuses(found, "0/block.norm/output") == ["diverged"]
+        assert found.exit_status == 1
+
+    @pytest.mark.spec("CMP-55")
+    def test_a_scale_that_moved_from_queries_to_keys_is_undone_by_the_attention(self, run_of: Make) -> None:
+        found = compare(run_of(), run_of(other={"0/block.attn.q/output": Q / 8}))
+        assert statuses(found, "0/block.attn.q/output") == ["explained"]
+        assert "what block.attn makes of it agrees" in reason(found, "0/block.attn.q/output")
+
+    @pytest.mark.spec("CMP-55")
+    def test_an_error_that_a_result_has_too_though_within_a_tolerance_is_not_undone(
+        self, run_of: Make
+    ) -> None:
+        keys = ("0/block.norm/output", "0/block.attn/input.hidden", "0/block.attn.q/input.x")
+        results = {"0/block.attn.q/output": Q, "0/block.attn/output.0": Y, "0/block/output": LOGITS}
+        wrong = {
+            **dict.fromkeys(keys, HIDDEN * 1.05),
+            **{key: value * 1.01 for key, value in results.items()},
+        }
+        found = compare(run_of(), run_of(other=wrong), rtol=0.02)
+        assert statuses(found, "0/block.attn.q/output", "0/block.norm/output") == ["match", "diverged"]
