@@ -40,7 +40,7 @@ class DType:
     @property
     def itemsize(self) -> int:
         """Size of one stored element, in bytes."""
-        return np.dtype(self.storage).itemsize
+        return _itemsize(self.storage)
 
     @property
     def is_inexact(self) -> bool:
@@ -51,6 +51,11 @@ class DType:
     def is_native(self) -> bool:
         """Whether numpy itself has this dtype, so that stored elements are values."""
         return np.dtype(self.storage).name == self.name
+
+
+@cache
+def _itemsize(storage: str) -> int:
+    return np.dtype(storage).itemsize
 
 
 _SMALL_FLOATS: Final = [name for name, form in FLOAT_FORMATS.items() if form.bits <= 8]

@@ -1,4 +1,4 @@
-"""Measure pairs of floats of at most 32 bits with compiled code."""
+"""Measure pairs with compiled code: all real dtypes that are not packed, in their usual ranges."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ import numpy as np
 
 from tensorcap.metrics import kernel_state as layout
 from tensorcap.metrics.difference import Number
-from tensorcap.metrics.error_bins import add_counts
+from tensorcap.metrics.error_bins import add_counts, empty
+from tensorcap.metrics.kernel_state import Kernel
 from tensorcap.metrics.machine_code import load
 from tensorcap.metrics.operands import Operands
 from tensorcap.metrics.scaled_sums import Moments, Scaled
-from tensorcap.metrics.totals import Largest, Totals
-from tensorcap_formats.dtypes import Array, DType, decode
+from tensorcap.metrics.totals import Largest, Span, Totals
+from tensorcap_formats.dtypes import DTYPES, Array, decode
+from tensorcap_formats.float_formats import FLOAT_FORMATS
 
 _LINE_BYTES: Final = 64
+
+
+class OutOfRangeError(Exception):
+    """Compiled code met values that it does not measure, as floats whose squares overflow; numpy does."""
 
 
 class CompiledEngine:
@@ -27,22 +33,26 @@ class CompiledEngine:
 
     unit = layout.BLOCK
 
-    def __init__(self, operands: Operands, start: int = 0) -> None:
+    def __init__(self, operands: Operands, start: int = 0, memory: Array | None = None) -> None:
         """Load the kernels, or compile them if they never were.
 
         Args:
             operands: The pair; `can_measure` is true for it.
             start: Number of the first value that will be added; it begins a block.
+            memory: What `new_memory` gave, which no other engine uses at the same time; its own if None.
         """
-        self._feed = load()
+        kernel = self.kernel(operands)
+        self._is_wide = kernel == "wide"
+        self._feed = load(kernel or "narrow")
         self._operands = operands
         self._dtypes = operands.reference, operands.target
         self._at = start
         self._has_same_bits = operands.reference.name == operands.target.name
         self._values: tuple[Number, Number] | None = None
-        words = np.zeros(layout.WORDS + _LINE_BYTES // 8, np.int64)
-        first = -words.ctypes.data % _LINE_BYTES // 8
-        self._state = words[first : first + layout.WORDS]
+        self._state = self.new_memory() if memory is None else memory
+        self._state[: layout.ACCUMULATORS] = 0
+        if self._is_wide:
+            self._state[layout.WIDE_ERRORS : layout.WIDE_ACCUMULATORS] = 0
         floats = self._state.view(np.float64)
         self._counts = self._state[layout.COUNTS : layout.SUMS]
         self._sums = floats[layout.SUMS : layout.SUMS + 8]
@@ -52,38 +62,45 @@ class CompiledEngine:
         self._places[:] = -1
         self._spans[:] = np.inf, -np.inf, np.inf, -np.inf
         tolerance = operands.tolerance
-        scale, shift, largest = 1.0, 0, 0
-        if operands.format is not None:
-            scale = 2.0 ** (-126 - operands.format.least_exponent)
-            shift = 23 - operands.format.mantissa_bits
-            largest = operands.format.largest_number
         self._settings = (
             operands.row,
             tolerance.atol if tolerance else 0.0,
             tolerance.rtol if tolerance else 0.0,
-            scale,
-            shift,
-            largest,
-            self._state.ctypes.data,
+            *_counted_format(operands.target.name, self._is_wide, operands.format is not None),
+            _address(self._state),
         )
 
     @staticmethod
+    def new_memory() -> Array:
+        """Allocate the memory of an engine, for one pair after the other; it begins on a cache line."""
+        words = np.empty(layout.WIDE_WORDS + _LINE_BYTES // 8, np.int64)
+        first = -_address(words) % _LINE_BYTES // 8
+        return words[first : first + layout.WIDE_WORDS]
+
+    @staticmethod
+    def kernel(operands: Operands) -> Kernel | None:
+        """Return the kernel that measures the pair; None if only numpy does: complex, packed dtypes."""
+        return _kernel(operands.reference.name, operands.target.name)
+
+    @staticmethod
     def can_measure(operands: Operands) -> bool:
-        """Whether both sides are floats of at most 32 bits, one in an element."""
-        return all(
-            side.kind == "float" and side.packed == 1 and side.itemsize <= 4
-            for side in (operands.reference, operands.target)
-        )
+        """Whether there is a kernel for the pair."""
+        return CompiledEngine.kernel(operands) is not None
 
     def add(self, reference: Array, target: Array) -> None:
-        """Add stored elements: one-dimensional, as many on both sides, up to the end of a block."""
+        """Add stored elements: one-dimensional, as many on both sides, up to the end of a block.
+
+        Raises:
+            OutOfRangeError: The wide kernel does not measure them; all was in vain.
+        """
         sides = []
         for bits, dtype in zip((reference, target), self._dtypes, strict=True):
-            table = _table(dtype)
-            sides += [bits.ctypes.data, layout.KINDS.get(dtype.name, layout.BY_TABLE), table.ctypes.data]
+            sides += [_address(bits), *_widening(dtype.name)]
         self._feed(*sides, reference.size, self._at, *self._settings)
-        if reference.itemsize == 1:  # several bytes may be NaN
-            self._has_same_bits = self._has_same_bits and np.array_equal(reference, target)
+        if self._is_wide and self._counts[layout.REFUSED]:
+            raise OutOfRangeError
+        if self._has_same_bits and reference.itemsize == 1:  # several bytes may be NaN
+            self._has_same_bits = np.array_equal(reference, target)
         place = int(self._places[layout.ERROR])
         if place >= self._at:
             i = place - self._at
@@ -95,9 +112,13 @@ class CompiledEngine:
 
     def totals(self) -> Totals:
         """Return the totals of everything that was added."""
-        counts, sums = self._counts.tolist(), self._sums.tolist()
+        counts, sums, spans = self._counts.tolist(), self._sums.tolist(), self._spans.tolist()
         measured = counts[layout.ELEMENTS] - counts[layout.APART]
-        totals = Totals(
+        is_exact = self._operands.is_exact
+        error = self._largest(layout.ERROR)
+        if is_exact:
+            error.value = int(error.value)
+        return Totals(
             elements=counts[layout.ELEMENTS],
             measured=measured,
             same_bits=self._has_same_bits and not counts[layout.UNLIKE],
@@ -114,28 +135,35 @@ class CompiledEngine:
             sentinels=counts[layout.SENTINELS],
             sentinels_lost=counts[layout.SENTINELS_LOST],
             zero_rows=counts[layout.ZERO_ROWS],
-            max_ulp=counts[layout.ULPS],
-            error=self._largest(layout.ERROR),
+            max_ulp=counts[layout.ULPS] % 2**64,  # of float64 they may fill an unsigned word
+            error=error,
             error_values=self._values,
             ratio=self._largest(layout.RATIO),
             outlier=self._largest(layout.OUTLIER),
+            peak=max(abs(spans[0]), abs(spans[1])) if measured else 0.0,
+            spans=(Span(*spans[:2]), Span(*spans[2:4])),
+            exact_sum=counts[layout.EXACT_SUM] if self._is_wide else int(sums[0]) if is_exact else 0,
             errors_sum=Scaled(sums[0]),
             ratios_sum=sums[7],
             squares=(Scaled(sums[3]), Scaled(sums[5]), Scaled(sums[1])),
             dot=Scaled(sums[6]),
             moments=self._moments(),
+            errors=self._error_histogram(measured - counts[layout.UNEQUAL]),
+            rows=self._state[layout.ROWS : layout.ACCUMULATORS].view(np.uint32).astype(np.int64),
         )
-        if measured:
-            spans = self._spans.tolist()
-            totals.peak = max(abs(spans[0]), abs(spans[1]))
-            for span, least, largest in zip(totals.spans, spans[::2], spans[1::2], strict=True):
-                span.add(least, largest)
-        tables = self._state[layout.ERRORS : layout.ROWS].view(np.uint32).reshape(4, layout.ERROR_BINS)
+
+    def _error_histogram(self, zeros: int) -> Array:
         # what is set apart is taken from the first table, which may have counted fewer: the sum is right
-        add_counts(totals.errors, tables.sum(axis=0, dtype=np.uint32), measured - totals.unequal)
-        rows = self._state[layout.ROWS : layout.ACCUMULATORS].view(np.uint32)
-        totals.rows += rows
-        return totals
+        if self._is_wide:
+            tables = self._state[layout.WIDE_ERRORS : layout.WIDE_ACCUMULATORS].view(np.uint32)
+            wide: Array = (tables[: layout.ROW_BINS] + tables[layout.ROW_BINS :]).astype(np.int64)
+            return wide
+        histogram = empty()
+        one, two, three, four = (
+            self._state[layout.ERRORS : layout.ROWS].view(np.uint32).reshape(4, layout.ERROR_BINS)
+        )
+        add_counts(histogram, one + two + three + four, zeros)
+        return histogram
 
     def _largest(self, which: int) -> Largest:
         place = int(self._places[which])
@@ -146,9 +174,44 @@ class CompiledEngine:
         return Moments(int(count), rest[:2], rest[2:4], rest[4])
 
 
+def _address(array: Array) -> int:
+    """As `array.ctypes.data`, in a tenth of the time."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
 @cache
-def _table(dtype: DType) -> Array:
-    """Return the values of all bytes, for dtypes that are widened by a table."""
-    if dtype.itemsize > 1:
+def _kernel(reference: str, target: str) -> Kernel | None:
+    """Return the kernel for two dtypes: the narrow one if float32 holds both, and their differences."""
+    sides = DTYPES[reference], DTYPES[target]
+    if any(side.kind == "complex" or side.packed > 1 for side in sides):
+        return None
+    if all(side.kind == "float" and side.itemsize <= 4 for side in sides):
+        return "narrow"
+    if all(side.kind != "float" and side.itemsize <= 2 for side in sides):
+        return "narrow"
+    return "wide" if all(side.kind == "float" or side.name in layout.KINDS for side in sides) else None
+
+
+@cache
+def _widening(name: str) -> tuple[int, int]:
+    """Return how a dtype is widened, and the address of its table."""
+    return layout.KINDS.get(name, layout.BY_TABLE), _address(_table(name))
+
+
+@cache
+def _table(name: str) -> Array:
+    """Return the values of all bytes, for dtypes that are widened by a table; it stays where it is."""
+    if DTYPES[name].itemsize > 1:
         return np.zeros(256, np.float32)
-    return np.ascontiguousarray(decode(np.arange(256, dtype=np.uint8), dtype), np.float32)
+    return np.ascontiguousarray(decode(np.arange(256, dtype=np.uint8), DTYPES[name]), np.float32)
+
+
+@cache
+def _counted_format(target: str, is_wide: bool, is_counted: bool) -> tuple[float, int, int]:
+    """Return scale, shift and cap of the format that distances are counted in (see `kernels.feed`)."""
+    if not is_counted:
+        return 1.0, 0, 0
+    form = FLOAT_FORMATS[target]
+    least, mantissa_bits = (-1022, 52) if is_wide else (-126, 23)
+    return 2.0 ** (least - form.least_exponent), mantissa_bits - form.mantissa_bits, form.largest_number

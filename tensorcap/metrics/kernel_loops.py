@@ -44,15 +44,16 @@ _SENTINELS: Final = tuple(
 )  # -65504, -1e9, least finite bfloat16 and float32
 LARGE: Final = 1e38  # sums of two moduli above it may overflow float32
 
-i32, u16, u32, i64, f32, f64 = np.int32, np.uint16, np.uint32, np.int64, np.float32, np.float64
+i32, u16, u32, i64, u64 = np.int32, np.uint16, np.uint32, np.int64, np.uint64
+f32, f64 = np.float32, np.float64
 OPTIONS: Final[dict[str, Any]] = {
     "nogil": True,
     "error_model": "numpy",
     "no_cpython_wrapper": True,  # nothing is called from Python, and wrappers take time to compile
     "no_cfunc_wrapper": True,
 }
-_FINITE: Final = {"nsz", "arcp", "contract", "reassoc", "nnan", "ninf"}
-_QUOTIENTS: Final = {"nsz", "contract", "reassoc"}
+FINITE: Final = {"nsz", "arcp", "contract", "reassoc", "nnan", "ninf"}
+QUOTIENTS: Final = {"nsz", "contract", "reassoc"}
 
 
 @intrinsic
@@ -80,7 +81,7 @@ def float64_of(context, x):
 
 
 @intrinsic
-def _wide(context):
+def wide_vectors(context):
     """Ask LLVM for 512-bit vectors in this function; a hint that other machines ignore."""
 
     def codegen(context, builder, signature, args):
@@ -104,7 +105,7 @@ def _is_sentinel(u):
 @njit(**OPTIONS)
 def widen(raw, kind, at, n, out, table):
     """Elements `at` to `at + n` of a buffer of bytes as float32; `kind` as in `kernel_state`."""
-    _wide()
+    wide_vectors()
     if kind == 0:
         single = raw[4 * at : 4 * (at + n)].view(np.float32)
         for i in range(n):
@@ -123,16 +124,36 @@ def widen(raw, kind, at, n, out, table):
             special = INFINITY | (magnitude << i32(13))
             moved = special if magnitude >= i32(0x7C00) else moved
             out[i] = float_of(moved | ((h & i32(0x8000)) << i32(16)))
-    else:
+    elif kind == 3:
         byte = raw[at : at + n]
         for i in range(n):
             out[i] = table[byte[i]]
+    elif kind == 4:
+        signed = raw[at : at + n].view(np.int8)
+        for i in range(n):
+            out[i] = f32(i32(signed[i]))
+    elif kind == 5:
+        byte = raw[at : at + n]
+        for i in range(n):
+            out[i] = f32(i32(byte[i]))
+    elif kind == 6:
+        short = raw[2 * at : 2 * (at + n)].view(np.int16)
+        for i in range(n):
+            out[i] = f32(i32(short[i]))
+    elif kind == 7:
+        half = raw[2 * at : 2 * (at + n)].view(np.uint16)
+        for i in range(n):
+            out[i] = f32(i32(half[i]))
+    else:
+        byte = raw[at : at + n]
+        for i in range(n):
+            out[i] = f32(i32(byte[i] != 0))
 
 
 @njit(**OPTIONS)
 def find_extremes(x, y, n, results):
     """Largest and smallest of both sides as ordered integers, and whether any bit differs."""
-    _wide()
+    wide_vectors()
     x_max = SIGN
     x_min = MAGNITUDE
     y_max = SIGN
@@ -158,7 +179,7 @@ def find_extremes(x, y, n, results):
 @njit(**OPTIONS)
 def count_apart(x, y, n):
     """How many elements are no number on a side, or a mask sentinel on both."""
-    _wide()
+    wide_vectors()
     apart = i32(0)
     for i in range(n):
         u = bits_of(x[i])
@@ -201,10 +222,10 @@ def set_apart(x, y, n, at, counts, spans):
         y[i] = 0
 
 
-@njit(fastmath=_FINITE, **OPTIONS)
+@njit(fastmath=FINITE, **OPTIONS)
 def add_sums(x, y, low, high, sums):
-    """Add |d|, d*d, r, r*r, t, t*t, r*t over one row; return its d*d and r*r."""
-    _wide()
+    """Add |d|, d*d, r, r*r, t, t*t, r*t over one row; return its d*d, r*r and t*t."""
+    wide_vectors()
     a = x[low:high]
     b = y[low:high]
     absolute = 0.0
@@ -232,13 +253,13 @@ def add_sums(x, y, low, high, sums):
     sums[4] += t
     sums[5] += tt
     sums[6] += rt
-    return dd, rr
+    return dd, rr, tt
 
 
-@njit(fastmath=_QUOTIENTS, **OPTIONS)
+@njit(fastmath=QUOTIENTS, **OPTIONS)
 def relative_errors(x, y, n, atol, rtol, results):
     """Count mismatches, certain and possible, and zeros, find maxima (float32); return the sum of ratios."""
-    _wide()
+    wide_vectors()
     certain = i32(0)
     possible = i32(0)
     zeros = i32(0)
@@ -278,7 +299,7 @@ def relative_errors(x, y, n, atol, rtol, results):
 @njit(**OPTIONS)
 def exact_mismatches(x, y, n, atol, rtol):
     """Elements outside the tolerance, counted in float64."""
-    _wide()
+    wide_vectors()
     above = i32(0)
     for i in range(n):
         above += i32(abs(f64(y[i]) - f64(x[i])) > atol + rtol * abs(f64(x[i])))
@@ -288,7 +309,7 @@ def exact_mismatches(x, y, n, atol, rtol):
 @njit(**OPTIONS)
 def exact_error(x, y, n):
     """Largest |d| in float64."""
-    _wide()
+    wide_vectors()
     largest = i64(0)
     for i in range(n):
         largest = max(largest, bits64(abs(f64(y[i]) - f64(x[i]))))
@@ -298,7 +319,7 @@ def exact_error(x, y, n):
 @njit(**OPTIONS)
 def exact_ratio(x, y, n):
     """Largest |d|/|r| in float64."""
-    _wide()
+    wide_vectors()
     largest = i64(0)
     for i in range(n):
         r = abs(f64(x[i]))
@@ -307,10 +328,10 @@ def exact_ratio(x, y, n):
     return float64_of(largest)
 
 
-@njit(fastmath=_QUOTIENTS, **OPTIONS)
+@njit(fastmath=QUOTIENTS, **OPTIONS)
 def exact_ratio_sum(x, y, n):
     """Sum of |d|/|r| in float64."""
-    _wide()
+    wide_vectors()
     total = 0.0
     for i in range(n):
         r = abs(f64(x[i]))
@@ -340,7 +361,7 @@ def find_ratio(x, y, n, ratio):
 @njit(**OPTIONS)
 def largest_distance(x, y, n, shift, cap):
     """Largest distance in values of a format, a float32 cut short by `shift` bits; its sign bit flipped."""
-    _wide()
+    wide_vectors()
     largest = SIGN
     half = (i32(1) << shift) >> i32(1)
     odd = i32(1) if shift > i32(0) else i32(0)
@@ -373,7 +394,7 @@ def _scaled_bits(magnitude, scale, inverse):
 @njit(**OPTIONS)
 def largest_scaled_distance(x, y, n, scale, shift, cap):
     """As `largest_distance`, for fewer exponents; `scale` moves the least normal of a format to float32's."""
-    _wide()
+    wide_vectors()
     largest = SIGN
     half = (i32(1) << shift) >> i32(1)
     inverse = f32(1) / scale
@@ -409,10 +430,10 @@ def count_errors(x, y, n, tables, bins):
         one[bins[i]] += u32(1)
 
 
-@njit(fastmath=_QUOTIENTS, **OPTIONS)
+@njit(fastmath=QUOTIENTS, **OPTIONS)
 def row_outlier(x, y, low, high, rms):
     """Largest |d| / (|r| + rms) of a row in float32, as bits; if it is no number they are large."""
-    _wide()
+    wide_vectors()
     a = x[low:high]
     b = y[low:high]
     largest = i32(0)
@@ -437,7 +458,7 @@ def exact_outlier(x, y, low, high, rms):
 @njit(**OPTIONS)
 def count_zeros(x, n):
     """Elements of the reference that are zero of either sign."""
-    _wide()
+    wide_vectors()
     zeros = i32(0)
     for i in range(n):
         zeros += i32((bits_of(x[i]) & MAGNITUDE) == i32(0))

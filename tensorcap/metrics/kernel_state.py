@@ -1,8 +1,14 @@
-"""Layout of the one array of words in which the compiled comparison keeps its state; kinds of elements."""
+"""Layout of the one array of words in which a compiled comparison keeps its state; kinds of elements.
+
+There are two kernels: the narrow one computes with float32 scratch, the wide one with float64.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
+
+Kernel = Literal["narrow", "wide"]
+KERNELS: Final[tuple[Kernel, ...]] = ("narrow", "wide")
 
 BLOCK: Final = 4096  # elements: two blocks of float32 scratch are 32 KiB
 ERROR_BINS: Final = 1024  # of |d| as float32, by exponent and two bits of the mantissa
@@ -11,8 +17,25 @@ ERROR_SHIFT: Final = 21  # from the bits of a float32 to its bin
 ROW_SHIFT: Final = 18
 
 # How the elements of a buffer are widened; those not named here by a table of 256 values.
-KINDS: Final = {"float32": 0, "bfloat16": 1, "float16": 2}
+KINDS: Final = {
+    "float32": 0,
+    "bfloat16": 1,
+    "float16": 2,
+    "int8": 4,
+    "uint8": 5,
+    "int16": 6,
+    "uint16": 7,
+    "bool": 8,
+    # To float64 alone:
+    "int32": 9,
+    "uint32": 10,
+    "int64": 11,
+    "uint64": 12,
+    "float64": 13,
+}
 BY_TABLE: Final = 3
+FIRST_WIDE: Final = KINDS["int32"]
+WHOLE: Final = range(KINDS["int8"], KINDS["float64"])  # of them, integers and bools
 
 # Accumulators, offsets in words; they come first, so that one slice sets them back.
 COUNTS: Final = 0  # 24 int64, see below
@@ -33,6 +56,13 @@ RMS: Final = BINS + BLOCK // 4  # 64 float64: a row has 64 elements at least, un
 RESULTS: Final = RMS + 64  # 8 int64
 WORDS: Final = RESULTS + 8
 
+# Of the wide kernel
+WIDE_ERRORS: Final = RESULTS + 8  # 2 tables of ROW_BINS uint32: of |d| as float64, as `error_bins` has them
+WIDE_ACCUMULATORS: Final = WIDE_ERRORS + ROW_BINS
+WIDE_X: Final = -(-WIDE_ACCUMULATORS // 8) * 8  # BLOCK float64
+WIDE_Y: Final = WIDE_X + BLOCK
+WIDE_WORDS: Final = WIDE_Y + BLOCK
+
 # Counts
 ELEMENTS: Final = 0
 APART: Final = 1  # elements that are not measured
@@ -49,6 +79,8 @@ SENTINELS_LOST: Final = 15
 ULPS: Final = 16
 UNLIKE: Final = 17  # whether any bit of the widened values differs
 ZERO_ROWS: Final = 18
+EXACT_SUM: Final = 19  # of |d| of whole numbers
+REFUSED: Final = 20  # whether the wide kernel met values that only numpy measures
 
 # Maxima and their places
 ERROR: Final = 0

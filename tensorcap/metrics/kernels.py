@@ -1,4 +1,7 @@
-"""Compiled comparison of floats of at most 32 bits: every element and row metric in one pass over both sides.
+"""Compiled comparison of narrow dtypes: every element and row metric in one pass over both sides.
+
+Narrow are floats of at most 32 bits, and integers of at most 16, which float32 holds exactly; for all others
+see `wide_kernels`.
 
 Both sides are widened, one block at a time, into float32 scratch that stays in the first-level cache; then
 the short loops of `kernel_loops` run over the scratch. Blocks whose widened bits are equal skip all but the
@@ -9,6 +12,8 @@ takes numbers and addresses and can be kept on disk (see `machine_code`).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 from llvmlite import ir
@@ -82,7 +87,7 @@ from tensorcap.metrics.kernel_state import (
 
 
 @intrinsic
-def _at(context, address):
+def at_address(context, address):
     """The address as a pointer."""
     return types.voidptr(types.int64), lambda c, b, s, a: b.inttoptr(a[0], ir.IntType(8).as_pointer())
 
@@ -92,7 +97,7 @@ def _add_rows(x, y, n, row, sums, rows, counts, rms):
     """Sums of a block, row by row; each row's error into the histogram, its RMS kept for the outliers."""
     for number, low in enumerate(range(0, n, row)):
         high = min(low + row, n)
-        dd, rr = add_sums(x, y, low, high, sums)
+        dd, rr, _ = add_sums(x, y, low, high, sums)
         rms[number] = np.sqrt(rr / (high - low))
         if rr > 0:
             rows[bits_of(f32(np.sqrt(dd / rr))) >> i32(18)] += u32(1)
@@ -102,12 +107,18 @@ def _add_rows(x, y, n, row, sums, rows, counts, rms):
 
 @njit(**OPTIONS)
 def _add_moments(block, n, moments):
-    """Count, means and centred products of a block joined with those so far (Chan, Golub, LeVeque)."""
+    """Moments of a block from its sums: float32 has no spread that they would lose."""
     mean_r = block[2] / n
     mean_t = block[4] / n
     rr = max(block[3] - block[2] * mean_r, 0.0)
     tt = max(block[5] - block[4] * mean_t, 0.0)
     rt = block[6] - block[2] * mean_t
+    join_moments(n, mean_r, mean_t, rr, tt, rt, moments)
+
+
+@njit(**OPTIONS)
+def join_moments(n, mean_r, mean_t, rr, tt, rt, moments):
+    """Count, means and centred products of a block joined with those so far (Chan, Golub, LeVeque)."""
     before = moments[0]
     count = before + n
     r = mean_r - moments[1]
@@ -242,20 +253,20 @@ def _feed_addresses(
     x, x_kind, x_table, y, y_kind, y_table, n, base, row, atol, rtol, scale, shift, cap, state
 ):  # fmt: skip
     feed(
-        carray(_at(x), n * 4, np.uint8), x_kind, carray(_at(x_table), 256, f32),
-        carray(_at(y), n * 4, np.uint8), y_kind, carray(_at(y_table), 256, f32),
-        n, base, row, atol, rtol, f32(scale), i32(shift), i32(cap), carray(_at(state), WORDS, i64),
+        carray(at_address(x), n * 4, np.uint8), x_kind, carray(at_address(x_table), 256, f32),
+        carray(at_address(y), n * 4, np.uint8), y_kind, carray(at_address(y_table), 256, f32),
+        n, base, row, atol, rtol, f32(scale), i32(shift), i32(cap), carray(at_address(state), WORDS, i64),
     )  # fmt: skip
 
 
-def compile_feed() -> tuple[str, str]:
-    """Compile `feed`, its arrays given as addresses.
+def compile_feed(feed_addresses: Callable[..., None] = _feed_addresses) -> tuple[str, str]:
+    """Compile `feed`, its arrays given as addresses; or another function of the same arguments.
 
     Returns:
         Name of the function, and a module in LLVM's language that holds it. It is called as numba calls its
         own: addresses of the result and of the exception, then the arguments; it gives 0 if all went well.
     """
     signature = types.void(*[types.int64] * 9, *[types.float64] * 3, *[types.int64] * 3)
-    dispatcher = njit(signature, **OPTIONS)(_feed_addresses)
+    dispatcher = njit(signature, **OPTIONS)(feed_addresses)
     result = dispatcher.overloads[dispatcher.signatures[0]]
     return result.fndesc.llvm_func_name, result.library.get_llvm_str()

