@@ -55,10 +55,11 @@ class Key:
     @property
     def text(self) -> str:
         """The canonical text form, which `parse` reads back."""
-        if self.is_bare:
+        if not self.slot:
             return self.site
         rank = f"rank{self.rank}/" if self.rank else ""
-        return f"{rank}{self.step}/{self.site_call}/{self.slot}"
+        call = f"@{self.call}" if self.call else ""
+        return f"{rank}{self.step}/{self.site}{call}/{self.slot}"
 
     @property
     def path(self) -> str:
@@ -105,13 +106,15 @@ class Key:
         if not _SAFE.fullmatch(slot) and escape(unescape(slot)) != slot:
             raise UsageError(f"key {abbreviate(text)!r}: {slot!r} is not in escaped form (NAM-4)")
         key = cls(site, slot, int(step), int(call or 0), int(rank or 0))
-        if key.text != text:
+        if rank == "0" or call == "0":
             raise UsageError(f"key {abbreviate(text)!r}: not canonical, expected {key.text!r} (NAM-3)")
         return key
 
 
 def check_length(text: str) -> None:
     """Refuse an empty key and one above the limit (NAM-6)."""
+    if 0 < len(text) <= MAX_KEY_BYTES // 4:  # UTF-8 has at most four bytes a character
+        return
     size = len(text.encode("utf-8", "surrogatepass"))
     if not 0 < size <= MAX_KEY_BYTES:
         raise UsageError(

@@ -145,7 +145,12 @@ class PolicyJudge:
             precision=self._precision,
             is_injected=bool(self.injected),
         )
-        return [replace(pair, difference=differences[pair.key]) for pair in judged], summary
+        return [
+            pair
+            if pair.difference is differences[pair.key]
+            else replace(pair, difference=differences[pair.key])
+            for pair in judged
+        ], summary
 
     def _run_tests(self, context: Context, pairs: Sequence[Pair]) -> list[Pair]:
         """Run every test, and decide each open pair by the worst of its findings."""

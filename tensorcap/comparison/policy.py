@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 
 from tensorcap.comparison.pair import Finding, Status
@@ -199,7 +200,7 @@ class Policy:
         if unit is None:
             known = ", ".join(self.units)
             raise UsageError(f"compute dtype {name!r} is unknown", hint=f"Known are: {known}.")
-        return Precision(name, unit, self.rounding * unit)
+        return _precision(name, unit, self.rounding * unit)
 
     def precision_of_runs(
         self, reference: RunInfo, target: RunInfo, compute_dtype: str | None = None
@@ -232,8 +233,11 @@ class Policy:
         Returns:
             That of the runs, or of the coarser record if that is coarser.
         """
-        names = [record.dtype.name for record in (reference, target) if record.dtype.is_inexact]
-        coarsest = max(names, key=self.units.__getitem__)
+        if reference.dtype is target.dtype:
+            coarsest = reference.dtype.name
+        else:
+            names = [record.dtype.name for record in (reference, target) if record.dtype.is_inexact]
+            coarsest = max(names, key=self.units.__getitem__)
         return runs if runs is not None and runs.unit >= self.units[coarsest] else self.precision(coarsest)
 
     def envelope_at(self, depth: int, precision: Precision) -> float:
@@ -258,6 +262,11 @@ class Policy:
         if not precision.is_wide:
             return precision.rounding
         return self.wide_noise * precision.unit / self.units["float32"]
+
+
+@cache
+def _precision(name: str, unit: float, rounding: float) -> Precision:
+    return Precision(name, unit, rounding)
 
 
 POLICY: Final = Policy()

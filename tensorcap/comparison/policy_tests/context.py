@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.pair import Finding, Pair
@@ -138,22 +138,30 @@ class Context:
         """Yield the pairs that the policy judges, in order."""
         return (pair for pair in self.pairs.values() if pair.key in self.open_keys)
 
-    def open_measured(self) -> Iterator[MeasuredPair]:
-        """Yield those of them that were measured, in order."""
-        return (pair for pair in self.open_pairs() if isinstance(pair, MeasuredPair))
+    def open_measured(self) -> Sequence[MeasuredPair]:
+        """List those of them that were measured, in order."""
+        return self._open_measured
 
-    def open_floats(self) -> Iterator[MeasuredPair]:
-        """Yield those of them that hold floats and are no parameters."""
-        for pair in self.open_measured():
-            if not pair.is_whole and not is_parameter(pair.reference.key):
-                yield pair
+    def open_floats(self) -> Sequence[MeasuredPair]:
+        """List those of them that hold floats and are no parameters."""
+        return self._open_floats
 
-    def open_results(self) -> Iterator[tuple[MeasuredPair, float]]:
-        """Yield those of them that have a row error, with it."""
-        for pair in self.open_floats():
-            error = self.errors.get(pair.key)
-            if error is not None:
-                yield pair, error
+    def open_results(self) -> Sequence[tuple[MeasuredPair, float]]:
+        """List those of them that have a row error, with it."""
+        return self._open_results
+
+    @cached_property
+    def _open_measured(self) -> Sequence[MeasuredPair]:
+        return [pair for pair in self.open_pairs() if isinstance(pair, MeasuredPair)]
+
+    @cached_property
+    def _open_floats(self) -> Sequence[MeasuredPair]:
+        return [p for p in self._open_measured if not p.is_whole and not is_parameter(p.reference.key)]
+
+    @cached_property
+    def _open_results(self) -> Sequence[tuple[MeasuredPair, float]]:
+        errors = ((pair, self.errors.get(pair.key)) for pair in self._open_floats)
+        return [(pair, error) for pair, error in errors if error is not None]
 
     def known_errors(self, pairs: Sequence[Pair]) -> list[float] | None:
         """Return the row errors of pairs; None if one is not known."""
@@ -191,10 +199,13 @@ def measured_pair(pair: Pair, runs_precision: Precision | None) -> MeasuredPair 
     """Return a pair as one whose values were measured; None if they were not."""
     if pair.reference is None or pair.target is None or pair.difference is None:
         return None
-    members = {field.name: getattr(pair, field.name) for field in fields(Pair)}
+    members = {name: getattr(pair, name) for name in _MEMBERS}
     return MeasuredPair(**members, runs_precision=runs_precision)
+
+
+_MEMBERS: Final = tuple(field.name for field in fields(Pair))
 
 
 def is_whole(record: Record) -> bool:
     """Whether a record holds whole numbers or bools."""
-    return record.dtype.kind in ("bool", "int", "uint")
+    return not record.dtype.is_inexact
