@@ -85,6 +85,17 @@ def test_the_library_loads_nothing_before_it_is_used() -> None:
     assert not loaded_by("import tensorcap") & (HEAVY | {"click", "tensorcap_cli", "tensorcap_formats"})
 
 
+def test_comparing_archives_loads_no_adapters() -> None:
+    code = (
+        "import tensorcap\n"
+        "for name in ('compare', 'open_archive', 'align', 'diagnose', 'preflight', 'convert', 'check'):\n"
+        "    getattr(tensorcap, name)\n"
+        "import sys\n"
+        "assert not [name for name in sys.modules if name.startswith('tensorcap.adapters')]"
+    )
+    assert "tensorcap" in loaded_by(code)
+
+
 def test_a_verb_loads_no_framework() -> None:
     loaded = loaded_by("import tensorcap\nfor name in tensorcap.__all__: getattr(tensorcap, name)")
     assert not loaded & {"click", "rich", "tensorcap_cli", "torch", "transformers"}

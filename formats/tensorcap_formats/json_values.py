@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from functools import singledispatch
+from functools import cache, singledispatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+_PLAIN: Final = frozenset({type(None), bool, int, str})  # as they are
 
 
 @singledispatch
@@ -43,7 +45,14 @@ def _(value: complex) -> Any:
 @json_value.register(list)
 @json_value.register(tuple)
 def _(value: list[Any] | tuple[Any, ...]) -> Any:
-    return [json_value(item) for item in value]
+    return [
+        item
+        if type(item) in _PLAIN
+        else list(item)
+        if type(item) is tuple and _PLAIN.issuperset(map(type, item))
+        else json_value(item)
+        for item in value
+    ]
 
 
 @json_value.register
@@ -53,4 +62,14 @@ def _(value: Path) -> Any:
 
 def json_object(value: DataclassInstance) -> dict[str, Any]:
     """All fields of a dataclass, as `json_value` has each."""
-    return {field.name: json_value(getattr(value, field.name)) for field in fields(value)}
+    members = {}
+    for name in _field_names(type(value)):
+        member = getattr(value, name)
+        is_plain = type(member) in _PLAIN or (type(member) is float and math.isfinite(member))
+        members[name] = member if is_plain else json_value(member)
+    return members
+
+
+@cache
+def _field_names(kind: type[DataclassInstance]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))

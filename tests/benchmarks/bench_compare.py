@@ -1,9 +1,10 @@
 """Measure comparison against the budgets of the design, as ratios within one run.
 
-Two workloads are compared by `tcap compare` as a whole process, and by plain numpy; a plain warm read of the
-same bytes is the measure. Then the engines, on one core, against a dot product of the same arrays.
+Two workloads, of which every pair has diverged, are compared by `tcap compare` as a whole process, and by
+plain numpy; a plain warm read of the same bytes is the measure. Then the engines, on one core, against a dot
+product of the same arrays.
 
-Usage: python tests/benchmarks/bench_compare.py [--json] [--folder FOLDER] [--big]
+Usage: python tests/benchmarks/bench_compare.py [--json] [--folder FOLDER] [--big] [--many]
 """
 
 from __future__ import annotations
@@ -38,6 +39,16 @@ BIG_BYTES = 4 << 30
 BIG_FREE_BYTES = 20 << 30
 RSS_BUDGET_MB = 250
 REPEATS = 3
+MANY = 100_000
+# The least that a process does which compares: read both, subtract, largest error
+BARE = """
+import sys
+import numpy as np
+from tensorcap_formats.open import open_archive
+with open_archive(sys.argv[1]) as reference, open_archive(sys.argv[2]) as target:
+    for record in reference.records:
+        np.abs(reference.read(record) - target.read(target.get(record.key))).max()
+"""
 LAUNCHER = """
 import json, resource, subprocess, sys, time
 start = time.perf_counter()
@@ -73,10 +84,9 @@ class Usage:
     output: str
 
 
-def build(folder: Path, name: str, count: int, kib: int) -> tuple[Path, Path]:
+def build(folder: Path, name: str, count: int, elements: int) -> tuple[Path, Path]:
     """Normal numbers and the same with 1e-3 of noise, but for two tensors with 30 %."""
-    elements = kib * 256
-    columns = min(4096, max(64, int(elements**0.5)))
+    columns = min(4096, elements, max(64, int(elements**0.5)))
     shape = 1, elements // columns, columns
     paths = folder / f"{name}-reference.h5", folder / f"{name}-target.h5"
     writers = [Writer(path) for path in paths]
@@ -119,10 +129,15 @@ def numpy_floor(paths: tuple[Path, Path]) -> float:
 
 
 def run(arguments: list[str], **environment: str) -> Usage:
-    """Run `tcap` as a whole process, from a small one: on Linux a child's peak memory counts its parent's."""
+    """Run `tcap` as a whole process."""
+    return launch(["-m", "tensorcap_cli", *arguments], **environment)
+
+
+def launch(arguments: list[str], **environment: str) -> Usage:
+    """Run an interpreter from a small process: on Linux a child's peak memory counts its parent's."""
     paths = os.pathsep.join(str(ROOT / part) for part in (".", "formats", "cli"))
     done = subprocess.run(
-        [sys.executable, "-S", "-c", LAUNCHER, sys.executable, "-m", "tensorcap_cli", *arguments],
+        [sys.executable, "-S", "-c", LAUNCHER, sys.executable, *arguments],
         capture_output=True,
         text=True,
         check=True,
@@ -142,9 +157,11 @@ def best(arguments: list[str]) -> Usage:
 def whole_process(folder: Path) -> list[Row]:
     rows = []
     for name, count, kib in (("400 x 4 MiB", 400, 4096), ("3,000 x 16 KiB", 3000, 16)):
-        paths = build(folder, f"{count}", count, kib)
+        paths = build(folder, f"{count}", count, kib * 256)
         read = min(read_plainly(paths) for _ in range(REPEATS))
         usage = best(["compare", *map(str, paths)])
+        as_json = best(["compare", "--json", *map(str, paths)])
+        bare = min(launch(["-c", BARE, *map(str, paths)]).cpu for _ in range(REPEATS))
         is_large = kib > 1024
         rows += [
             Row(f"{name}: plain warm read", read, "s"),
@@ -158,10 +175,31 @@ def whole_process(folder: Path) -> list[Row]:
             ),
             Row(f"{name}: over a plain read", usage.wall / read, "x"),
             Row(f"{name}: CPU time", usage.cpu, "s"),
+            Row(
+                f"{name}: CPU time over numpy's of subtract and max",
+                usage.cpu / bare,
+                "x",
+                None if is_large else 3.0,
+                "" if is_large else "3 x",
+            ),
+            Row(f"{name}: CPU time of --json over that of text", as_json.cpu / usage.cpu, "x", 1.5, "1.5 x"),
             Row(f"{name}: peak memory", usage.peak_mb, "MB", RSS_BUDGET_MB, f"{RSS_BUDGET_MB} MB"),
         ]
         for path in paths:
             path.unlink()
+    return rows
+
+
+def many_pairs(folder: Path) -> list[Row]:
+    """100,000 tensors of 64 bytes that all differ."""
+    paths = build(folder, "many", MANY, 16)
+    rows = []
+    for label, options in (("", []), (" --json", ["--json"])):
+        usage = run(["compare", *options, *map(str, paths)])
+        rows += [
+            Row(f"{MANY:,} pairs: tcap compare{label}, CPU time", usage.cpu, "s"),
+            Row(f"{MANY:,} pairs: tcap compare{label}, peak memory", usage.peak_mb, "MB"),
+        ]
     return rows
 
 
@@ -186,7 +224,7 @@ def big_pair(folder: Path) -> list[Row]:
 
 def first_run(folder: Path) -> list[Row]:
     """With no kernels compiled yet."""
-    paths = build(folder, "first", 20, 4096)
+    paths = build(folder, "first", 20, 4096 * 256)
     environment = {"XDG_CACHE_HOME": str(folder / "cache"), "TCAP_ENGINE": "numba"}
     usage = run(["compare", *map(str, paths)], **environment)
     assert "once per machine" in usage.output
@@ -217,6 +255,8 @@ def kernels() -> list[Row]:
         "float8_e5m2",
         "float64",
         "int64",
+        "int32",
+        "int16",
         "uint8",
         "bool",
     )
@@ -225,12 +265,12 @@ def kernels() -> list[Row]:
         kind = getattr(ml_dtypes, name, None) or np.dtype(name)
         values = random.standard_normal(min(size, 1 << 22), dtype=np.float32)
         noise = 1 + np.float32(1e-3) * random.standard_normal(values.size, dtype=np.float32)
-        if name in ("int64", "uint8", "bool"):
+        if name.startswith(("int", "uint", "bool")):
             values, noise = np.abs(values) * 50, np.ones_like(values)
         reference = np.resize(values.astype(kind), size)
         target = np.resize((values * noise).astype(kind), size)
-        if name in ("int64", "uint8", "bool"):
-            target[size // 2] = 0
+        if name.startswith(("int", "uint", "bool")):
+            target[::2] = reference[::2] == 0
         operands = Operands(dtype_of(reference), dtype_of(target), (size // 4096, 4096))
         sides = [bits_of(side) for side in (reference, target)]
         engine = CompiledEngine if CompiledEngine.can_measure(operands) else NumpyEngine
@@ -247,10 +287,13 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--big", action="store_true", help="also compare a pair of 4 GiB")
+    parser.add_argument("--many", action="store_true", help=f"also compare {MANY:,} small pairs")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(dir=options.folder))
     try:
         rows = [*first_run(folder), *whole_process(folder), *kernels()]
+        if options.many:
+            rows += many_pairs(folder)
         if options.big:
             if shutil.disk_usage(folder).free < BIG_FREE_BYTES:
                 parser.error(f"--big needs {BIG_FREE_BYTES >> 30} GiB of free disk")

@@ -90,6 +90,28 @@ def test_json_is_as_the_schema_says(tcap_json: Callable[..., Any]) -> None:
     assert found["preflight"]["items"][0]["explains"] is True
 
 
+@pytest.mark.spec("RES-2")
+def test_json_has_the_locations_that_text_shows_and_all_when_asked_for(
+    write: Callable[..., Path], tcap_json: Callable[..., Any], folder: Path
+) -> None:
+    values = np.linspace(1, 2, 100, dtype=np.float32)
+    names = [f"0/layers.{i}/output" for i in range(8)]
+    write("ref.h5", {name: values + i for i, name in enumerate(names)}, run=RUN)
+    errors = (0.1, 0.2, 0.3, 0.4, 0.5, 0.9, 0.8, 0.7)  # the first one is where they part
+    factors = [np.float32(1 + error) for error in errors]
+    write("tgt.h5", {n: (values + i) * factors[i] for i, n in enumerate(names)}, run=RUN)
+
+    def located(pairs: list[dict[str, Any]]) -> list[str]:
+        return [pair["key"] for pair in pairs if pair["location"]]
+
+    few = [names[0], names[5], names[6], names[7]]
+    found = tcap_json("compare", "ref.h5", "tgt.h5", "--save", "few.json", status=1)
+    assert located(found["pairs"])[0] == names[0]
+    assert set(few) <= set(located(found["pairs"])) <= {*few, names[4]}
+    assert located(json.loads((folder / "few.json").read_text())["pairs"]) == located(found["pairs"])
+    assert located(tcap_json("compare", "ref.h5", "tgt.h5", "--where", status=1)["pairs"]) == names
+
+
 @pytest.mark.spec("RES-1")
 @pytest.mark.parametrize("keep", [["pairs"], ["version"], ["pairs", 2, "difference", "needed_rtol"]])
 def test_the_schema_sees_what_is_missing(tcap_json: Callable[..., Any], pair: None, keep: list[Any]) -> None:
