@@ -74,6 +74,8 @@ def _with_origin(
         if pair.reference is None and not pair.reason:
             left = theirs.of(sources[0].key)
             return replace(pair, reason=left.reason if left and left.is_explained else "")
+        if pair.status == "unexpected" and (left := theirs.of(sources[0].key)) and left.is_explained:
+            return decide(pair, Decision("mapping", "missing-in-reference", left.reason))
         return pair
     if pair.reference is None or pair.status != "missing-in-target":
         return pair

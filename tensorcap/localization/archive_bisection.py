@@ -44,6 +44,7 @@ class Bisection:
         read: Key texts of the results and inputs that were read, in that order.
         against: The first result that the search took for good or bad and is not; "" if there is none.
         lacking: Key texts of results of the reference that the target lacks, which nothing explains.
+        incomplete: Which of `reference` and `target` is a run that ended early.
     """
 
     results: int
@@ -54,11 +55,12 @@ class Bisection:
     read: tuple[str, ...]
     against: str
     lacking: tuple[str, ...]
+    incomplete: tuple[str, ...] = ()
 
     @property
     def exit_status(self) -> int:
-        """0 if all results that were read are green, and none is lacking, else 1 (BIS-5)."""
-        return 0 if self.first is None and not self.lacking else 1
+        """0 if all results that were read are green, none is lacking, and both runs are whole (BIS-5)."""
+        return int(self.first is not None or bool(self.lacking or self.incomplete))
 
     def to_json(self) -> dict[str, Any]:
         """The members that `tcap bisect --json` prints, as JSON values."""
@@ -76,6 +78,7 @@ class Bisection:
             "against": self.against or None,
             "read": list(self.read),
             "lacking": list(self.lacking),
+            "incomplete": list(self.incomplete),
             "exit_status": self.exit_status,
         }
 
@@ -193,6 +196,11 @@ class _Search:
             read=tuple(self._read),
             against=against,
             lacking=self._lacking,
+            incomplete=tuple(
+                side
+                for side, archive in (("reference", self._reference), ("target", self._target))
+                if not archive.is_complete
+            ),
         )
 
     def _find_contradiction(self, low: int, high: int, last: int) -> str:

@@ -83,4 +83,9 @@ def localize(
             for what, error in (("replay", gathered.replay_error), ("injection", gathered.injection_error))
             if error is not None
         ]
+        notes += [
+            f"The {side} is incomplete: its run ended early."
+            for side, archive in (("reference", trusted), ("target", tested))
+            if not archive.is_complete
+        ]
         return replace(localization, notes=(*localization.notes, *notes), is_incomplete=bool(notes))

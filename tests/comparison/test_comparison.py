@@ -196,6 +196,45 @@ def test_records_that_only_the_target_has_are_listed_and_not_required(make_archi
     assert (comparison.exit_status, comparison.divergence) == (0, None)
 
 
+ONE_STEP = {"0/@root/output.logits": np.ones(4), "0/a/output": np.arange(4.0)}
+TWO_STEPS = {**ONE_STEP, "1/@root/output.logits": np.ones(4), "1/a/output": np.arange(4.0)}
+
+
+@pytest.mark.spec("CMP-7", "CMP-50")
+def test_a_step_that_the_run_of_the_reference_does_not_have_is_not_green(make_archive: MakeArchive) -> None:
+    comparison = compare(make_archive(ONE_STEP), make_archive(TWO_STEPS))
+    assert statuses(comparison) == {
+        "0/@root/output.logits": "identical",
+        "0/a/output": "identical",
+        "1/@root/output.logits": "unexpected",
+        "1/a/output": "missing-in-reference",
+    }
+    assert (comparison.exit_status, comparison.divergence) == (1, None)
+    assert compare(make_archive(ONE_STEP), make_archive(TWO_STEPS), only="0/*").exit_status == 0
+    assert compare(make_archive(ONE_STEP), make_archive(TWO_STEPS), require="0/*").exit_status == 0
+
+
+@pytest.mark.spec("CMP-7")
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param({"scope": {"steps": "0"}}, id="steps"),
+        pytest.param({"scope": {"sample": 1}}, id="sample"),
+        pytest.param({"stopped": {"at": "1/@root/output.logits", "max_bytes": 64}}, id="bytes"),
+    ],
+)
+def test_a_reference_that_was_told_to_take_fewer_steps_expects_the_others(
+    make_archive: MakeArchive, run: dict[str, Any]
+) -> None:
+    assert compare(make_archive(ONE_STEP, run=run), make_archive(TWO_STEPS)).exit_status == 0
+
+
+@pytest.mark.spec("CMP-7")
+def test_a_target_that_returns_more_than_the_reference_may_be_right(make_archive: MakeArchive) -> None:
+    more = {**ONE_STEP, "0/@root/output.hidden_states": np.ones(2), "0/a@1/output": np.ones(3)}
+    assert compare(make_archive(ONE_STEP), make_archive(more)).exit_status == 0
+
+
 @pytest.mark.spec("CMP-8")
 @pytest.mark.parametrize(
     ("reference", "target"),

@@ -257,6 +257,8 @@ def _verdict(comparison: Comparison) -> tuple[str, str]:
     bad = next((pair for pair in comparison.pairs if pair.is_required and not pair.is_green), None)
     if bad is not None and bad.status == "unjudged":
         return _UNJUDGED, "yellow"
+    if bad is not None and bad.status == "unexpected":
+        return f"The target's run has more steps than the reference's, first {bad.key}.", "red"
     if bad is not None and bad.status == "suspect":
         return f"Suspect: {bad.key}.", "yellow"
     if bad is not None:
