@@ -92,7 +92,14 @@ def calibrate(
                 failing.append((Path(reference), Path(target), reason))
             elif comparison.account is not None:
                 builder.add(comparison.pairs, Calls(trusted), comparison.account.precision)
-    return Calibrated(builder.result(quantile=quantile, margin=margin), tuple(failing))
+    try:
+        calibration = builder.result(quantile=quantile, margin=margin)
+    except UsageError as error:
+        if not failing:
+            raise
+        left_out = "; ".join(f"{ours} against {theirs}: {reason}" for ours, theirs, reason in failing)
+        raise UsageError(f"{error}; left out: {left_out}", hint=error.hint) from None
+    return Calibrated(calibration, tuple(failing))
 
 
 def write_calibration(calibration: Calibration, path: str | os.PathLike[str]) -> None:
@@ -124,9 +131,14 @@ def _failure(comparison: Comparison) -> str:
 
     Identical runs are no evidence. A pair whose error only grew may well be good: that is what is calibrated.
     """
+    for side, archive in (("reference", comparison.reference), ("target", comparison.target)):
+        if not archive.is_complete:
+            return f"the {side} is incomplete"
     for pair in comparison.pairs:
         if pair.is_required and not pair.is_green and not has_only_grown(pair):
             return f"{pair.key} is {pair.status}"
     if not any(pair.difference is not None for pair in comparison.pairs):
         return "nothing differs"
+    if any(value.is_red for value in comparison.value_differences):
+        return "a number that a module returned differs"
     return ""

@@ -414,6 +414,36 @@ def test_an_error_in_the_model_is_a_traceback_and_an_incomplete_archive(
         assert not archive.is_complete
 
 
+@pytest.mark.parametrize(
+    ("file", "function", "frames"),
+    [
+        pytest.param("w.py", "failing", ['w.py", line 17, in forward'], id="model"),
+        pytest.param(
+            "bad.py", "outer", ['bad.py", line 2, in outer', 'bad.py", line 4, in inner'], id="function"
+        ),
+        pytest.param("lost.py", "f", ['lost.py", line 1, in <module>'], id="import"),
+        pytest.param("slip.py", "f", ['slip.py", line 1'], id="syntax"),
+    ],
+)
+def test_an_error_in_a_file_of_the_user_shows_their_own_frames_alone(
+    folder: Path, file: str, function: str, frames: list[str]
+) -> None:
+    (folder / "bad.py").write_text("def outer():\n    return inner({})\ndef inner(d):\n    return d['x']\n")
+    (folder / "lost.py").write_text("import no_such_module_anywhere\n")
+    (folder / "slip.py").write_text("def f(:\n")
+    search = os.pathsep.join(str(ROOT / part) for part in (".", "formats", "cli"))
+    done = subprocess.run(
+        [sys.executable, "-m", "tensorcap_cli", "capture", "torch", f"{file}:{function}", "-o", "a.h5"],
+        env={**os.environ, "PYTHONPATH": search},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+    )
+    shown = [line.rpartition("/")[2] for line in done.stderr.splitlines() if line.startswith("  File ")]
+    assert (shown, done.returncode) == (frames, 1)
+
+
 def test_an_interrupt_is_status_130_and_keeps_what_was_captured(
     tcap: Callable[..., Result], folder: Path
 ) -> None:
