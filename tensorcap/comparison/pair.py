@@ -196,7 +196,7 @@ class Pair:
 
     @property
     def is_required(self) -> bool:
-        """Whether it may neither be missing nor differ: it is neither excluded, nor explained, nor a surplus."""
+        """Whether it may neither be missing nor differ: not if it is excluded, explained or a surplus."""
         may_lack = self.is_optional and self.status in ABSENT
         return self.status not in ("excluded", "explained", "missing-in-reference") and not may_lack
 

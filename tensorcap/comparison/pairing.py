@@ -128,7 +128,7 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
 
 
 class _Surplus:
-    """What a record is that only the target has: one more result, or a step that the reference has not (CMP-7).
+    """What a record is that only the target has: one more tensor, or a step that the reference lacks (CMP-7).
 
     Args:
         reference: The trusted archive.

@@ -444,6 +444,17 @@ def test_an_error_in_a_file_of_the_user_shows_their_own_frames_alone(
     assert (shown, done.returncode) == (frames, 1)
 
 
+@pytest.mark.spec("CAP-30")
+def test_a_function_of_the_workloads_own_file_is_watched_by_the_name_of_its_module(
+    tcap: Callable[..., Result], folder: Path
+) -> None:
+    (folder / "own_port.py").write_text((folder / "w.py").read_text())
+    tcap("capture torch own_port.py:plain --watch own_port:Model.forward:hidden -o ref.h5")
+    with tensorcap.open_archive(folder / "ref.h5") as archive:
+        assert "0/@root:Model.forward/hidden" in archive
+        assert archive.get("0/@root:Model.forward/hidden").shape == (1, 4)
+
+
 def test_an_interrupt_is_status_130_and_keeps_what_was_captured(
     tcap: Callable[..., Result], folder: Path
 ) -> None:
