@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tensorcap.alignment import NO_MAPPING, sides
 from tensorcap.comparison.calibration import CALIBRATED, Calibration, CalibrationBuilder, check_settings
 from tensorcap.comparison.comparison import Comparison
 from tensorcap.comparison.divergence import has_only_grown
+from tensorcap.comparison.judge import LogitMeasure
 from tensorcap.comparison.pipeline import compare
 from tensorcap.runs import Calls
 from tensorcap_formats.errors import UsageError, WriteError
@@ -85,13 +87,15 @@ def calibrate(
     builder = CalibrationBuilder(metrics)
     failing = []
     for reference, target in runs:
-        with open_archive(reference) as trusted:
-            comparison = compare(trusted, target, compute_dtype=compute_dtype)
+        with open_archive(reference) as original, open_archive(target) as tested:
+            trusted, tested = sides(original, tested, None)
+            comparison = compare(trusted, tested, mapping=NO_MAPPING, compute_dtype=compute_dtype)
             reason = _failure(comparison)
             if reason:
                 failing.append((Path(reference), Path(target), reason))
             elif comparison.account is not None:
-                builder.add(comparison.pairs, Calls(trusted), comparison.account.precision)
+                logits = LogitMeasure(trusted, tested, compute_dtype)
+                builder.add(comparison.pairs, Calls(trusted), comparison.account.precision, logits)
     try:
         calibration = builder.result(quantile=quantile, margin=margin)
     except UsageError as error:

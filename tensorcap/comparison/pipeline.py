@@ -16,7 +16,7 @@ from tensorcap.comparison.comparison import Comparison, ValueDifference, is_numb
 from tensorcap.comparison.divergence import first_divergence
 from tensorcap.comparison.exact import is_blocked, judge_by_metadata, judge_pass_through, parameter_rounding
 from tensorcap.comparison.injected import Injected
-from tensorcap.comparison.judge import PolicyJudge, judge
+from tensorcap.comparison.judge import LogitMeasure, PolicyJudge, judge
 from tensorcap.comparison.mapping_provenance import token_warnings, with_hints, with_mapping
 from tensorcap.comparison.pair import Decision, Pair, decide
 from tensorcap.comparison.pairing import Selection, pair_records, partner_texts
@@ -250,7 +250,13 @@ class _Run:
             return decide(pair, Decision("values", "unreadable", str(difference)))
         sides = (self.reference, pair.reference), (self.target, pair.target)
         remarks = [r for archive, record in sides if record and (r := archive.remark(record))]
-        return judge(replace(pair, difference=difference), limits, "; ".join(remarks))
+        logits = None
+        if limits.needs_logits and difference.unequal:
+            try:
+                logits = LogitMeasure(self.reference, self.target, self.compute_dtype)(pair)
+            except OSError as error:
+                return decide(pair, Decision("values", "unreadable", str(error)))
+        return judge(replace(pair, difference=difference), limits, "; ".join(remarks), logits)
 
     def _against(self, baseline: Archive, pairs: Sequence[Pair]) -> dict[str, Difference | None]:
         """Measure the baseline against the reference, of pairs that were compared; None if identical."""

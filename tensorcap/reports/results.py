@@ -16,6 +16,7 @@ from typing import Any, Final, get_type_hints
 import numpy as np
 
 from tensorcap.comparison import (
+    GREEN,
     LETTERS,
     Calibration,
     Comparison,
@@ -29,7 +30,6 @@ from tensorcap.comparison import (
     Thresholds,
     first_divergence,
     json_pieces,
-    judge_metric,
 )
 from tensorcap.comparison.preflight import Preflight
 from tensorcap.metrics import Difference, Location, LogitDifference, RoutingDifference, Tolerance
@@ -131,7 +131,10 @@ def judge_again(result: Result, thresholds: Thresholds) -> Comparison:
     """
     comparison = result.comparison
     thresholds.require_hits(pair.key for pair in comparison.pairs)
-    pairs = tuple(_judge_pair(pair, thresholds.limits_for(pair.key)) for pair in comparison.pairs)
+    logits = result.examination.logits
+    pairs = tuple(
+        _judge_pair(pair, thresholds.limits_for(pair.key), logits.get(pair.key)) for pair in comparison.pairs
+    )
     divergence = None
     if comparison.is_of_archives:
         divergence = first_divergence(_Remembered(comparison, result.examination), pairs)
@@ -147,7 +150,7 @@ def judge_again(result: Result, thresholds: Thresholds) -> Comparison:
     )
 
 
-def _judge_pair(pair: Pair, limits: KeyThresholds) -> Pair:
+def _judge_pair(pair: Pair, limits: KeyThresholds, logits: LogitDifference | None) -> Pair:
     """Judge the saved metrics of a pair by the limits of its key, if there are any."""
     d = pair.difference
     if not limits or d is None or d.same_bits or d.mask_mismatches or pair.status == "excluded":
@@ -156,10 +159,12 @@ def _judge_pair(pair: Pair, limits: KeyThresholds) -> Pair:
         return pair
     if not d.unequal:
         return replace(pair, status="match", reason="", findings=())
-    findings = [judge_metric(d, name, limit) for name, limit in limits.limits.items()]
+    findings = limits.judge_metrics(d, logits)
     if limits.tolerance is not None:
         findings.insert(0, _by_tolerance(d, limits.tolerance))
     status = next(s for s in _WORST_FIRST if any(f.status == s for f in findings))
+    if pair.status == "explained" and status not in GREEN:
+        return pair  # what explains it does, or is red itself
     return replace(
         pair,
         status=status,

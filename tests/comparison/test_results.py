@@ -99,6 +99,16 @@ def test_a_generous_tolerance_changes_only_what_was_measured(
     assert again(saved(reference, target), rtol=0.9, atol=1.0).status == status
 
 
+@pytest.mark.spec("RES-11")
+def test_what_is_explained_stays_so_if_it_is_outside_the_tolerance(saved: Callable[..., Result]) -> None:
+    result = saved(np.array([1.0, 2.0]), np.array([1.0, 2.5]))
+    (pair,) = result.comparison.pairs
+    explained = replace(result.comparison, pairs=(replace(pair, status="explained", reason="it is undone"),))
+    result = replace(result, comparison=explained)
+    assert (again(result, atol=0.1).status, again(result, atol=0.1).reason) == ("explained", "it is undone")
+    assert again(result, atol=1.0).status == "match"
+
+
 @pytest.mark.spec("RES-10")
 def test_nothing_given_leaves_all_as_it_was(saved: Callable[..., Result]) -> None:
     result = saved(np.array([1.0, 2.0]), np.array([1.0, 2.5]), rtol=1e-3)
