@@ -169,7 +169,7 @@ def _judge_pair(pair: Pair, limits: KeyThresholds, logits: LogitDifference | Non
         pair,
         status=status,
         reason="the saved metrics do not tell" if status == "unjudged" else "",
-        difference=replace(d, mismatches=_outside(findings)),
+        difference=replace(d, mismatches=_outside(findings), mismatch_index=None),
         findings=tuple(findings),
     )
 

@@ -177,7 +177,13 @@ def test_the_divergence_of_logits_is_calibrated(tmp_path: Path) -> None:
 
     reference, one, two, good, bad = (
         logits(tmp_path / f"{name}.h5", error)
-        for name, error in {"r": 0.0, "one": 2**-7, "two": -(2**-7), "good": 1.1 * 2**-7, "bad": 1.5 * 2**-7}.items()
+        for name, error in {
+            "r": 0.0,
+            "one": 2**-7,
+            "two": -(2**-7),
+            "good": 1.1 * 2**-7,
+            "bad": 1.5 * 2**-7,
+        }.items()
     )
     runs = [reference, one, reference, two]
     calibration = calibrate(runs, metrics=["kl_mean"], margin=1.5, compute_dtype="bfloat16").calibration
