@@ -9,6 +9,7 @@ from pathlib import Path
 from tensorcap.comparison.injected import injection_text
 from tensorcap.comparison.pair import Pair
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.keys import ROOT_SITE
 from tensorcap_formats.run_info import ErrorInfo
 
 
@@ -57,6 +58,11 @@ def run_warnings(reference: Archive, target: Archive) -> Iterator[str]:
         ]
         why = f" ({', '.join(limits)})" if limits else ""
         yield f"The runs have unlike numbers of steps: {steps} in the reference, {others} in the target{why}."
+    if order := _other_order(reference, target):
+        yield (
+            f"Both runs were given the same inputs, in another order: step 0 of the reference is step {order[0]} "
+            "of the target. Steps are numbered as they come; of threads that call one model that is by chance."
+        )
     unlike = _unlike_inputs(reference.info.inputs, target.info.inputs)
     if unlike:
         yield f"The two runs were fed different inputs: {', '.join(unlike)}."
@@ -88,6 +94,23 @@ def _is_same_file(one: Path, other: Path) -> bool:
 def _count_steps(archive: Archive) -> int:
     """Count the steps that have records; 0 for names without steps."""
     return len({record.key.step for record in archive.records if not record.key.is_bare})
+
+
+def _other_order(reference: Archive, target: Archive) -> list[int]:
+    """Which step of the target has the inputs of each step of the reference; empty if it is the same one."""
+    ours, theirs = _inputs_by_step(reference), _inputs_by_step(target)
+    is_telling = len(set(ours)) == len(ours) and ours != theirs
+    return [theirs.index(inputs) for inputs in ours] if is_telling and set(ours) == set(theirs) else []
+
+
+def _inputs_by_step(archive: Archive) -> list[frozenset[tuple[str, str]]]:
+    """What the model was given in each step, by digests; empty if the archive has none."""
+    steps: dict[int, set[tuple[str, str]]] = {}
+    for record in archive.records if archive.trusts_digests else ():
+        key = record.key
+        if key.site == ROOT_SITE and key.slot.startswith("input.") and record.digest:
+            steps.setdefault(key.step, set()).add((key.slot, record.digest))
+    return [frozenset(steps[step]) for step in sorted(steps)]
 
 
 def _unlike_inputs(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:

@@ -68,7 +68,9 @@ def replace_folder(path: Path, *, force: bool) -> Iterator[Path]:
             shutil.rmtree(old)
         else:
             partial.rename(path)
-    except BaseException:
+    except BaseException as error:
+        notes = getattr(error, "__notes__", [])
+        notes[:] = [note for note in notes if str(partial) not in note]  # of archives that are removed here
         shutil.rmtree(partial, ignore_errors=True)
         raise
 

@@ -280,6 +280,10 @@ def test_nothing_is_left_of_a_run_that_fails_and_nothing_is_overwritten(tmp_path
     with pytest.raises(RuntimeError, match="no target"):
         verify(Workload(chain(), (X,)), Runnable(fail), folder)
     assert list(tmp_path.iterdir()) == []
+    with pytest.raises(RuntimeError) as raised:
+        verify(Workload(chain(), (X,)), Workload(chain(), (X[:, :3],)), folder)
+    assert getattr(raised.value, "__notes__", []) == []  # no archive of the run is left, so none is named
+    assert list(tmp_path.iterdir()) == []
     verify(Workload(chain(), (X,)), Workload(chain(), (X,)), folder)
     with pytest.raises(UsageError, match="exists"):
         verify(Workload(chain(), (X,)), Workload(wrong(), (X,)), folder)
