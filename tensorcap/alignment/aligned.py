@@ -20,6 +20,7 @@ from tensorcap.alignment.mapping import Alignment, Entry
 from tensorcap.alignment.match import WEIGHTS, By, match_tokens, pair_equal_keys, propose
 from tensorcap.alignment.names import Rules, read_rules
 from tensorcap.alignment.resolution import ResolvedMapping, resolve, resolve_fitting
+from tensorcap.alignment.step_order import in_step_order
 from tensorcap.alignment.tokens import TokenAlignment
 from tensorcap.alignment.views import GatheredArchive, MappedArchive, apply_mapping
 from tensorcap.runs import ArchiveSummary, PartialArchive, is_inner
@@ -168,7 +169,8 @@ def sides(
 ) -> tuple[Archive, Archive]:
     """View two archives so that records that belong together have equal keys and layouts.
 
-    1. A target that is mapped already, and `"none"`: the archives as they are.
+    1. A target that is mapped already, and `"none"`: the archives as they are, but for steps that threads
+       numbered by chance (CMP-34).
     2. A mapping that is given, or else the one that the target was injected through (INJ-23).
     3. A mapping that is computed because modules lack a partner, see `compute_if_needed`. Its entries of
        equal names move no elements: that is an error until somebody allows it.
@@ -187,7 +189,10 @@ def sides(
         UsageError: An entry of the mapping makes no sense, or does not fit the archives.
         ReadError: A file cannot be read.
     """
-    if isinstance(target, MappedArchive) or mapping == NO_MAPPING:
+    if isinstance(target, MappedArchive):
+        return reference, target
+    target = in_step_order(reference, target)
+    if mapping == NO_MAPPING:
         return reference, target
     if mapping is not None:
         aligned = align(reference, target, mapping=mapping)

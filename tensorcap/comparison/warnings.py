@@ -60,8 +60,13 @@ def run_warnings(reference: Archive, target: Archive) -> Iterator[str]:
         yield f"The runs have unlike numbers of steps: {steps} in the reference, {others} in the target{why}."
     if order := _other_order(reference, target):
         yield (
-            f"Both runs were given the same inputs, in another order: step 0 of the reference is step {order[0]} "
-            "of the target. Steps are numbered as they come; of threads that call one model that is by chance."
+            "Both runs were given the same inputs, in another order: step 0 of the reference is step "
+            f"{order[0]} of the target."
+        )
+    if len(set(reference.info.threads)) > 1:
+        yield (
+            "Several threads called the model of the reference, so that chance numbered its steps: those of "
+            "the target are paired with them by what they were given, if threads called it too."
         )
     unlike = _unlike_inputs(reference.info.inputs, target.info.inputs)
     if unlike:

@@ -109,6 +109,7 @@ class Recorder:
         self.last_step = -1
         self._step = _Step(0)
         self._is_step_begun = False
+        self._threads: list[int] = []  # that began each step
         self._last_call: Call | None = None
         self.failure: TensorcapError | None = None
         self.is_paused = False
@@ -191,9 +192,16 @@ class Recorder:
                 if self._is_step_begun:
                     self._step = _Step(self._step.number + 1)
                 self._is_step_begun = True
+                self._threads.append(threading.get_ident())
             call = self._count(point, token)
         stack.append(call)
         return call
+
+    @property
+    def threads(self) -> list[int]:
+        """The thread that began each step, numbered as they come."""
+        numbers = {ident: number for number, ident in enumerate(dict.fromkeys(self._threads))}
+        return [numbers[ident] for ident in self._threads]
 
     def note_phase(self, step: int, phase: Phase) -> None:
         """Note the phase of a step; the step before a decoding one filled the cache, so it is a prefill."""

@@ -363,6 +363,8 @@ class Capture:
         if recorder.phases:
             steps = range(recorder.last_step + 1)
             outcome["phases"] = [recorder.phases.get(step, "forward") for step in steps]
+        if len(set(recorder.threads)) > 1:
+            outcome["threads"] = recorder.threads
         if self.substitution is not None:
             outcome["injected"] = self.substitution.describe()
         if recorder.stopped is not None:
