@@ -230,7 +230,7 @@ class RunInfo:
         points: Whether each site was captured.
         steps: Count of steps; None if unknown.
         phases: Of each step `prefill`, `decode` or `forward`, "" if unknown.
-        threads: Of each step the thread that began it, if there were several.
+        threads: Of each step the thread that began it, if there were several; -1 if unknown.
         stopped: Where recording stopped at its limit of bytes; None if it did not.
         injected: The injection; None for a run of its own values.
         error: The error that the run ended with; None if nothing is known.
@@ -294,7 +294,7 @@ class RunInfo:
                 _parse(PointInfo, entry, site=entry["site"]) for entry in _mappings(run.get("points"), "site")
             ),
             phases=tuple(_text(phase) or "" for phase in _list(run.get("phases"))),
-            threads=tuple(number for number in _list(run.get("threads")) if isinstance(number, int)),
+            threads=tuple(n if type(n) is int else -1 for n in _list(run.get("threads"))),
         )
 
 
