@@ -44,10 +44,13 @@ class Archive(ABC):
         trusts_digests: Whether the digests are known to be those of the bytes, as far as that can be known
             without reading them: the archive is as we wrote it. False if another program may have altered
             tensors under an index that stayed as it was, or if there are no digests.
+        checks_digests: Whether a tensor that is read from its beginning to its end is checked against its
+            digest.
         skipped: Why other things in a file from elsewhere, such as arrays of text, were not read, by name.
     """
 
     is_direct = False
+    checks_digests = False
 
     def __init__(
         self,
@@ -199,6 +202,17 @@ class Archive(ABC):
         self._require_range(record, start, start + out.size)
         if out.size:
             self._read_flat(record, start, out)
+
+    def verify(self, record: Record) -> None:
+        """Read a tensor's bytes and, if `checks_digests`, compare them with its digest.
+
+        Raises:
+            UsageError: The archive has no bytes of it.
+            CorruptArchiveError: They have another digest.
+            ReadError: The bytes cannot be read.
+        """
+        for _ in self.blocks(record):
+            pass
 
     def statistics(self, record: Record) -> Statistics:
         """The record's statistics; computed from its bytes if the archive has none."""

@@ -62,6 +62,26 @@ def opened(source: Source) -> Iterator[Archive]:
         yield archive
 
 
+@contextmanager
+def opened_both(reference: Source, target: Source) -> Iterator[tuple[Archive, Archive]]:
+    """Open two archives for as long as a block lasts; one file under two names is opened once."""
+    are_paths = not isinstance(reference, Archive) and not isinstance(target, Archive)
+    with opened(reference) as trusted:
+        if are_paths and is_same_file(reference, target):
+            yield trusted, trusted
+            return
+        with opened(target) as tested:
+            yield trusted, tested
+
+
+def is_same_file(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    """Whether two paths lead to one file or folder."""
+    try:
+        return os.path.samefile(one, other)
+    except (OSError, ValueError):
+        return False
+
+
 def open_present(path: Path) -> Archive:
     """Open what is at `path` now, even if it is being written anew; else as `open_archive`."""
     return _folder_opener(path)(path) if path.is_dir() else _file_opener(path)(path)

@@ -14,7 +14,13 @@ from tensorcap.comparison.blind_spots import RunSummary
 from tensorcap.comparison.calibration import Calibration
 from tensorcap.comparison.comparison import Comparison, ValueDifference, is_number
 from tensorcap.comparison.divergence import first_divergence
-from tensorcap.comparison.exact import is_blocked, judge_by_metadata, judge_pass_through, parameter_rounding
+from tensorcap.comparison.exact import (
+    is_blocked,
+    judge_by_metadata,
+    judge_pass_through,
+    parameter_rounding,
+    verify_equal_digests,
+)
 from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.judge import PolicyJudge, judge
 from tensorcap.comparison.mapping_provenance import token_warnings, with_hints, with_mapping
@@ -22,13 +28,13 @@ from tensorcap.comparison.pair import Decision, Pair, decide
 from tensorcap.comparison.pairing import Selection, pair_records, partner_texts
 from tensorcap.comparison.policy import POLICY, Precision
 from tensorcap.comparison.thresholds import KeyThresholds, Thresholds
-from tensorcap.comparison.warnings import pair_warnings, run_warnings
+from tensorcap.comparison.warnings import digest_warnings, pair_warnings, run_warnings
 from tensorcap.metrics import Difference, Tolerance, measure_pairs
 from tensorcap.runs import FACTS, ArchiveSummary, is_fact, ops_of
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import Key, escape
-from tensorcap_formats.open import Source, opened
+from tensorcap_formats.open import Source, opened, opened_both
 from tensorcap_formats.progress import Progress
 
 
@@ -46,6 +52,7 @@ def compare(
     only: str | Iterable[str] = (),
     exclude: str | Iterable[str] = (),
     mapping: MappingSource | None = None,
+    trust_digests: bool = False,
     progress: Progress | None = None,
 ) -> Comparison:
     """Compare two archives, each record with the one that it belongs to.
@@ -67,6 +74,7 @@ def compare(
         mapping: What belongs together, as an `Alignment` or a map file; `"none"` for equal keys alone. If it
             is None, a mapping is computed if keys leave records of both sides without a partner, or rules
             say how tensors of equal keys and unlike shapes are laid out.
+        trust_digests: Take tensors of equal recorded digests for identical without reading them.
         progress: Receives the bytes of the reference that are compared, and those of all pairs.
 
     Returns:
@@ -83,12 +91,12 @@ def compare(
     selection = Selection(*map(_globs, (only, exclude, require)))
     calibrated = None if calibration is None else Calibration.read(calibration)
     with ExitStack() as stack:
-        trusted, tested = (stack.enter_context(opened(source)) for source in (reference, target))
+        trusted, tested = stack.enter_context(opened_both(reference, target))
         twin = None if baseline is None else stack.enter_context(opened(baseline))
         trusted, tested = sides(trusted, tested, mapping)
         pairs = paired(trusted, tested, selection)
         limits.require_hits(pair.key for pair in pairs)
-        run = _Run(trusted, tested, limits, compute_dtype, progress, calibrated)
+        run = _Run(trusted, tested, limits, compute_dtype, progress, trust_digests, calibrated)
         return run.compare(pairs, selection, twin)
 
 
@@ -101,6 +109,7 @@ def compare_records(
     rtol: float | None = None,
     atol: float | None = None,
     compute_dtype: str | None = None,
+    trust_digests: bool = False,
     steps: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Comparison:
@@ -114,6 +123,7 @@ def compare_records(
         rtol: As for `compare`.
         atol: As for `compare`.
         compute_dtype: As for `compare`.
+        trust_digests: As for `compare`.
         steps: Layout steps from the target's tensor to the reference's, as in a map file.
         progress: As for `compare`.
 
@@ -126,7 +136,7 @@ def compare_records(
         ReadError: One of the archives cannot be opened.
     """
     limits = Thresholds.parse(rtol, atol)
-    with opened(reference) as trusted, opened(target) as tested:
+    with opened_both(reference, target) as (trusted, tested):
         if steps:
             tested = in_reference_layout(trusted, reference_key, tested, target_key, steps)
             target_key = trusted.get(reference_key).key.text
@@ -134,7 +144,8 @@ def compare_records(
         pairs = [Pair(record.key.text, "unjudged", record, partner)]
         if isinstance(tested, MappedArchive):
             pairs = with_mapping(pairs, tested, Selection())
-        return _Run(trusted, tested, limits, compute_dtype, progress).compare(pairs, None, None)
+        run = _Run(trusted, tested, limits, compute_dtype, progress, trust_digests)
+        return run.compare(pairs, None, None)
 
 
 def _globs(globs: str | Iterable[str]) -> tuple[str, ...]:
@@ -156,6 +167,7 @@ class _Run:
     thresholds: Thresholds
     compute_dtype: str | None
     progress: Progress | None
+    trust_digests: bool
     calibration: Calibration | None = None
 
     def compare(
@@ -167,8 +179,8 @@ class _Run:
         precision = POLICY.precision_of_runs(reference.info, target.info, self.compute_dtype)
         if self.calibration is not None:
             _require_precision(self.calibration, precision)
-        judged = with_hints((judge_by_metadata(reference, target, pair) for pair in pairs), reference, target)
-        judged = self._measured(judged)
+        judged = with_hints(self._by_metadata(target, pairs), reference, target)
+        judged = self._measured(verify_equal_digests(reference, target, judged, self.progress))
         injected = Injected(target)
         policy_judge = PolicyJudge(reference, target, precision, thresholds, self.calibration, injected)
         judged, account = policy_judge.judge(judged)
@@ -187,7 +199,12 @@ class _Run:
             value_differences=(*self._value_differences(selection), *self._arguments(judged))
             if selection
             else (),
-            warnings=(*run_warnings(reference, target), *token_warnings(target), *pair_warnings(judged)),
+            warnings=(
+                *run_warnings(reference, target),
+                *token_warnings(target),
+                *pair_warnings(judged),
+                *digest_warnings(judged),
+            ),
             is_of_archives=selection is not None,
             account=account,
             thresholds=thresholds.path,
@@ -230,6 +247,11 @@ class _Run:
                 if not (_is_equal(one, other) or (is_blocked(one) and is_blocked(other))):
                     yield ValueDifference(f"{place}/{FACTS}.{escape(name)}", one, other)
 
+    def _by_metadata(self, target: Archive, pairs: Iterable[Pair]) -> Iterator[Pair]:
+        """Judge the pairs that need no values."""
+        for pair in pairs:
+            yield judge_by_metadata(self.reference, target, pair, trust_digests=self.trust_digests)
+
     def _measured(self, pairs: Sequence[Pair]) -> list[Pair]:
         """Measure the pairs that need it, and judge those that need no policy."""
         limits = {pair.key: self.thresholds.limits_for(pair.key) for pair in pairs if _needs_values(pair)}
@@ -256,15 +278,16 @@ class _Run:
         """Measure the baseline against the reference, of pairs that were compared; None if identical."""
         partner_text = partner_texts(self.reference, baseline)
         others = [
-            judge_by_metadata(
-                self.reference, baseline, Pair(p.key, "unjudged", p.reference, baseline.get(text))
-            )
+            Pair(p.key, "unjudged", p.reference, baseline.get(text))
             for p in pairs
             if p.reference is not None
             and p.is_compared
             and (text := partner_text(p.reference)) is not None
             and text in baseline
         ]
+        others = verify_equal_digests(
+            self.reference, baseline, list(self._by_metadata(baseline, others)), None
+        )
         by_key: dict[str, Difference | None] = {p.key: None for p in others if p.status == "identical"}
         open_pairs = [p for p in others if _needs_values(p)]
         differences = self._differences(baseline, open_pairs, [None] * len(open_pairs), None)

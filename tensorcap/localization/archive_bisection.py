@@ -153,7 +153,7 @@ class _Search:
         )
         self._pairs = sorted(results, key=lambda p: p.reference.order if p.reference else 0)
         for i, pair in enumerate(self._pairs):
-            settled = judge_by_metadata(reference, target, pair)
+            settled = judge_by_metadata(reference, target, pair, trust_digests=True)
             if settled.status != "unjudged":
                 self._known[i] = settled
 

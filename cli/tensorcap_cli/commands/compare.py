@@ -52,6 +52,11 @@ _ON_ARCHIVES: Final = (
 )
 @map_option
 @click.option(
+    "--trust-digests",
+    is_flag=True,
+    help="Take tensors of equal recorded digests for identical without reading them: a quick look.",
+)
+@click.option(
     "--layout",
     metavar="STEP",
     multiple=True,
@@ -113,7 +118,7 @@ def command(
     Tensors are paired as --map says. Without it, equal keys belong together, and if that leaves tensors of
     both sides over, a mapping is computed as by `tcap align`. Without --rtol and --atol the policy of
     specs/policy.md judges. Every tensor of REF is required, except those that --exclude leaves out or the
-    mapping explains.
+    mapping explains. Nothing is called identical whose bytes were not read, unless with --trust-digests.
 
     \b
         tcap compare ref.h5 tgt.h5
@@ -183,7 +188,7 @@ def _compare(
     from tensorcap.comparison import compare, compare_records
     from tensorcap.reports.pair_examination import examine
     from tensorcap_cli.text.rows import LOGIT_COLUMNS, ROUTING_COLUMNS
-    from tensorcap_formats.open import open_archive
+    from tensorcap_formats.open import open_archive, opened_both
 
     (reference_path, reference_key), (target_path, target_key) = split_key(reference), split_key(target)
     named = reference_key or target_key
@@ -193,8 +198,7 @@ def _compare(
     where, repeat, mapping = (options.pop(name) for name in ("where", "reference_repeat", "mapping"))
     layout = [step for text in options.pop("layout") for step in text.split(";")]
     with (
-        open_archive(reference_path) as trusted,
-        open_archive(target_path) as tested,
+        opened_both(reference_path, target_path) as (trusted, tested),
         open_archive(repeat) if repeat else nullcontext() as again,
     ):
         if not named and not unfit and _is_single(trusted) and _is_single(tested):
@@ -213,7 +217,7 @@ def _compare(
             trusted, tested = sides(trusted, tested, mapping)
         with byte_bar("comparing") as bar:
             if named:
-                limits = {name: options[name] for name in ("rtol", "atol", "compute_dtype")}
+                limits = {name: options[name] for name in ("rtol", "atol", "compute_dtype", "trust_digests")}
                 comparison = compare_records(trusted, keys[0], tested, keys[1], progress=bar, **limits)
             else:
                 # Not mapped by `sides`, they are not mapped here either: `examine` reads these archives

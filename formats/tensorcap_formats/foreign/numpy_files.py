@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.content import checked_blocks, write_errors
+from tensorcap_formats.content import write_errors
 from tensorcap_formats.dtypes import DTYPES, Array, DType
 from tensorcap_formats.errors import (
     CorruptArchiveError,
@@ -211,7 +211,7 @@ def write_npz(source: Archive, path: Path, records: Sequence[Record], *, compres
                     "shape": record.shape,
                 }
                 np.lib.format.write_array_header_1_0(out, header)
-                for block in checked_blocks(source, record):
+                for block in source.blocks(record):
                     out.write(block.view("u1").data)
         dtypes = {_member_name(r): r.dtype.name for r in records if not r.dtype.is_native}
         file.writestr(zipfile.ZipInfo(_DTYPES_MEMBER), encode_json(dtypes))

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.digests import RunningDigests
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import (
     CorruptArchiveError,
@@ -87,26 +86,20 @@ def _open_by_note(file: InputFile, note: Note, tail: bytes, resources: ExitStack
 
 
 class _LibraryArchive(IndexedArchive):
-    """An archive that another tool touched: h5py finds each tensor when it is read.
-
-    The tool may have altered any dataset, so the digest of a tensor that is read from its beginning to its
-    end is checked.
-    """
+    """An archive that another tool touched: h5py finds each tensor when it is read."""
 
     def __init__(self, file: InputFile, root: h5py.Group, index: Index, resources: ExitStack) -> None:
         super().__init__(file.path, "hdf5", index, resources)
         self._file = file
         self._root = root
         self._readers: dict[int, DatasetReader] = {}
-        self._digests = RunningDigests(file.path, index.algorithm)
 
-    def _read_flat(self, record: Record, start: int, out: Array) -> None:
+    def _read_bytes(self, record: Record, start: int, out: Array) -> None:
         reader = self._readers.get(record.row)
         if reader is None:
             with library_errors(f"{self.path}: {record.key.text}"):
                 reader = self._readers[record.row] = self._find(record)
         reader.read(start, out)
-        self._digests.add(record, start, out)
 
     def _find(self, record: Record) -> DatasetReader:
         source = f"{self.path}: {record.key.text}"
