@@ -76,7 +76,8 @@ def verify_equal_digests(
         reference: The trusted archive.
         target: The archive under test.
         pairs: Their pairs, judged by metadata.
-        progress: Receives the bytes of the reference that are read, and those of all pairs to read.
+        progress: Receives the bytes of the reference that are read, of pairs that have bytes of both sides,
+            and those of all such pairs.
 
     Returns:
         All pairs in their order; those of equal digests are `identical`, or `unreadable` if a side is
@@ -90,16 +91,23 @@ def verify_equal_digests(
     def verify(group: Sequence[Pair]) -> list[Pair]:
         return [_verified(reference, target, pair) for pair in group]
 
-    done, total = 0, sum(p.reference.nbytes for group in groups.values() for p in group if p.reference)
+    total = sum(_both_nbytes(pair) for group in groups.values() for pair in group)
+    done = 0
     is_large = total >= _LEAST_BYTES * len(groups)
     verified: dict[str, Pair] = {}
     with ThreadPoolExecutor(_THREADS) as threads:
         for group in threads.map(verify, groups.values()) if is_large else map(verify, groups.values()):
             verified.update((pair.key, pair) for pair in group)
-            done += sum(pair.reference.nbytes for pair in group if pair.reference)
+            done += sum(map(_both_nbytes, group))
             if progress is not None and done:
                 progress.advance(done, total)
     return [verified.get(pair.key, pair) for pair in pairs]
+
+
+def _both_nbytes(pair: Pair) -> int:
+    """The bytes of the reference's record, if both sides are read."""
+    trusted, tested = pair.reference, pair.target
+    return trusted.nbytes if trusted and tested and trusted.stored and tested.stored else 0
 
 
 def _verified(reference: Archive, target: Archive, pair: Pair) -> Pair:
@@ -128,7 +136,7 @@ def _judge_by_counts(pair: Pair, trusted: Record, tested: Record) -> Pair:
 
 
 def has_equal_digest(reference: Archive, target: Archive, trusted: Record, tested: Record) -> bool:
-    """Whether recorded digests say that two records are equal, and no other tool edited an archive (CMP-2)."""
+    """Whether recorded digests say that two records are equal, and no other tool edited an archive."""
     return _is_same_digest(reference, target, trusted, tested) and all(
         a.trusts_digests or not r.stored for a, r in ((reference, trusted), (target, tested))
     )

@@ -180,7 +180,7 @@ class _Run:
         if self.calibration is not None:
             _require_precision(self.calibration, precision)
         judged = with_hints(self._by_metadata(target, pairs), reference, target)
-        judged = self._measured(verify_equal_digests(reference, target, judged, self.progress))
+        judged = self._measured(judged)
         injected = Injected(target)
         policy_judge = PolicyJudge(reference, target, precision, thresholds, self.calibration, injected)
         judged, account = policy_judge.judge(judged)
@@ -253,14 +253,19 @@ class _Run:
             yield judge_by_metadata(self.reference, target, pair, trust_digests=self.trust_digests)
 
     def _measured(self, pairs: Sequence[Pair]) -> list[Pair]:
-        """Measure the pairs that need it, and judge those that need no policy."""
+        """Read the pairs that need it, and judge those that need no policy."""
+        total = sum(p.reference.nbytes for p in pairs if _needs_values(p) and p.reference)
+        progress = _Shares(self.progress, total) if self.progress else None
+        pairs = verify_equal_digests(self.reference, self.target, pairs, progress)
+        if progress is not None:
+            progress.begin_next()
         limits = {pair.key: self.thresholds.limits_for(pair.key) for pair in pairs if _needs_values(pair)}
         tolerances = [
             limits[p.key].tolerance or parameter_rounding(p.reference, p.target)
             for p in pairs
             if _needs_values(p) and p.reference and p.target
         ]
-        differences = self._differences(self.target, pairs, tolerances, self.progress)
+        differences = self._differences(self.target, pairs, tolerances, progress)
         measured = dict(zip(limits, differences, strict=True))
         return [
             self._judged(pair, limits[pair.key], measured[pair.key]) if _needs_values(pair) else pair
@@ -305,6 +310,33 @@ class _Run:
     ) -> Iterator[Difference | OSError]:
         records = [(p.reference, p.target) for p in pairs if _needs_values(p) and p.reference and p.target]
         return measure_pairs(self.reference, target, records, tolerance=tolerances, progress=progress)
+
+
+class _Shares:
+    """The progress of stages one after the other, as that of one stage.
+
+    Args:
+        whole: Is shown it.
+        total: Of all stages.
+    """
+
+    def __init__(self, whole: Progress, total: int) -> None:
+        self._whole = whole
+        self._total = total
+        self._before = self._done = 0
+
+    def begin_next(self) -> None:
+        """Begin the next stage."""
+        self._before = self._done
+
+    def stage(self, text: str) -> None:
+        """Show what the stages do."""
+        self._whole.stage(text)
+
+    def advance(self, done: int, total: int | None) -> None:
+        """Show how far all stages are."""
+        self._done = self._before + done
+        self._whole.advance(self._done, self._total)
 
 
 def _is_equal(ours: object, theirs: object) -> bool:

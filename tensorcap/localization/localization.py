@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from tensorcap.alignment import MappingSource, sides
-from tensorcap.comparison import compare
+from tensorcap.comparison import compare, digest_warnings
 from tensorcap.localization.evidence import gather_evidence
 from tensorcap.localization.ranking import noise_between, rank_suspects
 from tensorcap.localization.suspect import Localization
@@ -83,4 +83,8 @@ def localize(
             for what, error in (("replay", gathered.replay_error), ("injection", gathered.injection_error))
             if error is not None
         ]
-        return replace(localization, notes=(*localization.notes, *notes), is_incomplete=bool(notes))
+        return replace(
+            localization,
+            notes=(*localization.notes, *notes, *digest_warnings(free.pairs)),
+            is_incomplete=bool(notes),
+        )
