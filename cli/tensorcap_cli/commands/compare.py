@@ -22,6 +22,8 @@ from tensorcap_cli.text.output import option_text, print_json, print_json_pieces
 from tensorcap_cli.text.progress import byte_bar
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tensorcap.comparison import Comparison, Examination
     from tensorcap_formats.archive import Archive
 
@@ -35,6 +37,7 @@ _ON_ARCHIVES: Final = (
     "calibration",
     "reference_repeat",
 )
+_INPUT_FILES: Final = ("mapping", "baseline", "thresholds", "calibration", "reference_repeat")
 
 
 @click.command("compare", cls=Command, short_help="Compare two archives and name where they part.")
@@ -136,7 +139,9 @@ def command(
     from tensorcap_cli.text.rows import check_metrics
 
     check_metrics(metrics)
-    _check_folders(save=save, junit=junit, csv=csv)
+    archives = [split_key(text)[0] for text in (reference, target) if text is not None]
+    files = [saved, *(options[name] for name in _INPUT_FILES)]
+    _check_outputs([*archives, *filter(None, files)], save=save, junit=junit, csv=csv)
     if saved is not None:
         if reference is not None:
             raise click.UsageError("--from reads saved results, expected no archives beside it.")
@@ -174,11 +179,28 @@ def _print_why(comparison: Comparison, key: str, *, as_json: bool) -> None:
     print_explanation(explanation)
 
 
-def _check_folders(**outputs: str | None) -> None:
-    """Refuse files in folders that do not exist, before anything is compared."""
-    for option, path in outputs.items():
-        if path is not None and not Path(path).parent.is_dir():
+def _check_outputs(inputs: Sequence[str], *, save: str | None, junit: str | None, csv: str | None) -> None:
+    """Refuse outputs that cannot be written, or would replace something else, before anything is compared."""
+    outputs = {"save": save, "junit": junit, "csv": csv}
+    if not any(outputs.values()):
+        return
+    from tensorcap.reports.exports import CSV_BEGINNING, JUNIT_BEGINNING
+    from tensorcap.reports.results import RESULT_BEGINNING
+    from tensorcap_formats.output_path import refuse_overlap, refuse_to_replace_unlike
+
+    options: dict[Path, str] = {}
+    beginnings = RESULT_BEGINNING, JUNIT_BEGINNING, CSV_BEGINNING
+    for (option, path), beginning in zip(outputs.items(), beginnings, strict=True):
+        if path is None:
+            continue
+        if not Path(path).parent.is_dir():
             raise click.UsageError(f"--{option} {path}: there is no folder {Path(path).parent}.")
+        for source in inputs:
+            refuse_overlap(Path(source), Path(path))
+        refuse_to_replace_unlike(Path(path), beginning)
+        other = options.setdefault(Path(path).resolve(), option)
+        if other != option:
+            raise click.UsageError(f"--{option} {path}: is the file of --{other}, expected another.")
 
 
 def _compare(
