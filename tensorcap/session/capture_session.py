@@ -78,7 +78,8 @@ def capture(
     moment of the call. Each call of the model itself is a step. The model computes what it would compute
     anyway, and has no trace of the capture afterwards. If the block ends by an error, what was captured
     until then is kept as an incomplete archive: at the path, or beside it (`ref.incomplete.h5`) if an
-    archive was there before. A process that is forked in the block records nothing.
+    archive was there before. If the disk fails, recording ends, the block goes on, and its end raises the
+    error. A process that is forked in the block records nothing.
 
     Args:
         model: A torch module, or a model of another framework that has an adapter.
@@ -290,8 +291,9 @@ class Capture:
             failure = self.substitution.failure
         if failure is not None:
             self._abandon()
-            if error is None:  # it was caught in the block
+            if error is None:
                 raise failure
+            _add_note(error, failure)
         elif error is not None:
             self._keep_incomplete(error)
         elif not any(point.records for point in self._recorder.points.values()):
@@ -381,10 +383,10 @@ class Capture:
         }
         try:
             self._finish(incomplete_path(self.path), is_complete=False)
-            note = f"tensorcap: what was captured until then is in {self.path}, marked incomplete"
+            note = f"what was captured until then is in {self.path}, marked incomplete"
         except TensorcapError as trouble:
-            note = f"tensorcap: {trouble}"
-        error.__notes__ = [*getattr(error, "__notes__", ()), note]  # as add_note does, since Python 3.11
+            note = str(trouble)
+        _add_note(error, note)
 
     def _abandon(self, *, discard: bool = False) -> None:
         if self._writer is not None:
@@ -410,6 +412,11 @@ class Capture:
             f"{class_name(self._model)}: nothing was captured, of {len(points)} modules: {counts_text}",
             hint=hint,
         )
+
+
+def _add_note(error: BaseException, note: object) -> None:
+    """Add a line to the text of an error, as `add_note` does since Python 3.11."""
+    error.__notes__ = [*getattr(error, "__notes__", ()), f"tensorcap: {note}"]
 
 
 def capture_workload(
