@@ -12,7 +12,7 @@ import numpy as np
 
 from tensorcap_formats.dtypes import Array, decode
 from tensorcap_formats.errors import ReadError, TensorNotFoundError, UsageError, no_such_tensor
-from tensorcap_formats.keys import Key, matches
+from tensorcap_formats.keys import Key, escape_bare, matches
 from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import RunInfo
 from tensorcap_formats.statistics import Statistics, StatisticsBuilder
@@ -115,14 +115,15 @@ class Archive(ABC):
         """Find one record by its key, or by a shorter text that fits one record only.
 
         A name may leave out the step if there is one step that fits, and the slot likewise; aliases of
-        shared modules resolve to the site that they share.
+        shared modules resolve to the site that they share. A tensor of a file from elsewhere may be named
+        as the file names it, unescaped.
 
         Raises:
             TensorNotFoundError: No record fits, or several do.
         """
         text = name.text if isinstance(name, Key) else name
         text = self.canonical(text)
-        record = self._by_text.get(text)
+        record = self._by_text.get(text) or self._by_text.get(escape_bare(text))
         if record is not None:
             return record
         fitting = [r for r in self.records if _fits(r.key, text)]

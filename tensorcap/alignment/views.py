@@ -114,9 +114,13 @@ class MappedArchive(ArchiveView):
 
     def remark(self, record: Record) -> str:
         """What is to be known of the tensors behind it, and of what the link does to them."""
-        link = self.links.get(record.key.text)
-        remarks = super().remark(record), link.remark if link else ""
+        remarks = super().remark(record), self.doubt(record)
         return "; ".join(dict.fromkeys(remark for remark in remarks if remark))
+
+    def doubt(self, record: Record) -> str:
+        """Why the tensor may not be the one that the key means; "" if nothing is in doubt."""
+        link = self.links.get(record.key.text)
+        return link.remark if link else ""
 
     def _read_flat(self, record: Record, start: int, out: Array) -> None:
         text = record.key.text

@@ -276,8 +276,12 @@ class _Run:
         if isinstance(difference, OSError):  # one of ours, or one of the system
             return decide(pair, Decision("values", "unreadable", str(difference)))
         sides = (self.reference, pair.reference), (self.target, pair.target)
-        remarks = [r for archive, record in sides if record and (r := archive.remark(record))]
-        return judge(replace(pair, difference=difference), limits, "; ".join(remarks))
+        remark = "; ".join(r for archive, record in sides if record and (r := archive.remark(record)))
+        is_mapped = isinstance(self.target, MappedArchive) and pair.target is not None
+        doubt = self.target.doubt(pair.target) if is_mapped else ""
+        if remark != doubt:  # bytes of a side are missing
+            return decide(pair, Decision("values", "unreadable", remark))
+        return judge(replace(pair, difference=difference), limits, doubt)
 
     def _against(self, baseline: Archive, pairs: Sequence[Pair]) -> dict[str, Difference | None]:
         """Measure the baseline against the reference, of pairs that were compared; None if identical."""

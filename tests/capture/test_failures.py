@@ -143,12 +143,12 @@ def test_an_error_of_the_run_after_a_full_disk_is_the_one_that_is_raised(
     path: Path, small: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full_disk(monkeypatch, after=1)
-    with pytest.raises(ZeroDivisionError) as caught, torch.no_grad(), tensorcap.capture(small, path):
-        small(torch.ones(1, 4))
-        raise ZeroDivisionError
+    model = nn.Sequential(small[:2], Failing(ZeroDivisionError))
+    with pytest.raises(ZeroDivisionError) as caught, torch.no_grad(), tensorcap.capture(model, path):
+        model(torch.ones(1, 4))
     (note,) = caught.value.__notes__
     assert note.startswith(
-        f"tensorcap: {path}: No space left on device; 2 tensors are safe in ref.h5.partial"
+        f"tensorcap: {path}: No space left on device; 3 tensors are safe in ref.h5.partial"
     )
 
 
@@ -227,3 +227,19 @@ def test_trouble_with_a_value_is_no_trouble_of_the_model(path: Path) -> None:
             "calls": 1,
             "reason": "LookupError: not today",
         }
+
+
+class Named(nn.Module):
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {".": x + 1, "..": x + 2, "a/..": x + 3}
+
+
+@pytest.mark.spec("NAM-4")
+@pytest.mark.parametrize("suffix", [".h5", ".zarr", ".safetensors"])
+def test_fields_that_are_called_as_folders_are_recorded(tmp_path: Path, suffix: str) -> None:
+    model = Named()
+    with tensorcap.capture(model, tmp_path / f"ref{suffix}"):
+        model(torch.zeros(1))
+    with tensorcap.open_archive(tmp_path / f"ref{suffix}") as archive:
+        outputs = {r.key.slot: archive.load(r).tolist() for r in archive.records[1:]}
+    assert outputs == {"output.%2E": [1.0], "output.%2E%2E": [2.0], "output.a%2F..": [3.0]}

@@ -6,8 +6,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
+import zarr
 from click.testing import CliRunner
 
 from tensorcap.comparison import Comparison, compare, compare_records
@@ -15,6 +17,7 @@ from tensorcap.localization import bisect_archives, localize
 from tensorcap.metrics import measurement
 from tensorcap.testing import assert_matches
 from tensorcap_cli.main import main
+from tensorcap_formats.conversion import convert
 from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.errors import ReadError
 from tensorcap_formats.input_file import InputFile
@@ -188,3 +191,27 @@ def test_localization_trusts_digests_and_says_so(tmp_path: Path, bytes_read: Cal
     assert (localization.exit_status, bytes_read()) == (0, 0)
     text = "6 tensors are identical by recorded digest: their bytes were not read."
     assert text in localization.notes
+
+
+@pytest.mark.spec("CMP-17")
+@pytest.mark.parametrize("kind", ["h5", "zarr", "npz", "own zarr"])
+def test_a_lost_chunk_has_one_word_in_every_container(tmp_path: Path, kind: str) -> None:
+    values = np.arange(400.0, dtype="<f4").reshape(40, 10) + 1
+    reference, target = tmp_path / "reference.npz", tmp_path / f"target.{kind.split()[-1]}"
+    np.savez(reference, m=values)
+    if kind == "h5":
+        with h5py.File(target, "w") as file:
+            file.create_dataset("m", values.shape, values.dtype, chunks=(10, 10))[:30] = values[:30]
+    elif kind == "zarr":
+        zarr.create_array(target, name="m", data=values, chunks=(10, 10))
+        (target / "m/c/3/0").unlink()
+    elif kind == "npz":
+        np.savez(target, m=values)
+        data = target.read_bytes()
+        target.write_bytes(data.replace(values[30:].tobytes(), bytes(400)))
+    else:
+        convert(reference, target)
+        next(path for path in target.rglob("m/c/**/*") if path.is_file()).unlink()
+    comparison = compare(reference, target)
+    assert (statuses(comparison), comparison.exit_status) == (["unreadable"], 3)
+    assert comparison.pairs[0].difference is None

@@ -35,7 +35,9 @@ def command(archive: str, *, as_json: bool) -> None:
             kind = "warning: " if problem.is_warning else ""
             click.echo(f"{kind}{problem.key or archive}: {problem.what}")
         count = sum(not problem.is_warning for problem in result.problems)
-        outcome = counted(count, "problem") if count else "no problem"
+        outcome = "no problem" if not result.problems else counted(len(result.problems), "warning")
+        if count:
+            outcome = counted(count, "problem")
         click.echo(
             f"{archive}: {counted(result.records, 'tensor')}, {size_text(result.nbytes)}: {outcome} found"
         )

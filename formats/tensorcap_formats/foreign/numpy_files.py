@@ -97,7 +97,7 @@ def open_npz(path: Path) -> Archive:
         NotAnArchiveError: It is no zip file of arrays.
     """
     with ExitStack() as resources:
-        members = resources.enter_context(closing(ZipMembers(path)))
+        members = resources.enter_context(closing(ZipMembers(path, has_checksums=True)))
         is_ours = _DTYPES_MEMBER in members.sizes
         logical = _logical_dtypes(members) if is_ours else {}
         tensors, skipped, bands = [], {}, Bands()
@@ -108,7 +108,7 @@ def open_npz(path: Path) -> Archive:
                 continue
             name, where = member[: -len(_SUFFIX)], f"{path}: {abbreviate(member)!r}"
             members.check(member)
-            header = _parse_header(members.read(member, _MAX_HEADER_BYTES), where)
+            header = _parse_header(_read_header(members, member), where)
             if header.dtype is None:
                 skipped[name] = f"an array of {header.written!r}"
                 continue
@@ -164,6 +164,13 @@ def _original_name(name: str) -> str:
         if not Key.parse(name).is_bare:
             return name
     return unescape(name)
+
+
+def _read_header(members: ZipMembers, member: str) -> bytes:
+    """The header of an array, and no more of it: damage of its elements is found when these are read."""
+    first = members.read(member, 12)
+    length = first[8:10] if first[6:7] == b"\1" else first[8:12]
+    return members.read(member, min(12 + int.from_bytes(length, "little"), _MAX_HEADER_BYTES))
 
 
 def _logical_dtypes(members: ZipMembers) -> dict[str, DType]:
