@@ -65,9 +65,10 @@ def opened(source: Source) -> Iterator[Archive]:
 @contextmanager
 def opened_both(reference: Source, target: Source) -> Iterator[tuple[Archive, Archive]]:
     """Open two archives for as long as a block lasts; one file under two names is opened once."""
-    are_paths = not isinstance(reference, Archive) and not isinstance(target, Archive)
     with opened(reference) as trusted:
-        if are_paths and is_same_file(reference, target):
+        if not (isinstance(reference, Archive) or isinstance(target, Archive)) and is_same_file(
+            reference, target
+        ):
             yield trusted, trusted
             return
         with opened(target) as tested:

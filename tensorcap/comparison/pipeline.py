@@ -277,8 +277,9 @@ class _Run:
             return decide(pair, Decision("values", "unreadable", str(difference)))
         sides = (self.reference, pair.reference), (self.target, pair.target)
         remark = "; ".join(r for archive, record in sides if record and (r := archive.remark(record)))
-        is_mapped = isinstance(self.target, MappedArchive) and pair.target is not None
-        doubt = self.target.doubt(pair.target) if is_mapped else ""
+        doubt = ""
+        if isinstance(self.target, MappedArchive) and pair.target is not None:
+            doubt = self.target.doubt(pair.target)
         if remark != doubt:  # bytes of a side are missing
             return decide(pair, Decision("values", "unreadable", remark))
         return judge(replace(pair, difference=difference), limits, doubt)

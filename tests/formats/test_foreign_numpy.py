@@ -169,7 +169,8 @@ def test_other_files_in_a_folder_of_arrays_are_skipped_and_named(tmp_path: Path)
 @pytest.mark.parametrize("name", [".", "..", "a/..", "layer (copy)", "100%"])
 def test_a_tensor_is_found_by_the_name_that_its_file_gives_it(tmp_path: Path, name: str) -> None:
     path = tmp_path / "x.npz"
-    np.savez(path, **{name: np.arange(3.0), "other": np.zeros(2)})
+    arrays: dict[str, Any] = {name: np.arange(3.0), "other": np.zeros(2)}
+    np.savez(path, **arrays)
     with open_archive(path) as archive:
         assert archive.load(archive.get(name)).tolist() == [0, 1, 2]
 
