@@ -51,8 +51,8 @@ def only(found: Preflight, kind: str) -> Item:
 def test_every_kind_is_reported_or_said_to_be_unchecked(look: Look) -> None:
     found = look({}, {})
     assert set(found.equal) | set(found.unchecked) == {
-        "inputs", "repeat", "mode", "config", "modules", "parameters", "attention", "buffers", "settings",
-        "precision", "versions",
+        "inputs", "repeat", "mode", "config", "modules", "hyperparameters", "parameters", "attention",
+        "buffers", "settings", "precision", "versions",
     }  # fmt: skip
     assert found.unchecked["repeat"] == "no second run of the reference was given"
     assert found.unchecked["config"] == "the reference has no configuration"
@@ -274,7 +274,7 @@ def test_parameters_are_compared_by_value_where_both_are_held(look: Look) -> Non
     item = only(look({}, {}, tensors=(held, wrong)), "parameters")
     assert item.name == "0/fc/param.bias"
     assert item.text.startswith("1 of 2 parameters are not the same numbers, beyond rounding of the dtypes")
-    cut = {"0/fc/param.weight": weight[:4]}
+    cut = {**held, "0/fc/param.weight": weight[:4]}
     assert only(look({}, {}, tensors=(held, cut)), "parameters").text == "Its shapes differ."
 
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tensorcap.comparison.preflight.hyperparameters import compare_hyperparameters
 from tensorcap.comparison.preflight.item import Item, Kind, UnknownError
-from tensorcap.comparison.preflight.parameters import compare_parameters
+from tensorcap.comparison.preflight.parameters import compare_buffers, compare_parameters
 from tensorcap.comparison.preflight.run_inputs import compare_inputs, compare_repeat
 from tensorcap.comparison.preflight.runs import (
     compare_attention,
-    compare_buffers,
     compare_classes,
     compare_configs,
     compare_modes,
@@ -33,7 +33,7 @@ class Preflight:
     Attributes:
         items: All that differs, what explains a divergence first.
         equal: Kinds that were compared and do not differ.
-        unchecked: Kinds that could not be compared, and why.
+        unchecked: Kinds that could not be compared, or not in full, and why.
     """
 
     items: tuple[Item, ...]
@@ -73,6 +73,7 @@ def preflight(reference: Archive, target: Archive, *, repeat: Archive | None = N
         "mode": compare_modes,
         "config": compare_configs,
         "modules": compare_classes,
+        "hyperparameters": compare_hyperparameters,
         "parameters": compare_parameters,
         "attention": compare_attention,
         "buffers": compare_buffers,
@@ -84,13 +85,14 @@ def preflight(reference: Archive, target: Archive, *, repeat: Archive | None = N
     equal: list[Kind] = []
     unchecked: dict[Kind, str] = {}
     for kind, check in checks.items():
+        before = len(items)
         try:
-            differences = list(check(reference, target))
+            for item in check(reference, target):
+                items.append(item)  # one by one: a check may give items before it says what is left open
         except UnknownError as reason:
             unchecked[kind] = str(reason)
             continue
-        items += differences
-        if not differences:
+        if len(items) == before:
             equal.append(kind)
     items.sort(key=lambda item: (not item.explains, item.rank))
     return Preflight(tuple(items), tuple(equal), unchecked)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from tensorcap.comparison.preflight.configuration import ABSENT, CAUSES, config_differences
 from tensorcap.comparison.preflight.item import Item, UnknownError, common_modules, make_item, short_name
+from tensorcap.wording import counted
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE
-from tensorcap_formats.run_info import RunInfo
+from tensorcap_formats.run_info import ModuleInfo, RunInfo
 
+_QUANTISED: Final = ("int", "uint", "float8", "float4", "q")  # beginnings of dtypes
 _PRECISIONS: Final = ("dtype", "compute_dtype", "device")
 # Settings of a framework that change the numbers that the same operators give
 _SETTINGS: Final = ("float32_matmul_precision", "deterministic_algorithms")
@@ -32,11 +34,32 @@ def compare_modes(reference: Archive, target: Archive) -> Iterator[Item]:
             )
             flags = [random[0] in side and bool(side[random[0]].is_training) for side in sides]
             yield make_item("mode", random[0], flags[0], flags[1], text, explains=True)
+    yield from _batch_norms(*sides)
     # only of the whole model: a child that somebody put in is in training mode, and mostly does not care
     roots = [side[ROOT_SITE].is_training if ROOT_SITE in side else None for side in sides]
     if None not in roots and roots[0] != roots[1]:
         text = "One run was in training mode, the other in evaluation mode."
         yield make_item("mode", ROOT_SITE, roots[0], roots[1], text, explains=True, rank=1)
+
+
+def _batch_norms(ours: Mapping[str, ModuleInfo], theirs: Mapping[str, ModuleInfo]) -> Iterator[Item]:
+    """Find norms that one side alone ran in training mode, by the statistics of its own batch."""
+    for name, side, other in (("reference", ours, theirs), ("target", theirs, ours)):
+        norms = [
+            site
+            for site, module in side.items()
+            if module.is_training
+            and "batchnorm" in module.class_name.lower()
+            and site in other
+            and other[site].is_training is False
+        ]
+        if norms:
+            text = (
+                f"The {name} ran {counted(len(norms), 'norm')} in training mode, first {norms[0]}: it takes "
+                "mean and variance of its batch, not the running ones."
+            )
+            flags = [bool(each[norms[0]].is_training) for each in (ours, theirs)]
+            yield make_item("mode", norms[0], flags[0], flags[1], text, explains=True)
 
 
 def compare_configs(reference: Archive, target: Archive) -> Iterator[Item]:
@@ -67,11 +90,36 @@ def compare_classes(reference: Archive, target: Archive) -> Iterator[Item]:
         if theirs != mostly[ours]:
             stayed = "stayed what they are" if mostly[ours] == ours else f"became {short_name(mostly[ours])}"
             text = f"Other modules of this class {stayed}."
-            yield make_item("modules", path, ours, theirs, text, explains=True)
+            yield make_item("modules", path, *_class_texts(*common[path]), text, explains=True)
     for ours, theirs in mostly.items():
         if ours != theirs:
+            first = next(path for path, pair in pairs.items() if pair == (ours, theirs))
             text = f"All {counts[ours, theirs]} modules of this class are of another implementation."
-            yield make_item("modules", short_name(ours), ours, theirs, text, explains=False, rank=1)
+            sides = _class_texts(*common[first])
+            yield make_item("modules", short_name(ours), *sides, text, explains=False, rank=1)
+
+
+def _class_texts(ours: ModuleInfo, theirs: ModuleInfo) -> tuple[str, str]:
+    """The classes of two modules, with the type of its weights for the one that alone is quantised."""
+    types = [_quantised_type(module) for module in (ours, theirs)]
+    if bool(types[0]) == bool(types[1]):
+        return ours.class_name, theirs.class_name
+    one, other = (
+        f"{module.class_name} ({kind} weights, dequantised)" if kind else module.class_name
+        for module, kind in zip((ours, theirs), types, strict=True)
+    )
+    return one, other
+
+
+def _quantised_type(module: ModuleInfo) -> str:
+    """The type of a quantised module's weights, as far as it is known; "" of any other module."""
+    for name, tensor in {**module.parameters, **module.buffers}.items():
+        if "weight" in name and (tensor.class_name or tensor.dtype.startswith(_QUANTISED)):
+            return tensor.dtype if tensor.dtype.startswith(_QUANTISED) else short_name(tensor.class_name)
+    if "quant" not in module.class_name.lower():
+        return ""
+    dtype = short_name(str(module.settings.get("dtype", "")))
+    return dtype if dtype.startswith("q") else "quantised"
 
 
 def compare_attention(reference: Archive, target: Archive) -> Iterator[Item]:
@@ -89,25 +137,6 @@ def _attention_of(info: RunInfo) -> Any:
     option = info.workload.options.get("attn_implementation")
     values = [option, info.attention_implementation, *map(info.config.get, names)]
     return next((value for value in values if value), None)
-
-
-def compare_buffers(reference: Archive, target: Archive) -> Iterator[Item]:
-    """Compare the dtypes of buffers."""
-    common = common_modules(reference, target)
-    unlike = []
-    for path, sides in common.items():
-        ours, theirs = (side.buffers for side in sides)
-        for name in ours:
-            one, other = ours[name].dtype, theirs[name].dtype if name in theirs else ""
-            if one and other and one != other:
-                unlike.append((f"{path}.{name}", one, other))
-    if unlike:
-        name, one, other = unlike[0]
-        text = (
-            f"{len(unlike)} of the buffers have another dtype, as after model.to(…), which rounds tables "
-            "such as rotary frequencies; from_pretrained(dtype=…) keeps them."
-        )
-        yield make_item("buffers", name, one, other, text, explains=True)
 
 
 def compare_settings(reference: Archive, target: Archive) -> Iterator[Item]:
