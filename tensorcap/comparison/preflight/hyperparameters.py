@@ -29,14 +29,17 @@ _SYNONYMS: Final = {
     "scaling": "scale",
 }
 # fmt: off
-# What a forward pass in evaluation mode computes with
+# What a forward pass in evaluation mode computes with, and what every implementation means alike
 _EXPLAINING: Final = frozenset((
-    "add_zero_attn", "align_corners", "alpha", "approximate", "attention_chunk_size", "beta", "bidirectional",
-    "ceil_mode", "count_include_pad", "dilation", "dim", "divisor_override", "eps", "groups", "head_dim",
-    "is_causal", "kernel_size", "lambd", "logit_scale", "lower", "max_val", "min_val", "mode",
-    "negative_slope", "norm_first", "norm_topk_prob", "num_groups", "num_heads", "num_kv_heads", "num_layers",
-    "output_padding", "padding", "padding_mode", "scale", "scale_factor", "sliding_window", "softcap", "stride",
-    "threshold", "top_k", "transposed", "upper", "upscale_factor",
+    "approximate", "ceil_mode", "count_include_pad", "dilation", "eps", "groups", "head_dim", "is_causal",
+    "kernel_size", "negative_slope", "norm_topk_prob", "num_groups", "num_heads", "num_kv_heads",
+    "output_padding", "padding", "padding_mode", "sliding_window", "stride", "top_k",
+))
+# The same, but each class has its own meaning for it
+_OF_ONE_CLASS: Final = frozenset((
+    "add_zero_attn", "align_corners", "alpha", "beta", "bidirectional", "dim", "divisor_override", "lambd",
+    "logit_scale", "lower", "max_val", "min_val", "mode", "norm_first", "num_layers", "scale", "scale_factor",
+    "softcap", "threshold", "upper", "upscale_factor",
 ))
 # What shapes and parameters say better, and numbers of places
 _ELSEWHERE: Final = frozenset((
@@ -50,28 +53,30 @@ _SAME: Final = 1e-6  # relative difference of numbers that were printed, or are 
 def compare_hyperparameters(reference: Archive, target: Archive) -> Iterator[Item]:
     """Compare the settings of modules of one site that both sides have, one item for each that differs.
 
-    Modules that differ alike are one item. What is of another type on both sides (a text and a number) is
-    another way to say it, and is not compared.
+    Modules that differ alike are one item. It explains a divergence if a forward pass computes with the
+    setting; one that each class has its own meaning for, such as a scale, only in modules of one class. What
+    is of another type on both sides (a text and a number) is another way to say it, and is not compared.
     """
     common = common_modules(reference, target)
     compared = 0
-    unlike: dict[tuple[str, str, str], list[tuple[str, Any, Any]]] = defaultdict(list)
+    unlike: dict[tuple[str, str, str, bool], list[tuple[str, Any, Any]]] = defaultdict(list)
     for site, sides in common.items():
         ours, theirs = map(_settings, sides)
+        is_one_class = sides[0].class_name == sides[1].class_name
         names = [name for name in ours if name in theirs and name not in _ELSEWHERE]
         compared += len(names)
         for name in names:
             one, other = ours[name], theirs[name]
             if not _is_same(one, other):
-                unlike[name, _value_text(one), _value_text(other)].append((site, one, other))
+                explains = name in _EXPLAINING or (is_one_class and name in _OF_ONE_CLASS)
+                unlike[name, _value_text(one), _value_text(other), explains].append((site, one, other))
     if not compared:
         raise UnknownError("not both runs say how their modules are set")
-    for (name, *texts), places in unlike.items():
+    for (name, ours_text, theirs_text, explains), places in unlike.items():
         site, one, other = places[0]
-        text = f"{name} is {texts[0]} in the reference, {texts[1]} in the target"
+        text = f"{name} is {ours_text} in the reference, {theirs_text} in the target"
         if len(places) > 1:
             text += f"; so it is in {len(places)} modules: {some([place[0] for place in places])}"
-        explains = name in _EXPLAINING
         where = "the model" if site == ROOT_SITE else site
         yield make_item(
             "hyperparameters", where, one, other, f"{text}.", explains=explains, rank=not explains

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -15,6 +15,7 @@ from tensorcap.comparison.exact import parameter_rounding
 from tensorcap.comparison.preflight.item import Item, UnknownError, common_modules, make_item
 from tensorcap.comparison.preflight.weights import (
     Weight,
+    WeightId,
     WeightKind,
     compare_contents,
     is_quantised,
@@ -29,6 +30,7 @@ from tensorcap_formats.view import ArchiveView
 
 _COUNTERS: Final = ("num_batches_tracked",)  # buffers that a forward pass in evaluation mode does not read
 _OF_CHECKPOINTS: Final = ("running_mean", "running_var")  # buffers that loading in another dtype rounds too
+_LAYOUT: Final = "{} the same in another layout, as far as statistics show"
 _SUBTREE: Final = 3  # parameters: fewer are no part of a model that was never loaded
 
 
@@ -104,7 +106,8 @@ def compare_buffers(reference: Archive, target: Archive) -> Iterator[Item]:
 def _compare_weights(reference: Archive, target: Archive, kind: WeightKind) -> Iterator[Item]:
     """Compare the weights of one kind.
 
-    1. Weights of one module and name are a pair; of the others those of equal bits.
+    1. Weights of one module and name are a pair; of the others those of equal bits. If a mapping gave the
+       target's modules their names, equal bits go before names.
     2. A pair whose values both archives hold is measured, any other is judged by digests and statistics.
     3. What differs is one item for all; its text names weights that hold another one's values, ties that the
        target does not have, and the part of the model in which nothing is the same.
@@ -113,25 +116,32 @@ def _compare_weights(reference: Archive, target: Archive, kind: WeightKind) -> I
         UnknownError: Not all were compared by value; all items were yielded before.
     """
     ours, theirs = weights_of(reference, kind), weights_of(target, kind)
-    pairs = [_WeightPair(weight, theirs[name]) for name, weight in ours.items() if name in theirs]
-    only_ours = [weight for name, weight in ours.items() if name not in theirs]
-    only_theirs = [weight for name, weight in theirs.items() if name not in ours]
-    renamed = _pair_by_bits(only_ours, only_theirs)
+    is_mapped = _has_renamed_modules(target)
+    pairs, renamed = _pair_weights(ours, theirs, bits_first=is_mapped)
+    taken = {id(weight) for pair in (*pairs, *renamed) for weight in pair}
+    only_ours, only_theirs = (
+        [weight for weight in side.values() if id(weight) not in taken] for side in (ours, theirs)
+    )
     if not (pairs or renamed):
         raise UnknownError(f"the {kind} of the two have no name in common")
-    outcome = _judge(reference, target, pairs)
+    outcome = _Outcome()
+    unlike_sites = _unlike_sites(pairs) if is_mapped else set()
+    for pair in pairs:
+        if pair.reference.site in unlike_sites:
+            outcome.open["{} of modules that the mapping pairs and whose weights have other shapes"] += 1
+        else:
+            _judge(reference, target, pair, outcome)
     for pair in outcome.reshaped:
-        shapes = [None if weight.info.shape is None else list(weight.info.shape) for weight in pair]
-        yield make_item(kind, pair.reference.text, *shapes, "Its shapes differ.", explains=True)
+        one, other = (None if weight.info.shape is None else list(weight.info.shape) for weight in pair)
+        yield make_item(kind, pair.reference.text, one, other, "Its shapes differ.", explains=True)
     if outcome.other:
         yield _other_item(kind, outcome.other, pairs, ours.values(), theirs.values())
     if outcome.quantised:
         yield _quantised_item(kind, outcome.quantised)
     if outcome.moved:
         yield _moved_item(kind, outcome.moved)
-    taken = {id(weight) for pair in renamed for weight in pair}
     for side, weights in (("reference", only_theirs), ("target", only_ours)):
-        lost = [weight.text for weight in weights if id(weight) not in taken]
+        lost = [weight.text for weight in weights]
         if not lost:
             continue
         outcome.open[f"{len(lost)} without a counterpart in the {side}"] += 0
@@ -143,8 +153,32 @@ def _compare_weights(reference: Archive, target: Archive, kind: WeightKind) -> I
         raise UnknownError(_open_text(outcome.open))
 
 
-def _pair_by_bits(ours: Sequence[Weight], theirs: Sequence[Weight]) -> list[_WeightPair]:
-    """Pair weights without a namesake that hold the same bits, in order."""
+def _has_renamed_modules(target: Archive) -> bool:
+    """Whether a mapping gave modules of the target other names than they have."""
+    return isinstance(target, ArchiveView) and target.info.modules.keys() != target.source.info.modules.keys()
+
+
+def _pair_weights(
+    ours: Mapping[WeightId, Weight], theirs: Mapping[WeightId, Weight], *, bits_first: bool
+) -> tuple[list[_WeightPair], list[_WeightPair]]:
+    """Pair the weights of two runs.
+
+    Returns:
+        Pairs of one name, and pairs of two names that hold the same bits.
+    """
+    common = [name for name in ours if name in theirs]
+    if bits_first:
+        common = [name for name in common if ours[name].contents == theirs[name].contents]
+    named = set(common)
+    rest = [{n: w for n, w in side.items() if n not in named} for side in (ours, theirs)]
+    renamed = _pair_by_bits(rest[0].values(), rest[1].values())
+    taken = {id(weight) for pair in renamed for weight in pair}
+    left = [n for n, w in rest[0].items() if n in rest[1] and not {id(w), id(rest[1][n])} & taken]
+    return [_WeightPair(ours[name], theirs[name]) for name in (*common, *left)], renamed
+
+
+def _pair_by_bits(ours: Iterable[Weight], theirs: Iterable[Weight]) -> list[_WeightPair]:
+    """Pair weights that hold the same bits, in order."""
     by_contents: dict[tuple[str, str], list[Weight]] = defaultdict(list)
     for weight in theirs:
         by_contents[weight.contents].append(weight)
@@ -156,32 +190,44 @@ def _pair_by_bits(ours: Sequence[Weight], theirs: Sequence[Weight]) -> list[_Wei
     return pairs
 
 
-def _judge(reference: Archive, target: Archive, pairs: Iterable[_WeightPair]) -> _Outcome:
-    outcome = _Outcome()
-    for pair in pairs:
-        ours, theirs = (weight.info for weight in pair)
-        likeness = compare_contents(ours, theirs)
-        if likeness == "equal":
-            continue  # of another shape too: a dimension of size 1 more or less
-        if is_quantised(ours, theirs):
-            outcome.quantised.append(pair)
-        elif ours.shape != theirs.shape:
-            if likeness in ("moved", "rounded"):
-                outcome.open["{} the same in another layout, as far as statistics show"] += 1
-            else:
-                outcome.reshaped.append(pair)
-        elif (error := _measured_error(reference, target, pair)) is not None:
-            if error > 0:
-                outcome.other.append((error, pair))
-        elif likeness == "other":
-            outcome.other.append((None, pair))
-        elif likeness == "moved":
-            outcome.moved.append(pair)
-        elif likeness == "rounded":
-            outcome.open["{} the same but for rounding, as far as statistics show"] += 1
+def _unlike_sites(pairs: Iterable[_WeightPair]) -> set[str]:
+    """Sites at which weights of one name have unlike shapes."""
+    return {pair.reference.site for pair in pairs if pair.reference.info.shape != pair.target.info.shape}
+
+
+def _judge(reference: Archive, target: Archive, pair: _WeightPair, outcome: _Outcome) -> None:
+    """Add a pair to what became of all pairs."""
+    ours, theirs = (weight.info for weight in pair)
+    likeness = compare_contents(ours, theirs)
+    if likeness == "equal":
+        return  # of another shape too: a dimension of size 1 more or less
+    if is_quantised(ours, theirs):
+        outcome.quantised.append(pair)
+    elif ours.shape != theirs.shape:
+        if likeness in ("moved", "rounded"):
+            outcome.open[_LAYOUT] += 1
         else:
-            outcome.open["{} by shape alone, since no digests or statistics of both are known"] += 1
-    return outcome
+            outcome.reshaped.append(pair)
+    elif (error := _measured_error(reference, target, pair)) is not None:
+        if error > 0:
+            outcome.other.append((error, pair))
+    elif likeness == "other":
+        outcome.other.append((None, pair))
+    elif likeness == "moved" and _is_one_class(reference, target, pair):
+        outcome.moved.append(pair)
+    elif likeness == "moved":
+        outcome.open[_LAYOUT] += 1
+    elif likeness == "rounded":
+        outcome.open["{} the same but for rounding, as far as statistics show"] += 1
+    else:
+        outcome.open["{} by shape alone, since no digests or statistics of both are known"] += 1
+
+
+def _is_one_class(reference: Archive, target: Archive, pair: _WeightPair) -> bool:
+    """Whether the modules of two weights are of one class, or of unknown ones, and so have one layout."""
+    modules = reference.info.modules.get(pair.reference.site), target.info.modules.get(pair.target.site)
+    names = [module.class_name if module else "" for module in modules]
+    return names[0] == names[1]
 
 
 def _measured_error(reference: Archive, target: Archive, pair: _WeightPair) -> float | None:
@@ -217,7 +263,7 @@ def _other_item(
         if kind == "parameters":  # of buffers an item says what each side has
             text = f"{text[:-1]}; the first holds {sides[0]} in the reference, {sides[1]} in the target."
     for hint in (
-        _place_text(kind, unlike, pairs),
+        _place_text(unlike, pairs),
         _exchanged_text(unlike, ours),
         _tied_text(unlike, ours, theirs),
     ):
@@ -226,7 +272,7 @@ def _other_item(
     return make_item(kind, worst.reference.text, *sides, text, explains=explains)
 
 
-def _place_text(kind: WeightKind, unlike: Sequence[_WeightPair], pairs: Sequence[_WeightPair]) -> str:
+def _place_text(unlike: Sequence[_WeightPair], pairs: Sequence[_WeightPair]) -> str:
     """Name the innermost module that holds all that differs, if nothing in it is the same."""
     sites = [pair.reference.site for pair in unlike]
     parts = [[] if site == ROOT_SITE else site.split(".") for site in sites]
@@ -240,7 +286,7 @@ def _place_text(kind: WeightKind, unlike: Sequence[_WeightPair], pairs: Sequence
     varied = [pair for pair in within if pair.reference.is_telling]
     if len(varied) < _SUBTREE or not {id(p.reference) for p in varied} <= {id(p.reference) for p in unlike}:
         return ""
-    return f"No {kind[:-1]} of {'.'.join(common) or 'the model'} is the same, as if they were never loaded."
+    return f"Nothing in {'.'.join(common) or 'the model'} is the same: was it loaded?"
 
 
 def _exchanged_text(unlike: Sequence[_WeightPair], ours: Iterable[Weight]) -> str:
@@ -271,8 +317,9 @@ def _tied_text(unlike: Sequence[_WeightPair], ours: Iterable[Weight], theirs: It
             continue
         for partner in tied[pair.reference.contents]:
             counterpart = targets.get((partner.site, partner.name))
-            is_partner = partner is not pair.reference and counterpart is not None
-            if is_partner and counterpart.contents != pair.target.contents:
+            if partner is pair.reference or counterpart is None:
+                continue
+            if counterpart.contents != pair.target.contents:
                 tie = f"{pair.reference.text} is the same as {partner.text}"
                 return f"{tie} in the reference, not in the target."
     return ""
@@ -280,13 +327,13 @@ def _tied_text(unlike: Sequence[_WeightPair], ours: Iterable[Weight], theirs: It
 
 def _quantised_item(kind: WeightKind, pairs: Sequence[_WeightPair]) -> Item:
     first = pairs[0]
-    sides = [weight.info.class_name or weight.info.dtype for weight in first]
+    one, other = (weight.info.class_name or weight.info.dtype for weight in first)
     names = some([pair.reference.text for pair in pairs])
     text = (
         f"{counted(len(pairs), kind[:-1])} of quantised type on one side, so not the same numbers: {names}; "
-        f"{sides[0]} in the reference, {sides[1]} in the target."
+        f"{one} in the reference, {other} in the target."
     )
-    return make_item(kind, first.reference.text, *sides, text, explains=False, rank=1)
+    return make_item(kind, first.reference.text, one, other, text, explains=False, rank=1)
 
 
 def _moved_item(kind: WeightKind, pairs: Sequence[_WeightPair]) -> Item:

@@ -90,23 +90,23 @@ def compare_classes(reference: Archive, target: Archive) -> Iterator[Item]:
         if theirs != mostly[ours]:
             stayed = "stayed what they are" if mostly[ours] == ours else f"became {short_name(mostly[ours])}"
             text = f"Other modules of this class {stayed}."
-            yield make_item("modules", path, *_class_texts(*common[path]), text, explains=True)
+            yield make_item("modules", path, *_class_texts(ours, theirs, common[path]), text, explains=True)
     for ours, theirs in mostly.items():
         if ours != theirs:
             first = next(path for path, pair in pairs.items() if pair == (ours, theirs))
             text = f"All {counts[ours, theirs]} modules of this class are of another implementation."
-            sides = _class_texts(*common[first])
+            sides = _class_texts(ours, theirs, common[first])
             yield make_item("modules", short_name(ours), *sides, text, explains=False, rank=1)
 
 
-def _class_texts(ours: ModuleInfo, theirs: ModuleInfo) -> tuple[str, str]:
+def _class_texts(ours: str, theirs: str, modules: tuple[ModuleInfo, ModuleInfo]) -> tuple[str, str]:
     """The classes of two modules, with the type of its weights for the one that alone is quantised."""
-    types = [_quantised_type(module) for module in (ours, theirs)]
+    types = [_quantised_type(module) for module in modules]
     if bool(types[0]) == bool(types[1]):
-        return ours.class_name, theirs.class_name
+        return ours, theirs
     one, other = (
-        f"{module.class_name} ({kind} weights, dequantised)" if kind else module.class_name
-        for module, kind in zip((ours, theirs), types, strict=True)
+        f"{name} ({kind} weights, dequantised)" if kind else name
+        for name, kind in zip((ours, theirs), types, strict=True)
     )
     return one, other
 

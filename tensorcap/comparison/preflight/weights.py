@@ -16,6 +16,7 @@ from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import TensorInfo
 from tensorcap_formats.statistics import Statistics
 
+WeightId = tuple[int, str, str]  # rank, site, name
 WeightKind = Literal["parameters", "buffers"]
 # equal: bit for bit. rounded: equal as far as statistics show, but for rounding. moved: so but for the order.
 # other: not the same numbers. unknown: nothing is known of the values of a side.
@@ -68,7 +69,7 @@ class Weight:
         return self.info.digest, self.info.dtype
 
 
-def weights_of(archive: Archive, kind: WeightKind) -> dict[tuple[int, str, str], Weight]:
+def weights_of(archive: Archive, kind: WeightKind) -> dict[WeightId, Weight]:
     """Return the parameters or the buffers of a run by rank, site and name, recorded or described."""
     weights = {}
     for site, module in archive.info.modules.items():
