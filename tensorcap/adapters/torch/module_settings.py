@@ -23,8 +23,8 @@ def module_settings(module: nn.Module) -> dict[str, Any]:
     underscore are left out. `extra_repr` adds entries such as `eps=1e-06` under names that are no attributes.
 
     Example:
-        >>> module_settings(nn.LayerNorm(4))
-        {'normalized_shape': [4], 'eps': 1e-05, 'elementwise_affine': True}
+        >>> module_settings(nn.LeakyReLU(0.25))
+        {'negative_slope': 0.25, 'inplace': False}
     """
     settings = {
         name: jsonable(value)
