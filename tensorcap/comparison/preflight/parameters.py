@@ -125,10 +125,10 @@ def _compare_weights(reference: Archive, target: Archive, kind: WeightKind) -> I
     if not (pairs or renamed):
         raise UnknownError(f"the {kind} of the two have no name in common")
     outcome = _Outcome()
-    unlike_sites = _unlike_sites(pairs) if is_mapped else set()
+    unlike_sites = _unlike_sites(ours.values(), theirs.values()) if is_mapped else set()
     for pair in pairs:
         if pair.reference.site in unlike_sites:
-            outcome.open["{} of modules that the mapping pairs and whose weights have other shapes"] += 1
+            outcome.open["{} of modules that the mapping pairs, with weights of other names or shapes"] += 1
         else:
             _judge(reference, target, pair, outcome)
     for pair in outcome.reshaped:
@@ -190,9 +190,13 @@ def _pair_by_bits(ours: Iterable[Weight], theirs: Iterable[Weight]) -> list[_Wei
     return pairs
 
 
-def _unlike_sites(pairs: Iterable[_WeightPair]) -> set[str]:
-    """Sites at which weights of one name have unlike shapes."""
-    return {pair.reference.site for pair in pairs if pair.reference.info.shape != pair.target.info.shape}
+def _unlike_sites(ours: Iterable[Weight], theirs: Iterable[Weight]) -> set[str]:
+    """Sites at which the two have weights of unlike names or shapes."""
+    shapes: list[dict[str, dict[str, object]]] = [defaultdict(dict), defaultdict(dict)]
+    for side, weights in zip(shapes, (ours, theirs), strict=True):
+        for weight in weights:
+            side[weight.site][weight.name] = weight.info.shape
+    return {site for site, named in shapes[0].items() if named != shapes[1].get(site)}
 
 
 def _judge(reference: Archive, target: Archive, pair: _WeightPair, outcome: _Outcome) -> None:
