@@ -152,3 +152,20 @@ def test_the_class_of_a_weight_that_stands_for_other_values_is_described(path: P
     capture(model, path)
     assert module(path, "@root").buffers["packed"].class_name.endswith("Int8Weight")
     assert parameter(path, "@root").class_name == ""
+
+
+@pytest.mark.spec("LCL-23")
+def test_localize_names_a_weight_of_another_layer_before_any_tensor(tmp_path: Path) -> None:
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+    x = torch.randn(4, 8)
+    capture(model, tmp_path / "ref.h5", x)
+    capture(model, tmp_path / "same.h5", x)
+    model[1].load_state_dict(model[2].state_dict())
+    capture(model, tmp_path / "tgt.h5", x)
+    green = tensorcap.localize(tmp_path / "ref.h5", tmp_path / "same.h5")
+    assert not [note for note in green.notes if note.startswith("Before any tensor")]
+    first = tensorcap.localize(tmp_path / "ref.h5", tmp_path / "tgt.h5").notes[0]
+    assert first.startswith(
+        "Before any tensor: parameters 1.weight. 2 of 6 parameters are not the same numbers"
+    )
+    assert "1.weight holds what 2.weight holds in the reference" in first
