@@ -240,7 +240,7 @@ class Capture:
                 if self.substitution is not None:
                     raise UsageError("level export runs a graph, in which nothing can be substituted")
                 self._run_graph = self._adapter.export(self._require_workload(), self._options)
-            digests = self._options.params is None
+            digests = self._options.params is None and self.path is not None
             described = self._adapter.describe(self._model, digests=digests)
             self._metadata = {**described, **describe_process(), **self._run}
             self._metadata["scope"] = self._options.describe()

@@ -164,6 +164,14 @@ def test_a_weight_in_another_layout_is_no_mistake_of_another_class(look: Look) -
 
 
 @pytest.mark.spec("PRE-11")
+def test_digests_of_two_algorithms_say_nothing_of_the_order(look: Look) -> None:
+    other = described(WEIGHT, digest="blake2b_128:00112233445566778899aabbccddeeff")
+    found = look(run({"a": WEIGHT}), run({"a": other}))
+    assert found.items == ()
+    assert "1 the same but for rounding" in found.unchecked["parameters"]
+
+
+@pytest.mark.spec("PRE-11")
 def test_integers_for_floats_are_reported_as_quantised_weights(look: Look) -> None:
     codes = np.round(WEIGHT / np.abs(WEIGHT).max() * 127).astype(np.int8)
     found = look(run({"a": WEIGHT}), run({"a": codes}))

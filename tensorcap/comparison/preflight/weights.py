@@ -90,8 +90,8 @@ def compare_contents(ours: TensorInfo, theirs: TensorInfo) -> Likeness:
 
     1. Equal digests of one dtype: equal.
     2. Least and largest value, mean, l2 norm and the counts of what is not finite agree within the rounding
-       of the coarser dtype: `rounded`. If they agree far beyond that in one dtype, and the largest and least
-       values are the same: `moved`, the same numbers in another order.
+       of the coarser dtype: `rounded`. If they agree far beyond that, the largest and least values are the
+       same, and digests show that bits differ: `moved`, the same numbers in another order.
     3. Else they are other numbers.
     """
     if ours.digest and (ours.digest, ours.dtype) == (theirs.digest, theirs.dtype):
@@ -101,9 +101,10 @@ def compare_contents(ours: TensorInfo, theirs: TensorInfo) -> Likeness:
         return "unknown"
     if (one.nan, one.posinf, one.neginf) != (other.nan, other.posinf, other.neginf):
         return "other"
-    is_same_dtype = ours.dtype == theirs.dtype
+    algorithms = [info.digest.partition(":")[0] for info in (ours, theirs)]
+    differ_in_bits = ours.dtype == theirs.dtype and algorithms[0] == algorithms[1] != ""
     have_same_ends = (one.minimum, one.maximum) == (other.minimum, other.maximum)
-    if is_same_dtype and have_same_ends and _agree(one, other, _ORDER):
+    if differ_in_bits and have_same_ends and _agree(one, other, _ORDER):
         return "moved" if math.prod(ours.shape or ()) > 1 else "other"
     roundoff = max(UNIT_ROUNDOFFS.get(info.dtype, 0.0) for info in (ours, theirs))
     return "rounded" if _agree(one, other, max(_ROUNDINGS * roundoff, _ORDER)) else "other"
