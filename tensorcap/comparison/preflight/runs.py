@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
-from tensorcap.comparison.preflight.configuration import ABSENT, CAUSES, config_differences
+from tensorcap.comparison.preflight.configuration import ABSENT, config_differences
 from tensorcap.comparison.preflight.item import Item, UnknownError, common_modules, make_item, short_name
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE
@@ -50,9 +50,7 @@ def compare_configs(reference: Archive, target: Archive) -> Iterator[Item]:
         if not is_same_framework and ABSENT in (d.reference, d.target):
             continue  # what another framework's configuration has no word for
         text = f"{d.why[:1].upper()}{d.why[1:]}." if d.why else "Its influence is not known."
-        # what only matters in training, at the end of a table or for a special token alone explains nothing
-        explains = d.rank < len(CAUSES) - 3
-        yield make_item("config", d.name, d.reference, d.target, text, explains=explains, rank=d.rank)
+        yield make_item("config", d.name, d.reference, d.target, text, explains=d.explains, rank=d.rank)
 
 
 def compare_classes(reference: Archive, target: Archive) -> Iterator[Item]:
