@@ -16,6 +16,15 @@ _PRECISIONS: Final = ("dtype", "compute_dtype", "device")
 # Settings of a framework that change the numbers that the same operators give
 _SETTINGS: Final = ("float32_matmul_precision", "deterministic_algorithms")
 
+# Classes that run the one module in them as it is, and its name in them
+_WRAPPERS: Final = {
+    "OptimizedModule": "_orig_mod",
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+}
+
 
 def compare_modes(reference: Archive, target: Archive) -> Iterator[Item]:
     """Compare training modes; dropout in training mode is random."""
@@ -54,9 +63,17 @@ def compare_configs(reference: Archive, target: Archive) -> Iterator[Item]:
 
 
 def compare_classes(reference: Archive, target: Archive) -> Iterator[Item]:
-    """Compare the classes of modules: some of a class, which were replaced, and all of one."""
+    """Compare the classes of modules: some of a class, which were replaced, and all of one.
+
+    A wrapper that runs the module in it, as `torch.compile` makes, has that module's class.
+    """
     common = common_modules(reference, target)
-    pairs = {path: (one.class_name, other.class_name) for path, (one, other) in common.items()}
+    wrapped = [_wrapped_classes(archive) for archive in (reference, target)]
+    pairs = {
+        path: (wrapped[0].get(one.path, one.class_name), wrapped[1].get(other.path, other.class_name))
+        for path, (one, other) in common.items()
+    }
+    pairs = {path: names for path, names in pairs.items() if all(names)}
     counts = Counter(pairs.values())
     mostly: dict[str, str] = {}
     for ours, theirs in sorted(counts, key=lambda names: (names[0] != names[1], -counts[names])):
@@ -70,6 +87,18 @@ def compare_classes(reference: Archive, target: Archive) -> Iterator[Item]:
         if ours != theirs:
             text = f"All {counts[ours, theirs]} modules of this class are of another implementation."
             yield make_item("modules", short_name(ours), ours, theirs, text, explains=False, rank=1)
+
+
+def _wrapped_classes(archive: Archive) -> dict[str, str]:
+    """The class within each wrapper, by its path; "" if the run does not list what it wraps."""
+    classes = {module.path: module.class_name for module in archive.info.modules.values()}
+    wrapped: dict[str, str] = {}
+    for path, name in sorted(classes.items(), reverse=True):  # what is within comes first
+        child = _WRAPPERS.get(short_name(name))
+        if child is not None:
+            inner = f"{path}.{child}" if path else child
+            wrapped[path] = wrapped.get(inner, classes.get(inner, ""))
+    return wrapped
 
 
 def compare_attention(reference: Archive, target: Archive) -> Iterator[Item]:
