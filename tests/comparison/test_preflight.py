@@ -335,7 +335,7 @@ def test_damaged_metadata_are_no_error(look: Look) -> None:
     assert look(damaged, damaged).items == ()
 
 
-@pytest.mark.spec("PRE-7")
+@pytest.mark.spec("PRE-7", "PRE-10")
 def test_layers_that_were_replaced_alike_are_one_line(look: Look) -> None:
     blocks = range(40)
     ours = tree(*((f"h.{i}.ffn", "x.Ffn") for i in blocks))

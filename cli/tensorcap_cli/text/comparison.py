@@ -54,7 +54,7 @@ def print_report(
     _print_mapping(comparison)
     _print_limits(comparison)
     if examination.preflight is not None:
-        print_brief_preflight(examination.preflight)
+        print_brief_preflight(examination.preflight, is_green=comparison.exit_status == 0)
     _print_divergence(comparison, examination)
     _print_worst(comparison, examination)
     if by_module:
