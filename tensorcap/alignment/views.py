@@ -16,7 +16,7 @@ import numpy as np
 from tensorcap.alignment.coverage import MappingSummary, summary_of
 from tensorcap.alignment.layout import Layout, Shape, Sum
 from tensorcap.alignment.links import Link
-from tensorcap.alignment.mapping import LeftOver
+from tensorcap.alignment.mapping import Alignment, LeftOver
 from tensorcap.alignment.resolution import ResolvedMapping
 from tensorcap.alignment.tokens import Gather, TokenAxes
 from tensorcap.runs import is_fact
@@ -40,6 +40,7 @@ class MappedArchive(ArchiveView):
 
     Attributes:
         links: The link that made a record, by key text.
+        alignment: The mapping as it is written; None for a view by links alone.
         left_over: What the mapping says has no counterpart.
     """
 
@@ -49,13 +50,14 @@ class MappedArchive(ArchiveView):
         target: Archive,
         links: Sequence[Link],
         *,
-        left_over: Sequence[LeftOver] = (),
+        alignment: Alignment | None = None,
         map_path: str = "",
         tokens: Sequence[str] = (),
     ) -> None:
-        self.left_over = left_over
+        self.alignment = alignment
+        self.left_over: Sequence[LeftOver] = alignment.left_over if alignment else ()
         self._summed_up = partial(
-            summary_of, links, left_over, reference, target, path=map_path, tokens=tokens
+            summary_of, links, self.left_over, reference, target, path=map_path, tokens=tokens
         )
         self._names = names = _names(links)
         self.links: dict[str, Link] = {}
@@ -214,7 +216,7 @@ def apply_mapping(mapping: ResolvedMapping, *, path: str = "") -> tuple[Gathered
         mapping.reference,
         mapping.target,
         links,
-        left_over=mapping.alignment.left_over,
+        alignment=mapping.alignment,
         map_path=path,
         tokens=tuple(tokens.text for tokens in mapping.tokens),
     )
