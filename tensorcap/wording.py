@@ -45,6 +45,16 @@ def name_pattern(name: str, *, last: bool = False) -> str:
     return name
 
 
+def name_numbers(name: str) -> list[int]:
+    """The numbers that are whole parts of a name.
+
+    Example:
+        >>> name_numbers("0/model.layers.11.fc1/param.weight")
+        [0, 11]
+    """
+    return [int(number) for number in _NUMBER.findall(name)]
+
+
 def is_product(names: Sequence[str]) -> bool:
     """Whether names of one pattern are all that its numbers can be put together to."""
     return math.prod(map(len, _places(names))) == len(names)
@@ -63,7 +73,7 @@ def joined_name(names: Sequence[str]) -> str:
 
 def _places(names: Sequence[str]) -> list[list[int]]:
     """The numbers at each place of names of one pattern."""
-    return [sorted(set(map(int, numbers))) for numbers in zip(*map(_NUMBER.findall, names), strict=True)]
+    return [sorted(set(numbers)) for numbers in zip(*map(name_numbers, names), strict=True)]
 
 
 def _ranges(numbers: Iterable[int]) -> str:

@@ -93,6 +93,7 @@ def _side_text(side: ArchiveSummary, file: str) -> str:
 def _lines(verification: Verification, layers: Sequence[Layer]) -> Iterator[str]:
     if verification.weights is not None:
         yield _weights_text(verification.weights)
+        yield from _weights_not_compared(verification.weights)
     yield from _verdict(verification)
     for number, suspect in enumerate(verification.suspects[:_SUSPECTS], 1):
         heading, *details = suspect_lines(number, suspect)
@@ -174,6 +175,14 @@ def _weights_text(weights: WeightComparison) -> str:
         return text
     mistake = explanations[0].text
     return f"{text} {mistake[:1].upper()}{mistake[1:].rstrip('.')}."
+
+
+def _weights_not_compared(weights: WeightComparison) -> Iterator[str]:
+    by_reason: dict[str, list[str]] = {}
+    for key, reason in weights.not_compared.items():
+        by_reason.setdefault(reason, []).append(key)
+    for reason, keys in by_reason.items():
+        yield f"Weights not compared: {counted(len(keys), 'parameter')} ({some(keys)}): {reason}."
 
 
 def _verdict(verification: Verification) -> Iterator[str]:
