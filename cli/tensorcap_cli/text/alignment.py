@@ -115,7 +115,10 @@ def _print_coverage(reference: Coverage, target: Coverage) -> None:
             f"left over and explained, {len(coverage.unexplained)} are not explained"
         )
     is_green = reference.mapped and not reference.unexplained
-    verdict = "Every reference tensor is mapped or explained." if is_green else "Not everything is mapped."
+    verdict = "Every reference tensor is mapped or explained" if is_green else "Not everything is mapped"
+    if is_green and target.unexplained:
+        verdict = f"{verdict}; {len(target.unexplained)} of the target are neither"
+    verdict = f"{verdict}."
     if not reference.mapped:
         verdict = "Nothing is mapped."
     click.secho(verdict, fg="green" if is_green else "red", bold=True)
