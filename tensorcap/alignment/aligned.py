@@ -18,7 +18,7 @@ from tensorcap.alignment.links import Link
 from tensorcap.alignment.map_file import parse_map
 from tensorcap.alignment.mapping import Alignment, Entry
 from tensorcap.alignment.match import WEIGHTS, By, match_tokens, pair_equal_keys, propose
-from tensorcap.alignment.names import Rules, read_rules
+from tensorcap.alignment.names import Rules, graph_names, names_results, read_rules
 from tensorcap.alignment.resolution import ResolvedMapping, resolve, resolve_fitting
 from tensorcap.alignment.tokens import TokenAlignment
 from tensorcap.alignment.views import GatheredArchive, MappedArchive, apply_mapping
@@ -128,10 +128,21 @@ def align(
         if by == "none":
             return Aligned.of(resolved, path=path)
         rest = _without(trusted, resolved.links, 0), _without(tested, resolved.links, 1)
+        rules = _with_graph_names(rules, trusted, tested)
         computed = match_tokens(propose(*rest, rules=rules, by=by, read_values=read_values))
         if mapping is not None:  # its tokens count for the computed entries, too
             computed = resolve(_join(written, computed.alignment), trusted, tested)
         return Aligned.of(computed, path=path)
+
+
+def _with_graph_names(rules: Rules | None, reference: Archive, target: Archive) -> Rules | None:
+    """The rules, and one for names of another runtime, if one side has such and the other has sites."""
+    for archive, other in ((reference, target), (target, reference)):
+        sites = {record.key.site for record in other.records if not record.key.is_bare}
+        if sites and names_results(archive):
+            names = {record.key.site for record in archive.records if record.key.is_bare}
+            return (rules or Rules()).before(Rules(functions=(graph_names(names, sites),)))
+    return rules
 
 
 def _without(archive: Archive, links: Sequence[Link], side: int) -> Archive:
@@ -232,17 +243,23 @@ def aligned_if_needed(
 def compute_if_needed(reference: Archive, target: Archive) -> ResolvedMapping | None:
     """Compute a mapping if equal keys leave modules of both sides without a partner.
 
-    It goes by all evidence between runs that list their modules, else by names alone, since values alone are
-    no reason to call a file of other names equal (CMP-20).
+    It goes by all evidence between runs that list their modules, and between one and a file of results that
+    have only names; else by names alone, since values alone are no reason to call a file of other names equal
+    (CMP-20).
 
     Returns:
         The mapping; None if equal keys, or the names that it finds, pair the records as they are.
     """
     if not both_lack_partners(reference, target):
         return None
-    by: By = "all" if all(archive.info.modules for archive in (reference, target)) else "names"
-    resolved = match_tokens(propose(reference, target, by=by))
-    is_plain = all(entry.reference == entry.target for entry in resolved.alignment.entries)
+    is_known = all(archive.info.modules or names_results(archive) for archive in (reference, target))
+    by: By = "all" if is_known and (reference.info.modules or target.info.modules) else "names"
+    rules = _with_graph_names(None, reference, target)
+    resolved = match_tokens(propose(reference, target, rules=rules, by=by))
+    is_plain = all(
+        [record.key for record in link.reference] == [record.key for record in link.target]
+        for link in resolved.links
+    )
     return None if is_plain else resolved
 
 

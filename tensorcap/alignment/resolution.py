@@ -10,18 +10,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+import numpy as np
+
 from tensorcap.alignment.layout import Layout
 from tensorcap.alignment.links import Gatherings, Link, LinkMaker
 from tensorcap.alignment.mapping import SIDE_NAMES, Alignment, Entry
 from tensorcap.alignment.tokens import TokenAlignment
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.errors import UsageError
+from tensorcap_formats.dtypes import decode
+from tensorcap_formats.errors import ReadError, UsageError
 from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
 
 # What the main tensor of a structured result is called, the first that is there (a block's hidden states).
 _MAIN: Final = ("output", "output.hidden_states", "output.last_hidden_state", "output.0", "output.logits")
 
+_NEAR: Final = 0.02  # of the largest value: what rounding to bfloat16 does over many layers
 _RANK: Final = re.compile(r"rank[1-9][0-9]*/")
 
 
@@ -97,7 +101,7 @@ class ResolvedMapping:
 
 
 def resolve(alignment: Alignment, reference: Archive, target: Archive) -> ResolvedMapping:
-    """Find the records of all entries, and check their shapes; no tensor is read, save ids and masks.
+    """Find the records of all entries, and check their shapes; few tensors are read, see `_pair_bare`.
 
     Raises:
         UsageError: An entry fits no record of a side; the shapes contradict its steps; it maps a record that
@@ -196,6 +200,11 @@ def _groups(
     target_by_call = [_calls(sides[1].records(site), slot) for site, slot in target]
     if not by_call or not target_by_call:
         return
+    if len(by_call) == len(target_by_call) == 1 and _is_bare(by_call[0]) != _is_bare(target_by_call[0]):
+        pair = _pair_bare((sides[0].archive, sides[1].archive), (by_call[0], target_by_call[0]), layout)
+        if pair is not None:
+            yield (pair[0],), [(pair[1],)]
+        return
     for (step, call), slots in by_call[0].items():
         calls = [(target_call, call) for target_call in steps_of(step)]
         if not all((step, call) in place for place in by_call) or not calls:
@@ -215,6 +224,65 @@ def _groups(
             ]
             if all(mains) and all(record for run in target_mains for record in run):
                 yield tuple(filter(None, mains)), [tuple(filter(None, run)) for run in target_mains]
+
+
+_ByCall = dict[tuple[int, int], dict[str, Record]]
+
+
+def _is_bare(by_call: _ByCall) -> bool:
+    """Whether it is a tensor of a file from elsewhere, which has a name and neither step nor slot."""
+    return any(record.key.is_bare for slots in by_call.values() for record in slots.values())
+
+
+def _pair_bare(
+    archives: tuple[Archive, Archive], by_call: tuple[_ByCall, _ByCall], layout: Layout
+) -> tuple[Record, Record] | None:
+    """Pair a tensor that has only a name with a record of the place that it belongs to.
+
+    1. Any step, call and slot of the place may be meant: of results if there are some, main ones first.
+    2. Those count of which the layout makes the other's shape, or all main ones if it makes it of none.
+    3. Of several it is the first with nearly the same values, or the first of all.
+
+    Args:
+        archives: The reference and the target.
+        by_call: Records of the place in each, by step and call, and by slot.
+        layout: From the target's tensor to the reference's.
+    """
+    if not by_call[0] or not by_call[1]:
+        return None
+    is_first = _is_bare(by_call[0])
+    bare = next(iter(next(iter(by_call[1 - is_first].values())).values()))
+    calls = list(by_call[is_first].values())
+    mains = [main for slots in calls if (main := main_of(_results(slots))) is not None]
+    results = [record for slots in calls for record in _results(slots).values()]
+    kinds = [mains, results] if mains else [results or [r for slots in calls for r in slots.values()]]
+
+    def paired(record: Record) -> tuple[Record, Record]:
+        return (bare, record) if is_first else (record, bare)
+
+    fitting = [[record for record in kind if _fits(layout, *paired(record))] for kind in kinds]
+    candidates = next(filter(None, fitting), kinds[0])
+    pairs = map(paired, candidates)
+    near = (pair for pair in pairs if len(candidates) > 1 and _are_near(archives, pair, layout))
+    return next(near, paired(candidates[0]))
+
+
+def _results(slots: Mapping[str, Record]) -> dict[str, Record]:
+    return {slot: record for slot, record in slots.items() if slot.partition(".")[0] == "output"}
+
+
+def _are_near(archives: tuple[Archive, Archive], pair: tuple[Record, Record], layout: Layout) -> bool:
+    """Whether the values of a pair differ by no more than rounding."""
+    if not all(record.stored for record in pair) or not _fits(layout, *pair):
+        return False
+    try:
+        stored = [archive.read(record) for archive, record in zip(archives, pair, strict=True)]
+        outputs, dtype = layout.apply([stored[1]], [pair[1].dtype])
+    except (ReadError, UsageError):
+        return False
+    reference, target = decode(stored[0], pair[0].dtype), decode(outputs[0], dtype)
+    scale = float(np.abs(reference).max(initial=0))
+    return np.allclose(target, reference, rtol=0, atol=_NEAR * scale, equal_nan=True)
 
 
 def _calls(records: Iterable[Record], slot: str) -> dict[tuple[int, int], dict[str, Record]]:

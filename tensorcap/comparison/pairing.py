@@ -8,6 +8,7 @@ what they have in common, in order, is paired. `Absences` says why a record has 
 from __future__ import annotations
 
 import fnmatch
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -77,7 +78,8 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
     """Pair the records of two archives by equal key text (CMP-1).
 
     Returns:
-        One pair for each reference record, in the reference's order; then what the reference was to hold
+        One pair for each reference record, in the reference's order, or the target's if the reference has
+        none; then what the reference was to hold
         and could not capture (CMP-16), without records; then those of the target that have no partner.
         Pairs with two sides are `unjudged` as yet.
 
@@ -111,6 +113,8 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
                 status, reason = "explained", f"{_HELD} {holder}"
         pair = Pair(text, "unjudged", record, partner, is_optional=is_optional)
         pairs.append(decide(pair, Decision("pairing", status, reason)))
+    if target.is_ordered and not reference.is_ordered:  # a sort keeps what has no partner in its order
+        pairs.sort(key=lambda pair: pair.target.order if pair.target else sys.maxsize)
     pairs += _losses(reference.info.points, selection)
     known = {pair.key for pair in pairs}
     pairs += [  # an op of the same key, which is paired with another one, may stand there already

@@ -47,7 +47,8 @@ def run_warnings(reference: Archive, target: Archive) -> Iterator[str]:
     if root and reference.root and root != reference.root:
         yield "What was injected into the target is not of this reference: errors are not its modules' own."
     if not reference.is_ordered:
-        yield "The reference has no execution order: natural order of names is used instead."
+        order = "the target's" if target.is_ordered else "natural order of names"
+        yield f"The reference has no execution order: {order} is used instead."
     steps, others = _steps(reference), _steps(target)
     if steps and others and steps != others:
         limits = [f"the {n} was told to take steps {s}" for n, s in _limits(reference, target)]

@@ -20,8 +20,8 @@ def weights() -> bytes:
     content = io.BytesIO()
     with h5py.File(content, "w") as file:
         file["layers/dense/vars/0"] = KERNEL
-        file["layers/dense/vars/1"] = np.float32([1, 2, 3, 4])
-        file["layers/dense_1/vars/0"] = np.float16([5])
+        file["layers/dense/vars/1"] = np.array([1, 2, 3, 4], np.float32)
+        file["layers/dense_1/vars/0"] = np.array([5], np.float16)
         file["layers/dense"].attrs["name"] = "dense"
         file.create_dataset("optimizer/vars/0", data=KERNEL, chunks=(1, 4), compression="gzip")
     return content.getvalue()
