@@ -128,20 +128,18 @@ def align(
         if by == "none":
             return Aligned.of(resolved, path=path)
         rest = _without(trusted, resolved.links, 0), _without(tested, resolved.links, 1)
-        rules = _with_graph_names(rules, trusted, tested)
+        rules = _with_graph_names(rules or Rules(), trusted, tested, may_read=read_values)
         computed = match_tokens(propose(*rest, rules=rules, by=by, read_values=read_values))
         if mapping is not None:  # its tokens count for the computed entries, too
             computed = resolve(_join(written, computed.alignment), trusted, tested)
         return Aligned.of(computed, path=path)
 
 
-def _with_graph_names(rules: Rules | None, reference: Archive, target: Archive) -> Rules | None:
+def _with_graph_names(rules: Rules, reference: Archive, target: Archive, *, may_read: bool = True) -> Rules:
     """The rules, and one for names of another runtime, if one side has such and the other has sites."""
-    for archive, other in ((reference, target), (target, reference)):
-        sites = {record.key.site for record in other.records if not record.key.is_bare}
-        if sites and names_results(archive):
-            names = {record.key.site for record in archive.records if record.key.is_bare}
-            return (rules or Rules()).before(Rules(functions=(graph_names(names, sites),)))
+    for dump, run in ((reference, target), (target, reference)):
+        if names_results(dump) and any(not record.key.is_bare for record in run.records):
+            return rules.before(Rules(functions=(graph_names(dump, run, may_read=may_read),)))
     return rules
 
 
@@ -254,7 +252,7 @@ def compute_if_needed(reference: Archive, target: Archive) -> ResolvedMapping | 
         return None
     is_known = all(archive.info.modules or names_results(archive) for archive in (reference, target))
     by: By = "all" if is_known and (reference.info.modules or target.info.modules) else "names"
-    rules = _with_graph_names(None, reference, target)
+    rules = _with_graph_names(Rules(), reference, target)
     resolved = match_tokens(propose(reference, target, rules=rules, by=by))
     is_plain = all(
         [record.key for record in link.reference] == [record.key for record in link.target]

@@ -177,7 +177,9 @@ def test_missing_and_misshapen_tensors_are_listed(
 
 
 @pytest.mark.spec("CMP-56")
-def test_nothing_compared_is_a_failure_and_a_way_is_shown(tcap: Callable[..., Any], pair: Callable[..., None]) -> None:
+def test_nothing_compared_is_a_failure_and_a_way_is_shown(
+    tcap: Callable[..., Any], pair: Callable[..., None]
+) -> None:
     pair({"0/a/output": np.ones(1)}, {"0/b/output": np.ones(1)})
     output = tcap("compare", "ref.h5", "tgt.h5", status=1).stdout
     assert output.endswith(
