@@ -16,9 +16,9 @@ from tensorcap.alignment.coverage import MappingSummary
 from tensorcap.alignment.equivalence_map import read_mapping
 from tensorcap.alignment.links import Link
 from tensorcap.alignment.map_file import parse_map
-from tensorcap.alignment.mapping import Alignment, Entry
+from tensorcap.alignment.mapping import SIDE_NAMES, Alignment, Entry
 from tensorcap.alignment.match import WEIGHTS, By, match_tokens, pair_equal_keys, propose
-from tensorcap.alignment.names import Rules, graph_names, names_results, read_rules
+from tensorcap.alignment.names import Rules, graph_rules, names_results, read_rules
 from tensorcap.alignment.resolution import ResolvedMapping, resolve, resolve_fitting
 from tensorcap.alignment.tokens import TokenAlignment
 from tensorcap.alignment.views import GatheredArchive, MappedArchive, apply_mapping
@@ -137,9 +137,10 @@ def align(
 
 def _with_graph_names(rules: Rules, reference: Archive, target: Archive, *, may_read: bool = True) -> Rules:
     """The rules, and one for names of another runtime, if one side has such and the other has sites."""
-    for dump, run in ((reference, target), (target, reference)):
+    archives = reference, target
+    for side, dump, run in zip(SIDE_NAMES, archives, reversed(archives), strict=True):
         if names_results(dump) and any(not record.key.is_bare for record in run.records):
-            return rules.before(Rules(functions=(graph_names(dump, run, may_read=may_read),)))
+            return rules.before(graph_rules(dump, run, side, may_read=may_read))
     return rules
 
 

@@ -133,3 +133,63 @@ def test_weights_of_unlike_names_are_not_paired_by_values(tmp_path: Path) -> Non
     run = run_of(tmp_path / "run.h5", {"0/x/param.weight": DRAWN[0], "0/y/param.weight": DRAWN[1]})
     comparison = compare(dump_of(tmp_path / "w.npz", weights), run)
     assert (comparison.compared, comparison.exit_status) == (0, 1)
+
+
+def linears(count: int, *, without_bias: int = -1) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Results of a stack of linear modules by site, and those of an ONNX graph, whose ops are finer."""
+    results: dict[str, Array] = {}
+    ops: dict[str, Array] = {}
+    draw = np.random.default_rng(11)
+    x = DRAWN[0]
+    for number in range(count):
+        product, bias = x @ draw.standard_normal((16, 16)) / 4, draw.standard_normal(16)
+        x = np.float32(product + bias * (number != without_bias))
+        results[f"layers.{number}.proj"] = x
+        ops[f"/layers.{number}/proj/MatMul_output_0"] = np.float32(product)
+        ops[f"/layers.{number}/proj/Add_output_0"] = x
+        ops[f"/layers.{number}/proj/Shape_output_0"] = np.array([4, 16])
+    results["@root"] = x
+    ops["logits"] = ops.pop(f"/layers.{count - 1}/proj/Add_output_0")  # an output has no name of a module
+    return results, ops
+
+
+@pytest.mark.spec("ALN-42")
+@pytest.mark.parametrize("side", ["reference", "target"])
+def test_of_several_ops_of_a_module_its_result_is_compared(side: str, tmp_path: Path) -> None:
+    results, ops = linears(4)
+    run, dump = run_of(tmp_path / "run.h5", results), dump_of(tmp_path / "dump.npz", ops)
+    pair = (dump, run) if side == "reference" else (run, dump)
+    expected = {f"0/layers.{n}.proj/output": f"/layers.{n}/proj/Add_output_0" for n in range(3)}
+    expected["0/@root/output"] = "logits"
+    assert targets(align(*pair)) == (
+        expected if side == "target" else {name: key for key, name in expected.items()}
+    )
+    comparison = compare(*pair)
+    assert comparison.exit_status == 0
+    assert comparison.counts["identical"] == 4
+
+
+@pytest.mark.parametrize("side", ["reference", "target"])
+def test_a_bias_that_one_side_lacks_is_red_in_any_module(side: str, tmp_path: Path) -> None:
+    for number in range(4):
+        run = run_of(tmp_path / f"run{number}.h5", linears(4)[0])
+        dump = dump_of(tmp_path / f"dump{number}.npz", linears(4, without_bias=number)[1])
+        comparison = compare(dump, run) if side == "reference" else compare(run, dump)
+        assert comparison.exit_status == 1
+        assert comparison.counts["diverged"] >= 4 - number
+
+
+def test_ops_of_the_last_module_are_not_explained_if_nothing_is_the_result_of_the_model(
+    tmp_path: Path,
+) -> None:
+    results, ops = linears(2)
+    ops["/layers.1/proj/Add_output_0"] = ops.pop("logits")
+    run = run_of(
+        tmp_path / "biasless.h5",
+        {
+            "layers.0.proj": results["layers.0.proj"],
+            "layers.1.proj": ops["/layers.1/proj/MatMul_output_0"],
+            "@root": ops["/layers.1/proj/MatMul_output_0"],
+        },
+    )
+    assert compare(dump_of(tmp_path / "dump.npz", ops), run).exit_status == 1
