@@ -143,9 +143,9 @@ def linears(count: int, *, without_bias: int = -1) -> tuple[dict[str, Array], di
     x = DRAWN[0]
     for number in range(count):
         product, bias = x @ draw.standard_normal((16, 16)) / 4, draw.standard_normal(16)
-        x = np.float32(product + bias * (number != without_bias))
+        x = (product + bias * (number != without_bias)).astype(np.float32)
         results[f"layers.{number}.proj"] = x
-        ops[f"/layers.{number}/proj/MatMul_output_0"] = np.float32(product)
+        ops[f"/layers.{number}/proj/MatMul_output_0"] = product.astype(np.float32)
         ops[f"/layers.{number}/proj/Add_output_0"] = x
         ops[f"/layers.{number}/proj/Shape_output_0"] = np.array([4, 16])
     results["@root"] = x
