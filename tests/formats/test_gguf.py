@@ -106,6 +106,15 @@ def test_a_type_that_the_package_cannot_dequantise_makes_one_tensor_unreadable(p
             archive.load(archive.get("q"))
 
 
+def test_lists_of_tokens_before_the_tensors_are_passed_over(path: Path) -> None:
+    keys = text(b"tokens") + struct.pack("<IIQ", 9, 8, 2) + text(b"a") + text(b"bcd")
+    keys += (
+        text(b"types") + struct.pack("<IIQ3i", 9, 5, 3, 1, 2, 3) + text(b"size") + struct.pack("<II", 4, 7)
+    )
+    path.write_bytes(gguf([(b"w", F32, (2,), struct.pack("<2f", 1, 2))], keys, count=3))
+    assert read(path, "w").tolist() == [1, 2]
+
+
 WHOLE = gguf([(b"w", F32, (2,), struct.pack("<2f", 1, 2)), (b"q", Q8_0, (32,), bytes(34))])
 BROKEN = {
     "magic-only": b"GGUF",
@@ -113,6 +122,7 @@ BROKEN = {
     "tensors-without-end": b"GGUF" + struct.pack("<IQQ", 3, 2**62, 0),
     "keys-without-end": b"GGUF" + struct.pack("<IQQ", 3, 0, 2**62),
     "array-without-end": gguf([], text(b"k") + struct.pack("<IIQ", 9, 0, 2**62), count=1),
+    "texts-without-end": gguf([], text(b"k") + struct.pack("<IIQQ", 9, 8, 2**62, 2**63), count=1),
     "arrays-in-arrays": gguf(
         [], text(b"k") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 5000, count=1
     ),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections import Counter
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from gguf.constants import GGML_QUANT_SIZES
+from gguf.constants import GGML_QUANT_SIZES, GGUFValueType
 from gguf.gguf_reader import GGUFReader
 from gguf.quants import dequantize
 
@@ -19,7 +21,7 @@ from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, Rea
 from tensorcap_formats.flat_arrays import Bands
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import parse_shape
-from tensorcap_formats.input_file import read_stored
+from tensorcap_formats.input_file import InputFile, read_stored
 
 _PLAIN: Final = {  # types whose elements are stored as they are
     "F16": "float16",
@@ -28,17 +30,51 @@ _PLAIN: Final = {  # types whose elements are stored as they are
     "F64": "float64",
     **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
 }
+_ARRAY: Final = struct.Struct("<IQ")  # type and count of its elements
+_LENGTH: Final = struct.Struct("<Q")
+_ERRORS: Final = (  # that the package raises on damaged files
+    ValueError,
+    LookupError,
+    TypeError,
+    ArithmeticError,
+    RecursionError,
+    MemoryError,
+    struct.error,
+)
 _BAND_BYTES: Final = 4 * 1024 * 1024  # of dequantised elements, at once
 
 
-class _BoundedReader(GGUFReader):
-    """The package's reader, which itself takes what lies behind the end of a file for empty arrays."""
+class _Reader(GGUFReader):
+    """The package's reader, within the bounds of the file, and without the elements of arrays.
+
+    The package takes what lies behind the end of a file for empty arrays, as often as a count says, and needs
+    many seconds for the lists of tokens that are no tensors.
+    """
 
     def _get(self, offset: int, dtype: Any, count: int = 1, *rest: Any, **options: Any) -> Any:
-        end = int(offset) + int(count) * np.dtype(dtype).itemsize
-        if end > len(self.data):
-            raise ValueError(f"it has {len(self.data)} bytes, expected at least {end}")
+        self._require(int(offset) + int(count) * np.dtype(dtype).itemsize)
         return super()._get(offset, dtype, count, *rest, **options)
+
+    def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+        if raw_type != GGUFValueType.ARRAY:
+            return super()._get_field_parts(orig_offs, raw_type)
+        data, end = memoryview(self.data), int(orig_offs) + _ARRAY.size
+        self._require(end)
+        kind, count = _ARRAY.unpack_from(data, orig_offs)
+        scalar = self.gguf_scalar_to_np.get(kind)
+        if scalar is not None:
+            end += count * np.dtype(scalar).itemsize
+        elif kind == GGUFValueType.STRING:
+            for _ in range(count):
+                end += _LENGTH.size + _LENGTH.unpack_from(data, end)[0]
+        else:
+            return super()._get_field_parts(orig_offs, raw_type)
+        self._require(end)
+        return end - orig_offs, [], [], [GGUFValueType.ARRAY]
+
+    def _require(self, size: int) -> None:
+        if size > len(self.data):
+            raise ValueError(f"it has {len(self.data)} bytes, expected at least {size}")
 
 
 def open_gguf(path: Path) -> Archive:
@@ -48,13 +84,14 @@ def open_gguf(path: Path) -> Archive:
         NotAnArchiveError: It is big endian, or has no tensors.
         CorruptArchiveError: It is cut short, contradicts itself, or is of a version that the package has not.
     """
+    with closing(InputFile(path)) as head:
+        if head.size >= 8 and head.read(4, 2) == b"\0\0":  # the lower half of the version
+            raise NotAnArchiveError(f"{path}: is a big-endian GGUF file, expected little endian")
     try:
-        file = _BoundedReader(path)
-    except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError, MemoryError) as error:
+        file = _Reader(path)
+    except _ERRORS as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CorruptArchiveError(f"{path}: the package gguf cannot read it: {reason}") from None
-    if file.byte_order != "I":
-        raise NotAnArchiveError(f"{path}: is a big-endian GGUF file, expected little endian")
     if not file.tensors:
         raise NotAnArchiveError(f"{path}: is a GGUF file without tensors")
     bands = Bands()
