@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tensorcap.alignment import Aligned, align
-from tensorcap.comparison import Comparison, compare
+from tensorcap.alignment.names import names_results
+from tensorcap.comparison import compare
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.open import open_archive
@@ -35,9 +36,8 @@ def dump_of(path: Path, results: Mapping[str, Array]) -> Archive:
     return open_archive(path)
 
 
-def targets(aligned: Aligned | Comparison) -> dict[str, str]:
+def targets(aligned: Aligned) -> dict[str, str]:
     """The keys of the target by those of the reference."""
-    assert isinstance(aligned, Aligned)
     return {text: link.target[0].key.text for text, link in aligned.target.links.items()}
 
 
@@ -133,6 +133,24 @@ def test_weights_of_unlike_names_are_not_paired_by_values(tmp_path: Path) -> Non
     run = run_of(tmp_path / "run.h5", {"0/x/param.weight": DRAWN[0], "0/y/param.weight": DRAWN[1]})
     comparison = compare(dump_of(tmp_path / "w.npz", weights), run)
     assert (comparison.compared, comparison.exit_status) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        pytest.param(["stem", "act", "head"], True, id="layers"),
+        pytest.param(["/block/conv/Conv_output_0", "logits"], True, id="onnx"),
+        pytest.param(["a.weight", "a.bias", "logit_scale"], False, id="checkpoint"),
+        pytest.param(["a.qweight", "a.qzeros", "a.scales", "a.g_idx"], False, id="gptq"),
+        pytest.param(["layers/dense/vars/0", "layers/gru/cell/vars/1"], False, id="keras"),
+        pytest.param(["dense/kernel:0", "norm/gamma:0"], False, id="tensorflow-variables"),
+        pytest.param(["0/stem/output"], False, id="keys"),
+    ],
+)
+def test_files_of_parameters_are_told_from_files_of_results(
+    names: list[str], expected: bool, tmp_path: Path
+) -> None:
+    assert names_results(dump_of(tmp_path / "dump.npz", {name: DRAWN[0] for name in names})) is expected
 
 
 def linears(count: int, *, without_bias: int = -1) -> tuple[dict[str, Array], dict[str, Array]]:

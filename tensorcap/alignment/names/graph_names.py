@@ -24,12 +24,11 @@ _OUTPUT_NUMBER: Final = re.compile(r":\d+$")  # of TensorFlow
 _OP: Final = re.compile(r"[A-Z][A-Za-z0-9]*(?:_\d+)*(?:_output_\d+)?")  # as a whole component
 _VARIABLE: Final = re.compile(r"\{\d+\}")  # of a template
 _PARAMETER: Final = re.compile(
-    r"(?:.*[./_])?(?:weight|bias|kernel|gamma|beta|embeddings?|moving_mean|moving_variance|running_mean"
-    r"|running_var|num_batches_tracked|vars/\d+)(?::\d+)?"
+    r"(?:.*[./_])?(?:q?weight|bias|kernel|scales|qzeros|g_idx|inv_freq|gamma|beta|embeddings?|moving_mean"
+    r"|moving_variance|running_mean|running_var|num_batches_tracked|vars/\d+)(?::\d+)?"
 )
-_OUTPUT: Final = re.compile(
-    r"out|logit|pred|prob|score|result", re.IGNORECASE
-)  # in names of a graph's outputs
+_OUTPUT: Final = re.compile(r"out|logit|pred|prob|score|result", re.IGNORECASE)  # what a graph calls them
+_WEIGHTS: Final = ("gguf", "keras", "onnx")  # containers that hold no results
 _LONGEST_PREFIX: Final = 4  # components
 _NUMBERED: Final = re.compile(r"([A-Za-z]+)(?:_(\d+))?(?:_output_\d+)?$")
 _LATE: Final = ("Mul", "Add")  # ops that end norms, activations and linear modules
@@ -38,6 +37,8 @@ _NEAR: Final = 0.02  # by which statistics differ, at most, if values are the sa
 
 def names_results(archive: Archive) -> bool:
     """Whether an archive is a file from elsewhere whose names are not mostly those of parameters."""
+    if archive.container in _WEIGHTS:
+        return False
     names = [record.key.site for record in archive.records if record.key.is_bare]
     return bool(names) and 2 * sum(bool(_PARAMETER.fullmatch(name)) for name in names) < len(names)
 
