@@ -150,7 +150,7 @@ def test_weights_of_unlike_names_are_not_paired_by_values(tmp_path: Path) -> Non
 def test_files_of_parameters_are_told_from_files_of_results(
     names: list[str], expected: bool, tmp_path: Path
 ) -> None:
-    assert names_results(dump_of(tmp_path / "dump.npz", {name: DRAWN[0] for name in names})) is expected
+    assert names_results(dump_of(tmp_path / "dump.npz", dict.fromkeys(names, DRAWN[0]))) is expected
 
 
 def linears(count: int, *, without_bias: int = -1) -> tuple[dict[str, Array], dict[str, Array]]:
