@@ -242,7 +242,9 @@ def compute_if_needed(reference: Archive, target: Archive) -> ResolvedMapping | 
         return None
     by: By = "all" if all(archive.info.modules for archive in (reference, target)) else "names"
     resolved = match_tokens(propose(reference, target, by=by))
-    is_plain = all(entry.reference == entry.target for entry in resolved.alignment.entries)
+    is_plain = all(
+        ours.key == theirs.key for link in resolved.links for ours, theirs in zip(link.reference, link.target)
+    )
     return None if is_plain else resolved
 
 
