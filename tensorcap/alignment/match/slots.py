@@ -171,16 +171,21 @@ class Slots:
         return tuple(frozenset(member.arguments) for member in self.matching.members_of(candidate, place))
 
     def near_arguments(self, one: Member, other: Member) -> list[tuple[str, str]]:
-        """Pair arguments with equal values: those of equal names, else in the order of the signature."""
+        """Pair arguments with equal values: those of equal names; of the rest as many as have them on the
+        other side, in the order of the signature.
+        """
         near = {
             name: [key for key, partner in other.arguments.items() if self._agree(record, partner)]
             for name, record in one.arguments.items()
         }
         pairs = {name: name for name, keys in near.items() if name in keys}
-        for name, keys in near.items():
-            free = [key for key in keys if key not in pairs.values()]
-            if name not in pairs and free:
-                pairs[name] = free[0]
+        rest = {
+            name: [key for key in keys if key not in pairs] for name, keys in near.items() if name not in pairs
+        }
+        for keys in rest.values():
+            names = [name for name, others in rest.items() if others == keys]
+            if len(names) == len(keys):
+                pairs |= zip(names, keys, strict=True)
         return [(name, pairs[name]) for name in near if name in pairs]
 
     def _agree(self, record: Record, other: Record) -> bool:
