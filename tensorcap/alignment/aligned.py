@@ -17,7 +17,7 @@ from tensorcap.alignment.equivalence_map import read_mapping
 from tensorcap.alignment.links import Link
 from tensorcap.alignment.map_file import parse_map
 from tensorcap.alignment.mapping import Alignment, Entry
-from tensorcap.alignment.match import WEIGHTS, By, match_tokens, pair_equal_keys, propose
+from tensorcap.alignment.match import WEIGHTS, By, match_tokens, pair_equal_keys, pair_moved_results, propose
 from tensorcap.alignment.names import Rules, read_rules
 from tensorcap.alignment.resolution import ResolvedMapping, resolve, resolve_fitting
 from tensorcap.alignment.tokens import TokenAlignment
@@ -129,6 +129,8 @@ def align(
             return Aligned.of(resolved, path=path)
         rest = _without(trusted, resolved.links, 0), _without(tested, resolved.links, 1)
         computed = match_tokens(propose(*rest, rules=rules, by=by, read_values=read_values))
+        if by != "names":
+            computed = pair_moved_results(*rest, computed) or computed
         if mapping is not None:  # its tokens count for the computed entries, too
             computed = resolve(_join(written, computed.alignment), trusted, tested)
         return Aligned.of(computed, path=path)
@@ -174,6 +176,7 @@ def sides(
        equal names move no elements: that is an error until somebody allows it.
     4. Equal keys of unlike shapes: a rule for runs without an axis for rows, packed ones, or ones of last
        tokens (ALN-39, ALN-40).
+    5. Results that are equal bit for bit under other names, see `pair_moved_results`.
 
     Args:
         reference: The trusted archive.
@@ -201,6 +204,7 @@ def sides(
         resolved = resolved.with_entries(map(_without_moves, resolved.alignment.entries))
     else:
         resolved = pair_equal_keys(reference, target)
+    resolved = pair_moved_results(reference, target, resolved)
     return (reference, target) if resolved is None else apply_mapping(resolved)
 
 
@@ -225,7 +229,7 @@ def aligned_if_needed(
         return None
     if mapping is not None:
         return align(reference, target, mapping=mapping)
-    resolved = compute_if_needed(reference, target)
+    resolved = pair_moved_results(reference, target, compute_if_needed(reference, target))
     return None if resolved is None else Aligned.of(resolved)
 
 

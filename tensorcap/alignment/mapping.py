@@ -1,7 +1,7 @@
 """A mapping: which sites of the reference are which of the target, written with variables for indices.
 
-An entry has places of both sides. A place is a site, or `SITE/SLOT`; `rank3/` before it takes that rank's
-tensor, `rank*/` one of each rank. `{i}` stands for each value of the variable `i`, `{i+1}` for the next
+An entry has places of both sides. A place is a site, or `SITE/SLOT`; `SITE@CALL` is one call of it; `rank3/`
+before it takes that rank's tensor, `rank*/` one of each rank. `{i}` stands for each value of the variable `i`, `{i+1}` for the next
 index.
 """
 
@@ -25,6 +25,7 @@ SIDE_NAMES: Final[tuple[SideName, SideName]] = ("reference", "target")
 
 _VARIABLE: Final = re.compile(r"\{([A-Za-z_]\w*)([+-]\d+)?\}")
 _RANGE: Final = re.compile(r"(\d+)-(\d+)")
+_CALL: Final = re.compile(r"[^/]@\d+(?:/|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,11 @@ class Entry:
         """The error that says what is wrong with the entry, and where it stands."""
         where = f"{self.where}: " if self.where else ""
         return UsageError(f"{where}{abbreviate(self.text, 200)}: {reason}", hint=hint)
+
+    @property
+    def names_call(self) -> bool:
+        """Whether a place names one call of its site."""
+        return any(_CALL.search(place) for place in (*self.reference, *self.target))
 
     @property
     def token_steps(self) -> tuple[str, ...]:

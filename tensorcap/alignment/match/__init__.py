@@ -3,11 +3,12 @@
 In come two archives, out comes a resolved mapping. Read `proposal` (the list of passes), `match_weights`,
 `sides` and `fingerprints` (what is known of a run), `matching` and `passes` (how pairs are accepted), the
 passes `fusion_rules`, `placement`, `derived_outputs`, then `entries`, `pair_evidence` and `unmatched` (what
-is reported).
+is reported), last `token_layouts` and `moved_results` (what is seen of records that are paired).
 """
 
 from tensorcap.alignment.match.fingerprints import Fingerprint, agreements, groups, rounding_of
 from tensorcap.alignment.match.match_weights import WEIGHTS
+from tensorcap.alignment.match.moved_results import pair_moved_results
 from tensorcap.alignment.match.pair_evidence import order_doubt
 from tensorcap.alignment.match.pairs import Drift
 from tensorcap.alignment.match.proposal import By, propose
@@ -23,6 +24,7 @@ __all__ = [
     "match_tokens",
     "order_doubt",
     "pair_equal_keys",
+    "pair_moved_results",
     "propose",
     "rounding_of",
 ]
