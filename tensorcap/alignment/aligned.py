@@ -21,7 +21,7 @@ from tensorcap.alignment.match import WEIGHTS, By, match_tokens, pair_equal_keys
 from tensorcap.alignment.names import Rules, read_rules
 from tensorcap.alignment.resolution import ResolvedMapping, resolve, resolve_fitting
 from tensorcap.alignment.tokens import TokenAlignment
-from tensorcap.alignment.views import GatheredArchive, MappedArchive, apply_mapping
+from tensorcap.alignment.views import GatheredArchive, MappedArchive, OrderedArchive, apply_mapping
 from tensorcap.runs import ArchiveSummary, PartialArchive, is_inner
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
@@ -178,6 +178,8 @@ def sides(
        tokens (ALN-39, ALN-40).
     5. Results that are equal bit for bit under other names, see `pair_moved_results`.
 
+    A reference without an order of execution gets the target's.
+
     Args:
         reference: The trusted archive.
         target: The archive under test.
@@ -190,6 +192,17 @@ def sides(
         UsageError: An entry of the mapping makes no sense, or does not fit the archives.
         ReadError: A file cannot be read.
     """
+    trusted, tested = _paired_sides(reference, target, mapping)
+    if tested.is_ordered and not trusted.is_ordered:
+        if any(record.key.text in trusted for record in tested.records):
+            trusted = OrderedArchive(trusted, tested)
+    return trusted, tested
+
+
+def _paired_sides(
+    reference: Archive, target: Archive, mapping: MappingSource | Literal["none"] | None
+) -> tuple[Archive, Archive]:
+    """The two archives, or views of them, with equal keys for what belongs together."""
     if isinstance(target, MappedArchive) or mapping == NO_MAPPING:
         return reference, target
     if mapping is not None:
@@ -240,16 +253,21 @@ def compute_if_needed(reference: Archive, target: Archive) -> ResolvedMapping | 
     no reason to call a file of other names equal (CMP-20).
 
     Returns:
-        The mapping; None if equal keys, or the names that it finds, pair the records as they are.
+        The mapping; None if equal keys, or the keys that it finds, pair the records as they are.
     """
     if not both_lack_partners(reference, target):
         return None
     by: By = "all" if all(archive.info.modules for archive in (reference, target)) else "names"
     resolved = match_tokens(propose(reference, target, by=by))
     is_plain = all(
-        ours.key == theirs.key for link in resolved.links for ours, theirs in zip(link.reference, link.target)
+        link.entry.reference == link.entry.target and (link.gathers or _have_equal_keys(link))
+        for link in resolved.links
     )
     return None if is_plain else resolved
+
+
+def _have_equal_keys(link: Link) -> bool:
+    return [record.key for record in link.reference] == [record.key for record in link.target]
 
 
 def both_lack_partners(reference: Archive, target: Archive) -> bool:

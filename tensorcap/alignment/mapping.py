@@ -1,8 +1,8 @@
 """A mapping: which sites of the reference are which of the target, written with variables for indices.
 
 An entry has places of both sides. A place is a site, or `SITE/SLOT`; `SITE@CALL` is one call of it; `rank3/`
-before it takes that rank's tensor, `rank*/` one of each rank. `{i}` stands for each value of the variable `i`, `{i+1}` for the next
-index.
+before it takes that rank's tensor, `rank*/` one of each rank. `{i}` stands for each value of the variable
+`i`, `{i+1}` for the next index.
 """
 
 from __future__ import annotations

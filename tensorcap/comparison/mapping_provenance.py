@@ -13,6 +13,7 @@ from tensorcap.alignment import MappedArchive, Reasons
 from tensorcap.alignment.layout import find_layout
 from tensorcap.comparison.pair import Decision, Origin, Pair, decide
 from tensorcap.comparison.pairing import Selection
+from tensorcap.runs import is_result
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 
@@ -59,6 +60,25 @@ def token_warnings(target: Archive) -> Iterator[str]:
         yield (
             "By rule, the tokens that both sides have were compared and no others, of: "
             f"{', '.join(reduced[:_TOLD])}{more}."
+        )
+
+
+def value_warnings(target: Archive) -> Iterator[str]:
+    """That values, and not names, decided between the target's results."""
+    if not isinstance(target, MappedArchive):
+        return
+    moved = [
+        f"{text} with {source.key.text}"
+        for text, link in target.links.items()
+        if link.entry.evidence == "values" and link.is_renaming and text in target.source
+        for source in target.sources[text]
+        if is_result(source.key) and source.key.text != text
+    ]
+    if moved:
+        more = f", … {len(moved)} in all" if len(moved) > _TOLD else ""
+        yield (
+            "Paired by values, since the target's records of these names hold others: "
+            f"{', '.join(moved[:_TOLD])}{more}."
         )
 
 

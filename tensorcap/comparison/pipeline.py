@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from tensorcap.alignment import MappedArchive, MappingSource, in_reference_layout, sides
+from tensorcap.alignment import MappedArchive, MappingSource, OrderedArchive, in_reference_layout, sides
 from tensorcap.comparison.agreement import explain_by_agreement
 from tensorcap.comparison.baseline import RELATIVE_EPSILON, with_ratios
 from tensorcap.comparison.blind_spots import RunSummary
@@ -17,7 +17,7 @@ from tensorcap.comparison.divergence import first_divergence
 from tensorcap.comparison.exact import is_blocked, judge_by_metadata, judge_pass_through, parameter_rounding
 from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.judge import PolicyJudge, judge
-from tensorcap.comparison.mapping_provenance import token_warnings, with_hints, with_mapping
+from tensorcap.comparison.mapping_provenance import token_warnings, value_warnings, with_hints, with_mapping
 from tensorcap.comparison.pair import Decision, Pair, decide
 from tensorcap.comparison.pairing import Selection, pair_records, partner_texts
 from tensorcap.comparison.policy import POLICY, Precision
@@ -195,7 +195,9 @@ class _Run:
         if baseline is not None:
             judged = with_ratios(judged, self._against(baseline, judged), _exact_below(account))
         return Comparison(
-            reference=ArchiveSummary.of(reference),
+            reference=ArchiveSummary.of(
+                reference.source if isinstance(reference, OrderedArchive) else reference
+            ),
             target=ArchiveSummary.of(target.source if isinstance(target, MappedArchive) else target),
             tolerance=self._given.default,
             pairs=tuple(judged),
@@ -203,7 +205,12 @@ class _Run:
             value_differences=(*self._value_differences(selection), *self._arguments(judged))
             if selection
             else (),
-            warnings=(*run_warnings(reference, target), *token_warnings(target), *pair_warnings(judged)),
+            warnings=(
+                *run_warnings(reference, target),
+                *token_warnings(target),
+                *value_warnings(target),
+                *pair_warnings(judged),
+            ),
             is_of_archives=selection is not None,
             account=account,
             thresholds=self._given.path,

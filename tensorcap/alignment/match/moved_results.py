@@ -80,9 +80,7 @@ def _paired(
     return pairs
 
 
-def _moved(
-    pairs: Sequence[tuple[Record, Record | None]], target: Archive
-) -> Iterator[tuple[Record, Record]]:
+def _moved(pairs: Sequence[tuple[Record, Record | None]], target: Archive) -> Iterator[tuple[Record, Record]]:
     """The results that moved."""
     witnesses: set[_Contents] = set()
     free: dict[_Contents, list[tuple[Record, bool]]] = defaultdict(list)

@@ -180,7 +180,9 @@ class Slots:
         }
         pairs = {name: name for name, keys in near.items() if name in keys}
         rest = {
-            name: [key for key in keys if key not in pairs] for name, keys in near.items() if name not in pairs
+            name: [key for key in keys if key not in pairs]
+            for name, keys in near.items()
+            if name not in pairs
         }
         for keys in rest.values():
             names = [name for name, others in rest.items() if others == keys]
@@ -226,7 +228,11 @@ class Slots:
             pairs.update(dict.fromkeys(fitting, (evidence, f"what the two were given, {reason}")))
 
         left, right = rest(0), rest(1)
-        add([(a, b) for a, b in known if a in left and b in right], "values", "with equal values in other layers")
+        add(
+            [(a, b) for a, b in known if a in left and b in right],
+            "values",
+            "with equal values in other layers",
+        )
         left, right = rest(0), rest(1)
         add([(name, name) for name in left if name in right], "name", "of the same name")
         for kind in (_kind, _kind_and_size):
