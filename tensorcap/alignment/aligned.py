@@ -193,9 +193,9 @@ def sides(
         ReadError: A file cannot be read.
     """
     trusted, tested = _paired_sides(reference, target, mapping)
-    if tested.is_ordered and not trusted.is_ordered:
-        if any(record.key.text in trusted for record in tested.records):
-            trusted = OrderedArchive(trusted, tested)
+    lacks_order = tested.is_ordered and not trusted.is_ordered
+    if lacks_order and any(record.key.text in trusted for record in tested.records):
+        trusted = OrderedArchive(trusted, tested)
     return trusted, tested
 
 

@@ -44,8 +44,10 @@ def pair_moved_results(
     Returns:
         The mapping with an entry for each call or result that moved; as it was if there is none.
     """
-    trusts = reference.trusts_digests and target.trusts_digests and reference.algorithm == target.algorithm
-    if not trusts or target.info.injected is not None:
+    has_digests = reference.trusts_digests and target.trusts_digests
+    if not has_digests or reference.algorithm != target.algorithm or target.info.injected is not None:
+        return mapping
+    if not (reference.info.modules and target.info.modules):  # values alone pair no files from elsewhere
         return mapping
     pairs = _paired(reference, target, mapping)
     if all(partner is not None and _contents(record) == _contents(partner) for record, partner in pairs):
@@ -100,8 +102,8 @@ def _moved(pairs: Sequence[tuple[Record, Record | None]], target: Archive) -> It
     for record in target.records if free else ():
         if is_result(record.key) and record.key.text not in settled and _contents(record) in free:
             candidates[_contents(record)].append(record)
-    for contents, theirs in candidates.items():
-        ours = free[contents]
+    for contents, ours in free.items():
+        theirs = candidates.get(contents, [])
         has_partner = any(has for _, has in ours) or any(record.key.text in named for record in theirs)
         if len(ours) == len(theirs) and (contents in witnesses or not has_partner):
             yield from zip((record for record, _ in ours), theirs, strict=True)
