@@ -9,7 +9,7 @@ results stays one.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -49,20 +49,32 @@ def pair_moved_results(
         return mapping
     if not (reference.info.modules and target.info.modules):  # values alone pair no files from elsewhere
         return mapping
-    pairs = _paired(reference, target, mapping)
-    if all(partner is not None and _contents(record) == _contents(partner) for record, partner in pairs):
+    if not _may_have_moved(reference, target):
         return mapping
-    entries = _entries(reference, target, list(_moved(pairs, target)))
+    entries = _entries(reference, target, _moved(reference, target, mapping))
     if not entries:
         return mapping
     before = Alignment(()) if mapping is None else mapping.alignment
     return resolve(replace(before, entries=(*entries, *before.entries)), reference, target)
 
 
-def _paired(
+def _may_have_moved(reference: Archive, target: Archive) -> bool:
+    """Whether the target may hold a result of the reference in another place; quick if keys are equal."""
+    digests = {record.digest for record in target.records}
+    if len(reference) != len(target):
+        return any(record.digest in digests for record in reference.records)
+    return any(
+        ours.digest in digests
+        and (ours.digest != theirs.digest or ours.key != theirs.key)
+        and is_result(ours.key)
+        for ours, theirs in zip(reference.records, target.records, strict=True)
+    )
+
+
+def _moved(
     reference: Archive, target: Archive, mapping: ResolvedMapping | None
-) -> list[tuple[Record, Record | None]]:
-    """The reference's records with the target's record that is compared with each, as it is."""
+) -> Iterator[tuple[Record, Record]]:
+    """The results that moved, in the order of the reference."""
     links = mapping.links if mapping is not None else ()
     linked = {
         ours.key.text: theirs
@@ -72,41 +84,34 @@ def _paired(
     }
     computed = {r.key.text for link in links if not link.is_renaming for r in link.reference}
     used = {record.key.text for link in links for record in link.target}
-    by_key = {record.key.text: record for record in target.records}
-    pairs = []
-    for record in reference.records:
-        text = record.key.text
-        if text not in computed:
-            same = by_key.get(text) if text not in used else None
-            pairs.append((record, linked.get(text, same)))
-    return pairs
-
-
-def _moved(pairs: Sequence[tuple[Record, Record | None]], target: Archive) -> Iterator[tuple[Record, Record]]:
-    """The results that moved."""
+    by_key = {record.key.text: record for record in target.records if record.key.text not in used}
+    settled = {r.key.text for link in links if not link.is_renaming for r in link.target}
+    named: set[str] = set()  # the target's records that differ from the reference's of their name
     witnesses: set[_Contents] = set()
-    free: dict[_Contents, list[tuple[Record, bool]]] = defaultdict(list)
-    settled: set[str] = set()
-    named: set[str] = set()  # the target's records that differ from the reference's
-    for record, partner in pairs:
-        is_equal = partner is not None and _contents(record) == _contents(partner)
-        if partner is not None and is_equal:
-            witnesses.add(_contents(record))
-        if is_equal and partner is not None and is_result(partner.key) == is_result(record.key):
+    free: dict[_Contents, list[Record]] = defaultdict(list)
+    for record in reference.records:
+        text, contents = record.key.text, _contents(record)
+        if text in computed:
+            continue
+        partner = linked.get(text) or by_key.get(text) or by_key.get(target.canonical(text))
+        is_equal = partner is not None and _contents(partner) == contents
+        if is_equal:
+            witnesses.add(contents)
+        if partner is not None and is_equal and is_result(partner.key) == is_result(record.key):
             settled.add(partner.key.text)
         elif is_result(record.key) and _is_telling(record):
-            free[_contents(record)].append((record, partner is not None and not is_equal))
+            free[contents].append(record)
             if partner is not None and not is_equal:
-                named.add(partner.key.text)
+                named |= {text, partner.key.text}
     candidates: dict[_Contents, list[Record]] = defaultdict(list)
     for record in target.records if free else ():
         if is_result(record.key) and record.key.text not in settled and _contents(record) in free:
             candidates[_contents(record)].append(record)
     for contents, ours in free.items():
         theirs = candidates.get(contents, [])
-        has_partner = any(has for _, has in ours) or any(record.key.text in named for record in theirs)
-        if len(ours) == len(theirs) and (contents in witnesses or not has_partner):
-            yield from zip((record for record, _ in ours), theirs, strict=True)
+        is_named = any(record.key.text in named for record in (*ours, *theirs))
+        if len(ours) == len(theirs) and (contents in witnesses or not is_named):
+            yield from zip(ours, theirs, strict=True)
 
 
 def _entries(
