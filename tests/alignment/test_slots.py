@@ -437,3 +437,24 @@ def test_results_of_one_site_are_taken_apart(tmp_path: Path) -> None:
     one = {"rotary/output.0": cos, "rotary/output.1": sin}
     _, found = proposed(tmp_path, one, {"rope/output": np.stack([sin, cos])})
     assert found == dict.fromkeys(one, "rope/output; unstack 0")
+
+
+@pytest.mark.spec("ALN-42")
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_layers_that_the_other_side_counts_in_steps_of_two(tmp_path: Path, is_wrong: bool) -> None:
+    one: dict[str, Array] = {}
+    other: dict[str, Array] = {}
+    for i in range(LAYERS):
+        q, k, v, out, mlp = drawn(), drawn(), drawn(), drawn(), drawn()
+        one |= {f"l.{i}.attn.q/output": q, f"l.{i}.attn.k/output": k, f"l.{i}.attn.v/output": v}
+        one |= {f"l.{i}.attn.o/output": out, f"l.{i}.attn/output": out + 1, f"l.{i}.mlp/output": mlp}
+        if is_wrong and i == LAYERS - 1:
+            out, mlp = drawn(), drawn()
+        attention, feed = f"s.{2 * i}.inner", f"s.{2 * i + 1}.inner"
+        other |= {f"{attention}.to_q/output": q, f"{attention}.to_kv/output": np.concatenate((k, v), -1)}
+        other |= {f"{attention}.to_out/output": out, f"{attention}/output": out + 1, f"{feed}/output": mlp}
+    _, found = proposed(tmp_path, one, other)
+    for i in range(LAYERS):
+        whole = f"s.{2 * i}.inner.to_kv/output; split 2 2"
+        assert found[f"l.{i}.attn.k/output"] == found[f"l.{i}.attn.v/output"] == whole
+        assert found[f"l.{i}.attn.o/output"] == f"s.{2 * i}.inner.to_out/output"
