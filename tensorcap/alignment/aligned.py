@@ -12,9 +12,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
+from tensorcap.alignment.common_part import cut_texts, in_common
 from tensorcap.alignment.coverage import MappingSummary
 from tensorcap.alignment.equivalence_map import read_mapping
-from tensorcap.alignment.links import Link
+from tensorcap.alignment.links import Link, place_of
 from tensorcap.alignment.map_file import parse_map
 from tensorcap.alignment.mapping import Alignment, Entry
 from tensorcap.alignment.match import WEIGHTS, By, match_tokens, pair_equal_keys, propose
@@ -97,9 +98,11 @@ def align(
 ) -> Aligned:
     """Find which records of two archives belong together, and check it; no tensor is compared.
 
-    1. The entries of a given mapping are resolved.
-    2. A mapping is computed for the sites that they leave, unless `by` is `none`.
-    3. Both archives are viewed through the two mappings together.
+    1. What only one run has, rows of a batch and words of a vocabulary, is cut off (ALN-41, ALN-42).
+    2. The entries of a given mapping are resolved; if it only says how tokens are matched, it has entries for
+       all equal keys, or a mapping is computed if those leave modules of both sides without a partner.
+    3. A mapping is computed for the sites that they leave, unless `by` is `none`.
+    4. Both archives are viewed through the two mappings together.
 
     Args:
         reference: The trusted archive.
@@ -119,11 +122,16 @@ def align(
         written = mapping
     elif mapping is not None:
         path, written = str(mapping), read_mapping(mapping)
-    if by is None:
-        by = "all" if mapping is None else "none"
     if rules is not None and not isinstance(rules, Rules):
         rules = read_rules(rules)
     with opened(reference) as trusted, opened(target) as tested:
+        if not _says_which_part(written):
+            trusted, tested = in_common(trusted, tested)
+        if by is None and written.tokens is not None and not written.entries:
+            by = "all" if both_lack_partners(trusted, tested) else "none"
+            written = replace(written, entries=_equal_keys(trusted, tested)) if by == "none" else written
+        elif by is None:
+            by = "all" if mapping is None else "none"
         resolved = resolve(written, trusted, tested)
         if by == "none":
             return Aligned.of(resolved, path=path)
@@ -132,6 +140,20 @@ def align(
         if mapping is not None:  # its tokens count for the computed entries, too
             computed = resolve(_join(written, computed.alignment), trusted, tested)
         return Aligned.of(computed, path=path)
+
+
+def _says_which_part(mapping: Alignment) -> bool:
+    """Whether a given mapping itself says which rows and tokens of the two runs are compared."""
+    slices = (step for entry in mapping.entries for step in entry.steps if step.startswith("slice "))
+    return mapping.tokens is not None or any(slices)
+
+
+def _equal_keys(reference: Archive, target: Archive) -> tuple[Entry, ...]:
+    """An entry for each place of which both sides have a record of one key."""
+    places = (place_of(record) for record in reference.records if record.key.text in target)
+    return tuple(
+        Entry((place,), (place,), evidence="name", reason="the same key") for place in dict.fromkeys(places)
+    )
 
 
 def _without(archive: Archive, links: Sequence[Link], side: int) -> Archive:
@@ -170,9 +192,10 @@ def sides(
 
     1. A target that is mapped already, and `"none"`: the archives as they are.
     2. A mapping that is given, or else the one that the target was injected through (INJ-23).
-    3. A mapping that is computed because modules lack a partner, see `compute_if_needed`. Its entries of
+    3. Of what only one run has, rows of a batch and words of a vocabulary are cut off (ALN-41, ALN-42).
+    4. A mapping that is computed because modules lack a partner, see `compute_if_needed`. Its entries of
        equal names move no elements: that is an error until somebody allows it.
-    4. Equal keys of unlike shapes: a rule for runs without an axis for rows, packed ones, or ones of last
+    5. Equal keys of unlike shapes: a rule for runs without an axis for rows, packed ones, or ones of last
        tokens (ALN-39, ALN-40).
 
     Args:
@@ -196,11 +219,12 @@ def sides(
     if injected is not None:
         with suppress(UsageError):  # a part of the run was recorded, which lacks what entries name
             return apply_mapping(resolve(injected, reference, target))
+    reference, target = in_common(reference, target)
     resolved = compute_if_needed(reference, target)
     if resolved is not None:
         resolved = resolved.with_entries(map(_without_moves, resolved.alignment.entries))
     else:
-        resolved = pair_equal_keys(reference, target)
+        resolved = pair_equal_keys(reference, target) or _with_cuts(reference, target)
     return (reference, target) if resolved is None else apply_mapping(resolved)
 
 
@@ -225,8 +249,15 @@ def aligned_if_needed(
         return None
     if mapping is not None:
         return align(reference, target, mapping=mapping)
-    resolved = compute_if_needed(reference, target)
+    reference, target = in_common(reference, target)
+    resolved = compute_if_needed(reference, target) or _with_cuts(reference, target)
     return None if resolved is None else Aligned.of(resolved)
+
+
+def _with_cuts(reference: Archive, target: Archive) -> ResolvedMapping | None:
+    """The mapping of equal keys of archives of which something is cut off; None if nothing is."""
+    is_cut = cut_texts(reference) or cut_texts(target)
+    return resolve(Alignment(()), reference, target) if is_cut else None
 
 
 def compute_if_needed(reference: Archive, target: Archive) -> ResolvedMapping | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorcap.alignment.common_part import cut_texts
 from tensorcap.alignment.coverage import MappingSummary, summary_of
 from tensorcap.alignment.layout import Layout, Shape, Sum
 from tensorcap.alignment.links import Link
@@ -179,7 +180,11 @@ def apply_mapping(mapping: ResolvedMapping, *, path: str = "") -> tuple[Gathered
         links,
         left_over=mapping.alignment.left_over,
         map_path=path,
-        tokens=tuple(tokens.text for tokens in mapping.tokens),
+        tokens=(
+            *cut_texts(mapping.reference),
+            *cut_texts(mapping.target),
+            *(tokens.text for tokens in mapping.tokens),
+        ),
     )
     return GatheredArchive(mapping.reference, links), tested
 

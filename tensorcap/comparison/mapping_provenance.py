@@ -79,7 +79,7 @@ def _told(pair: Pair, target: MappedArchive, ours: Reasons, theirs: Reasons, sit
         return pair
     left = ours.of(pair.reference.key)
     if left is None:
-        is_known = pair.reason or pair.reference.key.site in sites
+        is_known = not target.links or pair.reason or pair.reference.key.site in sites
         decision = Decision("mapping", "unmapped", "no entry of the mapping has it")
         return pair if is_known else decide(pair, decision)
     if left.is_explained:

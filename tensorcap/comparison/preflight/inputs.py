@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from tensorcap.comparison.preflight.item import Item, UnknownError, class_of, item
+from tensorcap.runs import is_result
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import ROOT_SITE
@@ -21,6 +22,7 @@ def inputs(reference: Archive, target: Archive) -> Iterator[Item]:
     given = [r for r in reference.records if r.key.site == ROOT_SITE and r.key.slot.startswith("input")]
     theirs = {r.key: r for r in target.records if r.key.site == ROOT_SITE}
     common = [(r, theirs[r.key]) for r in given if r.key in theirs]
+    results = [_results(archive) for archive in (reference, target)]
     if not common:
         yield from _input_hashes(reference.info.inputs, target.info.inputs)
         return
@@ -28,6 +30,8 @@ def inputs(reference: Archive, target: Archive) -> Iterator[Item]:
     for ours, other in common:
         if ours.key.step in steps or _is_same_input(reference, ours, target, other):
             continue
+        if _contents(ours) in results[0] and _contents(other) in results[1]:
+            continue  # such as a cache: computed by the runs, and compared as their results are
         steps.add(ours.key.step)
         if ours.key.step == 0:
             text = _unlike_text(reference, ours, target, other)
@@ -36,6 +40,19 @@ def inputs(reference: Archive, target: Archive) -> Iterator[Item]:
         text = f"From step {ours.key.step} on the runs were fed other inputs: later steps are not comparable."
         yield item("inputs", ours.key.text, list(ours.shape), list(other.shape), text, explains=True)
         return
+
+
+def _results(archive: Archive) -> set[tuple[object, ...]]:
+    """What the model returned, by contents."""
+    return {
+        _contents(record)
+        for record in archive.records
+        if record.digest and record.key.site == ROOT_SITE and is_result(record.key)
+    }
+
+
+def _contents(record: Record) -> tuple[object, ...]:
+    return record.digest, record.dtype.name, record.shape
 
 
 def _input_hashes(ours: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[Item]:
