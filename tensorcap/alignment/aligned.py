@@ -74,7 +74,7 @@ class Aligned:
             "target": ArchiveSummary.of(self.target.source),
             "entries": [_public(entry) for entry in self.alignment.entries],
             "left_over": self.alignment.left_over,
-            "tokens": [tokens.text for tokens in self.tokens],
+            "tokens": self.summary.tokens,
             "weights": WEIGHTS,
             "summary": self.summary,
             "exit_status": self.summary.exit_status,
@@ -125,7 +125,7 @@ def align(
     if rules is not None and not isinstance(rules, Rules):
         rules = read_rules(rules)
     with opened(reference) as trusted, opened(target) as tested:
-        if not _says_which_part(written):
+        if not _has_slices(written):
             trusted, tested = in_common(trusted, tested)
         if by is None and written.tokens is not None and not written.entries:
             by = "all" if both_lack_partners(trusted, tested) else "none"
@@ -142,10 +142,9 @@ def align(
         return Aligned.of(computed, path=path)
 
 
-def _says_which_part(mapping: Alignment) -> bool:
-    """Whether a given mapping itself says which rows and tokens of the two runs are compared."""
-    slices = (step for entry in mapping.entries for step in entry.steps if step.startswith("slice "))
-    return mapping.tokens is not None or any(slices)
+def _has_slices(mapping: Alignment) -> bool:
+    """Whether a given mapping itself says which part of a run is compared."""
+    return any(step.startswith("slice ") for entry in mapping.entries for step in entry.steps)
 
 
 def _equal_keys(reference: Archive, target: Archive) -> tuple[Entry, ...]:
