@@ -18,7 +18,15 @@ from tensorcap.alignment.equivalence_map import read_mapping
 from tensorcap.alignment.links import Link, place_of
 from tensorcap.alignment.map_file import parse_map
 from tensorcap.alignment.mapping import Alignment, Entry
-from tensorcap.alignment.match import WEIGHTS, By, match_tokens, pair_equal_keys, propose
+from tensorcap.alignment.match import (
+    WEIGHTS,
+    By,
+    find_systematic_layouts,
+    match_tokens,
+    pair_equal_keys,
+    propose,
+    without_lone_moves,
+)
 from tensorcap.alignment.names import Rules, read_rules
 from tensorcap.alignment.resolution import ResolvedMapping, resolve, resolve_fitting
 from tensorcap.alignment.tokens import TokenAlignment
@@ -193,9 +201,9 @@ def sides(
     2. A mapping that is given, or else the one that the target was injected through (INJ-23).
     3. Of what only one run has, rows of a batch and words of a vocabulary are cut off (ALN-41, ALN-42).
     4. A mapping that is computed because modules lack a partner, see `compute_if_needed`. Its entries of
-       equal names move no elements: that is an error until somebody allows it.
-    5. Equal keys of unlike shapes: a rule for runs without an axis for rows, packed ones, or ones of last
-       tokens (ALN-39, ALN-40).
+       equal names move elements only if the whole target has that layout.
+    5. Equal keys: a rule for runs without an axis for rows, packed ones, ones of last tokens, or ones in
+       another layout throughout (ALN-39, ALN-40, ALN-43).
 
     Args:
         reference: The trusted archive.
@@ -221,9 +229,10 @@ def sides(
     reference, target = in_common(reference, target)
     resolved = compute_if_needed(reference, target)
     if resolved is not None:
-        resolved = resolved.with_entries(map(_without_moves, resolved.alignment.entries))
+        resolved = without_lone_moves(resolved)
     else:
-        resolved = pair_equal_keys(reference, target) or _with_cuts(reference, target)
+        resolved = _with_layouts(pair_equal_keys(reference, target), reference, target)
+        resolved = resolved or _with_cuts(reference, target)
     return (reference, target) if resolved is None else apply_mapping(resolved)
 
 
@@ -291,9 +300,17 @@ def _parse_injected_map(target: Archive) -> Alignment | None:
     return parse_map(text, f"{target.path}: its map") if text else None
 
 
-def _without_moves(entry: Entry) -> Entry:
-    """The entry; without its steps if they move elements between equal names."""
-    return replace(entry, steps=()) if entry.reference == entry.target and entry.layout().moves else entry
+def _with_layouts(
+    mapping: ResolvedMapping | None, reference: Archive, target: Archive
+) -> ResolvedMapping | None:
+    """A mapping of equal keys with the layouts that the whole target has otherwise (ALN-43)."""
+    layouts = find_systematic_layouts(reference, target)
+    if not layouts:
+        return mapping
+    entries = () if mapping is None else mapping.alignment.entries
+    moved = {place for entry in layouts for place in entry.reference}
+    kept = tuple(entry for entry in entries if not moved.intersection(entry.reference))
+    return resolve(Alignment((*kept, *layouts)), reference, target)
 
 
 def in_reference_layout(

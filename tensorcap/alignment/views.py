@@ -17,7 +17,7 @@ from tensorcap.alignment.common_part import cut_texts
 from tensorcap.alignment.coverage import MappingSummary, summary_of
 from tensorcap.alignment.layout import Layout, Shape, Sum
 from tensorcap.alignment.links import Link
-from tensorcap.alignment.mapping import LeftOver
+from tensorcap.alignment.mapping import LeftOver, layout_texts
 from tensorcap.alignment.resolution import ResolvedMapping
 from tensorcap.alignment.tokens import Gather, TokenAxes
 from tensorcap_formats.archive import Archive
@@ -183,6 +183,7 @@ def apply_mapping(mapping: ResolvedMapping, *, path: str = "") -> tuple[Gathered
         tokens=(
             *cut_texts(mapping.reference),
             *cut_texts(mapping.target),
+            *layout_texts(mapping.alignment.entries),
             *(tokens.text for tokens in mapping.tokens),
         ),
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Final
 
+from tensorcap.alignment import MappedArchive
 from tensorcap.comparison.pair import Decision, Pair, Status, decide
 from tensorcap.comparison.pairing import Absences, Selection
 from tensorcap.comparison.ranking import error_of
@@ -48,11 +49,17 @@ def explain_by_agreement(
         reason = ""
         if pair.status in _MISSING and not selection.is_required(pair.key):
             reason = agreement.why_missing(pair.reference)
-        elif pair.status in _DIFFERENT and pair.is_required:
+        elif pair.status in _DIFFERENT and pair.is_required and not _is_of_another_layer(pair, target):
             reason = agreement.why_different(pair)
         return decide(pair, Decision("agreement", "explained", reason, pair.findings)) if reason else pair
 
     return [explained(pair) for pair in pairs]
+
+
+def _is_of_another_layer(pair: Pair, target: Archive) -> bool:
+    """Whether a tensor has not the layout that the other layers of the target have."""
+    link = target.links.get(pair.key) if isinstance(target, MappedArchive) else None
+    return link is not None and link.entry.evidence == "rule" and link.entry.moves_equal_names
 
 
 class _Agreement:

@@ -11,6 +11,7 @@ from tensorcap.alignment.match.match_weights import WEIGHTS
 from tensorcap.alignment.match.pair_evidence import order_doubt
 from tensorcap.alignment.match.pairs import Drift
 from tensorcap.alignment.match.proposal import By, propose
+from tensorcap.alignment.match.systematic_layouts import find_systematic_layouts, without_lone_moves
 from tensorcap.alignment.match.token_layouts import match_tokens, pair_equal_keys
 
 __all__ = [
@@ -19,10 +20,12 @@ __all__ = [
     "Drift",
     "Fingerprint",
     "agreements",
+    "find_systematic_layouts",
     "groups",
     "match_tokens",
     "order_doubt",
     "pair_equal_keys",
     "propose",
     "rounding_of",
+    "without_lone_moves",
 ]
