@@ -232,9 +232,10 @@ class Stage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.channels_last:
-            out: Tensor = self.act(self.conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1))
-            return out
-        out = self.act(self.conv(x))
+            x = self.conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        else:
+            x = self.conv(x)
+        out: Tensor = self.act(x)
         return out
 
 
