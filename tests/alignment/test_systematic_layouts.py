@@ -231,10 +231,8 @@ class Stage(nn.Module):
         self.conv, self.act, self.channels_last = nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), channels_last
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.channels_last:
-            x = self.conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-        else:
-            x = self.conv(x)
+        last = self.channels_last
+        x = self.conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1) if last else self.conv(x)
         out: Tensor = self.act(x)
         return out
 
