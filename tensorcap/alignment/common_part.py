@@ -182,7 +182,8 @@ class _Rows:
     def _tokens(self) -> Array:
         """The rows' tokens among those of the whole batch, one after the other."""
         positions = np.array(self.positions or range(self.length))
-        return (np.array(self.rows)[:, None] * self.length + positions).reshape(-1)
+        tokens: Array = (np.array(self.rows)[:, None] * self.length + positions).reshape(-1)
+        return tokens
 
 
 def _rows_of(larger: Archive, side: str, smaller: Archive, other: str) -> CutArchive | None:

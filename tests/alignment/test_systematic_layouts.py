@@ -24,7 +24,8 @@ SIZE = HEADS * HEAD
 
 def angles(length: int) -> Tensor:
     """Angles of rotation (position, pair)."""
-    return torch.arange(length)[:, None] * 100.0 ** -(torch.arange(HEAD // 2) / (HEAD // 2))
+    values: Tensor = torch.arange(length)[:, None] * 100.0 ** -(torch.arange(HEAD // 2) / (HEAD // 2))
+    return values
 
 
 class Attention(nn.Module):
@@ -37,11 +38,12 @@ class Attention(nn.Module):
 
     def turn(self, x: Tensor) -> Tensor:
         angle = angles(x.shape[-2])
-        shape = (-1, 2) if self.interleaved else (2, -1)
         axis = -1 if self.interleaved else -2
-        one, two = x.unflatten(-1, shape).unbind(axis)
+        sizes = (*x.shape[:-1], HEAD // 2, 2) if self.interleaved else (*x.shape[:-1], 2, HEAD // 2)
+        one, two = x.reshape(sizes).unbind(axis)
         turned = one * angle.cos() - two * angle.sin(), two * angle.cos() + one * angle.sin()
-        return torch.stack(turned, axis).flatten(-2)
+        out: Tensor = torch.stack(turned, axis).flatten(-2)
+        return out
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (f(x).unflatten(-1, (HEADS, HEAD)).transpose(1, 2) for f in (self.q, self.k, self.v))
@@ -77,7 +79,7 @@ class Decoder(nn.Module):
 def interleave(linear: nn.Linear) -> None:
     """Put the rows `i` and `i + HEAD / 2` of each head beside each other."""
     for values in (linear.weight, linear.bias):
-        pairs = values.detach().unflatten(0, (HEADS, 2, HEAD // 2)).transpose(1, 2)
+        pairs = values.detach().reshape(HEADS, 2, HEAD // 2, *values.shape[1:]).transpose(1, 2)
         values.data = pairs.reshape(values.shape).clone()
 
 
@@ -168,7 +170,8 @@ def test_results_of_the_model_in_another_order_are_an_error(tmp_path: Path) -> N
     port = decoder()
     with torch.no_grad():
         for values in (port.head.weight, port.head.bias):
-            values.copy_(values.unflatten(0, (5, 10)).transpose(0, 1).reshape(values.shape))
+            rows = values.reshape(5, 10, *values.shape[1:]).transpose(0, 1)
+            values.copy_(rows.reshape(values.shape).clone())
     comparison = compared(tmp_path, decoder(), port, IDS)
     assert bad(comparison) == ["0/head/output", "0/@root/output"]
 
@@ -190,9 +193,10 @@ class Fused(nn.Module):
 def fused(by_head: bool) -> nn.Sequential:
     torch.manual_seed(1)
     model = nn.Sequential(*(Fused(by_head) for _ in range(2)))
-    for layer in model if by_head else ():
+    layers: Any = model if by_head else ()
+    for layer in layers:
         for values in (layer.qkv.weight, layer.qkv.bias):
-            rows = values.detach().unflatten(0, (3, HEADS, HEAD)).transpose(0, 1)
+            rows = values.detach().reshape(3, HEADS, HEAD, *values.shape[1:]).transpose(0, 1)
             values.data = rows.reshape(values.shape).clone()
     return model.eval()
 
@@ -203,7 +207,7 @@ def test_fused_projections_may_lie_head_by_head(tmp_path: Path) -> None:
     comparison = compared(tmp_path, fused(False), fused(True), x)
     assert comparison.exit_status == 0
     assert {pair.key for pair in comparison.pairs if pair.origin} == {"0/0.qkv/output", "0/1.qkv/output"}
-    wrong = fused(True)
+    wrong: Any = fused(True)
     wrong[1].by_head = False
     assert compared(tmp_path / "wrong", fused(False), wrong, x).exit_status == 1
 

@@ -138,8 +138,8 @@ def _steps_of(pair: _Pair, reference: Archive, target: Archive) -> tuple[str, ..
     if ours.digest and ours.digest == theirs.digest and ours.shape == theirs.shape:
         return ()
     bound = _bound(pair)
-    known = ours.statistics, theirs.statistics
-    if known[0] is not None and known[1] is not None and not statistics_distance(*known, ours.size) <= bound:
+    one, two = ours.statistics, theirs.statistics
+    if one is not None and two is not None and statistics_distance(one, two, ours.size) > bound:
         return ()
     if ours.shape == theirs.shape and _is_equal(pair, reference, target, min(ours.size, _FIRST)):
         return ()
