@@ -133,7 +133,7 @@ def align(
     if rules is not None and not isinstance(rules, Rules):
         rules = read_rules(rules)
     with opened(reference) as trusted, opened(target) as tested:
-        if not _has_slices(written):
+        if not _says_which_part(written):
             trusted, tested = in_common(trusted, tested)
         if by is None and written.tokens is not None and not written.entries:
             by = "all" if both_lack_partners(trusted, tested) else "none"
@@ -150,9 +150,10 @@ def align(
         return Aligned.of(computed, path=path)
 
 
-def _has_slices(mapping: Alignment) -> bool:
-    """Whether a given mapping itself says which part of a run is compared."""
-    return any(step.startswith("slice ") for entry in mapping.entries for step in entry.steps)
+def _says_which_part(mapping: Alignment) -> bool:
+    """Whether a given mapping itself says which rows and tokens of two runs are compared."""
+    steps = (step for entry in mapping.entries for step in entry.steps)
+    return mapping.tokens is not None or any(step.startswith("slice ") for step in steps)
 
 
 def _equal_keys(reference: Archive, target: Archive) -> tuple[Entry, ...]:
