@@ -17,7 +17,7 @@ import numpy as np
 from tensorcap.alignment.layout import Shape
 from tensorcap.alignment.tokens import ROLES
 from tensorcap.runs import is_parameter, is_result
-from tensorcap.wording import some
+from tensorcap.wording import counted, some
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import ROOT_SITE
@@ -375,6 +375,9 @@ def _words_of(larger: Archive, side: str, smaller: Archive, other: str) -> CutAr
         f"the {side}'s vocabulary is padded from {count} to {padded}, which the {other}'s is not: the first "
         f"{count} of its logits agree, and no others were compared"
     )
+    wins = _count_padding_wins(larger, pairs[0][0], count)
+    if wins:
+        text += f"; a word of the padding has the largest logit of {counted(wins, 'row')}"
     return CutArchive(larger, parts, text, _without_words(larger.info, padded, count))
 
 
@@ -411,6 +414,12 @@ def _agree(larger: Archive, smaller: Archive, ours: Record, theirs: Record, coun
         return False
     one, two = one.astype(np.float64), two.astype(np.float64)
     return bool(np.linalg.norm(one - two) <= _AGREEING * np.linalg.norm(two))
+
+
+def _count_padding_wins(archive: Archive, logits: Record, count: int) -> int:
+    """In how many rows of the first logits a word of the padding has the largest one."""
+    values = archive.load(logits)
+    return int((values[..., count:].max(-1) > values[..., :count].max(-1)).sum())
 
 
 def _without_words(info: RunInfo, padded: int, count: int) -> RunInfo:

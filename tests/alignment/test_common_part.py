@@ -333,6 +333,18 @@ def test_words_in_other_places_are_no_padding(tmp_path: Path, head: np.ndarray[A
 
 
 @pytest.mark.spec("ALN-42")
+def test_padding_that_would_be_chosen_is_said(tmp_path: Path) -> None:
+    head = np.concatenate([HEAD, 100 * HEAD[:1]])
+    logits = run_with_head(head)[0]["0/@root/output"]
+    chosen = int((logits.argmax(-1) == WORDS).sum())
+    assert 0 < chosen < IDS.size
+    comparison = compared_heads(tmp_path, HEAD, head)
+    assert sentences(comparison)[0].endswith(
+        f"no others were compared; a word of the padding has the largest logit of {chosen} rows"
+    )
+
+
+@pytest.mark.spec("ALN-42")
 def test_a_word_whose_logit_is_wrong_is_found(tmp_path: Path) -> None:
     head = PADDED.copy()
     head[4] += 0.01
