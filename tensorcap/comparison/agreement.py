@@ -101,7 +101,7 @@ class _Agreement:
         if self._absences.is_left_out(record) or not self._target.info.modules or is_gradient(key):
             return ""
         if same := self._equal_and_agreeing(record):
-            return f"it holds what {same[0].key.text} holds, which agrees"
+            return f"it holds what {same[0].key} holds, which agrees"
         if is_inner(key):
             return self._computed_without(key, module_of(key.site)) if self._has_ops else ""
         if is_parameter(key):
@@ -143,7 +143,7 @@ class _Agreement:
         if self._undo(takers, error):
             names = dict.fromkeys(taker.reference.key.site for taker in takers if taker.reference)
             return f"it differs, and what {some(list(names), 2)} makes of it agrees"
-        if (later := self._agreeing_later(record)) and all(f.test != "pass_through" for f in pair.findings):
+        if (later := self._agreeing_later(pair)) and all(f.test != "pass_through" for f in pair.findings):
             return f"it differs, and {later}, which holds the same in the reference, agrees"
         if not is_inner(key) and _is_much_smaller(around[1], error, _UNDONE_AROUND):
             return f"it differs, and what {_name(around[0])} makes of it agrees"
@@ -169,23 +169,30 @@ class _Agreement:
         return self._green_models.get((key.rank, key.step), False)
 
     @cached_property
-    def _agreeing(self) -> dict[tuple[object, ...], list[Record]]:
-        """Records of the reference whose pairs agree, in order, by what they hold."""
-        agreeing: dict[tuple[object, ...], list[Record]] = {}
+    def _agreeing(self) -> dict[tuple[object, ...], list[Pair]]:
+        """Pairs that agree, in order, by what their record of the reference holds."""
+        agreeing: dict[tuple[object, ...], list[Pair]] = {}
         for pair in self._pairs:
             if pair.reference is not None and pair.is_green and _is_telling(pair.reference):
-                agreeing.setdefault(_contents(pair.reference), []).append(pair.reference)
+                agreeing.setdefault(_contents(pair.reference), []).append(pair)
         return agreeing
 
-    def _equal_and_agreeing(self, record: Record) -> list[Record]:
-        """Records that hold the same, and agree."""
+    def _equal_and_agreeing(self, record: Record) -> list[Pair]:
+        """Pairs whose record of the reference holds the same, and that agree."""
         is_known = self._has_digests and _is_telling(record)
         return self._agreeing.get(_contents(record), []) if is_known else []
 
-    def _agreeing_later(self, record: Record) -> str:
-        """Key of a later tensor that holds the same and agrees, from which all else is computed; or ""."""
-        later = [r.key.text for r in self._equal_and_agreeing(record) if r.order > record.order]
-        return later[0] if later else ""
+    def _agreeing_later(self, pair: Pair) -> str:
+        """Key of a later pair that agrees, holds the same in the reference, and something else in the target."""
+        record, tested = pair.reference, pair.target
+        if record is None or tested is None:
+            return ""
+        for other in self._equal_and_agreeing(record):
+            if other.reference is None or other.target is None or not other.target.digest:
+                continue
+            if other.reference.order > record.order and other.target.digest != tested.digest:
+                return other.key
+        return ""
 
     def _of_known_call(self, key: Key, results: Sequence[Pair]) -> str:
         """Of a call that the target makes too, with fewer arguments or results."""
