@@ -60,6 +60,11 @@ class Entry:
         """The entry in one line."""
         return f"{' + '.join(self.reference)} = {' + '.join(self.target)}"
 
+    @property
+    def moves_equal_names(self) -> bool:
+        """Whether steps move elements between two places of one name."""
+        return len(self.reference) == 1 and self.reference == self.target and self.layout().moves
+
     def refuse(self, reason: str, hint: str | None = None) -> UsageError:
         """The error that says what is wrong with the entry, and where it stands."""
         where = f"{self.where}: " if self.where else ""
@@ -161,6 +166,18 @@ class LeftOver:
     places: tuple[str, ...]
     reason: str
     is_explained: bool = True
+
+
+def layout_texts(entries: Iterable[Entry]) -> Iterator[str]:
+    """Which places of equal names a rule compares after which steps, a sentence for each layout."""
+    by_steps: dict[tuple[str, ...], list[str]] = {}
+    for entry in entries:
+        if entry.evidence == "rule" and entry.moves_equal_names:
+            places = [place for (place,), _ in entry.expanded()]
+            by_steps.setdefault(entry.steps, []).extend(places)
+    for steps, places in by_steps.items():
+        more = f" and {len(places) - 1} more places" if len(places) > 1 else ""
+        yield f"{places[0]}{more}: compared after {', '.join(steps)}, the target's layout in all layers"
 
 
 def unexplained(reference: Iterable[str], target: Iterable[str], reason: str) -> list[LeftOver]:

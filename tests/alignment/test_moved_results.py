@@ -61,7 +61,7 @@ def moved(comparison: Comparison) -> dict[str, str]:
     }
 
 
-@pytest.mark.spec("ALN-41")
+@pytest.mark.spec("ALN-44")
 def test_two_tables_that_became_two_calls_of_one_module_are_paired_by_values(tmp_path: Path) -> None:
     comparison = compared(tmp_path, TWO_TABLES, TWO_CALLS)
     assert moved(comparison) == {
@@ -77,7 +77,7 @@ def test_two_tables_that_became_two_calls_of_one_module_are_paired_by_values(tmp
     )
 
 
-@pytest.mark.spec("ALN-41")
+@pytest.mark.spec("ALN-44")
 def test_hidden_states_that_are_counted_from_another_layer_are_paired_by_values(tmp_path: Path) -> None:
     states = [_RNG.standard_normal((4, 8)).astype(np.float32) for _ in range(5)]
     blocks = {f"0/block.{i}/output": state for i, state in enumerate(states)}
@@ -91,7 +91,7 @@ def test_hidden_states_that_are_counted_from_another_layer_are_paired_by_values(
     assert "0/@root/output.states.1 with 0/@root/output.states.0" in comparison.warnings[0]
 
 
-@pytest.mark.spec("ALN-41")
+@pytest.mark.spec("ALN-44")
 def test_results_that_are_exchanged_and_used_as_they_are_named_stay_a_mistake(tmp_path: Path) -> None:
     one = {"0/q/output": FAR, "0/k/output": NEAR, "0/core/input.q": FAR, "0/core/output": X}
     other = {"0/q/output": NEAR, "0/k/output": FAR, "0/core/input.q": NEAR, "0/core/output": Y}
@@ -101,14 +101,14 @@ def test_results_that_are_exchanged_and_used_as_they_are_named_stay_a_mistake(tm
     assert comparison.divergence.pair.key == "0/q/output"
 
 
-@pytest.mark.spec("ALN-41")
+@pytest.mark.spec("ALN-44")
 def test_results_are_not_moved_by_values_that_others_hold_as_well(tmp_path: Path) -> None:
     other = {**TWO_CALLS, "0/far@2/output": FAR}
     comparison = compared(tmp_path, TWO_TABLES, other)
     assert moved(comparison).get("0/far/output") is None
 
 
-@pytest.mark.spec("ALN-41")
+@pytest.mark.spec("ALN-44")
 @pytest.mark.parametrize(
     ("values", "other_values"),
     [
@@ -124,7 +124,7 @@ def test_values_that_chance_may_repeat_move_nothing(
     assert moved(compared(tmp_path, one, other)) == {}
 
 
-@pytest.mark.spec("ALN-41")
+@pytest.mark.spec("ALN-44")
 def test_parameters_and_files_that_list_no_modules_are_paired_by_names(tmp_path: Path) -> None:
     assert moved(compared(tmp_path, TWO_TABLES, TWO_CALLS, lists_modules=False)) == {}
     one = {"0/a/param.weight": FAR, "0/b/param.weight": NEAR, "0/b/output": FAR}
@@ -132,7 +132,7 @@ def test_parameters_and_files_that_list_no_modules_are_paired_by_names(tmp_path:
     assert moved(compared(tmp_path, one, other)) == {}
 
 
-@pytest.mark.spec("ALN-41")
+@pytest.mark.spec("ALN-44")
 def test_a_map_that_was_written_pairs_moved_calls_as_it_was_computed(tmp_path: Path) -> None:
     one, other = archive(tmp_path / "r.h5", TWO_TABLES), archive(tmp_path / "t.h5", TWO_CALLS)
     alignment = align(one, other).alignment

@@ -439,7 +439,7 @@ def test_results_of_one_site_are_taken_apart(tmp_path: Path) -> None:
     assert found == dict.fromkeys(one, "rope/output; unstack 0")
 
 
-@pytest.mark.spec("ALN-42")
+@pytest.mark.spec("ALN-45")
 @pytest.mark.parametrize("is_wrong", [False, True])
 def test_layers_that_the_other_side_counts_in_steps_of_two(tmp_path: Path, is_wrong: bool) -> None:
     one: dict[str, Array] = {}

@@ -12,6 +12,7 @@ from tensorcap.alignment.match.moved_results import pair_moved_results
 from tensorcap.alignment.match.pair_evidence import order_doubt
 from tensorcap.alignment.match.pairs import Drift
 from tensorcap.alignment.match.proposal import By, propose
+from tensorcap.alignment.match.systematic_layouts import find_systematic_layouts, without_lone_moves
 from tensorcap.alignment.match.token_layouts import match_tokens, pair_equal_keys
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Drift",
     "Fingerprint",
     "agreements",
+    "find_systematic_layouts",
     "groups",
     "match_tokens",
     "order_doubt",
@@ -27,4 +29,5 @@ __all__ = [
     "pair_moved_results",
     "propose",
     "rounding_of",
+    "without_lone_moves",
 ]
