@@ -183,7 +183,7 @@ class _Agreement:
         return self._agreeing.get(_contents(record), []) if is_known else []
 
     def _agreeing_later(self, pair: Pair) -> str:
-        """Key of a later pair that agrees, of equal contents in the reference and others in the target; or ""."""
+        """Key of a later pair that agrees, equal in the reference and not in the target; "" if none is."""
         record, tested = pair.reference, pair.target
         if record is None or tested is None:
             return ""
